@@ -1,0 +1,305 @@
+"""Every hyper-parameter and its default: one tree of dataclasses, loaded strictly.
+
+The line under a field says what it means. Named whole configurations are in
+`recipes.py`; nothing else holds a default.
+"""
+
+import difflib
+import json
+from dataclasses import asdict, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from trainer.errors import ConfigError
+
+_STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+def _integral(value: Any) -> Any:
+    """Take 100.0 for 100: a pipeline engine turns nested integers into floats."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Int = Annotated[int, BeforeValidator(_integral)]
+Count = Annotated[int, BeforeValidator(_integral), Field(ge=0)]
+Positive = Annotated[int, BeforeValidator(_integral), Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+Range = Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+@dataclass(config=_STRICT, frozen=True)
+class DataConfig:
+    """From a source to shards."""
+
+    val_fraction: Fraction = 0.1
+    """Share of the training images held out where the source has no validation split."""
+    max_bad_fraction: Fraction = 0.02
+    """Share of images or boxes that may be bad before the step fails."""
+    classes: list[str] = field(default_factory=list)
+    """Names of the classes to keep, in label order; empty keeps all."""
+    shard_bytes: Positive = 64 * 1024 * 1024
+    """Size at which a shard is closed, in bytes."""
+    max_side: Positive = 1600
+    """Images with a longer side are shrunk to it once, when sharded, in pixels."""
+    jpeg_quality: Annotated[int, BeforeValidator(_integral), Field(ge=1, le=100)] = 95
+    """Quality of images that have to be written anew when sharded."""
+    processes: Count = 0
+    """Processes that write shards; 0 is one for each core."""
+    threads: Positive = 16
+    """Connections that download images at the same time."""
+
+
+@dataclass(config=_STRICT, frozen=True)
+class LoaderConfig:
+    """From shards to batches on the device."""
+
+    image_size: Positive = 800
+    """Side of the square that images are fitted into (aspect kept, padded), in pixels."""
+    workers: Positive = 4
+    """Threads of each process that decode and augment."""
+    prefetch: Positive = 4
+    """Batches that are prepared ahead of the training step."""
+    flip: Fraction = 0.5
+    """Probability of a horizontal flip."""
+    flip_vertical: Fraction = 0.0
+    """Probability of a vertical flip."""
+    scale: Range = field(default_factory=lambda: [1.0, 1.0])
+    """Random size of the image relative to the square; above 1 it is cropped."""
+    brightness: NonNegative = 0.0
+    """Largest relative change of brightness."""
+    contrast: NonNegative = 0.0
+    """Largest relative change of contrast."""
+    saturation: NonNegative = 0.0
+    """Largest relative change of saturation."""
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Largest turn of the hue, as a share of the full circle."""
+
+
+Backbone = Literal[
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnext50_32x4d",
+    "resnext101_32x8d",
+    "resnext101_64x4d",
+]
+
+
+@dataclass(config=_STRICT, frozen=True)
+class ModelConfig:
+    """RetinaNet: backbone, feature pyramid, heads, anchors, postprocessing."""
+
+    version: Literal["v1", "v2"] = "v2"
+    """torchvision's retinanet_*_fpn (v1) or retinanet_*_fpn_v2: in v2 the heads have
+    GroupNorm, P6 comes from C5 instead of P5, and boxes are trained on GIoU, not L1."""
+    backbone: Backbone = "resnet50"
+    """Residual network that extracts the features."""
+    backbone_width: Positive = 64
+    """Channels of the backbone's first stage; 64 is the published network."""
+    norm: Literal["batch", "frozen", "group"] = "batch"
+    """Normalisation of the backbone: BatchNorm, frozen BatchNorm or GroupNorm."""
+    sync_batchnorm: bool = False
+    """Compute BatchNorm statistics over all processes."""
+    trainable_layers: Annotated[int, BeforeValidator(_integral), Field(ge=0, le=5)] = 5
+    """Backbone stages that are trained, counted from the last; 5 is all of it."""
+    fpn_channels: Positive = 256
+    """Width of the feature pyramid and of the heads."""
+    head_depth: Positive = 4
+    """Convolutions in each head before its last."""
+    anchor_sizes: list[float] = field(default_factory=lambda: [32.0, 64.0, 128.0, 256.0, 512.0])
+    """Side of the smallest anchor on P3, P4, ...; five levels."""
+    anchor_scales: list[float] = field(default_factory=lambda: [1.0, 2 ** (1 / 3), 2 ** (2 / 3)])
+    """Sizes at each place, relative to the level's smallest anchor."""
+    aspect_ratios: list[float] = field(default_factory=lambda: [0.5, 1.0, 2.0])
+    """Height over width of the anchors."""
+    box_loss: Literal["default", "l1", "smooth_l1", "giou"] = "default"
+    """Box regression loss; default is the version's."""
+    background_class: bool = False
+    """Keep an output for class 0 that is never a target, as torchvision's published
+    checkpoints do (91 outputs for COCO, 601 for Open Images)."""
+    weights: str = ""
+    """URI of pretrained weights (.pt, .pth, .safetensors) of a detector or backbone in
+    torchvision's layout, or torchvision:WEIGHTS_NAME; empty starts from scratch."""
+    score_threshold: Fraction = 0.05
+    """Detections below this score are dropped."""
+    nms_threshold: Fraction = 0.5
+    """Overlap above which the weaker detection of a class is dropped."""
+    topk_candidates: Positive = 1000
+    """Candidates of each pyramid level that reach the suppression."""
+    detections_per_image: Positive = 100
+    """Detections that are kept for an image."""
+
+
+@dataclass(config=_STRICT, frozen=True)
+class TrainConfig:
+    """The optimisation and its book-keeping."""
+
+    epochs: Positive = 26
+    """Passes over the training split."""
+    batch_size: Positive = 4
+    """Images of each process in a forward pass."""
+    accumulate: Positive = 1
+    """Forward passes that make one optimiser step."""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """Update rule."""
+    lr: Annotated[float, Field(gt=0)] = 0.01
+    """Peak learning rate."""
+    momentum: Fraction = 0.9
+    """Momentum of SGD."""
+    weight_decay: NonNegative = 1e-4
+    """Decay of convolution weights; norms and biases have none."""
+    schedule: Literal["cosine", "multistep"] = "cosine"
+    """Shape of the learning rate after the warm-up."""
+    final_lr: Fraction = 0.01
+    """Where the cosine ends, relative to the peak."""
+    milestones: list[Fraction] = field(default_factory=lambda: [16 / 26, 22 / 26])
+    """Where a multistep schedule drops, as shares of the training."""
+    gamma: Fraction = 0.1
+    """Factor of each multistep drop."""
+    warmup_steps: Count = 1000
+    """Steps of linear warm-up; never more than a tenth of the training."""
+    clip_norm: NonNegative = 0.0
+    """Largest norm of the gradient; 0 does not clip."""
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Arithmetic of convolutions. bf16 becomes fp32 on a CPU without bf16 instructions."""
+    channels_last: bool = True
+    """Keep images and weights in NHWC order."""
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Decay of the moving average of the weights that is evaluated; 0 keeps none."""
+    seed: Count = 0
+    """Seed of weights, order and augmentation; ranks offset it."""
+    log_every: Positive = 20
+    """Steps between two log lines."""
+    validate_every: Positive = 1
+    """Epochs between two validations."""
+    checkpoint_steps: Count = 0
+    """Steps between checkpoints inside an epoch; 0 saves by time alone."""
+    checkpoint_minutes: NonNegative = 10.0
+    """Minutes between checkpoints inside an epoch; 0 saves by steps alone."""
+    keep_checkpoints: Positive = 2
+    """Newest checkpoints that are kept, besides the best."""
+
+
+@dataclass(config=_STRICT, frozen=True)
+class EvaluationConfig:
+    """Scoring, and the gate that decides on export."""
+
+    batch_size: Positive = 8
+    """Images of each process in a forward pass."""
+    metric: str = "coco/AP"
+    """Metric that chooses the best checkpoint."""
+    gate: list[str] = field(default_factory=lambda: ["coco/AP >= 0.0"])
+    """Rules `metric >= number` (or >, <, <=) that all must hold before a model is exported."""
+
+
+@dataclass(config=_STRICT, frozen=True)
+class ExportConfig:
+    """The exported model and its check."""
+
+    opset: Annotated[int, BeforeValidator(_integral), Field(ge=18)] = 18
+    """ONNX operator set."""
+    check_images: Positive = 32
+    """Validation images on which the exported model must match the trained one."""
+    min_match: Fraction = 0.98
+    """Share of confident detections that must be matched."""
+
+
+@dataclass(config=_STRICT, frozen=True)
+class Config:
+    """A whole configuration. Built by a recipe, changed by overrides, written once."""
+
+    recipe: str = "custom"
+    """Name of the recipe it comes from."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """From a source to shards."""
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    """From shards to batches on the device."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The detector."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """The optimisation and its book-keeping."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """Scoring and the gate."""
+    export: ExportConfig = field(default_factory=ExportConfig)
+    """The exported model and its check."""
+
+
+_ADAPTER = TypeAdapter(Config)
+
+
+def to_json(config: Config) -> str:
+    """Write a configuration as JSON text that `from_json` reads back equal."""
+    return json.dumps(asdict(config), indent=2) + "\n"
+
+
+def from_json(text: str | bytes, *, where: str = "configuration") -> Config:
+    """Read a configuration strictly.
+
+    Args:
+        text: JSON of the whole tree; missing keys take their defaults.
+        where: what to call the text in an error (a path, a recipe).
+
+    Raises:
+        ConfigError: naming every key that is unknown, of a wrong type or out of range.
+    """
+    try:
+        return _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{where} cannot be used:\n" + "\n".join(_problems(error)),
+            fix="correct these keys; `kubedet recipes --show NAME` lists a recipe's keys and values",
+        ) from None
+
+
+def _problems(error: ValidationError) -> list[str]:
+    lines = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"]) or "(the whole text)"
+        if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            lines.append(f"  {key}: no such key")
+        else:
+            given = json.dumps(item["input"], default=str)
+            lines.append(f"  {key}: {item['msg'].lower()}, not {given[:80]}")
+    return lines
+
+
+def parse_value(text: str) -> Any:
+    """Read the value of `key=value`: JSON where it is JSON (1e-4, true, [1,2]), else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def with_overrides(config: Config, overrides: dict[str, Any], *, where: str = "overrides") -> Config:
+    """Return the configuration with dotted keys replaced, e.g. {"train.lr": 0.02}.
+
+    Raises:
+        ConfigError: a key does not exist (with the keys that do) or its value does not fit.
+    """
+    tree = asdict(config)
+    for dotted, value in overrides.items():
+        if dotted not in _leaves(tree):
+            close = difflib.get_close_matches(dotted, _leaves(tree), n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(close)}?" if close else "sections are: " + ", ".join(tree)
+            raise ConfigError(
+                f"{where}: no key {dotted!r} in the configuration",
+                fix=f"{hint} `kubedet recipes --show {config.recipe}` lists all keys",
+            )
+        *sections, name = dotted.split(".")
+        node = tree
+        for section in sections:
+            node = node[section]
+        node[name] = value
+    return from_json(json.dumps(tree), where=where)
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> list[str]:
+    names = []
+    for name, value in tree.items():
+        names += _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name]
+    return names

@@ -1,0 +1,80 @@
+"""The errors a user can cause, and the exit codes of every kubedet process.
+
+Each error says what was wrong and where; `fix` says what to do about it. A command
+prints the message without a traceback; anything else that is raised is a bug of ours
+and keeps its traceback.
+"""
+
+EXIT_FAILURE = 1
+"""Something broke that is not the user's doing: a traceback was printed."""
+
+EXIT_USAGE = 2
+"""Input, configuration or environment is wrong; running again gives the same answer."""
+
+EXIT_RETRY = 143
+"""Stopped by SIGTERM after saving: run the same command again and it goes on.
+
+128 + 15, so that a PyTorchJob with restartPolicy ExitCode recreates the pod (the
+operator takes exit codes >= 128 as worth a retry).
+"""
+
+
+class KubedetError(Exception):
+    """Base of all errors with a message for the user.
+
+    `message` names the thing and the place; `fix` is the remedy, in the imperative.
+    """
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, *, fix: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  fix: {self.fix}" if self.fix else self.message
+
+
+class ConfigError(KubedetError):
+    """A recipe, key, value or command-line argument that cannot be used."""
+
+
+class DataError(KubedetError):
+    """A source, annotation, image or shard that cannot be used."""
+
+
+class StorageError(KubedetError):
+    """A URI that cannot be read or written: missing, refused, full, corrupt."""
+
+
+class CheckpointError(KubedetError):
+    """A checkpoint or weights file that does not fit the model or the run."""
+
+
+class TrainingError(KubedetError):
+    """Training that cannot go on: a non-finite loss, too many processes, a lost rank."""
+
+    exit_code = EXIT_FAILURE
+
+
+class EvaluationError(KubedetError):
+    """Predictions, ground truth or gate rules that cannot be scored."""
+
+
+class ExportError(KubedetError):
+    """A model that cannot be exported, or whose exported form does not match it."""
+
+    exit_code = EXIT_FAILURE
+
+
+class LaunchError(KubedetError):
+    """A training job that could not be started, or ended other than well."""
+
+    exit_code = EXIT_FAILURE
+
+
+class Interrupted(KubedetError):
+    """Work that was stopped from outside and can be continued by running it again."""
+
+    exit_code = EXIT_RETRY

@@ -1,0 +1,172 @@
+"""Log lines and progress of every process, and how they reach the person who waits.
+
+A process on a terminal draws a bar; elsewhere it prints a plain line now and then. When
+`kubedet run` waits for the steps it starts, it names a file in KUBEDET_PROGRESS: they
+append their progress to it as JSON lines and it draws the bars.
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+PROGRESS_FILE = "KUBEDET_PROGRESS"
+"""Environment variable: a file that takes progress events, one JSON object a line:
+{"task", "done", "total" (or null), "unit", "note", "rate", "eta" (s or null), "end" (bool)}."""
+
+_PLAIN_INTERVAL = 10.0
+_FILE_INTERVAL = 0.2
+
+
+def setup(level: int = logging.INFO) -> None:
+    """Send log lines to stderr as `12:34:56 name: message`, once for a process."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    for noisy in ("torch.distributed", "urllib3", "onnxscript", "onnx_ir", "matplotlib", "fontTools"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+class Sink(Protocol):
+    """Where one task's progress is shown."""
+
+    def show(self, bar: "Bar", *, end: bool = False) -> None:
+        """Show where the bar stands; `end` is its last call."""
+        ...
+
+
+class Bar:
+    """The progress of one task. Made by `progress`."""
+
+    def __init__(self, task: str, total: int | None, unit: str, sink: Sink, done: int = 0) -> None:
+        self.task, self.total, self.unit, self.note = task, total, unit, ""
+        self.done = self._start_done = done
+        self._sink = sink
+        self._start = time.monotonic()
+
+    def update(self, amount: int = 1, *, note: str | None = None) -> None:
+        """Count `amount` more units as done; `note` replaces the free text (a loss, failures)."""
+        self.done += amount
+        if note is not None:
+            self.note = note
+        self._sink.show(self)
+
+    @property
+    def rate(self) -> float:
+        """Units a second since the task began in this process."""
+        return (self.done - self._start_done) / max(time.monotonic() - self._start, 1e-9)
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds to the end at this rate, or None where that is unknown."""
+        if self.total is None or self.done == self._start_done:
+            return None
+        return max(self.total - self.done, 0) / self.rate
+
+
+@contextmanager
+def progress(task: str, total: int | None, unit: str, *, done: int = 0) -> Iterator[Bar]:
+    """Show the progress of a task: a bar on a terminal, events to a file, or plain lines.
+
+    Args:
+        task: short name, e.g. "download".
+        total: units in all, or None where unknown.
+        unit: plural name of the units, e.g. "images".
+        done: units found done by an earlier run.
+    """
+    sink = _choose_sink()
+    bar = Bar(task, total, unit, sink, done)
+    try:
+        yield bar
+    finally:
+        sink.show(bar, end=True)
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as 0:05, 12:34 or 1:02:03."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def _choose_sink() -> Sink:
+    if os.environ.get(PROGRESS_FILE):
+        return _FileSink(Path(os.environ[PROGRESS_FILE]))
+    return _TerminalSink() if sys.stderr.isatty() else _LineSink()
+
+
+class _FileSink:
+    """Appends events to the file a waiting parent follows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._next = 0.0
+
+    def show(self, bar: Bar, *, end: bool = False) -> None:
+        now = time.monotonic()
+        if now < self._next and not end:
+            return
+        self._next = now + _FILE_INTERVAL
+        event = {
+            "task": bar.task, "done": bar.done, "total": bar.total, "unit": bar.unit,
+            "note": bar.note, "rate": bar.rate, "eta": bar.eta, "end": end,
+        }  # fmt: skip
+        # One short write to a file opened for appending is atomic between processes.
+        with self._path.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+
+class _LineSink:
+    """Prints a plain line every ten seconds and at the end."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _PLAIN_INTERVAL
+
+    def show(self, bar: Bar, *, end: bool = False) -> None:
+        now = time.monotonic()
+        if now < self._next and not end:
+            return
+        self._next = now + _PLAIN_INTERVAL
+        logging.getLogger("kubedet").info(describe(bar))
+
+
+def describe(bar: Bar) -> str:
+    """One line of progress: `train 120/600 steps 20%, 3.1 steps/s, 2:35 left, loss 0.71`."""
+    share = f"/{bar.total} {bar.unit} {100 * bar.done / bar.total:.0f}%" if bar.total else f" {bar.unit}"
+    parts = [f"{bar.task} {bar.done}{share}", f"{bar.rate:.1f} {bar.unit}/s"]
+    if bar.eta:
+        parts.append(f"{clock(bar.eta)} left")
+    if bar.note:
+        parts.append(bar.note)
+    return ", ".join(parts)
+
+
+class _TerminalSink:
+    """Draws a bar on the terminal's last line."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bars = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"), TimeRemainingColumn(), console=Console(stderr=True),
+        )  # fmt: skip
+        self._id: TaskID | None = None
+
+    def show(self, bar: Bar, *, end: bool = False) -> None:
+        text = f"{bar.unit} {bar.rate:.1f}/s {bar.note}"
+        if self._id is None:
+            self._bars.start()
+            self._id = self._bars.add_task(bar.task, total=bar.total, text=text)
+        self._bars.update(self._id, completed=bar.done, text=text)
+        if end:
+            self._bars.stop()

@@ -1,0 +1,119 @@
+"""Named whole configurations. Each recipe is a function that returns all of it."""
+
+from typing import Any
+
+from trainer.config import (
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    ExportConfig,
+    LoaderConfig,
+    ModelConfig,
+    TrainConfig,
+    with_overrides,
+)
+from trainer.errors import ConfigError
+
+
+def debug() -> Config:
+    """A narrow detector that learns the built-in sample in about two minutes on two cores."""
+    return Config(
+        recipe="debug",
+        data=DataConfig(shard_bytes=2 * 1024 * 1024, processes=2),
+        loader=LoaderConfig(image_size=128, workers=1, scale=[0.8, 1.2]),
+        model=_narrow(anchor_sizes=[12.0, 24.0, 48.0, 96.0, 192.0]),
+        train=TrainConfig(
+            epochs=20, batch_size=8, optimizer="adamw", lr=2e-3, weight_decay=0.01, warmup_steps=50,
+            clip_norm=5.0, ema_decay=0.99, log_every=10, validate_every=5, checkpoint_minutes=1.0,
+        ),
+        evaluation=EvaluationConfig(gate=["coco/AP50 >= 0.3"]),
+        export=ExportConfig(check_images=16),
+    )  # fmt: skip
+
+
+def small() -> Config:
+    """A slim detector from scratch, for a set of a few hundred images on a CPU."""
+    return Config(
+        recipe="small",
+        data=DataConfig(shard_bytes=8 * 1024 * 1024),
+        loader=LoaderConfig(
+            image_size=320, workers=1, flip_vertical=0.5, scale=[0.7, 1.4],
+            brightness=0.2, contrast=0.2, saturation=0.2, hue=0.02,
+        ),
+        model=_narrow(anchor_sizes=[16.0, 32.0, 64.0, 128.0, 256.0]),
+        train=TrainConfig(
+            epochs=60, batch_size=8, optimizer="adamw", lr=2e-3, weight_decay=0.01, warmup_steps=50,
+            clip_norm=5.0, ema_decay=0.995, validate_every=10, checkpoint_minutes=1.0,
+        ),
+    )  # fmt: skip
+
+
+def _narrow(anchor_sizes: list[float]) -> ModelConfig:
+    return ModelConfig(
+        backbone="resnet18", backbone_width=16, norm="group", fpn_channels=32, head_depth=2,
+        anchor_sizes=anchor_sizes,
+    )  # fmt: skip
+
+
+def coco_r50() -> Config:
+    """RetinaNet on COCO: torchvision's schedule of 26 epochs, made for 8 GPUs."""
+    return Config(
+        recipe="coco_r50",
+        loader=LoaderConfig(image_size=1024, scale=[0.8, 1.25]),
+        train=TrainConfig(
+            epochs=26, batch_size=4, optimizer="sgd", lr=0.01, momentum=0.9, weight_decay=1e-4,
+            schedule="multistep", milestones=[16 / 26, 22 / 26], checkpoint_minutes=10.0,
+        ),
+    )  # fmt: skip
+
+
+def openimages_r50() -> Config:
+    """RetinaNet on Open Images V7: 600 classes and the published checkpoints' class 0."""
+    return Config(
+        recipe="openimages_r50",
+        loader=LoaderConfig(image_size=800, workers=4, scale=[0.8, 1.25]),
+        model=ModelConfig(background_class=True, detections_per_image=300),
+        train=TrainConfig(
+            epochs=12, batch_size=4, optimizer="sgd", lr=0.02, schedule="cosine", warmup_steps=2000
+        ),
+    )
+
+
+def mlperf() -> Config:
+    """The MLPerf Training detector: ResNeXt50-32x4d, 264 classes, 800x800, Adam."""
+    return Config(
+        recipe="mlperf",
+        loader=LoaderConfig(image_size=800),
+        model=ModelConfig(version="v1", backbone="resnext50_32x4d", norm="frozen", trainable_layers=3),
+        train=TrainConfig(epochs=8, batch_size=16, optimizer="adam", lr=1e-4, weight_decay=0.0),
+    )
+
+
+def finetune() -> Config:
+    """From torchvision's COCO weights to a set of one's own, on one or a few GPUs."""
+    return Config(
+        recipe="finetune",
+        loader=LoaderConfig(image_size=800, scale=[0.7, 1.4], brightness=0.1, contrast=0.1),
+        model=ModelConfig(
+            norm="frozen", trainable_layers=3,
+            weights="torchvision:RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1",
+        ),
+        train=TrainConfig(
+            epochs=20, batch_size=4, optimizer="adamw", lr=1e-4, weight_decay=0.05, warmup_steps=200,
+            clip_norm=1.0, ema_decay=0.999,
+        ),
+    )  # fmt: skip
+
+
+RECIPES = {recipe.__name__: recipe for recipe in (debug, small, coco_r50, openimages_r50, mlperf, finetune)}
+
+
+def load(name: str, overrides: dict[str, Any] | None = None) -> Config:
+    """Return the recipe of that name with dotted overrides applied.
+
+    Raises:
+        ConfigError: there is no such recipe, no such key, or a value does not fit.
+    """
+    if name not in RECIPES:
+        raise ConfigError(f"no recipe {name!r}", fix=f"use one of: {', '.join(RECIPES)}")
+    return with_overrides(RECIPES[name](), overrides or {}, where=f"overrides of recipe {name}")
