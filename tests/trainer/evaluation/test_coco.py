@@ -1,0 +1,207 @@
+import copy
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.errors import EvaluationError
+from trainer.evaluation import coco
+
+SHARED = Path(__file__).parents[4] / "shared" / "data" / "coco_eval"
+PUBLISHED = {
+    "coco/AP": 0.504581, "coco/AP50": 0.696973, "coco/AP75": 0.572982,
+    "coco/APs": 0.585626, "coco/APm": 0.519400, "coco/APl": 0.501398,
+    "coco/AR1": 0.386813, "coco/AR10": 0.593680, "coco/AR100": 0.595353,
+    "coco/ARs": 0.639811, "coco/ARm": 0.566421, "coco/ARl": 0.564291,
+}  # fmt: skip
+
+
+def truth(boxes, *, images=2, names=("cat", "dog")):
+    """Ground truth of (image, category, box) triples."""
+    return {
+        "images": [{"id": i, "file_name": f"{i}.jpg", "width": 200, "height": 200} for i in range(images)],
+        "categories": [{"id": i, "name": name, "original_id": i + 7} for i, name in enumerate(names)],
+        "annotations": [
+            {"id": i, "image_id": image, "category_id": category, "bbox": box, "area": box[2] * box[3],
+             "iscrowd": 0}
+            for i, (image, category, box) in enumerate(boxes)
+        ],
+    }  # fmt: skip
+
+
+def found(image, category, box, score=0.9):
+    return {"image_id": image, "category_id": category, "bbox": box, "score": score}
+
+
+TRUTH = truth([(0, 0, [10, 10, 50, 50]), (0, 1, [100, 100, 40, 40]), (1, 0, [20, 20, 20, 20])])
+PERFECT = [found(item["image_id"], item["category_id"], item["bbox"]) for item in TRUTH["annotations"]]
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the COCO evaluation sample is not beside the repository")
+def test_equals_published_figures():
+    result = coco.evaluate_files(
+        SHARED / "instances_val2014_100.json", SHARED / "instances_val2014_fakebbox100_results.json"
+    )
+    assert {name: round(result[name], 6) for name in coco.METRICS} == PUBLISHED
+    assert len(result["per_class"]) == 80
+    assert sum(row["boxes"] for row in result["per_class"].values()) == 839 - 9
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the COCO evaluation sample is not beside the repository")
+def test_equals_pycocotools_used_directly(capsys):
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    files = [
+        str(SHARED / name)
+        for name in ("instances_val2014_100.json", "instances_val2014_fakebbox100_results.json")
+    ]
+    oracle = COCO(files[0])
+    oracle = COCOeval(oracle, oracle.loadRes(files[1]), "bbox")
+    oracle.evaluate()
+    oracle.accumulate()
+    oracle.summarize()
+    capsys.readouterr()
+    result = coco.evaluate(*(json.loads(Path(file).read_text()) for file in files))
+    assert list(result.metrics.values()) == oracle.stats.tolist()
+    assert np.array_equal(result.precision, oracle.eval["precision"][:, :, :, 0, 2])
+    assert np.array_equal(result.scores, oracle.eval["scores"][:, :, :, 0, 2])
+    assert capsys.readouterr().out == ""
+
+
+def test_label_0_and_annotation_0_count():
+    """pycocotools takes a match with annotation id 0 for none; TRUTH has one, of label 0."""
+    result = coco.evaluate(TRUTH, PERFECT)
+    assert result.metrics["coco/AP"] == pytest.approx(1.0)
+    assert result.per_class["cat"]["AP"] == pytest.approx(1.0)
+    only_label_0 = [item for item in PERFECT if item["category_id"] == 0]
+    result = coco.evaluate(TRUTH, only_label_0)
+    assert (result.per_class["cat"]["AP"], result.per_class["dog"]["AP"]) == (pytest.approx(1.0), 0.0)
+    assert [row["boxes"] for row in result.per_class.values()] == [2, 1]
+
+
+def test_known_average_precision():
+    """A false positive above the only match: precision is 1/2 at every recall."""
+    result = coco.evaluate(
+        truth([(0, 0, [10, 10, 50, 50])]),
+        [found(0, 0, [120, 120, 50, 50], 0.9), found(0, 0, [10, 10, 50, 50], 0.4)],
+    )
+    assert result.metrics["coco/AP"] == pytest.approx(0.5)
+    assert result.metrics["coco/AR1"] == 0.0
+    assert result.metrics["coco/AR10"] == pytest.approx(1.0)
+    assert result.precision.shape == result.scores.shape == (10, 101, 2)
+    assert result.scores[0, 50, 0] == 0.4
+    assert coco.IOU_THRESHOLDS[0] == 0.5 and coco.RECALLS[50] == 0.5
+
+
+def test_no_detections_score_zero():
+    result = coco.evaluate(TRUTH, [])
+    assert result.metrics["coco/AP"] == 0.0
+    assert result.metrics["coco/APl"] == -1.0
+    assert result.per_class["dog"] == {"AP": 0.0, "AP50": 0.0, "boxes": 1}
+
+
+def test_class_without_boxes_is_left_out():
+    ground_truth = truth([(0, 0, [10, 10, 50, 50])])
+    result = coco.evaluate(ground_truth, [found(0, 0, [10, 10, 50, 50]), found(1, 1, [5, 5, 9, 9])])
+    assert result.metrics["coco/AP"] == pytest.approx(1.0)
+    assert result.per_class["dog"] == {"AP": -1.0, "AP50": -1.0, "boxes": 0}
+
+
+def test_crowds_are_neither_counted_nor_false():
+    ground_truth = truth([(0, 0, [10, 10, 50, 50]), (0, 0, [80, 80, 100, 100])])
+    ground_truth["annotations"][1]["iscrowd"] = 1
+    detections = [found(0, 0, [10, 10, 50, 50]), found(0, 0, [90, 90, 20, 20], 0.95)]
+    result = coco.evaluate(ground_truth, detections)
+    assert result.metrics["coco/AP"] == pytest.approx(1.0)
+    assert result.per_class["cat"]["boxes"] == 1
+
+
+def test_optional_fields_may_be_missing_and_nothing_is_changed():
+    ground_truth, detections = copy.deepcopy(TRUTH), copy.deepcopy(PERFECT)
+    for item in ground_truth["annotations"]:
+        del item["area"], item["iscrowd"]
+    before = copy.deepcopy((ground_truth, detections))
+    assert coco.evaluate(ground_truth, detections).metrics == coco.evaluate(TRUTH, PERFECT).metrics
+    assert (ground_truth, detections) == before
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (found(99, 0, [0, 0, 5, 5]), r"1 with an unknown image id: 99 \(item 3\)"),
+        (found(0, 5, [0, 0, 5, 5]), "1 with an unknown category id: 5"),
+        (found(0, 0, [0, 0, 5, 5], math.nan), "1 with a non-finite score: nan"),
+        (found(0, 0, [0, 0, 5, 5], math.inf), "1 with a non-finite score: inf"),
+        (found(0, 0, [0, 0, 5, 5], "0.5"), "1 with a non-finite score: '0.5'"),
+        (found(0, 0, [0, math.nan, 5, 5]), "1 with a malformed or non-finite box"),
+        (found(0, 0, [0, 0, 5]), "1 with a malformed or non-finite box"),
+        (found(0, 0, None), "1 with a malformed or non-finite box"),
+        (found(0, 0, [0, 0, -5, 5]), "1 with a box of negative size"),
+        ({"image_id": 0}, "1 with missing or malformed fields"),
+        ("text", "1 with missing or malformed fields"),
+        (found([0], 0, [0, 0, 5, 5]), "1 with missing or malformed fields"),
+    ],
+)
+def test_bad_detections_are_refused(bad, message):
+    with pytest.raises(EvaluationError, match=message):
+        coco.evaluate(TRUTH, [*PERFECT, bad])
+
+
+def test_error_counts_all_and_shows_the_first():
+    bad = [found(100 + i, 0, [0, 0, 5, 5]) for i in range(50)] + [found(0, 0, [0, 0, 5, 5], math.nan)]
+    with pytest.raises(EvaluationError) as error:
+        coco.evaluate(TRUTH, bad)
+    message = error.value.message
+    assert "detections (51 in all)" in message
+    assert "50 with an unknown image id: 100 (item 0)" in message and "104 (item 4)" in message
+    assert "105" not in message
+    assert "1 with a non-finite score" in message
+    assert error.value.fix
+
+
+@pytest.mark.parametrize("key", ["images", "annotations", "categories"])
+def test_empty_ground_truth_is_refused(key):
+    with pytest.raises(EvaluationError, match=f"ground truth has no {key}"):
+        coco.evaluate({**TRUTH, key: []}, PERFECT)
+
+
+def test_bad_ground_truth_is_refused():
+    ground_truth = copy.deepcopy(TRUTH)
+    ground_truth["images"][1]["id"] = 0
+    with pytest.raises(
+        EvaluationError, match="1 images without id or with one that occurs more than once: 0"
+    ):
+        coco.evaluate(ground_truth, [])
+    ground_truth = copy.deepcopy(TRUTH)
+    ground_truth["annotations"][2]["image_id"] = 7
+    with pytest.raises(EvaluationError, match=r"ground truth \(3 in all\).*\n.*unknown image id: 7"):
+        coco.evaluate(ground_truth, [])
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "gt.json").write_text(json.dumps(TRUTH))
+    with pytest.raises(EvaluationError, match=re.escape(f"{tmp_path / 'none.json'} cannot be read")):
+        coco.evaluate_files(tmp_path / "gt.json", tmp_path / "none.json")
+    (tmp_path / "torn.json").write_text("[{")
+    with pytest.raises(EvaluationError, match="is not JSON"):
+        coco.evaluate_files(tmp_path / "gt.json", tmp_path / "torn.json")
+    (tmp_path / "dt.json").write_text(json.dumps({"detections": PERFECT}))
+    with pytest.raises(EvaluationError, match="detections are not a list"):
+        coco.evaluate_files(tmp_path / "gt.json", tmp_path / "dt.json")
+
+
+def test_table_shows_numbers_and_shortens_many_classes():
+    text = coco.table(coco.evaluate(TRUTH, PERFECT[:1]))
+    assert re.search(r"^cat +2 +0\.50\d +0\.50\d +█{10}$", text, re.MULTILINE)
+    assert re.search(r"^dog +1 +0\.000 +0\.000$", text, re.MULTILINE)
+    assert "-1" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    names = [f"class {i}" for i in range(601)]
+    many = truth([(0, i, [10, 10, 50, 50]) for i in range(601)], names=names)
+    lines = coco.table(coco.evaluate(many, [found(0, 3, [10, 10, 50, 50])]), rows=10).splitlines()
+    assert len(lines) == 4 + 2 + 11
+    assert lines[6].startswith("class 3 ") and "591 classes between" in lines[11]

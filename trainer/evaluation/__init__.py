@@ -1,0 +1,1 @@
+"""Scoring of detections: COCO metrics, the gate, the report."""
