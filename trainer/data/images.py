@@ -1,0 +1,208 @@
+"""Any image as a baseline JPEG without a rotation left to apply, and boxes along with it.
+
+JPEG markers: ITU-T T.81 table B.1. Orientation: Exif 2.32, tag 0x0112.
+"""
+
+import io
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, ImageOps
+
+MAX_PIXELS = 200_000_000
+"""Larger images are refused before they are decoded: a small file can claim any size."""
+
+_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+_ORIENTATION = 0x0112
+_SEGMENTS_WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))
+_FRAME_MARKERS = [marker for marker in range(0xC0, 0xD0) if marker not in (0xC4, 0xC8, 0xCC)]
+_BASELINE = 0xC0
+_SCAN = 0xDA
+
+
+class UnreadableImage(Exception):
+    """The bytes are no image that can be used; the text says why."""
+
+
+@dataclass(frozen=True)
+class NormalImage:
+    """A baseline JPEG, greyscale or RGB, and how it came from what was given."""
+
+    jpeg: bytes
+    width: int
+    """Of the JPEG, in pixels."""
+    height: int
+    stored_width: int
+    """Of what was given, in pixels, before its orientation was applied."""
+    stored_height: int
+    orientation: int
+    """Exif orientation that was applied, 1 to 8; 1 is none."""
+
+    @property
+    def turned(self) -> bool:
+        """Tell whether the orientation exchanges width and height."""
+        return self.orientation >= 5
+
+
+def normalize(data: bytes, max_side: int, quality: int) -> NormalImage:
+    """Return an image as baseline JPEG; one that is already so is passed on byte for byte.
+
+    Args:
+        data: a JPEG, PNG, WebP, BMP, GIF or TIFF file.
+        max_side: images with a longer side are shrunk to it, in pixels.
+        quality: of JPEGs that have to be written, 1 to 100.
+
+    Raises:
+        UnreadableImage: it is no image, cut off, or too large to decode.
+    """
+    image = _open(data)
+    stored = image.size
+    orientation = _orientation(image)
+    fits = max(stored) <= max_side
+    if fits and orientation == 1 and image.mode in ("L", "RGB") and _frame_marker(data) == _BASELINE:
+        # Decoded all the same, at 1/8 of the size, for only that shows whether it is whole.
+        image.draft(image.mode, (1, 1))
+        _load(image)
+        return NormalImage(data, *stored, *stored, 1)
+    _load(image)
+    image = ImageOps.exif_transpose(image) if orientation != 1 else image
+    image = _to_plain(image)
+    if not fits:
+        scale = max_side / max(image.size)
+        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    return NormalImage(buffer.getvalue(), *image.size, *stored, orientation)
+
+
+def place_box(
+    bbox: list[float], image: NormalImage, annotated_width: int, annotated_height: int
+) -> list[float]:
+    """Return a box in pixels of the normal image.
+
+    Boxes belong to the image as it is displayed, its orientation applied, which is what labelling
+    tools show. But if the annotated size is that of the stored pixels and not of the displayed
+    ones, they are in stored pixels and are turned along. If the annotated size is neither, but has
+    the same proportions, the image was resized after it was annotated, and the boxes follow.
+
+    Args:
+        bbox: [x, y, width, height] as annotated.
+        image: what `normalize` returned.
+        annotated_width: as the source says, in pixels; 0 if it does not.
+        annotated_height: as the source says, in pixels; 0 if it does not.
+    """
+    annotated = (annotated_width, annotated_height)
+    stored = (image.stored_width, image.stored_height)
+    displayed = stored[::-1] if image.turned else stored
+    base = displayed
+    if annotated == stored and annotated != displayed:
+        bbox = _turn(bbox, *stored, image.orientation)
+    elif annotated != displayed and _same_proportions(annotated, displayed):
+        base = annotated
+    scale_x, scale_y = image.width / base[0], image.height / base[1]
+    if scale_x == 1 and scale_y == 1:
+        return bbox
+    x, y, w, h = bbox
+    return [round(value, 3) for value in (x * scale_x, y * scale_y, w * scale_x, h * scale_y)]
+
+
+def size_agrees(image: NormalImage, annotated_width: int, annotated_height: int) -> bool:
+    """Tell whether the annotated size is absent or that of the image, turned or not."""
+    stored = (image.stored_width, image.stored_height)
+    annotated = (annotated_width, annotated_height)
+    return 0 in annotated or annotated == stored or (image.turned and annotated == stored[::-1])
+
+
+def _open(data: bytes) -> Image.Image:
+    if not data:
+        raise UnreadableImage("the file is empty")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sizes, which are checked below, and of odd metadata
+            image = Image.open(io.BytesIO(data), formats=_FORMATS)
+    except Image.DecompressionBombError as error:
+        raise UnreadableImage(f"more than {MAX_PIXELS} pixels") from error
+    except Exception as error:  # decoders of hostile bytes raise nearly anything
+        raise UnreadableImage("not an image that can be read") from error
+    if image.width * image.height > MAX_PIXELS:
+        raise UnreadableImage(f"{image.width}x{image.height} is more than {MAX_PIXELS} pixels")
+    return image
+
+
+def _load(image: Image.Image) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image.load()
+    except Exception as error:
+        raise UnreadableImage(f"damaged or cut off: {error}") from error
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # an Exif block that cannot be read says nothing
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _frame_marker(data: bytes) -> int | None:
+    """Return the marker of a JPEG's frame header, which tells its coding; None if not found."""
+    if data[:2] != b"\xff\xd8":
+        return None
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:
+            at += 1
+        elif marker in _FRAME_MARKERS:
+            return marker
+        elif marker == _SCAN:
+            return None
+        elif marker in _SEGMENTS_WITHOUT_LENGTH:
+            at += 2
+        else:
+            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return None
+
+
+def _to_plain(image: Image.Image) -> Image.Image:
+    """Return the image as 8-bit greyscale or RGB; transparent parts become white."""
+    if image.mode in ("L", "RGB"):
+        return image
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        return _from_deep(np.asarray(image))
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        opaque = image.convert("RGBA")
+        white = Image.new("RGBA", opaque.size, "white")
+        return Image.alpha_composite(white, opaque).convert("RGB")
+    return image.convert("L" if image.mode == "1" else "RGB")
+
+
+def _from_deep(pixels: np.ndarray) -> Image.Image:
+    """Return greyscale of 16 bits as 8 bits; other depths have no agreed white."""
+    if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 65535:
+        raise UnreadableImage("pixels are neither of 8 nor of 16 bits")
+    return Image.fromarray((pixels.astype(np.uint32) >> 8).astype(np.uint8))
+
+
+def _same_proportions(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return 0 not in a and abs(a[0] * b[1] / (a[1] * b[0]) - 1) < 0.01
+
+
+def _turn(bbox: list[float], width: int, height: int, orientation: int) -> list[float]:
+    """Turn a box of a stored image of that size the way `orientation` turns the image."""
+    x, y, w, h = bbox
+    right, below = width - x - w, height - y - h
+    turned = {
+        2: [right, y, w, h],  # mirrored
+        3: [right, below, w, h],  # upside down
+        4: [x, below, w, h],  # mirrored upside down
+        5: [y, x, h, w],  # transposed
+        6: [below, x, h, w],  # turned clockwise to be shown
+        7: [below, right, h, w],  # transposed over the other diagonal
+        8: [y, right, h, w],  # turned counter-clockwise to be shown
+    }
+    return turned.get(orientation, bbox)

@@ -1,0 +1,112 @@
+"""Many small tasks in threads or in processes of their own."""
+
+import math
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import connection, get_context, parent_process
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from trainer.errors import DataError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def available_cores() -> int:
+    """Return the cores this process may use: its affinity and its container's CPU limit."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _CGROUP_QUOTA.read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
+
+
+def run(
+    function: Callable[[Task], Result], tasks: Iterable[Task], workers: int, *, processes: bool
+) -> Iterator[Result]:
+    """Yield function(task) of each task as it is done, in no fixed order.
+
+    Args:
+        function: a module's function; with processes it, its tasks and results are pickled.
+        tasks: taken as workers become free, so an endless supply takes no memory.
+        workers: how many at the same time; 1 works in this thread.
+        processes: use processes instead of threads. They are spawned, not forked: a fork would
+            copy locks held by other threads, and the memory of whoever calls.
+
+    Raises:
+        DataError: a worker process was killed.
+        Exception: what a task raised; tasks not yet begun are dropped.
+    """
+    if workers <= 1:
+        yield from map(function, tasks)
+        return
+    executor: Executor
+    if processes:
+        context = get_context("spawn")
+        executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
+    else:
+        executor = ThreadPoolExecutor(workers)
+    try:
+        pending: set[Future[Result]] = set()
+        for task in tasks:
+            with _without_main():
+                pending.add(executor.submit(function, task))
+            if len(pending) >= 4 * workers:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        while pending:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
+    except BrokenProcessPool as error:
+        raise DataError(
+            "a worker process was killed, most likely for want of memory",
+            fix="set data.processes lower or give more memory, and run again: finished pieces are kept",
+        ) from error
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep workers that are spawned meanwhile from importing the script of whoever calls.
+
+    It may lack the guard `if __name__ == "__main__"`, come from a pipe, or import much; no task
+    refers to it.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _begin_worker() -> None:
+    """Leave Ctrl-C to the parent, and end with it: idle workers do not notice its death."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    connection.wait([sentinel])
+    os._exit(1)

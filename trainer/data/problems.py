@@ -1,0 +1,91 @@
+"""What was wrong with the input: counted by reason, with examples, and judged."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.errors import DataError
+
+EXAMPLES = 10
+"""Examples that are kept of each reason."""
+
+IMAGE_MISSING = "image missing"
+IMAGE_UNREADABLE = "image unreadable"
+IMAGE_ID_TWICE = "image id of two images"
+BAD_IMAGES = (IMAGE_MISSING, IMAGE_UNREADABLE, IMAGE_ID_TWICE)
+"""Reasons for which an image is left out."""
+
+BOX_WITHOUT_AREA = "box without area"
+BOX_OUTSIDE = "box outside the image"
+BOX_NOT_FINITE = "box not of four finite numbers"
+BOX_UNKNOWN_CATEGORY = "box of an unknown category"
+BOX_UNKNOWN_IMAGE = "box of an unknown image"
+BAD_BOXES = (BOX_WITHOUT_AREA, BOX_OUTSIDE, BOX_NOT_FINITE, BOX_UNKNOWN_CATEGORY, BOX_UNKNOWN_IMAGE)
+"""Reasons for which a box is left out."""
+
+BOX_CLIPPED = "box clipped to the image"
+SIZE_DIFFERS = "image size differs from the annotated one"
+IMAGE_LISTED_TWICE = "image listed twice"
+IMAGE_IN_TWO_SPLITS = "image in two splits"
+CLASS_WITHOUT_BOXES = "class without boxes in train"
+# The last group is told, but costs nothing and counts as no error.
+
+
+@dataclass
+class Problems:
+    """Counts and first examples by reason."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, reason: str, example: str, count: int = 1) -> None:
+        """Count one more case."""
+        self.counts[reason] = self.counts.get(reason, 0) + count
+        kept = self.examples.setdefault(reason, [])
+        if len(kept) < EXAMPLES:
+            kept.append(example)
+
+    def merge(self, other: dict[str, Any]) -> None:
+        """Add what `to_json` of another gave."""
+        for reason, found in other.items():
+            self.counts[reason] = self.counts.get(reason, 0) + found["count"]
+            kept = self.examples.setdefault(reason, [])
+            kept.extend(found["examples"][: EXAMPLES - len(kept)])
+
+    def total(self, reasons: Iterable[str]) -> int:
+        """Return how many cases these reasons have together."""
+        return sum(self.counts.get(reason, 0) for reason in reasons)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return {reason: {"count", "examples"}}, sorted by reason."""
+        return {
+            reason: {"count": self.counts[reason], "examples": self.examples[reason]}
+            for reason in sorted(self.counts)
+        }
+
+    def check(self, where: str, *, images: int, boxes: int, max_bad_fraction: float) -> None:
+        """Raise DataError with the first ten cases if too many images or boxes are bad.
+
+        Args:
+            where: what the numbers are about, for the message.
+            images: images that were listed, bad ones included.
+            boxes: boxes that were listed, bad ones included.
+            max_bad_fraction: the share that is let pass.
+        """
+        for noun, reasons, listed in (("images", BAD_IMAGES, images), ("boxes", BAD_BOXES, boxes)):
+            bad = self.total(reasons)
+            if bad == 0 or bad <= max_bad_fraction * listed:
+                continue
+            cases = [
+                f"{reason}: {example}" for reason in reasons for example in self.examples.get(reason, [])
+            ]
+            shown = "".join(f"\n    {case}" for case in cases[:EXAMPLES])
+            raise DataError(
+                f"{where}: {bad} of {listed} {noun} are bad, more than data.max_bad_fraction "
+                f"{max_bad_fraction:g} allows; the first ten:{shown}",
+                fix="mend the source, or let more pass with data.max_bad_fraction",
+            )
+
+    def summary(self) -> str:
+        """Return one line: "2 box without area, 1 image missing", or "" if there is nothing."""
+        return ", ".join(f"{count} {reason}" for reason, count in sorted(self.counts.items()))

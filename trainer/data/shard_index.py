@@ -1,0 +1,243 @@
+"""The index of shards: written when all shards are whole, read to find every sample."""
+
+import hashlib
+import io
+import json
+import os
+from collections import Counter, OrderedDict
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from trainer import storage
+from trainer.data.problems import Problems
+from trainer.errors import DataError, StorageError
+
+SAMPLE = np.dtype(
+    [
+        ("shard", "<i4"),
+        ("offset", "<i8"),
+        ("length", "<i4"),
+        ("json_offset", "<i8"),
+        ("json_length", "<i4"),
+        ("image_id", "<i8"),
+        ("width", "<i4"),
+        ("height", "<i4"),
+    ]
+)
+"""One row a sample: its shard, where the bytes of its JPEG and its JSON are, and its size."""
+
+_COLUMNS = SAMPLE.names or ()
+_QUARANTINED_SHOWN = 100
+_OPEN_FILES = 128
+_READ_AT_ONCE = 8 * 1024 * 1024
+
+
+def write_index(
+    header: dict[str, Any],
+    sidecars: dict[str, dict[str, Any]],
+    forms: dict[str, dict[str, Any]],
+    problems: Problems,
+) -> dict[str, Any]:
+    """Write `<split>.samples.npy`, `annotations/<split>.json` and, last, index.json; return the index.
+
+    Args:
+        header: kind, version, uri, fingerprints and categories.
+        sidecars: of all shards, by name in order.
+        forms: the raw internal form of each split.
+        problems: of all that was read.
+    """
+    uri = header["uri"]
+    splits: dict[str, Any] = {}
+    class_counts = {}
+    for split, form in forms.items():
+        mine = {name: sidecar for name, sidecar in sidecars.items() if name.rpartition("-")[0] == split}
+        rows = [
+            (shard, *(row[name] for name in _COLUMNS[1:]))
+            for shard, sidecar in enumerate(mine.values())
+            for row in sidecar["rows"]
+        ]
+        buffer = io.BytesIO()
+        np.save(buffer, np.array(rows, dtype=SAMPLE), allow_pickle=False)
+        storage.write_bytes(storage.join(uri, f"{split}.samples.npy"), buffer.getvalue())
+        truth = _ground_truth(form, mine, header["categories"])
+        storage.write_json(storage.join(uri, "annotations", f"{split}.json"), truth)
+        counts = Counter(annotation["category_id"] for annotation in truth["annotations"])
+        class_counts[split] = {item["name"]: counts[item["id"]] for item in header["categories"]}
+        splits[split] = {
+            "samples": len(rows),
+            "boxes": len(truth["annotations"]),
+            "shards": [
+                {
+                    "name": f"{name}.tar",
+                    **{key: sidecar[key] for key in ("samples", "boxes", "bytes", "sha256")},
+                }
+                for name, sidecar in mine.items()
+            ],
+        }
+    quarantined = [item for sidecar in sidecars.values() for item in sidecar["quarantined"]]
+    index = {
+        **header,
+        "splits": splits,
+        "problems": dict(sorted(problems.counts.items())),
+        "quarantined": quarantined[:_QUARANTINED_SHOWN],
+        "class_counts": class_counts,
+    }
+    storage.write_json(storage.join(uri, "index.json"), index)
+    return index
+
+
+def _ground_truth(
+    form: dict[str, Any], sidecars: dict[str, dict[str, Any]], categories: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the cleaned internal form of a split, images in order of their ids."""
+    raw = {image["id"]: image for image in form["images"]}
+    rows = sorted(
+        (row for sidecar in sidecars.values() for row in sidecar["rows"]), key=lambda row: row["image_id"]
+    )
+    return {
+        "categories": categories,
+        "images": [{**raw[row["image_id"]], "width": row["width"], "height": row["height"]} for row in rows],
+        "annotations": [
+            {**annotation, "image_id": row["image_id"]} for row in rows for annotation in row["annotations"]
+        ],
+    }
+
+
+class ShardDataset:
+    """The samples of one split, read at random by any number of threads.
+
+    Shards in an object store are copied to a local cache when first read.
+    """
+
+    def __init__(self, uri: str, split: str, cache_dir: Path | None = None) -> None:
+        """Open the index.
+
+        Args:
+            uri: folder that `shard` wrote.
+            split: train, val or test.
+            cache_dir: where shards of an object store are kept; see `storage.local_copy`.
+
+        Raises:
+            StorageError: there is no index.
+            DataError: it has no such split, or its table of samples is damaged.
+        """
+        self.uri, self.split = uri, split
+        self._cache_dir = cache_dir
+        index = storage.read_json(storage.join(uri, "index.json"))
+        if index.get("kind") != "shards" or split not in index["splits"]:
+            known = ", ".join(index.get("splits", {}))
+            raise DataError(f"no split {split!r} in the shards {uri}", fix=f"splits are: {known or 'none'}")
+        self.categories: list[dict[str, Any]] = index["categories"]
+        self.shards: list[dict[str, Any]] = index["splits"][split]["shards"]
+        table = storage.read_bytes(storage.join(uri, f"{split}.samples.npy"))
+        try:
+            self.samples: np.ndarray = np.load(io.BytesIO(table), allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise self._damaged(f"{split}.samples.npy") from error
+        if self.samples.dtype != SAMPLE or len(self.samples) != index["splits"][split]["samples"]:
+            raise self._damaged(f"{split}.samples.npy")
+        self._files: OrderedDict[int, _File] = OrderedDict()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShardDataset, (self.uri, self.split, self._cache_dir)
+
+    @property
+    def image_ids(self) -> np.ndarray:
+        """Ids of the images in shard order, int64 [N]."""
+        return self.samples["image_id"]
+
+    @property
+    def shard_sizes(self) -> list[int]:
+        """Samples in each shard, in order; the samples of a shard follow each other."""
+        return [shard["samples"] for shard in self.shards]
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Width and height of the images in pixels, int32 [N, 2]."""
+        return np.stack([self.samples["width"], self.samples["height"]], axis=1)
+
+    def read(self, index: int) -> tuple[bytes, dict[str, Any]]:
+        """Return a sample: its JPEG, and {"image_id", "file_name", "width", "height", "annotations"}.
+
+        Raises:
+            DataError: the shard is damaged.
+            StorageError: it is missing or cannot be read.
+        """
+        row = self.samples[index]
+        shard = int(row["shard"])
+        file = self._open(shard)
+        jpeg = file.read(int(row["offset"]), int(row["length"]))
+        text = file.read(int(row["json_offset"]), int(row["json_length"]))
+        if len(jpeg) != row["length"] or jpeg[:2] != b"\xff\xd8":
+            raise self._damaged(self.shards[shard]["name"])
+        try:
+            sample = json.loads(text)
+        except ValueError as error:
+            raise self._damaged(self.shards[shard]["name"]) from error
+        if sample.get("image_id") != row["image_id"]:
+            raise self._damaged(self.shards[shard]["name"])
+        return jpeg, sample
+
+    def verify(self) -> None:
+        """Compare all shards with their recorded size and sha256.
+
+        Raises:
+            DataError: one differs.
+            StorageError: one is missing or cannot be read.
+        """
+        for shard in self.shards:
+            path = storage.local_copy(storage.join(self.uri, shard["name"]), self._cache_dir)
+            digest = hashlib.sha256()
+            with path.open("rb") as file:
+                while block := file.read(_READ_AT_ONCE):
+                    digest.update(block)
+            if path.stat().st_size != shard["bytes"] or digest.hexdigest() != shard["sha256"]:
+                raise self._damaged(shard["name"])
+
+    def _open(self, shard: int) -> "_File":
+        with self._lock:
+            file = self._files.get(shard)
+            if file is not None:
+                self._files.move_to_end(shard)
+                return file
+        uri = storage.join(self.uri, self.shards[shard]["name"])
+        file = _File(storage.local_copy(uri, self._cache_dir))
+        with self._lock:
+            # One that is pushed out is closed when the last thread that reads it lets go of it.
+            self._files[shard] = file
+            while len(self._files) > _OPEN_FILES:
+                self._files.popitem(last=False)
+        return file
+
+    def _damaged(self, name: str) -> DataError:
+        return DataError(
+            f"{storage.join(self.uri, name)} is damaged: it differs from what the index says",
+            fix="delete it and index.json, and run the shard step again",
+        )
+
+
+class _File:
+    """A file that is read at any place by any thread, and closed when nobody uses it."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = -1
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise StorageError(
+                f"cannot read {path}: {error.strerror}", fix="check that it is there and readable"
+            ) from error
+
+    def read(self, offset: int, length: int) -> bytes:
+        return os.pread(self._descriptor, length, offset)
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)

@@ -1,0 +1,67 @@
+"""Where images and boxes come from.
+
+    sample                      images the program draws; sample:images=300,seed=0,size=160
+    coco:PATH                   a COCO JSON, or a folder with such files; images beside it or by coco_url
+    voc:PATH                    a PASCAL VOC folder: Annotations, JPEGImages, ImageSets/Main
+    PATH                        a folder or JSON that is recognised as one of the two
+
+PATH may be a URI that `trainer.storage` reads.
+"""
+
+import os
+
+from trainer import storage
+from trainer.data.sources.base import Source
+from trainer.data.sources.coco import CocoSource, annotation_files
+from trainer.data.sources.sample import SampleSource
+from trainer.data.sources.voc import VocSource
+from trainer.errors import DataError
+
+FORMS = "sample, coco:PATH, voc:PATH, or the path of a COCO JSON, a COCO folder or a VOC folder"
+
+
+def parse(source: str) -> Source:
+    """Return the source that a text names.
+
+    Raises:
+        DataError: the text is empty, of an unknown kind, or names nothing that is known.
+    """
+    text = source.strip()
+    kind, _, rest = text.partition(":")
+    if kind == "sample" and (rest or text in ("sample", "sample:")):
+        return SampleSource.parse(rest)
+    if kind in ("coco", "voc"):
+        uri = _located(rest, source)
+        return CocoSource(uri) if kind == "coco" else VocSource(uri)
+    if storage.scheme(text) not in ("", "file", *storage.OBJECT_STORES, *storage.WEB):
+        raise DataError(f"source {source!r}: unknown kind {kind!r}", fix=f"use {FORMS}")
+    return _recognise(_located(text, source), source)
+
+
+def _located(path: str, source: str) -> str:
+    """Return the absolute URI of a source's path; check that it is there if it is local."""
+    if not path.strip():
+        raise DataError(f"source {source!r} names nothing", fix=f"use {FORMS}")
+    if not storage.is_local(path):
+        return storage.absolute(path)
+    uri = storage.absolute(os.path.expanduser(path))
+    if not os.path.exists(uri):
+        raise DataError(f"source {source!r}: {uri} does not exist", fix="check the path")
+    if os.path.isdir(uri) and not os.listdir(uri):
+        raise DataError(f"source {source!r}: the folder {uri} is empty", fix="put the data set there")
+    return uri
+
+
+def _recognise(uri: str, source: str) -> Source:
+    if uri.lower().endswith(".json"):
+        return CocoSource(uri)
+    if storage.scheme(uri) not in storage.WEB:
+        names = storage.list_states(storage.join(uri, "Annotations"))
+        if any(name.lower().endswith(".xml") for name in names):
+            return VocSource(uri)
+        if annotation_files(uri):
+            return CocoSource(uri)
+    raise DataError(
+        f"source {source!r} is neither a COCO JSON, a COCO folder nor a VOC folder",
+        fix=f"use {FORMS}; a VOC folder holds Annotations/*.xml, a COCO folder annotations/*.json",
+    )

@@ -1,0 +1,99 @@
+"""What every source gives: a listing of its images and boxes, and each image's bytes."""
+
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from trainer.data.problems import Problems
+
+UNKNOWN = -1
+"""Category of a box whose category the source does not list."""
+
+
+class Box(NamedTuple):
+    """One annotated object, as the source has it: nothing is cleaned yet."""
+
+    category: int
+    """Position in the listing's categories, or UNKNOWN."""
+    bbox: tuple[float, ...]
+    """[x, y, width, height] in pixels, (0, 0) being the image's top left corner; empty if the
+    source's is not four numbers."""
+    area: float
+    """Of the object, in square pixels; 0 where the source does not say."""
+    iscrowd: int
+    """1 for a region that is not one object: ignored in scoring."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One image of a source."""
+
+    file_name: str
+    """Relative name in the source, unique in its split."""
+    origin: str
+    """Where its bytes are; what that means is the source's affair."""
+    width: int
+    """As annotated, in pixels; 0 where the source does not say."""
+    height: int
+    boxes: list[Box]
+    original_id: int | str | None = None
+    fault: tuple[str, str] | None = None
+    """(reason, detail) where the listing alone shows that the image cannot be used."""
+
+
+class Category(NamedTuple):
+    """One class of a source."""
+
+    name: str
+    original_id: int
+
+
+@dataclass
+class Listing:
+    """All that a source holds, apart from the pixels."""
+
+    categories: list[Category]
+    splits: dict[str, list[Entry]]
+    """By the names train, val, test."""
+    state: str
+    """Digest that changes when annotations or images change."""
+    problems: Problems = field(default_factory=Problems)
+
+
+class Source(Protocol):
+    """A place that images and boxes come from."""
+
+    @property
+    def uri(self) -> str:
+        """Name the source so that it means the same from every folder."""
+        ...
+
+    @property
+    def cpu_bound(self) -> bool:
+        """Tell whether `read` computes (processes help) rather than waits (threads do)."""
+        ...
+
+    def listing(self) -> Listing:
+        """List images and boxes.
+
+        Raises:
+            DataError: it is missing, empty, or not of its format.
+        """
+        ...
+
+    def read(self, entry: Entry) -> bytes:
+        """Return the bytes of an image.
+
+        Raises:
+            StorageError: it is missing or cannot be reached.
+        """
+        ...
+
+
+_SPLIT = re.compile(r"(?:^|[^a-z])(train|val|test)", re.IGNORECASE)
+
+
+def split_of(name: str) -> str | None:
+    """Return train, val or test for a source's name of a split (val2017, validation), or None."""
+    match = _SPLIT.search(name)
+    return match.group(1).lower() if match else None

@@ -1,0 +1,242 @@
+"""PASCAL VOC folders: Annotations/*.xml, JPEGImages, ImageSets/Main/{train,val,test}.txt.
+
+VOC corners are pixels counted from 1, the last one included (VOC2012 development kit, section
+on annotations), while the internal form measures from the image's top left corner. So
+
+    x = xmin - 1, y = ymin - 1, width = xmax - xmin + 1, height = ymax - ymin + 1
+
+and a box from 1 to the image's width covers all of it. COCO JSON that was made from VOC by plain
+subtraction (x = xmin, width = xmax - xmin) is one pixel off that. Corners that coincide are a slip
+of the annotator and no box of one pixel: such a box has no area here, as it has none there.
+"""
+
+import hashlib
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from xml.parsers import expat
+
+from trainer import storage
+from trainer.data import pool
+from trainer.data import problems as reasons
+from trainer.data.problems import Problems
+from trainer.data.sources.base import UNKNOWN, Box, Category, Entry, Listing
+from trainer.errors import DataError
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
+
+_IMAGE_FOLDERS = ("JPEGImages", "images", "Images", "Annotations")
+_READERS = 16
+
+
+@dataclass
+class _Annotation:
+    """What one XML file says."""
+
+    width: int
+    height: int
+    file_name: str
+    objects: list[tuple[str, tuple[float, ...], int]]
+    """(class name, bbox, iscrowd)"""
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class VocSource:
+    """A folder in the layout of PASCAL VOC."""
+
+    folder: str
+    cpu_bound = False
+
+    @property
+    def uri(self) -> str:
+        """Name the folder."""
+        return f"voc:{self.folder}"
+
+    def listing(self) -> Listing:
+        """Read all annotation files.
+
+        Raises:
+            DataError: the folder has no annotations or no images.
+        """
+        names = storage.list_states(storage.join(self.folder, "Annotations"))
+        files = {name[:-4]: name for name in names if name.lower().endswith(".xml")}
+        if not files:
+            raise DataError(
+                f"{self.uri}: no Annotations/*.xml",
+                fix="name the folder that holds Annotations, JPEGImages and ImageSets",
+            )
+        images = _Images.find(self.folder)
+        splits = _read_splits(self.folder, sorted(files))
+        wanted = sorted({stem for stems in splits.values() for stem in stems} & files.keys())
+        digest = hashlib.sha256()
+        annotations = {}
+        for stem, data in sorted(_read_all(self.folder, {stem: files[stem] for stem in wanted}).items()):
+            digest.update(f"{stem} {len(data)}\n".encode() + data)
+            annotations[stem] = _parse(data)
+        # Sorted, so that labels do not depend on which image comes first.
+        classes = sorted({item[0] for found in annotations.values() for item in found.objects} - {""})
+        labels = {name: index for index, name in enumerate(classes)}
+        listing = Listing([Category(name, index + 1) for name, index in labels.items()], {}, "")
+        for split, stems in splits.items():
+            listing.splits[split] = [_entry(stem, annotations.get(stem), images, labels) for stem in stems]
+            for entry in listing.splits[split]:
+                digest.update(f"{split} {entry.file_name} {images.state(entry.file_name)}\n".encode())
+        _note_overlaps(splits, listing.problems)
+        listing.state = digest.hexdigest()
+        return listing
+
+    def read(self, entry: Entry) -> bytes:
+        """Return an image's bytes."""
+        return storage.read_bytes(entry.origin)
+
+
+@dataclass
+class _Images:
+    """The folder with the images, by file name and by stem without regard to case."""
+
+    folder: str
+    states: dict[str, storage.FileState]
+    by_stem: dict[str, str]
+
+    @classmethod
+    def find(cls, root: str) -> "_Images":
+        for name in _IMAGE_FOLDERS:
+            folder = storage.join(root, name)
+            states = {
+                file: state
+                for file, state in storage.list_states(folder).items()
+                if file.lower().endswith(IMAGE_SUFFIXES)
+            }
+            if states:
+                stems = {PurePosixPath(file).stem.lower(): file for file in sorted(states, reverse=True)}
+                return cls(folder, states, stems)
+        raise DataError(f"voc:{root}: no images in JPEGImages", fix="put the images there")
+
+    def name(self, stem: str, annotated: str) -> str | None:
+        """Return the file of an annotation: the one it names if it has its stem, else any of that stem."""
+        if annotated in self.states and PurePosixPath(annotated).stem == stem:
+            return annotated
+        return self.by_stem.get(stem.lower())
+
+    def state(self, name: str) -> storage.FileState | None:
+        return self.states.get(name)
+
+
+def _read_splits(root: str, stems: list[str]) -> dict[str, list[str]]:
+    """Return the image names of each split; all are train where ImageSets lists none."""
+    folder = storage.join(root, "ImageSets", "Main")
+    there = storage.list_states(folder)
+    known = set(stems)
+    lists = {
+        split: _read_split(storage.join(folder, f"{split}.txt"), known)
+        for split in ("train", "val", "test", "trainval")
+        if f"{split}.txt" in there
+    }
+    both = lists.pop("trainval", [])
+    if not lists.get("train"):
+        held_out = {stem for names in lists.values() for stem in names}
+        lists["train"] = [stem for stem in both if stem not in held_out]
+    splits = {split: names for split, names in lists.items() if names}
+    return splits or {"train": stems}
+
+
+def _read_split(uri: str, known: set[str]) -> list[str]:
+    text = storage.read_bytes(uri).decode("utf-8-sig", "replace")
+    stems = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        # Some lists add a column of 1, 0, -1, an extension or a folder to the name.
+        name = line if line in known else re.sub(r"\s+-?[01]$", "", line)
+        if name not in known:
+            name = name.rpartition("/")[2]
+            name = name[: name.rindex(".")] if name.lower().endswith(IMAGE_SUFFIXES) else name
+        stems.append(name)
+    return list(dict.fromkeys(stems))
+
+
+def _read_all(root: str, files: dict[str, str]) -> dict[str, bytes]:
+    tasks = [(stem, storage.join(root, "Annotations", name)) for stem, name in files.items()]
+    workers = 1 if storage.is_local(root) else _READERS
+    return dict(pool.run(_read_one, tasks, workers, processes=False))
+
+
+def _read_one(task: tuple[str, str]) -> tuple[str, bytes]:
+    return task[0], storage.read_bytes(task[1])
+
+
+def _parse(data: bytes) -> _Annotation:
+    """Parse one annotation file; an unreadable one comes back with its fault."""
+    try:
+        _refuse_doctype(data)
+        root = ET.fromstring(data)  # noqa: S314 (no DOCTYPE, so no entities)
+    except (ET.ParseError, expat.ExpatError, ValueError, LookupError) as error:
+        return _Annotation(0, 0, "", [], fault=f"its annotation is no XML that can be used: {error}")
+    if root.tag != "annotation":
+        return _Annotation(0, 0, "", [], fault=f"its annotation is no VOC XML: the root is <{root.tag}>")
+    width, height = (_number(root.findtext(f"size/{side}")) or 0 for side in ("width", "height"))
+    objects = [
+        ((item.findtext("name") or "").strip(), _box(item.find("bndbox")), _flag(item.findtext("difficult")))
+        for item in root.iterfind("object")
+    ]
+    return _Annotation(int(width), int(height), (root.findtext("filename") or "").strip(), objects)
+
+
+def _refuse_doctype(data: bytes) -> None:
+    """Raise ValueError at a DOCTYPE: its entities can read files and fill the memory."""
+
+    def refuse(*_: object) -> None:
+        raise ValueError("it has a DOCTYPE, which is refused")
+
+    parser = expat.ParserCreate()
+    parser.StartDoctypeDeclHandler = refuse
+    parser.Parse(data, True)
+
+
+def _box(corners: ET.Element | None) -> tuple[float, ...]:
+    if corners is None:
+        return ()
+    values = [_number(corners.findtext(name)) for name in ("xmin", "ymin", "xmax", "ymax")]
+    xmin, ymin, xmax, ymax = values
+    if xmin is None or ymin is None or xmax is None or ymax is None:
+        return ()
+    wide = xmax - xmin + 1 if xmax > xmin else 0.0
+    high = ymax - ymin + 1 if ymax > ymin else 0.0
+    return xmin - 1, ymin - 1, wide, high
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if abs(value) < 1e9 else None
+
+
+def _flag(text: str | None) -> int:
+    return int((text or "").strip() == "1")
+
+
+def _entry(stem: str, found: _Annotation | None, images: _Images, labels: dict[str, int]) -> Entry:
+    name = images.name(stem, found.file_name if found else "")
+    if name is None:
+        fault = (reasons.IMAGE_MISSING, f"no file {stem}.* in {images.folder}")
+        return Entry(stem, "", 0, 0, [], fault=fault)
+    origin = storage.join(images.folder, name)
+    if found is None:
+        fault = (reasons.IMAGE_UNREADABLE, f"no Annotations/{stem}.xml")
+        return Entry(name, origin, 0, 0, [], fault=fault)
+    boxes = [Box(labels.get(label, UNKNOWN), bbox, 0.0, crowd) for label, bbox, crowd in found.objects]
+    entry = Entry(name, origin, found.width, found.height, boxes)
+    if found.fault:
+        entry.fault = (reasons.IMAGE_UNREADABLE, found.fault)
+    return entry
+
+
+def _note_overlaps(splits: dict[str, list[str]], problems: Problems) -> None:
+    seen: dict[str, str] = {}
+    for split, stems in splits.items():
+        for stem in stems:
+            if stem in seen:
+                problems.add(reasons.IMAGE_IN_TWO_SPLITS, f"{stem} in {seen[stem]} and {split}")
+            seen[stem] = split
