@@ -303,6 +303,7 @@ def _remote(uri: str) -> ModuleType:
 _REMEDIES = {
     errno.ENOSPC: "the disk is full: free space there, or choose another folder, and run again",
     errno.EDQUOT: "the quota is used up: free space there, or choose another folder, and run again",
+    errno.EFBIG: "files of this size are not allowed there (ulimit -f): choose another folder",
     errno.EROFS: "the file system is read-only: choose another folder",
     errno.EACCES: "check the permissions of the file and its folders",
     errno.EPERM: "check the permissions of the file and its folders",

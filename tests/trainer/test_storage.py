@@ -1,0 +1,274 @@
+import http.server
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer import object_store, storage
+from trainer.errors import StorageError
+
+
+def everything_under(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("uri", "local"),
+    [
+        ("/a/b", True), ("a/b", True), ("file:///a", True), ("FILE:/a", True), ("s3://b/k", False),
+        ("minio://b/k", False), ("https://h/x", False),
+    ],
+)  # fmt: skip
+def test_is_local(uri, local):
+    assert storage.is_local(uri) is local
+
+
+def test_file_uri_is_a_path(tmp_path):
+    (tmp_path / "a b").write_bytes(b"x")
+    assert storage.read_bytes(f"file://{tmp_path}/a%20b") == b"x"
+    assert storage.absolute(f"file:{tmp_path}/") == str(tmp_path)
+
+
+def test_join():
+    assert storage.join("/", "a") == "/a"
+    assert storage.join("/data/", "raw", "a/b.json") == "/data/raw/a/b.json"
+    assert storage.join("s3://bucket", "a") == "s3://bucket/a"
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "a\\..\\b", "\\x", "", "a\0b", "."])
+def test_join_refuses_names_that_climb_out(name):
+    with pytest.raises(StorageError, match="refused name"):
+        storage.join("s3://bucket/data", name)
+
+
+def test_local_round_trip(tmp_path):
+    uri = str(tmp_path / "deep" / "er" / "x.json")
+    storage.write_json(uri, {"é": [1, 2.5, None]})
+    assert storage.exists(uri)
+    assert storage.read_json(uri) == {"é": [1, 2.5, None]}
+    assert storage.size(uri) == Path(uri).stat().st_size
+    assert storage.local_copy(uri) == Path(uri)
+    assert storage.list_files(str(tmp_path)) == ["deep/er/x.json"]
+    assert list(storage.list_states(str(tmp_path))) == []
+    storage.delete(uri)
+    storage.delete(uri)
+    assert not storage.exists(uri)
+
+
+def test_written_files_have_the_mode_of_the_umask(tmp_path):
+    before = os.umask(0o022)
+    try:
+        storage.write_bytes(str(tmp_path / "x"), b"1")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("action", [storage.read_bytes, storage.size, storage.local_copy, storage.read_json])
+def test_a_missing_file_is_named(tmp_path, action):
+    with pytest.raises(StorageError, match=r"no such file: .*nothing\.json"):
+        action(str(tmp_path / "nothing.json"))
+
+
+def test_broken_json_is_named(tmp_path):
+    (tmp_path / "x.json").write_text('{"a": ')
+    with pytest.raises(StorageError, match=r"x\.json is not JSON"):
+        storage.read_json(str(tmp_path / "x.json"))
+
+
+def test_an_unknown_scheme_is_named():
+    with pytest.raises(StorageError, match="unknown scheme 'gs'"):
+        storage.read_bytes("gs://bucket/key")
+
+
+def test_a_file_in_place_of_a_folder(tmp_path):
+    (tmp_path / "x").write_bytes(b"")
+    with pytest.raises(StorageError, match="cannot write"):
+        storage.write_bytes(str(tmp_path / "x" / "y"), b"1")
+
+
+def test_a_failed_write_leaves_the_old_content_and_nothing_else(tmp_path):
+    uri = str(tmp_path / "x")
+    storage.write_bytes(uri, b"old")
+    with pytest.raises(RuntimeError), storage.new_file(uri) as path:
+        path.write_bytes(b"half of the ne")
+        raise RuntimeError
+    assert storage.read_bytes(uri) == b"old"
+    assert everything_under(tmp_path) == ["x"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full to stand for a full disk")
+def test_a_full_disk_is_named_with_its_remedy(tmp_path):
+    uri = str(tmp_path / "x")
+    with pytest.raises(StorageError, match="No space left") as caught, storage.new_file(uri) as path:
+        path.symlink_to("/dev/full")
+        path.write_bytes(b"0" * 100_000)
+    assert uri in caught.value.message
+    assert "disk is full" in caught.value.fix
+    assert everything_under(tmp_path) == []
+
+
+def test_a_file_that_grows_too_large_leaves_nothing(tmp_path):
+    code = (
+        "import resource, signal, sys; from trainer import storage\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "from trainer.errors import StorageError\n"
+        "try: storage.write_bytes(sys.argv[1], bytes(5000))\n"
+        "except StorageError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "x")], capture_output=True, text=True, check=True
+    )
+    assert "File too large" in done.stdout
+    assert everything_under(tmp_path) == []
+
+
+def test_stale_temporary_files_are_removed_and_fresh_ones_left(tmp_path):
+    old, fresh = tmp_path / ".a.1-x.tmp", tmp_path / ".b.1-x.tmp"
+    old.write_bytes(b"")
+    fresh.write_bytes(b"")
+    os.utime(old, (0, 0))
+    storage.remove_stale(str(tmp_path))
+    assert everything_under(tmp_path) == [".b.1-x.tmp"]
+    assert storage.list_files(str(tmp_path)) == []
+
+
+def test_upload_to_a_path(tmp_path):
+    (tmp_path / "a").write_bytes(b"1")
+    storage.upload(tmp_path / "a", str(tmp_path / "b" / "c"))
+    assert (tmp_path / "b" / "c").read_bytes() == (tmp_path / "a").read_bytes() == b"1"
+    with pytest.raises(StorageError, match="no such file"):
+        storage.upload(tmp_path / "none", str(tmp_path / "d"))
+
+
+def test_object_store_round_trip(bucket, tmp_path):
+    uri = "s3://bucket/data/x y+é.json"
+    storage.write_json(uri, {"a": 1})
+    assert (bucket / "data" / "x y+é.json").read_bytes() == b'{"a": 1}'
+    assert storage.exists(uri)
+    assert storage.read_json(uri) == {"a": 1}
+    assert storage.size(uri) == 8
+    (tmp_path / "big").write_bytes(os.urandom(300_000))
+    storage.upload(tmp_path / "big", "s3://bucket/data/deep/big")
+    assert storage.list_files("s3://bucket/data") == ["deep/big", "x y+é.json"]
+    assert list(storage.list_states("s3://bucket/data")) == ["x y+é.json"]
+    assert storage.list_files("s3://bucket/dat") == []
+    copy = storage.local_copy("s3://bucket/data/deep/big", tmp_path / "cache")
+    assert copy.read_bytes() == (tmp_path / "big").read_bytes()
+    storage.delete(uri)
+    assert not storage.exists(uri)
+
+
+def test_a_cached_copy_is_taken_again_only_when_the_object_changed(bucket, tmp_path):
+    storage.write_bytes("s3://bucket/x", b"one")
+    first = storage.local_copy("s3://bucket/x", tmp_path)
+    stamp = first.stat().st_mtime_ns
+    assert storage.local_copy("s3://bucket/x", tmp_path).stat().st_mtime_ns == stamp
+    storage.write_bytes("s3://bucket/x", b"two")
+    assert storage.local_copy("s3://bucket/x", tmp_path).read_bytes() == b"two"
+
+
+def test_object_store_errors_name_the_object_and_the_remedy(bucket, monkeypatch):
+    with pytest.raises(StorageError, match="no such file: s3://bucket/none"):
+        storage.read_bytes("s3://bucket/none")
+    with pytest.raises(StorageError, match="no such bucket") as caught:
+        storage.write_bytes("s3://nowhere/x", b"")
+    assert "create the bucket" in caught.value.fix
+    with pytest.raises(StorageError, match="names no object"):
+        storage.read_bytes("s3://bucket")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    object_store._connect.cache_clear()
+    with pytest.raises(StorageError, match="cannot list s3://bucket") as caught:
+        storage.list_files("s3://bucket/x")
+    assert "access keys" in caught.value.fix
+
+
+def test_minio_uris_take_their_own_endpoint(bucket, monkeypatch):
+    storage.write_bytes("s3://bucket/x", b"1")
+    endpoint = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
+    monkeypatch.setenv("MINIO_ENDPOINT", endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    object_store._connect.cache_clear()
+    assert storage.read_bytes("minio://bucket/x") == b"1"
+
+
+def test_half_a_pair_of_keys_is_an_error(bucket, monkeypatch):
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    object_store._connect.cache_clear()
+    with pytest.raises(StorageError, match="without its secret"):
+        storage.exists("s3://bucket/x")
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """A web server with /ok, a /flaky one that fails twice, /busy, and /cut, which breaks off once."""
+    failures = {"/flaky": 2, "/cut": 1}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            failing = failures.get(self.path, 0) > 0
+            failures[self.path] = failures.get(self.path, 0) - 1
+            code = {"/ok": 200, "/flaky": 503 if failing else 200, "/cut": 200, "/busy": 500}.get(
+                self.path, 404
+            )
+            self.send_response(code)
+            self.send_header("Content-Length", "5")
+            self.send_header("ETag", '"1"')
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(b"he" if self.path == "/cut" and failing else b"hello")
+            self.close_connection = True
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
+    yield f"http://127.0.0.1:{httpd.server_port}"
+    httpd.shutdown()
+    httpd.server_close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask a failing server again at once."""
+    monkeypatch.setattr("urllib3.Retry.get_backoff_time", lambda self: 0)
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("path", ["/ok", "/flaky", "/cut"])
+def test_web_files_are_read_though_the_server_stumbles(server, impatient, path):
+    assert storage.read_bytes(server + path) == b"hello"
+
+
+def test_web_files_are_copied(server, impatient, tmp_path):
+    assert storage.size(f"{server}/ok") == 5
+    assert storage.local_copy(f"{server}/ok", tmp_path).read_bytes() == b"hello"
+    assert not storage.exists(f"{server}/none")
+
+
+def test_web_errors_name_the_address(server, impatient):
+    with pytest.raises(StorageError, match=f"no such file: {server}/none"):
+        storage.read_bytes(f"{server}/none")
+    with pytest.raises(StorageError, match="answers 500") as caught:
+        storage.read_bytes(f"{server}/busy")
+    assert "busy" in caught.value.fix
+    with pytest.raises(StorageError, match=r"cannot read http://127\.0\.0\.1:9/x"):
+        storage.read_bytes("http://127.0.0.1:9/x")
+
+
+def test_the_web_is_read_only(server):
+    with pytest.raises(StorageError, match="read only"):
+        storage.write_bytes(f"{server}/x", b"")
+    with pytest.raises(StorageError, match="cannot list"):
+        storage.list_files(server)
