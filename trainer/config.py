@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from trainer.errors import ConfigError
@@ -27,7 +27,16 @@ Count = Annotated[int, BeforeValidator(_integral), Field(ge=0)]
 Positive = Annotated[int, BeforeValidator(_integral), Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
-Range = Annotated[list[float], Field(min_length=2, max_length=2)]
+Sizes = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
+
+
+def _ascending(value: list[float]) -> list[float]:
+    if value[0] > value[1]:
+        raise ValueError("the first number must not be above the second")
+    return value
+
+
+Range = Annotated[Sizes, Field(min_length=2, max_length=2), AfterValidator(_ascending)]
 
 
 @dataclass(config=_STRICT, frozen=True)
@@ -110,11 +119,13 @@ class ModelConfig:
     """Width of the feature pyramid and of the heads."""
     head_depth: Positive = 4
     """Convolutions in each head before its last."""
-    anchor_sizes: list[float] = field(default_factory=lambda: [32.0, 64.0, 128.0, 256.0, 512.0])
+    anchor_sizes: Annotated[Sizes, Field(min_length=5, max_length=5)] = field(
+        default_factory=lambda: [32.0, 64.0, 128.0, 256.0, 512.0]
+    )
     """Side of the smallest anchor on P3, P4, ...; five levels."""
-    anchor_scales: list[float] = field(default_factory=lambda: [1.0, 2 ** (1 / 3), 2 ** (2 / 3)])
+    anchor_scales: Sizes = field(default_factory=lambda: [1.0, 2 ** (1 / 3), 2 ** (2 / 3)])
     """Sizes at each place, relative to the level's smallest anchor."""
-    aspect_ratios: list[float] = field(default_factory=lambda: [0.5, 1.0, 2.0])
+    aspect_ratios: Sizes = field(default_factory=lambda: [0.5, 1.0, 2.0])
     """Height over width of the anchors."""
     box_loss: Literal["default", "l1", "smooth_l1", "giou"] = "default"
     """Box regression loss; default is the version's."""
@@ -184,13 +195,21 @@ class TrainConfig:
     """Newest checkpoints that are kept, besides the best."""
 
 
+CocoMetric = Literal[
+    "coco/AP", "coco/AP50", "coco/AP75", "coco/APs", "coco/APm", "coco/APl",
+    "coco/AR1", "coco/AR10", "coco/AR100", "coco/ARs", "coco/ARm", "coco/ARl",
+]  # fmt: skip
+
+
 @dataclass(config=_STRICT, frozen=True)
 class EvaluationConfig:
     """Scoring, and the gate that decides on export."""
 
     batch_size: Positive = 8
     """Images of each process in a forward pass."""
-    metric: str = "coco/AP"
+    precision: Literal["bf16", "fp16", "fp32"] = "fp32"
+    """Arithmetic of inference; fp32 scores what is exported."""
+    metric: CocoMetric = "coco/AP"
     """Metric that chooses the best checkpoint."""
     gate: list[str] = field(default_factory=lambda: ["coco/AP >= 0.0"])
     """Rules `metric >= number` (or >, <, <=) that all must hold before a model is exported."""

@@ -73,7 +73,7 @@ class Bar:
 
 
 @contextmanager
-def progress(task: str, total: int | None, unit: str, *, done: int = 0) -> Iterator[Bar]:
+def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: bool = True) -> Iterator[Bar]:
     """Show the progress of a task: a bar on a terminal, events to a file, or plain lines.
 
     Args:
@@ -81,8 +81,9 @@ def progress(task: str, total: int | None, unit: str, *, done: int = 0) -> Itera
         total: units in all, or None where unknown.
         unit: plural name of the units, e.g. "images".
         done: units found done by an earlier run.
+        shown: whether this process shows it (of several, only the main one does).
     """
-    sink = _choose_sink()
+    sink = _choose_sink() if shown else _NoSink()
     bar = Bar(task, total, unit, sink, done)
     try:
         yield bar
@@ -101,6 +102,13 @@ def _choose_sink() -> Sink:
     if os.environ.get(PROGRESS_FILE):
         return _FileSink(Path(os.environ[PROGRESS_FILE]))
     return _TerminalSink() if sys.stderr.isatty() else _LineSink()
+
+
+class _NoSink:
+    """Shows nothing."""
+
+    def show(self, bar: Bar, *, end: bool = False) -> None:
+        pass
 
 
 class _FileSink:

@@ -1,0 +1,170 @@
+"""The detector against torchvision's: same layout, same losses, same gradients, same detections."""
+
+import dataclasses
+
+import pytest
+import torch
+from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
+from torchvision.models.detection.image_list import ImageList
+from torchvision.ops.misc import FrozenBatchNorm2d
+
+from trainer.config import ModelConfig
+from trainer.model.detector import build
+from trainer.model.loss import PADDING
+
+SIZE = 128
+CLASSES = 7
+NARROW = ModelConfig(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1, norm="group")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+def batch(counts):
+    """Random images with so many boxes each, as a padded batch and as torchvision takes them."""
+    images = torch.randint(0, 256, (len(counts), 3, SIZE, SIZE), dtype=torch.uint8)
+    boxes = torch.zeros(len(counts), max(1, *counts), 4)
+    labels = torch.full(boxes.shape[:2], PADDING)
+    lists = []
+    for row, count in enumerate(counts):
+        corner = torch.rand(count, 2) * SIZE * 0.6
+        boxes[row, :count] = torch.cat([corner, corner + 4 + torch.rand(count, 2) * SIZE * 0.35], dim=1)
+        labels[row, :count] = torch.randint(0, CLASSES, (count,))
+        lists.append({"boxes": boxes[row, :count], "labels": labels[row, :count]})
+    return images, boxes, labels, lists
+
+
+def reference(version):
+    make = retinanet_resnet50_fpn if version == "v1" else retinanet_resnet50_fpn_v2
+    model = make(weights=None, weights_backbone=None, num_classes=CLASSES)
+    model.transform.min_size, model.transform.max_size = (SIZE,), SIZE
+    return model
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_equal_to_torchvision(version):
+    model = reference(version)
+    ours = build(ModelConfig(version=version), CLASSES)
+    assert ours.state_dict().keys() == model.state_dict().keys()
+    ours.load_state_dict(model.state_dict())
+    for module in [*model.modules(), *ours.modules()]:
+        # Statistics over a 1x1 map would blow rounding up beyond any tolerance.
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.eval()
+    images, boxes, labels, lists = batch([3, 0, 1])
+    # The same network input for both: fifty random layers blow the last bit of it up a thousandfold.
+    inputs = ours.normalize(images)
+    theirs, _ = model.transform([image / 255 for image in images])
+    assert torch.allclose(inputs, theirs.tensors, atol=1e-5)
+    features = list(model.backbone(inputs).values())
+    anchors = model.anchor_generator(ImageList(inputs, [(SIZE, SIZE)] * 3), features)
+    expected = model.compute_loss(lists, model.head(features), anchors)
+    found = ours(images, boxes, labels)
+    assert torch.allclose(found.classification, expected["classification"], rtol=1e-5)
+    assert torch.allclose(found.boxes, expected["bbox_regression"], rtol=1e-5)
+    sum(expected.values()).backward()
+    (found.classification + found.boxes).backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        difference = (parameter.grad - gradients[name]).norm() / gradients[name].norm().clamp(min=1e-12)
+        assert difference < 1e-5, name
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_detections_equal_to_torchvision(background):
+    config = ModelConfig(background_class=background, detections_per_image=100)
+    ours = build(config, CLASSES)
+    shapes = [(-(-SIZE // stride), -(-SIZE // stride)) for stride in (8, 16, 32, 64, 128)]
+    anchors = ours.anchors(shapes, (SIZE, SIZE))
+    total = sum(len(level) for level in anchors)
+    logits = torch.randn(3, total, CLASSES + background) * 2 - 5
+    logits[2] = -20.0
+    offsets = torch.randn(3, total, 4) * 0.3
+    found = ours.detections(logits, offsets, anchors, (SIZE, SIZE))
+    model = reference("v2")
+    model.detections_per_img = 100
+    sizes = [len(level) for level in anchors]
+    outputs = {
+        "cls_logits": list(logits[:, :, background:].split(sizes, dim=1)),
+        "bbox_regression": list(offsets.split(sizes, dim=1)),
+    }
+    expected = model.postprocess_detections(outputs, [anchors] * 3, [(SIZE, SIZE)] * 3)
+    assert [len(one["scores"]) for one in expected] == found.num.tolist() == [100, 100, 0]
+    for row, one in enumerate(expected):
+        count = len(one["scores"])
+        assert torch.equal(found.labels[row, :count], one["labels"])
+        assert torch.equal(found.scores[row, :count], one["scores"])
+        assert torch.allclose(found.boxes[row, :count], one["boxes"], atol=1e-4)
+        assert (found.labels[row, count:] == -1).all() and (found.scores[row, count:] == 0).all()
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "resnet34", "resnet101", "resnext50_32x4d"])
+@pytest.mark.parametrize("norm", ["batch", "frozen", "group"])
+def test_backbones_and_norms_train(backbone, norm):
+    detector = build(ModelConfig(backbone=backbone, norm=norm, fpn_channels=32, head_depth=1), 3)
+    images, boxes, labels, _ = batch([2])
+    losses = detector(images[:, :, :64, :64], boxes / 2, labels.clamp(max=2))
+    (losses.classification + losses.boxes).backward()
+    kinds = {type(module) for module in detector.backbone.body.modules()}
+    expected = {"batch": torch.nn.BatchNorm2d, "frozen": FrozenBatchNorm2d, "group": torch.nn.GroupNorm}[norm]
+    assert expected in kinds
+    assert all(p.grad is not None for p in detector.parameters() if p.requires_grad)
+
+
+def test_widths_and_depths_are_as_configured():
+    detector = build(dataclasses.replace(NARROW, head_depth=2), 3)
+    assert detector.backbone.body.conv1.out_channels == 16
+    assert detector.backbone.body.layer4[-1].conv2.out_channels == 128
+    assert len(detector.head.classification_head.conv) == 2
+    assert detector.head.regression_head.bbox_reg.in_channels == 32
+    assert sum(p.numel() for p in detector.parameters()) < 1_100_000
+
+
+@pytest.mark.parametrize(
+    ("trainable", "frozen"), [(0, ["conv1", "layer4"]), (3, ["conv1", "bn1", "layer1"]), (5, [])]
+)
+def test_trainable_layers(trainable, frozen):
+    body = build(dataclasses.replace(NARROW, trainable_layers=trainable), 3).backbone.body
+    for stage in ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4"):
+        wanted = stage not in frozen and (trainable > 0)
+        assert all(p.requires_grad == wanted for p in getattr(body, stage).parameters()), stage
+
+
+def test_anchors_stay_fp32_under_autocast():
+    detector = build(NARROW, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        detector.predict(torch.zeros(1, 3, SIZE, SIZE, dtype=torch.uint8))
+    cached = next(iter(detector._anchors.values()))
+    assert all(level.dtype == torch.float32 for level in cached)
+    fresh = build(NARROW, 3)
+    fresh.predict(torch.zeros(1, 3, SIZE, SIZE, dtype=torch.uint8))
+    assert all(map(torch.equal, cached, next(iter(fresh._anchors.values()))))
+
+
+def test_the_background_output_is_never_a_target_and_never_detected():
+    config = dataclasses.replace(NARROW, background_class=True, score_threshold=0.0)
+    detector = build(config, 3)
+    assert detector.head.classification_head.num_classes == 4
+    images, boxes, labels, _ = batch([4])
+    found = detector.eval().predict(images)
+    assert set(found.labels[0, : found.num[0]].tolist()) <= {0, 1, 2}
+    plain = build(NARROW, 4).train()
+    plain.load_state_dict(detector.state_dict())
+    labels = labels.clamp(max=2)
+    with_background = detector.train()(images, boxes, labels)
+    shifted = plain(images, boxes, labels + 1)
+    assert torch.equal(with_background.classification, shifted.classification)
+
+
+def test_the_colour_map_is_applied_before_normalisation():
+    detector = build(NARROW, 3)
+    images = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+    color = torch.zeros(2, 3, 4)
+    color[0, :, :3], color[0, :, 3] = 0.5 * torch.eye(3), 0.25
+    color[1, :, :3] = torch.eye(3)
+    found = detector.normalize(images, color) * detector.std + detector.mean
+    assert torch.allclose(found[0], 0.5 * images[0].float() + 0.25 * 255, atol=1e-3)
+    assert torch.allclose(found[1], images[1].float(), atol=1e-3)

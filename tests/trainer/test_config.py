@@ -1,0 +1,106 @@
+"""The configuration: strict loading, overrides, recipes."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from trainer import recipes
+from trainer.config import Config, from_json, parse_value, to_json, with_overrides
+from trainer.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_every_recipe_survives_writing_and_reading(name):
+    config = recipes.load(name)
+    assert config.recipe == name
+    assert from_json(to_json(config)) == config
+
+
+def test_numbers_of_the_published_recipes():
+    coco, openimages, mlperf = (recipes.load(n) for n in ("coco_r50", "openimages_r50", "mlperf"))
+    assert (coco.train.epochs, coco.train.batch_size, coco.train.lr) == (26, 4, 0.01)
+    assert (coco.train.optimizer, coco.train.momentum, coco.train.weight_decay) == ("sgd", 0.9, 1e-4)
+    assert (openimages.train.lr, openimages.train.schedule, openimages.train.batch_size) == (
+        0.02,
+        "cosine",
+        4,
+    )
+    assert openimages.loader.workers == 4 and openimages.model.background_class
+    assert (mlperf.model.backbone, mlperf.loader.image_size) == ("resnext50_32x4d", 800)
+    assert (mlperf.train.optimizer, mlperf.train.lr) == ("adam", 1e-4)
+
+
+def test_whole_floats_are_taken_for_integers():
+    assert recipes.load("debug", {"train.epochs": 100.0}).train.epochs == 100
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ({"train.epochs": 100.5}, "train.epochs"),
+        ({"train.epochs": "many"}, "train.epochs"),
+        ({"train.epochs": True}, "train.epochs"),
+        ({"train.lr": "0.1"}, "train.lr"),
+        ({"train.lr": -1.0}, "train.lr"),
+        ({"train.lr": float("nan")}, "train.lr"),
+        ({"train.optimizer": "sgdd"}, "train.optimizer"),
+        ({"loader.scale": [1.0, 2.0, 3.0]}, "loader.scale"),
+        ({"loader.scale": [2.0, 1.0]}, "loader.scale"),
+        ({"model.anchor_sizes": [8.0]}, "model.anchor_sizes"),
+    ],
+)
+def test_values_that_do_not_fit_are_named(overrides, named):
+    with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
+        recipes.load("debug", overrides)
+
+
+def test_an_unknown_key_suggests_the_nearest():
+    with pytest.raises(ConfigError) as caught:
+        recipes.load("debug", {"train.epoch": 3})
+    assert "'train.epoch'" in str(caught.value) and "did you mean train.epochs" in str(caught.value)
+
+
+def test_a_section_cannot_be_replaced_whole():
+    with pytest.raises(ConfigError, match="'train'"):
+        recipes.load("debug", {"train": {}})
+
+
+def test_an_unknown_recipe_lists_those_there_are():
+    with pytest.raises(ConfigError, match="coco_r50"):
+        recipes.load("coco")
+
+
+def test_unknown_keys_in_a_file_are_errors_that_name_file_and_key():
+    tree = asdict(Config())
+    tree["train"]["amp"] = True
+    with pytest.raises(ConfigError, match=r"run/config\.json(.|\n)*train\.amp: no such key"):
+        from_json(json.dumps(tree), where="run/config.json")
+
+
+def test_text_that_is_no_json_is_an_error():
+    with pytest.raises(ConfigError, match="whole text"):
+        from_json("{", where="x")
+
+
+def test_overrides_leave_the_rest_and_the_original_alone():
+    base = Config()
+    changed = with_overrides(base, {"train.lr": 0.5})
+    assert changed.train.lr == 0.5 and base.train.lr == 0.01
+    assert with_overrides(changed, {"train.lr": base.train.lr}) == base
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("3", 3),
+        ("true", True),
+        ("[1,2]", [1, 2]),
+        ("sgd", "sgd"),
+        ("", ""),
+        ("s3://a/b", "s3://a/b"),
+    ],
+)
+def test_values_from_the_command_line(text, value):
+    assert parse_value(text) == value

@@ -1,0 +1,175 @@
+"""Checkpoints: written whole or not at all, read without running code from them.
+
+A run's folder holds `step-00001234.pt` (everything needed to go on) and `best.pt` (the
+weights that evaluate best, with what is needed to use them).
+"""
+
+import io
+import json
+import logging
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer import config as configuration
+from trainer import storage
+from trainer.config import Config
+from trainer.errors import CheckpointError, StorageError
+from trainer.model.detector import Detector, build
+
+VERSION = 1
+BEST = "best.pt"
+_PREFIX, _SUFFIX = "step-", ".pt"
+_LOG = logging.getLogger("checkpoint")
+
+_MAY_CHANGE = {
+    "data",
+    "evaluation",
+    "export",
+    "loader.workers",
+    "loader.prefetch",
+    "train.epochs",
+    "train.log_every",
+    "train.validate_every",
+    "train.checkpoint_steps",
+    "train.checkpoint_minutes",
+    "train.keep_checkpoints",
+    "train.batch_size",
+    "train.accumulate",
+}
+"""Sections and keys that a resumed run may have otherwise. Batch size and accumulation may
+be traded against processes: the global batch is compared instead."""
+
+
+def write(state: dict[str, Any], uri: str) -> None:
+    """Write a checkpoint whole; a reader never sees a part of it.
+
+    Raises:
+        StorageError: the place is full or refuses the write.
+    """
+    buffer = io.BytesIO()
+    torch.save({"version": VERSION, **state}, buffer)
+    storage.write_bytes(uri, buffer.getvalue())
+
+
+def write_step(state: dict[str, Any], folder: str, step: int, keep: int) -> None:
+    """Write the checkpoint of a step and delete all but the newest `keep`."""
+    write(state, storage.join(folder, f"{_PREFIX}{step:08d}{_SUFFIX}"))
+    for name in _steps(folder)[:-keep]:
+        storage.delete(storage.join(folder, name))
+
+
+def read(uri: str) -> dict[str, Any]:
+    """Read a checkpoint onto the CPU.
+
+    Raises:
+        CheckpointError: it is damaged, holds more than data, or is of another version.
+        StorageError: it cannot be read.
+    """
+    path = storage.local_copy(uri)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load has no common error of its own
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"checkpoint {uri} cannot be read: {reason}",
+            fix="use another checkpoint of the same folder",
+        ) from None
+    if not isinstance(state, dict) or state.get("version") != VERSION or "model" not in state:
+        raise CheckpointError(
+            f"{uri} is not a checkpoint of this program",
+            fix="give a file that `train` wrote; plain weights go into model.weights",
+        )
+    return state
+
+
+def read_latest(folder: str) -> dict[str, Any] | None:
+    """Read the newest checkpoint of a folder that can be read, or None where there is none."""
+    names = _steps(folder)
+    for name in reversed(names):
+        try:
+            return read(storage.join(folder, name))
+        except CheckpointError as error:
+            _LOG.warning("%s; trying the one before it", error.message)
+    if names:
+        raise CheckpointError(
+            f"none of the {len(names)} checkpoints in {folder} can be read",
+            fix="delete that folder to start anew",
+        )
+    return None
+
+
+def _steps(folder: str) -> list[str]:
+    try:
+        names = storage.list_files(folder)
+    except StorageError:
+        return []
+    return sorted(name for name in names if name.startswith(_PREFIX) and name.endswith(_SUFFIX))
+
+
+def check_same_run(state: dict[str, Any], config: Config, fingerprint: str, global_batch: int) -> None:
+    """Make sure that a checkpoint belongs to this configuration and data.
+
+    Raises:
+        CheckpointError: naming the keys that differ.
+    """
+    saved = json.loads(state["config"])
+    differing = [
+        f"{key}: {old!r} in the checkpoint, {new!r} now"
+        for key, old, new in _differences(saved, asdict(config))
+        if key not in _MAY_CHANGE and key.split(".")[0] not in _MAY_CHANGE
+    ]
+    if state["fingerprint"] != fingerprint:
+        differing.append(f"data: shards {state['fingerprint']} in the checkpoint, {fingerprint} now")
+    if state["global_batch"] != global_batch:
+        differing.append(f"global batch: {state['global_batch']} in the checkpoint, {global_batch} now")
+    if differing:
+        raise CheckpointError(
+            "this run's folder holds a checkpoint of another configuration:\n  " + "\n  ".join(differing),
+            fix="start a run under another name, or set these back to go on with this one",
+        )
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
+    found = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            found += _differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            found.append((prefix + key, before, after))
+    return found
+
+
+def model_state(state: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights to evaluate: the moving average where one is kept."""
+    return state.get("ema") or state["model"]
+
+
+def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Detector, dict[str, Any]]:
+    """Build the detector of a checkpoint, in evaluation mode.
+
+    Returns:
+        The detector with the evaluated weights, and what is known of it: config (dict),
+        categories, step, epoch, metrics, fingerprint (of the shards it was trained on).
+
+    Raises:
+        CheckpointError: the file cannot be read or its weights do not fit its configuration.
+    """
+    state = read(uri)
+    config = configuration.from_json(state["config"], where=f"configuration in {uri}")
+    detector = build(config.model, len(state["categories"]))
+    try:
+        detector.load_state_dict(model_state(state))
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"the weights in {uri} do not fit its own configuration: {str(error).splitlines()[0]}",
+            fix="use another checkpoint of the same folder",
+        ) from None
+    known = ("categories", "step", "epoch", "metrics", "fingerprint")
+    return detector.to(device).eval(), {
+        "config": json.loads(state["config"]),
+        **{key: state.get(key) for key in known},
+    }

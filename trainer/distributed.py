@@ -1,0 +1,86 @@
+"""The processes of a run: who they are, and the few things they say to each other."""
+
+import datetime
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+TIMEOUT = datetime.timedelta(minutes=30)
+"""How long a collective waits: longer than rank 0 needs to score a large validation split."""
+
+
+_ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+"""What torchrun tells each process, and what holds outside torchrun."""
+
+
+@dataclass(frozen=True)
+class World:
+    """One process among all of a run."""
+
+    rank: int
+    """Number of this process, from 0."""
+    size: int
+    """Processes in all."""
+    device: torch.device
+    """Where this process computes."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, the one that logs and writes."""
+        return self.rank == 0
+
+
+SINGLE = World(rank=0, size=1, device=torch.device("cpu"))
+"""One process on the CPU, with no process group."""
+
+
+@contextmanager
+def process_group() -> Iterator[World]:
+    """Join the processes that torchrun started: nccl with GPUs, gloo without.
+
+    Outside torchrun it is one process, on the first GPU where there is one.
+    """
+    rank, size, local_rank = (int(os.environ.get(key, default)) for key, default in _ENVIRONMENT)
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    if "RANK" not in os.environ:
+        yield World(rank, size, device)
+        return
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=TIMEOUT, device_id=device if cuda else None)
+    try:
+        yield World(rank, size, device)
+    finally:
+        # Not a barrier: after an error the other ranks may be gone.
+        dist.destroy_process_group()
+
+
+def gather(value: Any, world: World) -> list[Any]:
+    """Collect a small picklable value of every rank, on every rank, in rank order."""
+    if world.size == 1:
+        return [value]
+    values: list[Any] = [None] * world.size
+    dist.all_gather_object(values, value)
+    return values
+
+
+def broadcast(value: Any, world: World) -> Any:
+    """Give every rank the value of rank 0."""
+    if world.size == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def largest(values: torch.Tensor, world: World) -> torch.Tensor:
+    """Largest value over all ranks, element by element, in place."""
+    if world.size > 1:
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+    return values

@@ -1,0 +1,77 @@
+"""torchrun with exit codes and messages that can be trusted.
+
+torchrun ends with code 1 and a traceback whatever happened to its workers. Here the code
+of the first worker that failed is kept (143: stopped after saving, run me again) and its
+message is printed once.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import parse_args, run
+
+from trainer.errors import EXIT_RETRY, KubedetError
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""Environment variable with which torchrun tells each worker where its error goes."""
+
+
+def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
+    """Run `python -m trainer ARGUMENTS` in every process of this node, and wait.
+
+    Args:
+        arguments: verb and options, e.g. ["train", "--config", URI].
+        torchrun_arguments: options of torchrun, e.g. ["--nproc-per-node", "2"]. What is not
+            given torchrun takes from PET_* variables, as the Training Operator sets them.
+
+    Returns:
+        0, or the exit code of the first worker that failed; 128 + n for signal n.
+    """
+    # torchrun warns of it and sets it to 1; which is right, for the loader has its own threads.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    try:
+        run(parse_args([*torchrun_arguments, "-m", "trainer", *arguments]))
+    except SignalException as error:
+        print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
+        return EXIT_RETRY if error.sigval in (signal.SIGTERM, signal.SIGINT) else 128 + int(error.sigval)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+        print(_explain(rank, failure.exitcode, failure.message), file=sys.stderr)
+        return code
+    return 0
+
+
+def _explain(rank: int, exit_code: int, message: str) -> str:
+    if exit_code == -signal.SIGKILL:
+        return (
+            f"error: the training process of rank {rank} was killed (SIGKILL); all others were stopped\n"
+            "  fix: mostly memory ran out: lower train.batch_size or loader.image_size, or give more memory; "
+            "the same command goes on from the last checkpoint"
+        )
+    if exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        return (
+            f"error: the training process of rank {rank} died of {name}; all others were stopped\n"
+            "  fix: look at the lines above; the same command goes on from the last checkpoint"
+        )
+    return f"error: {message}"
+
+
+def report_error(error: KubedetError) -> None:
+    """Tell the user of an error: through torchrun where it runs this process, else on stderr."""
+    path = os.environ.get(ERROR_FILE)
+    if path is None:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return
+    # The form that torchrun reads (torch.distributed.elastic.multiprocessing.errors).
+    contents = {"message": {"message": str(error), "extraInfo": {"timestamp": str(int(time.time()))}}}
+    Path(path).write_text(json.dumps(contents))

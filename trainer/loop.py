@@ -1,0 +1,291 @@
+"""The training loop: from shards to the best checkpoint, on every rank.
+
+Read `train`, then `_Run.fit`. A run is a pure function of configuration, shards and global
+batch: stopped anywhere and resumed, it goes on with the same batches and the same losses.
+"""
+
+import contextlib
+import logging
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer import checkpoint, log, storage
+from trainer import config as configuration
+from trainer.config import Config
+from trainer.data.loader import Batch, TrainLoader
+from trainer.data.shard_index import ShardDataset
+from trainer.distributed import World, broadcast, gather, largest, process_group
+from trainer.errors import Interrupted, TrainingError
+from trainer.evaluation.coco import evaluate as evaluate_coco
+from trainer.evaluation.inference import predict_split
+from trainer.model.loss import Losses
+from trainer.optim import gradient_norm, learning_rate, set_learning_rate
+from trainer.precision import autocast
+from trainer.signals import StopRequest, stop_request
+from trainer.state import TrainState
+from trainer.training_log import TrainingLog
+
+_LOG = logging.getLogger("train")
+
+
+def train(config: Config, shards_uri: str, output_uri: str, *, resume: str = "auto") -> dict[str, Any]:
+    """Train a detector; runs in every process that torchrun starts.
+
+    Args:
+        config: the whole configuration.
+        shards_uri: folder that the shard step wrote.
+        output_uri: folder for checkpoints/, best.pt, metrics.jsonl, tensorboard/, result.json.
+        resume: "auto" goes on from the newest checkpoint in the folder, "none" starts anew.
+
+    Returns:
+        checkpoint (URI of the best), metric (the one that chose), metrics, best_step, steps,
+        epochs, seconds, images_per_second, resumed_from (step or None), processes.
+
+    Raises:
+        Interrupted: stopped by SIGTERM or SIGINT, after saving.
+        TrainingError: a loss that is not finite.
+        CheckpointError, DataError, StorageError: see there.
+    """
+    with process_group() as world, stop_request() as stop:
+        run = _Run(config, shards_uri, output_uri, world, resume)
+        try:
+            return run.fit(stop)
+        finally:
+            run.close()
+
+
+class _Run:
+    """The parts of a training run in one process, and where it stands."""
+
+    def __init__(self, config: Config, shards_uri: str, output_uri: str, world: World, resume: str) -> None:
+        self.config, self.world, self.output = config, world, output_uri
+        self.checkpoints = storage.join(output_uri, "checkpoints")
+        self.train_set = ShardDataset(shards_uri, "train")
+        self.val_set = ShardDataset(shards_uri, "val") if "val" in self.train_set.splits else None
+        self.loader = TrainLoader(
+            self.train_set, config.loader, batch_size=config.train.batch_size,
+            accumulate=config.train.accumulate, seed=config.train.seed, world=world,
+        )  # fmt: skip
+        self.steps = math.ceil(config.train.epochs * len(self.train_set) / self.loader.global_batch)
+        self.state = TrainState(config, len(self.train_set.categories), world)
+        self.resumed_from = self._resume() if resume == "auto" else None
+        self.model = self.state.distributed()
+        self.log = TrainingLog(output_uri, self.state.step) if world.is_main else None
+
+    @property
+    def samples(self) -> int:
+        """Position in the stream of samples."""
+        return self.state.step * self.loader.global_batch
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are complete."""
+        return self.samples // len(self.train_set)
+
+    def fit(self, stop: StopRequest) -> dict[str, Any]:
+        """Train to the end, or to a stop request."""
+        state, first, stopping = self.state, self.state.step, False
+        start = saved_at = time.monotonic()
+        batches = self.loader.batches(self.samples)
+        sums = torch.zeros(4, device=self.world.device)
+        with log.progress("train", self.steps, "steps", done=first, shown=self.world.is_main) as bar:
+            while True:
+                if self._epoch_ended() or stopping or self._checkpoint_due(saved_at):
+                    self._save()
+                    saved_at = time.monotonic()
+                if stopping and state.step < self.steps:
+                    raise self._interrupted()
+                if self._validation_due():
+                    # The state is saved: a signal may end a validation at once.
+                    with stop.at_once(self._interrupted):
+                        self._validate()
+                    self._save()
+                if state.step == self.steps:
+                    break
+                step_sums, stopping = self._train_step(
+                    [next(batches) for _ in range(self.config.train.accumulate)], stop
+                )
+                sums += step_sums
+                state.step += 1
+                if state.step % self.config.train.log_every == 0 or state.step == self.steps:
+                    bar.note = self._report(sums, time.monotonic() - start, state.step - first)
+                    sums.zero_()
+                bar.update()
+        return self._finish(time.monotonic() - start, state.step - first)
+
+    def _interrupted(self) -> Interrupted:
+        return Interrupted(
+            f"training stopped after step {self.state.step} of {self.steps}; "
+            f"its state is in {self.checkpoints}",
+            fix="run the same command again and it goes on from there",
+        )
+
+    def _epoch_ended(self) -> bool:
+        """Whether the last step completed an epoch, or the training."""
+        before = (self.samples - self.loader.global_batch) // len(self.train_set)
+        return self.state.step == self.steps or (self.state.step > 0 and self.epoch > before)
+
+    def _validation_due(self) -> bool:
+        due = self.epoch % self.config.train.validate_every == 0 or self.state.step == self.steps
+        fresh = self.state.validated < self.state.step
+        return self.val_set is not None and self._epoch_ended() and due and fresh
+
+    def _train_step(self, batches: list[Batch], stop: StopRequest) -> tuple[Tensor, bool]:
+        """One optimiser step over the forward passes of this rank.
+
+        Returns:
+            [4] on the device: total, classification and box loss, norm of the gradient; and
+            whether any rank was asked to stop.
+        """
+        state = self.state
+        set_learning_rate(state.optimizer, learning_rate(state.step, self.steps, self.config.train))
+        losses = torch.zeros(2, device=self.world.device)
+        for turn, batch in enumerate(batches):
+            losses += self._forward_backward(batch, last=turn == len(batches) - 1)
+        losses /= len(batches)
+        # All ranks learn here, in one message, what any of them found: they go on together.
+        flags = torch.stack([~torch.isfinite(losses).all(), torch.tensor(stop.asked, device=losses.device)])
+        broken, stopping = largest(flags.float(), self.world).tolist()
+        if broken:
+            self._refuse(losses, batches)
+        state.scaler.unscale_(state.optimizer)
+        norm = gradient_norm(state.parameters, self.config.train.clip_norm)
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+        state.optimizer.zero_grad(set_to_none=True)
+        if state.ema:
+            state.ema.update(state.step)
+        return torch.cat([losses.sum()[None], losses, norm[None].float()]), bool(stopping)
+
+    def _forward_backward(self, batch: Batch, *, last: bool) -> Tensor:
+        # Gradients are exchanged in the last backward pass of a step only.
+        waits = isinstance(self.model, DistributedDataParallel) and not last
+        with self.model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
+            with autocast(self.world.device, self.config.train.precision):
+                losses: Losses = self.model(batch.images, batch.boxes, batch.labels, batch.color)
+            total = (losses.classification + losses.boxes) / self.config.train.accumulate
+            self.state.scaler.scale(total).backward()
+        return torch.stack([losses.classification.detach(), losses.boxes.detach()])
+
+    def _refuse(self, losses: Tensor, batches: list[Batch]) -> None:
+        """Stop every rank before the optimiser touches the weights, naming step and batch."""
+        mine = [image_id for batch in batches for image_id in batch.image_ids]
+        reports = gather((self.world.rank, losses.tolist(), mine), self.world)
+        bad = [report for report in reports if not all(map(math.isfinite, report[1]))]
+        raise TrainingError(
+            f"the loss is not finite at step {self.state.step + 1} of {self.steps} (epoch {self.epoch + 1}): "
+            + "; ".join(
+                f"rank {rank}: classification {values[0]:g}, boxes {values[1]:g}, image ids {ids}"
+                for rank, values, ids in bad
+            ),
+            fix="lower train.lr, raise train.warmup_steps, set train.clip_norm or train.precision=fp32, "
+            "or look at these images; the step was not applied",
+        )
+
+    def _report(self, sums: Tensor, seconds: float, steps: int) -> str:
+        """Log the means since the last report; returns the note for the progress display."""
+        state = self.state
+        count = min((state.step - 1) % self.config.train.log_every + 1, steps)
+        total, classification, boxes, norm = (sums / count).tolist()
+        rate = steps * self.loader.global_batch / seconds
+        if self.log:
+            row = {
+                "step": state.step, "epoch": self.samples / len(self.train_set), "loss": total,
+                "loss_classification": classification, "loss_boxes": boxes, "gradient_norm": norm,
+                "lr": state.optimizer.param_groups[0]["lr"], "images_per_second": rate,
+            }  # fmt: skip
+            self.log.add("train", row)
+        return f"loss {total:.3f}, {rate:.0f} images/s"
+
+    def _checkpoint_due(self, saved_at: float) -> bool:
+        config = self.config.train
+        if config.checkpoint_steps and self.state.step % config.checkpoint_steps == 0:
+            return True
+        # Rank 0's clock decides for all; it is a message, so it is sent only now and then.
+        if not config.checkpoint_minutes or self.state.step % config.log_every:
+            return False
+        return broadcast(time.monotonic() - saved_at > config.checkpoint_minutes * 60, self.world)
+
+    def _validate(self) -> None:
+        """Score the weights on the validation split and keep them if they are the best."""
+        state, metric = self.state, self.config.evaluation.metric
+        assert self.val_set is not None
+        found = predict_split(state.evaluated(), self.val_set, self.config, self.world, task="validate")
+        state.detector.train()
+        state.validated = state.step
+        if self.world.is_main:
+            metrics = evaluate_coco(self.val_set.annotations(), found).metrics
+            shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in ("coco/AP", "coco/AP50"))
+            _LOG.info("epoch %d: %s", self.epoch, shown)
+            if self.log:
+                self.log.add("val", {"step": state.step, "epoch": self.epoch, **metrics})
+            if not state.best or metrics[metric] > state.best["metrics"][metric]:
+                state.best = {"step": state.step, "epoch": self.epoch, "metrics": metrics}
+                self._write_best()
+
+    def _write_best(self) -> None:
+        contents = {**self._description(), **self.state.best, "model": self.state.evaluated().state_dict()}
+        checkpoint.write(contents, storage.join(self.output, checkpoint.BEST))
+        self.state.detector.train()
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "config": configuration.to_json(self.config),
+            "categories": self.train_set.categories,
+            "fingerprint": self.train_set.fingerprint,
+            "global_batch": self.loader.global_batch,
+        }
+
+    def _save(self) -> None:
+        """Write everything needed to go on from here."""
+        contents = {**self._description(), "epoch": self.epoch, **self.state.state_dict()}
+        if self.world.is_main and self.log:
+            self.log.publish()
+            checkpoint.write_step(
+                contents, self.checkpoints, self.state.step, self.config.train.keep_checkpoints
+            )
+
+    def _resume(self) -> int | None:
+        """Take up the newest checkpoint; returns its step."""
+        saved = checkpoint.read_latest(self.checkpoints)
+        if saved is None:
+            return None
+        checkpoint.check_same_run(saved, self.config, self.train_set.fingerprint, self.loader.global_batch)
+        self.state.load_state_dict(saved)
+        if self.world.is_main:
+            _LOG.info("resumed at step %d of %d", self.state.step, self.steps)
+        return self.state.step
+
+    def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
+        if self.world.is_main and not self.state.best:
+            # Without a validation split the last weights are the ones to use.
+            self.state.best = {"step": self.state.step, "epoch": self.epoch, "metrics": {}}
+            self._write_best()
+        best = self.state.best
+        result = {
+            "checkpoint": storage.join(self.output, checkpoint.BEST),
+            "metric": self.config.evaluation.metric,
+            "metrics": best.get("metrics", {}),
+            "best_step": best.get("step"),
+            "steps": self.steps,
+            "epochs": self.config.train.epochs,
+            "seconds": seconds,
+            "images_per_second": steps * self.loader.global_batch / seconds if steps else 0.0,
+            "resumed_from": self.resumed_from,
+            "processes": self.world.size,
+        }
+        if self.world.is_main and self.log:
+            self.log.publish()
+            storage.write_json(storage.join(self.output, "result.json"), result)
+        return result
+
+    def close(self) -> None:
+        """End threads and close files."""
+        self.loader.close()
+        if self.log:
+            self.log.close()

@@ -1,0 +1,1 @@
+"""The detector: backbone, pyramid, heads, anchors, loss and postprocessing."""

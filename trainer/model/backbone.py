@@ -1,0 +1,90 @@
+"""Residual backbones with a feature pyramid, in torchvision's state-dict layout."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torchvision.models.detection.backbone_utils import BackboneWithFPN
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+from torchvision.ops.misc import FrozenBatchNorm2d
+
+from trainer.config import ModelConfig
+
+NormLayer = Callable[[int], nn.Module]
+
+_DEPTHS: dict[str, tuple[Any, list[int], int, int]] = {
+    # block, blocks of each stage, groups, width of a group
+    "resnet18": (BasicBlock, [2, 2, 2, 2], 1, 64),
+    "resnet34": (BasicBlock, [3, 4, 6, 3], 1, 64),
+    "resnet50": (Bottleneck, [3, 4, 6, 3], 1, 64),
+    "resnet101": (Bottleneck, [3, 4, 23, 3], 1, 64),
+    "resnext50_32x4d": (Bottleneck, [3, 4, 6, 3], 32, 4),
+    "resnext101_32x8d": (Bottleneck, [3, 4, 23, 3], 32, 8),
+    "resnext101_64x4d": (Bottleneck, [3, 4, 23, 3], 64, 4),
+}
+_PUBLISHED_WIDTH = 64
+
+
+class _WidthResNet(ResNet):
+    """torchvision's ResNet with `width` instead of 64 channels in its first stage."""
+
+    def __init__(self, width: int, norm_layer: NormLayer, block: Any, *args: Any, **kwargs: Any) -> None:
+        self.width = width
+        super().__init__(block, *args, norm_layer=norm_layer, **kwargs)
+        if width != _PUBLISHED_WIDTH:
+            self.conv1 = nn.Conv2d(3, width, kernel_size=7, stride=2, padding=3, bias=False)
+            nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
+            self.bn1 = norm_layer(width)
+
+    def _make_layer(self, block: Any, planes: int, *args: Any, **kwargs: Any) -> nn.Sequential:
+        if planes == _PUBLISHED_WIDTH:
+            self.inplanes = self.width
+        return super()._make_layer(block, planes * self.width // _PUBLISHED_WIDTH, *args, **kwargs)
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """GroupNorm with 8 channels a group, at most 32 groups (the published width has 32)."""
+    return nn.GroupNorm(max(1, min(32, channels // 8)), channels)
+
+
+def build_backbone(config: ModelConfig) -> BackboneWithFPN:
+    """Build the backbone and the pyramid P3-P7.
+
+    Returns:
+        A module from [B, 3, H, W] to an ordered dict of five [B, fpn_channels, h, w] with
+        strides 8, 16, 32, 64, 128.
+    """
+    block, layers, groups, group_width = _DEPTHS[config.backbone]
+    norm_layer: NormLayer = {
+        "batch": nn.BatchNorm2d,
+        "frozen": FrozenBatchNorm2d,
+        "group": group_norm,
+    }[config.norm]
+    body = _WidthResNet(
+        config.backbone_width, norm_layer, block, layers, groups=groups, width_per_group=group_width
+    )
+    _freeze(body, config.trainable_layers)
+    channels = [config.backbone_width * block.expansion * factor for factor in (2, 4, 8)]
+    width = config.fpn_channels
+    # LastLevelP6P7 takes C5 where its two widths differ and P5 where they are equal.
+    extra = LastLevelP6P7(channels[-1] if config.version == "v2" else width, width)
+    if config.version == "v2":
+        extra.use_P5 = False
+    return BackboneWithFPN(
+        body,
+        return_layers={"layer2": "0", "layer3": "1", "layer4": "2"},
+        in_channels_list=channels,
+        out_channels=width,
+        extra_blocks=extra,
+        norm_layer=None,
+    )
+
+
+def _freeze(body: ResNet, trainable_layers: int) -> None:
+    stages = ["layer4", "layer3", "layer2", "layer1", "conv1"][:trainable_layers]
+    if "conv1" in stages:
+        stages.append("bn1")
+    for name, parameter in body.named_parameters():
+        if name.split(".")[0] not in stages:
+            parameter.requires_grad_(False)

@@ -1,0 +1,60 @@
+"""Box arithmetic in fp32, batched and without data-dependent shapes.
+
+Boxes are [x1, y1, x2, y2] in pixels. Formulas: IoU and its generalised form from
+Rezatofighi et al. 2019 (arXiv:1902.09630); the (dx, dy, dw, dh) coding from Girshick et
+al. 2014 (R-CNN), with unit weights and the clamp of log(1000/16) that torchvision uses.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+MAX_LOG_SCALE = math.log(1000.0 / 16)
+"""Largest predicted log ratio of box to anchor, so that exp() cannot overflow."""
+
+
+def area(boxes: Tensor) -> Tensor:
+    """Areas of boxes [..., 4] as [...], in square pixels."""
+    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+
+
+def pairwise_iou(boxes: Tensor, anchors: Tensor) -> Tensor:
+    """IoU of every box with every anchor: [B, M, 4] x [N, 4] -> [B, M, N]."""
+    corner_min = torch.maximum(boxes[:, :, None, :2], anchors[None, None, :, :2])
+    corner_max = torch.minimum(boxes[:, :, None, 2:], anchors[None, None, :, 2:])
+    size = (corner_max - corner_min).clamp_(min=0)
+    intersection = size[..., 0] * size[..., 1]
+    union = area(boxes)[:, :, None] + area(anchors) - intersection
+    return intersection / union
+
+
+def encode(boxes: Tensor, anchors: Tensor) -> Tensor:
+    """Offsets [..., 4] that turn anchors [..., 4] into boxes [..., 4]."""
+    anchor_size = anchors[..., 2:] - anchors[..., :2]
+    box_size = boxes[..., 2:] - boxes[..., :2]
+    anchor_center = anchors[..., :2] + 0.5 * anchor_size
+    box_center = boxes[..., :2] + 0.5 * box_size
+    return torch.cat([(box_center - anchor_center) / anchor_size, torch.log(box_size / anchor_size)], dim=-1)
+
+
+def decode(offsets: Tensor, anchors: Tensor) -> Tensor:
+    """Boxes [..., 4] from predicted offsets [..., 4] and anchors [..., 4] (broadcast)."""
+    anchor_size = anchors[..., 2:] - anchors[..., :2]
+    center = offsets[..., :2] * anchor_size + (anchors[..., :2] + 0.5 * anchor_size)
+    half = 0.5 * torch.exp(offsets[..., 2:].clamp(max=MAX_LOG_SCALE)) * anchor_size
+    return torch.cat([center - half, center + half], dim=-1)
+
+
+def giou_loss(predicted: Tensor, target: Tensor, eps: float = 1e-7) -> Tensor:
+    """1 - generalised IoU of box pairs, [..., 4] x [..., 4] -> [...]."""
+    overlap_min = torch.maximum(predicted[..., :2], target[..., :2])
+    overlap_max = torch.minimum(predicted[..., 2:], target[..., 2:])
+    overlap = (overlap_max - overlap_min).clamp(min=0)
+    intersection = overlap[..., 0] * overlap[..., 1]
+    union = area(predicted) + area(target) - intersection
+    hull = torch.maximum(predicted[..., 2:], target[..., 2:]) - torch.minimum(
+        predicted[..., :2], target[..., :2]
+    )
+    hull_area = hull[..., 0] * hull[..., 1]
+    return 1 - (intersection / (union + eps) - (hull_area - union) / (hull_area + eps))

@@ -1,0 +1,77 @@
+"""Optimiser, learning-rate schedule, and the moving average of the weights."""
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config import TrainConfig
+from trainer.model.detector import Detector
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """SGD, Adam or AdamW on all trainable weights; norms and biases are not decayed."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
+    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    return kind(groups, lr=config.lr, fused=True)
+
+
+def learning_rate(step: int, total_steps: int, config: TrainConfig) -> float:
+    """Learning rate of step `step` (from 0) of `total_steps`.
+
+    Linear warm-up from a thousandth of the peak, then half a cosine down to
+    `final_lr` x peak, or drops by `gamma` at the milestones.
+    """
+    warmup = min(config.warmup_steps, total_steps // 10)
+    if step < warmup:
+        return config.lr * (0.001 + 0.999 * (step + 1) / warmup)
+    if config.schedule == "multistep":
+        drops = sum(step >= milestone * total_steps for milestone in config.milestones)
+        return config.lr * config.gamma**drops
+    progress = (step - warmup) / max(1, total_steps - warmup)
+    return config.lr * (config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Use this learning rate from now on."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+class MovingAverage:
+    """Exponential moving average of a model's weights and buffers.
+
+    The decay grows with the steps, min(decay, (1 + n) / (10 + n)), so that the average of a
+    short run is not dominated by its random start (TensorFlow's ExponentialMovingAverage).
+    """
+
+    def __init__(self, model: Detector, decay: float) -> None:
+        self.model: Detector = copy.deepcopy(model).eval().requires_grad_(False)
+        """The averaged model, for evaluation."""
+        self._decay = decay
+        pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))
+        self._averaged = [(mean, value) for mean, value in pairs if mean.is_floating_point()]
+        self._copied = [(mean, value) for mean, value in pairs if not mean.is_floating_point()]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the weights after optimiser step `step` (from 0)."""
+        weight = 1 - min(self._decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(
+            [mean for mean, _ in self._averaged], [value for _, value in self._averaged], weight
+        )
+        for mean, value in self._copied:
+            mean.copy_(value)
+
+
+def gradient_norm(parameters: list[Any], limit: float) -> Tensor:
+    """Norm of the whole gradient, clipped to `limit` in place where that is above 0."""
+    return nn.utils.clip_grad_norm_(parameters, limit if limit > 0 else math.inf)

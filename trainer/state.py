@@ -1,0 +1,95 @@
+"""What a training run changes as it goes: weights, optimiser, averages, random numbers."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.config import Config
+from trainer.distributed import World, gather
+from trainer.model.detector import Detector, build
+from trainer.model.weights import load_pretrained
+from trainer.optim import MovingAverage, build_optimizer
+from trainer.precision import scaler
+
+
+class TrainState:
+    """The state of a run in one process: all of it is in `state_dict`."""
+
+    def __init__(self, config: Config, num_classes: int, world: World) -> None:
+        """Build it as it is at step 0, the same weights in every process."""
+        torch.manual_seed(config.train.seed)
+        self.world = world
+        self.detector = _build_detector(config, num_classes, world)
+        # The weights are drawn alike everywhere; from here on each rank has numbers of its own.
+        torch.manual_seed(config.train.seed + 1 + world.rank)
+        self.optimizer = build_optimizer(self.detector, config.train)
+        self.ema = MovingAverage(self.detector, config.train.ema_decay) if config.train.ema_decay else None
+        self.scaler = scaler(world.device, config.train.precision)
+        self.parameters = [p for p in self.detector.parameters() if p.requires_grad]
+        self.step = 0
+        """Optimiser steps done."""
+        self.best: dict[str, Any] = {}
+        """step, epoch and metrics of the best validation so far; empty before the first."""
+        self.validated = 0
+        """Step of the last validation."""
+
+    def distributed(self) -> nn.Module:
+        """The detector that exchanges gradients. Call it after `load_state_dict`."""
+        if self.world.size == 1:
+            return self.detector
+        return DistributedDataParallel(
+            self.detector,
+            device_ids=[self.world.device.index] if self.world.device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+            # Only BatchNorm's running statistics change; without it there is nothing to send.
+            broadcast_buffers=self.detector.config.norm == "batch",
+        )
+
+    def evaluated(self) -> Detector:
+        """The detector whose weights are scored and exported, in evaluation mode."""
+        return self.ema.model if self.ema else self.detector.eval()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on. A collective: all ranks call it."""
+        return {
+            "step": self.step,
+            "best": self.best,
+            "validated": self.validated,
+            "model": self.detector.state_dict(),
+            "ema": self.ema.model.state_dict() if self.ema else None,
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "random": gather(self._random_state(), self.world),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up a state; random numbers only where this rank existed when it was written."""
+        self.detector.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.ema:
+            self.ema.model.load_state_dict(state["ema"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.step, self.best, self.validated = state["step"], state["best"], state["validated"]
+        if self.world.rank < len(state["random"]):
+            own = state["random"][self.world.rank]
+            torch.set_rng_state(own["cpu"])
+            if "cuda" in own and self.world.device.type == "cuda":
+                torch.cuda.set_rng_state(own["cuda"])
+
+    def _random_state(self) -> dict[str, Tensor]:
+        states = {"cpu": torch.get_rng_state()}
+        if self.world.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state()
+        return states
+
+
+def _build_detector(config: Config, num_classes: int, world: World) -> Detector:
+    detector = build(config.model, num_classes)
+    if config.model.weights:
+        load_pretrained(detector, config.model.weights)
+    detector = detector.to(world.device)
+    if config.train.channels_last:
+        detector = detector.to(memory_format=torch.channels_last)
+    return detector.train()

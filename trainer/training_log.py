@@ -1,0 +1,69 @@
+"""What rank 0 writes down while it trains: metrics.jsonl and TensorBoard events."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from trainer import storage
+
+
+class TrainingLog:
+    """Rows of numbers by step. A resumed run goes on in the same file, without repetition.
+
+    Where the run's folder is not local the files grow in a temporary folder and are
+    uploaded by `publish`.
+    """
+
+    def __init__(self, output_uri: str, step: int) -> None:
+        """Open the log of a run that stands at `step`; later rows of a lost run are dropped."""
+        self._uri = output_uri
+        self._local = storage.is_local(output_uri)
+        self._folder = storage.local_path(output_uri) if self._local else Path(tempfile.mkdtemp())
+        self._folder.mkdir(parents=True, exist_ok=True)
+        rows = read_rows(output_uri) if step else []
+        self._path = self._folder / "metrics.jsonl"
+        kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step)
+        storage.write_bytes(str(self._path), kept.encode())
+        self._file = self._path.open("a")
+        self._board = SummaryWriter(str(self._folder / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def add(self, kind: str, row: dict[str, Any]) -> None:
+        """Write one row; `kind` is "train" or "val", row["step"] the optimiser steps done."""
+        self._file.write(json.dumps({"kind": kind, **row}) + "\n")
+        self._file.flush()
+        for name, value in row.items():
+            if name != "step":
+                self._board.add_scalar(f"{kind}/{name.removeprefix('coco/')}", value, row["step"])
+
+    def publish(self) -> None:
+        """Bring what is written to the run's folder."""
+        self._board.flush()
+        if not self._local:
+            for path in self._folder.rglob("*"):
+                if path.is_file():
+                    storage.upload(path, storage.join(self._uri, *path.relative_to(self._folder).parts))
+
+    def close(self) -> None:
+        """Close the files."""
+        self._file.close()
+        self._board.close()
+        if not self._local:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def read_rows(output_uri: str) -> list[dict[str, Any]]:
+    """Rows of a run's metrics.jsonl; none where it has not been written. A torn last line is left out."""
+    uri = storage.join(output_uri, "metrics.jsonl")
+    if not storage.exists(uri):
+        return []
+    rows = []
+    for line in storage.read_bytes(uri).decode().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
