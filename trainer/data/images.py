@@ -9,11 +9,19 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageOps
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 
 MAX_PIXELS = 200_000_000
 """Larger images are refused before they are decoded: a small file can claim any size."""
 
-_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+# Importing a plugin registers it; formats that run other programs (EPS) stay out. JPEG includes MPO.
+_PLUGINS = (JpegImageFile, PngImageFile, WebPImageFile, BmpImageFile, GifImageFile, TiffImageFile)
+_FORMATS = [plugin.format for plugin in _PLUGINS]
 _ORIENTATION = 0x0112
 _SEGMENTS_WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))
 _FRAME_MARKERS = [marker for marker in range(0xC0, 0xD0) if marker not in (0xC4, 0xC8, 0xCC)]

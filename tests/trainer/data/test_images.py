@@ -1,0 +1,188 @@
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from trainer.data import images
+from trainer.data.images import NormalImage, UnreadableImage, normalize, place_box, size_agrees
+
+
+def picture(width: int = 60, height: int = 40, mode: str = "RGB") -> Image.Image:
+    """A dark image with a bright box at x 10 to 30, y 5 to 15."""
+    image = Image.new("RGB", (width, height), (20, 30, 40))
+    image.paste((250, 240, 230), (10, 5, 30, 15))
+    return image.convert(mode, dither=Image.Dither.NONE)
+
+
+BOX = [10.0, 5.0, 20.0, 10.0]
+
+
+def encode(image: Image.Image, file_format: str = "JPEG", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, file_format, **options)
+    return buffer.getvalue()
+
+
+def with_orientation(image: Image.Image, orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encode(image, exif=exif, quality=95)
+
+
+def decode(data: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(data))
+    image.load()
+    return image
+
+
+def bright_extent(data: bytes) -> list[float]:
+    """x, y, width and height of what is bright."""
+    extent = Image.fromarray(np.asarray(decode(data).convert("L")) > 128).getbbox()
+    assert extent is not None
+    x0, y0, x1, y1 = extent
+    return [float(x0), float(y0), float(x1 - x0), float(y1 - y0)]
+
+
+def is_baseline(data: bytes) -> bool:
+    return images._frame_marker(data) == 0xC0 and not decode(data).info.get("progressive")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_baseline_jpeg_is_passed_on_byte_for_byte(mode):
+    data = encode(picture(mode=mode))
+    normal = normalize(data, 1600, 95)
+    assert normal.jpeg == data
+    assert (normal.width, normal.height, normal.orientation) == (60, 40, 1)
+
+
+@pytest.mark.parametrize(
+    ("file_format", "mode", "options", "expected"),
+    [
+        ("PNG", "RGB", {}, "RGB"), ("PNG", "L", {}, "L"), ("PNG", "P", {}, "RGB"), ("PNG", "1", {}, "L"),
+        ("PNG", "RGBA", {}, "RGB"), ("PNG", "LA", {}, "RGB"), ("PNG", "I;16", {}, "L"),
+        ("BMP", "RGB", {}, "RGB"), ("WEBP", "RGB", {"lossless": True}, "RGB"), ("GIF", "P", {}, "RGB"),
+        ("TIFF", "RGB", {}, "RGB"), ("TIFF", "CMYK", {}, "RGB"),
+        ("JPEG", "CMYK", {}, "RGB"), ("JPEG", "RGB", {"progressive": True}, "RGB"),
+        ("JPEG", "L", {"progressive": True}, "L"),
+    ],
+)  # fmt: skip
+def test_other_images_become_baseline_jpeg(file_format, mode, options, expected):
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(picture(mode="L")).astype(np.uint16) * 257)
+    else:
+        image = picture(mode=mode)
+    normal = normalize(encode(image, file_format, **options), 1600, 95)
+    assert is_baseline(normal.jpeg)
+    assert decode(normal.jpeg).mode == expected
+    assert bright_extent(normal.jpeg) == BOX
+    dark, bright = (decode(normal.jpeg).convert("L").getpixel(at) for at in ((50, 30), (20, 10)))
+    assert dark < 60 and bright > 200
+
+
+def test_what_is_transparent_becomes_white():
+    image = picture(mode="RGBA")
+    image.paste((0, 0, 0, 0), (40, 20, 60, 40))
+    assert decode(normalize(encode(image, "PNG"), 1600, 95).jpeg).getpixel((50, 30)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_is_baked_in_and_boxes_as_displayed_stay(orientation):
+    displayed = picture()
+    # The stored pixels are those that the orientation turns into `displayed`.
+    inverse = {6: 8, 8: 6}.get(orientation, orientation)
+    stored = decode(with_orientation(displayed, inverse))
+    stored = ImageOps.exif_transpose(stored)
+    normal = normalize(with_orientation(stored, orientation), 1600, 95)
+    assert (normal.width, normal.height, normal.orientation) == (60, 40, orientation)
+    assert decode(normal.jpeg).getexif().get(0x0112, 1) == 1
+    assert bright_extent(normal.jpeg) == BOX
+    assert place_box(BOX, normal, 60, 40) == BOX
+    assert place_box(BOX, normal, 0, 0) == BOX
+
+
+@pytest.mark.parametrize("orientation", [5, 6, 7, 8])
+def test_boxes_in_stored_pixels_are_turned_along(orientation):
+    normal = normalize(with_orientation(picture(), orientation), 1600, 95)
+    assert (normal.width, normal.height) == (40, 60)
+    assert place_box(BOX, normal, 60, 40) == bright_extent(normal.jpeg)
+    assert size_agrees(normal, 60, 40) and size_agrees(normal, 40, 60)
+
+
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_turning_a_box_agrees_with_turning_the_pixels(orientation):
+    turned = ImageOps.exif_transpose(decode(with_orientation(picture(), orientation)))
+    assert images._turn(BOX, 60, 40, orientation) == bright_extent(encode(turned, quality=95))
+
+
+def test_a_broken_exif_block_is_no_orientation():
+    data = encode(picture())
+    broken = data[:2] + b"\xff\xe1\x00\x0cExif\0\0MM\xff\xff" + data[2:]
+    assert normalize(broken, 1600, 95).orientation == 1
+
+
+def test_large_images_are_shrunk_and_boxes_with_them():
+    normal = normalize(encode(picture(600, 400).resize((600, 400))), 150, 95)
+    assert (normal.width, normal.height) == (150, 100)
+    assert place_box([40.0, 20.0, 100.0, 60.0], normal, 600, 400) == [10.0, 5.0, 25.0, 15.0]
+
+
+def test_shrinking_and_turning_together():
+    stored = picture(600, 400)
+    stored.paste((20, 30, 40), (0, 0, 600, 400))
+    stored.paste((255, 255, 255), (100, 40, 300, 140))
+    normal = normalize(with_orientation(stored, 6), 300, 95)
+    assert (normal.width, normal.height) == (200, 300)
+    box = place_box([100.0, 40.0, 200.0, 100.0], normal, 600, 400)
+    assert np.allclose(box, bright_extent(normal.jpeg), atol=1)
+
+
+def test_an_image_resized_after_annotation_takes_its_boxes_along():
+    normal = normalize(encode(picture()), 1600, 95)
+    assert place_box([20.0, 10.0, 40.0, 20.0], normal, 120, 80) == BOX
+    assert not size_agrees(normal, 120, 80)
+
+
+def test_a_wrong_annotated_size_of_other_proportions_leaves_boxes_alone():
+    normal = normalize(encode(picture()), 1600, 95)
+    assert place_box(BOX, normal, 77, 11) == BOX
+
+
+def png_of_claimed_size(width: int, height: int) -> bytes:
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    return b"\x89PNG\r\n\x1a\n" + chunks + struct.pack(">I", 1000) + b"IDAT"
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "empty"),
+        (b"<html>not found</html>", "not an image"),
+        (b"\xff\xd8\xff", "not an image"),
+        (encode(picture())[:200], "not an image"),
+        (encode(picture(300, 300))[:-400], "cut off"),
+        (encode(picture(300, 300), progressive=True)[:-400], "cut off"),
+        (encode(picture(300, 300), "PNG")[:-100], "cut off"),
+        (png_of_claimed_size(50_000, 50_000), "pixels"),
+        (png_of_claimed_size(15_000, 14_000), "pixels"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
+        (encode(Image.new("F", (9, 9), 0.5), "TIFF"), "neither of 8 nor of 16 bits"),
+    ],
+)
+def test_unreadable_images_say_why(data, reason):
+    with pytest.raises(UnreadableImage, match=reason):
+        normalize(data, 1600, 95)
+
+
+def test_the_frame_marker_of_each_coding():
+    assert images._frame_marker(encode(picture())) == 0xC0
+    assert images._frame_marker(encode(picture(), progressive=True)) == 0xC2
+    assert images._frame_marker(b"\xff\xd8" + b"\xff\xda\0\0") is None
+    assert images._frame_marker(encode(picture(), "PNG")) is None
+
+
+def test_a_normal_image_is_named_turned_by_its_orientation():
+    assert [NormalImage(b"", 1, 1, 1, 1, value).turned for value in range(1, 9)] == [False] * 4 + [True] * 4
