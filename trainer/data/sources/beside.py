@@ -42,9 +42,10 @@ def locate(entries: list[Entry], uri: str, split: str) -> str:
     if best is not None and hits[best] == 0:
         best = None
     if best is None and places and not any(_is_url(entry.origin) for entry in probes):
+        folder = storage.parent(uri)
         raise DataError(
-            f"the images of {uri} are not beside it; looked for {probes[0].file_name} in: "
-            + ", ".join(places),
+            f"the images of {uri} are not beside it; looked for {probes[0].file_name} in {folder} and "
+            f"{storage.parent(folder)}, and in their folders {', '.join(_folders(uri, split))}",
             fix="put the images in one of these folders, or give them a coco_url",
         )
     states = []
@@ -91,16 +92,20 @@ def _look(place: str, entry: Entry, listings: dict[str, _Folder]) -> tuple[str, 
     return listings[holder].find(path.name)
 
 
+def _folders(uri: str, split: str) -> list[str]:
+    """Return the names of folders that may hold a split's images, the likeliest first."""
+    named = PurePosixPath(uri).stem.rpartition("_")[2]  # val2017 of instances_val2017.json
+    own = _SPLIT_FOLDERS[split]
+    others = [name for names in _SPLIT_FOLDERS.values() for name in names]
+    return list(dict.fromkeys((named or split, *own, "images", "JPEGImages", "data", *others)))
+
+
 def _places(uri: str, split: str) -> Iterator[str]:
     """Yield the folders in which the images may lie, the likeliest first."""
     folder = storage.parent(uri)
-    named = PurePosixPath(uri).stem.rpartition("_")[2]  # val2017 of instances_val2017.json
-    names = list(dict.fromkeys([named, *_SPLIT_FOLDERS[split]]))
     for base in dict.fromkeys((folder, storage.parent(folder))):
-        for name in names:
-            yield storage.join(base, name)
+        for name in _folders(uri, split):
             yield storage.join(base, "images", name)
-        for name in ("images", "JPEGImages", "data"):
             yield storage.join(base, name)
         yield base
 

@@ -1,0 +1,106 @@
+import io
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from trainer.data import sources
+from trainer.data.sources.base import Box
+from trainer.data.sources.drawing import CLASSES, layout, render
+from trainer.data.sources.sample import SampleSource
+from trainer.errors import DataError
+
+
+def test_parameters():
+    assert sources.parse("sample") == SampleSource(480, 0, 160)
+    assert sources.parse("sample:images=30,seed=7,size=100") == SampleSource(30, 7, 100)
+    assert sources.parse("sample:seed=3").uri == "sample:images=480,seed=3,size=160"
+
+
+@pytest.mark.parametrize("text", ["images", "images=x", "images=-1", "images=0", "size=10", "colour=red"])
+def test_wrong_parameters_are_named(text):
+    with pytest.raises(DataError, match=f"cannot use '{text}'") as caught:
+        sources.parse(f"sample:{text}")
+    assert "images (" in caught.value.fix
+
+
+def test_a_scene_depends_on_seed_size_and_number_alone():
+    source = pickle.loads(pickle.dumps(SampleSource(12, 5, 120)))
+    entry = source.listing().splits["val"][1]
+    assert source.read(entry) == SampleSource(12, 5, 120).read(entry)
+    assert source.read(entry) != SampleSource(12, 6, 120).read(entry)
+    assert layout(5, 3, 120) == layout(5, 3, 120) != layout(5, 4, 120)
+
+
+def test_splits_do_not_share_scenes():
+    listing = SampleSource(30, 0, 100).listing()
+    scenes = [entry.origin for entries in listing.splits.values() for entry in entries]
+    assert {split: len(entries) for split, entries in listing.splits.items()} == {
+        "train": 30, "val": 5, "test": 5,
+    }  # fmt: skip
+    assert len(set(scenes)) == 40
+
+
+def test_the_set_has_what_a_detection_set_has():
+    entries = SampleSource(300, 0, 160).listing().splits["train"]
+    boxes = [box for entry in entries for box in entry.boxes]
+    singles = [box for box in boxes if not box.iscrowd]
+    labels = np.bincount([box.category for box in singles], minlength=len(CLASSES))
+    assert labels.min() > 0.6 * labels.max()
+    assert 5 <= sum(box.iscrowd for box in boxes) <= 40
+    assert 5 <= sum(not entry.boxes for entry in entries) <= 40
+    sides = [max(box.bbox[2:]) for box in singles]
+    assert min(sides) >= 8 and np.quantile(sides, 0.1) < 32 and np.quantile(sides, 0.9) > 64
+    assert len({(entry.width, entry.height) for entry in entries}) > 10
+    assert sum(overlapping(entry.boxes) for entry in entries) > 30
+
+
+def overlapping(boxes: list[Box]) -> bool:
+    """Tell whether two of the boxes share a good part of the smaller one."""
+    for first, second in itertools.combinations([box.bbox for box in boxes], 2):
+        wide = min(first[0] + first[2], second[0] + second[2]) - max(first[0], second[0])
+        high = min(first[1] + first[3], second[1] + second[3]) - max(first[1], second[1])
+        if wide > 0 and high > 0 and wide * high > 0.1 * min(first[2] * first[3], second[2] * second[3]):
+            return True
+    return False
+
+
+def test_images_have_the_size_and_boxes_that_are_annotated():
+    source = SampleSource(40, 1, 128)
+    for entry in source.listing().splits["train"]:
+        image = Image.open(io.BytesIO(source.read(entry)))
+        assert image.format == "JPEG" and image.mode == "RGB"
+        assert image.size == (entry.width, entry.height)
+        for box in entry.boxes:
+            x, y, w, h = box.bbox
+            assert x >= 0 and y >= 0 and w > 0 and h > 0
+            assert x + w <= entry.width and y + h <= entry.height
+            assert 0 < box.area <= w * h
+
+
+def test_objects_stand_out_from_what_is_behind_them():
+    for number in range(30):
+        scene = layout(0, number, 160)
+        pixels = np.asarray(render(scene)).astype(float)
+        bare = layout(0, number, 160)
+        bare.shapes = []
+        behind = np.asarray(render(bare)).astype(float)
+        changed = np.abs(pixels - behind).max(axis=2) > 40
+        for _, (x, y, w, h), area, _ in scene.objects:
+            inside = changed[int(y) : int(y + h), int(x) : int(x + w)]
+            assert inside.sum() > 0.6 * min(area, 0.6 * w * h)
+
+
+def test_a_hidden_object_has_no_box_and_a_covered_one_a_smaller_box():
+    from trainer.data.sources.drawing import Scene, Shape, _visible_objects
+
+    def square(x: float, y: float, side: float) -> Shape:
+        corners = [(x, y), (x + side, y), (x + side, y + side), (x, y + side)]
+        return Shape(1, corners, [], (0, 0, 0), (0, 0, 0))
+
+    scene = Scene(100, 100, "noise", ((0, 0, 0), (0, 0, 0)), 0.0, (0, 0))
+    below, hidden, above = square(10, 10, 40), square(32, 12, 30), square(30, 0, 60)
+    found = _visible_objects(scene, [below, hidden, above])
+    assert [box for _, box, _, _ in found] == [(10.0, 10.0, 20.0, 41.0), (30.0, 0.0, 61.0, 61.0)]

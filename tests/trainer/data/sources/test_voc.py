@@ -1,0 +1,170 @@
+from pathlib import Path
+
+import pytest
+
+from trainer.data import problems as reasons
+from trainer.data import sources
+from trainer.data.sources.base import UNKNOWN
+from trainer.data.sources.voc import VocSource
+from trainer.errors import DataError
+
+
+def xml(*objects: str, size: str = "<size><width>40</width><height>30</height></size>") -> str:
+    return f"<annotation><filename>x.jpg</filename>{size}{''.join(objects)}</annotation>"
+
+
+def obj(name: str = "cat", box: str = "5 6 14 25", extra: str = "") -> str:
+    corners = "".join(
+        f"<{tag}>{value}</{tag}>"
+        for tag, value in zip(("xmin", "ymin", "xmax", "ymax"), box.split(), strict=True)
+    )
+    return f"<object><name>{name}</name>{extra}<bndbox>{corners}</bndbox></object>"
+
+
+@pytest.fixture
+def make_voc(tmp_path, make_jpeg):
+    def make(annotations: dict[str, str], **splits: list[str]) -> Path:
+        root = tmp_path / "voc"
+        for folder in ("Annotations", "JPEGImages", "ImageSets/Main"):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+        for stem, text in annotations.items():
+            (root / "Annotations" / f"{stem}.xml").write_text(text)
+            (root / "JPEGImages" / f"{stem}.jpg").write_bytes(make_jpeg())
+        for split, lines in splits.items():
+            (root / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(lines) + "\n")
+        return root
+
+    return make
+
+
+def entries(root: Path, split: str = "train") -> list:
+    return VocSource(str(root)).listing().splits[split]
+
+
+@pytest.mark.parametrize(
+    ("corners", "bbox"),
+    [
+        ("1 1 40 30", (0, 0, 40, 30)),  # from the first to the last pixel: the whole image
+        ("5 6 14 25", (4, 5, 10, 20)),
+        ("5.5 6 14.5 25", (4.5, 5, 10, 20)),
+        ("7 7 7 7", (6, 6, 0, 0)),  # coinciding corners have no area
+        ("9 6 5 25", (8, 5, 0, 20)),
+        ("nan 6 5 25", ()),
+        ("x 6 5 25", ()),
+    ],
+)
+def test_corners_become_boxes(make_voc, corners, bbox):
+    (entry,) = entries(make_voc({"a": xml(obj(box=corners))}))
+    assert entry.boxes[0].bbox == bbox
+
+
+def test_difficult_objects_are_ignored_in_scoring(make_voc):
+    hard = "<difficult>1</difficult>"
+    (entry,) = entries(make_voc({"a": xml(obj(), obj(extra=hard), obj(extra="<difficult>0</difficult>"))}))
+    assert [box.iscrowd for box in entry.boxes] == [0, 1, 0]
+
+
+def test_parts_of_an_object_are_no_objects(make_voc):
+    part = "<part><name>head</name><bndbox><xmin>1</xmin></bndbox></part>"
+    (entry,) = entries(make_voc({"a": xml(obj(extra=part))}))
+    assert [box.bbox for box in entry.boxes] == [(4, 5, 10, 20)]
+
+
+def test_classes_are_those_of_all_splits_in_alphabetical_order(make_voc):
+    root = make_voc({"a": xml(obj("zebra")), "b": xml(obj("ape"))}, train=["a"], val=["b"])
+    listing = VocSource(str(root)).listing()
+    assert [category.name for category in listing.categories] == ["ape", "zebra"]
+    assert listing.splits["train"][0].boxes[0].category == 1
+
+
+def test_an_object_without_name_or_box(make_voc):
+    (entry,) = entries(make_voc({"a": xml(obj(), obj(name=""), "<object><name>cat</name></object>")}))
+    assert entry.boxes[1].category == UNKNOWN
+    assert entry.boxes[2].bbox == ()
+
+
+def test_split_lists(make_voc):
+    annotated = {stem: xml(obj()) for stem in ("a", "b c", "d.e", "f")}
+    root = make_voc(annotated, train=["a  1", "b c", "a"], val=["d.e.jpg"], test=["JPEGImages/f.jpg"])
+    listing = VocSource(str(root)).listing()
+    assert {split: [e.file_name for e in found] for split, found in listing.splits.items()} == {
+        "train": ["a.jpg", "b c.jpg"], "val": ["d.e.jpg"], "test": ["f.jpg"],
+    }  # fmt: skip
+
+
+def test_without_split_lists_all_is_train(make_voc):
+    assert len(entries(make_voc({"a": xml(obj()), "b": xml(obj())}))) == 2
+
+
+def test_trainval_stands_in_for_train(make_voc):
+    annotated = {stem: xml(obj()) for stem in "abc"}
+    root = make_voc(annotated, trainval=["a", "b", "c"], val=["b"])
+    listing = VocSource(str(root)).listing()
+    assert [entry.file_name for entry in listing.splits["train"]] == ["a.jpg", "c.jpg"]
+
+
+def test_extensions_of_another_case_are_found(make_voc):
+    root = make_voc({"a": xml(obj())})
+    (root / "JPEGImages" / "a.jpg").rename(root / "JPEGImages" / "A.JPG")
+    (entry,) = entries(root)
+    assert entry.fault is None and entry.origin.endswith("A.JPG")
+
+
+def test_what_a_split_names_but_is_not_there_is_a_fault(make_voc):
+    root = make_voc({"a": xml(obj()), "b": xml(obj())}, train=["a", "b", "ghost"])
+    (root / "Annotations" / "b.xml").unlink()
+    found = {entry.file_name: entry.fault for entry in entries(root)}
+    assert found["a.jpg"] is None
+    assert found["b.jpg"] == (reasons.IMAGE_UNREADABLE, "no Annotations/b.xml")
+    assert found["ghost"][0] == reasons.IMAGE_MISSING
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("<annotation><object>", "no XML"),
+        ("", "no XML"),
+        ("<html></html>", "the root is <html>"),
+        ('<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]>' + xml(obj("&x;")), "DOCTYPE"),
+    ],
+)
+def test_unusable_annotations_are_a_fault(make_voc, text, reason):
+    root = make_voc({"a": xml(obj()), "b": text})
+    fault = entries(root)[1].fault
+    assert fault[0] == reasons.IMAGE_UNREADABLE and reason in fault[1]
+
+
+def test_a_doctype_in_another_encoding_is_refused_too(make_voc):
+    root = make_voc({"a": xml(obj()), "b": ""})
+    bomb = '<?xml version="1.0" encoding="utf-16"?><!DOCTYPE a [<!ENTITY x "xxxxx">]>' + xml(obj("&x;"))
+    (root / "Annotations" / "b.xml").write_bytes(bomb.encode("utf-16"))
+    assert "DOCTYPE" in entries(root)[1].fault[1]
+
+
+def test_the_state_changes_with_annotations_images_and_splits(make_voc, make_jpeg):
+    root = make_voc({"a": xml(obj()), "b": xml(obj())}, train=["a"])
+    states = [VocSource(str(root)).listing().state]
+    states.append(VocSource(str(root)).listing().state)
+    assert states[0] == states[1]
+    (root / "Annotations" / "a.xml").write_text(xml(obj("dog")))
+    states.append(VocSource(str(root)).listing().state)
+    (root / "JPEGImages" / "a.jpg").write_bytes(make_jpeg(50, 50))
+    states.append(VocSource(str(root)).listing().state)
+    (root / "ImageSets" / "Main" / "train.txt").write_text("a\nb\n")
+    states.append(VocSource(str(root)).listing().state)
+    assert len(set(states)) == 4
+
+
+def test_an_image_in_two_splits_is_noted(make_voc):
+    root = make_voc({"a": xml(obj()), "b": xml(obj())}, train=["a", "b"], val=["b"])
+    assert VocSource(str(root)).listing().problems.counts == {reasons.IMAGE_IN_TWO_SPLITS: 1}
+
+
+def test_a_folder_that_is_not_voc(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(DataError, match=r"no Annotations/\*\.xml"):
+        sources.parse(f"voc:{tmp_path}").listing()
+    (tmp_path / "Annotations").mkdir()
+    (tmp_path / "Annotations" / "a.xml").write_text(xml(obj()))
+    with pytest.raises(DataError, match="no images in JPEGImages"):
+        sources.parse(f"voc:{tmp_path}").listing()
