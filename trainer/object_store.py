@@ -25,7 +25,8 @@ from minio.credentials import IamAwsProvider
 from minio.error import InvalidResponseError, MinioException, S3Error
 
 from trainer.errors import StorageError
-from trainer.storage import FileState, missing, scheme
+from trainer.os_errors import missing
+from trainer.storage import FileState, scheme
 
 _CONNECTIONS = 64
 _TIMEOUT = urllib3.Timeout(connect=10, read=60)

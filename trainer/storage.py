@@ -4,7 +4,6 @@ Whoever writes goes through `write_bytes`, `write_json`, `new_file` or `upload`:
 appears whole under its name or not at all. The remote backends are imported when first used.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from trainer.errors import StorageError
+from trainer.os_errors import explained, missing
 
 OBJECT_STORES = ("s3", "minio")
 WEB = ("http", "https")
@@ -90,7 +90,7 @@ def size(uri: str) -> int:
         StorageError: it is missing or cannot be reached.
     """
     if is_local(uri):
-        with _explained(uri, "read"):
+        with explained(uri, "read"):
             return local_path(uri).stat().st_size
     state = _remote(uri).find(uri)
     if state is None:
@@ -105,7 +105,7 @@ def read_bytes(uri: str) -> bytes:
         StorageError: it is missing or cannot be reached.
     """
     if is_local(uri):
-        with _explained(uri, "read"):
+        with explained(uri, "read"):
             return local_path(uri).read_bytes()
     return _remote(uri).read_bytes(uri)
 
@@ -133,7 +133,7 @@ def write_bytes(uri: str, data: bytes, *, sync: bool = True) -> None:
     if not is_local(uri):
         _remote(uri).write_bytes(uri, data)
         return
-    with new_file(uri, sync=sync) as path, _explained(uri, "write"):
+    with new_file(uri, sync=sync) as path, explained(uri, "write"):
         path.write_bytes(data)
 
 
@@ -155,14 +155,14 @@ def new_file(uri: str, *, sync: bool = True) -> Iterator[Path]:
     if not is_local(uri):
         with tempfile.TemporaryDirectory(prefix="kubedet-") as folder:
             path = Path(folder) / "file"
-            with _explained(uri, "write"):
+            with explained(uri, "write"):
                 yield path
             _remote(uri).upload(path, uri)
         return
     target = local_path(uri)
     temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        with _explained(uri, "write"):
+        with explained(uri, "write"):
             target.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
             if sync:
@@ -180,11 +180,11 @@ def upload(source: str | Path, uri: str) -> None:
         StorageError: the file is missing or the URI cannot be written.
     """
     if not is_local(uri):
-        with _explained(str(source), "read"):
+        with explained(str(source), "read"):
             Path(source).stat()
         _remote(uri).upload(Path(source), uri)
         return
-    with new_file(uri) as path, _explained(str(source), "read"):
+    with new_file(uri) as path, explained(str(source), "read"):
         shutil.copyfile(source, path)
 
 
@@ -201,7 +201,7 @@ def local_copy(uri: str, cache_dir: Path | None = None) -> Path:
     """
     if is_local(uri):
         path = local_path(uri)
-        with _explained(uri, "read"):
+        with explained(uri, "read"):
             path.stat()
         return path
     state = _remote(uri).find(uri)
@@ -212,7 +212,7 @@ def local_copy(uri: str, cache_dir: Path | None = None) -> Path:
     digest = hashlib.sha256(f"{uri} {state.version}".encode()).hexdigest()[:16]
     path = cache / f"{digest}-{name}"
     if not (path.is_file() and path.stat().st_size == state.size):
-        with _explained(str(cache), "write"):
+        with explained(str(cache), "write"):
             cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         with new_file(str(path), sync=False) as temporary:
             _remote(uri).download(uri, temporary)
@@ -233,7 +233,7 @@ def list_states(uri: str, *, recursive: bool = False) -> dict[str, FileState]:
     if not is_local(uri):
         return _remote(uri).list_states(uri, recursive)
     folder = local_path(uri)
-    with _explained(uri, "list"):
+    with explained(uri, "list"):
         return dict(_walk(folder, "", recursive)) if folder.is_dir() else {}
 
 
@@ -246,7 +246,7 @@ def delete(uri: str) -> None:
     if not is_local(uri):
         _remote(uri).delete(uri)
         return
-    with _explained(uri, "delete"):
+    with explained(uri, "delete"):
         local_path(uri).unlink(missing_ok=True)
 
 
@@ -258,11 +258,6 @@ def remove_stale(uri: str) -> None:
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                 path.unlink()
-
-
-def missing(uri: str) -> StorageError:
-    """Return the error for a file that is not there."""
-    return StorageError(f"no such file: {uri}", fix="check the path or URI, and that this machine can see it")
 
 
 def _walk(folder: Path, prefix: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
@@ -298,31 +293,3 @@ def _remote(uri: str) -> ModuleType:
         f"unknown scheme {scheme(uri)!r} in {uri}",
         fix="use a path, file:, s3://bucket/key, minio://bucket/key or, to read, https://",
     )
-
-
-_REMEDIES = {
-    errno.ENOSPC: "the disk is full: free space there, or choose another folder, and run again",
-    errno.EDQUOT: "the quota is used up: free space there, or choose another folder, and run again",
-    errno.EFBIG: "files of this size are not allowed there (ulimit -f): choose another folder",
-    errno.EROFS: "the file system is read-only: choose another folder",
-    errno.EACCES: "check the permissions of the file and its folders",
-    errno.EPERM: "check the permissions of the file and its folders",
-    errno.EMFILE: "raise the limit of open files (ulimit -n) or lower the number of processes and threads",
-    errno.EISDIR: "this is a folder: name a file in it",
-    errno.ENOTDIR: "a file stands where a folder is needed: move it away or choose another folder",
-    errno.ENAMETOOLONG: "choose a folder with a shorter path",
-}
-
-
-@contextmanager
-def _explained(uri: str, verb: str) -> Iterator[None]:
-    """Turn an OSError into a StorageError that names the URI and the remedy."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise missing(uri) from error
-    except OSError as error:
-        if error.errno is None:
-            raise
-        fix = _REMEDIES.get(error.errno, "check the path, its permissions and the disk, and run again")
-        raise StorageError(f"cannot {verb} {uri}: {error.strerror}", fix=fix) from error

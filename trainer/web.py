@@ -10,7 +10,8 @@ from urllib.request import getproxies, proxy_bypass
 import urllib3
 
 from trainer.errors import StorageError
-from trainer.storage import FileState, missing
+from trainer.os_errors import missing
+from trainer.storage import FileState
 
 _CONNECTIONS = 64
 _TIMEOUT = urllib3.Timeout(connect=10, read=60)

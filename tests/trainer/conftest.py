@@ -23,7 +23,9 @@ def object_store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = [program, "serve", "s3", "--config", "/dev/null", "--auth-key", "key,secretsecret"]
+    # Tests look and write behind the server's back, so it must not remember folders.
+    command = [program, "serve", "s3", "--config", "/dev/null", "--dir-cache-time", "1ms"]
+    command += ["--auth-key", "key,secretsecret"]
     server = subprocess.Popen(
         [*command, "--addr", address, str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

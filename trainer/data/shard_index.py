@@ -13,7 +13,8 @@ import numpy as np
 
 from trainer import storage
 from trainer.data.problems import Problems
-from trainer.errors import DataError, StorageError
+from trainer.errors import DataError
+from trainer.os_errors import explained
 
 SAMPLE = np.dtype(
     [
@@ -131,6 +132,9 @@ class ShardDataset:
             known = ", ".join(index.get("splits", {}))
             raise DataError(f"no split {split!r} in the shards {uri}", fix=f"splits are: {known or 'none'}")
         self.categories: list[dict[str, Any]] = index["categories"]
+        self.fingerprint: str = index["fingerprint"]
+        self.splits: dict[str, dict[str, Any]] = index["splits"]
+        self.class_counts: dict[str, dict[str, int]] = index["class_counts"]
         self.shards: list[dict[str, Any]] = index["splits"][split]["shards"]
         table = storage.read_bytes(storage.join(uri, f"{split}.samples.npy"))
         try:
@@ -162,6 +166,10 @@ class ShardDataset:
     def sizes(self) -> np.ndarray:
         """Width and height of the images in pixels, int32 [N, 2]."""
         return np.stack([self.samples["width"], self.samples["height"]], axis=1)
+
+    def annotations(self) -> dict[str, Any]:
+        """Ground truth of the split: internal COCO form, cleaned."""
+        return storage.read_json(storage.join(self.uri, "annotations", f"{self.split}.json"))
 
     def read(self, index: int) -> tuple[bytes, dict[str, Any]]:
         """Return a sample: its JPEG, and {"image_id", "file_name", "width", "height", "annotations"}.
@@ -228,12 +236,8 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self._descriptor = -1
-        try:
+        with explained(str(path), "read"):
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise StorageError(
-                f"cannot read {path}: {error.strerror}", fix="check that it is there and readable"
-            ) from error
 
     def read(self, offset: int, length: int) -> bytes:
         return os.pread(self._descriptor, length, offset)

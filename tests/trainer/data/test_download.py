@@ -1,0 +1,249 @@
+import http.server
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainer import storage
+from trainer.config import DataConfig
+from trainer.data import problems as reasons
+from trainer.data.download import download
+from trainer.errors import DataError, StorageError
+
+CONFIG = DataConfig(processes=1, threads=4)
+
+
+def raw_folder(manifest: dict) -> Path:
+    return Path(manifest["uri"])
+
+
+def test_what_it_writes(make_coco, tmp_path):
+    root = make_coco(train=["a.jpg", "sub/b.jpg"], val=["c.jpg"])
+    manifest = download(str(root), str(tmp_path / "data"), CONFIG)
+    folder = raw_folder(manifest)
+    assert folder.parent == tmp_path / "data" / "raw" and folder.name == manifest["fingerprint"]
+    assert json.loads((folder / "manifest.json").read_text()) == manifest
+    assert manifest["splits"] == {"train": {"images": 2, "boxes": 4}, "val": {"images": 1, "boxes": 2}}
+    assert manifest["categories"] == ["cat", "dog"] and manifest["source"] == f"coco:{root}"
+    assert storage.list_files(str(folder / "images")) == ["train/a.jpg", "train/sub_b.jpg", "val/c.jpg"]
+    form = json.loads((folder / "annotations" / "train.json").read_text())
+    for image in form["images"]:
+        original = image.get("original_file_name", image["file_name"])
+        written = folder / "images" / "train" / image["file_name"]
+        assert written.read_bytes() == (root / "train" / original).read_bytes()
+
+
+def test_a_second_call_finds_it(make_coco, tmp_path, caplog):
+    root = make_coco(train=["a.jpg"] + [f"{n}.jpg" for n in range(10)])
+    first = download(str(root), str(tmp_path / "data"), CONFIG)
+    stamps = {path: path.stat().st_mtime_ns for path in raw_folder(first).rglob("*")}
+    with caplog.at_level(logging.INFO):
+        assert download(f"coco:{root}/", str(tmp_path / "data") + "/", CONFIG) == first
+    assert "are there already" in caplog.text
+    assert {path: path.stat().st_mtime_ns for path in raw_folder(first).rglob("*")} == stamps
+
+
+def test_what_changes_the_fingerprint(make_coco, make_jpeg, tmp_path):
+    root = make_coco(train=["a.jpg", "b.jpg", "c.jpg"])
+
+    def name(config: DataConfig = CONFIG) -> str:
+        return download(str(root), str(tmp_path / "data"), config)["fingerprint"]
+
+    names = [name(), name(replace(CONFIG, max_bad_fraction=0.5, threads=1, jpeg_quality=50))]
+    assert names[0] == names[1]
+    names.append(name(replace(CONFIG, val_fraction=0.5)))
+    names.append(name(replace(CONFIG, classes=["dog"])))
+    (root / "train" / "a.jpg").write_bytes(make_jpeg(50, 50))
+    names.append(name())
+    assert len(set(names)) == 4
+
+
+def test_the_sample_takes_the_same_way(tmp_path):
+    manifest = download("sample:images=12,size=96,seed=1", str(tmp_path), CONFIG)
+    assert {split: counts["images"] for split, counts in manifest["splits"].items()} == {
+        "train": 12, "val": 2, "test": 2,
+    }  # fmt: skip
+    assert manifest["categories"] == ["circle", "square", "triangle", "star", "ring"]
+    again = download("sample:images=12,size=96,seed=1", str(tmp_path / "b"), replace(CONFIG, processes=2))
+    assert again["fingerprint"] == manifest["fingerprint"]
+    for name in storage.list_files(manifest["uri"]):
+        if name.endswith(".jpg"):
+            assert storage.read_bytes(f"{manifest['uri']}/{name}") == storage.read_bytes(
+                f"{again['uri']}/{name}"
+            )
+
+
+def test_an_empty_file_that_a_power_cut_left_is_fetched_again(make_coco, tmp_path):
+    root = make_coco(train=["a.jpg", "b.jpg"])
+    folder = raw_folder(download(str(root), str(tmp_path / "data"), CONFIG))
+    (folder / "manifest.json").unlink()
+    emptied = next((folder / "images" / "train").iterdir())
+    emptied.write_bytes(b"")
+    download(str(root), str(tmp_path / "data"), CONFIG)
+    assert emptied.stat().st_size > 100
+
+
+def test_missing_images_are_recorded_and_left_out(make_coco, tmp_path):
+    root = make_coco(train=[f"{number}.jpg" for number in range(20)], val=["v.jpg"])
+    (root / "train" / "7.jpg").unlink()
+    manifest = download(str(root), str(tmp_path / "data"), replace(CONFIG, max_bad_fraction=0.05))
+    assert manifest["splits"]["train"] == {"images": 19, "boxes": 38}
+    assert manifest["problems"][reasons.IMAGE_MISSING]["count"] == 1
+    assert "train/7.jpg" in manifest["problems"][reasons.IMAGE_MISSING]["examples"][0]
+    form = json.loads((raw_folder(manifest) / "annotations" / "train.json").read_text())
+    assert {box["image_id"] for box in form["annotations"]} == {image["id"] for image in form["images"]}
+    with pytest.raises(DataError, match="1 of 21 images are bad"):
+        download(str(root), str(tmp_path / "data"), replace(CONFIG, max_bad_fraction=0.01))
+
+
+def test_too_many_missing_images_are_an_error_that_leaves_no_manifest(make_coco, tmp_path):
+    root = make_coco(train=[f"{number}.jpg" for number in range(40)])
+    for number in range(20):
+        (root / "train" / f"{number}.jpg").unlink()
+    with pytest.raises(DataError, match="images are bad") as caught:
+        download(str(root), str(tmp_path / "data"), CONFIG)
+    assert caught.value.message.count("image missing:") == 10
+    assert "data.max_bad_fraction" in caught.value.fix
+    assert list((tmp_path / "data").rglob("manifest.json")) == []
+
+
+def test_boxes_of_unknown_images_count_as_bad(make_coco, edit_json, tmp_path):
+    root = make_coco(train=["a.jpg", "b.jpg"])
+    box = {"image_id": 9, "category_id": 3, "bbox": [1, 2, 3, 4]}
+    edit_json(root / "annotations" / "instances_train.json", lambda form: form["annotations"].append(box))
+    with pytest.raises(DataError, match="1 of 5 boxes are bad"):
+        download(str(root), str(tmp_path / "data"), CONFIG)
+
+
+def test_a_class_without_boxes_is_warned_of(make_coco, edit_json, tmp_path, caplog):
+    root = make_coco(train=["a.jpg", "b.jpg"])
+    path = root / "annotations" / "instances_train.json"
+    edit_json(path, lambda form: form["categories"].append({"id": 20, "name": "unicorn"}))
+    manifest = download(str(root), str(tmp_path / "data"), CONFIG)
+    assert manifest["categories"] == ["cat", "dog", "unicorn"]
+    assert manifest["problems"][reasons.CLASS_WITHOUT_BOXES]["examples"] == ["unicorn"]
+    assert "unicorn" in caplog.text and "data.classes" in caplog.text
+
+
+def test_a_data_root_that_cannot_be_written(make_coco, tmp_path):
+    root = make_coco(train=["a.jpg"])
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match=r"cannot (write|list)"):
+        download(str(root), str(tmp_path / "file"), CONFIG)
+
+
+@pytest.mark.slow
+def test_a_killed_download_goes_on_where_it_was(tmp_path):
+    code = (
+        "import sys; from trainer.data.download import download; from trainer.config import DataConfig\n"
+        "download('sample:images=240,size=160', sys.argv[1], DataConfig(processes=2))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.rglob("*.jpg"))) < 20:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_for_stillness(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.jpg")}
+    assert 20 <= len(before) < 320 and list(tmp_path.rglob("manifest.json")) == []
+    manifest = download("sample:images=240,size=160", str(tmp_path), replace(CONFIG, processes=2))
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert len(list(raw_folder(manifest).rglob("*.jpg"))) == 320
+    fresh = download("sample:images=240,size=160", str(tmp_path / "fresh"), replace(CONFIG, processes=2))
+    for path in raw_folder(manifest).rglob("*.jpg"):
+        assert path.read_bytes() == (raw_folder(fresh) / path.relative_to(raw_folder(manifest))).read_bytes()
+
+
+def wait_for_stillness(folder: Path) -> None:
+    """Wait until the workers of a killed process have ended: they notice within a moment."""
+    count = -1
+    while count != (count := len(list(folder.rglob("*")))):
+        time.sleep(0.5)
+
+
+@pytest.fixture
+def image_server(make_jpeg, monkeypatch) -> Iterator[tuple[str, list[int]]]:
+    """Serves /<n>.jpg, but 404 for those above 90; with the number of requests at the same time."""
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    busy, most, lock = [0], [0], threading.Lock()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            with lock:
+                busy[0] += 1
+                most[0] = max(most[0], busy[0])
+            time.sleep(0.02)
+            number = int(self.path.strip("/").removesuffix(".jpg"))
+            body = make_jpeg(seed=number) if number <= 90 else b""
+            self.send_response(200 if body else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            with lock:
+                busy[0] -= 1
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd.daemon_threads = True
+    threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
+    yield f"http://127.0.0.1:{httpd.server_port}", most
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def form_of_urls(server: str, numbers: range) -> dict:
+    images = [
+        {"id": n, "width": 40, "height": 30, "file_name": f"{n}.jpg", "coco_url": f"{server}/{n}.jpg"}
+        for n in numbers
+    ]
+    boxes = [{"id": n, "image_id": n, "category_id": 1, "bbox": [1, 1, 5, 5]} for n in numbers]
+    return {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "x"}]}
+
+
+def test_images_by_url_come_over_many_connections(image_server, make_jpeg, tmp_path):
+    server, most = image_server
+    (tmp_path / "x.json").write_text(json.dumps(form_of_urls(server, range(1, 92))))
+    config = replace(CONFIG, threads=8)
+    manifest = download(str(tmp_path / "x.json"), str(tmp_path / "data"), config)
+    assert sum(counts["images"] for counts in manifest["splits"].values()) == 90
+    assert manifest["problems"][reasons.IMAGE_MISSING]["count"] == 1
+    assert "no such file" in manifest["problems"][reasons.IMAGE_MISSING]["examples"][0]
+    assert most[0] > 4
+    (path,) = raw_folder(manifest).rglob("17.jpg")
+    assert path.read_bytes() == make_jpeg(seed=17)
+
+
+def test_a_dead_server_ends_it_early(image_server, tmp_path):
+    server, _ = image_server
+    (tmp_path / "x.json").write_text(json.dumps(form_of_urls(server, range(91, 2000))))
+    began = time.monotonic()
+    with pytest.raises(DataError, match="no such file") as caught:
+        download(str(tmp_path / "x.json"), str(tmp_path / "data"), CONFIG)
+    assert caught.value.message.count("image missing:") == 10
+    assert time.monotonic() - began < 2
+
+
+def test_a_data_root_in_an_object_store(make_coco, bucket, tmp_path):
+    root = make_coco(train=["a.jpg", "b.jpg"], val=["c.jpg"])
+    manifest = download(str(root), "s3://bucket/data", CONFIG)
+    assert manifest["uri"] == f"s3://bucket/data/raw/{manifest['fingerprint']}"
+    folder = bucket / "data" / "raw" / manifest["fingerprint"]
+    assert (folder / "images" / "val" / "c.jpg").read_bytes() == (root / "val" / "c.jpg").read_bytes()
+    assert download(str(root), "s3://bucket/data", CONFIG) == manifest
+    storage.delete(f"{manifest['uri']}/manifest.json")
+    assert download(str(root), "s3://bucket/data", CONFIG) == manifest

@@ -1,0 +1,167 @@
+import json
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.config import DataConfig
+from trainer.data import shard_index
+from trainer.data.download import download
+from trainer.data.shard_index import SAMPLE, ShardDataset
+from trainer.data.shards import shard
+from trainer.errors import DataError, StorageError
+
+CONFIG = DataConfig(processes=1, shard_bytes=4000, val_fraction=0.0)
+NAMES = [f"{number}.jpg" for number in range(20)]
+
+
+@pytest.fixture
+def source(make_coco) -> Path:
+    return make_coco(train=NAMES, val=["v.jpg"])
+
+
+@pytest.fixture
+def uri(source, tmp_path) -> str:
+    raw = download(str(source), str(tmp_path / "data"), CONFIG)
+    return shard(raw, str(tmp_path / "data"), CONFIG)["uri"]
+
+
+def test_it_reads_every_sample(uri, source):
+    dataset = ShardDataset(uri, "train")
+    assert len(dataset) == 20 and len(ShardDataset(uri, "val")) == 1
+    assert [category["name"] for category in dataset.categories] == ["cat", "dog"]
+    assert sorted(dataset.image_ids) == list(range(1, 21))
+    assert dataset.sizes.tolist() == [[40, 30]] * 20
+    assert sum(dataset.shard_sizes) == 20 and len(dataset.shard_sizes) > 2
+    for index in range(20):
+        data, sample = dataset.read(index)
+        assert data == (source / "train" / sample["file_name"]).read_bytes()
+        assert sample["image_id"] == dataset.image_ids[index]
+        assert len(sample["annotations"]) == 2
+    dataset.verify()
+
+
+def test_the_table_is_plain_numpy(uri):
+    table = np.load(Path(uri) / "train.samples.npy", allow_pickle=False)
+    assert table.dtype == SAMPLE and len(table) == 20
+    assert (np.diff(table["shard"]) >= 0).all()
+
+
+def test_threads_read_the_same_with_few_open_files(uri, monkeypatch):
+    monkeypatch.setattr(shard_index, "_OPEN_FILES", 1)
+    dataset = ShardDataset(uri, "train")
+    alone = [dataset.read(index) for index in range(20)]
+    order = list(np.random.default_rng(0).integers(0, 20, 2000))
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(dataset.read, order))
+    assert all(found == alone[index] for found, index in zip(together, order, strict=True))
+    assert len(dataset._files) == 1
+
+
+def test_open_files_stay_few(uri, monkeypatch):
+    monkeypatch.setattr(shard_index, "_OPEN_FILES", 2)
+    dataset = ShardDataset(uri, "train")
+    before = len(os.listdir("/proc/self/fd"))
+    for index in range(20):
+        dataset.read(index)
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def test_it_can_be_sent_to_another_process(uri):
+    dataset = ShardDataset(uri, "train")
+    dataset.read(0)
+    assert pickle.loads(pickle.dumps(dataset)).read(3) == dataset.read(3)
+
+
+def test_an_unknown_split_or_folder_is_named(uri, tmp_path):
+    with pytest.raises(DataError, match="no split 'test'") as caught:
+        ShardDataset(uri, "test")
+    assert "train, val" in caught.value.fix
+    with pytest.raises(StorageError, match=r"no such file: .*index\.json"):
+        ShardDataset(str(tmp_path), "train")
+
+
+def first_shard(uri: str) -> Path:
+    return Path(uri) / "train-00000.tar"
+
+
+def flip_a_byte(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 0xFF]))
+
+
+def test_verify_finds_one_wrong_byte(uri):
+    dataset = ShardDataset(uri, "train")
+    flip_a_byte(first_shard(uri), 700)
+    with pytest.raises(DataError, match=r"train-00000\.tar is damaged") as caught:
+        dataset.verify()
+    assert "run the shard step again" in caught.value.fix
+
+
+def test_verify_finds_a_cut_shard_and_a_missing_one(uri):
+    os.truncate(first_shard(uri), 5000)
+    with pytest.raises(DataError, match=r"train-00000\.tar is damaged"):
+        ShardDataset(uri, "train").verify()
+    first_shard(uri).unlink()
+    with pytest.raises(StorageError, match=r"train-00000\.tar"):
+        ShardDataset(uri, "train").verify()
+    with pytest.raises(StorageError, match=r"train-00000\.tar"):
+        ShardDataset(uri, "train").read(0)
+
+
+def test_reading_a_cut_shard_is_an_error(uri):
+    dataset = ShardDataset(uri, "train")
+    os.truncate(first_shard(uri), int(dataset.samples[0]["offset"]) + 100)
+    with pytest.raises(DataError, match=r"train-00000\.tar is damaged"):
+        dataset.read(0)
+
+
+def test_reading_what_is_no_sample_is_an_error(uri):
+    dataset = ShardDataset(uri, "train")
+    row = dataset.samples[1]
+    flip_a_byte(first_shard(uri), int(row["json_offset"]))
+    with pytest.raises(DataError, match="is damaged"):
+        dataset.read(1)
+    flip_a_byte(first_shard(uri), int(dataset.samples[0]["offset"]))
+    with pytest.raises(DataError, match="is damaged"):
+        dataset.read(0)
+
+
+@pytest.mark.parametrize("damage", ["cut", "pickle", "shorter"])
+def test_a_damaged_table_is_an_error(uri, damage):
+    path = Path(uri) / "train.samples.npy"
+    if damage == "cut":
+        os.truncate(path, 200)
+    elif damage == "pickle":
+        np.save(path, np.array([{"shard": 0}], dtype=object), allow_pickle=True)
+    else:
+        np.save(path, np.load(path)[:5])
+    with pytest.raises(DataError, match=r"train\.samples\.npy is damaged"):
+        ShardDataset(uri, "train")
+
+
+def test_shards_in_an_object_store_are_read_through_a_cache(source, bucket, tmp_path):
+    raw = download(str(source), "s3://bucket/data", CONFIG)
+    index = shard(raw, "s3://bucket/data", CONFIG)
+    dataset = ShardDataset(index["uri"], "train", tmp_path / "cache")
+    samples = [dataset.read(position) for position in range(len(dataset))]
+    assert {sample["file_name"] for _, sample in samples} == set(NAMES)
+    assert len(list((tmp_path / "cache").iterdir())) == len(dataset.shards)
+    dataset.verify()
+
+
+def test_a_split_without_samples_is_empty(source, tmp_path):
+    for path in (source / "val").iterdir():
+        path.write_bytes(b"no image")
+    config = replace(CONFIG, max_bad_fraction=0.1)
+    index = shard(download(str(source), str(tmp_path / "data"), config), str(tmp_path / "data"), config)
+    dataset = ShardDataset(index["uri"], "val")
+    assert len(dataset) == 0 and dataset.sizes.shape == (0, 2)
+    assert json.loads((Path(index["uri"]) / "annotations" / "val.json").read_text())["images"] == []

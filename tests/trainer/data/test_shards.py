@@ -1,0 +1,329 @@
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from trainer import storage
+from trainer.config import DataConfig
+from trainer.data import problems as reasons
+from trainer.data import shard_writer
+from trainer.data.download import download
+from trainer.data.shards import shard
+from trainer.errors import DataError, StorageError
+
+BCCD = Path(__file__).parents[4] / "shared" / "data" / "bccd"
+CONFIG = DataConfig(processes=1, shard_bytes=4000)
+
+
+def made(source: Path | str, root: Path | str, config: DataConfig = CONFIG) -> dict:
+    return shard(download(str(source), str(root), config), str(root), config)
+
+
+def contents(index: dict) -> dict[str, bytes]:
+    return {name: (Path(index["uri"]) / name).read_bytes() for name in storage.list_files(index["uri"])}
+
+
+def test_shards_are_standard_tars(make_coco, tmp_path):
+    names = [f"{number}.jpg" for number in range(12)]
+    root = make_coco(train=names, val=["a.jpg"])
+    index = made(root, tmp_path / "data")
+    assert len(index["splits"]["train"]["shards"]) > 2
+    seen = {}
+    for item in index["splits"]["train"]["shards"]:
+        path = Path(index["uri"]) / item["name"]
+        assert path.stat().st_size == item["bytes"] and item["bytes"] % 512 == 0
+        with tarfile.open(path) as tar:
+            members = tar.getmembers()
+            assert [(m.mtime, m.uid, m.gid, m.mode) for m in members] == [(0, 0, 0, 0o644)] * len(members)
+            for image, record in zip(members[::2], members[1::2], strict=True):
+                assert image.name.removesuffix(".jpg") == record.name.removesuffix(".json")
+                seen[image.name] = (tar.extractfile(image).read(), json.load(tar.extractfile(record)))
+        listed = subprocess.run(["tar", "-tf", str(path)], capture_output=True, text=True, check=True)
+        assert listed.stdout.split() == [member.name for member in members]
+    assert set(seen) == set(names)
+    for name, (data, record) in seen.items():
+        assert data == (root / "train" / name).read_bytes()
+        assert (record["file_name"], record["width"], record["height"]) == (name, 40, 30)
+        assert [box["bbox"] for box in record["annotations"]] == [[1, 2, 10, 8], [2, 2, 10, 8]]
+
+
+def test_the_index_and_the_ground_truth(make_coco, tmp_path):
+    index = made(make_coco(train=["a.jpg", "b.jpg"], val=["v.jpg"]), tmp_path / "data")
+    assert json.loads((Path(index["uri"]) / "index.json").read_text()) == index
+    assert index["kind"] == "shards" and index["problems"] == {} and index["quarantined"] == []
+    assert index["categories"][1] == {"id": 1, "name": "dog", "original_id": 17}
+    assert index["class_counts"] == {"train": {"cat": 2, "dog": 2}, "val": {"cat": 1, "dog": 1}}
+    assert {split: (found["samples"], found["boxes"]) for split, found in index["splits"].items()} == {
+        "train": (2, 4), "val": (1, 2),
+    }  # fmt: skip
+    truth = json.loads((Path(index["uri"]) / "annotations" / "train.json").read_text())
+    assert [image["id"] for image in truth["images"]] == [1, 2]
+    assert {(box["image_id"], box["category_id"]) for box in truth["annotations"]} == {
+        (1, 0), (1, 1), (2, 0), (2, 1),
+    }  # fmt: skip
+
+
+def test_the_ground_truth_is_taken_by_pycocotools(make_coco, tmp_path):
+    from pycocotools.coco import COCO
+
+    index = made(make_coco(train=["a.jpg", "b.jpg"]), tmp_path / "data")
+    truth = COCO(str(Path(index["uri"]) / "annotations" / "train.json"))
+    assert truth.getCatIds() == [0, 1] and min(truth.getAnnIds()) >= 1
+
+
+def test_the_result_does_not_depend_on_the_processes_nor_on_the_place(make_coco, tmp_path):
+    root = make_coco(train=[f"{number}.jpg" for number in range(20)])
+    one, other = (
+        made(root, tmp_path / name, replace(CONFIG, processes=count)) for name, count in (("a", 1), ("b", 2))
+    )
+    first, second = contents(one), contents(other)
+    assert first.pop("index.json") != b"" and second.pop("index.json") != b""
+    assert first == second
+    assert {**one, "uri": ""} == {**other, "uri": ""}
+
+
+def test_shards_are_random_samples_of_the_split(make_coco, tmp_path):
+    names = [f"{number:03}.jpg" for number in range(40)]
+    index = made(make_coco(train=names), tmp_path / "data", replace(CONFIG, val_fraction=0.0))
+    with tarfile.open(Path(index["uri"]) / "train-00000.tar") as tar:
+        first = [name for name in tar.getnames() if name.endswith(".jpg")]
+    assert 3 <= len(first) < 40 and first != sorted(first) and max(first) > names[2 * len(first)]
+
+
+def test_a_second_call_finds_them(make_coco, tmp_path, caplog):
+    root = make_coco(train=["a.jpg", "b.jpg"])
+    first = made(root, tmp_path)
+    before = {name: os.stat(Path(first["uri"]) / name).st_mtime_ns for name in contents(first)}
+    with caplog.at_level(logging.INFO):
+        assert made(root, tmp_path, replace(CONFIG, processes=2)) == first
+    assert "shards of coco:" in caplog.text and "are there already" in caplog.text
+    assert {name: os.stat(Path(first["uri"]) / name).st_mtime_ns for name in contents(first)} == before
+
+
+def test_what_changes_the_fingerprint(make_coco, tmp_path):
+    root = make_coco(train=["a.jpg", "b.jpg"])
+    same = [CONFIG, replace(CONFIG, max_bad_fraction=0.5), replace(CONFIG, threads=2)]
+    others = [replace(CONFIG, shard_bytes=1), replace(CONFIG, max_side=20), replace(CONFIG, jpeg_quality=50)]
+    assert len({made(root, tmp_path, config)["fingerprint"] for config in same}) == 1
+    assert len({made(root, tmp_path, config)["fingerprint"] for config in same + others}) == 4
+
+
+def test_bad_boxes_are_dropped_clipped_and_told(make_coco, edit_json, tmp_path):
+    root = make_coco(train=["a.jpg"], val=["b.jpg"])
+    boxes = [[1, 1, 0, 5], [100, 1, 5, 5], [30, 20, 50, 50], [1, 1, float("nan"), 2]]
+
+    def change(form):
+        form["annotations"] += [{"image_id": 100, "category_id": 3, "bbox": box} for box in boxes]
+        form["annotations"].append({"image_id": 100, "category_id": 4, "bbox": [1, 1, 2, 2]})
+
+    edit_json(root / "annotations" / "instances_train.json", change)
+    index = made(root, tmp_path / "data", replace(CONFIG, max_bad_fraction=0.5))
+    assert index["problems"] == {
+        reasons.BOX_WITHOUT_AREA: 1, reasons.BOX_OUTSIDE: 1, reasons.BOX_CLIPPED: 1,
+        reasons.BOX_NOT_FINITE: 1, reasons.BOX_UNKNOWN_CATEGORY: 1,
+    }  # fmt: skip
+    assert index["splits"]["train"]["boxes"] == 3
+    truth = json.loads((Path(index["uri"]) / "annotations" / "train.json").read_text())
+    assert truth["annotations"][2]["bbox"] == [30, 20, 10, 10]
+    with pytest.raises(DataError, match="4 of 9 boxes are bad"):
+        made(root, tmp_path / "data", replace(CONFIG, max_bad_fraction=0.4))
+    with pytest.raises(DataError, match=r"box without area: a\.jpg \[1"):
+        made(root, tmp_path / "fresh", replace(CONFIG, max_bad_fraction=0.4))
+    assert list((tmp_path / "fresh").rglob("index.json")) == []
+
+
+def test_unreadable_images_are_quarantined(make_coco, tmp_path):
+    root = make_coco(train=[f"{number}.jpg" for number in range(10)], val=["v.jpg"])
+    (root / "train" / "3.jpg").write_bytes((root / "train" / "3.jpg").read_bytes()[:-300])
+    (root / "train" / "5.jpg").write_bytes(b"<html>404</html>")
+    index = made(root, tmp_path / "data", replace(CONFIG, max_bad_fraction=0.2))
+    assert index["problems"] == {reasons.IMAGE_UNREADABLE: 2}
+    found = {item["file_name"]: item["reason"] for item in index["quarantined"]}
+    assert found.keys() == {"3.jpg", "5.jpg"} and "cut off" in found["3.jpg"]
+    assert index["splits"]["train"]["samples"] == 8
+    with pytest.raises(DataError, match="2 of 11 images are bad"):
+        made(root, tmp_path / "other", replace(CONFIG, max_bad_fraction=0.1))
+
+
+def test_turned_shrunk_and_png_images(make_coco, edit_json, tmp_path):
+    root = make_coco(train=["turned.jpg", "large.jpg", "x.png"], val=["v.jpg"])
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (40, 30)).save(root / "train" / "turned.jpg", exif=exif)
+    Image.new("L", (400, 300)).save(root / "train" / "large.jpg")
+    Image.new("RGBA", (40, 30)).save(root / "train" / "x.png")
+
+    def change(form):
+        form["images"][1].update(width=400, height=300)
+
+    edit_json(root / "annotations" / "instances_train.json", change)
+    index = made(root, tmp_path / "data", replace(CONFIG, max_side=100))
+    truth = json.loads((Path(index["uri"]) / "annotations" / "train.json").read_text())
+    by_name = {image["file_name"]: image for image in truth["images"]}
+    assert {name: (image["width"], image["height"]) for name, image in by_name.items()} == {
+        "turned.jpg": (30, 40), "large.jpg": (100, 75), "x.png": (40, 30),
+    }  # fmt: skip
+    first = {box["image_id"]: (box["bbox"], box["area"]) for box in reversed(truth["annotations"])}
+    assert first[by_name["turned.jpg"]["id"]] == ([20, 1, 8, 10], 80)  # annotated in stored pixels
+    assert first[by_name["large.jpg"]["id"]] == ([0.25, 0.5, 2.5, 2], 5)
+    assert first[by_name["x.png"]["id"]] == ([1, 2, 10, 8], 80)
+    for name, image in by_name.items():
+        with tarfile.open(Path(index["uri"]) / "train-00000.tar") as tar:
+            data = tar.extractfile(name.partition(".")[0] + ".jpg").read()
+        assert Image.open(io.BytesIO(data)).size == (image["width"], image["height"])
+
+
+def test_a_full_disk_leaves_no_half_shard(make_coco, tmp_path, monkeypatch):
+    raw = download(str(make_coco(train=["a.jpg", "b.jpg"])), str(tmp_path), CONFIG)
+    real = shard_writer._Tar._write
+
+    def write(tar, data):
+        if tar.size > 2000:
+            with open("/dev/full", "wb") as full:
+                full.write(data)
+        real(tar, data)
+
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full to stand for a full disk")
+    monkeypatch.setattr(shard_writer._Tar, "_write", write)
+    with pytest.raises(StorageError, match=r"cannot write .*\.tar: No space left") as caught:
+        shard(raw, str(tmp_path), CONFIG)
+    assert "disk is full" in caught.value.fix
+    assert [path for path in (tmp_path / "shards").rglob("*") if path.is_file()] == []
+    monkeypatch.undo()
+    assert shard(raw, str(tmp_path), CONFIG)["splits"]["train"]["samples"] >= 1
+
+
+def test_a_shard_without_sidecar_or_of_another_size_is_written_again(make_coco, tmp_path):
+    root = make_coco(train=[f"{number}.jpg" for number in range(12)])
+    index = made(root, tmp_path)
+    folder = Path(index["uri"])
+    whole = contents(index)
+    (folder / "index.json").unlink()
+    (folder / "train-00000.json").unlink()
+    with (folder / "train-00001.tar").open("ab") as file:
+        file.truncate(1000)
+    kept = (folder / "train-00002.tar").stat().st_mtime_ns
+    assert made(root, tmp_path) == index
+    assert contents(index) == whole
+    assert (folder / "train-00002.tar").stat().st_mtime_ns == kept
+
+
+def start_sharding(raw: dict, root: Path) -> subprocess.Popen[bytes]:
+    code = (
+        "import json, sys; from trainer.data.shards import shard; from trainer.config import DataConfig\n"
+        "shard(json.loads(sys.argv[1]), sys.argv[2], DataConfig(processes=2, shard_bytes=20000))\n"
+    )
+    command = [sys.executable, "-c", code, json.dumps(raw), str(root)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE)
+
+
+@pytest.mark.slow
+def test_a_killed_conversion_goes_on_where_it_was(make_coco, tmp_path):
+    root = make_coco(train=[f"{number}.jpg" for number in range(12)])
+    for number in range(12):
+        Image.effect_noise((1500, 1500), 90).save(root / "train" / f"{number}.jpg", progressive=True)
+    config = replace(CONFIG, processes=2, shard_bytes=20_000)
+    raw = download(str(root), str(tmp_path / "data"), config)
+    process = start_sharding(raw, tmp_path / "data")
+    shards = tmp_path / "data" / "shards"
+    deadline = time.monotonic() + 60
+    while len(list(shards.rglob("train-*.json"))) < 3:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(1)
+    before = {path: path.stat().st_mtime_ns for path in shards.rglob("train-*.json")}
+    assert 3 <= len(before) < 11 and list(shards.rglob("index.json")) == []
+    index = shard(raw, str(tmp_path / "data"), config)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    fresh = shard(raw, str(tmp_path / "fresh"), config)
+    for item in fresh["splits"]["train"]["shards"]:
+        again, anew = (Path(found["uri"]) / item["name"] for found in (index, fresh))
+        assert again.read_bytes() == anew.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_told_of(make_coco, tmp_path):
+    root = make_coco(train=[f"{number}.jpg" for number in range(12)])
+    for number in range(12):
+        Image.effect_noise((1500, 1500), 90).save(root / "train" / f"{number}.jpg", progressive=True)
+    raw = download(str(root), str(tmp_path / "data"), CONFIG)
+    process = start_sharding(raw, tmp_path / "data")
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "data").rglob("train-*.json")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [
+        pid for pid in map(int, children) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    os.kill(workers[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "a worker process was killed" in errors.decode()
+    assert list((tmp_path / "data").rglob("index.json")) == []
+
+
+def test_workers_do_not_import_torch():
+    code = "import sys, trainer.data.shard_writer, trainer.data.download, trainer.data.shards\n"
+    code += "assert not {'torch', 'minio', 'kfp'} & sys.modules.keys(), sorted(sys.modules)\n"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_script_without_a_guard_is_not_run_again_by_the_workers(make_coco, tmp_path):
+    root = make_coco(train=[f"{number}.jpg" for number in range(8)])
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from trainer.config import DataConfig\n"
+        "from trainer.data.download import download\n"
+        "from trainer.data.shards import shard\n"
+        "print('begun')\n"
+        "config = DataConfig(processes=2, shard_bytes=2000)\n"
+        f"data_root = {str(tmp_path / 'data')!r}\n"
+        f"shard(download({str(root)!r}, data_root, config), data_root, config)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert done.stdout == "begun\n"
+
+
+def test_a_data_root_in_an_object_store_gives_the_same_shards(make_coco, bucket, tmp_path):
+    root = make_coco(train=[f"{number}.jpg" for number in range(6)])
+    local = made(root, tmp_path / "data")
+    remote = made(root, "s3://bucket/data")
+    assert remote["uri"].startswith("s3://bucket/data/shards/")
+    assert remote["splits"] == local["splits"]
+    folder = bucket / "data" / "shards" / remote["fingerprint"]
+    for item in local["splits"]["train"]["shards"]:
+        assert (folder / item["name"]).read_bytes() == (Path(local["uri"]) / item["name"]).read_bytes()
+    assert made(root, "s3://bucket/data") == remote
+    storage.delete(f"{remote['uri']}/index.json")
+    storage.delete(f"{remote['uri']}/train-00000.json")
+    assert made(root, "s3://bucket/data") == remote
+
+
+@pytest.mark.skipif(not BCCD.is_dir(), reason="the blood cell set is not on this machine")
+@pytest.mark.parametrize("kind", ["voc", "coco"])
+def test_a_real_set(kind, tmp_path):
+    config = DataConfig(processes=2)
+    raw = download(f"{kind}:{BCCD}", str(tmp_path), config)
+    assert raw["splits"] == {
+        "train": {"images": 205, "boxes": 2805}, "val": {"images": 87, "boxes": 1138},
+        "test": {"images": 72, "boxes": 945},
+    }  # fmt: skip
+    index = shard(raw, str(tmp_path), config)
+    assert sum(found["samples"] for found in index["splits"].values()) == 364
+    assert sum(found["boxes"] for found in index["splits"].values()) == 4888 - 2
+    assert index["problems"] == {reasons.BOX_WITHOUT_AREA: 2}
+    assert sorted(category["name"] for category in index["categories"]) == ["Platelets", "RBC", "WBC"]

@@ -1,0 +1,39 @@
+"""What the operating system refuses, as errors that name the file and the remedy."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trainer.errors import StorageError
+
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full: free space there, or choose another folder, and run again",
+    errno.EDQUOT: "the quota is used up: free space there, or choose another folder, and run again",
+    errno.EFBIG: "files of this size are not allowed there (ulimit -f): choose another folder",
+    errno.EROFS: "the file system is read-only: choose another folder",
+    errno.EACCES: "check the permissions of the file and its folders",
+    errno.EPERM: "check the permissions of the file and its folders",
+    errno.EMFILE: "raise the limit of open files (ulimit -n) or lower the number of processes and threads",
+    errno.EISDIR: "this is a folder: name a file in it",
+    errno.ENOTDIR: "a file stands where a folder is needed: move it away or choose another folder",
+    errno.ENAMETOOLONG: "choose a folder with a shorter path",
+}
+
+
+def missing(uri: str) -> StorageError:
+    """Return the error for a file that is not there."""
+    return StorageError(f"no such file: {uri}", fix="check the path or URI, and that this machine can see it")
+
+
+@contextmanager
+def explained(uri: str, verb: str) -> Iterator[None]:
+    """Turn an OSError into a StorageError that names the URI and the remedy."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise missing(uri) from error
+    except OSError as error:
+        if error.errno is None:
+            raise
+        fix = _REMEDIES.get(error.errno, "check the path, its permissions and the disk, and run again")
+        raise StorageError(f"cannot {verb} {uri}: {error.strerror}", fix=fix) from error
