@@ -144,7 +144,7 @@ def test_a_data_root_that_cannot_be_written(make_coco, tmp_path):
 def test_a_killed_download_goes_on_where_it_was(tmp_path):
     code = (
         "import sys; from trainer.data.download import download; from trainer.config import DataConfig\n"
-        "download('sample:images=240,size=160', sys.argv[1], DataConfig(processes=2))\n"
+        "download('sample:images=120,size=160', sys.argv[1], DataConfig(processes=2))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
@@ -155,11 +155,11 @@ def test_a_killed_download_goes_on_where_it_was(tmp_path):
     process.wait()
     wait_for_stillness(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.jpg")}
-    assert 20 <= len(before) < 320 and list(tmp_path.rglob("manifest.json")) == []
-    manifest = download("sample:images=240,size=160", str(tmp_path), replace(CONFIG, processes=2))
+    assert 20 <= len(before) < 160 and list(tmp_path.rglob("manifest.json")) == []
+    manifest = download("sample:images=120,size=160", str(tmp_path), replace(CONFIG, processes=2))
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert len(list(raw_folder(manifest).rglob("*.jpg"))) == 320
-    fresh = download("sample:images=240,size=160", str(tmp_path / "fresh"), replace(CONFIG, processes=2))
+    assert len(list(raw_folder(manifest).rglob("*.jpg"))) == 160
+    fresh = download("sample:images=120,size=160", str(tmp_path / "fresh"), replace(CONFIG, processes=2))
     for path in raw_folder(manifest).rglob("*.jpg"):
         assert path.read_bytes() == (raw_folder(fresh) / path.relative_to(raw_folder(manifest))).read_bytes()
 

@@ -232,7 +232,7 @@ def start_sharding(raw: dict, root: Path) -> subprocess.Popen[bytes]:
 def test_a_killed_conversion_goes_on_where_it_was(make_coco, tmp_path):
     root = make_coco(train=[f"{number}.jpg" for number in range(12)])
     for number in range(12):
-        Image.effect_noise((1500, 1500), 90).save(root / "train" / f"{number}.jpg", progressive=True)
+        Image.effect_noise((1000, 1000), 90).save(root / "train" / f"{number}.jpg", progressive=True)
     config = replace(CONFIG, processes=2, shard_bytes=20_000)
     raw = download(str(root), str(tmp_path / "data"), config)
     process = start_sharding(raw, tmp_path / "data")
@@ -258,7 +258,7 @@ def test_a_killed_conversion_goes_on_where_it_was(make_coco, tmp_path):
 def test_a_killed_worker_is_told_of(make_coco, tmp_path):
     root = make_coco(train=[f"{number}.jpg" for number in range(12)])
     for number in range(12):
-        Image.effect_noise((1500, 1500), 90).save(root / "train" / f"{number}.jpg", progressive=True)
+        Image.effect_noise((1000, 1000), 90).save(root / "train" / f"{number}.jpg", progressive=True)
     raw = download(str(root), str(tmp_path / "data"), CONFIG)
     process = start_sharding(raw, tmp_path / "data")
     deadline = time.monotonic() + 60
