@@ -36,7 +36,7 @@ def test_tasks_are_taken_as_workers_become_free():
 
 @pytest.mark.parametrize(("workers", "processes"), [(1, False), (3, False), (2, True)])
 def test_what_a_task_raises_ends_it(workers, processes):
-    with pytest.raises(ValueError, match="math domain error|nonnegative"):
+    with pytest.raises(ValueError, match=r"math domain error|nonnegative"):
         list(pool.run(math.sqrt, [1, -1, 1], workers, processes=processes))
 
 
