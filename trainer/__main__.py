@@ -16,7 +16,7 @@ from typing import Any
 from trainer import config as configuration
 from trainer import log, recipes, storage
 from trainer.config import Config
-from trainer.errors import EXIT_RETRY, KubedetError
+from trainer.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,6 +31,14 @@ def main(arguments: list[str] | None = None) -> int:
 
         report_error(error)
         return error.exit_code
+    except RuntimeError as error:
+        from trainer.launch import lost_peer
+
+        if not lost_peer(error):
+            raise
+        # The process that is gone tells why; a traceback of every other one would bury it.
+        print("stopped: another process of this run is gone", file=sys.stderr)
+        return EXIT_FAILURE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_RETRY

@@ -14,13 +14,15 @@ import time
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import parse_args, run
 
 from trainer.errors import EXIT_RETRY, KubedetError
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable with which torchrun tells each worker where its error goes."""
+_REPORTED = "kubedet"
+"""Key of an error file that `report_error` wrote."""
 
 
 def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
@@ -43,11 +45,23 @@ def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
         print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
         return EXIT_RETRY if error.sigval in (signal.SIGTERM, signal.SIGINT) else 128 + int(error.sigval)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
+        rank, failure = _first_cause(error.failures)
         code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
         print(_explain(rank, failure.exitcode, failure.message), file=sys.stderr)
         return code
     return 0
+
+
+def _first_cause(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+    """The failure that others follow from: one with a message, else a signal, else the first."""
+    return min(
+        failures.items(),
+        key=lambda item: (
+            not item[1].error_file_data.get(_REPORTED),
+            item[1].exitcode > 0,
+            item[1].timestamp,
+        ),
+    )
 
 
 def _explain(rank: int, exit_code: int, message: str) -> str:
@@ -73,5 +87,11 @@ def report_error(error: KubedetError) -> None:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return
     # The form that torchrun reads (torch.distributed.elastic.multiprocessing.errors).
-    contents = {"message": {"message": str(error), "extraInfo": {"timestamp": str(int(time.time()))}}}
+    contents = {"message": str(error), "timestamp": int(time.time()), _REPORTED: True}
     Path(path).write_text(json.dumps(contents))
+
+
+def lost_peer(error: Exception) -> bool:
+    """Whether an error only says that another process of the run is gone."""
+    known = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+    return ERROR_FILE in os.environ and any(text in str(error) for text in known)

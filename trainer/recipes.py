@@ -6,7 +6,6 @@ from trainer.config import (
     Config,
     DataConfig,
     EvaluationConfig,
-    ExportConfig,
     LoaderConfig,
     ModelConfig,
     TrainConfig,
@@ -20,14 +19,13 @@ def debug() -> Config:
     return Config(
         recipe="debug",
         data=DataConfig(shard_bytes=2 * 1024 * 1024, processes=2),
-        loader=LoaderConfig(image_size=128, workers=1, scale=[0.8, 1.2]),
-        model=_narrow(anchor_sizes=[12.0, 24.0, 48.0, 96.0, 192.0]),
+        loader=LoaderConfig(image_size=160, workers=1, flip_vertical=0.5, scale=[0.9, 1.1]),
+        model=_narrow(width=24, anchor_sizes=[16.0, 32.0, 64.0, 128.0, 256.0]),
         train=TrainConfig(
-            epochs=20, batch_size=8, optimizer="adamw", lr=2e-3, weight_decay=0.01, warmup_steps=50,
-            clip_norm=5.0, ema_decay=0.99, log_every=10, validate_every=5, checkpoint_minutes=1.0,
+            epochs=20, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_steps=50,
+            clip_norm=5.0, ema_decay=0.98, validate_every=5, checkpoint_minutes=1.0,
         ),
         evaluation=EvaluationConfig(gate=["coco/AP50 >= 0.3"]),
-        export=ExportConfig(check_images=16),
     )  # fmt: skip
 
 
@@ -37,22 +35,21 @@ def small() -> Config:
         recipe="small",
         data=DataConfig(shard_bytes=8 * 1024 * 1024),
         loader=LoaderConfig(
-            image_size=320, workers=1, flip_vertical=0.5, scale=[0.7, 1.4],
+            image_size=320, workers=1, flip_vertical=0.5, scale=[0.8, 1.25],
             brightness=0.2, contrast=0.2, saturation=0.2, hue=0.02,
         ),
-        model=_narrow(anchor_sizes=[16.0, 32.0, 64.0, 128.0, 256.0]),
+        model=_narrow(width=24, anchor_sizes=[16.0, 32.0, 64.0, 128.0, 256.0]),
         train=TrainConfig(
-            epochs=60, batch_size=8, optimizer="adamw", lr=2e-3, weight_decay=0.01, warmup_steps=50,
-            clip_norm=5.0, ema_decay=0.995, validate_every=10, checkpoint_minutes=1.0,
+            epochs=60, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_steps=50,
+            clip_norm=5.0, ema_decay=0.99, validate_every=10, checkpoint_minutes=1.0,
         ),
     )  # fmt: skip
 
 
-def _narrow(anchor_sizes: list[float]) -> ModelConfig:
+def _narrow(width: int, anchor_sizes: list[float]) -> ModelConfig:
     return ModelConfig(
-        backbone="resnet18", backbone_width=16, norm="group", fpn_channels=32, head_depth=2,
-        anchor_sizes=anchor_sizes,
-    )  # fmt: skip
+        backbone="resnet18", backbone_width=width, fpn_channels=32, head_depth=2, anchor_sizes=anchor_sizes
+    )
 
 
 def coco_r50() -> Config:

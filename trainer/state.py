@@ -1,5 +1,6 @@
 """What a training run changes as it goes: weights, optimiser, averages, random numbers."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -12,6 +13,13 @@ from trainer.model.detector import Detector, build
 from trainer.model.weights import load_pretrained
 from trainer.optim import MovingAverage, build_optimizer
 from trainer.precision import scaler
+
+# The option got a new name after torch 2.11.
+_SYNC_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    else "broadcast_buffers"
+)
 
 
 class TrainState:
@@ -39,12 +47,13 @@ class TrainState:
         """The detector that exchanges gradients. Call it after `load_state_dict`."""
         if self.world.size == 1:
             return self.detector
+        # Only BatchNorm's running statistics change; without it there is nothing to send.
+        buffers: dict[str, Any] = {_SYNC_BUFFERS: self.detector.config.norm == "batch"}
         return DistributedDataParallel(
             self.detector,
             device_ids=[self.world.device.index] if self.world.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
-            # Only BatchNorm's running statistics change; without it there is nothing to send.
-            broadcast_buffers=self.detector.config.norm == "batch",
+            **buffers,
         )
 
     def evaluated(self) -> Detector:

@@ -1,0 +1,18 @@
+"""The pipeline, how it is compiled and run, and the operator's command line.
+
+Importing this package imports neither kfp nor torch: a command that only prints takes no
+seconds to start.
+"""
+
+NAME = "kubedet"
+"""Name of the pipeline."""
+
+TITLES = {
+    "download": "Download images",
+    "shard": "Write shards",
+    "train": "Train",
+    "evaluate": "Evaluate",
+    "gate": "Decide on export",
+    "export": "Export",
+}
+"""The steps in order, as people see them."""

@@ -1,0 +1,26 @@
+"""Writes the pipeline as the one file that a cluster takes and `kubedet run` executes."""
+
+from pathlib import Path
+
+from kfp import compiler
+
+from pipelines.graph import train_detector
+from trainer.errors import StorageError
+
+
+def compile_pipeline(path: Path) -> None:
+    """Compile the pipeline to YAML, whole or not at all.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    # kfp decides on the format by the suffix.
+    temporary = path.with_name(f".{path.stem}.tmp.yaml")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        compiler.Compiler().compile(train_detector, str(temporary))
+        temporary.replace(path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}", fix="choose another place") from error
+    finally:
+        temporary.unlink(missing_ok=True)

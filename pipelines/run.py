@@ -1,0 +1,264 @@
+"""`kubedet run`: the pipeline on this machine, watched from a process that starts and stops it."""
+
+import fcntl
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from components.launchers.process import GuardedProcess
+from pipelines import display, ending, summary
+from pipelines.follow import Follower
+from trainer import log, recipes, storage
+from trainer.errors import ConfigError, StorageError
+from trainer.evaluation.gate import parse, split_rules
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+# Longer than a training launcher's own patience: it kills what does not stop, then says so.
+_GRACE_SECONDS = 90.0
+_TICK_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `kubedet run` was asked for."""
+
+    name: str
+    """Name of the run and of its folder."""
+    source: str = "sample"
+    """Where the images come from."""
+    recipe: str = "debug"
+    """Name of the configuration."""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Dotted configuration keys and their values."""
+    nproc: int = 2
+    """Training processes."""
+    data_root: str = "data_root"
+    """URI under which data is kept."""
+    output: str = "runs"
+    """Folder that receives the run's folder."""
+    gate: str = ""
+    """Rules for the export; empty takes the recipe's."""
+    verbose: bool = False
+    """Show the local runner's own log too."""
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, absolute."""
+        return Path(self.output).absolute() / self.name
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the pipeline's parameters."""
+        return {
+            "data_root": storage.absolute(self.data_root),
+            "source": self.source,
+            "recipe": self.recipe,
+            "overrides": self.overrides,
+            "nodes": 1,
+            "nproc": self.nproc,
+            "launcher": "local",
+            "output": str(self.folder),
+            "gate": self.gate,
+        }
+
+
+def check(options: Options) -> None:
+    """Refuse what cannot run before anything is started or written.
+
+    Raises:
+        ConfigError: a name, recipe, key, value or number of processes that cannot be used.
+        EvaluationError: a gate rule that cannot be read.
+    """
+    if not _NAME.fullmatch(options.name):
+        raise ConfigError(
+            f"the name {options.name!r} cannot be a folder's",
+            fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit",
+        )
+    if options.nproc < 1:
+        raise ConfigError(f"--nproc must be 1 or more, not {options.nproc}", fix="use --nproc 1")
+    recipes.load(options.recipe, options.overrides)
+    for rule in split_rules(options.gate):
+        parse(rule)
+
+
+def run(options: Options) -> int:
+    """Run the pipeline and tell how it went, on stdout and in the run's folder.
+
+    Returns:
+        Exit code: 0 (also where the gate held the export back), the failing step's, or 143
+        where it was stopped and goes on when it is run again.
+
+    Raises:
+        ConfigError: the options cannot be used, or another run of that name is going on.
+        StorageError: the run's folder cannot be written.
+    """
+    check(options)
+    folder = options.folder
+    with _locked(folder) as lock:
+        _check_same(folder, options)
+        record = summary.begin(options.arguments(), options.name)
+        storage.write_json(str(folder / "summary.json"), record)
+        print(f"run {options.name}: recipe {options.recipe}, source {options.source}", flush=True)
+        with tempfile.TemporaryDirectory(prefix="kubedet-", ignore_cleanup_errors=True) as temporary:
+            follower = Follower(Path(temporary) / "progress.jsonl")
+            stopped = _execute(options, follower, Path(temporary), lock)
+        record = summary.complete(record, follower, folder, stopped=stopped)
+        storage.write_json(str(folder / "summary.json"), record)
+        ending.tell(record, follower, folder)
+        return ending.exit_code(record)
+
+
+def _execute(options: Options, follower: Follower, temporary: Path, lock: int) -> bool:
+    """Start the local runner, show what it does until it has ended; return whether it was stopped."""
+    folder = options.folder
+    artifacts = folder / "artifacts"
+    shutil.rmtree(artifacts, ignore_errors=True)  # An earlier run's, which this one makes anew.
+    file, arguments = str(folder / "pipeline.yaml"), json.dumps(options.arguments())
+    command = [sys.executable, "-m", "pipelines.local", file, str(artifacts), arguments]
+    env = {
+        **os.environ,
+        log.PROGRESS_FILE: str(temporary / "progress.jsonl"),
+        "PYTHONUNBUFFERED": "1",  # Else a step's lines come when it has ended.
+        "TMPDIR": str(temporary),  # The runner leaves a folder a step behind.
+    }
+    with (
+        GuardedProcess(command, env=env, grace_seconds=_GRACE_SECONDS, keep_open=[lock]) as process,
+        _stopping(process) as stopped,
+        _LogFile(folder / "log.txt") as log_file,
+        display.choose(follower) as shown,
+    ):
+        for line in _timed_lines(process):
+            if line is not None:
+                log_file.write(line)
+                own = follower.feed(line)
+                text = line if options.verbose else own
+                if text is not None:
+                    shown.line(text)
+            follower.read_events()
+            shown.tick()
+        process.wait()
+        follower.finish()
+    return bool(stopped)
+
+
+def _timed_lines(process: GuardedProcess) -> Iterator[str | None]:
+    """Yield the process's lines as they come, and None when a moment passes without one."""
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def read() -> None:
+        for line in process.lines():
+            lines.put(line)
+        lines.put(None)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    while True:
+        try:
+            line = lines.get(timeout=_TICK_SECONDS)
+        except queue.Empty:
+            yield None
+            continue
+        if line is None:
+            return
+        yield line
+
+
+@contextmanager
+def _stopping(process: GuardedProcess) -> Iterator[list[int]]:
+    """Stop the process on Ctrl-C, SIGTERM or a closed terminal; yields the list that takes the signals."""
+    stopped: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stopped.append(number)
+        process.stop()
+        again = "" if len(stopped) > 1 else " (once more to kill it)"
+        os.write(2, f"\nstopping: the running step saves its state{again}\n".encode())
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _LogFile:
+    """Everything the runner and the steps print. A full disk costs the log, not the run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> "_LogFile":
+        self._file = self._path.open("a")
+        self.write(f"--- {datetime.now(UTC).isoformat(timespec='seconds')}")
+        return self
+
+    def write(self, line: str) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            print(f"warning: {self._path} ends here: {error.strerror}", file=sys.stderr)
+            self._file = None
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[int]:
+    """Make the run's folder and hold its lock; yields the lock's descriptor."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write the run's folder {folder}: {error.strerror}", fix="choose another --output"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise ConfigError(
+            f"a run named {folder.name!r} is going on in {folder}",
+            fix="wait for its end, stop it, or choose another --name",
+        ) from None
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _check_same(folder: Path, options: Options) -> None:
+    """Refuse to go on with a run under other settings: its checkpoint would not fit, or would mislead."""
+    path = folder / "summary.json"
+    if not path.exists():
+        return
+    before = storage.read_json(str(path)).get("arguments", {})
+    changed = [
+        f"  {key}: was {json.dumps(before[key])}, now {json.dumps(value)}"
+        for key, value in options.arguments().items()
+        if key in ("source", "recipe", "overrides", "nproc") and key in before and before[key] != value
+    ]
+    if changed:
+        raise ConfigError(
+            f"the run {folder.name!r} was begun with other settings:\n" + "\n".join(changed),
+            fix=f"choose another --name, or give the same settings to go on, or delete {folder}",
+        )

@@ -1,0 +1,107 @@
+"""The record of a run: runs/<name>/summary.json."""
+
+import os
+import platform
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pipelines.follow import Follower
+from trainer import storage
+from trainer.errors import EXIT_FAILURE, EXIT_RETRY
+
+PACKAGES = ("kubedet", "torch", "torchvision", "kfp", "pycocotools", "onnx", "onnxruntime")
+
+
+def begin(arguments: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the record of a run that begins now."""
+    return {
+        "kind": "run",
+        "version": 1,
+        "name": name,
+        "status": "running",
+        "started": _now(),
+        "arguments": arguments,
+        "versions": versions(),
+        "machine": {"cores": len(os.sched_getaffinity(0)), "system": platform.platform()},
+    }
+
+
+def complete(record: dict[str, Any], run: Follower, folder: Path, *, stopped: bool) -> dict[str, Any]:
+    """Add to a run's record how it ended and what it made.
+
+    Args:
+        record: what `begin` returned.
+        run: the state of the run's steps.
+        folder: the run's folder.
+        stopped: it was asked to stop.
+
+    Returns:
+        The record with `status` succeeded, failed or interrupted, `error` where it did not
+        succeed, and what the steps that are done reported.
+    """
+    failed = run.failed
+    # Without an export the run is whole: the gate held it back.
+    whole = failed is None and all(
+        step.state == "done" for step in run.steps.values() if step.name != "export"
+    )
+    interrupted = not whole and (stopped or (failed is not None and failed.exit_code == EXIT_RETRY))
+    status = "succeeded" if whole else "interrupted" if interrupted else "failed"
+    steps = [
+        {"name": step.name, "status": step.state, "seconds": round(step.seconds, 2), "reused": step.reused}
+        for step in run.steps.values()
+    ]
+    done = {step.name for step in run.steps.values() if step.state == "done"}
+    ended = {"status": status, "ended": _now(), "steps": steps, "paths": paths(folder, done)}
+    if failed is not None:
+        message = failed.message or "its process ended without a message (killed, or out of memory)"
+        code = EXIT_RETRY if interrupted else failed.exit_code or EXIT_FAILURE
+        ended["error"] = {"step": failed.name, "message": message, "exit_code": code}
+    elif status != "succeeded":
+        code = EXIT_RETRY if interrupted else EXIT_FAILURE
+        message = "stopped" if interrupted else "the pipeline ended before a step began"
+        ended["error"] = {"step": "", "message": message, "exit_code": code}
+    if "train" in done:
+        ended["training"] = storage.read_json(str(folder / "train" / "result.json"))
+    if "evaluate" in done:
+        ended["metrics"] = storage.read_json(str(folder / "evaluation" / "metrics.json"))["metrics"]
+    if "gate" in done:
+        ended["gate"] = storage.read_json(str(folder / "evaluation" / "gate.json"))
+    return record | ended
+
+
+def paths(folder: Path, done: set[str]) -> dict[str, str]:
+    """Return what the steps that are done have made, by what it is."""
+    made = {
+        "checkpoint": ("train", folder / "train" / "best.pt"),
+        "tensorboard": ("train", folder / "train" / "tensorboard"),
+        "metrics": ("evaluate", folder / "evaluation" / "metrics.json"),
+        "report": ("evaluate", folder / "evaluation" / "report.html"),
+        "model": ("export", folder / "model" / "model.onnx"),
+        "log": ("", folder / "log.txt"),
+    }
+    return {what: str(path) for what, (step, path) in made.items() if not step or step in done}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide on a result, and the commit where the code is a checkout."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue  # An extra that is not installed.
+    root, git = Path(__file__).parents[1], shutil.which("git")
+    if git and (root / ".git").exists():
+        command = [git, "-C", str(root), "rev-parse", "HEAD"]
+        commit = subprocess.run(command, check=False, capture_output=True, text=True)
+        if commit.returncode == 0:
+            found["commit"] = commit.stdout.strip()
+    return found
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

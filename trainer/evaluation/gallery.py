@@ -1,0 +1,143 @@
+"""Which images the detector got most wrong, and what was right and wrong in them."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SCORE = 0.3
+"""Detections below this score are left out of the gallery."""
+IOU = 0.5
+"""Overlap that a detection needs to count as right."""
+
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A box of the ground truth or of the detector, and whether the other side agrees."""
+
+    box: Box
+    """x, y, width, height in pixels of the image."""
+    name: str
+    matched: bool
+    score: float | None = None
+    """None for ground truth."""
+
+
+@dataclass(frozen=True)
+class GalleryImage:
+    """One image with what is in it and what was found."""
+
+    image_id: int
+    file_name: str
+    width: int
+    height: int
+    f1: float
+    """2 TP / (2 TP + FP + FN) of this image."""
+    truth: tuple[Marked, ...]
+    predictions: tuple[Marked, ...]
+
+    @property
+    def missed(self) -> int:
+        """Objects without a detection."""
+        return sum(not item.matched for item in self.truth)
+
+    @property
+    def false(self) -> int:
+        """Detections without an object."""
+        return sum(not item.matched for item in self.predictions)
+
+
+def worst_images(
+    ground_truth: dict[str, Any],
+    detections: Sequence[dict[str, Any]],
+    count: int = 12,
+    *,
+    score: float = SCORE,
+    iou: float = IOU,
+) -> list[GalleryImage]:
+    """The images with the lowest F1, the one with most errors first among equals.
+
+    Detections take the best free box of their class, highest score first; those that lie
+    mostly in a crowd region are left out. Images without an error are not listed.
+
+    Args:
+        ground_truth: COCO form.
+        detections: COCO form, known images and categories.
+        count: images to list at most.
+        score: detections below it are left out.
+        iou: overlap that counts as a match.
+    """
+    names = {category["id"]: category["name"] for category in ground_truth["categories"]}
+    truth, found = defaultdict(list), defaultdict(list)
+    for item in ground_truth["annotations"]:
+        truth[item["image_id"]].append(item)
+    for item in detections:
+        if item["score"] >= score:
+            found[item["image_id"]].append(item)
+    images = [
+        _compare(image, truth[image["id"]], found[image["id"]], names, iou)
+        for image in ground_truth["images"]
+    ]
+    wrong = [image for image in images if image.missed or image.false]
+    return sorted(wrong, key=lambda image: (image.f1, -image.missed - image.false))[:count]
+
+
+def _compare(
+    image: dict[str, Any],
+    truth: list[dict[str, Any]],
+    found: list[dict[str, Any]],
+    names: dict[int, str],
+    threshold: float,
+) -> GalleryImage:
+    objects = [item for item in truth if not item.get("iscrowd")]
+    crowds = [item for item in truth if item.get("iscrowd")]
+    taken: set[int] = set()
+    predictions = []
+    for item in sorted(found, key=lambda item: -item["score"]):
+        overlaps = [
+            (_iou(item["bbox"], other["bbox"]), place)
+            for place, other in enumerate(objects)
+            if place not in taken and other["category_id"] == item["category_id"]
+        ]
+        best, place = max(overlaps, default=(0.0, -1))
+        matched = best >= threshold
+        if matched:
+            taken.add(place)
+        elif any(_inside(item, crowd) >= threshold for crowd in crowds):
+            continue
+        predictions.append(Marked(tuple(item["bbox"]), names[item["category_id"]], matched, item["score"]))
+    marked = tuple(
+        Marked(tuple(item["bbox"]), names[item["category_id"]], place in taken)
+        for place, item in enumerate(objects)
+    )
+    total = len(marked) + len(predictions)
+    return GalleryImage(
+        image_id=image["id"],
+        file_name=image.get("original_file_name", image["file_name"]),
+        width=image["width"],
+        height=image["height"],
+        f1=2 * len(taken) / total if total else 1.0,
+        truth=marked,
+        predictions=tuple(predictions),
+    )
+
+
+def _inside(item: dict[str, Any], crowd: dict[str, Any]) -> float:
+    """Share of a detection that lies in a crowd region of its class."""
+    if item["category_id"] != crowd["category_id"]:
+        return 0.0
+    width, height = item["bbox"][2:]
+    return _intersection(item["bbox"], crowd["bbox"]) / max(width * height, 1e-9)
+
+
+def _iou(one: Sequence[float], other: Sequence[float]) -> float:
+    common = _intersection(one, other)
+    return common / max(one[2] * one[3] + other[2] * other[3] - common, 1e-9)
+
+
+def _intersection(one: Sequence[float], other: Sequence[float]) -> float:
+    width = min(one[0] + one[2], other[0] + other[2]) - max(one[0], other[0])
+    height = min(one[1] + one[3], other[1] + other[3]) - max(one[1], other[1])
+    return max(width, 0.0) * max(height, 0.0)

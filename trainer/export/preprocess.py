@@ -1,0 +1,32 @@
+"""The preprocessing that clients of an exported model repeat, and how boxes come back."""
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from trainer.data.transforms import FILL, letterbox
+
+RULE = (
+    "RGB uint8; resize (bilinear, antialiased) so that the longer side is input_size; place at the top "
+    f"left of a square filled with {FILL}; boxes in the image = boxes in the square / scale, "
+    "scale = input_size / longer side"
+)
+"""The rule in words, for model_metadata.json."""
+
+
+def preprocess(image: Image.Image | np.ndarray, input_size: int) -> tuple[Tensor, float]:
+    """Make the input of an exported model.
+
+    Args:
+        image: PIL image (its EXIF orientation is applied), or uint8 RGB [H, W, 3].
+        input_size: side of the model's square, pixels.
+
+    Returns:
+        uint8 [3, input_size, input_size], and the scale: divide the model's boxes by it.
+    """
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(image)
+    upright = ImageOps.exif_transpose(image).convert("RGB")
+    pixels = torch.from_numpy(np.array(upright)).permute(2, 0, 1).contiguous()
+    return letterbox(pixels, input_size)
