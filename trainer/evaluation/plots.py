@@ -24,7 +24,7 @@ _SERIES = [f"#0303{number:02x}" for number in range(1, SERIES + 1)]
 _VARIABLES = {_TEXT: "var(--text)", _GRID: "var(--grid)"} | {
     color: f"var(--series-{number})" for number, color in enumerate(_SERIES, start=1)
 }
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "kubedet", "font.family": "sans-serif", "font.size": 10,
     "text.color": _TEXT, "axes.labelcolor": _TEXT, "axes.edgecolor": _GRID, "xtick.color": _GRID,
     "ytick.color": _GRID, "xtick.labelcolor": _TEXT, "ytick.labelcolor": _TEXT, "grid.color": _GRID,
@@ -93,6 +93,9 @@ def precision_recall(precision: np.ndarray, per_class: dict[str, dict[str, float
     return Plot("Precision and recall at IoU 0.5", _svg(figure), tuple(legend))
 
 
+_LOSSES = {"loss": "total", "loss_classification": "classes", "loss_boxes": "boxes"}
+
+
 def training(rows: Sequence[dict[str, Any]]) -> list[Plot]:
     """Loss, learning rate and validation precision over the steps of a training run.
 
@@ -101,7 +104,7 @@ def training(rows: Sequence[dict[str, Any]]) -> list[Plot]:
             "loss_boxes", "lr"} and {"kind": "val", "step", "coco/AP", "coco/AP50"}.
     """
     plots = [
-        _curves("Loss", "train", rows, {"loss": "total", "loss_classification": "classes", "loss_boxes": "boxes"}),
+        _curves("Loss", "train", rows, _LOSSES),
         _curves("Validation", "val", rows, {"coco/AP50": "AP50", "coco/AP": "AP"}, marker="o"),
         _curves("Learning rate", "train", rows, {"lr": "learning rate"}),
     ]  # fmt: skip

@@ -86,7 +86,9 @@ def html(data: ReportData) -> str:
         number=number,
         classes=_classes(data),
         trained=bool(data.trained_boxes),
-        precision_recall=None if data.precision is None else plots.precision_recall(data.precision, data.per_class),
+        precision_recall=(
+            None if data.precision is None else plots.precision_recall(data.precision, data.per_class)
+        ),
         training=plots.training(data.training),
         gallery=_pictures(data),
         gallery_score=gallery.SCORE,

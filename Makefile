@@ -1,0 +1,43 @@
+# Every target makes the environment first if it is missing or out of date.
+# Options of the program behind a target go into ARGS: make run ARGS="--recipe small"
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.complete
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test bench lint images
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+run: $(STAMP)  ## the whole pipeline on this machine (ARGS: see `kubedet run --help`)
+	@$(BIN)/kubedet run $(ARGS)
+
+test: $(STAMP)  ## all tests (ARGS: pytest's, e.g. ARGS="-m 'not slow'")
+	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+bench: $(STAMP)  ## the benchmarks that run on a CPU
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+lint: $(STAMP)  ## ruff (lint and format) and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+images:  ## build the container images (needs docker)
+	@images/build.sh
+
+# The stamp is written last: an installation that was cut short is not taken for whole.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is older than Python 3.11; set PYTHON: make PYTHON=python3.12 ..." >&2; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "error: $(PYTHON) has no venv module; install it (Debian: apt-get install python3-venv)" >&2; exit 2; }
+	@echo "making the environment in $(VENV) (about 5 GB, a few minutes) ..."
+	@rm -f $(STAMP)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[pipeline,export,dev]'
+	@touch $(STAMP)
