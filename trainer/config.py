@@ -65,8 +65,9 @@ class DataConfig:
 class LoaderConfig:
     """From shards to batches on the device."""
 
-    image_size: Positive = 800
-    """Side of the square that images are fitted into (aspect kept, padded), in pixels."""
+    image_size: Annotated[int, BeforeValidator(_integral), Field(ge=96)] = 800
+    """Side of the square that images are fitted into (aspect kept, padded), in pixels. At
+    least 96: at 64 P6 is one pixel, and oneDNN's bf16 gradient of P7's weights is then NaN."""
     workers: Positive = 4
     """Threads of each process that decode and augment."""
     prefetch: Positive = 4

@@ -17,12 +17,14 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import parse_args, run
 
-from trainer.errors import EXIT_RETRY, KubedetError
+from trainer.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable with which torchrun tells each worker where its error goes."""
-_REPORTED = "kubedet"
-"""Key of an error file that `report_error` wrote."""
+_EXIT_CODE = "exit_code"
+"""Key of an error file that `report_error` wrote: what the process ends with, if it is let."""
+_SYMPTOM = {EXIT_FAILURE: 1, -signal.SIGTERM: 2}
+"""Exit codes of workers that only follow another: a lost peer, and torchrun's own SIGTERM."""
 
 
 def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
@@ -46,25 +48,24 @@ def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
         return EXIT_RETRY if error.sigval in (signal.SIGTERM, signal.SIGINT) else 128 + int(error.sigval)
     except ChildFailedError as error:
         rank, failure = _first_cause(error.failures)
-        code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-        print(_explain(rank, failure.exitcode, failure.message), file=sys.stderr)
-        return code
+        reported = failure.error_file_data.get(_EXIT_CODE)
+        if reported is not None:
+            print(f"error: {failure.message}", file=sys.stderr)
+            return reported
+        print(_explain(rank, failure.exitcode), file=sys.stderr)
+        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     return 0
 
 
 def _first_cause(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
-    """The failure that others follow from: one with a message, else a signal, else the first."""
+    """The failure that others follow from: one with a message, else not one that torchrun caused."""
     return min(
         failures.items(),
-        key=lambda item: (
-            not item[1].error_file_data.get(_REPORTED),
-            item[1].exitcode > 0,
-            item[1].timestamp,
-        ),
+        key=lambda item: (_EXIT_CODE not in item[1].error_file_data, _SYMPTOM.get(item[1].exitcode, 0)),
     )
 
 
-def _explain(rank: int, exit_code: int, message: str) -> str:
+def _explain(rank: int, exit_code: int) -> str:
     if exit_code == -signal.SIGKILL:
         return (
             f"error: the training process of rank {rank} was killed (SIGKILL); all others were stopped\n"
@@ -77,7 +78,9 @@ def _explain(rank: int, exit_code: int, message: str) -> str:
             f"error: the training process of rank {rank} died of {name}; all others were stopped\n"
             "  fix: look at the lines above; the same command goes on from the last checkpoint"
         )
-    return f"error: {message}"
+    return (
+        f"error: the training process of rank {rank} failed with exit code {exit_code}; see the lines above"
+    )
 
 
 def report_error(error: KubedetError) -> None:
@@ -87,7 +90,7 @@ def report_error(error: KubedetError) -> None:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return
     # The form that torchrun reads (torch.distributed.elastic.multiprocessing.errors).
-    contents = {"message": str(error), "timestamp": int(time.time()), _REPORTED: True}
+    contents = {"message": str(error), "timestamp": int(time.time()), _EXIT_CODE: error.exit_code}
     Path(path).write_text(json.dumps(contents))
 
 

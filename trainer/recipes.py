@@ -40,8 +40,8 @@ def small() -> Config:
         ),
         model=_narrow(width=24, anchor_sizes=[16.0, 32.0, 64.0, 128.0, 256.0]),
         train=TrainConfig(
-            epochs=60, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_steps=50,
-            clip_norm=5.0, ema_decay=0.99, validate_every=10, checkpoint_minutes=1.0,
+            epochs=45, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_steps=50,
+            clip_norm=5.0, ema_decay=0.99, validate_every=9, checkpoint_minutes=1.0,
         ),
     )  # fmt: skip
 

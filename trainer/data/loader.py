@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
+import simplejpeg
 import torch
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_jpeg
 
 from trainer.config import LoaderConfig
 from trainer.data.order import SampleStream, rank_positions
@@ -153,13 +153,13 @@ def read_sample(dataset: ShardDataset, index: int) -> tuple[Tensor, dict[str, An
     """
     data, record = dataset.read(index)
     try:
-        image = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
-    except RuntimeError as error:
+        pixels = simplejpeg.decode_jpeg(data, colorspace="RGB")
+    except ValueError as error:
         raise DataError(
             f"image {record['file_name']} in the shards at {dataset.uri} cannot be decoded: {error}",
             fix="the shard has changed since it was written: delete that folder and run the shard step again",
         ) from None
-    return image, record
+    return torch.from_numpy(pixels).permute(2, 0, 1), record
 
 
 def targets(record: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -83,8 +83,9 @@ class Detector(nn.Module):
         """fp32 network input from uint8 images, in the memory format of the weights."""
         values = images.float()
         if color is not None:
-            flat = values.flatten(2)
-            mapped = torch.baddbmm(color[:, :, 3:] * 255, color[:, :, :3], flat)
+            # In fp32: autocast would leave eight bits of a colour's precision.
+            with torch.autocast(images.device.type, enabled=False):
+                mapped = color[:, :, :3] @ values.flatten(2) + color[:, :, 3:] * 255
             values = mapped.clamp_(0, 255).view_as(values)
         values = (values - self.mean) / self.std
         if self.backbone.body.conv1.weight.is_contiguous(memory_format=torch.channels_last):

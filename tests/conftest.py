@@ -1,0 +1,53 @@
+"""What many tests share: a tiny data set and a detector small enough for a second of CPU."""
+
+import os
+
+import pytest
+import torch
+
+from trainer import recipes
+from trainer.data.download import download
+from trainer.data.shards import shard
+
+TINY = {
+    "loader.image_size": 96,
+    "loader.workers": 1,
+    "loader.brightness": 0.2,
+    "model.backbone_width": 8,
+    "model.fpn_channels": 16,
+    "model.head_depth": 1,
+    "model.anchor_sizes": [8.0, 16.0, 32.0, 48.0, 64.0],
+    "train.epochs": 2,
+    "train.batch_size": 4,
+    "train.log_every": 1,
+    "train.validate_every": 1,
+    "train.checkpoint_minutes": 0.0,
+    "export.check_images": 4,
+}
+"""Overrides of the debug recipe: twelve optimiser steps in about a second."""
+
+# Tests run side by side; more threads would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """The debug recipe, tiny, with further overrides."""
+    return lambda **overrides: recipes.load(
+        "debug", {**TINY, **{key.replace("__", "."): value for key, value in overrides.items()}}
+    )
+
+
+@pytest.fixture(scope="session")
+def data_root(tmp_path_factory):
+    """A data root that this test process has to itself."""
+    return str(tmp_path_factory.mktemp("data_root"))
+
+
+@pytest.fixture(scope="session")
+def shards(data_root):
+    """URI of the shards of 24 training and 4 + 4 held-out images of the built-in sample."""
+    config = recipes.load("debug", {"data.processes": 1}).data
+    raw = download("sample:images=24,seed=3,size=96", data_root, config)
+    return shard(raw, data_root, config)["uri"]

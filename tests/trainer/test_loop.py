@@ -1,0 +1,227 @@
+"""Training: resumed bit for bit, equal on two processes, stopped cleanly, refused clearly."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from trainer import checkpoint
+from trainer.config import to_json
+from trainer.errors import CheckpointError, DataError, Interrupted, TrainingError
+from trainer.loop import train
+from trainer.training_log import TrainingLog, read_rows
+
+FP32 = {"train__precision": "fp32"}
+
+
+def losses(output):
+    return {
+        row["step"]: (row["loss"], row["gradient_norm"])
+        for row in read_rows(output)
+        if row["kind"] == "train"
+    }
+
+
+def final_weights(output):
+    return checkpoint.read_latest(f"{output}/checkpoints")
+
+
+def assert_same_weights(one, other):
+    for part in ("model", "ema"):
+        assert one[part].keys() == other[part].keys()
+        for name, value in one[part].items():
+            assert torch.equal(value, other[part][name]), (part, name)
+
+
+def stop_after(monkeypatch, step):
+    """Send this process SIGTERM when it has logged a step, as a cluster would at any moment."""
+    add = TrainingLog.add
+
+    def adding(self, kind, row):
+        add(self, kind, row)
+        if kind == "train" and row["step"] == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(TrainingLog, "add", adding)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory, shards, tiny):
+    """A whole run of the tiny configuration that nothing disturbed."""
+    output = str(tmp_path_factory.mktemp("unbroken"))
+    return output, train(tiny(), shards, output)
+
+
+def test_a_run_leaves_what_it_says(unbroken, shards):
+    output, result = unbroken
+    assert result == json.loads(open(f"{output}/result.json").read())
+    assert result["steps"] == 12 and result["images_per_second"] > 0 and result["resumed_from"] is None
+    rows = read_rows(output)
+    assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(1, 13))
+    assert [row["epoch"] for row in rows if row["kind"] == "val"] == [1, 2]
+    assert os.listdir(f"{output}/tensorboard")
+    detector, meta = checkpoint.load_model(result["checkpoint"])
+    assert meta["metrics"] == result["metrics"] and len(meta["categories"]) == 5
+    assert not detector.training
+    # Only the newest are kept.
+    assert sorted(os.listdir(f"{output}/checkpoints")) == ["step-00000006.pt", "step-00000012.pt"]
+
+
+@pytest.mark.parametrize(("asked", "stopped"), [(2, 3), (6, 6), (7, 8)])
+def test_resumed_bit_for_bit(asked, stopped, unbroken, shards, tiny, tmp_path, monkeypatch):
+    """Stopped within an epoch, at its end (before the validation), and after it."""
+    output = str(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted) as caught:
+        stop_after(patch, asked)
+        train(tiny(), shards, output)
+    assert caught.value.exit_code == 143
+    result = train(tiny(), shards, output)
+    assert result["resumed_from"] == stopped
+    assert losses(output) == losses(unbroken[0])
+    assert [row for row in read_rows(output) if row["kind"] == "val"] == [
+        row for row in read_rows(unbroken[0]) if row["kind"] == "val"
+    ]
+    assert_same_weights(final_weights(output), final_weights(unbroken[0]))
+    assert result["metrics"] == unbroken[1]["metrics"]
+
+
+def test_a_finished_run_is_found_finished(unbroken, shards, tiny):
+    output, first = unbroken
+    before = losses(output)
+    again = train(tiny(), shards, output)
+    assert again["resumed_from"] == 12 and again["metrics"] == first["metrics"]
+    assert losses(output) == before
+
+
+def test_accumulation_equals_a_larger_batch(shards, tiny, tmp_path):
+    # BatchNorm sees the smaller batches; without it the gradients are the same sums.
+    common = {**FP32, "model__norm": "group", "train__epochs": 1}
+    train(tiny(**common, train__batch_size=4), shards, str(tmp_path / "whole"))
+    train(tiny(**common, train__batch_size=2, train__accumulate=2), shards, str(tmp_path / "parts"))
+    whole, parts = losses(str(tmp_path / "whole")), losses(str(tmp_path / "parts"))
+    for step in whole:
+        assert parts[step] == pytest.approx(whole[step], rel=2e-3), step
+
+
+def test_a_damaged_newest_checkpoint_costs_one_interval(unbroken, shards, tiny, tmp_path, monkeypatch):
+    output = str(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        stop_after(patch, 7)
+        train(tiny(), shards, output)
+    newest = tmp_path / "checkpoints" / "step-00000008.pt"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    assert train(tiny(), shards, output)["resumed_from"] == 6
+    assert_same_weights(final_weights(output), final_weights(unbroken[0]))
+
+
+def test_another_configuration_does_not_take_up_a_checkpoint(unbroken, shards, tiny):
+    with pytest.raises(CheckpointError, match=r"train\.lr: 0\.003 in the checkpoint, 0\.1 now"):
+        train(tiny(train__lr=0.1), shards, unbroken[0])
+
+
+def test_resume_none_starts_anew(shards, tiny, tmp_path):
+    config = tiny(train__epochs=1)
+    train(config, shards, str(tmp_path))
+    assert train(config, shards, str(tmp_path), resume="none")["resumed_from"] is None
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_optimiser(shards, tiny, tmp_path):
+    config = tiny(**FP32, train__lr=1e12, train__optimizer="sgd", train__clip_norm=0.0, train__warmup_steps=0)
+    with pytest.raises(TrainingError) as caught:
+        train(config, shards, str(tmp_path))
+    text = str(caught.value)
+    assert "not finite at step" in text and "image ids [" in text and "train.lr" in text
+    rows = losses(str(tmp_path))
+    assert f"at step {len(rows) + 1} of 12" in text
+
+
+def test_more_processes_than_images_is_said(shards, tiny, tmp_path):
+    with pytest.raises(DataError, match=r"24 images.*1 processes x batch 100"):
+        train(tiny(train__batch_size=100), shards, str(tmp_path))
+
+
+def launch(config, shards, output, nproc, env=None):
+    os.makedirs(output, exist_ok=True)
+    path = os.path.join(output, "config.json")
+    with open(path, "w") as file:
+        file.write(to_json(config))
+    command = [sys.executable, "-m", "trainer", "launch", "--nproc", str(nproc), "--", "train"]
+    command += ["--config", path, "--shards", shards, "--output", output]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **(env or {})},
+    )
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_on_the_same_global_batch(shards, tiny, tmp_path):
+    common = {**FP32, "model__norm": "group", "train__ema_decay": 0.9}
+    two = launch(tiny(**common, train__batch_size=2), shards, str(tmp_path / "two"), nproc=2)
+    train(tiny(**common, train__batch_size=4), shards, str(tmp_path / "one"))
+    output = two.communicate(timeout=240)[0]
+    assert two.returncode == 0, output
+    one, other = losses(str(tmp_path / "one")), losses(str(tmp_path / "two"))
+    assert len(one) == 12
+    for step in range(1, 13):
+        # Rank 0 logs the mean over its own images, so the gradient's norm is what both must share.
+        assert other[step][1] == pytest.approx(one[step][1], rel=0.02), step
+    single, double = (final_weights(str(tmp_path / name)) for name in ("one", "two"))
+    for name, value in single["model"].items():
+        scale = value.float().abs().max().clamp(min=1e-3)
+        assert (value - double["model"][name]).float().abs().max() / scale < 0.05, name
+
+
+def wait_for_step(output, step, process):
+    for _ in range(1200):
+        if len(losses(output)) >= step or process.poll() is not None:
+            return
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_says_run_me_again(shards, tiny, tmp_path):
+    config = tiny(train__epochs=30)
+    process = launch(config, shards, str(tmp_path), nproc=2)
+    wait_for_step(str(tmp_path), 3, process)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 143, output
+    assert "Traceback" not in output
+    saved = final_weights(str(tmp_path))["step"]
+    assert saved >= 3
+    again = launch(config, shards, str(tmp_path), nproc=2)
+    wait_for_step(str(tmp_path), saved + 2, again)
+    again.send_signal(signal.SIGTERM)
+    assert f"resumed at step {saved} of" in again.communicate(timeout=120)[0]
+
+
+@pytest.mark.slow
+def test_a_killed_worker_ends_the_run_with_a_message_and_loses_nothing_saved(shards, tiny, tmp_path):
+    config = tiny(train__epochs=30, train__checkpoint_steps=2)
+    process = launch(config, shards, str(tmp_path), nproc=2)
+    wait_for_step(str(tmp_path), 4, process)
+    children = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 137, output
+    assert "was killed (SIGKILL)" in output and "batch_size" in output
+    assert final_weights(str(tmp_path))["step"] >= 2
+
+
+@pytest.mark.slow
+def test_a_users_mistake_is_one_message_and_code_2(shards, tiny, tmp_path):
+    process = launch(tiny(train__batch_size=50), shards, str(tmp_path), nproc=2)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 2
+    assert output.count("fewer than one step reads: 2 processes x batch 50") == 1
+    assert "Traceback" not in output and "fix: use fewer processes" in output
