@@ -1,5 +1,6 @@
 """Writes the pipeline as the one file that a cluster takes and `kubedet run` executes."""
 
+import contextlib
 from pathlib import Path
 
 from kfp import compiler
@@ -23,4 +24,5 @@ def compile_pipeline(path: Path) -> None:
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}", fix="choose another place") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # Where no folder could be made there is no file.
+            temporary.unlink()

@@ -88,8 +88,8 @@ def check(options: Options) -> None:
         )
     if options.nproc < 1:
         raise ConfigError(f"--nproc must be 1 or more, not {options.nproc}", fix="use --nproc 1")
-    recipes.load(options.recipe, options.overrides)
-    for rule in split_rules(options.gate):
+    config = recipes.load(options.recipe, options.overrides)
+    for rule in split_rules(options.gate) or config.evaluation.gate:
         parse(rule)
 
 

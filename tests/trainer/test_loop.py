@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def unbroken(tmp_path_factory, shards, tiny):
 
 def test_a_run_leaves_what_it_says(unbroken, shards):
     output, result = unbroken
-    assert result == json.loads(open(f"{output}/result.json").read())
+    assert result == json.loads(Path(output, "result.json").read_text())
     assert result["steps"] == 12 and result["images_per_second"] > 0 and result["resumed_from"] is None
     rows = read_rows(output)
     assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(1, 13))

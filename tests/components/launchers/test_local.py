@@ -1,0 +1,141 @@
+"""The local launcher and its guard, with small programs in the place of the training."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from components.launchers import local, run
+from components.launchers.process import GuardedProcess
+from components.launchers.spec import JobSpec
+from trainer.errors import ConfigError, Interrupted, LaunchError
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """Let the launcher run a Python program instead of the training."""
+
+    def use(code):
+        monkeypatch.setattr(local, "command", lambda job: [sys.executable, "-c", code])
+        return JobSpec(arguments=("train",), nproc=1, grace_seconds=5.0)
+
+    return use
+
+
+def alive(pid):
+    try:
+        # A zombie is dead: only its parent has not asked yet.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_output_passes_through(program, capfd):
+    local.run(program("print('one'); print('two')"))
+    assert capfd.readouterr().out == "one\ntwo\n"
+
+
+def test_a_failure_keeps_its_own_message_and_code(program):
+    job = program("import sys; print('error: no such thing\\n  fix: make one'); sys.exit(2)")
+    with pytest.raises(LaunchError) as caught:
+        local.run(job)
+    assert caught.value.exit_code == 2 and "no such thing" in str(caught.value)
+
+
+def test_a_failure_without_a_message_shows_the_last_lines(program):
+    with pytest.raises(LaunchError) as caught:
+        local.run(program("print('was here'); raise SystemExit(7)"))
+    assert "exit code 7" in str(caught.value) and "was here" in str(caught.value)
+
+
+def test_stopped_after_saving_is_interrupted(program):
+    with pytest.raises(Interrupted) as caught:
+        local.run(program("raise SystemExit(143)"))
+    assert caught.value.exit_code == 143
+
+
+def test_sigterm_is_passed_on(program, tmp_path):
+    job = program(
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(143)))\n"
+        f"os.kill({os.getpid()}, signal.SIGTERM)\ntime.sleep(60)"
+    )
+    start = time.monotonic()
+    with pytest.raises(Interrupted):
+        local.run(job)
+    assert time.monotonic() - start < 30
+
+
+def test_the_command_is_the_trainers_own():
+    command = local.command(JobSpec(arguments=("train", "--config", "x"), nproc=3))
+    assert command == [
+        sys.executable,
+        "-m",
+        "trainer",
+        "launch",
+        "--nproc",
+        "3",
+        "--",
+        "train",
+        "--config",
+        "x",
+    ]
+
+
+def test_threads_share_the_cores(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert local.environment(JobSpec(arguments=("train",), nproc=2), cores=8)["OMP_NUM_THREADS"] == "4"
+    assert local.environment(JobSpec(arguments=("train",), nproc=4), cores=2)["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert local.environment(JobSpec(arguments=("train",), nproc=2), cores=8)["OMP_NUM_THREADS"] == "3"
+
+
+def test_several_nodes_and_unknown_launchers_are_refused():
+    with pytest.raises(ConfigError, match="2 nodes"):
+        local.run(JobSpec(arguments=("train",), nodes=2))
+    with pytest.raises(ConfigError, match="no launcher 'slurm'"):
+        run("slurm", JobSpec(arguments=("train",)))
+
+
+def test_no_orphans_when_the_parent_is_killed(tmp_path):
+    """SIGKILL to the launcher's process: its child and grandchild end as well."""
+    grandchild = "import time; time.sleep(120)"
+    child = (
+        "import os, subprocess, sys, time\n"
+        f"p = subprocess.Popen([sys.executable, '-c', {grandchild!r}], start_new_session=True)\n"
+        f"open({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}} {{p.pid}}')\n"
+        "time.sleep(120)"
+    )
+    parent = (
+        "import sys\nfrom components.launchers.process import GuardedProcess\n"
+        f"with GuardedProcess([sys.executable, '-c', {child!r}], grace_seconds=1.0) as process:\n"
+        "    list(process.lines())"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", parent])
+    for _ in range(200):
+        if (tmp_path / "pids").exists() and len((tmp_path / "pids").read_text().split()) == 2:
+            break
+        time.sleep(0.05)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert all(map(alive, pids))
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    for _ in range(300):
+        if not any(map(alive, pids)):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"still running: {[pid for pid in pids if alive(pid)]}")
+
+
+def test_a_stubborn_program_is_killed_after_its_grace():
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    code += "print('up', flush=True); time.sleep(60)"
+    with GuardedProcess([sys.executable, "-c", code], grace_seconds=0.5) as process:
+        lines = process.lines()
+        assert next(lines) == "up"
+        process.stop()
+        assert process.wait() == 128 + signal.SIGKILL

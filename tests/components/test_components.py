@@ -1,0 +1,81 @@
+"""The steps: thin bodies, one image, nothing secret; and how a step says what went wrong."""
+
+import ast
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from components import download, evaluate, export, gate, shard, steps, train
+from components.images import COMPONENT_IMAGE
+from components.training import prepare
+from trainer.config import from_json
+from trainer.errors import ConfigError, DataError, LaunchError
+
+COMPONENTS = [
+    module.__dict__[module.__name__.split(".")[-1]]
+    for module in (download, shard, train, evaluate, gate, export)
+]
+
+
+@pytest.mark.parametrize("component", COMPONENTS, ids=lambda component: component.name)
+def test_bodies_are_thin_and_import_inside(component):
+    tree = ast.parse(Path(component.python_func.__code__.co_filename).read_text())
+    (function,) = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    body = function.body[1:]
+    assert ast.get_docstring(function)
+    assert body[-1].end_lineno - body[0].lineno + 1 <= 15
+    assert {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names} == {
+        "dsl",
+        "COMPONENT_IMAGE",
+    }
+
+
+@pytest.mark.parametrize("component", COMPONENTS, ids=lambda component: component.name)
+def test_all_run_in_our_image_and_install_nothing(component):
+    container = component.component_spec.implementation.container
+    assert container.image == COMPONENT_IMAGE and ":" in container.image
+    assert "pip install" not in " ".join(map(str, container.command))
+
+
+def test_a_known_error_is_a_message_an_exit_code_and_an_event(monkeypatch, tmp_path, capfd):
+    monkeypatch.setenv("KUBEDET_PROGRESS", str(tmp_path / "events"))
+    with pytest.raises(SystemExit) as caught, steps.reported("shard"):
+        raise DataError("the source is empty", fix="fill it")
+    assert caught.value.code == 2
+    shown = capfd.readouterr().err
+    assert "error: the source is empty\n  fix: fill it" in shown and "Traceback" not in shown
+    event = json.loads((tmp_path / "events").read_text().splitlines()[-1])
+    assert event["step"] == "shard" and event["exit_code"] == 2 and "the source is empty" in event["message"]
+
+
+def test_a_full_disk_is_said_with_its_place(capfd):
+    with pytest.raises(SystemExit) as caught, steps.reported("shard"):
+        raise OSError(errno.ENOSPC, "No space left on device", "/data/x.tar")
+    assert caught.value.code == 2
+    assert "the disk is full at /data/x.tar" in capfd.readouterr().err
+
+
+def test_a_bug_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError), steps.reported("shard"):
+        1 / 0  # noqa: B018
+
+
+def test_prepare_writes_the_one_configuration(tmp_path):
+    job = prepare("/shards", str(tmp_path), "debug", {"train.epochs": 3.0}, nodes=1, nproc=2)
+    config = from_json((tmp_path / "config.json").read_text())
+    assert config.train.epochs == 3
+    assert job.nproc == 2 and str(tmp_path / "config.json") in job.arguments
+
+
+def test_prepare_refuses_what_cannot_run(tmp_path):
+    with pytest.raises(ConfigError, match="nproc"):
+        prepare("/shards", str(tmp_path), "debug", {}, nodes=1, nproc=0)
+
+
+def test_a_training_without_a_result_is_an_error(tmp_path):
+    from components.training import result
+
+    with pytest.raises(LaunchError, match="without a result"):
+        result("/shards", str(tmp_path))

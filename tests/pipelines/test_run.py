@@ -1,0 +1,124 @@
+"""`kubedet run`: the whole pipeline under kfp.local, and what a person is told when it fails."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import onnxruntime
+import pytest
+
+KUBEDET = [sys.executable, "-m", "pipelines.cli"]
+
+
+def kubedet(*arguments, **options):
+    return subprocess.run([*KUBEDET, *arguments], capture_output=True, text=True, check=False, **options)
+
+
+def settings(tmp_path, tiny_overrides):
+    places = ["--data-root", str(tmp_path / "data"), "--output", str(tmp_path / "runs")]
+    return [*places, *(part for key, value in tiny_overrides.items() for part in ("--set", f"{key}={value}"))]
+
+
+TINY = {
+    "loader.image_size": 96, "model.backbone_width": 8, "model.fpn_channels": 16, "model.head_depth": 1,
+    "train.epochs": 1, "train.batch_size": 4, "export.check_images": 4,
+    "evaluation.gate": '["coco/AP >= 0"]', "data.processes": 1,
+}  # fmt: skip
+SOURCE = ["--source", "sample:images=24,seed=5,size=96"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--recipe", "nope"], "no recipe 'nope'"),
+        (["--set", "train.epoch=1"], "did you mean train.epochs"),
+        (["--set", "train.epochs"], "train.epochs"),
+        (["--set", "train.epochs=1.5"], "train.epochs"),
+        (["--name", "a/b"], "'a/b'"),
+        (["--nproc", "0"], "--nproc"),
+        (["--gate", "coco/AP50 is good"], "coco/AP50 is good"),
+        (["--set", 'evaluation.gate=["coco/AP > high"]'], "coco/AP > high"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_starts(arguments, said, tmp_path):
+    done = kubedet("run", *arguments, "--output", str(tmp_path / "runs"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_recipes_are_listed_and_shown():
+    listed = kubedet("recipes")
+    assert all(
+        name in listed.stdout
+        for name in ("debug", "coco_r50", "openimages_r50", "mlperf", "finetune", "small")
+    )
+    assert json.loads(kubedet("recipes", "--show", "coco_r50").stdout)["train"]["epochs"] == 26
+
+
+@pytest.mark.slow
+def test_the_whole_pipeline(tmp_path):
+    options = [*SOURCE, *settings(tmp_path, TINY)]
+    done = kubedet("run", "--name", "first", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "runs" / "first"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "succeeded" and summary["gate"]["passed"]
+    assert [step["status"] for step in summary["steps"]] == ["done"] * 6
+    assert all(step["seconds"] > 0 for step in summary["steps"])
+    assert summary["training"]["images_per_second"] > 0 and summary["training"]["processes"] == 2
+    assert len(summary["metrics"]) == 12 and {"torch", "kfp", "python"} <= summary["versions"].keys()
+    for path in summary["paths"].values():
+        assert os.path.exists(path), path
+        assert os.path.relpath(path) in done.stdout or path in done.stdout
+    assert "AP50" in done.stdout and "gate: passed" in done.stdout
+    inputs = onnxruntime.InferenceSession(summary["paths"]["model"]).get_inputs()
+    assert inputs[0].shape[1:] == [3, 96, 96]
+    # The same file runs on a cluster; and a second run finds its data.
+    assert (folder / "pipeline.yaml").exists()
+    again = kubedet("run", "--name", "second", *options, "--gate", "coco/AP50 >= 1.0")
+    assert again.returncode == 0, again.stdout + again.stderr
+    second = json.loads((tmp_path / "runs" / "second" / "summary.json").read_text())
+    reused = {step["name"]: step["reused"] for step in second["steps"]}
+    assert reused["download"] and reused["shard"] and not reused["train"]
+    assert not second["gate"]["passed"] and "no model was exported" in again.stdout
+    assert not (tmp_path / "runs" / "second" / "model").exists()
+
+
+@pytest.mark.slow
+def test_a_failing_step_fails_the_run_and_says_why(tmp_path):
+    done = kubedet("run", "--name", "bad", "--source", "coco:/nonexistent", *settings(tmp_path, TINY))
+    assert done.returncode == 2
+    assert "error in step download" in done.stderr and "/nonexistent" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    summary = json.loads((tmp_path / "runs" / "bad" / "summary.json").read_text())
+    assert summary["status"] == "failed" and summary["error"]["step"] == "download"
+
+
+@pytest.mark.slow
+def test_stopped_and_continued(tmp_path):
+    options = [
+        "--name",
+        "stopped",
+        *SOURCE,
+        *settings(tmp_path, TINY | {"train.epochs": 12, "train.log_every": 1}),
+    ]
+    process = subprocess.Popen(
+        [*KUBEDET, "run", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    metrics = tmp_path / "runs" / "stopped" / "train" / "metrics.jsonl"
+    for _ in range(1200):
+        if process.poll() is not None or (metrics.exists() and metrics.read_text().count('"train"') > 1):
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 143, output
+    assert "go on with the same command" in output and "Traceback" not in output
+    done = kubedet("run", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "runs" / "stopped" / "summary.json").read_text())
+    assert summary["training"]["resumed_from"] > 0

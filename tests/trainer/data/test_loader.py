@@ -1,0 +1,106 @@
+"""Batches: the same whatever the workers and ranks, complete, padded, and clear when data is broken."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from trainer.config import LoaderConfig
+from trainer.data.loader import EvalLoader, TrainLoader, read_sample, targets
+from trainer.data.shard_index import ShardDataset
+from trainer.distributed import World
+from trainer.errors import DataError
+from trainer.model.loss import PADDING
+
+CONFIG = LoaderConfig(image_size=96, workers=2, prefetch=3, scale=[0.7, 1.4], brightness=0.2)
+
+
+def world(rank=0, size=1):
+    return World(rank, size, torch.device("cpu"))
+
+
+def take(dataset, count, start=0, config=CONFIG, batch=4, accumulate=1, **place):
+    loader = TrainLoader(
+        dataset, config, batch_size=batch, accumulate=accumulate, seed=5, world=world(**place)
+    )
+    batches = loader.batches(start)
+    found = [next(batches) for _ in range(count)]
+    batches.close()
+    loader.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def dataset(shards):
+    return ShardDataset(shards, "train")
+
+
+def assert_equal(one, other):
+    assert one.image_ids == other.image_ids
+    assert torch.equal(one.images, other.images) and torch.equal(one.color, other.color)
+    rows = min(one.labels.shape[1], other.labels.shape[1])
+    assert torch.equal(one.labels[:, :rows], other.labels[:, :rows])
+    assert torch.equal(one.boxes[:, :rows], other.boxes[:, :rows])
+
+
+def test_number_of_workers_and_prefetch_change_nothing(dataset):
+    other = dataclasses.replace(CONFIG, workers=1, prefetch=1)
+    for one, two in zip(take(dataset, 6), take(dataset, 6, config=other), strict=True):
+        assert_equal(one, two)
+
+
+def test_entering_the_stream_later_gives_the_same_batches(dataset):
+    for one, two in zip(take(dataset, 8)[3:], take(dataset, 5, start=12), strict=True):
+        assert_equal(one, two)
+
+
+def test_two_ranks_read_the_global_batch_between_them(dataset):
+    alone = take(dataset, 3, batch=4)
+    parts = [take(dataset, 3, batch=2, rank=rank, size=2) for rank in (0, 1)]
+    for whole, first, second in zip(alone, *parts, strict=True):
+        assert whole.image_ids == first.image_ids + second.image_ids
+        assert torch.equal(whole.images, torch.cat([first.images, second.images]))
+
+
+def test_accumulation_divides_the_global_batch(dataset):
+    parts = take(dataset, 6, batch=2, accumulate=2)
+    assert [p.image_ids for p in parts] == [
+        ids for batch in take(dataset, 3, batch=4) for ids in (batch.image_ids[:2], batch.image_ids[2:])
+    ]
+
+
+def test_batches_are_padded_and_crowds_are_no_targets(dataset):
+    for batch in take(dataset, 6):
+        assert batch.images.dtype == torch.uint8 and batch.images.shape == (4, 3, 96, 96)
+        padded = batch.labels == PADDING
+        assert (batch.boxes[padded] == 0).all()
+        sides = batch.boxes[~padded][:, 2:] - batch.boxes[~padded][:, :2]
+        assert (sides > 0).all()
+    records = [read_sample(dataset, index)[1] for index in range(len(dataset))]
+    crowds = [record for record in records if any(item["iscrowd"] for item in record["annotations"])]
+    assert crowds, "the sample has crowd regions"
+    for record in crowds:
+        assert len(targets(record)[1]) == sum(not item["iscrowd"] for item in record["annotations"])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_evaluation_reads_every_image_once_over_all_ranks(dataset, size):
+    read = [
+        image_id
+        for rank in range(size)
+        for batch in EvalLoader(dataset, CONFIG, batch_size=3, world=world(rank, size))
+        for image_id in batch.image_ids
+    ]
+    assert sorted(read) == sorted(dataset.image_ids.tolist())
+
+
+def test_too_few_images_for_a_step(dataset):
+    with pytest.raises(DataError, match=r"has 24 images.*2 processes x batch 4 x accumulation 4 = 32"):
+        take(dataset, 1, accumulate=4, size=2)
+
+
+def test_an_image_that_was_damaged_is_named(dataset, monkeypatch):
+    data, record = dataset.read(3)
+    monkeypatch.setattr(dataset, "read", lambda index: (data[:300], record))
+    with pytest.raises(DataError, match=record["file_name"]):
+        read_sample(dataset, 3)

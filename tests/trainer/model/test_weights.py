@@ -1,0 +1,94 @@
+"""Pretrained weights: detectors and backbones, other classes, old names, wrong files."""
+
+import dataclasses
+
+import pytest
+import safetensors.torch
+import torch
+
+from trainer.config import ModelConfig
+from trainer.errors import CheckpointError, StorageError
+from trainer.model.detector import build
+from trainer.model.weights import load_pretrained
+
+CONFIG = ModelConfig(backbone="resnet18", backbone_width=8, fpn_channels=16, head_depth=2)
+LOGITS = "head.classification_head.cls_logits.weight"
+
+
+@pytest.fixture
+def source():
+    torch.manual_seed(1)
+    return build(CONFIG, 3).state_dict()
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_a_detector_with_the_same_classes(source, suffix, tmp_path):
+    path = tmp_path / f"weights.{suffix}"
+    save = torch.save if suffix == "pt" else safetensors.torch.save_file
+    save(source, path)
+    detector = build(CONFIG, 3)
+    load_pretrained(detector, str(path))
+    assert all(torch.equal(value, source[name]) for name, value in detector.state_dict().items())
+
+
+def test_the_head_is_new_where_classes_differ(source, tmp_path):
+    torch.save({"model": source}, tmp_path / "w.pth")
+    detector = build(CONFIG, 7)
+    before = detector.state_dict()[LOGITS].clone()
+    load_pretrained(detector, str(tmp_path / "w.pth"))
+    state = detector.state_dict()
+    assert torch.equal(state[LOGITS], before)
+    same = [name for name in state if "cls_logits" not in name]
+    assert all(torch.equal(state[name], source[name]) for name in same)
+
+
+def test_a_backbone_alone(source, tmp_path):
+    body = {k.removeprefix("backbone.body."): v for k, v in source.items() if k.startswith("backbone.body.")}
+    torch.save(
+        {**body, "fc.weight": torch.zeros(10, 64), "fc.bias": torch.zeros(10)}, tmp_path / "resnet.pth"
+    )
+    detector = build(CONFIG, 3)
+    load_pretrained(detector, str(tmp_path / "resnet.pth"))
+    assert torch.equal(detector.backbone.body.conv1.weight, source["backbone.body.conv1.weight"])
+    assert not torch.equal(detector.state_dict()[LOGITS], source[LOGITS])
+
+
+def test_head_names_of_torchvision_before_0_14(tmp_path):
+    config = dataclasses.replace(CONFIG, version="v1")
+    new = build(config, 3).state_dict()
+    old = {}
+    for name, value in new.items():
+        parts = name.split(".")
+        if parts[0] == "head" and parts[2] == "conv":
+            name = ".".join([*parts[:3], str(int(parts[3]) * 2), parts[5]])
+        old[name] = value
+    assert "head.regression_head.conv.2.weight" in old
+    torch.save(old, tmp_path / "old.pth")
+    detector = build(config, 3)
+    load_pretrained(detector, str(tmp_path / "old.pth"))
+    assert all(torch.equal(value, new[name]) for name, value in detector.state_dict().items())
+
+
+def test_another_architecture_is_refused_by_name(source, tmp_path):
+    torch.save(source, tmp_path / "w.pt")
+    wider = build(dataclasses.replace(CONFIG, fpn_channels=32), 3)
+    with pytest.raises(CheckpointError, match=r"backbone\.fpn.*in the file.*in the model"):
+        load_pretrained(wider, str(tmp_path / "w.pt"))
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("torchvision:RetinaNet_Best", "torchvision has no weights"),
+        ("w.txt", "cannot be read"),
+        ("other.pt", "neither a torchvision RetinaNet nor a torchvision ResNet"),
+    ],
+)
+def test_wrong_weights_are_said(uri, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "w.txt").write_text("no weights")
+    torch.save({"linear.weight": torch.zeros(2)}, tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match=said):
+        load_pretrained(build(CONFIG, 3), uri)
+    with pytest.raises(StorageError, match="gone"):
+        load_pretrained(build(CONFIG, 3), str(tmp_path / "gone.pt"))

@@ -1,0 +1,94 @@
+"""Checkpoints: whole or not at all, no code in them, and clear when they do not fit."""
+
+import pickle
+
+import pytest
+import torch
+
+from trainer import checkpoint
+from trainer.config import to_json
+from trainer.errors import CheckpointError, StorageError
+from trainer.model.detector import build
+
+
+@pytest.fixture
+def contents(tiny):
+    config = tiny()
+    detector = build(config.model, 2)
+    return {
+        "config": to_json(config), "categories": [{"id": 0, "name": "a"}, {"id": 1, "name": "b"}],
+        "fingerprint": "f", "global_batch": 8, "step": 3, "epoch": 1, "metrics": {"coco/AP": 0.5},
+        "model": detector.state_dict(), "ema": None,
+    }  # fmt: skip
+
+
+def test_a_model_comes_back_as_it_was(contents, tmp_path):
+    uri = str(tmp_path / "best.pt")
+    checkpoint.write(contents, uri)
+    detector, meta = checkpoint.load_model(uri)
+    assert all(torch.equal(value, contents["model"][name]) for name, value in detector.state_dict().items())
+    assert meta["metrics"] == {"coco/AP": 0.5} and meta["config"]["recipe"] == "debug"
+
+
+def test_the_moving_average_is_what_is_evaluated(contents, tmp_path):
+    contents["ema"] = {
+        name: value + 1 if value.is_floating_point() else value for name, value in contents["model"].items()
+    }
+    checkpoint.write(contents, str(tmp_path / "best.pt"))
+    detector, _ = checkpoint.load_model(str(tmp_path / "best.pt"))
+    name = "head.classification_head.cls_logits.bias"
+    assert torch.equal(detector.state_dict()[name], contents["model"][name] + 1)
+
+
+def test_the_newest_are_kept_and_found(contents, tmp_path):
+    for step in (5, 900, 20):
+        checkpoint.write_step({**contents, "step": step}, str(tmp_path), step, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000020.pt", "step-00000900.pt"]
+    assert checkpoint.read_latest(str(tmp_path))["step"] == 900
+    assert checkpoint.read_latest(str(tmp_path / "none")) is None
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return open, (str(tmp_path / "ran"), "w")
+
+    (tmp_path / "trap.pt").write_bytes(pickle.dumps({"version": 1, "model": Trap()}))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        checkpoint.read(str(tmp_path / "trap.pt"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    torch.save({"weights": torch.zeros(1)}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match="not a checkpoint of this program"):
+        checkpoint.read(str(tmp_path / "x.pt"))
+    with pytest.raises(StorageError, match=r"gone\.pt"):
+        checkpoint.read(str(tmp_path / "gone.pt"))
+
+
+def test_weights_that_do_not_fit_their_configuration(contents, tmp_path):
+    contents["categories"].append({"id": 2, "name": "c"})
+    checkpoint.write(contents, str(tmp_path / "best.pt"))
+    with pytest.raises(CheckpointError, match="do not fit"):
+        checkpoint.load_model(str(tmp_path / "best.pt"))
+
+
+def test_all_checkpoints_damaged_is_said(contents, tmp_path):
+    (tmp_path / "step-00000001.pt").write_bytes(b"torn")
+    with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
+        checkpoint.read_latest(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"fingerprint": "other"}, "data: shards"), ({"global_batch": 9}, "global batch: 9")],
+)
+def test_other_data_or_batch_is_named(contents, tiny, change, named):
+    with pytest.raises(CheckpointError, match=named):
+        checkpoint.check_same_run({**contents, **change}, tiny(), "f", 8)
+
+
+def test_harmless_changes_are_allowed(contents, tiny):
+    changed = tiny(train__epochs=9, loader__workers=3, evaluation__batch_size=2, data__threads=2)
+    checkpoint.check_same_run(contents, changed, "f", 8)

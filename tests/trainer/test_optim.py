@@ -1,0 +1,56 @@
+"""Learning rate, parameter groups and the moving average."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from trainer.config import TrainConfig
+from trainer.optim import MovingAverage, build_optimizer, learning_rate
+
+
+def test_warm_up_then_cosine():
+    config = TrainConfig(lr=1.0, warmup_steps=10, schedule="cosine", final_lr=0.1)
+    rates = [learning_rate(step, 110, config) for step in range(110)]
+    assert rates[0] == pytest.approx(0.1, abs=0.01) and rates[9] == pytest.approx(1.0)
+    assert rates[10] == pytest.approx(1.0) and rates[60] == pytest.approx(0.55, abs=0.01)
+    assert rates[109] == pytest.approx(0.1, abs=0.001)
+    assert all(a > b for a, b in itertools.pairwise(rates[10:]))
+
+
+def test_multistep_drops_where_torchvision_drops():
+    config = dataclasses.replace(TrainConfig(lr=0.01, warmup_steps=0), schedule="multistep")
+    epochs = [learning_rate(epoch * 100, 2600, config) for epoch in range(26)]
+    assert epochs[:16] == [0.01] * 16
+    assert epochs[16:22] == pytest.approx([0.001] * 6) and epochs[22:] == pytest.approx([0.0001] * 4)
+
+
+def test_warm_up_is_a_tenth_of_a_short_run():
+    assert learning_rate(2, 20, TrainConfig(lr=1.0, warmup_steps=1000)) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("sgd", "SGD"), ("adam", "Adam"), ("adamw", "AdamW")])
+def test_norms_and_biases_are_not_decayed(kind, expected):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    model[0].bias.requires_grad_(False)
+    optimizer = build_optimizer(model, TrainConfig(optimizer=kind, weight_decay=0.1))
+    assert type(optimizer).__name__ == expected
+    decayed, rest = optimizer.param_groups
+    assert [p.ndim for p in decayed["params"]] == [4] and decayed["weight_decay"] == 0.1
+    assert len(rest["params"]) == 2 and rest["weight_decay"] == 0.0
+
+
+def test_the_average_follows_the_formula_and_copies_counters():
+    model = torch.nn.BatchNorm2d(2)
+    average = MovingAverage(model, decay=0.9)
+    expected = model.running_mean.clone()
+    for step in range(40):
+        model.running_mean.fill_(float(step))
+        model.num_batches_tracked += 1
+        average.update(step)
+        decay = min(0.9, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * step
+    assert torch.allclose(average.model.running_mean, expected, atol=1e-4)
+    assert int(average.model.num_batches_tracked) == 40
+    assert not any(p.requires_grad for p in average.model.parameters())
