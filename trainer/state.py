@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import Config
 from trainer.distributed import World, gather
+from trainer.errors import ConfigError
 from trainer.model.detector import Detector, build
 from trainer.model.weights import load_pretrained
 from trainer.optim import MovingAverage, build_optimizer
@@ -95,6 +96,11 @@ class TrainState:
 
 
 def _build_detector(config: Config, num_classes: int, world: World) -> Detector:
+    if config.model.sync_batchnorm and world.device.type == "cpu":
+        raise ConfigError(
+            "model.sync_batchnorm needs GPUs: PyTorch has no SyncBatchNorm for CPUs",
+            fix="set model.sync_batchnorm=false; model.norm=group needs no statistics over processes",
+        )
     detector = build(config.model, num_classes)
     if config.model.weights:
         load_pretrained(detector, config.model.weights)

@@ -13,7 +13,7 @@ import torch
 
 from trainer import checkpoint
 from trainer.config import to_json
-from trainer.errors import CheckpointError, DataError, Interrupted, TrainingError
+from trainer.errors import CheckpointError, ConfigError, DataError, Interrupted, TrainingError
 from trainer.loop import train
 from trainer.training_log import TrainingLog, read_rows
 
@@ -107,6 +107,25 @@ def test_accumulation_equals_a_larger_batch(shards, tiny, tmp_path):
     whole, parts = losses(str(tmp_path / "whole")), losses(str(tmp_path / "parts"))
     for step in whole:
         assert parts[step] == pytest.approx(whole[step], rel=2e-3), step
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"train__precision": "fp16"},
+        {"train__optimizer": "sgd", "train__schedule": "multistep", "train__ema_decay": 0.0},
+        {"train__optimizer": "adam", "model__version": "v1", "model__norm": "frozen"},
+        {"model__background_class": True, "train__channels_last": False, "model__box_loss": "smooth_l1"},
+    ],
+)
+def test_other_ways_to_train(overrides, shards, tiny, tmp_path):
+    result = train(tiny(**overrides, train__epochs=1), shards, str(tmp_path))
+    assert result["steps"] == 6 and len(result["metrics"]) == 12
+
+
+def test_synchronised_batchnorm_on_a_cpu_is_refused(shards, tiny, tmp_path):
+    with pytest.raises(ConfigError, match="sync_batchnorm needs GPUs"):
+        train(tiny(model__sync_batchnorm=True), shards, str(tmp_path))
 
 
 def test_a_damaged_newest_checkpoint_costs_one_interval(unbroken, shards, tiny, tmp_path, monkeypatch):
