@@ -109,15 +109,20 @@ def run(options: Options) -> int:
     with _locked(folder) as lock:
         _check_same(folder, options)
         record = summary.begin(options.arguments(), options.name)
-        storage.write_json(str(folder / "summary.json"), record)
+        _write(folder, record)
         print(f"run {options.name}: recipe {options.recipe}, source {options.source}", flush=True)
         with tempfile.TemporaryDirectory(prefix="kubedet-", ignore_cleanup_errors=True) as temporary:
             follower = Follower(Path(temporary) / "progress.jsonl")
             stopped = _execute(options, follower, Path(temporary), lock)
         record = summary.complete(record, follower, folder, stopped=stopped)
-        storage.write_json(str(folder / "summary.json"), record)
+        _write(folder, record)
         ending.tell(record, follower, folder)
         return ending.exit_code(record)
+
+
+def _write(folder: Path, record: dict[str, Any]) -> None:
+    # Indented: people read it too.
+    storage.write_bytes(str(folder / "summary.json"), (json.dumps(record, indent=2) + "\n").encode())
 
 
 def _execute(options: Options, follower: Follower, temporary: Path, lock: int) -> bool:
