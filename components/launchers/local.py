@@ -1,5 +1,6 @@
 """Training on this machine: torchrun as a child process."""
 
+import itertools
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from components.launchers.spec import JobSpec
 from trainer.errors import EXIT_RETRY, ConfigError, Interrupted, LaunchError
 
 _LAST_LINES = 20
+_NO_MESSAGE = "To enable traceback see"  # What torchrun says of a worker that crashed.
 
 
 def run(job: JobSpec) -> None:
@@ -85,19 +87,23 @@ def _passing_on(process: GuardedProcess) -> Iterator[list[int]]:
 
 def _failure(code: int, lines: Sequence[str]) -> LaunchError:
     """Make an error of a failed job: its own message where it has one, else its last lines."""
-    starts = [index for index, line in enumerate(lines) if line.startswith("error: ")]
-    if starts:
-        text = [lines[starts[-1]].removeprefix("error: ")]
-        for line in lines[starts[-1] + 1 :]:
-            if not line.startswith("  "):
-                break
-            text.append(line)
-        error = LaunchError("\n".join(text))
+    message = _message(lines)
+    if message:
+        error = LaunchError(message)
     else:
         why = f"was killed by signal {code - 128}" if code > 128 else f"failed with exit code {code}"
         error = LaunchError(
             f"the training {why}; its last lines:\n" + "\n".join(f"  {line}" for line in lines),
-            fix="look at the log above; exit by signal 9 mostly is too little memory" if code == 137 else "",
+            fix="free memory, or make the batch smaller: the same again goes on" if code == 137 else "",
         )
     error.exit_code = code if code < 128 else LaunchError.exit_code
     return error
+
+
+def _message(lines: Sequence[str]) -> str:
+    """Return the last message `error: ...` with the indented lines that belong to it."""
+    starts = [index for index, line in enumerate(lines) if line.startswith("error: ")]
+    if not starts or _NO_MESSAGE in lines[starts[-1]]:
+        return ""
+    rest = itertools.takewhile(lambda line: line.startswith("  "), lines[starts[-1] + 1 :])
+    return "\n".join([lines[starts[-1]].removeprefix("error: "), *rest])
