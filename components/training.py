@@ -6,6 +6,7 @@ from typing import Any
 from components.launchers.spec import JobSpec
 from trainer import recipes, storage
 from trainer.config import to_json
+from trainer.data.order import global_batch
 from trainer.errors import LaunchError
 
 logger = logging.getLogger(__name__)
@@ -26,13 +27,20 @@ def prepare(
 
     Raises:
         ConfigError: no such recipe or key, or a value that does not fit.
-        LaunchError: the job cannot be started as described.
+        DataError: there are fewer images than one step of all processes reads.
     """
     config = recipes.load(recipe, overrides)
     uri = storage.join(output, "config.json")
-    storage.write_bytes(uri, to_json(config).encode())
     arguments = ("train", "--config", uri, "--shards", shards, "--output", storage.join(output, "train"))
-    return JobSpec(arguments=arguments, nodes=nodes, nproc=nproc)
+    job = JobSpec(arguments=arguments, nodes=nodes, nproc=nproc)
+    splits = storage.read_json(storage.join(shards, "index.json"))["splits"]
+    # Here as well as in the loader: hundreds of processes need minutes to come that far.
+    global_batch(
+        splits.get("train", {}).get("samples", 0), batch_size=config.train.batch_size,
+        accumulate=config.train.accumulate, processes=job.nodes * job.nproc,
+    )  # fmt: skip
+    storage.write_bytes(uri, to_json(config).encode())
+    return job
 
 
 def result(shards: str, output: str) -> dict[str, Any]:

@@ -62,16 +62,26 @@ def test_a_bug_keeps_its_traceback():
         1 / 0  # noqa: B018
 
 
-def test_prepare_writes_the_one_configuration(tmp_path):
-    job = prepare("/shards", str(tmp_path), "debug", {"train.epochs": 3.0}, nodes=1, nproc=2)
+@pytest.fixture
+def indexed(tmp_path):
+    """A folder of shards with 100 training images, as far as its index tells."""
+    (tmp_path / "index.json").write_text(json.dumps({"splits": {"train": {"samples": 100}}}))
+    return str(tmp_path)
+
+
+def test_prepare_writes_the_one_configuration(indexed, tmp_path):
+    job = prepare(indexed, str(tmp_path), "debug", {"train.epochs": 3.0}, nodes=1, nproc=2)
     config = from_json((tmp_path / "config.json").read_text())
     assert config.train.epochs == 3
     assert job.nproc == 2 and str(tmp_path / "config.json") in job.arguments
 
 
-def test_prepare_refuses_what_cannot_run(tmp_path):
+def test_prepare_refuses_what_cannot_run(indexed, tmp_path):
     with pytest.raises(ConfigError, match="nproc"):
-        prepare("/shards", str(tmp_path), "debug", {}, nodes=1, nproc=0)
+        prepare(indexed, str(tmp_path), "debug", {}, nodes=1, nproc=0)
+    with pytest.raises(DataError, match="100 images, fewer than one step reads: 200 processes"):
+        prepare(indexed, str(tmp_path), "debug", {}, nodes=10, nproc=20)
+    assert not (tmp_path / "config.json").exists()
 
 
 def test_a_training_without_a_result_is_an_error(tmp_path):

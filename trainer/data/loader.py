@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.config import LoaderConfig
-from trainer.data.order import SampleStream, rank_positions
+from trainer.data.order import SampleStream, global_batch, rank_positions
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import Sample, augment, color_map, letterbox
 from trainer.distributed import World
@@ -62,13 +62,9 @@ class TrainLoader:
     ) -> None:  # fmt: skip
         self._dataset, self._config, self._world = dataset, config, world
         self._batch_size, self._accumulate, self._seed = batch_size, accumulate, seed
-        self.global_batch = batch_size * accumulate * world.size
-        if len(dataset) < self.global_batch:
-            raise DataError(
-                f"the training split has {len(dataset)} images, fewer than one step reads: {world.size} "
-                f"processes x batch {batch_size} x accumulation {accumulate} = {self.global_batch}",
-                fix="use fewer processes (--nproc), a smaller train.batch_size, or more images",
-            )
+        self.global_batch = global_batch(
+            len(dataset), batch_size=batch_size, accumulate=accumulate, processes=world.size
+        )
         self._stream = SampleStream(dataset.shard_sizes, seed)
         self._pool = ThreadPoolExecutor(config.workers, thread_name_prefix="decode")
 

@@ -7,6 +7,8 @@ goes on from one number, the samples read so far, at any number of workers and p
 
 import numpy as np
 
+from trainer.errors import DataError
+
 WINDOW = 64
 """Shards whose samples are mixed."""
 
@@ -55,6 +57,22 @@ class SampleStream:
             self._orders = {key: order for key, order in self._orders.items() if key >= epoch - 1}
             self._orders[epoch] = epoch_order(self._shard_sizes, self._seed, epoch)
         return epoch, int(self._orders[epoch][offset])
+
+
+def global_batch(samples: int, *, batch_size: int, accumulate: int, processes: int) -> int:
+    """Samples that one optimiser step reads over all processes.
+
+    Raises:
+        DataError: the training split has fewer.
+    """
+    whole = batch_size * accumulate * processes
+    if samples < whole:
+        raise DataError(
+            f"the training split has {samples} images, fewer than one step reads: {processes} processes x "
+            f"batch {batch_size} x accumulation {accumulate} = {whole}",
+            fix="use fewer processes (--nproc), a smaller train.batch_size, or more images",
+        )
+    return whole
 
 
 def rank_positions(
