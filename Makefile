@@ -8,7 +8,7 @@ STAMP := $(VENV)/.complete
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench lint images
+.PHONY: help run test lint images
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -18,9 +18,6 @@ run: $(STAMP)  ## the whole pipeline on this machine (ARGS: see `kubedet run --h
 
 test: $(STAMP)  ## all tests (ARGS: pytest's, e.g. ARGS="-m 'not slow'")
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
-
-bench: $(STAMP)  ## the benchmarks that run on a CPU
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 lint: $(STAMP)  ## ruff (lint and format) and mypy
 	@$(BIN)/ruff check .
