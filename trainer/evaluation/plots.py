@@ -131,6 +131,8 @@ def _curves(
     if not legend:
         return None
     axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    axes.locator_params(nbins=5)
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4))
     return Plot(title, _svg(figure), tuple(legend) if len(labels) > 1 else ())
 
@@ -144,7 +146,7 @@ def _thinned(points: np.ndarray) -> np.ndarray:
 def _figure(x: str, y: str) -> tuple[Figure, Axes]:
     # A Figure of its own, not pyplot's: nothing global is left behind and no display is needed.
     with rc_context(_STYLE):
-        figure = Figure(figsize=(5.2, 3.1), layout="constrained")
+        figure = Figure(figsize=(4.6, 2.9), layout="constrained")
         axes = figure.add_subplot(xlabel=x, ylabel=y)
         axes.tick_params(length=0)
     return figure, axes

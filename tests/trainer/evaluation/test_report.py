@@ -1,98 +1,143 @@
-"""The report: whole without the network, honest about what is missing, safe with odd names."""
-
+import io
 import re
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from trainer.evaluation import coco
-from trainer.evaluation.gallery import worst_images
-from trainer.evaluation.gate import decide
-from trainer.evaluation.report import ReportData, html, markdown, write_report
-from trainer.export.preprocess import FILL
+from trainer.evaluation import coco, report
+from trainer.evaluation.gallery import GalleryImage, Marked
+from trainer.evaluation.gate import Verdict
 
-TRUTH = {
-    "categories": [{"id": 0, "name": "<b>cat</b>"}, {"id": 1, "name": "dog"}],
-    "images": [{"id": i, "file_name": f"{i}.jpg", "width": 100, "height": 80} for i in range(3)],
-    "annotations": [
-        {"id": 1, "image_id": 0, "category_id": 0, "bbox": [10, 10, 30, 30], "area": 900, "iscrowd": 0},
-        {"id": 2, "image_id": 1, "category_id": 1, "bbox": [50, 20, 40, 40], "area": 1600, "iscrowd": 0},
-        {"id": 3, "image_id": 2, "category_id": 1, "bbox": [0, 0, 100, 80], "area": 8000, "iscrowd": 1},
-    ],
-}
-FOUND = [
-    {"image_id": 0, "category_id": 0, "bbox": [10, 10, 30, 30], "score": 0.9},
-    {"image_id": 0, "category_id": 1, "bbox": [60, 10, 30, 30], "score": 0.8},
-    {"image_id": 2, "category_id": 1, "bbox": [5, 5, 20, 20], "score": 0.9},
-]
+NAMES = ["cat", "<script>alert(1)</script> | *x*"]
 
 
-@pytest.fixture
-def data():
-    import simplejpeg
-
-    result = coco.evaluate(TRUTH, FOUND)
-    rows = [
-        {
-            "kind": "train",
-            "step": s,
-            "loss": 2 / s,
-            "loss_classification": 1 / s,
-            "loss_boxes": 1 / s,
-            "lr": 0.1,
-        }
-        for s in range(1, 30)
-    ]
-    rows.append({"kind": "val", "step": 29, "epoch": 1, **result.metrics})
-    jpeg = simplejpeg.encode_jpeg(np.full((80, 100, 3), FILL, np.uint8))
-    return ReportData(
-        title="test run", split="test", images=3, metrics=result.metrics, per_class=result.per_class,
-        precision=result.precision, verdict=decide(result.metrics, ["coco/AP50 >= 0.9"]), training=rows,
-        gallery=worst_images(TRUTH, FOUND), load_image=lambda image_id: jpeg,
-        dataset={"train": {"images": 5, "boxes": 9}}, config={"train": {"lr": 0.1}}, versions={"torch": "2"},
-    )  # fmt: skip
+def jpeg(image_id):
+    buffer = io.BytesIO()
+    Image.new("L", (1200, 900), 40 * image_id).save(buffer, "JPEG")
+    return buffer.getvalue()
 
 
-class Tags(HTMLParser):
-    def __init__(self):
+def data(**changes):
+    values = {
+        "title": "run <b>7</b>", "split": "test", "images": 1200,
+        "metrics": dict.fromkeys(coco.METRICS, 0.25) | {"coco/APs": -1.0},
+        "per_class": {
+            NAMES[0]: {"AP": 0.3, "AP50": 0.5, "boxes": 4}, NAMES[1]: {"AP": -1.0, "AP50": -1.0, "boxes": 0},
+        },
+        "precision": np.full((10, 101, 2), 0.5),
+        "verdict": Verdict(passed=False, reason="coco/AP 0.250 >= 0.3: failed"),
+        "training": [{"kind": "train", "step": 1, "loss": 1.0, "lr": 0.1}],
+        "gallery": [
+            GalleryImage(
+                3, "a&b.jpg", 1200, 900, 0.5,
+                (Marked((10, 20, 30, 40), "cat", matched=False),),
+                (Marked((500, 20, 30, 40), "dog", matched=False, score=0.77),),
+            )
+        ],
+        "load_image": jpeg,
+        "dataset": {"train": {"images": 9, "boxes": 12345}, "test": {"images": 2}},
+        "trained_boxes": {"cat": 4321},
+        "config": {"train": {"lr": 0.01, "milestones": [0.5, 0.75]}, "recipe": "debug"},
+        "versions": {"torch": "2.15.0"},
+    }  # fmt: skip
+    return report.ReportData(**(values | changes))
+
+
+class Page(HTMLParser):
+    """Collects tags and checks that they nest."""
+
+    VOID = frozenset({"meta", "br", "input", "image", "rect", "path", "polyline", "use"})
+
+    def __init__(self, text):
         super().__init__()
-        self.links, self.open = [], []
+        self.tags, self.open, self.text = [], [], ""
+        self.feed(text)
+        assert self.open == []
 
-    def handle_starttag(self, tag, attributes):
-        self.links += [value for name, value in attributes if name in ("src", "href") and value]
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
 
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
 
-def test_the_page_asks_nothing_of_the_network(data):
-    page = html(data)
-    tags = Tags()
-    tags.feed(page)
-    assert all(link.startswith(("data:", "#")) for link in tags.links), tags.links
-    assert not re.search(r"url\((?!['\"]?(data:|#))", page) and "@import" not in page
+    def handle_endtag(self, tag):
+        if tag in self.VOID:
+            return
+        assert self.open.pop() == tag
 
-
-def test_it_shows_numbers_verdict_and_names_escaped(data):
-    page = html(data)
-    assert "&lt;b&gt;cat&lt;/b&gt;" in page and "<b>cat</b>" not in page
-    assert f"{data.metrics['coco/AP']:.3f}" in page
-    assert "coco/AP50" in page and "failed" in page
-    assert "train.lr" in page
-
-
-def test_both_files_are_written(data, tmp_path):
-    write_report(data, tmp_path / "r.html", tmp_path / "r.md")
-    assert (tmp_path / "r.html").read_text() == html(data)
-    assert (tmp_path / "r.md").read_text() == markdown(data)
-    assert "| dog |" in markdown(data)
+    def handle_data(self, text):
+        self.text += text
 
 
-def test_the_least_there_can_be(data):
-    page = html(ReportData(title="x", split="val", images=3, metrics=data.metrics, per_class=data.per_class))
-    assert "x" in page
+def test_page_needs_nothing_from_outside_and_runs_no_script():
+    text = report.html(data())
+    assert not re.search(r"url\((?!#)", text) and "@import" not in text
+    page = Page(text)
+    names = {tag for tag, _ in page.tags}
+    assert not names & {"script", "link", "iframe", "img", "object"}
+    sources = [attrs[key] for _, attrs in page.tags for key in ("src", "href", "xlink:href") if key in attrs]
+    assert sources and all(source.startswith(("data:image/jpeg;base64,", "#")) for source in sources)
+    policy = next(attrs["content"] for tag, attrs in page.tags if "http-equiv" in attrs)
+    assert policy.startswith("default-src 'none'")
+    assert not any(key.startswith("on") for _, attrs in page.tags for key in attrs)
 
 
-def test_worst_images_count_errors_and_leave_crowds_alone():
-    worst = worst_images(TRUTH, FOUND)
-    assert [(image.image_id, image.missed, image.false) for image in worst] == [(1, 1, 0), (0, 0, 1)]
-    assert [image.f1 for image in worst] == [0.0, pytest.approx(2 / 3)]
-    assert worst_images(TRUTH, FOUND, count=1) == worst[:1]
+def test_page_shows_everything():
+    page = Page(report.html(data()))
+    for text in (
+        "run <b>7</b>", "1,200 images of the test split, 4 boxes, 2 classes", "Gate failed",
+        "coco/AP 0.250 >= 0.3: failed", "AR100", "0.250", NAMES[1], "4,321", "12,345", "Loss", "a&b.jpg",
+        "1 object, 1 missed; 1 false", "train.milestones", "[0.5, 0.75]", "2.15.0", "dog 0.77",
+    ):  # fmt: skip
+        assert text in page.text, text
+    assert "-1.000" not in page.text
+    boxes = {attrs["class"] for tag, attrs in page.tags if tag == "rect" and "class" in attrs}
+    assert boxes == {"missed truth", "false found"}
+
+
+def test_page_follows_the_readers_colours_and_width():
+    text = report.html(data())
+    assert "prefers-color-scheme: dark" in text and "width=device-width" in text
+    used = set(re.findall(r"var\((--[a-z0-9-]+)\)", text))
+    light, dark = text.split("@media (prefers-color-scheme: dark)")[:2]
+    for name in used:
+        assert f"{name}:" in light and f"{name}:" in dark[:1200], name
+
+
+def test_parts_that_are_not_given_are_left_out():
+    bare = report.ReportData(
+        "m", "val", 1, dict.fromkeys(coco.METRICS, 0.0), {"cat": data().per_class["cat"]}
+    )
+    text = Page(report.html(bare)).text.split("</style>")[-1]
+    for part in ("Gate", "Training", "Worst images", "How it was made", "trained on"):
+        assert part not in text
+    assert "No image has an error" in Page(report.html(data(gallery=[]))).text
+
+
+def test_gallery_images_are_made_small():
+    assert len(report.html(data())) < 60_000
+
+
+def test_markdown():
+    text = report.markdown(data())
+    lines = text.splitlines()
+    assert lines[0] == "# run &lt;b>7&lt;/b>"
+    assert "**Gate failed**" in lines and "- coco/AP 0.250 >= 0.3: failed" in lines
+    assert "| coco/AP | 0.250 | mean over IoU 0.50 to 0.95 |" in lines
+    assert "| coco/APs | - | small objects, below 32 x 32 px |" in lines
+    assert r"| &lt;script>alert(1)&lt;/script> \| \*x\* | 0 | - | - |" in lines
+    many = {f"c{i}": {"AP": 0.1, "AP50": 0.2, "boxes": 1} for i in range(601)}
+    assert "551 more classes are in the HTML report." in report.markdown(data(per_class=many, precision=None))
+
+
+@pytest.mark.parametrize("folder", ["", "new/folder"])
+def test_write_report(tmp_path, folder):
+    files = tmp_path / folder / "report.html", tmp_path / folder / "report.md"
+    report.write_report(data(), *files)
+    assert files[0].read_text() == report.html(data()) and files[0].read_text().startswith("<!doctype html>")
+    assert files[1].read_text() == report.markdown(data())
+    assert len(list(files[0].parent.iterdir())) == 2

@@ -1,0 +1,54 @@
+import pytest
+
+from trainer.evaluation.gallery import worst_images
+
+
+def truth(*annotations, images=1):
+    return {
+        "images": [{"id": i, "file_name": f"{i}.jpg", "width": 100, "height": 80} for i in range(images)],
+        "categories": [{"id": 0, "name": "cat"}, {"id": 1, "name": "dog"}],
+        "annotations": [
+            {"id": n, "image_id": image, "category_id": category, "bbox": box, "iscrowd": crowd}
+            for n, (image, category, box, crowd) in enumerate(annotations, start=1)
+        ],
+    }
+
+
+def found(image, category, box, score=0.9):
+    return {"image_id": image, "category_id": category, "bbox": box, "score": score}
+
+
+BOX = [10, 10, 20, 20]
+
+
+def test_counts_right_false_and_missed():
+    ground_truth = truth((0, 0, BOX, 0), (0, 1, [50, 50, 20, 20], 0))
+    detections = [found(0, 0, [11, 10, 20, 20]), found(0, 0, [12, 10, 20, 20], 0.8), found(0, 0, BOX, 0.1)]
+    (image,) = worst_images(ground_truth, detections)
+    assert (image.missed, image.false) == (1, 1)
+    assert image.f1 == pytest.approx(2 / 4)
+    assert [(item.name, item.matched) for item in image.truth] == [("cat", True), ("dog", False)]
+    assert [(item.score, item.matched) for item in image.predictions] == [(0.9, True), (0.8, False)]
+
+
+def test_class_must_agree_and_overlap_reach_the_threshold():
+    (image,) = worst_images(truth((0, 0, BOX, 0)), [found(0, 1, BOX)])
+    assert (image.f1, image.missed, image.false) == (0.0, 1, 1)
+    # IoU 1/2 is enough, a little less is not.
+    assert worst_images(truth((0, 0, [0, 0, 10, 20], 0)), [found(0, 0, [0, 0, 10, 10])]) == []
+    assert worst_images(truth((0, 0, [0, 0, 10, 20], 0)), [found(0, 0, [0, 0, 10, 9.9])])[0].f1 == 0.0
+
+
+def test_detections_in_a_crowd_are_left_out():
+    crowd = (0, 0, [0, 0, 100, 80], 1)
+    assert worst_images(truth(crowd), [found(0, 0, BOX)]) == []
+    assert worst_images(truth(crowd), [found(0, 1, BOX)])[0].false == 1
+
+
+def test_worst_come_first_and_faultless_images_not_at_all():
+    annotations = [(image, 0, BOX, 0) for image in range(4)] + [(2, 0, [60, 10, 20, 20], 0)]
+    detections = [found(1, 0, BOX), found(3, 0, BOX), found(3, 0, [60, 10, 20, 20])]
+    images = worst_images(truth(*annotations, images=5), detections, count=3)
+    # 0 and 2 have F1 0, 2 with more errors; 3 has one false detection; 1 and the empty 4 are right.
+    assert [image.image_id for image in images] == [2, 0, 3]
+    assert [image.image_id for image in worst_images(truth(*annotations, images=5), detections, 1)] == [2]

@@ -1,0 +1,66 @@
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+
+from trainer.evaluation import plots
+
+PER_CLASS = {
+    "cat": {"AP": 0.4, "AP50": 0.6, "boxes": 3},
+    "no boxes": {"AP": -1.0, "AP50": -1.0, "boxes": 0},
+    "$x_1$ <dog>": {"AP": 0.1, "AP50": 0.2, "boxes": 5},
+}
+ROWS = [
+    {"kind": "train", "step": 10 * i, "loss": 2.0, "loss_classification": 1.5, "loss_boxes": 0.5, "lr": 1e-3}
+    for i in range(1, 2000)
+] + [{"kind": "val", "step": 100, "coco/AP": 0.1, "coco/AP50": 0.3}]
+
+
+def precision(classes):
+    return np.random.default_rng(0).random((10, 101, classes))
+
+
+def test_svg_takes_size_and_colours_from_the_page():
+    plot = plots.precision_recall(precision(3), PER_CLASS)
+    root = ElementTree.fromstring(plot.svg)
+    assert root.get("width") is None and root.get("height") is None and root.get("viewBox")
+    assert not re.search(r"#[0-9a-f]{6}\b", plot.svg)
+    assert {"var(--text)", "var(--grid)", "var(--series-1)", "var(--series-2)"} <= set(
+        re.findall(r"var\([^)]*\)", plot.svg)
+    )
+    assert "<style" not in plot.svg and "http:" not in plot.svg.replace("http://www.w3.org", "")
+
+
+def test_class_names_are_text_of_the_legend_only():
+    plot = plots.precision_recall(precision(3), PER_CLASS)
+    assert [label for _, label in plot.legend] == ["cat", "$x_1$ <dog>", "mean"]
+    assert "dog" not in plot.svg
+
+
+def test_many_classes_show_the_weakest_and_stay_small():
+    per_class = {f"c{i}": {"AP": i / 601, "AP50": i / 601, "boxes": 1} for i in range(601)}
+    plot = plots.precision_recall(precision(601), per_class)
+    labels = [label for _, label in plot.legend]
+    assert labels == ["c0", "c1", "c2", "c3", "c4", "middle 80 % of 601 classes", "mean"]
+    assert len(plot.svg) < 60_000
+
+
+def test_no_class_with_boxes_gives_no_plot():
+    assert plots.precision_recall(precision(1), {"a": {"AP": -1.0, "AP50": -1.0, "boxes": 0}}) is None
+
+
+def test_training_curves():
+    loss, validation, rate = plots.training(ROWS)
+    assert [plot.title for plot in (loss, validation, rate)] == ["Loss", "Validation", "Learning rate"]
+    assert [label for _, label in loss.legend] == ["total", "classes", "boxes"]
+    assert [label for _, label in validation.legend] == ["AP50", "AP"]
+    assert len(loss.svg) < 60_000  # 2000 steps are thinned
+    assert plots.training([]) == []
+    assert [plot.title for plot in plots.training(ROWS[:3])] == ["Loss", "Learning rate"]
+
+
+def test_sparkline_spans_the_box():
+    points = [
+        tuple(map(float, point.split(","))) for point in plots.sparkline(np.linspace(1, 0, 101)).split()
+    ]
+    assert points[0] == (0, 1) and points[-1] == (100, 27)
