@@ -35,6 +35,6 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "error: $(PYTHON) has no venv module; install it (Debian: apt-get install python3-venv)" >&2; exit 2; }
 	@echo "making the environment in $(VENV) (about 5 GB, a few minutes) ..."
 	@rm -f $(STAMP)
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[pipeline,export,dev]'
 	@touch $(STAMP)

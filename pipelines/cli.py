@@ -1,13 +1,14 @@
 """The operator's command line: `kubedet run | compile | recipes`."""
 
 import argparse
+import os
 import sys
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
 from trainer import config, recipes
-from trainer.errors import ConfigError, KubedetError
+from trainer.errors import EXIT_FAILURE, ConfigError, KubedetError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,6 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
     except KubedetError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # The reader of a pipe has gone, as in `kubedet recipes | head -1`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -1,6 +1,5 @@
 """What a person sees while the pipeline runs: bars on a terminal, plain lines elsewhere."""
 
-import re
 import sys
 import time
 from typing import Any, Protocol
@@ -15,10 +14,17 @@ from pipelines.follow import Follower, Step
 from trainer.log import clock
 
 _PLAIN_SECONDS = 10.0
-_LOGGED = re.compile(r"^\d\d:\d\d:\d\d [\w.]+: ")
-_MARKS = {"waiting": "·", "running": "▸", "done": "✓", "failed": "✗", "skipped": "–"}
-_ASCII_MARKS = {"waiting": ".", "running": ">", "done": "+", "failed": "x", "skipped": "-"}
-_STYLES = {"waiting": "dim", "running": "bold", "done": "green", "failed": "bold red", "skipped": "dim"}
+_WIDE = 100
+_MARKS = {"waiting": "·", "running": "▸", "done": "✓", "failed": "✗", "stopped": "‖", "skipped": "–"}
+_ASCII_MARKS = {"waiting": ".", "running": ">", "done": "+", "failed": "x", "stopped": "=", "skipped": "-"}
+_STYLES = {
+    "waiting": "dim",
+    "running": "bold",
+    "done": "green",
+    "failed": "bold red",
+    "stopped": "yellow",
+    "skipped": "dim",
+}
 
 
 class Display(Protocol):
@@ -81,16 +87,12 @@ class PlainDisplay:
 class TerminalDisplay:
     """One line a step at the bottom of the terminal, the steps' own lines above."""
 
-    def __init__(self, run: Follower) -> None:
+    def __init__(self, run: Follower, console: Console | None = None) -> None:
         self._run = run
-        self._console = Console(highlight=False)
+        self._console = console or Console(highlight=False)
         self._live = Live(self._table(), console=self._console, auto_refresh=False)
 
     def line(self, text: str) -> None:
-        # The bar shows the training's progress; its hundreds of log lines are in log.txt.
-        running = self._run.running
-        if running and running.name == "train" and running.bar and _LOGGED.match(text):
-            return
         self._console.print(Text(f"  {text}", style="dim"), soft_wrap=True)
 
     def tick(self) -> None:
@@ -98,9 +100,14 @@ class TerminalDisplay:
 
     def _table(self) -> Table:
         marks = _MARKS if "utf" in self._console.encoding.lower() else _ASCII_MARKS
-        table = Table.grid(padding=(0, 1))
-        for column in ({}, {}, {"justify": "right"}, {"no_wrap": True, "overflow": "ellipsis"}):
-            table.add_column(**column)
+        # Not to the last column: a terminal that echoes ^C there would begin a new line.
+        table = Table.grid(padding=(0, 1), expand=True)
+        table.width = self._console.width - 4
+        # Only the last column gives way on a narrow terminal.
+        table.add_column(width=1)
+        table.add_column(width=max(len(step.title) for step in self._run.steps.values()))
+        table.add_column(width=7, justify="right")
+        table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         for step in self._run.steps.values():
             style = _STYLES[step.state]
             seconds = "" if step.state in ("waiting", "skipped") else clock(step.elapsed)
@@ -111,12 +118,15 @@ class TerminalDisplay:
 
     def _detail(self, step: Step) -> Table | Text:
         if step.state == "running" and step.bar and not step.bar["end"]:
-            row = Table.grid(padding=(0, 1))
-            row.add_column(width=24)
-            row.add_column(no_wrap=True, overflow="ellipsis")
-            bar = ProgressBar(total=step.bar["total"] or 1, completed=step.bar["done"], width=24)
-            row.add_row(bar, Text(describe_bar(step.bar)))
+            width = 24 if self._console.width >= _WIDE else 12
+            row = Table.grid(padding=(0, 1), expand=True)
+            row.add_column(width=width)
+            row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+            bar = ProgressBar(total=step.bar["total"], completed=step.bar["done"], width=width)
+            row.add_row(bar, Text(_beside_bar(step), overflow="ellipsis"))
             return row
+        if step.state == "running" and step.bar is None:
+            return Text("starting", "dim")
         return Text(_outcome(step), "dim")
 
     def __enter__(self) -> "TerminalDisplay":
@@ -126,6 +136,19 @@ class TerminalDisplay:
     def __exit__(self, *exception: Any) -> None:
         self.tick()
         self._live.stop()
+
+
+def _beside_bar(step: Step) -> str:
+    """What a person wants to know first comes first: a narrow terminal cuts the end."""
+    assert step.bar is not None
+    event = step.bar
+    parts = [f"{clock(event['eta'])} left"] if event["eta"] else []
+    if event["note"]:
+        parts.append(event["note"])
+    total = f"/{event['total']}" if event["total"] else ""
+    parts += [f"{event['done']}{total} {event['unit']}", f"{event['rate']:.1f}/s"]
+    task = "" if event["task"] == step.name else f"{event['task']}: "
+    return task + ", ".join(parts)
 
 
 def describe_step(step: Step) -> str:
@@ -151,7 +174,7 @@ def describe_bar(event: dict[str, Any]) -> str:
 
 def _outcome(step: Step) -> str:
     if step.state != "done":
-        return ""
+        return step.note
     if step.reused:
         return "reused"
     return f"{step.bar['done']} {step.bar['unit']}" if step.bar else ""

@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from components.steps import FINISHED, STARTED
 from pipelines import TITLES
+from trainer.errors import EXIT_RETRY
 
-State = Literal["waiting", "running", "done", "failed", "skipped"]
+State = Literal["waiting", "running", "done", "failed", "stopped", "skipped"]
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TASK_STARTS = re.compile(r" - INFO - Executing task '([\w-]+)'")
@@ -39,6 +40,8 @@ class Step:
     """Its latest progress event (see trainer.log)."""
     reused: bool = False
     """It found its work done by an earlier run."""
+    note: str = ""
+    """Why it was skipped, where that is not plain."""
     message: str = ""
     """Its error, where it reported one."""
     exit_code: int = 0
@@ -65,11 +68,12 @@ class Follower:
         self._events = events
         self._position = 0
         self._own_output = False
+        self._told_at_the_end: list[str] = []
 
     @property
     def failed(self) -> Step | None:
-        """The step that failed, if one did."""
-        return next((step for step in self.steps.values() if step.state == "failed"), None)
+        """The step that failed or was stopped, if one did."""
+        return next((step for step in self.steps.values() if step.state in ("failed", "stopped")), None)
 
     def feed(self, line: str) -> str | None:
         """Take a line of the runner's output; return what a step itself printed, else None."""
@@ -112,6 +116,12 @@ class Follower:
             step.lines.append(line)
         if _FOUND_DONE in line:
             step.reused = True
+        if line.startswith("error: "):
+            self.read_events()
+            self._told_at_the_end = f"error: {step.message}".splitlines() if step.known else []
+        if self._told_at_the_end and line == self._told_at_the_end[0]:
+            self._told_at_the_end.pop(0)
+            return None
         return line if self._own_output and line.strip() else None
 
     def read_events(self) -> None:
@@ -138,10 +148,17 @@ class Follower:
             step.message, step.exit_code = event["message"], event["exit_code"]
             step.known = event.get("known", False)
 
-    def finish(self) -> None:
-        """Settle what the run left open: a step that was cut off has failed, others never began."""
+    def finish(self, *, stopped: bool = False) -> None:
+        """Settle what the run left open: a step that was cut off has failed, others never began.
+
+        Args:
+            stopped: the run was asked to stop, which is why a step failed.
+        """
         if self.running is not None:
             self._end(self.running.name, ok=False)
+        if self.failed and (stopped or self.failed.exit_code == EXIT_RETRY):
+            self.failed.state = "stopped"
         for step in self.steps.values():
             if step.state == "waiting":
                 step.state = "skipped"
+                step.note = "held back by the gate" if self.steps["gate"].state == "done" else ""

@@ -29,6 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Longer than a training launcher's own patience: it kills what does not stop, then says so.
 _GRACE_SECONDS = 90.0
 _TICK_SECONDS = 0.2
+_STOPPING = "stopping: the running step saves what it can and ends; Ctrl-C again kills it"
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,12 @@ def run(options: Options) -> int:
         print(f"run {options.name}: recipe {options.recipe}, source {options.source}", flush=True)
         with tempfile.TemporaryDirectory(prefix="kubedet-", ignore_cleanup_errors=True) as temporary:
             follower = Follower(Path(temporary) / "progress.jsonl")
-            stopped = _execute(options, follower, Path(temporary), lock)
+            try:
+                stopped = _execute(options, follower, Path(temporary), lock)
+            except BaseException as error:  # E.g. stdout was closed. The record must not stay at "running".
+                follower.finish()
+                _write(folder, summary.complete(record, follower, folder, broken=repr(error)))
+                raise
         record = summary.complete(record, follower, folder, stopped=stopped)
         _write(folder, record)
         ending.tell(record, follower, folder)
@@ -144,7 +150,11 @@ def _execute(options: Options, follower: Follower, temporary: Path, lock: int) -
         _LogFile(folder / "log.txt") as log_file,
         display.choose(follower) as shown,
     ):
+        told = 0
         for line in _timed_lines(process):
+            if len(stopped) > told:
+                told = len(stopped)
+                shown.line(_STOPPING if told == 1 else "killing what still runs")
             if line is not None:
                 log_file.write(line)
                 own = follower.feed(line)
@@ -154,7 +164,7 @@ def _execute(options: Options, follower: Follower, temporary: Path, lock: int) -
             follower.read_events()
             shown.tick()
         process.wait()
-        follower.finish()
+        follower.finish(stopped=bool(stopped))
     return bool(stopped)
 
 
@@ -188,8 +198,6 @@ def _stopping(process: GuardedProcess) -> Iterator[list[int]]:
     def handle(number: int, frame: FrameType | None) -> None:
         stopped.append(number)
         process.stop()
-        again = "" if len(stopped) > 1 else " (once more to kill it)"
-        os.write(2, f"\nstopping: the running step saves its state{again}\n".encode())
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, handle) for number in numbers}

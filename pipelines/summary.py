@@ -30,7 +30,9 @@ def begin(arguments: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def complete(record: dict[str, Any], run: Follower, folder: Path, *, stopped: bool) -> dict[str, Any]:
+def complete(
+    record: dict[str, Any], run: Follower, folder: Path, *, stopped: bool = False, broken: str = ""
+) -> dict[str, Any]:
     """Add to a run's record how it ended and what it made.
 
     Args:
@@ -38,39 +40,46 @@ def complete(record: dict[str, Any], run: Follower, folder: Path, *, stopped: bo
         run: the state of the run's steps.
         folder: the run's folder.
         stopped: it was asked to stop.
+        broken: what ended the process that watched it, where something did.
 
     Returns:
         The record with `status` succeeded, failed or interrupted, `error` where it did not
         succeed, and what the steps that are done reported.
     """
     failed = run.failed
-    # Without an export the run is whole: the gate held it back.
-    whole = failed is None and all(
-        step.state == "done" for step in run.steps.values() if step.name != "export"
-    )
-    interrupted = not whole and (stopped or (failed is not None and failed.exit_code == EXIT_RETRY))
+    done = {step.name for step in run.steps.values() if step.state == "done"}
+    ended = _results(folder, done)
+    # Without an export the run is whole where the gate held it back.
+    held_back = "gate" in ended and not ended["gate"]["passed"]
+    whole = failed is None and not broken and set(run.steps) - done <= ({"export"} if held_back else set())
+    interrupted = not whole and (stopped or (failed is not None and failed.state == "stopped"))
     status = "succeeded" if whole else "interrupted" if interrupted else "failed"
     steps = [
         {"name": step.name, "status": step.state, "seconds": round(step.seconds, 2), "reused": step.reused}
         for step in run.steps.values()
     ]
-    done = {step.name for step in run.steps.values() if step.state == "done"}
-    ended = {"status": status, "ended": _now(), "steps": steps, "paths": paths(folder, done)}
+    ended |= {"status": status, "ended": _now(), "steps": steps, "paths": paths(folder, done)}
     if failed is not None:
         message = failed.message or "its process ended without a message (killed, or out of memory)"
         code = EXIT_RETRY if interrupted else failed.exit_code or EXIT_FAILURE
         ended["error"] = {"step": failed.name, "message": message, "exit_code": code}
     elif status != "succeeded":
         code = EXIT_RETRY if interrupted else EXIT_FAILURE
-        message = "stopped" if interrupted else "the pipeline ended before a step began"
+        message = broken or ("stopped" if interrupted else "the pipeline ended before a step began")
         ended["error"] = {"step": "", "message": message, "exit_code": code}
-    if "train" in done:
-        ended["training"] = storage.read_json(str(folder / "train" / "result.json"))
-    if "evaluate" in done:
-        ended["metrics"] = storage.read_json(str(folder / "evaluation" / "metrics.json"))["metrics"]
-    if "gate" in done:
-        ended["gate"] = storage.read_json(str(folder / "evaluation" / "gate.json"))
     return record | ended
+
+
+def _results(folder: Path, done: set[str]) -> dict[str, Any]:
+    """Return what the steps that are done wrote; an earlier run's files are not looked at."""
+    results = {}
+    if "train" in done:
+        results["training"] = storage.read_json(str(folder / "train" / "result.json"))
+    if "evaluate" in done:
+        results["metrics"] = storage.read_json(str(folder / "evaluation" / "metrics.json"))["metrics"]
+    if "gate" in done:
+        results["gate"] = storage.read_json(str(folder / "evaluation" / "gate.json"))
+    return results
 
 
 def paths(folder: Path, done: set[str]) -> dict[str, str]:
@@ -81,6 +90,7 @@ def paths(folder: Path, done: set[str]) -> dict[str, str]:
         "metrics": ("evaluate", folder / "evaluation" / "metrics.json"),
         "report": ("evaluate", folder / "evaluation" / "report.html"),
         "model": ("export", folder / "model" / "model.onnx"),
+        "summary": ("", folder / "summary.json"),
         "log": ("", folder / "log.txt"),
     }
     return {what: str(path) for what, (step, path) in made.items() if not step or step in done}

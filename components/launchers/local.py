@@ -61,10 +61,11 @@ def environment(job: JobSpec, cores: int) -> dict[str, str]:
     """Return the environment of a job: this process's, the job's, and threads that share the cores.
 
     Without OMP_NUM_THREADS torchrun gives each process one thread, and PyTorch all cores to
-    each: either way most of a CPU is lost.
+    each: either way most of a CPU is lost. LOGLEVEL is torchrun's: it warns of every stop.
     """
     threads = str(max(1, cores // job.nproc))
-    return {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", **os.environ, **job.env}
+    ours = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", "LOGLEVEL": "ERROR"}
+    return {**ours, **os.environ, **job.env}
 
 
 @contextmanager

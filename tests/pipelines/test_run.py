@@ -1,11 +1,13 @@
 """`kubedet run`: the whole pipeline under kfp.local, and what a person is told when it fails."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import onnxruntime
 import pytest
@@ -96,6 +98,52 @@ def test_a_failing_step_fails_the_run_and_says_why(tmp_path):
     assert "Traceback" not in done.stdout + done.stderr
     summary = json.loads((tmp_path / "runs" / "bad" / "summary.json").read_text())
     assert summary["status"] == "failed" and summary["error"]["step"] == "download"
+
+
+def processes_of(tmp_path):
+    """Ids of the processes whose command line names the test's folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if process.name.isdigit() and str(tmp_path).encode() in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+    return found
+
+
+def wait_until(condition, seconds=60):
+    for _ in range(seconds * 20):
+        if condition():
+            return
+        time.sleep(0.05)
+    pytest.fail("waited in vain")
+
+
+@pytest.mark.slow
+def test_killed_it_leaves_nothing_behind_and_goes_on(tmp_path):
+    options = ["--name", "killed", *SOURCE, *settings(tmp_path, TINY | {"train.epochs": 40})]
+    folder = tmp_path / "runs" / "killed"
+    with open(tmp_path / "output", "w") as output:
+        process = subprocess.Popen([*KUBEDET, "run", *options], stdout=output, stderr=output)
+    wait_until(lambda: list((folder / "train" / "checkpoints").glob("*.pt")) or process.poll() is not None)
+    refused = kubedet("run", *options)
+    assert refused.returncode == 2 and "'killed' is going on" in refused.stderr
+    process.kill()
+    process.wait()
+    # No process of it is left, and its state was saved all the same.
+    wait_until(lambda: not processes_of(tmp_path))
+    other = kubedet("run", *options, "--set", "train.seed=5")
+    assert other.returncode == 2 and "begun with other settings" in other.stderr
+    process = subprocess.Popen(
+        [*KUBEDET, "run", *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    lines = iter(process.stdout.readline, "")
+    assert any("resumed at step" in line for line in lines)
+    # Whoever read its output has gone: it ends cleanly, which its record says.
+    process.stdout.close()
+    assert process.wait(timeout=120) == 1
+    assert not processes_of(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "interrupted" and summary["error"]["step"] == "train"
 
 
 @pytest.mark.slow

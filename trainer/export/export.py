@@ -56,14 +56,23 @@ def export(checkpoint_uri: str, shards_uri: str, output_uri: str, config: Config
             made / MODEL, detector, _check_set(shards_uri), image_size=size,
             images=config.export.check_images, least=config.export.min_match,
         )  # fmt: skip
-        _LOG.info(
-            "%.1f%% of %d detections match the trained model's", figures.matched * 100, figures.detections
-        )
+        if figures.detections:
+            _LOG.info(
+                "%.1f%% of %d detections match the trained model's", figures.matched * 100, figures.detections
+            )
+        else:
+            _LOG.warning(
+                "the model detects nothing in %d images, so the check says little; train longer",
+                figures.images,
+            )
         weights = {name: tensor.contiguous() for name, tensor in detector.state_dict().items()}
         safetensors.torch.save_file(weights, made / WEIGHTS)
         described = _metadata(detector, meta, size, parity.describe(figures), made)
         (made / METADATA).write_text(json.dumps(described, indent=2) + "\n")
         files = {name: storage.join(output_uri, name) for name in (MODEL, WEIGHTS, METADATA)}
+        if storage.exists(files[METADATA]):
+            # A model that is replaced must not be described by the metadata of the one before.
+            storage.delete(files[METADATA])
         for name, uri in files.items():
             storage.upload(made / name, uri)
         sizes = {name: (made / name).stat().st_size for name in files}
