@@ -1,35 +1,319 @@
-"""The specification of a training job, the same for every launcher."""
+"""The specification of a training job, the same for every launcher and renderer.
 
+A plain value, loaded strictly: building one starts nothing and asks nobody. The line under a
+field says what it means; its default is what a job gets that does not name it.
+"""
+
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+
+from components.launchers import names
+from trainer.config import Count, Int, Positive
 from trainer.errors import ConfigError
 
+_STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
-@dataclass(frozen=True)
+Name = Annotated[str, AfterValidator(names.job)]
+DnsName = Annotated[str, AfterValidator(names.dns)]
+Quantity = Annotated[str, AfterValidator(names.quantity)]
+Path = Annotated[str, AfterValidator(names.mount_path)]
+EnvName = Annotated[str, AfterValidator(names.environment)]
+Labels = Mapping[Annotated[str, AfterValidator(names.qualified)], str]
+Nodes = Annotated[Positive, Field(le=4096)]
+
+
+@dataclass(config=_STRICT, frozen=True)
+class Mount:
+    """A PersistentVolumeClaim in every pod."""
+
+    claim: Annotated[str, AfterValidator(names.dns_required)]
+    """Name of the claim."""
+    path: Path
+    """Where it is mounted, an absolute path."""
+    read_only: bool = False
+    """Mount it read-only."""
+    sub_path: str = ""
+    """Folder of the volume that is mounted; empty is all of it."""
+
+
+@dataclass(config=_STRICT, frozen=True)
+class SecretEnv:
+    """An environment variable whose value stands in a Secret, never in a specification."""
+
+    name: EnvName
+    """The variable."""
+    secret: Annotated[str, AfterValidator(names.dns_required)]
+    """Name of the Secret."""
+    key: str
+    """Key in the Secret."""
+    optional: bool = False
+    """Start without the variable where the Secret or key is missing."""
+
+
+@dataclass(config=_STRICT, frozen=True)
+class Toleration:
+    """A taint that the pods do not mind."""
+
+    key: str = ""
+    """Key of the taint; empty with Exists is every taint."""
+    operator: Literal["Exists", "Equal"] = "Exists"
+    """How the value is compared."""
+    value: str = ""
+    """Value of the taint, for Equal."""
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
+    """Effect of the taint; empty is all."""
+
+
+@dataclass(config=_STRICT, frozen=True)
+class Spread:
+    """How the pods are spread over parts of the cluster."""
+
+    topology_key: str = "kubernetes.io/hostname"
+    """Node label whose values are the parts."""
+    max_skew: Positive = 1
+    """Largest difference of pods between two parts."""
+    required: bool = False
+    """Leave a pod pending rather than break the rule."""
+
+
+@dataclass(config=_STRICT, frozen=True)
+class Network:
+    """How the processes talk: settings of NCCL (and of gloo's interface)."""
+
+    profile: Literal["default", "tcp", "rdma"] = "default"
+    """default leaves NCCL its choice, tcp forbids InfiniBand, rdma asks for it."""
+    interface: str = ""
+    """NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, e.g. net1 of a secondary network."""
+    socket_threads: Count = 0
+    """NCCL_SOCKET_NTHREADS for tcp; 0 leaves it to NCCL."""
+    sockets_per_thread: Count = 0
+    """NCCL_NSOCKS_PERTHREAD for tcp; 0 leaves it to NCCL."""
+    hca: str = ""
+    """NCCL_IB_HCA for rdma, e.g. mlx5."""
+    gid_index: Annotated[Int, Field(ge=-1)] = -1
+    """NCCL_IB_GID_INDEX for rdma (3 is mostly RoCE v2 over IPv4); -1 leaves it to NCCL."""
+    debug: Literal["", "VERSION", "WARN", "INFO"] = "WARN"
+    """NCCL_DEBUG; INFO tells which transport was chosen."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Network":
+        if self.profile != "rdma" and (self.hca or self.gid_index >= 0):
+            raise ValueError("hca and gid_index belong to profile rdma")
+        if self.profile != "tcp" and (self.socket_threads or self.sockets_per_thread):
+            raise ValueError("socket_threads and sockets_per_thread belong to profile tcp")
+        if self.socket_threads * self.sockets_per_thread > 64:
+            raise ValueError("NCCL allows 64 sockets: socket_threads x sockets_per_thread is more")
+        return self
+
+
+@dataclass(config=_STRICT, frozen=True)
+class Elastic:
+    """A job that goes on with fewer nodes when it loses some."""
+
+    min_nodes: Nodes = 1
+    """Fewest nodes to train on."""
+    max_nodes: Nodes = 1
+    """Most nodes to train on."""
+    max_restarts: Count = 10
+    """How often the processes may be started anew: each lost or regained node costs one."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Elastic":
+        if self.min_nodes > self.max_nodes:
+            raise ValueError(f"min_nodes {self.min_nodes} is above max_nodes {self.max_nodes}")
+        return self
+
+
+@dataclass(config=_STRICT, frozen=True)
 class JobSpec:
-    """What to run and on how many processes. A plain value: building one starts nothing."""
+    """What to run, on how many processes, with what, and what to do when it goes wrong."""
 
-    arguments: tuple[str, ...]
-    """Verb and arguments of `python -m trainer` that every process runs."""
-    nodes: int = 1
-    """Machines."""
-    nproc: int = 1
-    """Processes on each machine."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables besides the launcher's own."""
-    grace_seconds: float = 60.0
-    """How long a job that was asked to stop may take to save its checkpoint."""
+    command: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Program and arguments that every node runs (see `training`); no shell is between."""
+    name: Name = "kubedet"
+    """Name of the job: a DNS-1035 label of at most 50 characters."""
+    namespace: DnsName = ""
+    """Namespace; empty is the launcher's own."""
+    image: str = ""
+    """Container image; only a launcher that starts containers needs it."""
+    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
+    """When the image is pulled; empty is the cluster's rule."""
+    image_pull_secrets: tuple[DnsName, ...] = ()
+    """Secrets with the registry's credentials."""
 
-    def __post_init__(self) -> None:
-        problems = [
-            f"  {name}: must be 1 or more, not {value}"
-            for name, value in (("nodes", self.nodes), ("nproc", self.nproc))
-            if value < 1
-        ]
-        if not self.arguments:
-            problems.append("  arguments: must name a verb of `python -m trainer`")
+    nodes: Nodes = 1
+    """Machines (pods)."""
+    nproc: Count = 0
+    """Processes on each node; 0 is one for each GPU, or one."""
+    gpus: Count = 0
+    """GPUs of each node."""
+    gpu_resource: Annotated[str, AfterValidator(names.qualified)] = "nvidia.com/gpu"
+    """Name under which the cluster offers them."""
+    cpu_request: Quantity = ""
+    """CPU of each node that is set aside, e.g. "32" or "500m"; empty is cpu_limit."""
+    cpu_limit: Quantity = ""
+    """Most CPU of each node; empty is no limit."""
+    memory_request: Quantity = ""
+    """Memory of each node that is set aside, e.g. "128Gi"; empty is memory_limit."""
+    memory_limit: Quantity = ""
+    """Most memory of each node, shared memory included; empty is no limit."""
+    resources: Mapping[Annotated[str, AfterValidator(names.qualified)], Positive] = Field(
+        default_factory=dict
+    )
+    """Further resources of each node, e.g. {"openshift.io/mlxrdma": 1}."""
+    shared_memory: Quantity = "8Gi"
+    """Size of /dev/shm; "0" leaves the container runtime's 64 MB."""
+    mounts: tuple[Mount, ...] = ()
+    """PersistentVolumeClaims."""
+
+    env: Mapping[EnvName, str] = Field(default_factory=dict)
+    """Environment variables; they win over the network profile's."""
+    secret_env: tuple[SecretEnv, ...] = ()
+    """Environment variables from Secrets."""
+    annotations: Labels = Field(default_factory=dict)
+    """Annotations of the pods, e.g. {"k8s.v1.cni.cncf.io/networks": "ns/net"}."""
+    labels: Labels = Field(default_factory=dict)
+    """Labels of the job and its pods."""
+    network: Network = Field(default_factory=Network)
+    """NCCL's settings."""
+
+    capabilities: tuple[str, ...] = ()
+    """Linux capabilities that are added; IPC_LOCK comes by itself with profile rdma."""
+    run_as_user: Count | None = None
+    """User id of the processes; None is the image's."""
+    run_as_group: Count | None = None
+    """Group id of the processes; None is the image's."""
+    fs_group: Count | None = None
+    """Group that owns the mounted volumes."""
+    run_as_non_root: bool = True
+    """Refuse an image that would run as root."""
+    service_account: DnsName = ""
+    """Service account of the pods; they get no token of it."""
+
+    node_selector: Labels = Field(default_factory=dict)
+    """Node labels that are asked for."""
+    tolerations: tuple[Toleration, ...] = ()
+    """Taints that the pods do not mind."""
+    spread: tuple[Spread, ...] = ()
+    """How the pods are spread."""
+    priority_class: DnsName = ""
+    """Priority class of the pods."""
+    scheduler: DnsName = ""
+    """Scheduler of the pods; empty is the cluster's, or Run:ai's with a Run:ai queue."""
+    kueue_queue: DnsName = ""
+    """Kueue LocalQueue that admits the job."""
+    runai_queue: DnsName = ""
+    """Run:ai queue (project) of the job."""
+    suspend: bool = False
+    """Create the job suspended."""
+
+    elastic: Elastic | None = None
+    """Bounds of an elastic job; None is a fixed number of nodes."""
+    restart_policy: Literal["ExitCode", "OnFailure", "Never"] = "ExitCode"
+    """ExitCode recreates a pod that ended with 128 or more (killed, preempted, lost its
+    peers); 1 to 127 fail the job."""
+    backoff: Count = 10
+    """How often pods may be started anew before the job is given up."""
+    clean_pods: Literal["Running", "All", "None"] = "Running"
+    """Which pods are deleted when the job has ended."""
+    ttl: Count | None = 86400
+    """Seconds after its end when the job is deleted; None keeps it."""
+    start_timeout: Positive = 1800
+    """Seconds until all pods must run, or the job is given up."""
+    deadline: Count = 0
+    """Seconds after which the job is stopped; 0 is no limit."""
+    grace_seconds: float = Field(default=60.0, ge=0)
+    """How long a job that was asked to stop may take to save its checkpoint, in seconds."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "JobSpec":
+        problems = [*self._misplaced(), *self._repeated()]
         if problems:
-            raise ConfigError(
-                "the training job cannot be started:\n" + "\n".join(problems), fix="correct these values"
-            )
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _misplaced(self) -> list[str]:
+        found = []
+        if self.elastic and not self.elastic.min_nodes <= self.nodes <= self.elastic.max_nodes:
+            bounds = f"{self.elastic.min_nodes} to {self.elastic.max_nodes}"
+            found.append(f"nodes {self.nodes} is outside of elastic's {bounds}")
+        for what in ("cpu", "memory"):
+            request, limit = getattr(self, f"{what}_request"), getattr(self, f"{what}_limit")
+            if request and limit and names.amount(request) > names.amount(limit):
+                found.append(f"{what}_request {request} is above {what}_limit {limit}")
+        own = {"cpu", "memory", self.gpu_resource} & set(self.resources)
+        found += [f"resources.{name} has a field of its own" for name in sorted(own)]
+        return found
+
+    def _repeated(self) -> list[str]:
+        paths = [mount.path for mount in self.mounts]
+        if names.amount(self.shared_memory) > 0:
+            paths.append("/dev/shm")  # noqa: S108 (the place, not a temporary file)
+        found = [f"two mounts at {path}" for path in sorted({p for p in paths if paths.count(p) > 1})]
+        variables = [*self.env, *(item.name for item in self.secret_env)]
+        twice = sorted({name for name in variables if variables.count(name) > 1})
+        found += [f"two values of {name}" for name in twice]
+        return found
+
+    @property
+    def processes(self) -> int:
+        """Processes on each node."""
+        return self.nproc or self.gpus or 1
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything in it, 16 hex digits: equal where a job would be the same."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_ADAPTER = TypeAdapter(JobSpec)
+
+
+def training(arguments: tuple[str, ...] | list[str]) -> tuple[str, ...]:
+    """Return the command of a node whose every process runs `python -m trainer ARGUMENTS`."""
+    return ("python", "-m", "trainer", "launch", "--", *arguments)
+
+
+def from_fields(fields: Mapping[str, Any], *, where: str = "the job's specification") -> JobSpec:
+    """Build a specification strictly from fields, as they stand in JSON.
+
+    Args:
+        fields: names and values of JobSpec's fields; nested ones as mappings and lists.
+        where: what to call them in an error.
+
+    Raises:
+        ConfigError: naming every field that is unknown, missing, of a wrong type or value.
+    """
+    try:
+        return _ADAPTER.validate_json(json.dumps(fields))
+    except (TypeError, ValueError) as error:
+        if not isinstance(error, ValidationError):
+            raise ConfigError(f"{where} is not JSON: {error}", fix="use strings, numbers and lists") from None
+        raise ConfigError(
+            f"{where} cannot be used:\n" + "\n".join(_lines(error)),
+            fix="correct these fields; components/launchers/spec.py says what each means",
+        ) from None
+
+
+def _lines(error: ValidationError) -> list[str]:
+    lines = []
+    for item in error.errors():
+        field = ".".join(str(part) for part in item["loc"])
+        if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            lines.append(f"  {field}: no such field")
+        elif item["type"] in ("missing", "missing_argument"):
+            lines.append(f"  {field}: is missing")
+        elif item["type"] == "value_error":
+            prefix = f"  {field}: " if field else "  "
+            lines += [prefix + problem for problem in str(item["ctx"]["error"]).splitlines()]
+        else:
+            given = json.dumps(item["input"], default=str)
+            lines.append(f"  {field}: {item['msg'].lower()}, not {given[:80]}")
+    return lines
