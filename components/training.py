@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from components.launchers.spec import JobSpec
+from components.launchers.spec import JobSpec, from_fields, training
 from trainer import recipes, storage
 from trainer.config import to_json
 from trainer.data.order import global_batch
@@ -32,12 +32,14 @@ def prepare(
     config = recipes.load(recipe, overrides)
     uri = storage.join(output, "config.json")
     arguments = ("train", "--config", uri, "--shards", shards, "--output", storage.join(output, "train"))
-    job = JobSpec(arguments=arguments, nodes=nodes, nproc=nproc)
+    job = from_fields(
+        {"command": training(arguments), "nodes": nodes, "nproc": nproc}, where="the training job"
+    )
     splits = storage.read_json(storage.join(shards, "index.json"))["splits"]
     # Here as well as in the loader: hundreds of processes need minutes to come that far.
     global_batch(
         splits.get("train", {}).get("samples", 0), batch_size=config.train.batch_size,
-        accumulate=config.train.accumulate, processes=job.nodes * job.nproc,
+        accumulate=config.train.accumulate, processes=job.nodes * job.processes,
     )  # fmt: skip
     storage.write_bytes(uri, to_json(config).encode())
     return job

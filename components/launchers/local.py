@@ -1,20 +1,65 @@
 """Training on this machine: torchrun as a child process."""
 
-import itertools
 import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from components.launchers.backend import JobStatus, LogLine, Phase, PodStatus
+from components.launchers.failure import LAST_LINES, indented, own_message
 from components.launchers.process import GuardedProcess
 from components.launchers.spec import JobSpec
 from trainer.errors import EXIT_RETRY, ConfigError, Interrupted, LaunchError
 
-_LAST_LINES = 20
-_NO_MESSAGE = "To enable traceback see"  # What torchrun says of a worker that crashed.
+
+class LocalBackend:
+    """Runs a job as processes of this machine, one job for each object."""
+
+    def __init__(self) -> None:
+        self.last: deque[str] = deque(maxlen=LAST_LINES)
+        """The newest lines of output."""
+        self._process: GuardedProcess | None = None
+        self._code: int | None = None
+
+    def submit(self, job: JobSpec) -> str:
+        """Start a job; returns its name.
+
+        Raises:
+            ConfigError: it needs several nodes.
+        """
+        if job.nodes != 1:
+            raise ConfigError(
+                f"launcher local runs on this machine alone, not on {job.nodes} nodes",
+                fix="set nodes to 1, and nproc to the number of processes",
+            )
+        env = environment(job, cores=len(os.sched_getaffinity(0)))
+        self._process = GuardedProcess(command(job), env=env, grace_seconds=job.grace_seconds)
+        return job.name
+
+    def logs(self, name: str) -> Iterator[LogLine]:
+        """Yield every line as it comes, until the job has ended; to leave it early ends the job."""
+        assert self._process is not None
+        with self._process as process:
+            for line in process.lines():
+                self.last.append(line)
+                yield LogLine(name, line)
+            self._code = process.wait()
+
+    def status(self, name: str) -> JobStatus:
+        """Tell how the job is. Its end is known when its lines have been read."""
+        if self._process is None:
+            return JobStatus(name, Phase.GONE)
+        phase = {None: Phase.RUNNING, 0: Phase.SUCCEEDED}.get(self._code, Phase.FAILED)
+        pod = PodStatus(name, phase.capitalize(), rank=0, exit_code=self._code)
+        return JobStatus(name, phase, message=own_message(self.last), pods=(pod,))
+
+    def stop(self, name: str) -> None:
+        """Ask the job to save its checkpoint and end; after its grace, or a second time, it is killed."""
+        if self._process is not None and self._code is None:
+            self._process.stop()
 
 
 def run(job: JobSpec) -> None:
@@ -30,52 +75,44 @@ def run(job: JobSpec) -> None:
         LaunchError: it failed; the message holds its error or last lines, `exit_code` its code.
         Interrupted: it was stopped and goes on when it is run again.
     """
-    if job.nodes != 1:
-        raise ConfigError(
-            f"launcher local runs on this machine alone, not on {job.nodes} nodes",
-            fix="set nodes to 1, and nproc to the number of processes",
-        )
-    env = environment(job, cores=len(os.sched_getaffinity(0)))
-    last: deque[str] = deque(maxlen=_LAST_LINES)
-    with (
-        GuardedProcess(command(job), env=env, grace_seconds=job.grace_seconds) as process,
-        _passing_on(process) as stopped,
-    ):
-        for line in process.lines():
-            last.append(line)
-            print(line, flush=True)
-        code = process.wait()
+    backend = LocalBackend()
+    name = backend.submit(job)
+    with _passing_on(backend, name) as stopped:
+        for line in backend.logs(name):
+            print(line.text, flush=True)
+    code = backend.status(name).pods[0].exit_code or 0
     if stopped or code == EXIT_RETRY:
         raise Interrupted("the training was stopped", fix="run the same again: it goes on where it stopped")
     if code != 0:
-        raise _failure(code, list(last))
+        raise _failure(code, backend)
 
 
 def command(job: JobSpec) -> list[str]:
     """Return the program and arguments that start a job here."""
-    launch = [sys.executable, "-m", "trainer", "launch", "--nproc", str(job.nproc), "--"]
-    return [*launch, *job.arguments]
+    program, *arguments = job.command
+    return [sys.executable if program == "python" else program, *arguments]
 
 
 def environment(job: JobSpec, cores: int) -> dict[str, str]:
     """Return the environment of a job: this process's, the job's, and threads that share the cores.
 
     Without OMP_NUM_THREADS torchrun gives each process one thread, and PyTorch all cores to
-    each: either way most of a CPU is lost. LOGLEVEL is torchrun's: it warns of every stop.
+    each: either way most of a CPU is lost. LOGLEVEL is torchrun's: it warns of every stop. The
+    number of processes goes where the Training Operator puts it too.
     """
-    threads = str(max(1, cores // job.nproc))
+    threads = str(max(1, cores // job.processes))
     ours = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", "LOGLEVEL": "ERROR"}
-    return {**ours, **os.environ, **job.env}
+    return {**ours, **os.environ, **job.env, "PET_NPROC_PER_NODE": str(job.processes)}
 
 
 @contextmanager
-def _passing_on(process: GuardedProcess) -> Iterator[list[int]]:
-    """Pass the first SIGTERM or SIGINT on to the process; yields the list that takes its number."""
+def _passing_on(backend: LocalBackend, name: str) -> Iterator[list[int]]:
+    """Pass the first SIGTERM or SIGINT on to the job; yields the list that takes its number."""
     stopped: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         if not stopped:  # A second one would end the guard's patience with a checkpoint that is written.
-            process.stop()
+            backend.stop(name)
         stopped.append(number)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -86,25 +123,16 @@ def _passing_on(process: GuardedProcess) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _failure(code: int, lines: Sequence[str]) -> LaunchError:
+def _failure(code: int, backend: LocalBackend) -> LaunchError:
     """Make an error of a failed job: its own message where it has one, else its last lines."""
-    message = _message(lines)
+    message = own_message(backend.last)
     if message:
         error = LaunchError(message)
     else:
         why = f"was killed by signal {code - 128}" if code > 128 else f"failed with exit code {code}"
         error = LaunchError(
-            f"the training {why}; its last lines:\n" + "\n".join(f"  {line}" for line in lines),
+            f"the training {why}; its last lines:\n{indented(backend.last)}",
             fix="free memory, or make the batch smaller: the same again goes on" if code == 137 else "",
         )
     error.exit_code = code if code < 128 else LaunchError.exit_code
     return error
-
-
-def _message(lines: Sequence[str]) -> str:
-    """Return the last message `error: ...` with the indented lines that belong to it."""
-    starts = [index for index, line in enumerate(lines) if line.startswith("error: ")]
-    if not starts or _NO_MESSAGE in lines[starts[-1]]:
-        return ""
-    rest = itertools.takewhile(lambda line: line.startswith("  "), lines[starts[-1] + 1 :])
-    return "\n".join([lines[starts[-1]].removeprefix("error: "), *rest])

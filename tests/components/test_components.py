@@ -73,12 +73,12 @@ def test_prepare_writes_the_one_configuration(indexed, tmp_path):
     job = prepare(indexed, str(tmp_path), "debug", {"train.epochs": 3.0}, nodes=1, nproc=2)
     config = from_json((tmp_path / "config.json").read_text())
     assert config.train.epochs == 3
-    assert job.nproc == 2 and str(tmp_path / "config.json") in job.arguments
+    assert job.nproc == 2 and str(tmp_path / "config.json") in job.command
 
 
 def test_prepare_refuses_what_cannot_run(indexed, tmp_path):
     with pytest.raises(ConfigError, match="nproc"):
-        prepare(indexed, str(tmp_path), "debug", {}, nodes=1, nproc=0)
+        prepare(indexed, str(tmp_path), "debug", {}, nodes=1, nproc=-1)
     with pytest.raises(DataError, match="100 images, fewer than one step reads: 200 processes"):
         prepare(indexed, str(tmp_path), "debug", {}, nodes=10, nproc=20)
     assert not (tmp_path / "config.json").exists()

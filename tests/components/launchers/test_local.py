@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from components.launchers import local, run
+from components.launchers.backend import Phase
 from components.launchers.process import GuardedProcess
-from components.launchers.spec import JobSpec
+from components.launchers.spec import JobSpec, training
 from trainer.errors import ConfigError, Interrupted, LaunchError
 
 
@@ -21,7 +22,7 @@ def program(monkeypatch):
 
     def use(code):
         monkeypatch.setattr(local, "command", lambda job: [sys.executable, "-c", code])
-        return JobSpec(arguments=("train",), nproc=1, grace_seconds=5.0)
+        return JobSpec(command=("program",), nproc=1, grace_seconds=5.0)
 
     return use
 
@@ -70,35 +71,37 @@ def test_sigterm_is_passed_on(program, tmp_path):
     assert time.monotonic() - start < 30
 
 
-def test_the_command_is_the_trainers_own():
-    command = local.command(JobSpec(arguments=("train", "--config", "x"), nproc=3))
-    assert command == [
-        sys.executable,
-        "-m",
-        "trainer",
-        "launch",
-        "--nproc",
-        "3",
-        "--",
-        "train",
-        "--config",
-        "x",
-    ]
+def test_the_command_is_the_trainers_own_by_this_interpreter():
+    job = JobSpec(command=training(("train", "--config", "x")), nproc=3)
+    assert local.command(job) == [sys.executable, "-m", "trainer", "launch", "--", "train", "--config", "x"]
+    assert local.environment(job, cores=2)["PET_NPROC_PER_NODE"] == "3"
+
+
+def test_the_backend_tells_how_its_job_is():
+    backend = local.LocalBackend()
+    assert backend.status("mine").phase == Phase.GONE
+    name = backend.submit(
+        JobSpec(name="mine", command=("python", "-c", "print('error: no'); raise SystemExit(2)"))
+    )
+    assert backend.status(name).phase == Phase.RUNNING
+    assert [line.text for line in backend.logs(name)] == ["error: no"]
+    ended = backend.status(name)
+    assert (ended.phase, ended.message, ended.pods[0].exit_code) == (Phase.FAILED, "no", 2)
 
 
 def test_threads_share_the_cores(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert local.environment(JobSpec(arguments=("train",), nproc=2), cores=8)["OMP_NUM_THREADS"] == "4"
-    assert local.environment(JobSpec(arguments=("train",), nproc=4), cores=2)["OMP_NUM_THREADS"] == "1"
+    assert local.environment(JobSpec(command=("program",), nproc=2), cores=8)["OMP_NUM_THREADS"] == "4"
+    assert local.environment(JobSpec(command=("program",), nproc=4), cores=2)["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert local.environment(JobSpec(arguments=("train",), nproc=2), cores=8)["OMP_NUM_THREADS"] == "3"
+    assert local.environment(JobSpec(command=("program",), nproc=2), cores=8)["OMP_NUM_THREADS"] == "3"
 
 
 def test_several_nodes_and_unknown_launchers_are_refused():
     with pytest.raises(ConfigError, match="2 nodes"):
-        local.run(JobSpec(arguments=("train",), nodes=2))
+        local.run(JobSpec(command=("program",), nodes=2))
     with pytest.raises(ConfigError, match="no launcher 'slurm'"):
-        run("slurm", JobSpec(arguments=("train",)))
+        run("slurm", JobSpec(command=("program",)))
 
 
 def test_no_orphans_when_the_parent_is_killed(tmp_path):

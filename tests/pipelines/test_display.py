@@ -1,0 +1,119 @@
+"""What a person sees while the pipeline runs, from the runner's lines and the steps' events."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from pipelines import TITLES
+from pipelines.display import PlainDisplay, TerminalDisplay
+from pipelines.follow import Follower
+
+BEGINS = "01:50:54.828 - INFO - Executing task \x1b[96m'{}'\x1b[0m"
+ENDS = "01:50:56.418 - {} - Task \x1b[96m'{}'\x1b[0m finished with status \x1b[92m{}\x1b[0m"
+TRAINING = {
+    "task": "train", "done": 109, "total": 150, "unit": "steps", "note": "loss 0.767, 114 images/s",
+    "rate": 14.3, "eta": 3.0, "end": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def events(tmp_path):
+    return tmp_path / "events.jsonl"
+
+
+@pytest.fixture
+def run(events):
+    return Follower(events)
+
+
+def tell(events, *items):
+    with events.open("a") as file:
+        file.writelines(json.dumps(item) + "\n" for item in items)
+
+
+def step(run, name, *lines, ok=True):
+    run.feed(BEGINS.format(name))
+    shown = [run.feed(f"    {line}") for line in ("01:50:55 kubedet.x: step started", *lines)]
+    run.feed(ENDS.format("INFO" if ok else "ERROR", name, "SUCCESS" if ok else "FAILURE"))
+    return [line for line in shown if line is not None]
+
+
+def screen(run, width):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    display = TerminalDisplay(run, console)
+    console.print(display._table())
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 110, 200])
+def test_titles_and_times_stay_whole_on_any_terminal(run, events, width):
+    run.feed(BEGINS.format("train"))
+    tell(events, TRAINING)
+    run.read_events()
+    lines = screen(run, width)
+    assert len(lines) == len(TITLES)
+    assert [title in line for title, line in zip(TITLES.values(), lines, strict=True)] == [True] * len(lines)
+    assert "0:00" in lines[2] and "0:03 left" in lines[2] and all(len(line) <= width for line in lines)
+
+
+def test_only_the_steps_own_lines_are_shown(run):
+    run.feed("01:50:54.816 - INFO - Running pipeline: 'kubedet'")
+    run.feed(BEGINS.format("download"))
+    chatter = ["", "    [KFP Executor INFO]: Got executor_input:", "    {", '        "inputs": {}', "    }"]
+    assert [run.feed(line) for line in chatter] == [None] * 5
+    assert step(run, "download", "12:00:00 data: 24 images", "12:00:01 kubedet.x: step finished, 1.0 s") == [
+        "12:00:00 data: 24 images"
+    ]
+
+
+def test_found_work_is_said_to_be_reused(run, capsys):
+    with PlainDisplay(run) as display:
+        step(run, "download", "12:00:00 trainer.data.download: raw images of x are there already: /d")
+        display.tick()
+    assert "Download images: done in 0:00, reused" in capsys.readouterr().out
+
+
+def test_a_failed_step_keeps_its_message_code_and_last_lines(run, events):
+    tell(events, {"step": "shard", "message": "bad\n  fix: mend", "exit_code": 2, "known": True})
+    step(run, "shard", *(f"line {n}" for n in range(40)), ok=False)
+    run.finish()
+    assert run.failed is run.steps["shard"]
+    assert (run.failed.exit_code, run.failed.known, run.failed.message) == (2, True, "bad\n  fix: mend")
+    assert list(run.failed.lines)[-1] == "line 39" and len(run.failed.lines) == 20
+    assert run.steps["train"].state == "skipped"
+
+
+def test_a_step_that_was_cut_off_has_failed(run):
+    run.feed(BEGINS.format("train"))
+    run.finish()
+    assert run.failed is run.steps["train"] and not run.failed.message
+
+
+def test_an_export_that_the_gate_held_back_says_so(run):
+    for name in list(TITLES)[:-1]:
+        step(run, name)
+    run.finish()
+    assert run.failed is None
+    assert "held back by the gate" in screen(run, 100)[-1]
+
+
+def test_a_torn_event_costs_nothing(run, events):
+    run.feed(BEGINS.format("train"))
+    events.write_text('{"task": "tra\n' + json.dumps(TRAINING) + '\n{"task": "train", "do')
+    run.read_events()
+    assert run.running.bar == TRAINING
+
+
+def test_a_silent_step_shows_its_progress_as_lines(run, events, capsys, monkeypatch):
+    display = PlainDisplay(run)
+    run.feed(BEGINS.format("train"))
+    display.tick()
+    tell(events, TRAINING)
+    run.read_events()
+    display.tick()
+    assert capsys.readouterr().out == "Train ...\n"
+    display._spoke -= 11
+    display.tick()
+    assert "train 109/150 steps 73%, 14.3 steps/s, 0:03 left, loss 0.767" in capsys.readouterr().out
