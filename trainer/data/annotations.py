@@ -1,141 +1,180 @@
-"""From a source's listing to the internal form, and from raw boxes to clean ones.
+"""From a source's rows to the raw tables: labels, keys, ids, and a validation split where none is.
 
-The internal form is COCO JSON (https://cocodataset.org/#format-data) with labels that are
-contiguous from 0 and the same in all splits; the source's ids are kept as `original_id`.
+Labels are contiguous from 0 and the same in all splits; the source's ids are kept as
+`original_id`. Boxes stay as the source has them: they are cleaned where the true sizes are known.
 """
 
-import hashlib
-import math
-import re
-import unicodedata
+import tempfile
 from collections import Counter
-from pathlib import PurePosixPath
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer import storage
 from trainer.config import DataConfig
+from trainer.data import keys
 from trainer.data import problems as reasons
 from trainer.data.problems import Problems
-from trainer.data.sources.base import UNKNOWN, Category, Entry, Listing
+from trainer.data.sources.base import UNKNOWN, Category, Listing, Rows
+from trainer.data.table import BLOCK, ROW, new_table
 from trainer.errors import DataError
-
-MIN_SIDE = 0.1
-"""Boxes with a shorter side than this, in pixels, count as having no area."""
 
 SPLITS = ("train", "val", "test")
 
-_MAX_KEY = 80  # a tar header holds 100 bytes of name, ".json" included
-_EXTENSION = re.compile(r"\.[A-Za-z0-9]{1,5}$")
+_DROPPED = -2  # The label of a class that data.classes leaves out.
 
 
-def build(listing: Listing, config: DataConfig) -> tuple[dict[str, dict[str, Any]], dict[str, list[Entry]]]:
-    """Put a source's listing into the internal form.
+@dataclass
+class Built:
+    """What `build` made of a listing."""
+
+    categories: list[dict[str, Any]]
+    """Of all splits: id (the label), name, original_id."""
+    splits: dict[str, dict[str, int]]
+    """Rows and boxes of each table, as "images" and "boxes"."""
+
+
+def build(listing: Listing, config: DataConfig, folder: str) -> Built:
+    """Write `<folder>/<split>.parquet` for each split of a source's listing.
 
     Args:
         listing: what the source has; its `problems` grow.
         config: val_fraction and classes are used.
-
-    Returns:
-        The internal form of each split, and the entries of its images in the same order.
-        Boxes are as the source has them: category_id -1 for unknown ones, bbox [] for those
-        that are not four numbers.
+        folder: URI.
 
     Raises:
         DataError: unknown class names, no training images, or no box at all.
+        StorageError: the folder cannot be written.
     """
-    categories, label_of = _select_classes(listing, config.classes)
-    keyed = {split: _unique_keys(entries) for split, entries in listing.splits.items() if entries}
-    _carve_val(keyed, config.val_fraction)
-    if not keyed.get("train"):
+    categories, labels = _select_classes(listing, config.classes)
+    with tempfile.TemporaryDirectory(prefix="kubedet-") as temporary:
+        drafts = {}
+        for split, rows in listing.splits.items():
+            drafts[split] = _draft(rows, labels, Path(temporary) / split)
+        splits = {}
+        first = 1
+        for split, draft, chosen in _parts(drafts, config.val_fraction):
+            splits[split] = _write(draft, chosen, first, storage.join(folder, f"{split}.parquet"))
+            first += splits[split].images
+    if "train" not in splits:
         raise DataError(
             "no training images", fix="name a source with a train split, or set data.val_fraction lower"
         )
-    forms: dict[str, dict[str, Any]] = {}
-    entries_of: dict[str, list[Entry]] = {}
-    image_id = annotation_id = 0
-    for split in (name for name in SPLITS if keyed.get(name)):
-        images, annotations = [], []
-        for key, entry in sorted(keyed[split].items()):
-            image_id += 1
-            images.append(_image(image_id, key, entry))
-            for box in entry.boxes:
-                if box.category != UNKNOWN and label_of[box.category] is None:
-                    continue  # of a class that data.classes leaves out
-                annotation_id += 1
-                annotations.append(
-                    {
-                        "id": annotation_id,
-                        "image_id": image_id,
-                        "category_id": UNKNOWN if box.category == UNKNOWN else label_of[box.category],
-                        "bbox": list(box.bbox),
-                        "area": box.area,
-                        "iscrowd": box.iscrowd,
-                    }
-                )
-        forms[split] = {"categories": categories, "images": images, "annotations": annotations}
-        entries_of[split] = [entry for _, entry in sorted(keyed[split].items())]
-    _check_classes(forms, listing.problems)
-    return forms, entries_of
+    _check_classes(categories, splits["train"].boxes_of_label, listing.problems)
+    return Built(
+        categories, {name: {"images": part.images, "boxes": part.boxes} for name, part in splits.items()}
+    )
 
 
-def clean(
-    annotations: list[dict[str, Any]], width: int, height: int, labels: int, problems: Problems, where: str
-) -> list[dict[str, Any]]:
-    """Return the usable boxes of one image, clipped to it; count the others by reason.
+@dataclass
+class _Draft:
+    """A split as it comes: labelled, but without ids, and keys may be those of two images."""
 
-    Args:
-        annotations: of the internal form, boxes in pixels of the image.
-        width: of the image in pixels.
-        height: of the image in pixels.
-        labels: how many categories there are.
-        problems: grows.
-        where: the image's name, for the examples.
+    path: Path
+    keys: np.ndarray
+    """uint64 [rows]: `keys.number` of each key."""
+    fractions: np.ndarray
+    """float64 [rows]: what decides which rows go to val."""
+
+
+@dataclass
+class _Written:
+    """A split's table."""
+
+    images: int
+    boxes_of_label: Counter[int]
+
+    @property
+    def boxes(self) -> int:
+        return self.boxes_of_label.total()
+
+
+def _draft(rows: Rows, labels: np.ndarray, path: Path) -> _Draft:
+    """Write a split's rows to a local file, once, as a source may be slow to read."""
+    numbers: list[int] = []
+    fractions: list[float] = []
+    with pq.ParquetWriter(path, ROW, compression="lz4") as file:
+        for batch in rows.batches():
+            boxes = _labelled(batch.column("boxes"), labels)
+            found = [keys.stem(name) for name in batch.column("file_name").to_pylist()]
+            numbers += map(keys.number, found)
+            fractions += (keys.hash_fraction(key, "val") for key in found)
+            columns = [batch.column(name) for name in ROW.names[2:-1]]
+            ids = pa.nulls(len(found), pa.int64())
+            file.write_batch(pa.RecordBatch.from_arrays([ids, pa.array(found), *columns, boxes], schema=ROW))
+    return _Draft(path, np.array(numbers, np.uint64), np.array(fractions))
+
+
+def _labelled(boxes: pa.ListArray, labels: np.ndarray) -> pa.ListArray:
+    """Return the boxes with labels in the place of the source's categories, dropped classes left out."""
+    values = boxes.flatten()  # Without what a slice left behind.
+    offsets = boxes.offsets.to_numpy()
+    offsets = offsets - offsets[0]
+    label = labels[values.field("category").to_numpy()]
+    kept = label != _DROPPED
+    fields = [values.field(index) for index in range(values.type.num_fields)]
+    fields[0] = pa.array(label.astype(np.int32))
+    relabelled = pa.StructArray.from_arrays(fields, fields=list(values.type)).filter(pa.array(kept))
+    after = np.concatenate([[0], np.cumsum(kept)])[offsets]
+    return pa.ListArray.from_arrays(pa.array(after.astype(np.int32)), relabelled)
+
+
+def _parts(drafts: dict[str, _Draft], fraction: float) -> list[tuple[str, _Draft, np.ndarray]]:
+    """Return the splits that are not empty: name, draft, and bool [rows], those that belong to it.
+
+    Where there is no val a share of train becomes it. A hash of each key chooses, so the choice
+    does not change when images are added; at least one image goes, one stays.
     """
-    kept = []
-    for annotation in annotations:
-        reason, box = _judge(annotation, width, height, labels)
-        if reason:
-            shown = [round(value, 2) for value in annotation["bbox"]]
-            problems.add(reason, f"{where} {shown}")
-        if box is None:
-            continue
-        area = box[2] * box[3]
-        kept.append(
-            {
-                "id": annotation["id"],
-                "category_id": annotation["category_id"],
-                "bbox": box,
-                "area": min(annotation["area"], area) if annotation["area"] > 0 else area,
-                "iscrowd": annotation["iscrowd"],
-            }
-        )
-    return kept
+    parts = {split: (draft, np.ones(len(draft.keys), bool)) for split, draft in drafts.items()}
+    train = drafts.get("train")
+    given = drafts.get("val")
+    if train and len(train.keys) > 1 and fraction > 0 and (given is None or len(given.keys) == 0):
+        goes = np.zeros(len(train.keys), bool)
+        count = int((train.fractions < fraction).sum())
+        goes[np.argsort(train.fractions, kind="stable")[: min(max(1, count), len(goes) - 1)]] = True
+        parts |= {"train": (train, ~goes), "val": (train, goes)}
+    return [(split, *parts[split]) for split in SPLITS if split in parts and parts[split][1].any()]
 
 
-def _judge(
-    annotation: dict[str, Any], width: int, height: int, labels: int
-) -> tuple[str | None, list[float] | None]:
-    """Return what is wrong with a box, if anything, and what can be used of it, if anything."""
-    box = annotation["bbox"]
-    if len(box) != 4 or not all(math.isfinite(value) for value in box):
-        return reasons.BOX_NOT_FINITE, None
-    if not 0 <= annotation["category_id"] < labels:
-        return reasons.BOX_UNKNOWN_CATEGORY, None
-    x, y, w, h = box
-    if w < MIN_SIDE or h < MIN_SIDE:
-        return reasons.BOX_WITHOUT_AREA, None
-    if x >= 0 and y >= 0 and x + w <= width and y + h <= height:
-        return None, box
-    left, top = max(x, 0.0), max(y, 0.0)
-    right, bottom = min(x + w, float(width)), min(y + h, float(height))
-    if right - left < MIN_SIDE or bottom - top < MIN_SIDE:
-        return reasons.BOX_OUTSIDE, None
-    return reasons.BOX_CLIPPED, [left, top, right - left, bottom - top]
+def _write(draft: _Draft, chosen: np.ndarray, first: int, uri: str) -> _Written:
+    """Write a split's table: ids from `first` on, and a key of its own for each image."""
+    numbers, counts = np.unique(draft.keys, return_counts=True)
+    twice = np.isin(draft.keys, numbers[counts > 1])
+    written = _Written(0, Counter())
+    with new_table(uri) as table, pq.ParquetFile(draft.path) as file:
+        at = 0
+        for batch in file.iter_batches(BLOCK):
+            here = slice(at, at + len(batch))
+            at += len(batch)
+            rows = _identified(batch, twice[here], chosen[here], first + written.images)
+            table.add(rows)
+            written.images += len(rows)
+            label, count = np.unique(rows["boxes"].flatten().field("category"), return_counts=True)
+            written.boxes_of_label.update(dict(zip(label.tolist(), count.tolist(), strict=True)))
+    return written
 
 
-def _select_classes(
-    listing: Listing, wanted: list[str]
-) -> tuple[list[dict[str, Any]], dict[int, int | None]]:
-    """Return the categories kept, as JSON, and the label of each of the source's categories."""
+def _identified(
+    batch: pa.RecordBatch, clashing: np.ndarray, chosen: np.ndarray, first: int
+) -> pa.RecordBatch:
+    """Return the chosen rows with ids from `first` on, and keys that no other image has."""
+    if clashing.any():
+        found = zip(batch["key"].to_pylist(), batch["file_name"].to_pylist(), clashing, strict=True)
+        unique = [keys.told_apart(key, name) if clash else key for key, name, clash in found]
+        batch = batch.set_column(1, ROW.field(1), pa.array(unique))
+    batch = batch.filter(pa.array(chosen))
+    return batch.set_column(0, ROW.field(0), pa.array(first + np.arange(len(batch))))
+
+
+def _select_classes(listing: Listing, wanted: list[str]) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Return the categories kept, as JSON, and the label of each of the source's categories.
+
+    The labels are an array whose last item, index -1, is for UNKNOWN.
+    """
     names = [category.name for category in listing.categories]
     if not names:
         raise DataError("the source lists no classes", fix="add categories to its annotations")
@@ -152,73 +191,14 @@ def _select_classes(
         {"id": label, "name": category.name, "original_id": category.original_id}
         for label, category in enumerate(kept)
     ]
-    return categories, {index: position.get(category) for index, category in enumerate(listing.categories)}
+    labels = [position.get(category, _DROPPED) for category in listing.categories]
+    return categories, np.array([*labels, UNKNOWN])
 
 
-def _unique_keys(entries: list[Entry]) -> dict[str, Entry]:
-    """Name each image by a key of [A-Za-z0-9_-] that is unique without regard to case."""
-    stems = [_safe_stem(entry.file_name) for entry in entries]
-    used = Counter(stem.lower() for stem in stems)
-    keyed = {}
-    for stem, entry in zip(stems, entries, strict=True):
-        key = stem if used[stem.lower()] == 1 else f"{stem[: _MAX_KEY - 9]}-{_digest(entry.file_name)}"
-        keyed[key] = entry
-    return keyed
-
-
-def _safe_stem(file_name: str) -> str:
-    stem = _EXTENSION.sub("", file_name)
-    plain = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
-    safe = re.sub(r"[^A-Za-z0-9_-]+", "_", plain).strip("_-")
-    # Letters that were lost, or a name that was cut, may have told two images apart.
-    if safe and len(safe) <= _MAX_KEY and plain.isascii() and len(plain) == len(stem):
-        return safe
-    return f"{safe[: _MAX_KEY - 9] or 'image'}-{_digest(file_name)}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass")).hexdigest()[:8]
-
-
-def hash_fraction(key: str, salt: str) -> float:
-    """Return a number in [0, 1) that depends on the key and nothing else."""
-    return int(hashlib.sha256(f"{salt}:{key}".encode()).hexdigest()[:13], 16) / 16**13
-
-
-def _carve_val(keyed: dict[str, dict[str, Entry]], fraction: float) -> None:
-    """Move a share of train to val where there is none, chosen by a hash of each key.
-
-    So the choice does not change when images are added; at least one image goes, one stays.
-    """
-    train = keyed.get("train", {})
-    if keyed.get("val") or fraction <= 0 or len(train) < 2:
-        return
-    order = sorted(train, key=lambda key: hash_fraction(key, "val"))
-    chosen = [key for key in order if hash_fraction(key, "val") < fraction] or order[:1]
-    keyed["val"] = {key: train.pop(key) for key in chosen[: len(order) - 1]}
-
-
-def _image(image_id: int, key: str, entry: Entry) -> dict[str, Any]:
-    extension = PurePosixPath(entry.file_name.lower()).suffix
-    file_name = key + (extension if _EXTENSION.fullmatch(extension) else "")
-    image: dict[str, Any] = {
-        "id": image_id,
-        "file_name": file_name,
-        "width": entry.width,
-        "height": entry.height,
-    }
-    if entry.original_id is not None:
-        image["original_id"] = entry.original_id
-    if file_name != entry.file_name:
-        image["original_file_name"] = entry.file_name
-    return image
-
-
-def _check_classes(forms: dict[str, dict[str, Any]], problems: Problems) -> None:
+def _check_classes(categories: list[dict[str, Any]], counts: Counter[int], problems: Problems) -> None:
     """Note the classes that have no box in train; raise DataError if none has one."""
-    counts = Counter(annotation["category_id"] for annotation in forms["train"]["annotations"])
-    empty = [category["name"] for category in forms["train"]["categories"] if counts[category["id"]] == 0]
-    if len(empty) == len(forms["train"]["categories"]):
+    empty = [category["name"] for category in categories if counts[category["id"]] == 0]
+    if len(empty) == len(categories):
         raise DataError(
             f"no training image has a box of {', '.join(empty[:20])}",
             fix="check that the annotations belong to these images, or name other data.classes",

@@ -1,29 +1,38 @@
 """From a source to raw images and annotations under the data root.
 
-<data_root>/raw/<fingerprint>/images/<split>/<key>.<ext>   bytes as the source has them
-<data_root>/raw/<fingerprint>/annotations/<split>.json     internal form, not yet cleaned
+<data_root>/images/<source>/<2 hex>/<key>-<digest>.<ext>   bytes as the source has them
+<data_root>/raw/<fingerprint>/<split>.parquet              annotations (see trainer.data.table)
+<data_root>/raw/<fingerprint>/plan.json                    written when the tables are whole
+<data_root>/raw/<fingerprint>/fetched/<k>-of-<n>.parquet   what one of n partitions brought
+<data_root>/raw/<fingerprint>/sizes.npy                    bytes of each image, by id; 0: not to be had
+<data_root>/raw/<fingerprint>/failed.csv                   each image that is not to be had, and why
 <data_root>/raw/<fingerprint>/manifest.json                written last
+
+The images of a source are kept once, whatever its fingerprint: when it has changed, only what is
+new is fetched.
 """
 
+import csv
 import hashlib
+import io
 import json
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import annotations, pool, sources
+from trainer.data import annotations, fetch, sources
 from trainer.data import problems as reasons
 from trainer.data.problems import Problems
-from trainer.data.sources.base import Entry, Source
-from trainer.errors import DataError, StorageError
-from trainer.log import progress
+from trainer.data.table import Table
+from trainer.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
+"""Raise it when the same source gives other raw tables."""
 
 
 def fingerprint(*parts: Any) -> str:
@@ -48,128 +57,147 @@ def download(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
         DataError: the source is missing, empty, not of its format, or too much of it is bad.
         StorageError: the data root cannot be written.
     """
+    planned = plan(source, data_root, config)
+    if not storage.exists(storage.join(planned["uri"], "manifest.json")):
+        fetch_partition(planned, config)
+    return join(planned, config)
+
+
+def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
+    """List a source and write its annotations as tables, or find them there.
+
+    Args:
+        source: see `download`.
+        data_root: URI of a folder.
+        config: classes and val_fraction are used.
+
+    Returns:
+        kind, version, uri, fingerprint, source, images (URI of the images' folder), splits
+        (images and boxes of each), categories, problems; it is in `<uri>/plan.json` too.
+
+    Raises:
+        DataError: the source is missing, empty or not of its format.
+        StorageError: the data root cannot be written.
+    """
     found = sources.parse(source)
     listing = found.listing()
-    print_of_source = fingerprint(
-        "raw", VERSION, found.uri, listing.state, config.val_fraction, config.classes
-    )
-    uri = storage.join(storage.absolute(data_root), "raw", print_of_source)
-    manifest_uri = storage.join(uri, "manifest.json")
-    if storage.exists(manifest_uri):
-        logger.info("raw images of %s are there already: %s", found.uri, uri)
-        manifest = storage.read_json(manifest_uri)
-        _check(manifest, config)
-        return manifest
-    forms, entries_of = annotations.build(listing, config)
-    failed = _fetch(found, forms, entries_of, uri, config, listing.problems)
-    for split, form in forms.items():
-        _leave_out(form, failed.get(split, set()))
-        storage.write_json(storage.join(uri, "annotations", f"{split}.json"), form)
-    manifest = {
-        "kind": "raw",
+    name = fingerprint("raw", VERSION, found.uri, listing.state, config.val_fraction, config.classes)
+    root = storage.absolute(data_root)
+    uri = storage.join(root, "raw", name)
+    plan_uri = storage.join(uri, "plan.json")
+    if storage.exists(plan_uri):
+        return storage.read_json(plan_uri)
+    storage.remove_stale(uri)
+    built = annotations.build(listing, config, uri)
+    made = {
+        "kind": "plan",
         "version": VERSION,
         "uri": uri,
-        "fingerprint": print_of_source,
+        "fingerprint": name,
         "source": found.uri,
-        "splits": {
-            split: {"images": len(form["images"]), "boxes": len(form["annotations"])}
-            for split, form in forms.items()
-        },
-        "categories": [category["name"] for category in forms["train"]["categories"]],
+        "images": storage.join(root, "images", fingerprint(found.uri)),
+        "splits": built.splits,
+        "categories": built.categories,
         "problems": listing.problems.to_json(),
     }
+    storage.write_json(plan_uri, made)
+    return made
+
+
+def fetch_partition(
+    planned: dict[str, Any], config: DataConfig, partition: int = 0, partitions: int = 1
+) -> None:
+    """Fetch the images of one of several partitions; those that are there are not fetched again.
+
+    Args:
+        planned: what `plan` returned.
+        config: connections, and how much may be bad.
+        partition: which, from 0.
+        partitions: how many.
+
+    Raises:
+        DataError: far too many cannot be had.
+        StorageError: the data root cannot be written.
+    """
+    report = storage.join(planned["uri"], "fetched", f"{partition}-of-{partitions}.parquet")
+    if storage.exists(report):
+        logger.info("the images of partition %d of %d are there already", partition + 1, partitions)
+        return
+    fetch.run(planned, config, partition, partitions, report)
+
+
+def join(planned: dict[str, Any], config: DataConfig, partitions: int = 1) -> dict[str, Any]:
+    """Put together what the partitions fetched.
+
+    Args:
+        planned: what `plan` returned.
+        config: how much may be bad.
+        partitions: how many there were.
+
+    Returns:
+        The manifest: as `planned`, with kind "raw", and splits and problems as they are now.
+
+    Raises:
+        DataError: more cannot be had than `data.max_bad_fraction` allows.
+        StorageError: a partition's report is missing.
+    """
+    uri = planned["uri"]
+    manifest_uri = storage.join(uri, "manifest.json")
+    if storage.exists(manifest_uri):
+        manifest = storage.read_json(manifest_uri)
+        logger.info("raw images of %s are there already: %s", manifest["source"], uri)
+        _check(manifest, config)
+        return manifest
+    problems = Problems()
+    problems.merge(planned["problems"])
+    sizes = np.zeros(sum(split["images"] for split in planned["splits"].values()), np.int32)
+    failed: list[fetch.Failure] = []
+    for partition in range(partitions):
+        report = storage.join(uri, "fetched", f"{partition}-of-{partitions}.parquet")
+        ids, fetched, faults = fetch.read_report(report)
+        sizes[ids - 1] = fetched
+        failed += faults
+    for failure in failed:
+        problems.add(failure.reason, f"{failure.split}/{failure.file_name}: {failure.detail}")
+    manifest = planned | {
+        "kind": "raw",
+        "splits": _counts(planned, sizes),
+        "problems": problems.to_json(),
+    }
     _check(manifest, config)
+    _write_arrays(uri, sizes, failed)
     storage.write_json(manifest_uri, manifest)
-    logger.info(
-        "raw images of %s: %s in %s%s",
-        found.uri,
-        ", ".join(f"{counts['images']} {split}" for split, counts in manifest["splits"].items()),
-        uri,
-        f" ({listing.problems.summary()})" if listing.problems.counts else "",
-    )
+    counts = ", ".join(f"{split['images']} {name}" for name, split in manifest["splits"].items())
+    told = f" ({problems.summary()})" if problems.counts else ""
+    logger.info("raw images of %s: %s in %s%s", manifest["source"], counts, uri, told)
     return manifest
 
 
-@dataclass(frozen=True)
-class _Task:
-    """One image to fetch."""
-
-    source: Source
-    entry: Entry
-    split: str
-    file_name: str
-    target: str
-
-
-def _fetch(
-    source: Source,
-    forms: dict[str, dict[str, Any]],
-    entries_of: dict[str, list[Entry]],
-    uri: str,
-    config: DataConfig,
-    problems: Problems,
-) -> dict[str, set[str]]:
-    """Write all images that are not there yet; return the file names that failed, by split."""
-    # An empty file is what a power cut leaves of one that was not flushed.
-    there = {
-        split: {
-            name
-            for name, state in storage.list_states(storage.join(uri, "images", split)).items()
-            if state.size > 0
-        }
-        for split in forms
-    }
-    total = sum(len(form["images"]) for form in forms.values())
-    storage.remove_stale(uri)
-    failed: dict[str, set[str]] = {}
-    allowed = max(reasons.EXAMPLES, config.max_bad_fraction * total)
-
-    def tasks() -> Iterator[_Task]:
-        for split, form in forms.items():
-            for image, entry in zip(form["images"], entries_of[split], strict=True):
-                if image["file_name"] not in there[split]:
-                    target = storage.join(uri, "images", split, image["file_name"])
-                    yield _Task(source, entry, split, image["file_name"], target)
-
-    done = sum(
-        image["file_name"] in there[split] for split, form in forms.items() for image in form["images"]
-    )
-    workers = (config.processes or pool.available_cores()) if source.cpu_bound else config.threads
-    workers = min(workers, max(1, total - done))
-    with progress("download", total, "images", done=done) as bar:
-        for task, fault in pool.run(_save, tasks(), workers, processes=source.cpu_bound):
-            if fault:
-                failed.setdefault(task.split, set()).add(task.file_name)
-                problems.add(fault[0], f"{task.split}/{task.entry.file_name}: {fault[1]}")
-                if problems.total(reasons.BAD_IMAGES) > allowed:
-                    problems.check(
-                        "download", images=total, boxes=0, max_bad_fraction=config.max_bad_fraction
-                    )
-            bad = sum(map(len, failed.values()))
-            bar.update(note=f"{bad} missing" if bad else "")
-    return failed
+def _counts(planned: dict[str, Any], sizes: np.ndarray) -> dict[str, dict[str, int]]:
+    """Return images and boxes of each split without those that cannot be had."""
+    counts = {}
+    first = 0
+    for split, listed in planned["splits"].items():
+        there = sizes[first : first + listed["images"]] > 0
+        first += listed["images"]
+        boxes = listed["boxes"]
+        if not there.all():
+            table = Table(storage.join(planned["uri"], f"{split}.parquet"))
+            each = np.concatenate([table.box_counts(block) for block in range(table.blocks)])
+            boxes = int(each[there].sum())
+        counts[split] = {"images": int(there.sum()), "boxes": boxes}
+    return counts
 
 
-def _save(task: _Task) -> tuple[_Task, tuple[str, str] | None]:
-    """Fetch one image; return the task and, if it cannot be had, the reason and details."""
-    if task.entry.fault:
-        return task, task.entry.fault
-    try:
-        data = task.source.read(task.entry)
-    except StorageError as error:
-        return task, (reasons.IMAGE_MISSING, error.message)
-    # Flushing each image to the disk would take longer than fetching it.
-    storage.write_bytes(task.target, data, sync=False)
-    return task, None
-
-
-def _leave_out(form: dict[str, Any], file_names: set[str]) -> None:
-    """Take images that could not be fetched out of the internal form, with their boxes."""
-    if not file_names:
-        return
-    form["images"] = [image for image in form["images"] if image["file_name"] not in file_names]
-    kept = {image["id"] for image in form["images"]}
-    form["annotations"] = [box for box in form["annotations"] if box["image_id"] in kept]
+def _write_arrays(uri: str, sizes: np.ndarray, failed: list[fetch.Failure]) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, sizes, allow_pickle=False)
+    storage.write_bytes(storage.join(uri, "sizes.npy"), buffer.getvalue())
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(fetch.Failure._fields)
+    writer.writerows(sorted(failed))
+    storage.write_bytes(storage.join(uri, "failed.csv"), text.getvalue().encode())
 
 
 def _check(manifest: dict[str, Any], config: DataConfig) -> None:

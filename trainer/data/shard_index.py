@@ -4,7 +4,9 @@ import hashlib
 import io
 import json
 import os
-from collections import Counter, OrderedDict
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from trainer import storage
+from trainer.data import statistics
 from trainer.data.problems import Problems
 from trainer.errors import DataError
 from trainer.os_errors import explained
@@ -31,80 +34,114 @@ SAMPLE = np.dtype(
 """One row a sample: its shard, where the bytes of its JPEG and its JSON are, and its size."""
 
 _COLUMNS = SAMPLE.names or ()
+_IMAGE_KEYS = ("file_name", "width", "height", "original_id", "extra")
+_READERS = 8
 _QUARANTINED_SHOWN = 100
 _OPEN_FILES = 128
 _READ_AT_ONCE = 8 * 1024 * 1024
 
 
 def write_index(
-    header: dict[str, Any],
-    sidecars: dict[str, dict[str, Any]],
-    forms: dict[str, dict[str, Any]],
-    problems: Problems,
+    header: dict[str, Any], names: dict[str, list[str]], problems: Problems, check: Callable[[], None]
 ) -> dict[str, Any]:
-    """Write `<split>.samples.npy`, `annotations/<split>.json` and, last, index.json; return the index.
+    """Write `<split>.samples.npy`, the ground truth of val and test, and, last, index.json.
+
+    Sidecars are read one after the other, so that memory holds a row of SAMPLE for each image.
 
     Args:
         header: kind, version, uri, fingerprints and categories.
-        sidecars: of all shards, by name in order.
-        forms: the raw internal form of each split.
-        problems: of all that was read.
+        names: the shards of each split, in order.
+        problems: of what was read before; those of the shards are added.
+        check: refuses the whole when all problems are known.
+
+    Returns:
+        The index.
     """
-    uri = header["uri"]
-    splits: dict[str, Any] = {}
-    class_counts = {}
-    for split, form in forms.items():
-        mine = {name: sidecar for name, sidecar in sidecars.items() if name.rpartition("-")[0] == split}
-        rows = [
-            (shard, *(row[name] for name in _COLUMNS[1:]))
-            for shard, sidecar in enumerate(mine.values())
-            for row in sidecar["rows"]
-        ]
+    uri, categories = header["uri"], header["categories"]
+    tables: dict[str, _Tables] = {}
+    splits = {}
+    quarantined: list[dict[str, str]] = []
+    for split, shards in names.items():
+        tables[split] = _Tables(categories, keeps_truth=split != "train")
+        for sidecar in _sidecars(uri, shards):
+            tables[split].add(sidecar)
+            problems.merge(sidecar["problems"])
+            quarantined += sidecar["quarantined"][: _QUARANTINED_SHOWN - len(quarantined)]
+    check()
+    for split, table in tables.items():
         buffer = io.BytesIO()
-        np.save(buffer, np.array(rows, dtype=SAMPLE), allow_pickle=False)
+        np.save(buffer, table.samples(), allow_pickle=False)
         storage.write_bytes(storage.join(uri, f"{split}.samples.npy"), buffer.getvalue())
-        truth = _ground_truth(form, mine, header["categories"])
-        storage.write_json(storage.join(uri, "annotations", f"{split}.json"), truth)
-        counts = Counter(annotation["category_id"] for annotation in truth["annotations"])
-        class_counts[split] = {item["name"]: counts[item["id"]] for item in header["categories"]}
+        if table.truth is not None:
+            truth = _ground_truth(table.truth, categories)
+            storage.write_json(storage.join(uri, "annotations", f"{split}.json"), truth)
         splits[split] = {
-            "samples": len(rows),
-            "boxes": len(truth["annotations"]),
-            "shards": [
-                {
-                    "name": f"{name}.tar",
-                    **{key: sidecar[key] for key in ("samples", "boxes", "bytes", "sha256")},
-                }
-                for name, sidecar in mine.items()
-            ],
+            "samples": sum(shard["samples"] for shard in table.shards),
+            "boxes": sum(shard["boxes"] for shard in table.shards),
+            "shards": table.shards,
         }
-    quarantined = [item for sidecar in sidecars.values() for item in sidecar["quarantined"]]
+    described = {split: table.statistics for split, table in tables.items()}
     index = {
         **header,
         "splits": splits,
         "problems": dict(sorted(problems.counts.items())),
-        "quarantined": quarantined[:_QUARANTINED_SHOWN],
-        "class_counts": class_counts,
+        "quarantined": quarantined,
+        "class_counts": {
+            split: dict(zip((item["name"] for item in categories), found["boxes_of_class"], strict=True))
+            for split, found in described.items()
+        },
+        "statistics": described,
     }
     storage.write_json(storage.join(uri, "index.json"), index)
     return index
 
 
-def _ground_truth(
-    form: dict[str, Any], sidecars: dict[str, dict[str, Any]], categories: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Return the cleaned internal form of a split, images in order of their ids."""
-    raw = {image["id"]: image for image in form["images"]}
-    rows = sorted(
-        (row for sidecar in sidecars.values() for row in sidecar["rows"]), key=lambda row: row["image_id"]
-    )
-    return {
-        "categories": categories,
-        "images": [{**raw[row["image_id"]], "width": row["width"], "height": row["height"]} for row in rows],
-        "annotations": [
-            {**annotation, "image_id": row["image_id"]} for row in rows for annotation in row["annotations"]
-        ],
-    }
+def _sidecars(uri: str, names: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the sidecars of shards in order, read a little ahead."""
+    uris = [storage.join(uri, f"{name}.json") for name in names]
+    with ThreadPoolExecutor(_READERS) as readers:
+        for first in range(0, len(uris), _READERS):
+            for name, sidecar in zip(
+                names[first : first + _READERS],
+                readers.map(storage.read_json, uris[first : first + _READERS]),
+                strict=True,
+            ):
+                yield sidecar | {"name": f"{name}.tar"}
+
+
+class _Tables:
+    """What the index tells of a split, gathered shard by shard."""
+
+    def __init__(self, categories: list[dict[str, Any]], *, keeps_truth: bool) -> None:
+        self._rows: list[np.ndarray] = []
+        self.shards: list[dict[str, Any]] = []
+        self.statistics = statistics.describe([], len(categories))
+        self.truth: list[dict[str, Any]] | None = [] if keeps_truth else None
+        """Rows of all shards, where they are the ground truth of an evaluation."""
+
+    def add(self, sidecar: dict[str, Any]) -> None:
+        rows = [(len(self.shards), *(row[name] for name in _COLUMNS[1:])) for row in sidecar["rows"]]
+        self._rows.append(np.array(rows, dtype=SAMPLE))
+        self.shards.append({key: sidecar[key] for key in ("name", "samples", "boxes", "bytes", "sha256")})
+        self.statistics = statistics.add(self.statistics, sidecar["statistics"])
+        if self.truth is not None:
+            self.truth += sidecar["rows"]
+
+    def samples(self) -> np.ndarray:
+        """Rows of SAMPLE, shard after shard."""
+        return np.concatenate([np.zeros(0, SAMPLE), *self._rows])
+
+
+def _ground_truth(rows: list[dict[str, Any]], categories: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return samples in COCO's form, in order of their ids; labels are the category ids."""
+    rows = sorted(rows, key=lambda row: row["image_id"])
+    images = [{"id": row["image_id"], **{key: row[key] for key in _IMAGE_KEYS if key in row}} for row in rows]
+    annotations = [
+        {"image_id": row["image_id"], **annotation} for row in rows for annotation in row["annotations"]
+    ]
+    for number, annotation in enumerate(annotations, start=1):
+        annotation["id"] = number
+    return {"categories": categories, "images": images, "annotations": annotations}
 
 
 class ShardDataset:
@@ -168,8 +205,12 @@ class ShardDataset:
         return np.stack([self.samples["width"], self.samples["height"]], axis=1)
 
     def annotations(self) -> dict[str, Any]:
-        """Ground truth of the split: internal COCO form, cleaned."""
-        return storage.read_json(storage.join(self.uri, "annotations", f"{self.split}.json"))
+        """Ground truth of the split in COCO's form, cleaned; that of train is put together anew."""
+        if self.split != "train":
+            return storage.read_json(storage.join(self.uri, "annotations", f"{self.split}.json"))
+        names = [shard["name"].removesuffix(".tar") for shard in self.shards]
+        rows = [row for sidecar in _sidecars(self.uri, names) for row in sidecar["rows"]]
+        return _ground_truth(rows, self.categories)
 
     def read(self, index: int) -> tuple[bytes, dict[str, Any]]:
         """Return a sample: its JPEG, and {"image_id", "file_name", "width", "height", "annotations"}.

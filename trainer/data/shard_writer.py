@@ -7,14 +7,20 @@ so that the same input gives the same bytes.
 import hashlib
 import json
 import tarfile
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from trainer import storage
 from trainer.data import problems as reasons
-from trainer.data.annotations import clean
+from trainer.data import statistics
+from trainer.data.cleaning import clean
 from trainer.data.images import NormalImage, UnreadableImage, normalize, place_box, size_agrees
+from trainer.data.keys import place
 from trainer.data.problems import Problems
+from trainer.data.table import Table
 from trainer.errors import StorageError
 
 _RECORD = 10240  # tar files end at a multiple of this
@@ -24,17 +30,24 @@ _RECORD = 10240  # tar files end at a multiple of this
 class ShardTask:
     """What a worker needs to write one shard."""
 
+    table_uri: str
+    """The split's raw table."""
     images_uri: str
-    """Folder of the split's raw images."""
+    """Folder of the raw images."""
     shards_uri: str
+    split: str
     name: str
     """Of the shard, without extension."""
-    images: list[tuple[dict[str, Any], list[dict[str, Any]]]]
-    """Each image of the internal form with its annotations."""
+    block: int
+    """Block of the table that its images are from."""
+    rows: list[int]
+    """Their positions in the block, in the order of the shard."""
     labels: int
     """How many categories there are."""
     max_side: int
     jpeg_quality: int
+    readers: int
+    """Raw images that are fetched at the same time, where that takes time."""
 
 
 def write_shard(task: ShardTask) -> dict[str, Any]:
@@ -49,11 +62,11 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
     target = storage.join(task.shards_uri, f"{task.name}.tar")
     with storage.new_file(target) as path, path.open("wb") as file:
         tar = _Tar(file)
-        for image, annotations in task.images:
+        for row, data in _images(task):
             try:
-                samples.append(_add_sample(tar, task, image, annotations, problems))
+                samples.append(_add_sample(tar, task, row, data, problems))
             except UnreadableImage as error:
-                name = image.get("original_file_name", image["file_name"])
+                name = row["file_name"]
                 quarantined.append({"file_name": name, "reason": str(error)})
                 problems.add(reasons.IMAGE_UNREADABLE, f"{name}: {error}")
         tar.close()
@@ -64,40 +77,65 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
         "sha256": tar.sha256.hexdigest(),
         "quarantined": quarantined,
         "problems": problems.to_json(),
+        "statistics": statistics.describe(samples, task.labels),
         "rows": samples,
     }
     storage.write_json(storage.join(task.shards_uri, f"{task.name}.json"), sidecar)
     return sidecar
 
 
+def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes | StorageError]]:
+    """Yield the rows of a shard with the bytes of their images, read a little ahead."""
+    rows = Table(task.table_uri).rows(task.block, task.rows)
+    uris = [
+        storage.join(task.images_uri, place(row["key"], row["file_name"], row["origin"], row["version"]))
+        for row in rows
+    ]
+    if storage.is_local(task.images_uri):
+        yield from zip(rows, map(_read, uris), strict=True)
+        return
+    with ThreadPoolExecutor(task.readers) as readers:
+        ahead: deque[Future[bytes | StorageError]] = deque()
+        waiting = iter(uris)
+        for row in rows:
+            while len(ahead) < 2 * task.readers and (uri := next(waiting, None)):
+                ahead.append(readers.submit(_read, uri))
+            yield row, ahead.popleft().result()
+
+
+def _read(uri: str) -> bytes | StorageError:
+    try:
+        return storage.read_bytes(uri)
+    except StorageError as error:
+        return error
+
+
 def _add_sample(
-    tar: "_Tar",
-    task: ShardTask,
-    image: dict[str, Any],
-    annotations: list[dict[str, Any]],
-    problems: Problems,
+    tar: "_Tar", task: ShardTask, row: dict[str, Any], data: bytes | StorageError, problems: Problems
 ) -> dict[str, Any]:
     """Append one image and its cleaned boxes; return what the index needs of it."""
-    where = image.get("original_file_name", image["file_name"])
-    try:
-        data = storage.read_bytes(storage.join(task.images_uri, image["file_name"]))
-    except StorageError as error:
-        raise UnreadableImage(error.message) from error
+    where = row["file_name"]
+    if isinstance(data, StorageError):
+        raise UnreadableImage(data.message)
     normal = normalize(data, task.max_side, task.jpeg_quality)
-    size = (image["width"], image["height"])
+    size = (row["width"], row["height"])
     if not size_agrees(normal, *size):
         shown = f"{size[0]}x{size[1]} annotated, {normal.stored_width}x{normal.stored_height} stored"
         problems.add(reasons.SIZE_DIFFERS, f"{where}: {shown}")
-    placed = [_place(annotation, normal, size) for annotation in annotations]
+    placed = [_place(box, normal, size) for box in row["boxes"]]
     boxes = clean(placed, normal.width, normal.height, task.labels, problems, where)
-    key = image["file_name"].partition(".")[0]
+    key = row["key"]
     sample = {
-        "image_id": image["id"],
-        "file_name": image["file_name"],
+        "image_id": row["image_id"],
+        "file_name": row["file_name"],
         "width": normal.width,
         "height": normal.height,
         "annotations": boxes,
     }
+    if row["original_id"] != "null":
+        sample["original_id"] = json.loads(row["original_id"])
+    if row["extra"]:
+        sample["extra"] = json.loads(row["extra"])
     text = json.dumps(sample).encode()
     offset = tar.add(f"{key}.jpg", normal.jpeg)
     json_offset = tar.add(f"{key}.json", text)
@@ -110,15 +148,18 @@ def _add_sample(
     return {**sample, **place}
 
 
-def _place(annotation: dict[str, Any], image: NormalImage, size: tuple[int, int]) -> dict[str, Any]:
-    """Return an annotation in pixels of the normal image."""
-    before = annotation["bbox"]
-    if len(before) != 4:
-        return annotation
+def _place(box: dict[str, Any], image: NormalImage, size: tuple[int, int]) -> dict[str, Any]:
+    """Return a box of the table as an annotation, in pixels of the normal image."""
+    before = [box[name] for name in "xywh"]
     after = place_box(before, image, *size)
     old_area, new_area = before[2] * before[3], after[2] * after[3]
     grown = new_area / old_area if old_area > 0 else 1.0
-    return {**annotation, "bbox": after, "area": annotation["area"] * grown}
+    return {
+        "category_id": box["category"],
+        "bbox": after,
+        "area": box["area"] * grown,
+        "iscrowd": box["iscrowd"],
+    }
 
 
 class _Tar:

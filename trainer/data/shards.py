@@ -1,31 +1,39 @@
-"""From raw images and annotations to shards, by several processes.
+"""From raw images and annotations to shards, by several processes on one or many machines.
 
 <data_root>/shards/<fingerprint>/
   <split>-00000.tar           standard tar: KEY.jpg, KEY.json
   <split>-00000.json          sidecar, written after its tar: the shard is whole
-  annotations/<split>.json    cleaned internal form: the ground truth of evaluation
+  annotations/<split>.json    cleaned internal form of val and test: the ground truth of evaluation
   <split>.samples.npy         where each sample is
   index.json                  written last
+
+A shard holds images of one block of the raw table, so that it is planned, written and joined
+without more than a block in memory, and does not depend on how the work is divided.
 """
 
+import io
 import logging
-from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from trainer import storage
 from trainer.config import DataConfig
 from trainer.data import pool
 from trainer.data import problems as reasons
-from trainer.data.annotations import hash_fraction
 from trainer.data.download import fingerprint
+from trainer.data.keys import hash_fraction
 from trainer.data.problems import Problems
 from trainer.data.shard_index import write_index
 from trainer.data.shard_writer import ShardTask, write_shard
+from trainer.data.table import Table
+from trainer.errors import DataError
 from trainer.log import progress
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Raise it when the same raw images give other shards."""
 
 
@@ -47,126 +55,138 @@ def shard(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, 
         DataError: too many images or boxes are bad, or a worker was killed.
         StorageError: the data root cannot be read or written.
     """
+    if not storage.exists(storage.join(place(raw, data_root, config), "index.json")):
+        shard_partition(raw, data_root, config)
+    return join(raw, data_root, config)
+
+
+def place(raw: dict[str, Any], data_root: str, config: DataConfig) -> str:
+    """Return the URI of the folder of the shards of raw images, which need not be there."""
     name = fingerprint(
         "shards", VERSION, raw["fingerprint"], config.shard_bytes, config.max_side, config.jpeg_quality
     )
-    uri = storage.join(storage.absolute(data_root), "shards", name)
+    return storage.join(storage.absolute(data_root), "shards", name)
+
+
+def shard_partition(
+    raw: dict[str, Any], data_root: str, config: DataConfig, partition: int = 0, partitions: int = 1
+) -> None:
+    """Write the shards of one of several partitions; those that are whole are left as they are.
+
+    Args:
+        raw: see `shard`.
+        data_root: see `shard`.
+        config: see `shard`.
+        partition: which, from 0.
+        partitions: how many.
+
+    Raises:
+        DataError: a worker was killed, or the raw tables are damaged.
+        StorageError: the data root cannot be read or written.
+    """
+    uri = place(raw, data_root, config)
+    storage.remove_stale(uri)
+    there = storage.list_states(uri)
+    tasks = [task for number, task in enumerate(_plan(raw, uri, config)) if number % partitions == partition]
+    missing = [task for task in tasks if f"{task.name}.tar" not in there or f"{task.name}.json" not in there]
+    missing += [task for task in tasks if task not in missing and not _whole(uri, task.name, there)]
+    if len(missing) < len(tasks):
+        logger.info("%d of %d shards are there already", len(tasks) - len(missing), len(tasks))
+    workers = min(config.processes or pool.available_cores(), max(1, len(missing)))
+    total = sum(len(task.rows) for task in tasks)
+    bad = 0
+    with progress("shard", total, "images", done=total - sum(len(task.rows) for task in missing)) as bar:
+        for samples, quarantined in pool.run(_write_one, missing, workers, processes=True):
+            bad += quarantined
+            bar.update(samples + quarantined, note=f"{bad} unreadable" if bad else "")
+
+
+def join(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, Any]:
+    """Write the index over the shards of all partitions, or find it there; return it.
+
+    Raises:
+        DataError: too many images or boxes are bad, or a shard is missing.
+        StorageError: the data root cannot be read or written.
+    """
+    uri = place(raw, data_root, config)
     index_uri = storage.join(uri, "index.json")
     if storage.exists(index_uri):
         logger.info("shards of %s are there already: %s", raw["source"], uri)
         index = storage.read_json(index_uri)
-        _check(index["problems"], {}, raw, config)
+        _check(Problems(dict(index["problems"]), {}), raw, config)
         return index
-    forms = {
-        split: storage.read_json(storage.join(raw["uri"], "annotations", f"{split}.json"))
-        for split in raw["splits"]
-    }
-    plans = {split: _plan(form, raw["uri"], split, config.shard_bytes) for split, form in forms.items()}
-    sidecars = _write_all(raw, forms, plans, uri, config)
     problems = Problems()
     problems.merge(raw["problems"])
-    for sidecar in sidecars.values():
-        problems.merge(sidecar["problems"])
-    _check(problems.counts, problems.examples, raw, config)
+    there = storage.list_states(uri)
+    names: dict[str, list[str]] = {split: [] for split in raw["splits"]}
+    for task in _plan(raw, uri, config):
+        names[task.split].append(task.name)
+        if f"{task.name}.json" not in there:
+            raise DataError(
+                f"the shard {task.name} is missing in {uri}", fix="run the shard step of every partition"
+            )
     header = {
         "kind": "shards",
         "version": VERSION,
         "uri": uri,
-        "fingerprint": name,
+        "fingerprint": uri.rpartition("/")[2],
         "raw_fingerprint": raw["fingerprint"],
-        "categories": forms["train"]["categories"],
+        "categories": raw["categories"],
     }
-    index = write_index(header, sidecars, forms, problems)
+    index = write_index(header, names, problems, lambda: _check(problems, raw, config))
     told = f" ({problems.summary()})" if problems.counts else ""
     counts = ", ".join(f"{found['samples']} {split}" for split, found in index["splits"].items())
     logger.info("shards of %s: %s in %s%s", raw["source"], counts, uri, told)
     return index
 
 
-def _plan(form: dict[str, Any], raw_uri: str, split: str, shard_bytes: int) -> list[list[dict[str, Any]]]:
-    """Divide a split's images into shards by their raw sizes, in an order shuffled once.
+def _plan(raw: dict[str, Any], uri: str, config: DataConfig) -> Iterator[ShardTask]:
+    """Yield all shards: the images of each block by their raw sizes, in an order shuffled once.
 
-    The order is that of a hash of each key, so every shard is a random sample of the split.
+    The order is that of a hash of each key, so every shard is a random sample of its block.
     """
-    sizes = storage.list_states(storage.join(raw_uri, "images", split))
-    shards: list[list[dict[str, Any]]] = []
+    sizes = np.load(io.BytesIO(storage.read_bytes(storage.join(raw["uri"], "sizes.npy"))))
+    for split in raw["splits"]:
+        table_uri = storage.join(raw["uri"], f"{split}.parquet")
+        table = Table(table_uri)
+        number = 0
+        for block in range(table.blocks):
+            columns = table.columns(block, ["image_id", "key"])
+            there = sizes[np.array(columns["image_id"]) - 1]
+            for rows in _cut(columns["key"], there, config.shard_bytes):
+                yield ShardTask(
+                    table_uri=table_uri, images_uri=raw["images"], shards_uri=uri, split=split,
+                    name=f"{split}-{number:05}", block=block, rows=rows, labels=len(raw["categories"]),
+                    max_side=config.max_side, jpeg_quality=config.jpeg_quality, readers=config.threads,
+                )  # fmt: skip
+                number += 1
+
+
+def _cut(keys: list[str], sizes: np.ndarray, shard_bytes: int) -> list[list[int]]:
+    """Divide a block into shards: the positions of the images of each."""
+    shards: list[list[int]] = []
     filled = shard_bytes
-    for image in sorted(form["images"], key=lambda image: hash_fraction(image["file_name"], "shard")):
+    for row in sorted(np.flatnonzero(sizes).tolist(), key=lambda row: hash_fraction(keys[row], "shard")):
         if filled >= shard_bytes:
             shards.append([])
             filled = 0
-        shards[-1].append(image)
-        state = sizes.get(image["file_name"])
-        filled += state.size if state else 0
+        shards[-1].append(row)
+        filled += int(sizes[row])
     return shards
 
 
-def _write_all(
-    raw: dict[str, Any],
-    forms: dict[str, dict[str, Any]],
-    plans: dict[str, list[list[dict[str, Any]]]],
-    uri: str,
-    config: DataConfig,
-) -> dict[str, dict[str, Any]]:
-    """Write the shards that are not there yet; return all sidecars by name, in order."""
-    storage.remove_stale(uri)
-    there = storage.list_states(uri)
-    sidecars: dict[str, dict[str, Any]] = {}
-    tasks = []
-    for split, shards in plans.items():
-        boxes = defaultdict(list)
-        for annotation in forms[split]["annotations"]:
-            boxes[annotation["image_id"]].append(annotation)
-        for number, images in enumerate(shards):
-            name = f"{split}-{number:05}"
-            sidecar = _finished(uri, name, there)
-            if sidecar is not None:
-                sidecars[name] = sidecar
-                continue
-            tasks.append(
-                ShardTask(
-                    images_uri=storage.join(raw["uri"], "images", split),
-                    shards_uri=uri,
-                    name=name,
-                    images=[(image, boxes[image["id"]]) for image in images],
-                    labels=len(forms[split]["categories"]),
-                    max_side=config.max_side,
-                    jpeg_quality=config.jpeg_quality,
-                )
-            )
-    total = sum(len(form["images"]) for form in forms.values())
-    if sidecars:
-        logger.info("%d of %d shards are there already", len(sidecars), len(sidecars) + len(tasks))
-    workers = min(config.processes or pool.available_cores(), max(1, len(tasks)))
-    bad = sum(len(sidecar["quarantined"]) for sidecar in sidecars.values())
-    with progress("shard", total, "images", done=total - sum(len(task.images) for task in tasks)) as bar:
-        for name, sidecar in pool.run(_write_one, tasks, workers, processes=True):
-            sidecars[name] = sidecar
-            bad += len(sidecar["quarantined"])
-            bar.update(
-                sidecar["samples"] + len(sidecar["quarantined"]), note=f"{bad} unreadable" if bad else ""
-            )
-    return dict(sorted(sidecars.items()))
+def _write_one(task: ShardTask) -> tuple[int, int]:
+    sidecar = write_shard(task)
+    return sidecar["samples"], len(sidecar["quarantined"])
 
 
-def _write_one(task: ShardTask) -> tuple[str, dict[str, Any]]:
-    return task.name, write_shard(task)
+def _whole(uri: str, name: str, there: dict[str, storage.FileState]) -> bool:
+    """Whether a shard's tar is as long as its sidecar says."""
+    return storage.read_json(storage.join(uri, f"{name}.json"))["bytes"] == there[f"{name}.tar"].size
 
 
-def _finished(uri: str, name: str, there: dict[str, storage.FileState]) -> dict[str, Any] | None:
-    """Return the sidecar of a shard that is whole, or None."""
-    tar = there.get(f"{name}.tar")
-    if tar is None or f"{name}.json" not in there:
-        return None
-    sidecar = storage.read_json(storage.join(uri, f"{name}.json"))
-    return sidecar if sidecar["bytes"] == tar.size else None
-
-
-def _check(
-    counts: dict[str, int], examples: dict[str, list[str]], raw: dict[str, Any], config: DataConfig
-) -> None:
+def _check(problems: Problems, raw: dict[str, Any], config: DataConfig) -> None:
     """Raise DataError if more is bad than the configuration lets pass."""
-    problems = Problems(dict(counts), dict(examples))
     before = Problems()
     before.merge(raw["problems"])
     problems.check(

@@ -1,6 +1,7 @@
 import http.server
 import json
 import logging
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,12 +11,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from trainer import storage
 from trainer.config import DataConfig
 from trainer.data import problems as reasons
 from trainer.data.download import download
+from trainer.data.keys import place
+from trainer.data.table import Table
 from trainer.errors import DataError, StorageError
 
 CONFIG = DataConfig(processes=1, threads=4)
@@ -25,6 +29,19 @@ def raw_folder(manifest: dict) -> Path:
     return Path(manifest["uri"])
 
 
+def rows_of(manifest: dict, split: str) -> list[dict]:
+    table = Table(f"{manifest['uri']}/{split}.parquet")
+    return [row for block in range(table.blocks) for row in table.rows(block)]
+
+
+def image_of(manifest: dict, row: dict) -> str:
+    return f"{manifest['images']}/{place(row['key'], row['file_name'], row['origin'], row['version'])}"
+
+
+def sizes_of(manifest: dict) -> list[int]:
+    return np.load(raw_folder(manifest) / "sizes.npy").tolist()
+
+
 def test_what_it_writes(make_coco, tmp_path):
     root = make_coco(train=["a.jpg", "sub/b.jpg"], val=["c.jpg"])
     manifest = download(str(root), str(tmp_path / "data"), CONFIG)
@@ -32,13 +49,16 @@ def test_what_it_writes(make_coco, tmp_path):
     assert folder.parent == tmp_path / "data" / "raw" and folder.name == manifest["fingerprint"]
     assert json.loads((folder / "manifest.json").read_text()) == manifest
     assert manifest["splits"] == {"train": {"images": 2, "boxes": 4}, "val": {"images": 1, "boxes": 2}}
-    assert manifest["categories"] == ["cat", "dog"] and manifest["source"] == f"coco:{root}"
-    assert storage.list_files(str(folder / "images")) == ["train/a.jpg", "train/sub_b.jpg", "val/c.jpg"]
-    form = json.loads((folder / "annotations" / "train.json").read_text())
-    for image in form["images"]:
-        original = image.get("original_file_name", image["file_name"])
-        written = folder / "images" / "train" / image["file_name"]
-        assert written.read_bytes() == (root / "train" / original).read_bytes()
+    assert [item["name"] for item in manifest["categories"]] == ["cat", "dog"]
+    assert manifest["source"] == f"coco:{root}" and len(storage.list_files(manifest["images"])) == 3
+    for split, names in (("train", ["a.jpg", "sub/b.jpg"]), ("val", ["c.jpg"])):
+        rows = rows_of(manifest, split)
+        assert [row["file_name"] for row in rows] == names
+        for row in rows:
+            written = storage.read_bytes(image_of(manifest, row))
+            assert written == (root / split / row["file_name"]).read_bytes()
+            assert sizes_of(manifest)[row["image_id"] - 1] == len(written)
+    assert (folder / "failed.csv").read_text() == "split,file_name,origin,reason,detail\n"
 
 
 def test_a_second_call_finds_it(make_coco, tmp_path, caplog):
@@ -71,21 +91,21 @@ def test_the_sample_takes_the_same_way(tmp_path):
     assert {split: counts["images"] for split, counts in manifest["splits"].items()} == {
         "train": 12, "val": 2, "test": 2,
     }  # fmt: skip
-    assert manifest["categories"] == ["circle", "square", "triangle", "star", "ring"]
+    names = [item["name"] for item in manifest["categories"]]
+    assert names == ["circle", "square", "triangle", "star", "ring"]
     again = download("sample:images=12,size=96,seed=1", str(tmp_path / "b"), replace(CONFIG, processes=2))
     assert again["fingerprint"] == manifest["fingerprint"]
-    for name in storage.list_files(manifest["uri"]):
-        if name.endswith(".jpg"):
-            assert storage.read_bytes(f"{manifest['uri']}/{name}") == storage.read_bytes(
-                f"{again['uri']}/{name}"
-            )
+    for name in storage.list_files(manifest["images"]):
+        drawn = storage.read_bytes(f"{manifest['images']}/{name}")
+        assert drawn == storage.read_bytes(f"{again['images']}/{name}")
 
 
 def test_an_empty_file_that_a_power_cut_left_is_fetched_again(make_coco, tmp_path):
     root = make_coco(train=["a.jpg", "b.jpg"])
-    folder = raw_folder(download(str(root), str(tmp_path / "data"), CONFIG))
-    (folder / "manifest.json").unlink()
-    emptied = next((folder / "images" / "train").iterdir())
+    manifest = download(str(root), str(tmp_path / "data"), CONFIG)
+    (raw_folder(manifest) / "manifest.json").unlink()
+    shutil.rmtree(raw_folder(manifest) / "fetched")
+    emptied = Path(image_of(manifest, rows_of(manifest, "train")[0]))
     emptied.write_bytes(b"")
     download(str(root), str(tmp_path / "data"), CONFIG)
     assert emptied.stat().st_size > 100
@@ -98,8 +118,10 @@ def test_missing_images_are_recorded_and_left_out(make_coco, tmp_path):
     assert manifest["splits"]["train"] == {"images": 19, "boxes": 38}
     assert manifest["problems"][reasons.IMAGE_MISSING]["count"] == 1
     assert "train/7.jpg" in manifest["problems"][reasons.IMAGE_MISSING]["examples"][0]
-    form = json.loads((raw_folder(manifest) / "annotations" / "train.json").read_text())
-    assert {box["image_id"] for box in form["annotations"]} == {image["id"] for image in form["images"]}
+    (absent,) = [row for row in rows_of(manifest, "train") if row["file_name"] == "7.jpg"]
+    assert [number for number, size in enumerate(sizes_of(manifest), 1) if not size] == [absent["image_id"]]
+    (line,) = (raw_folder(manifest) / "failed.csv").read_text().splitlines()[1:]
+    assert line.startswith("train,7.jpg,") and reasons.IMAGE_MISSING in line
     with pytest.raises(DataError, match="1 of 21 images are bad"):
         download(str(root), str(tmp_path / "data"), replace(CONFIG, max_bad_fraction=0.01))
 
@@ -128,7 +150,7 @@ def test_a_class_without_boxes_is_warned_of(make_coco, edit_json, tmp_path, capl
     path = root / "annotations" / "instances_train.json"
     edit_json(path, lambda form: form["categories"].append({"id": 20, "name": "unicorn"}))
     manifest = download(str(root), str(tmp_path / "data"), CONFIG)
-    assert manifest["categories"] == ["cat", "dog", "unicorn"]
+    assert [item["name"] for item in manifest["categories"]] == ["cat", "dog", "unicorn"]
     assert manifest["problems"][reasons.CLASS_WITHOUT_BOXES]["examples"] == ["unicorn"]
     assert "unicorn" in caplog.text and "data.classes" in caplog.text
 
@@ -138,6 +160,20 @@ def test_a_data_root_that_cannot_be_written(make_coco, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageError, match=r"cannot (write|list)"):
         download(str(root), str(tmp_path / "file"), CONFIG)
+
+
+def test_a_changed_source_fetches_only_what_is_new(make_coco, make_jpeg, tmp_path):
+    root = make_coco(train=["a.jpg", "b.jpg", "c.jpg"])
+    first = download(str(root), str(tmp_path / "data"), CONFIG)
+    before = {path: path.stat().st_mtime_ns for path in Path(first["images"]).rglob("*.jpg")}
+    (root / "train" / "b.jpg").write_bytes(make_jpeg(50, 50))
+    second = download(str(root), str(tmp_path / "data"), CONFIG)
+    assert second["fingerprint"] != first["fingerprint"] and second["images"] == first["images"]
+    after = {path: path.stat().st_mtime_ns for path in Path(second["images"]).rglob("*.jpg")}
+    assert before.items() < after.items() and len(after) == 4
+    rows = [row for split in ("train", "val") for row in rows_of(second, split)]
+    (row,) = [row for row in rows if row["file_name"] == "b.jpg"]
+    assert storage.read_bytes(image_of(second, row)) == make_jpeg(50, 50)
 
 
 @pytest.mark.slow
@@ -158,10 +194,12 @@ def test_a_killed_download_goes_on_where_it_was(tmp_path):
     assert 20 <= len(before) < 160 and list(tmp_path.rglob("manifest.json")) == []
     manifest = download("sample:images=120,size=160", str(tmp_path), replace(CONFIG, processes=2))
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert len(list(raw_folder(manifest).rglob("*.jpg"))) == 160
+    assert len(list(Path(manifest["images"]).rglob("*.jpg"))) == 160
     fresh = download("sample:images=120,size=160", str(tmp_path / "fresh"), replace(CONFIG, processes=2))
-    for path in raw_folder(manifest).rglob("*.jpg"):
-        assert path.read_bytes() == (raw_folder(fresh) / path.relative_to(raw_folder(manifest))).read_bytes()
+    for path in Path(manifest["images"]).rglob("*.jpg"):
+        assert (
+            path.read_bytes() == (Path(fresh["images"]) / path.relative_to(manifest["images"])).read_bytes()
+        )
 
 
 def wait_for_stillness(folder: Path) -> None:
@@ -224,7 +262,7 @@ def test_images_by_url_come_over_many_connections(image_server, make_jpeg, tmp_p
     assert manifest["problems"][reasons.IMAGE_MISSING]["count"] == 1
     assert "no such file" in manifest["problems"][reasons.IMAGE_MISSING]["examples"][0]
     assert most[0] > 4
-    (path,) = raw_folder(manifest).rglob("17.jpg")
+    (path,) = Path(manifest["images"]).rglob("17-*.jpg")
     assert path.read_bytes() == make_jpeg(seed=17)
 
 
@@ -242,8 +280,9 @@ def test_a_data_root_in_an_object_store(make_coco, bucket, tmp_path):
     root = make_coco(train=["a.jpg", "b.jpg"], val=["c.jpg"])
     manifest = download(str(root), "s3://bucket/data", CONFIG)
     assert manifest["uri"] == f"s3://bucket/data/raw/{manifest['fingerprint']}"
-    folder = bucket / "data" / "raw" / manifest["fingerprint"]
-    assert (folder / "images" / "val" / "c.jpg").read_bytes() == (root / "val" / "c.jpg").read_bytes()
+    (row,) = rows_of(manifest, "val")
+    written = bucket / image_of(manifest, row).removeprefix("s3://bucket/")
+    assert written.read_bytes() == (root / "val" / "c.jpg").read_bytes()
     assert download(str(root), "s3://bucket/data", CONFIG) == manifest
     storage.delete(f"{manifest['uri']}/manifest.json")
     assert download(str(root), "s3://bucket/data", CONFIG) == manifest

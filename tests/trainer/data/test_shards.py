@@ -16,9 +16,11 @@ from PIL import Image
 from trainer import storage
 from trainer.config import DataConfig
 from trainer.data import problems as reasons
-from trainer.data import shard_writer
-from trainer.data.download import download
-from trainer.data.shards import shard
+from trainer.data import shard_writer, table
+from trainer.data.download import download, fetch_partition, plan
+from trainer.data.download import join as join_raw
+from trainer.data.shard_index import ShardDataset
+from trainer.data.shards import join, shard, shard_partition
 from trainer.errors import DataError, StorageError
 
 BCCD = Path(__file__).parents[4] / "shared" / "data" / "bccd"
@@ -66,7 +68,7 @@ def test_the_index_and_the_ground_truth(make_coco, tmp_path):
     assert {split: (found["samples"], found["boxes"]) for split, found in index["splits"].items()} == {
         "train": (2, 4), "val": (1, 2),
     }  # fmt: skip
-    truth = json.loads((Path(index["uri"]) / "annotations" / "train.json").read_text())
+    truth = ShardDataset(index["uri"], "train").annotations()
     assert [image["id"] for image in truth["images"]] == [1, 2]
     assert {(box["image_id"], box["category_id"]) for box in truth["annotations"]} == {
         (1, 0), (1, 1), (2, 0), (2, 1),
@@ -76,8 +78,8 @@ def test_the_index_and_the_ground_truth(make_coco, tmp_path):
 def test_the_ground_truth_is_taken_by_pycocotools(make_coco, tmp_path):
     from pycocotools.coco import COCO
 
-    index = made(make_coco(train=["a.jpg", "b.jpg"]), tmp_path / "data")
-    truth = COCO(str(Path(index["uri"]) / "annotations" / "train.json"))
+    index = made(make_coco(train=["a.jpg"], val=["b.jpg"]), tmp_path / "data")
+    truth = COCO(str(Path(index["uri"]) / "annotations" / "val.json"))
     assert truth.getCatIds() == [0, 1] and min(truth.getAnnIds()) >= 1
 
 
@@ -90,6 +92,27 @@ def test_the_result_does_not_depend_on_the_processes_nor_on_the_place(make_coco,
     assert first.pop("index.json") != b"" and second.pop("index.json") != b""
     assert first == second
     assert {**one, "uri": ""} == {**other, "uri": ""}
+
+
+@pytest.mark.parametrize("partitions", [2, 3, 50])
+def test_the_result_does_not_depend_on_the_partitions(make_coco, tmp_path, monkeypatch, partitions):
+    monkeypatch.setattr(table, "BLOCK", 7)
+    root = make_coco(train=[f"{number}.jpg" for number in range(20)], val=["v.jpg"])
+    whole = made(root, tmp_path / "whole")
+    planned = plan(str(root), str(tmp_path / "parts"), CONFIG)
+    for number in reversed(range(partitions)):
+        fetch_partition(planned, CONFIG, number, partitions)
+    raw = join_raw(planned, CONFIG, partitions)
+    with pytest.raises(DataError, match="is missing"):
+        join(raw, str(tmp_path / "parts"), CONFIG)
+    for number in reversed(range(partitions)):
+        shard_partition(raw, str(tmp_path / "parts"), CONFIG, number, partitions)
+    index = join(raw, str(tmp_path / "parts"), CONFIG)
+    assert len(index["splits"]["train"]["shards"]) > 3
+    assert {**whole, "uri": ""} == {**index, "uri": ""}
+    first, second = contents(whole), contents(index)
+    assert first.pop("index.json") != b"" and second.pop("index.json") != b""
+    assert first == second
 
 
 def test_shards_are_random_samples_of_the_split(make_coco, tmp_path):
@@ -133,7 +156,7 @@ def test_bad_boxes_are_dropped_clipped_and_told(make_coco, edit_json, tmp_path):
         reasons.BOX_NOT_FINITE: 1, reasons.BOX_UNKNOWN_CATEGORY: 1,
     }  # fmt: skip
     assert index["splits"]["train"]["boxes"] == 3
-    truth = json.loads((Path(index["uri"]) / "annotations" / "train.json").read_text())
+    truth = ShardDataset(index["uri"], "train").annotations()
     assert truth["annotations"][2]["bbox"] == [30, 20, 10, 10]
     with pytest.raises(DataError, match="4 of 9 boxes are bad"):
         made(root, tmp_path / "data", replace(CONFIG, max_bad_fraction=0.4))
@@ -168,7 +191,7 @@ def test_turned_shrunk_and_png_images(make_coco, edit_json, tmp_path):
 
     edit_json(root / "annotations" / "instances_train.json", change)
     index = made(root, tmp_path / "data", replace(CONFIG, max_side=100))
-    truth = json.loads((Path(index["uri"]) / "annotations" / "train.json").read_text())
+    truth = ShardDataset(index["uri"], "train").annotations()
     by_name = {image["file_name"]: image for image in truth["images"]}
     assert {name: (image["width"], image["height"]) for name, image in by_name.items()} == {
         "turned.jpg": (30, 40), "large.jpg": (100, 75), "x.png": (40, 30),

@@ -1,8 +1,11 @@
 """What every source gives: a listing of its images and boxes, and each image's bytes."""
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
 
 from trainer.data.problems import Problems
 
@@ -39,6 +42,18 @@ class Entry:
     original_id: int | str | None = None
     fault: tuple[str, str] | None = None
     """(reason, detail) where the listing alone shows that the image cannot be used."""
+    version: str = ""
+    """Changes when the image does, where the source tells: an ETag, size and time."""
+    extra: dict[str, Any] | None = None
+    """What else the source says of the image, kept in the ground truth."""
+
+
+class Rows(Protocol):
+    """The images of a split, which can be gone through again and again."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield rows of `trainer.data.sources.rows.SOURCE_ROW`, a bounded number at a time."""
+        ...
 
 
 class Category(NamedTuple):
@@ -53,11 +68,12 @@ class Listing:
     """All that a source holds, apart from the pixels."""
 
     categories: list[Category]
-    splits: dict[str, list[Entry]]
+    splits: Mapping[str, Rows]
     """By the names train, val, test."""
     state: str
     """Digest that changes when annotations or images change."""
     problems: Problems = field(default_factory=Problems)
+    """What was wrong; whole when all rows have been gone through."""
 
 
 class Source(Protocol):
@@ -81,8 +97,8 @@ class Source(Protocol):
         """
         ...
 
-    def read(self, entry: Entry) -> bytes:
-        """Return the bytes of an image.
+    def read(self, origin: str) -> bytes:
+        """Return the bytes of the image that has this `origin`.
 
         Raises:
             StorageError: it is missing or cannot be reached.

@@ -53,6 +53,7 @@ def locate(entries: list[Entry], uri: str, split: str) -> str:
         found = _look(best, entry, listings) if best else None
         if found:
             entry.origin, state = found
+            entry.version = f"{state.size} {state.version}"
             states.append(f"{entry.file_name} {state}")
         elif _is_url(entry.origin):
             states.append(f"{entry.file_name} {entry.origin}")

@@ -17,6 +17,7 @@ from trainer.data import problems as reasons
 from trainer.data.problems import Problems
 from trainer.data.sources.base import UNKNOWN, Box, Category, Entry, Listing, split_of
 from trainer.data.sources.beside import locate
+from trainer.data.sources.rows import Entries
 from trainer.errors import DataError
 
 
@@ -46,17 +47,17 @@ class CocoSource:
             digest.update(f"{split} {len(data)}\n".encode() + data)
             forms[split] = (_load(data, uri), uri)
             _merge_categories(categories, forms[split][0], uri)
-        listing = Listing(categories, {}, "")
+        splits: dict[str, Entries] = {}
+        problems = Problems()
         for split, (form, uri) in forms.items():
-            listing.splits[split] = _entries(form, uri, categories, listing.problems)
-            digest.update(locate(listing.splits[split], uri, split).encode("utf-8", "surrogatepass"))
-        _note_overlaps(listing)
-        listing.state = digest.hexdigest()
-        return listing
+            splits[split] = _entries(form, uri, categories, problems)
+            digest.update(locate(splits[split], uri, split).encode("utf-8", "surrogatepass"))
+        _note_overlaps(splits, problems)
+        return Listing(categories, splits, digest.hexdigest(), problems)
 
-    def read(self, entry: Entry) -> bytes:
+    def read(self, origin: str) -> bytes:
         """Return an image's bytes."""
-        return storage.read_bytes(entry.origin)
+        return storage.read_bytes(origin)
 
     def _files(self) -> dict[str, str]:
         """Return the annotation file of each split; a lone file is train whatever its name."""
@@ -160,7 +161,7 @@ def _merge_categories(known: list[Category], form: dict[str, Any], uri: str) -> 
     known.sort(key=lambda category: category.original_id)
 
 
-def _entries(form: dict[str, Any], uri: str, categories: list[Category], problems: Problems) -> list[Entry]:
+def _entries(form: dict[str, Any], uri: str, categories: list[Category], problems: Problems) -> Entries:
     """Return a file's images with their boxes; an image that is listed twice is taken once."""
     by_id = _images(form, uri, problems)
     position = {category.original_id: index for index, category in enumerate(categories)}
@@ -173,7 +174,7 @@ def _entries(form: dict[str, Any], uri: str, categories: list[Category], problem
         category = position.get(category_id, UNKNOWN) if isinstance(category_id, int) else UNKNOWN
         crowd = int(item.get("iscrowd") in (1, True))
         owner.boxes.append(Box(category, _bbox(item.get("bbox")), _positive(item.get("area")), crowd))
-    return list({id(entry): entry for entry in by_id.values()}.values())
+    return Entries({id(entry): entry for entry in by_id.values()}.values())
 
 
 def _images(form: dict[str, Any], uri: str, problems: Problems) -> dict[int | str, Entry]:
@@ -226,11 +227,11 @@ def _bbox(value: Any) -> tuple[float, ...]:
     return tuple(float(part) for part in value)
 
 
-def _note_overlaps(listing: Listing) -> None:
+def _note_overlaps(splits: dict[str, Entries], problems: Problems) -> None:
     """Note images that are in more than one split: scores on them would flatter."""
     seen: dict[str, str] = {}
-    for split, entries in listing.splits.items():
+    for split, entries in splits.items():
         for entry in entries:
             if seen.setdefault(entry.origin, split) != split and entry.origin:
                 problem = f"{entry.file_name} in {seen[entry.origin]} and {split}"
-                listing.problems.add(reasons.IMAGE_IN_TWO_SPLITS, problem)
+                problems.add(reasons.IMAGE_IN_TWO_SPLITS, problem)

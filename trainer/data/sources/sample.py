@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 
 from trainer.data.sources.base import Box, Category, Entry, Listing
 from trainer.data.sources.drawing import CLASSES, layout, render
+from trainer.data.sources.rows import Entries
 from trainer.errors import DataError
 
 VERSION = 1
@@ -53,10 +54,10 @@ class SampleSource:
     def listing(self) -> Listing:
         """Lay all scenes out; drawing them is left to `read`."""
         held_out = max(1, self.images // 6)
-        splits: dict[str, list[Entry]] = {}
+        splits: dict[str, Entries] = {}
         first = 0
         for split, count in (("train", self.images), ("val", held_out), ("test", held_out)):
-            splits[split] = [self._entry(number) for number in range(first, first + count)]
+            splits[split] = Entries(self._entry(number) for number in range(first, first + count))
             first += count
         return Listing(
             categories=[Category(name, index + 1) for index, name in enumerate(CLASSES)],
@@ -64,9 +65,9 @@ class SampleSource:
             state=hashlib.sha256(f"{VERSION} {self.uri}".encode()).hexdigest(),
         )
 
-    def read(self, entry: Entry) -> bytes:
+    def read(self, origin: str) -> bytes:
         """Draw a scene; return it as JPEG."""
-        image = render(layout(self.seed, int(entry.origin), self.size))
+        image = render(layout(self.seed, int(origin), self.size))
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=92)
         return buffer.getvalue()

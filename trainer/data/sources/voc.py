@@ -22,6 +22,7 @@ from trainer.data import pool
 from trainer.data import problems as reasons
 from trainer.data.problems import Problems
 from trainer.data.sources.base import UNKNOWN, Box, Category, Entry, Listing
+from trainer.data.sources.rows import Entries
 from trainer.errors import DataError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
@@ -78,18 +79,21 @@ class VocSource:
         # Sorted, so that labels do not depend on which image comes first.
         classes = sorted({item[0] for found in annotations.values() for item in found.objects} - {""})
         labels = {name: index for index, name in enumerate(classes)}
-        listing = Listing([Category(name, index + 1) for name, index in labels.items()], {}, "")
-        for split, stems in splits.items():
-            listing.splits[split] = [_entry(stem, annotations.get(stem), images, labels) for stem in stems]
-            for entry in listing.splits[split]:
-                digest.update(f"{split} {entry.file_name} {images.state(entry.file_name)}\n".encode())
-        _note_overlaps(splits, listing.problems)
-        listing.state = digest.hexdigest()
-        return listing
+        found = {
+            split: Entries(_entry(stem, annotations.get(stem), images, labels) for stem in stems)
+            for split, stems in splits.items()
+        }
+        for split, entries in found.items():
+            for entry in entries:
+                digest.update(f"{split} {entry.file_name} {entry.version}\n".encode())
+        problems = Problems()
+        _note_overlaps(splits, problems)
+        categories = [Category(name, index + 1) for name, index in labels.items()]
+        return Listing(categories, found, digest.hexdigest(), problems)
 
-    def read(self, entry: Entry) -> bytes:
+    def read(self, origin: str) -> bytes:
         """Return an image's bytes."""
-        return storage.read_bytes(entry.origin)
+        return storage.read_bytes(origin)
 
 
 @dataclass
@@ -120,8 +124,9 @@ class _Images:
             return annotated
         return self.by_stem.get(stem.lower())
 
-    def state(self, name: str) -> storage.FileState | None:
-        return self.states.get(name)
+    def version(self, name: str) -> str:
+        state = self.states.get(name)
+        return f"{state.size} {state.version}" if state else ""
 
 
 def _read_splits(root: str, stems: list[str]) -> dict[str, list[str]]:
@@ -222,12 +227,12 @@ def _entry(stem: str, found: _Annotation | None, images: _Images, labels: dict[s
     if name is None:
         fault = (reasons.IMAGE_MISSING, f"no file {stem}.* in {images.folder}")
         return Entry(stem, "", 0, 0, [], fault=fault)
-    origin = storage.join(images.folder, name)
+    origin, version = storage.join(images.folder, name), images.version(name)
     if found is None:
         fault = (reasons.IMAGE_UNREADABLE, f"no Annotations/{stem}.xml")
-        return Entry(name, origin, 0, 0, [], fault=fault)
+        return Entry(name, origin, 0, 0, [], fault=fault, version=version)
     boxes = [Box(labels.get(label, UNKNOWN), bbox, 0.0, crowd) for label, bbox, crowd in found.objects]
-    entry = Entry(name, origin, found.width, found.height, boxes)
+    entry = Entry(name, origin, found.width, found.height, boxes, version=version)
     if found.fault:
         entry.fault = (reasons.IMAGE_UNREADABLE, found.fault)
     return entry

@@ -237,7 +237,7 @@ def test_a_source_in_an_object_store(make_coco, bucket):
     source = sources.parse("s3://bucket/set")
     assert isinstance(source, CocoSource)
     found = source.listing()
-    assert source.read(found.splits["train"][1]) == (root / "train" / "b.jpg").read_bytes()
+    assert source.read(found.splits["train"][1].origin) == (root / "train" / "b.jpg").read_bytes()
     before = found.state
     (bucket / "set" / "train" / "b.jpg").write_bytes(b"other")
     assert source.listing().state != before

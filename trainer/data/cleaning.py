@@ -1,0 +1,64 @@
+"""From raw boxes to clean ones."""
+
+import math
+from typing import Any
+
+from trainer.data import problems as reasons
+from trainer.data.problems import Problems
+
+MIN_SIDE = 0.1
+"""Boxes with a shorter side than this, in pixels, count as having no area."""
+
+
+def clean(
+    annotations: list[dict[str, Any]], width: int, height: int, labels: int, problems: Problems, where: str
+) -> list[dict[str, Any]]:
+    """Return the usable boxes of one image, clipped to it; count the others by reason.
+
+    Args:
+        annotations: category_id, bbox (in pixels of the image; NaN where unknown), area and iscrowd.
+        width: of the image in pixels.
+        height: of the image in pixels.
+        labels: how many categories there are.
+        problems: grows.
+        where: the image's name, for the examples.
+    """
+    kept = []
+    for annotation in annotations:
+        reason, box = _judge(annotation, width, height, labels)
+        if reason:
+            shown = [round(value, 2) for value in annotation["bbox"]]
+            problems.add(reason, f"{where} {shown}")
+        if box is None:
+            continue
+        area = box[2] * box[3]
+        kept.append(
+            {
+                "category_id": annotation["category_id"],
+                "bbox": box,
+                "area": min(annotation["area"], area) if annotation["area"] > 0 else area,
+                "iscrowd": annotation["iscrowd"],
+            }
+        )
+    return kept
+
+
+def _judge(
+    annotation: dict[str, Any], width: int, height: int, labels: int
+) -> tuple[str | None, list[float] | None]:
+    """Return what is wrong with a box, if anything, and what can be used of it, if anything."""
+    box = annotation["bbox"]
+    if len(box) != 4 or not all(math.isfinite(value) for value in box):
+        return reasons.BOX_NOT_FINITE, None
+    if not 0 <= annotation["category_id"] < labels:
+        return reasons.BOX_UNKNOWN_CATEGORY, None
+    x, y, w, h = box
+    if w < MIN_SIDE or h < MIN_SIDE:
+        return reasons.BOX_WITHOUT_AREA, None
+    if x >= 0 and y >= 0 and x + w <= width and y + h <= height:
+        return None, box
+    left, top = max(x, 0.0), max(y, 0.0)
+    right, bottom = min(x + w, float(width)), min(y + h, float(height))
+    if right - left < MIN_SIDE or bottom - top < MIN_SIDE:
+        return reasons.BOX_OUTSIDE, None
+    return reasons.BOX_CLIPPED, [left, top, right - left, bottom - top]

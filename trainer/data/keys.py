@@ -1,0 +1,58 @@
+"""Names of images: safe on every file system, unique, and a number that is as good as random."""
+
+import hashlib
+import re
+import unicodedata
+from pathlib import PurePosixPath
+
+MAX_KEY = 80
+"""Longest key: a tar header holds 100 bytes of name, ".json" included."""
+
+_EXTENSION = re.compile(r"\.[A-Za-z0-9]{1,5}$")
+
+
+def stem(file_name: str) -> str:
+    """Return a key of [A-Za-z0-9_-] for a file name, mostly its stem; two names may have the same."""
+    plain_stem = _EXTENSION.sub("", file_name)
+    plain = unicodedata.normalize("NFKD", plain_stem).encode("ascii", "ignore").decode()
+    safe = re.sub(r"[^A-Za-z0-9_-]+", "_", plain).strip("_-")
+    # Letters that were lost, or a name that was cut, may have told two images apart.
+    if safe and len(safe) <= MAX_KEY and plain.isascii() and len(plain) == len(plain_stem):
+        return safe
+    return told_apart(safe or "image", file_name)
+
+
+def told_apart(key: str, file_name: str) -> str:
+    """Return a key that another file name does not have."""
+    normal = unicodedata.normalize("NFC", file_name).encode("utf-8", "surrogatepass")
+    return f"{key[: MAX_KEY - 9]}-{hashlib.sha256(normal).hexdigest()[:8]}"
+
+
+def extension(file_name: str) -> str:
+    """Return a file name's extension in lower case with its dot, or nothing."""
+    suffix = PurePosixPath(file_name.lower()).suffix
+    return suffix if _EXTENSION.fullmatch(suffix) else ""
+
+
+def number(key: str) -> int:
+    """Return a number below 2**64 by which keys that differ only in case are equal."""
+    return int.from_bytes(hashlib.sha256(key.lower().encode()).digest()[:8], "big")
+
+
+def hash_fraction(key: str, salt: str) -> float:
+    """Return a number in [0, 1) that depends on the key and nothing else."""
+    return int(hashlib.sha256(f"{salt}:{key}".encode()).hexdigest()[:13], 16) / 16**13
+
+
+def place(key: str, file_name: str, origin: str, version: str) -> str:
+    """Return the relative name under which an image's bytes are kept: another for other bytes.
+
+    It begins with a folder of two hex digits, so that no folder holds more than 1/256 of them.
+    """
+    digest = hashlib.sha256(f"{origin}\n{version}".encode()).hexdigest()[:16]
+    return f"{digest[:2]}/{key}-{digest}{extension(file_name)}"
+
+
+def place_digest(name: str) -> str:
+    """Return the digest in a name that `place` gave (without its folder)."""
+    return name.partition(".")[0].rpartition("-")[2]

@@ -1,0 +1,73 @@
+"""The form in which a source gives its images: rows, a bounded number at a time."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from trainer.data.sources.base import Box, Entry
+
+_ROWS = 1000
+
+BOX = pa.struct(
+    [("category", pa.int32()), *((name, pa.float64()) for name in "xywh"), ("area", pa.float64()),
+     ("iscrowd", pa.int8())]
+)  # fmt: skip
+"""A box in pixels as the source has it; NaN where the source's is not four numbers."""
+
+SOURCE_ROW = pa.schema(
+    [
+        ("file_name", pa.string()),
+        ("origin", pa.string()),
+        ("version", pa.string()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("original_id", pa.string()),
+        ("fault_reason", pa.string()),
+        ("fault_detail", pa.string()),
+        ("extra", pa.string()),
+        ("boxes", pa.list_(BOX)),
+    ]
+)
+"""What a source tells of an image: the fields of `Entry`; `original_id` and `extra` as JSON texts."""
+
+_NAN = (float("nan"),) * 4
+
+
+class Entries(list[Entry]):
+    """The images of a small split, as a list."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield rows of SOURCE_ROW, a thousand at a time."""
+        for first in range(0, len(self), _ROWS):
+            yield batch_of(self[first : first + _ROWS])
+
+
+def batch_of(entries: list[Entry]) -> pa.RecordBatch:
+    """Return entries as rows of SOURCE_ROW."""
+    rows = [
+        {
+            "file_name": _text(entry.file_name),
+            "origin": _text(entry.origin),
+            "version": entry.version,
+            "width": entry.width,
+            "height": entry.height,
+            "original_id": json.dumps(entry.original_id),
+            "fault_reason": entry.fault[0] if entry.fault else "",
+            "fault_detail": _text(entry.fault[1]) if entry.fault else "",
+            "extra": json.dumps(entry.extra) if entry.extra else "",
+            "boxes": [_box(box) for box in entry.boxes],
+        }
+        for entry in entries
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=SOURCE_ROW)
+
+
+def _text(text: str) -> str:
+    """Return text that is UTF-8: names of files may hold bytes that are not."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _box(box: Box) -> tuple[Any, ...]:
+    return (box.category, *(box.bbox or _NAN), box.area, box.iscrowd)

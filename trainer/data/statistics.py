@@ -1,0 +1,82 @@
+"""What a set of samples looks like: histograms of fixed bins, so that those of parts add up."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+BINS: dict[str, list[float]] = {
+    "box_side": [0, *(2.0**power for power in range(2, 13))],
+    "box_share": [round(0.05 * step, 2) for step in range(21)],
+    "box_aspect": [round(-4 + 0.5 * step, 1) for step in range(17)],
+    "image_side": [0, 128, 256, 384, 512, 640, 768, 896, 1024, 1280, 1600, 2048],
+    "image_aspect": [round(-2 + 0.25 * step, 2) for step in range(17)],
+    "boxes_per_image": [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256],
+}
+"""Edges of the bins; the first and last bin take what lies beyond them.
+
+box_side       square root of a box's area, in pixels
+box_share      that, divided by the square root of the image's area
+box_aspect     log2 of a box's height over its width
+image_side     longer side of an image, in pixels
+image_aspect   log2 of an image's height over its width
+"""
+
+
+def describe(samples: Iterable[dict[str, Any]], labels: int) -> dict[str, Any]:
+    """Count samples as they stand in shards.
+
+    Args:
+        samples: width, height and annotations (bbox, category_id, iscrowd) of each.
+        labels: how many categories there are.
+
+    Returns:
+        images, images_without_boxes, crowds, boxes_of_class and images_of_class (a number for
+        each label), and a list of counts for each of BINS.
+    """
+    boxes_of_class, images_of_class = np.zeros(labels, int), np.zeros(labels, int)
+    boxes, shares, sizes, numbers, crowds = [], [], [], [], 0
+    for sample in samples:
+        found = sample["annotations"]
+        classes = [annotation["category_id"] for annotation in found]
+        np.add.at(boxes_of_class, classes, 1)
+        images_of_class[list(set(classes))] += 1
+        crowds += sum(annotation["iscrowd"] for annotation in found)
+        boxes += [annotation["bbox"][2:] for annotation in found]
+        shares += [sample["width"] * sample["height"]] * len(found)
+        sizes.append((sample["width"], sample["height"]))
+        numbers.append(len(found))
+    side = np.array(boxes, float).reshape(-1, 2)
+    image = np.array(sizes, float).reshape(-1, 2)
+    area = side.prod(axis=1)
+    values = {
+        "box_side": np.sqrt(area),
+        "box_share": np.sqrt(area / np.array(shares, float)),
+        "box_aspect": np.log2(side[:, 1] / side[:, 0]),
+        "image_side": image.max(axis=1, initial=0),
+        "image_aspect": np.log2(image[:, 1] / image[:, 0]),
+        "boxes_per_image": np.array(numbers, float),
+    }
+    return {
+        "images": len(sizes),
+        "images_without_boxes": numbers.count(0),
+        "crowds": crowds,
+        "boxes_of_class": boxes_of_class.tolist(),
+        "images_of_class": images_of_class.tolist(),
+        **{name: _histogram(found, BINS[name]) for name, found in values.items()},
+    }
+
+
+def _histogram(values: np.ndarray, edges: list[float]) -> list[int]:
+    inside = np.clip(values, edges[0], np.nextafter(edges[-1], -np.inf))
+    return np.histogram(inside, edges)[0].tolist()
+
+
+def add(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return the description of two parts together."""
+    return {
+        name: [a + b for a, b in zip(one[name], other[name], strict=True)]
+        if isinstance(one[name], list)
+        else one[name] + other[name]
+        for name in one
+    }

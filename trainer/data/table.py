@@ -1,0 +1,123 @@
+"""The annotations of a split as a table: one row an image, in blocks of a bounded size.
+
+A Parquet file (https://parquet.apache.org) whose row groups are the blocks: the unit of work, of
+memory and of dividing a data set among machines. Millions of images are never in memory at once.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer import storage
+from trainer.data.sources.rows import SOURCE_ROW
+from trainer.errors import DataError
+
+BLOCK = 1000
+"""Images of a block."""
+
+ROW = pa.schema([("image_id", pa.int64()), ("key", pa.string()), *SOURCE_ROW])
+"""A row of a split's table: an id that is unique in the data set, a key that is unique in the split."""
+
+
+@contextmanager
+def new_table(uri: str) -> Iterator["TableWriter"]:
+    """Give a writer of a table that appears whole under its URI when the block ends, or not at all.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    with storage.new_file(uri) as path, pq.ParquetWriter(path, ROW, compression="zstd") as file:
+        writer = TableWriter(file)
+        yield writer
+        writer.flush()
+
+
+class TableWriter:
+    """Takes rows in any portions, and writes blocks of BLOCK rows."""
+
+    def __init__(self, file: pq.ParquetWriter) -> None:
+        self._file = file
+        self._pending: list[pa.RecordBatch] = []
+        self._count = 0
+        self.rows = 0
+        """Rows taken so far."""
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Append rows of ROW."""
+        self.rows += batch.num_rows
+        self._pending.append(batch)
+        self._count += batch.num_rows
+        if self._count >= BLOCK:
+            rows = self._gathered()
+            whole = rows.num_rows - rows.num_rows % BLOCK
+            self._file.write_table(rows.slice(0, whole), row_group_size=BLOCK)
+            # Copied: a slice would keep the whole of it alive.
+            self._pending = rows.slice(whole).combine_chunks().to_batches()
+            self._count = rows.num_rows - whole
+
+    def flush(self) -> None:
+        """Write what is left."""
+        if self._count:
+            self._file.write_table(self._gathered(), row_group_size=BLOCK)
+            self._pending, self._count = [], 0
+
+    def _gathered(self) -> pa.Table:
+        return pa.Table.from_batches(self._pending, ROW)
+
+
+class Table:
+    """A table that was written whole."""
+
+    def __init__(self, uri: str) -> None:
+        """Open it; one in an object store is copied to the local cache.
+
+        Raises:
+            StorageError: it is missing or cannot be read.
+            DataError: it is damaged.
+        """
+        self.uri = uri
+        try:
+            self._file = pq.ParquetFile(storage.local_copy(uri))
+            sound = self._file.schema_arrow.equals(ROW)
+        except pa.ArrowException as error:
+            raise self._damaged(str(error)) from None
+        if not sound:
+            raise self._damaged("it has other columns")
+
+    def __len__(self) -> int:
+        """Rows."""
+        return self._file.metadata.num_rows
+
+    @property
+    def blocks(self) -> int:
+        """Blocks; all but the last have BLOCK rows."""
+        return self._file.metadata.num_row_groups
+
+    def columns(self, block: int, names: list[str]) -> dict[str, list[Any]]:
+        """Return some columns of a block, by name."""
+        try:
+            return self._file.read_row_group(block, columns=names).to_pydict()
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(str(error)) from None
+
+    def rows(self, block: int, which: list[int] | None = None) -> list[dict[str, Any]]:
+        """Return rows of a block as objects of Python; `which` are positions in the block."""
+        try:
+            found = self._file.read_row_group(block)
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(str(error)) from None
+        return (found if which is None else found.take(which)).to_pylist()
+
+    def box_counts(self, block: int) -> np.ndarray:
+        """Boxes of each row of a block, int64 [rows]."""
+        lists = self._file.read_row_group(block, columns=["boxes"]).column("boxes")
+        return np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in lists.chunks])
+
+    def _damaged(self, why: str) -> DataError:
+        return DataError(
+            f"{self.uri} is damaged: {why}", fix="delete its folder and run the download step again"
+        )
