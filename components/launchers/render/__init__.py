@@ -1,0 +1,61 @@
+"""From a job's specification to what a cluster takes: pure functions, nothing is sent."""
+
+import shlex
+from typing import Any
+
+import yaml
+
+from components.launchers.spec import JobSpec
+from trainer.errors import ConfigError
+
+TARGETS = ("pytorchjob", "indexed-job", "runai")
+"""A PyTorchJob of the Training Operator, a plain indexed Job, Run:ai's command line."""
+
+
+def render(target: str, job: JobSpec) -> str:
+    """Return a job in a cluster's own words, as text that can be applied or pasted.
+
+    Args:
+        target: one of TARGETS.
+        job: the job.
+
+    Returns:
+        YAML documents, or a command line for a POSIX shell.
+
+    Raises:
+        ConfigError: there is no such target, or it cannot run this job.
+    """
+    if target not in TARGETS:
+        raise ConfigError(f"no target {target!r}", fix=f"use one of: {', '.join(TARGETS)}")
+    if not job.image:
+        raise ConfigError("the job names no container image", fix="set image")
+    if target == "pytorchjob":
+        from components.launchers.render import pytorchjob
+
+        return _documents([pytorchjob.manifest(job)])
+    if target == "indexed-job":
+        from components.launchers.render import indexed_job
+
+        return _documents(indexed_job.manifests(job))
+    from components.launchers.render import runai
+
+    lost = runai.left_out(job)
+    notes = [f"# Run:ai's command line has no option for: {', '.join(lost)}"] if lost else []
+    return "\n".join([*notes, _wrapped(runai.command(job))]) + "\n"
+
+
+def _documents(manifests: list[dict[str, Any]]) -> str:
+    return yaml.safe_dump_all(manifests, sort_keys=False, width=110)
+
+
+def _wrapped(command: list[str]) -> str:
+    """One option a line; what follows `--` stays together, for it is another program's."""
+    options = command[: command.index("--")]
+    lines = [" ".join(shlex.quote(word) for word in options[:5])]
+    for word in options[5:]:
+        if word.startswith("--"):
+            lines.append(f"  {word}")
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    lines[-1] += " -- " + shlex.join(command[len(options) + 1 :])
+    return " \\\n".join(lines)

@@ -1,0 +1,127 @@
+"""A job as Run:ai's command line, `runai training pytorch submit` of v2.20 and later.
+
+Source: NVIDIA Run:ai, CLI reference. A master is started besides the workers, alike them.
+"""
+
+import math
+
+from components.launchers import names
+from components.launchers.render import network
+from components.launchers.spec import JobSpec
+from trainer.errors import ConfigError
+
+_WITHOUT_OPTION = (
+    "image_pull_secrets", "fs_group", "service_account", "node_selector", "spread", "priority_class",
+    "scheduler", "kueue_queue", "suspend", "start_timeout", "deadline",
+)  # fmt: skip
+
+
+def command(job: JobSpec) -> list[str]:
+    """Return the words of the command line.
+
+    Raises:
+        ConfigError: the job is elastic, which this command line has no words for.
+    """
+    if job.elastic:
+        raise ConfigError(
+            "Run:ai's command line knows no elastic jobs",
+            fix="leave out elastic, or apply the target pytorchjob with runai_queue set",
+        )
+    words = ["runai", "training", "pytorch", "submit", job.name]
+    words += _option("project", job.runai_queue)
+    words += ["--image", job.image]
+    words += _option("image-pull-policy", job.image_pull_policy)
+    words += ["--workers", str(job.nodes - 1)]
+    words += _resources(job)
+    for key, value in job.annotations.items():
+        words += ["--annotation", f"{key}={value}"]
+    for key, value in job.labels.items():
+        words += ["--label", f"{key}={value}"]
+    words += _volumes(job)
+    words += _security(job)
+    words += _environment(job)
+    words += _policies(job)
+    return [*words, "--command", "--", *job.command]
+
+
+def left_out(job: JobSpec) -> list[str]:
+    """Return the fields that this job sets and the command line has no option for."""
+    default = JobSpec(command=job.command)
+    found = [name for name in _WITHOUT_OPTION if getattr(job, name) != getattr(default, name)]
+    if any(mount.read_only or mount.sub_path for mount in job.mounts):
+        found.append("mounts' read_only and sub_path")
+    if job.shared_memory != default.shared_memory and names.amount(job.shared_memory) > 0:
+        found.append("shared_memory's size")
+    if any(item.optional for item in job.secret_env):
+        found.append("secret_env's optional")
+    return found
+
+
+def _option(name: str, value: str) -> list[str]:
+    return [f"--{name}", value] if value else []
+
+
+def _resources(job: JobSpec) -> list[str]:
+    if job.gpu_resource == "nvidia.com/gpu":
+        words = ["--gpu-devices-request", str(job.gpus)] if job.gpus else []
+        extended = dict(job.resources)
+    else:
+        words = []
+        extended = ({job.gpu_resource: job.gpus} if job.gpus else {}) | dict(job.resources)
+    for name, number in extended.items():
+        words += ["--extended-resource", f"{name}={number}"]
+    words += _option("cpu-core-request", _cores(job.cpu_request or job.cpu_limit))
+    words += _option("cpu-core-limit", _cores(job.cpu_limit))
+    words += _option("cpu-memory-request", job.memory_request or job.memory_limit)
+    return words + _option("cpu-memory-limit", job.memory_limit)
+
+
+def _cores(quantity: str) -> str:
+    """500m is 0.5: the option takes a number."""
+    return f"{names.amount(quantity).normalize():f}" if quantity else ""
+
+
+def _volumes(job: JobSpec) -> list[str]:
+    words = ["--large-shm"] if names.amount(job.shared_memory) > 0 else []
+    for mount in job.mounts:
+        words += ["--existing-pvc", f"claimname={mount.claim},path={mount.path}"]
+    return words
+
+
+def _security(job: JobSpec) -> list[str]:
+    words = []
+    if job.run_as_user is not None:
+        words += ["--run-as-uid", str(job.run_as_user)]
+    if job.run_as_group is not None:
+        words += ["--run-as-gid", str(job.run_as_group)]
+    capabilities = list(job.capabilities)
+    if job.network.profile == "rdma" and "IPC_LOCK" not in capabilities:
+        capabilities.append("IPC_LOCK")
+    for name in capabilities:
+        words += ["--capability", name]
+    return words + (["--run-as-non-root"] if job.run_as_non_root else [])
+
+
+def _environment(job: JobSpec) -> list[str]:
+    # Set here too, for Run:ai's operator need not know of it: one process for each GPU.
+    plain = {"PET_NPROC_PER_NODE": str(job.processes)} | network.environment(job)
+    words = []
+    for name, value in plain.items():
+        words += ["--environment-variable", f"{name}={value}"]
+    for item in job.secret_env:
+        words += ["--env-secret", f"{item.name}={item.secret},key={item.key}"]
+    return words
+
+
+def _policies(job: JobSpec) -> list[str]:
+    # ExitCode is the operator's alone; OnFailure is what comes nearest to it here.
+    restart = "Never" if job.restart_policy == "Never" else "OnFailure"
+    words = ["--restart-policy", restart, "--master-restart-policy", restart]
+    words += ["--backoff-limit", str(job.backoff), "--clean-pod-policy", job.clean_pods]
+    for item in job.tolerations:
+        parts = {"operator": item.operator, "key": item.key, "value": item.value, "effect": item.effect}
+        words += ["--toleration", ",".join(f"{key}={value}" for key, value in parts.items() if value)]
+    words += ["--termination-grace-period", f"{math.ceil(job.grace_seconds)}s"]
+    if job.ttl:
+        words += ["--auto-deletion-time-after-completion", f"{job.ttl}s"]
+    return [*words, "--preemptibility", "preemptible"]

@@ -1,0 +1,30 @@
+# Run:ai's command line has no option for: spread, shared_memory's size
+runai training pytorch submit retinanet-rdma \
+  --image registry.example.com/kubedet/trainer:0.1.0 \
+  --workers 1 \
+  --gpu-devices-request 8 \
+  --extended-resource openshift.io/mlxrdma=1 \
+  --cpu-core-request 32 \
+  --cpu-core-limit 32 \
+  --cpu-memory-request 256Gi \
+  --cpu-memory-limit 256Gi \
+  --annotation k8s.v1.cni.cncf.io/networks=detection/rdma-net \
+  --large-shm \
+  --existing-pvc claimname=detection-data,path=/data \
+  --capability IPC_LOCK \
+  --run-as-non-root \
+  --environment-variable PET_NPROC_PER_NODE=8 \
+  --environment-variable NCCL_DEBUG=INFO \
+  --environment-variable NCCL_IB_DISABLE=0 \
+  --environment-variable NCCL_IB_HCA=mlx5 \
+  --environment-variable NCCL_IB_GID_INDEX=3 \
+  --env-secret AWS_ACCESS_KEY_ID=kubedet-object-store,key=AWS_ACCESS_KEY_ID \
+  --env-secret AWS_SECRET_ACCESS_KEY=kubedet-object-store,key=AWS_SECRET_ACCESS_KEY \
+  --restart-policy OnFailure \
+  --master-restart-policy OnFailure \
+  --backoff-limit 10 \
+  --clean-pod-policy Running \
+  --termination-grace-period 60s \
+  --auto-deletion-time-after-completion 86400s \
+  --preemptibility preemptible \
+  --command -- python -m trainer launch -- train --config /data/runs/rdma/config.json --set model.sync_batchnorm=true --shards /data/shards/openimages --output /data/runs/rdma

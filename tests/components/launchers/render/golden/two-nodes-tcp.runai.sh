@@ -1,0 +1,28 @@
+# Run:ai's command line has no option for: shared_memory's size
+runai training pytorch submit retinanet-tcp \
+  --project detection \
+  --image registry.example.com/kubedet/trainer:0.1.0 \
+  --workers 1 \
+  --gpu-devices-request 1 \
+  --extended-resource openshift.io/mellanoxnics=1 \
+  --annotation k8s.v1.cni.cncf.io/networks=detection/tcp-net \
+  --large-shm \
+  --existing-pvc claimname=detection-data,path=/data \
+  --run-as-uid 2000 \
+  --run-as-gid 2000 \
+  --run-as-non-root \
+  --environment-variable PET_NPROC_PER_NODE=1 \
+  --environment-variable NCCL_DEBUG=INFO \
+  --environment-variable NCCL_SOCKET_IFNAME=net1 \
+  --environment-variable GLOO_SOCKET_IFNAME=net1 \
+  --environment-variable NCCL_IB_DISABLE=1 \
+  --environment-variable NCCL_SOCKET_NTHREADS=4 \
+  --environment-variable NCCL_NSOCKS_PERTHREAD=4 \
+  --restart-policy OnFailure \
+  --master-restart-policy OnFailure \
+  --backoff-limit 10 \
+  --clean-pod-policy Running \
+  --termination-grace-period 60s \
+  --auto-deletion-time-after-completion 86400s \
+  --preemptibility preemptible \
+  --command -- python -m trainer launch -- train --config /data/runs/tcp/config.json --shards /data/shards/openimages --output /data/runs/tcp

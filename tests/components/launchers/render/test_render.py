@@ -1,0 +1,179 @@
+"""The renderers against three whole jobs, the resource definition and the operator's rules."""
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from components.launchers.render import TARGETS, check, indexed_job, pytorchjob, render, runai
+from components.launchers.render.labels import LABEL_SPEC
+from components.launchers.spec import JobSpec, from_fields
+from trainer.errors import ConfigError
+
+ROOT = Path(__file__).parents[4]
+EXAMPLES = sorted((ROOT / "deploy" / "examples" / "jobs").glob("*.yaml"))
+GOLDEN = Path(__file__).parent / "golden"
+CRD = Path(os.environ.get("KUBEDET_CRDS", ROOT.parent / "shared" / "crds")) / "kubeflow.org_pytorchjobs.yaml"
+
+
+def example(path: Path) -> JobSpec:
+    return from_fields(yaml.safe_load(path.read_text()), where=path.name)
+
+
+def job(**fields: Any) -> JobSpec:
+    given = {"command": ["python", "-V"], "image": "image:1", "name": "job"}
+    return from_fields(given | fields)
+
+
+def test_the_examples_are_there() -> None:
+    assert [path.stem for path in EXAMPLES] == ["one-node-eight-gpus", "two-nodes-rdma", "two-nodes-tcp"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_golden(path: Path, target: str) -> None:
+    text = render(target, example(path))
+    golden = GOLDEN / f"{path.stem}.{target}.{'sh' if target == 'runai' else 'yaml'}"
+    if os.environ.get("KUBEDET_WRITE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text(), (
+        "KUBEDET_WRITE_GOLDEN=1 writes it anew: look at the difference"
+    )
+
+
+def strict(schema: Any) -> Any:
+    """Refuse what the API server would cut off: fields that the schema does not name."""
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: strict(value) for key, value in schema.items()}
+    if isinstance(made.get("properties"), dict) and "additionalProperties" not in made:
+        made["additionalProperties"] = bool(made.get("x-kubernetes-preserve-unknown-fields"))
+    return made
+
+
+def crd() -> Any:
+    if not CRD.is_file():
+        pytest.skip(f"no resource definition at {CRD}; name its folder in KUBEDET_CRDS")
+    definition = yaml.safe_load(CRD.read_text())
+    return strict(definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+
+
+ODD = {
+    "elastic": job(nodes=2, elastic={"min_nodes": 1, "max_nodes": 4}),
+    "everything": job(
+        nodes=3, gpus=2, gpu_resource="amd.com/gpu", cpu_request="500m", cpu_limit="4", memory_limit="8Gi",
+        image_pull_policy="Always", image_pull_secrets=["registry"], service_account="trainer",
+        node_selector={"pool": "a"}, tolerations=[{"key": "gpu", "effect": "NoSchedule"}],
+        spread=[{"required": True}], priority_class="high", scheduler="volcano", kueue_queue="team",
+        deadline=3600, fs_group=7, env={"A": "b"}, labels={"team": "x"}, capabilities=["SYS_NICE"],
+        mounts=[{"claim": "c", "path": "/a", "sub_path": "x"}, {"claim": "c", "path": "/b"}],
+        secret_env=[{"name": "KEY", "secret": "s", "key": "k", "optional": True}],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*ODD, *(path.stem for path in EXAMPLES)])
+def test_a_cluster_takes_it(name: str) -> None:
+    spec = ODD.get(name) or example(next(path for path in EXAMPLES if path.stem == name))
+    manifest = pytorchjob.manifest(spec)
+    assert check.problems(manifest) == []
+    jsonschema.Draft202012Validator(crd()).validate(manifest)
+
+
+def test_the_schema_refuses_what_it_does_not_know() -> None:
+    manifest = pytorchjob.manifest(job())
+    manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["gpus"] = 1
+    with pytest.raises(jsonschema.ValidationError, match="gpus"):
+        jsonschema.Draft202012Validator(crd()).validate(manifest)
+    assert check.problems(manifest) == [
+        "spec.pytorchReplicaSpecs.Master.template.spec.containers[0].gpus: no such field"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda m: m.update(kind="TFJob"), "not kubeflow.org/v1 PyTorchJob"),
+        (lambda m: m["metadata"].update(name="Job"), "DNS-1035"),
+        (lambda m: m["spec"]["runPolicy"].update(cleanPodPolicy="running"), "cleanPodPolicy 'running'"),
+        (lambda m: master(m).update(restartPolicy="Exitcode"), "restartPolicy 'Exitcode'"),
+        (lambda m: master(m).update(replicas=2), "there is one master"),
+        (lambda m: master(m).pop("replicas"), "is None, there is one master"),
+        (lambda m: container(m).update(name="main"), "no container 'pytorch'"),
+        (lambda m: container(m).pop("image"), "has no image"),
+        (lambda m: m["spec"]["pytorchReplicaSpecs"].update(Chief=master(m)), "types are Master and Worker"),
+        (lambda m: m["spec"].update(pytorchReplicaSpecs={}), "is empty"),
+        (lambda m: m["spec"].update(elasticPolicy={"maxReplicas": 2}), "needs replicas of type Worker"),
+        (lambda m: m["spec"].update(elasticPolicy={"nProcPerNode": 2}), "stands beside"),
+    ],
+)  # fmt: skip
+def test_what_the_webhook_refuses_or_nobody_checks(change: Any, said: str) -> None:
+    manifest = pytorchjob.manifest(job())
+    change(manifest)
+    assert any(said in problem for problem in check.problems(manifest)), check.problems(manifest)
+
+
+def master(manifest: dict[str, Any]) -> Any:
+    return manifest["spec"]["pytorchReplicaSpecs"]["Master"]
+
+
+def container(manifest: dict[str, Any]) -> Any:
+    return master(manifest)["template"]["spec"]["containers"][0]
+
+
+def test_one_volume_for_a_claim_that_is_mounted_twice() -> None:
+    spec = master(pytorchjob.manifest(ODD["everything"]))["template"]["spec"]
+    assert [item["name"] for item in spec["volumes"]] == ["shm", "claim-0"]
+    mounts = [(item["name"], item["mountPath"]) for item in spec["containers"][0]["volumeMounts"]]
+    assert mounts == [("shm", "/dev/shm"), ("claim-0", "/a"), ("claim-0", "/b")]
+
+
+def test_elastic_jobs_have_workers_only() -> None:
+    spec = pytorchjob.manifest(ODD["elastic"])["spec"]
+    assert list(spec["pytorchReplicaSpecs"]) == ["Worker"]
+    policy = spec["elasticPolicy"]
+    assert (policy["minReplicas"], policy["maxReplicas"], policy["rdzvBackend"]) == (1, 4, "c10d")
+    env = indexed_job.manifests(ODD["elastic"])[1]["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "PET_NNODES", "value": "1:4"} in env
+    with pytest.raises(ConfigError, match="no elastic"):
+        runai.command(ODD["elastic"])
+
+
+def test_the_jobs_own_environment_wins_over_the_profile() -> None:
+    spec = job(network={"profile": "tcp"}, env={"NCCL_IB_DISABLE": "0"})
+    env = container(pytorchjob.manifest(spec))["env"]
+    assert {"name": "NCCL_IB_DISABLE", "value": "0"} in env
+    assert {"name": "NCCL_IB_DISABLE", "value": "1"} not in env
+
+
+def test_no_shared_memory_and_root() -> None:
+    spec = master(pytorchjob.manifest(job(shared_memory="0", run_as_non_root=False)))["template"]["spec"]
+    assert "volumes" not in spec
+    assert "runAsNonRoot" not in spec["securityContext"]
+    assert "capabilities" not in spec["containers"][0]["securityContext"]
+
+
+def test_the_hash_tells_jobs_apart() -> None:
+    labels = [pytorchjob.manifest(job(gpus=number))["metadata"]["labels"][LABEL_SPEC] for number in (1, 1, 2)]
+    assert labels[0] == labels[1] != labels[2]
+
+
+def test_runai_says_what_it_leaves_out_and_quotes() -> None:
+    text = render("runai", job(fs_group=1, command=["sh", "-c", "echo 'a b'; $(x)"], shared_memory="1Gi"))
+    assert text.startswith("# Run:ai's command line has no option for: fs_group, shared_memory's size\n")
+    words = shlex.split(text, comments=True)
+    assert words[-3:] == ["sh", "-c", "echo 'a b'; $(x)"]
+    assert words[words.index("--workers") + 1] == "0"
+
+
+def test_an_image_and_a_known_target_are_needed() -> None:
+    with pytest.raises(ConfigError, match="no container image"):
+        render("pytorchjob", job(image=""))
+    with pytest.raises(ConfigError, match="slurm"):
+        render("slurm", job())
