@@ -1,0 +1,74 @@
+"""The cluster that KUBECONFIG names, and somebody at its command line. README.md tells of the variables."""
+
+import os
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster.user import GROUP, PLURAL, VERSION, Cluster, User
+
+NEEDED = ("KUBECONFIG", "KUBEDET_IMAGE", "KUBEDET_DATA_ROOT")
+
+
+def pytest_collection_modifyitems(items):
+    """Everything here needs a cluster and takes its time."""
+    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    missing = [name for name in NEEDED if not os.environ.get(name)]
+    for item in here:
+        item.add_marker(pytest.mark.slow)
+        item.add_marker(pytest.mark.timeout(900))
+        if missing:
+            item.add_marker(pytest.mark.skip(reason=f"no cluster is named: set {', '.join(missing)}"))
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """The cluster; skipped where it has no Training Operator."""
+    from kubernetes import client, config
+
+    config.load_kube_config()
+    namespace = os.environ.get("KUBEDET_NAMESPACE", "kubeflow")
+    api = client.ApiClient()
+    found = Cluster(client.CoreV1Api(api), client.CustomObjectsApi(api), namespace)
+    try:
+        found.custom.list_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, limit=1)
+    except client.ApiException as error:
+        if error.status != 404:
+            raise
+        pytest.skip("the cluster has no Training Operator: it does not know PyTorchJobs")
+    return found
+
+
+@pytest.fixture(scope="session")
+def common(cluster):
+    """Fields of every job's specification."""
+    fields = {
+        "cpu_request": "100m",
+        "memory_request": "256Mi",
+        "shared_memory": "256Mi",
+        "start_timeout": 300,
+    }
+    if os.environ.get("KUBEDET_PVC"):
+        mount = {"claim": os.environ["KUBEDET_PVC"], "path": os.environ["KUBEDET_DATA_ROOT"]}
+        fields["mounts"] = [mount]
+    if os.environ.get("KUBEDET_SPEC"):
+        fields |= yaml.safe_load(Path(os.environ["KUBEDET_SPEC"]).read_text())
+    return {**fields, "image": os.environ["KUBEDET_IMAGE"], "namespace": cluster.namespace}
+
+
+@pytest.fixture(scope="session")
+def work():
+    """URI of a folder under the data root that this run of the tests has to itself."""
+    root = os.environ["KUBEDET_DATA_ROOT"].rstrip("/")
+    return f"{root}/kubedet-tests/{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+
+
+@pytest.fixture
+def user(cluster, common, tmp_path):
+    """Someone at the command line; what they leave behind is removed."""
+    someone = User(cluster, common, tmp_path)
+    yield someone
+    someone.leave()

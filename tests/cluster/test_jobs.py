@@ -1,0 +1,108 @@
+"""Submit, stream, succeed, fail, stop: what a user sees, and what is left in the cluster."""
+
+import json
+import signal
+import time
+
+from tests.cluster.user import until
+
+SLEEP = "import time; print('up', flush=True); time.sleep(600)"
+COUNT = "import time\nfor i in range(2000):\n    print(f'line {i:04}', flush=True)\n    time.sleep(0.005)"
+
+
+def test_a_job_succeeds_and_every_line_arrives_once_and_in_order(user, cluster):
+    path, name = user.python(COUNT)
+    command, code = user.runs("job", "submit", "--spec", str(path), "--wait")
+    assert code == 0, str(command)
+    numbers = [line.rpartition("line ")[2] for line in command.lines if "line " in line]
+    assert numbers == [f"{number:04}" for number in range(2000)]
+    assert any(f"{name}-master-0" in line for line in command.lines)
+    listed, code = user.runs("job", "list", "-o", "json")
+    phases = {job["name"]: job["phase"] for job in json.loads("\n".join(listed.lines))}
+    assert (code, phases[name]) == (0, "succeeded")
+
+
+def test_lines_arrive_while_the_job_runs(user):
+    path, _ = user.python(
+        "import time\nprint('first', flush=True)\ntime.sleep(12)\nprint('last', flush=True)"
+    )
+    command = user.starts("job", "submit", "--spec", str(path), "--wait")
+    first = command.wait_for("first")
+    assert command.wait_for("last") - first > 8
+    assert command.end() == 0, str(command)
+
+
+def test_a_job_that_fails_says_where_and_why(user):
+    code = "import os, sys\nif os.environ['PET_NODE_RANK'] == '1':\n    print('out of luck'); sys.exit(3)\n"
+    path, name = user.python(code + "import time; time.sleep(600)", nodes=2)
+    command, exit_code = user.runs("job", "submit", "--spec", str(path), "--wait")
+    assert exit_code == 1, str(command)
+    for text in (f"{name}-worker-0", "exit code 3", "out of luck"):
+        assert text in command.errors, str(command)
+    waited, exit_code = user.runs("job", "wait", name)
+    assert exit_code == 1, str(waited)
+
+
+def test_the_same_job_is_adopted_and_another_of_its_name_replaces_it(user, cluster):
+    path, name = user.python(SLEEP)
+    assert user.runs("job", "submit", "--spec", str(path))[1] == 0
+    cluster.running(name, 1)
+    first = cluster.job(name)["metadata"]["uid"]
+    assert user.runs("job", "submit", "--spec", str(path))[1] == 0
+    assert cluster.job(name)["metadata"]["uid"] == first
+    changed, _ = user.python("print('other')", name=name)
+    command, code = user.runs("job", "submit", "--spec", str(changed), "--wait")
+    assert code == 0, str(command)
+    assert command.heard("other")
+    assert cluster.job(name)["metadata"]["uid"] != first
+
+
+def test_a_launcher_that_is_terminated_deletes_the_job(user, cluster):
+    path, name = user.python(SLEEP)
+    command = user.starts("job", "submit", "--spec", str(path), "--wait")
+    command.wait_for("up")
+    command.signal(signal.SIGTERM)
+    assert command.end() == 143, str(command)
+    assert cluster.job(name) is None
+    until(lambda: not cluster.pods(name), "the pods are gone")
+
+
+def test_stop_status_and_logs(user, cluster):
+    path, name = user.python(SLEEP)
+    assert user.runs("job", "submit", "--spec", str(path))[1] == 0
+    cluster.running(name, 1)
+    until(lambda: user.runs("job", "logs", name)[0].heard("up"), "the log")
+    status, code = user.runs("job", "status", name, "-o", "json")
+    found = json.loads("\n".join(status.lines))
+    assert (code, found["phase"], [pod["rank"] for pod in found["pods"]]) == (0, "running", [0])
+    ran, code = user.runs("job", "exec", name, "--", "python", "-c", "print(6 * 7); raise SystemExit(5)")
+    assert (code, ran.lines[-1]) == (5, "42"), str(ran)
+    assert user.runs("job", "stop", name)[1] == 0
+    assert cluster.job(name) is None
+    again, code = user.runs("job", "status", name)
+    assert code == 2, str(again)
+
+
+def test_pods_that_cannot_start_are_told_of_and_removed(user, cluster):
+    path, name = user.python("pass", image="registry.invalid/none:1", start_timeout=20)
+    began = time.monotonic()
+    command, code = user.runs("job", "submit", "--spec", str(path), "--wait")
+    assert code == 1, str(command)
+    assert time.monotonic() - began < 120
+    assert any(word in command.errors for word in ("ImagePullBackOff", "ErrImagePull")), str(command)
+    assert cluster.job(name) is None
+
+
+def test_a_pod_that_no_node_can_hold_is_explained(user):
+    path, _ = user.python("pass", gpus=1, gpu_resource="example.com/none", start_timeout=15)
+    command, code = user.runs("job", "submit", "--spec", str(path), "--wait")
+    assert code == 1, str(command)
+    assert "Insufficient example.com/none" in command.errors, str(command)
+
+
+def test_a_deadline_ends_the_job(user, cluster):
+    path, name = user.python(SLEEP, deadline=20)
+    command, code = user.runs("job", "submit", "--spec", str(path), "--wait")
+    assert code == 1, str(command)
+    assert "deadline" in command.errors, str(command)
+    assert cluster.job(name) is None
