@@ -153,9 +153,13 @@ class TrainConfig:
     epochs: Positive = 26
     """Passes over the training split."""
     batch_size: Positive = 4
-    """Images of each process in a forward pass."""
+    """Most images of each process in a forward pass."""
     accumulate: Positive = 1
-    """Forward passes that make one optimiser step."""
+    """Forward passes that make one optimiser step, where global_batch is 0."""
+    global_batch: Count = 0
+    """Images of one optimiser step over all processes, however many there are: each takes an
+    even share in as many forward passes as it needs. 0 is batch_size x accumulate x processes
+    at the start of the run."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Update rule."""
     lr: Annotated[float, Field(gt=0)] = 0.01
@@ -212,6 +216,12 @@ class EvaluationConfig:
     """Arithmetic of inference; fp32 scores what is exported."""
     metric: CocoMetric = "coco/AP"
     """Metric that chooses the best checkpoint."""
+    engine: Literal["hotcoco", "pycocotools"] = "hotcoco"
+    """Evaluator of the COCO metrics: the same numbers, the second is some 90 times slower."""
+    bootstrap: Positive = 200
+    """Samples behind the confidence of a comparison with the baseline."""
+    predictions: Literal["parquet", "json"] = "parquet"
+    """Form in which the predictions are kept; json is COCO's own results form, and larger."""
     gate: list[str] = field(default_factory=lambda: ["coco/AP >= 0.0"])
     """Rules `metric >= number` (or >, <, <=) that all must hold before a model is exported."""
 

@@ -1,105 +1,78 @@
-"""Refuse ground truth and detections that pycocotools would score wrongly or crash on.
+"""Refuse what the evaluators would score wrongly: unknown ids, boxes and scores that are no numbers.
 
-It takes NaN scores and unknown categories in silence and fails on others with an assertion.
+pycocotools takes a NaN score and an unknown category in silence, hotcoco an unknown image.
 """
 
-import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterator
+
+import numpy as np
 
 from trainer.errors import EvaluationError
+from trainer.evaluation.tables import EXAMPLES, Predictions, Truth
 
-EXAMPLES = 5
-"""Examples of each problem that an error lists."""
-
-
-def check_ground_truth(ground_truth: dict[str, Any]) -> None:
-    """Check that ground truth in COCO's form can be scored against.
-
-    Raises:
-        EvaluationError: it is empty, an id or name occurs twice, or annotations are malformed
-            or name unknown images or categories; with the count and the first examples.
-    """
-    if not isinstance(ground_truth, dict):
-        raise EvaluationError("ground truth is not a JSON object", fix="give a file in COCO's JSON form")
-    for key in ("images", "annotations", "categories"):
-        if not isinstance(ground_truth.get(key), list) or not ground_truth[key]:
-            raise EvaluationError(
-                f"ground truth has no {key}, so nothing can be scored",
-                fix="check that the split has images with boxes, and its file COCO's JSON form",
-            )
-    for key, field in (("images", "id"), ("categories", "id"), ("categories", "name")):
-        counts = Counter(item.get(field) for item in ground_truth[key])
-        wrong = [value for value, count in counts.items() if count > 1 or value is None]
-        if wrong:
-            raise EvaluationError(
-                f"ground truth: {len(wrong)} {key} without {field} or with one that occurs more than once: "
-                + ", ".join(map(repr, wrong[:EXAMPLES])),
-                fix=f"give each of the {key} its own {field}",
-            )
-    _check_items("ground truth", ground_truth["annotations"], ground_truth, scored=False)
+OUTSIDE = 1.0
+"""Pixels by which a detection may lie outside of its image: rounding, not another image's box."""
 
 
-def check_detections(ground_truth: dict[str, Any], detections: list[dict[str, Any]]) -> None:
-    """Check that each detection has a finite score and box, of a known image and category.
+def check_truth(truth: Truth) -> None:
+    """Check that each box is a finite one of a known image and category.
 
     Raises:
-        EvaluationError: one has not; with the count of each problem and the first examples.
+        EvaluationError: with the count of each problem and the first examples.
     """
-    if not isinstance(detections, list):
+    problems = list(_known(truth, truth)) + list(_boxes(truth.boxes))
+    problems.append(("a non-finite area", ~np.isfinite(truth.areas), truth.areas))
+    _refuse("ground truth", problems)
+
+
+def check_predictions(truth: Truth, predictions: Predictions) -> None:
+    """Check that each prediction has a finite score and box inside of a known image, of a known category.
+
+    Raises:
+        EvaluationError: with the count of each problem and the first examples.
+    """
+    problems = list(_known(truth, predictions)) + list(_boxes(predictions.boxes))
+    problems.append(("a non-finite score", ~np.isfinite(predictions.scores), predictions.scores))
+    problems.append(("a box outside of its image", _outside(truth, predictions), predictions.boxes))
+    _refuse("detections", problems)
+
+
+_Problem = tuple[str, np.ndarray, np.ndarray]
+
+
+def _known(truth: Truth, items: Truth | Predictions) -> Iterator[_Problem]:
+    yield "an unknown image id", ~np.isin(items.image_ids, truth.all_image_ids), items.image_ids
+    yield "an unknown category id", ~np.isin(items.labels, truth.category_ids), items.labels
+
+
+def _boxes(boxes: np.ndarray) -> Iterator[_Problem]:
+    finite = np.isfinite(boxes).all(axis=1)
+    yield "a non-finite box", ~finite, boxes
+    yield "a box of negative size", finite & (boxes[:, 2:] < 0).any(axis=1), boxes
+
+
+def _outside(truth: Truth, predictions: Predictions) -> np.ndarray:
+    """[N] bool. Images whose size is not given hold everything."""
+    by_id = sorted(truth.images, key=lambda image: image["id"])
+    sizes = np.array([[image.get("width") or np.inf, image.get("height") or np.inf] for image in by_id])
+    place = np.searchsorted(truth.all_image_ids, predictions.image_ids).clip(max=len(by_id) - 1)
+    known = np.isin(predictions.image_ids, truth.all_image_ids)
+    near, far = predictions.boxes[:, :2], predictions.boxes[:, :2] + predictions.boxes[:, 2:]
+    beyond = (near < -OUTSIDE) | (far > sizes[place] + OUTSIDE)
+    return np.asarray(known & beyond.any(axis=1))
+
+
+def _refuse(where: str, problems: list[_Problem]) -> None:
+    lines = []
+    for problem, wrong, values in problems:
+        places = np.flatnonzero(wrong)
+        if len(places):
+            examples = ", ".join(f"{values[place].tolist()!r} (item {place})" for place in places[:EXAMPLES])
+            lines.append(f"  {len(places)} with {problem}: {examples}")
+    if lines:
+        count = len(problems[0][1])
         raise EvaluationError(
-            "detections are not a list",
-            fix='give a list of {"image_id", "category_id", "bbox": [x, y, width, height], "score"}',
+            f"{where} ({count} in all) cannot be scored:\n" + "\n".join(lines),
+            fix="score detections against the ground truth of the same split and classes; boxes are "
+            "[x, y, width, height] in pixels",
         )
-    _check_items("detections", detections, ground_truth, scored=True)
-
-
-def _check_items(where: str, items: list[Any], ground_truth: dict[str, Any], *, scored: bool) -> None:
-    images = {image["id"] for image in ground_truth["images"]}
-    categories = {category["id"] for category in ground_truth["categories"]}
-    problems: dict[str, list[str]] = defaultdict(list)
-    counts: Counter[str] = Counter()
-    for place, item in enumerate(items):
-        for problem, value in _problems(item, images, categories, scored=scored):
-            counts[problem] += 1
-            if counts[problem] <= EXAMPLES:
-                problems[problem].append(f"{value!r} (item {place})")
-    if not counts:
-        return
-    lines = [
-        f"  {counts[problem]} with {problem}: {', '.join(examples)}" for problem, examples in problems.items()
-    ]
-    raise EvaluationError(
-        f"{where} ({len(items)} in all) cannot be scored:\n" + "\n".join(lines),
-        fix="score detections against the ground truth of the same split and classes; boxes are "
-        "[x, y, width, height] in pixels",
-    )
-
-
-def _problems(
-    item: Any, images: set[Any], categories: set[Any], *, scored: bool
-) -> Iterable[tuple[str, object]]:
-    try:
-        image, category, box = item["image_id"], item["category_id"], item["bbox"]
-        score = item["score"] if scored else 0.0
-        known_image, known_category = image in images, category in categories
-    except (TypeError, KeyError):
-        yield "missing or malformed fields", item
-        return
-    if not known_image:
-        yield "an unknown image id", image
-    if not known_category:
-        yield "an unknown category id", category
-    if not (isinstance(box, list | tuple) and len(box) == 4 and all(map(_finite, box))):
-        yield "a malformed or non-finite box", box
-    elif box[2] < 0 or box[3] < 0:
-        yield "a box of negative size", box
-    if not scored and not _finite(item.get("area", 0)):
-        yield "a non-finite area", item["area"]
-    if not _finite(score):
-        yield "a non-finite score", score
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

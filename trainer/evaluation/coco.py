@@ -1,24 +1,23 @@
-"""The COCO box metrics, by pycocotools, and the average precision of each class.
+"""The COCO box metrics, and those of each class.
 
 Definitions: https://cocodataset.org/#detection-eval. Average precision is the mean of the
 interpolated precision at 101 recalls, over ten IoU thresholds from 0.5 to 0.95. Small is an
 area below 32 x 32 pixels, large one above 96 x 96. -1 stands for "no ground truth".
 """
 
-import contextlib
-import io
-import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
 from trainer.errors import EvaluationError
-from trainer.evaluation.checks import check_detections, check_ground_truth
+from trainer.evaluation import engines
+from trainer.evaluation.checks import check_predictions, check_truth
+from trainer.evaluation.engines import Arrays
+from trainer.evaluation.tables import Predictions, Truth, parse_json
 
 METRICS = {
     "coco/AP": "mean over IoU 0.50 to 0.95",
@@ -49,7 +48,8 @@ class CocoResult:
     metrics: dict[str, float]
     """The twelve numbers, by the names in METRICS."""
     per_class: dict[str, dict[str, float]]
-    """For each class by name: "AP", "AP50" (-1 without boxes) and "boxes" (crowds not counted)."""
+    """For each class by name: AP, AP50, AP75, APs, APm, APl, AR100 (-1 without boxes of the
+    size) and boxes (crowds not counted)."""
     precision: np.ndarray
     """[T, R, K] precision at IOU_THRESHOLDS x RECALLS x classes in the order of per_class, for
     100 detections an image and all sizes; -1 where a class has no boxes."""
@@ -58,7 +58,7 @@ class CocoResult:
 
 
 def evaluate_files(
-    ground_truth_json: str | Path, detections_json: str | Path
+    ground_truth_json: str | Path, detections_json: str | Path, *, engine: str = "hotcoco"
 ) -> dict[str, float | dict[str, dict[str, float]]]:
     """Score a file of detections against a file of ground truth, both in COCO's JSON form.
 
@@ -68,36 +68,38 @@ def evaluate_files(
     Raises:
         EvaluationError: a file cannot be read, or does not fit the other one.
     """
-    result = evaluate(_read(ground_truth_json), _read(detections_json))
+    result = evaluate(_read(ground_truth_json), _read(detections_json), engine=engine)
     return {**result.metrics, "per_class": result.per_class}
 
 
-def evaluate(ground_truth: dict[str, Any], detections: list[dict[str, Any]]) -> CocoResult:
+def evaluate(
+    ground_truth: Truth | Mapping[str, Any],
+    detections: Predictions | Sequence[Mapping[str, Any]],
+    *,
+    engine: str = "hotcoco",
+) -> CocoResult:
     """Score detections against ground truth. Neither is changed.
 
     Args:
-        ground_truth: {"images", "annotations", "categories"} in COCO's form; boxes are
-            [x, y, width, height] in pixels; "iscrowd" and "area" may be missing.
-        detections: [{"image_id", "category_id", "bbox", "score"}]; may be empty.
+        ground_truth: columns, or {"images", "annotations", "categories"} in COCO's form; boxes
+            are [x, y, width, height] in pixels; "iscrowd" and "area" may be missing.
+        detections: columns, or [{"image_id", "category_id", "bbox", "score"}]; may be empty.
+        engine: one of engines.ENGINES.
 
     Raises:
         EvaluationError: there is no ground truth, or ids, boxes or scores cannot be used; with
             their count and the first examples.
     """
-    check_ground_truth(ground_truth)
-    check_detections(ground_truth, detections)
-    with contextlib.redirect_stdout(io.StringIO()):
-        scored = COCOeval(_ground_truth(ground_truth), _detections(ground_truth, detections), "bbox")
-        scored.evaluate()
-        scored.accumulate()
-        scored.summarize()
-    # Dimensions are T, R, K, sizes (all first) and limits of detections (100 last).
-    precision = scored.eval["precision"][:, :, :, 0, -1]
+    truth = ground_truth if isinstance(ground_truth, Truth) else Truth.from_coco(ground_truth)
+    found = detections if isinstance(detections, Predictions) else Predictions.from_coco(detections)
+    check_truth(truth)
+    check_predictions(truth, found)
+    arrays = engines.run(engine, truth, found)
     return CocoResult(
-        metrics={name: float(value) for name, value in zip(METRICS, scored.stats, strict=True)},
-        per_class=_per_class(ground_truth, precision),
-        precision=precision,
-        scores=scored.eval["scores"][:, :, :, 0, -1],
+        metrics=dict(zip(METRICS, _twelve(arrays), strict=True)),
+        per_class=_per_class(truth, arrays),
+        precision=arrays.precision[:, :, :, 0, -1],
+        scores=arrays.scores[:, :, :, 0, -1],
     )
 
 
@@ -133,71 +135,39 @@ def number(value: float) -> str:
 
 def _read(path: str | Path) -> Any:
     try:
-        return json.loads(Path(path).read_bytes())
+        data = Path(path).read_bytes()
     except OSError as error:
         raise EvaluationError(f"{path} cannot be read: {error.strerror}", fix="check the path") from None
-    except ValueError as error:
-        raise EvaluationError(f"{path} is not JSON: {error}", fix="give a file in COCO's JSON form") from None
+    return parse_json(data, path)
 
 
-def _ground_truth(ground_truth: dict[str, Any]) -> COCO:
-    # Numbered anew from 1: pycocotools takes a match with an annotation of id 0 for none.
-    annotations = [
-        {
-            "id": new_id,
-            "image_id": item["image_id"],
-            "category_id": item["category_id"],
-            "bbox": item["bbox"],
-            "area": item.get("area", item["bbox"][2] * item["bbox"][3]),
-            "iscrowd": int(item.get("iscrowd", 0)),
-        }
-        for new_id, item in enumerate(ground_truth["annotations"], start=1)
-    ]
-    return _coco(ground_truth, annotations)
+def _twelve(arrays: Arrays) -> list[float]:
+    """The means that pycocotools' summary takes, in the order of METRICS."""
+    precision, recall = arrays.precision[..., -1], arrays.recall
+    found = [_mean(precision[..., 0]), _mean(precision[0, ..., 0]), _mean(precision[5, ..., 0])]
+    found += [_mean(precision[..., size]) for size in (1, 2, 3)]
+    found += [_mean(recall[:, :, 0, limit]) for limit in (0, 1, 2)]
+    return found + [_mean(recall[:, :, size, -1]) for size in (1, 2, 3)]
 
 
-def _detections(ground_truth: dict[str, Any], detections: list[dict[str, Any]]) -> COCO:
-    # As COCO.loadRes does, which fails on an empty list and writes into the caller's dicts.
-    annotations = [
-        {
-            "id": new_id,
-            "image_id": item["image_id"],
-            "category_id": item["category_id"],
-            "bbox": item["bbox"],
-            "area": item["bbox"][2] * item["bbox"][3],
-            "iscrowd": 0,
-            "score": item["score"],
-        }
-        for new_id, item in enumerate(detections, start=1)
-    ]
-    return _coco(ground_truth, annotations)
-
-
-def _coco(ground_truth: dict[str, Any], annotations: list[dict[str, Any]]) -> COCO:
-    coco = COCO()
-    coco.dataset = {
-        "images": ground_truth["images"],
-        "categories": ground_truth["categories"],
-        "annotations": annotations,
-    }
-    coco.createIndex()
-    return coco
-
-
-def _per_class(ground_truth: dict[str, Any], precision: np.ndarray) -> dict[str, dict[str, float]]:
-    boxes = Counter(item["category_id"] for item in ground_truth["annotations"] if not item.get("iscrowd", 0))
-    # COCOeval orders classes by id.
-    categories = sorted(ground_truth["categories"], key=lambda category: category["id"])
+def _per_class(truth: Truth, arrays: Arrays) -> dict[str, dict[str, float]]:
+    boxes = Counter(truth.labels[~truth.crowd].tolist())
+    precision, recall = arrays.precision[..., -1], arrays.recall[:, :, 0, -1]
     return {
         category["name"]: {
-            "AP": _mean(precision[:, :, place]),
-            "AP50": _mean(precision[0, :, place]),
+            "AP": _mean(precision[:, :, place, 0]),
+            "AP50": _mean(precision[0, :, place, 0]),
+            "AP75": _mean(precision[5, :, place, 0]),
+            "APs": _mean(precision[:, :, place, 1]),
+            "APm": _mean(precision[:, :, place, 2]),
+            "APl": _mean(precision[:, :, place, 3]),
+            "AR100": _mean(recall[:, place]),
             "boxes": boxes[category["id"]],
         }
-        for place, category in enumerate(categories)
+        for place, category in enumerate(truth.categories)
     }
 
 
-def _mean(precision: np.ndarray) -> float:
-    known = precision[precision > -1]
-    return float(known.mean()) if known.size else -1.0
+def _mean(values: np.ndarray) -> float:
+    known = values[values > -1]
+    return float(np.mean(known)) if known.size else -1.0

@@ -1,6 +1,5 @@
 """Score a checkpoint on a split and write what people and machines read of it."""
 
-import json
 import logging
 import platform
 from typing import Any
@@ -28,7 +27,7 @@ def evaluate(checkpoint_uri: str, shards_uri: str, output_uri: str, config: Conf
     Args:
         checkpoint_uri: best.pt of a run (its metrics.jsonl beside it gives the curves).
         shards_uri: folder that the shard step wrote.
-        output_uri: folder for metrics.json, predictions.json, table.txt, report.html, report.md.
+        output_uri: folder for metrics.json, predictions.parquet, table.txt, report.html, report.md.
         config: image size, precision, gate.
 
     Returns:
@@ -45,7 +44,7 @@ def evaluate(checkpoint_uri: str, shards_uri: str, output_uri: str, config: Conf
     world = World(rank=0, size=1, device=device)
     found = predict_split(detector.to(device), dataset, config, world)
     truth = dataset.annotations()
-    result = coco.evaluate(truth, found)
+    result = coco.evaluate(truth, found, engine=config.evaluation.engine)
     summary = {
         "split": dataset.split,
         "images": len(dataset),
@@ -55,7 +54,8 @@ def evaluate(checkpoint_uri: str, shards_uri: str, output_uri: str, config: Conf
         "step": meta["step"],
         "fingerprint": dataset.fingerprint,
     }
-    storage.write_bytes(storage.join(output_uri, "predictions.json"), json.dumps(found).encode())
+    made_of = {"fingerprint": dataset.fingerprint, "checkpoint": checkpoint_uri, "split": dataset.split}
+    found.write(storage.join(output_uri, f"predictions.{config.evaluation.predictions}"), made_of)
     storage.write_bytes(storage.join(output_uri, "table.txt"), coco.table(result).encode())
     data = ReportData(
         title=f"{config.recipe} on {dataset.split}",
@@ -66,7 +66,7 @@ def evaluate(checkpoint_uri: str, shards_uri: str, output_uri: str, config: Conf
         precision=result.precision,
         verdict=_verdict(result.metrics, config),
         training=read_rows(storage.parent(checkpoint_uri)),
-        gallery=gallery.worst_images(truth, found),
+        gallery=gallery.worst_images(truth, found.take(found.scores >= gallery.SCORE).to_coco()),
         load_image=_image_loader(dataset),
         dataset={
             name: {"images": split["samples"], "boxes": split["boxes"]}

@@ -101,14 +101,16 @@ def test_no_detections_score_zero():
     result = coco.evaluate(TRUTH, [])
     assert result.metrics["coco/AP"] == 0.0
     assert result.metrics["coco/APl"] == -1.0
-    assert result.per_class["dog"] == {"AP": 0.0, "AP50": 0.0, "boxes": 1}
+    assert result.per_class["dog"]["AP"] == result.per_class["dog"]["AR100"] == 0.0
+    assert (result.per_class["dog"]["APl"], result.per_class["dog"]["boxes"]) == (-1.0, 1)
 
 
 def test_class_without_boxes_is_left_out():
     ground_truth = truth([(0, 0, [10, 10, 50, 50])])
     result = coco.evaluate(ground_truth, [found(0, 0, [10, 10, 50, 50]), found(1, 1, [5, 5, 9, 9])])
     assert result.metrics["coco/AP"] == pytest.approx(1.0)
-    assert result.per_class["dog"] == {"AP": -1.0, "AP50": -1.0, "boxes": 0}
+    assert result.per_class["dog"].pop("boxes") == 0
+    assert set(result.per_class["dog"].values()) == {-1.0}
 
 
 def test_crowds_are_neither_counted_nor_false():
@@ -136,10 +138,10 @@ def test_optional_fields_may_be_missing_and_nothing_is_changed():
         (found(0, 5, [0, 0, 5, 5]), "1 with an unknown category id: 5"),
         (found(0, 0, [0, 0, 5, 5], math.nan), "1 with a non-finite score: nan"),
         (found(0, 0, [0, 0, 5, 5], math.inf), "1 with a non-finite score: inf"),
-        (found(0, 0, [0, 0, 5, 5], "0.5"), "1 with a non-finite score: '0.5'"),
-        (found(0, 0, [0, math.nan, 5, 5]), "1 with a malformed or non-finite box"),
-        (found(0, 0, [0, 0, 5]), "1 with a malformed or non-finite box"),
-        (found(0, 0, None), "1 with a malformed or non-finite box"),
+        (found(0, 0, [0, 0, 5, 5], "0.5"), "1 with missing or malformed fields"),
+        (found(0, 0, [0, math.nan, 5, 5]), "1 with a non-finite box"),
+        (found(0, 0, [0, 0, 5]), "1 with missing or malformed fields"),
+        (found(0, 0, None), "1 with missing or malformed fields"),
         (found(0, 0, [0, 0, -5, 5]), "1 with a box of negative size"),
         ({"image_id": 0}, "1 with missing or malformed fields"),
         ("text", "1 with missing or malformed fields"),

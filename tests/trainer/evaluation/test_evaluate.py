@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,8 @@ from trainer.distributed import SINGLE
 from trainer.errors import EvaluationError
 from trainer.evaluation import coco
 from trainer.evaluation.evaluate import evaluate
-from trainer.evaluation.inference import predict_split, to_coco
+from trainer.evaluation.inference import in_images, predict_split
+from trainer.evaluation.tables import Predictions
 from trainer.model.detector import build
 from trainer.model.postprocess import Detections
 
@@ -45,12 +47,13 @@ def test_everything_is_written_and_agrees(saved, shards, config, tmp_path):
     summary = evaluate(saved(), shards, output, config)
     assert summary["split"] == "test" and summary["images"] == 4 and summary["step"] == 7
     written = {path.name for path in (tmp_path / "evaluation").iterdir()}
-    assert written == {"metrics.json", "predictions.json", "table.txt", "report.html", "report.md"}
+    assert written == {"metrics.json", "predictions.parquet", "table.txt", "report.html", "report.md"}
     assert json.loads((tmp_path / "evaluation" / "metrics.json").read_text()) == summary
-    predictions = json.loads((tmp_path / "evaluation" / "predictions.json").read_text())
+    predictions, made_of = Predictions.read(str(tmp_path / "evaluation" / "predictions.parquet"))
+    assert made_of["fingerprint"] == summary["fingerprint"]
     truth = ShardDataset(shards, "test").annotations()
     assert coco.evaluate(truth, predictions).metrics == summary["metrics"]
-    assert {p["image_id"] for p in predictions} == {image["id"] for image in truth["images"]}
+    assert set(predictions.image_ids.tolist()) == {image["id"] for image in truth["images"]}
 
 
 def test_other_classes_are_refused_by_name(saved, shards, config, tmp_path):
@@ -68,9 +71,8 @@ def test_every_image_is_predicted_once_whatever_the_batch(shards, tiny):
     first = predict_split(detector, dataset, one, SINGLE)
     second = predict_split(detector, dataset, five, SINGLE)
     assert len(first) == len(second)
-    assert [d["image_id"] for d in first] == sorted(d["image_id"] for d in first)
-    for a, b in zip(first, second, strict=True):
-        assert a["score"] == pytest.approx(b["score"], abs=1e-5)
+    assert first.image_ids.tolist() == sorted(first.image_ids.tolist())
+    assert first.scores == pytest.approx(second.scores, abs=1e-5)
 
 
 def test_boxes_come_back_to_the_image_and_are_clipped():
@@ -78,5 +80,5 @@ def test_boxes_come_back_to_the_image_and_are_clipped():
         torch.tensor([[[10.0, 20.0, 30.0, 96.0], [0.0, 0.0, 0.0, 0.0]]]), torch.tensor([[0.5, 0.0]]),
         torch.tensor([[3, -1]]), torch.tensor([1]),
     )  # fmt: skip
-    (result,) = to_coco(found, [42], [0.5], {42: (50, 150)})
+    (result,) = in_images(found, [42], [0.5], {42: np.array([50, 150])}).to_coco()
     assert result == {"image_id": 42, "category_id": 3, "bbox": [20.0, 40.0, 30.0, 110.0], "score": 0.5}

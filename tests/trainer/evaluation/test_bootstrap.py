@@ -1,0 +1,102 @@
+"""The paired bootstrap: exact where it can be computed otherwise, and right about its confidence."""
+
+import numpy as np
+import pytest
+
+from tests.trainer.evaluation.test_engines import odd_case
+from trainer.evaluation import bootstrap, coco
+from trainer.evaluation.matching import match
+from trainer.evaluation.tables import Predictions, Truth
+
+
+def matched(truth: Truth, found: Predictions):
+    return match(truth, found, coco.IOU_THRESHOLDS)
+
+
+def test_a_weight_is_the_image_so_many_times() -> None:
+    """Two copies of an image, all boxes with them, score as the image with weight 2."""
+    for seed in range(40):
+        truth, found = odd_case(seed)
+        # Without ties, whose order among the copies would be another.
+        found = Predictions(*found._all()[:3], found.scores + 1e-9 * np.arange(len(found)))
+        random = np.random.default_rng(seed)
+        weights = random.integers(0, 3, len(truth.images))
+        repeated_truth, repeated = repeat(truth, found, weights)
+        if not len(repeated_truth.image_ids):
+            continue
+        matches = matched(truth, found)
+        copies = matched(repeated_truth, repeated)
+        for place in range(len(truth.categories)):
+            ours = bootstrap._precision(matches, place, weights[None].astype(np.int32))[0]
+            expected = bootstrap.average_precision(copies, place)
+            assert np.isnan(ours) == np.isnan(expected)
+            assert np.isnan(ours) or ours == pytest.approx(expected, abs=1e-9)
+
+
+def repeat(truth: Truth, found: Predictions, weights: np.ndarray) -> tuple[Truth, Predictions]:
+    ids = truth.all_image_ids
+    images, rows, found_rows, new_ids, new_found_ids = [], [], [], [], []
+    for place, weight in enumerate(weights):
+        for _ in range(weight):
+            images.append({"id": len(images), "width": 200, "height": 200})
+            these = np.flatnonzero(truth.image_ids == ids[place])
+            those = np.flatnonzero(found.image_ids == ids[place])
+            rows.append(these), found_rows.append(those)
+            new_ids += [len(images) - 1] * len(these)
+            new_found_ids += [len(images) - 1] * len(those)
+    take = np.concatenate(rows) if rows else np.zeros(0, int)
+    some = np.concatenate(found_rows) if found_rows else np.zeros(0, int)
+    columns = (truth.labels[take], truth.boxes[take], truth.areas[take], truth.crowd[take])
+    kept = found.take(some)
+    return (
+        Truth(images, truth.categories, np.array(new_ids, int), *columns),
+        Predictions(np.array(new_found_ids, int), kept.labels, kept.boxes, kept.scores),
+    )
+
+
+def scene(quality: float, seed: int, images: int = 120) -> tuple[Truth, Predictions]:
+    """One object an image, found with that probability; the same objects for every seed."""
+    random = np.random.default_rng(seed)
+    boxes = np.tile([50.0, 50.0, 40.0, 40.0], (images, 1))
+    truth = Truth(
+        [{"id": i, "width": 200, "height": 200} for i in range(images)], [{"id": 1, "name": "cat"}],
+        np.arange(images), np.ones(images, int), boxes, np.full(images, 1600.0), np.zeros(images, bool),
+    )  # fmt: skip
+    shift = np.where(random.random(images) < quality, 0.0, 60.0)
+    moved = boxes + np.stack([shift, shift * 0, shift * 0, shift * 0], axis=1)
+    return truth, Predictions(truth.image_ids, truth.labels, moved, random.random(images))
+
+
+def test_a_clear_change_is_sure_and_none_is_not() -> None:
+    truth, bad = scene(0.4, 1)
+    _, good = scene(0.9, 2)
+    better = bootstrap.compare(matched(truth, bad), matched(truth, good), truth.names)
+    assert better.overall.sure == better.per_class["cat"].sure == 1
+    assert better.overall.low <= better.overall.delta <= better.overall.high
+    worse = bootstrap.compare(matched(truth, good), matched(truth, bad), truth.names)
+    assert worse.overall.sure == -1
+    same = bootstrap.compare(matched(truth, good), matched(truth, good), truth.names)
+    assert (same.overall.delta, same.overall.low, same.overall.high, same.overall.sure) == (0, 0, 0, 0)
+
+
+def test_it_is_repeatable_and_classes_without_objects_are_left_out() -> None:
+    truth, found = odd_case(7)
+    shifted = Predictions(found.image_ids, found.labels, found.boxes * 0.9, found.scores)
+    pair = matched(truth, found), matched(truth, shifted)
+    one = bootstrap.compare(*pair, truth.names, samples=50)
+    assert one == bootstrap.compare(*pair, truth.names, samples=50)
+    with_objects = {name for name, i in zip(truth.names, truth.category_ids, strict=True)
+                    if (truth.labels[~truth.crowd] == i).any()}  # fmt: skip
+    assert set(one.per_class) == with_objects
+
+
+@pytest.mark.slow
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    """Of two detectors of the same quality the interval should miss zero in about 5 % of trials."""
+    missed = 0
+    for trial in range(100):
+        truth, one = scene(0.6, 1000 + trial, images=60)
+        _, other = scene(0.6, 5000 + trial, images=60)
+        change = bootstrap.compare(matched(truth, one), matched(truth, other), truth.names, samples=200)
+        missed += change.overall.sure != 0
+    assert missed <= 14

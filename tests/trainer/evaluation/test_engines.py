@@ -1,0 +1,81 @@
+"""Every evaluator and our own matching, against pycocotools: on hundreds of odd cases."""
+
+import numpy as np
+import pytest
+
+from trainer.errors import EvaluationError
+from trainer.evaluation import bootstrap, coco, engines
+from trainer.evaluation.matching import match
+from trainer.evaluation.tables import Predictions, Truth
+
+CASES = 300
+
+
+def odd_case(seed: int) -> tuple[Truth, Predictions]:
+    """A few images with crowds, ties, repeated boxes, classes without objects, and many predictions."""
+    random = np.random.default_rng(seed)
+    images = [
+        {"id": int(i), "file_name": f"{i}.jpg", "width": 200, "height": 200}
+        for i in random.choice(1000, random.integers(1, 7), replace=False)
+    ]
+    categories = [
+        {"id": int(i), "name": f"class {i}"} for i in random.choice(50, random.integers(1, 6), False)
+    ]
+    ids = np.array([image["id"] for image in images])
+    labels = np.array([category["id"] for category in categories])
+    count = int(random.integers(1, 30))
+    boxes = random.integers(0, 60, (count, 4)).astype(float) * [1, 1, 2, 2] + [0, 0, 1, 1]
+    truth = Truth(
+        images, sorted(categories, key=lambda category: category["id"]), random.choice(ids, count),
+        random.choice(labels[: random.integers(1, len(labels) + 1)], count), boxes, boxes[:, 2] * boxes[:, 3],
+        random.random(count) < random.choice([0, 0.3]),
+    )  # fmt: skip
+    many = int(random.choice([0, 5, 40, 150, 400]))
+    near = random.integers(0, count, many)
+    moved = boxes[near] + random.choice([0, 1, 5], (many, 1)) * random.normal(0, 1, (many, 4))
+    moved = np.clip(moved, 0, None)
+    moved[:, :2] = np.clip(moved[:, :2], 0, 199)
+    moved[:, 2:] = np.clip(moved[:, 2:], 0, 200 - moved[:, :2])
+    wrong = random.random(many) < 0.2
+    return truth, Predictions(
+        np.where(wrong, random.choice(ids, many), truth.image_ids[near]),
+        np.where(random.random(many) < 0.1, random.choice(labels, many), truth.labels[near]),
+        moved,
+        np.round(random.random(many), int(random.integers(1, 5))),
+    )
+
+
+@pytest.mark.parametrize("tenth", range(10))
+def test_all_agree_with_pycocotools(tenth: int) -> None:
+    for seed in range(tenth * CASES // 10, (tenth + 1) * CASES // 10):
+        truth, found = odd_case(seed)
+        oracle = engines.run("pycocotools", truth, found)
+        arrays = engines.run("hotcoco", truth, found)
+        for name in ("precision", "recall"):
+            assert np.abs(getattr(arrays, name) - getattr(oracle, name)).max() <= 1e-12, (seed, name)
+        result = coco.evaluate(truth, found)
+        fallback = coco.evaluate(truth, found, engine="pycocotools")
+        for name, value in fallback.metrics.items():
+            assert result.metrics[name] == pytest.approx(value, abs=1e-12), (seed, name)
+        matches = match(truth, found, coco.IOU_THRESHOLDS)
+        for place, name in enumerate(truth.names):
+            ours = bootstrap.average_precision(matches, place)
+            expected = fallback.per_class[name]["AP"]
+            assert (np.isnan(ours) and expected == -1) or ours == pytest.approx(expected, abs=1e-12), seed
+
+
+def test_the_cases_are_odd_enough() -> None:
+    cases = [odd_case(seed) for seed in range(CASES)]
+    assert sum(not len(found) for _, found in cases) > 20
+    assert sum(truth.crowd.any() for truth, _ in cases) > 50
+    assert sum(len(set(truth.labels)) < len(truth.categories) for truth, _ in cases) > 50
+    assert sum(len(set(found.scores)) < len(found) for _, found in cases) > 100
+    per_image = [np.unique(found.image_ids, return_counts=True)[1].max(initial=0) for _, found in cases]
+    assert max(per_image) == 400
+    scores = [coco.evaluate(*case).metrics["coco/AP"] for case in cases[:60]]
+    assert 0.05 < np.mean(scores) < 0.8
+
+
+def test_an_unknown_evaluator() -> None:
+    with pytest.raises(EvaluationError, match="no evaluator 'torch'"):
+        coco.evaluate(*odd_case(1), engine="torch")

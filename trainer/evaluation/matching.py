@@ -1,0 +1,162 @@
+"""Which prediction matches which object, as COCO defines it: kept as columns for all that counts them.
+
+COCO's rules (pycocotools, cocoeval.py, evaluateImg): within an image and class the predictions,
+best score first, each take the free object they overlap most, if by the threshold at least; what
+then only lies in a crowd is neither right nor wrong. Here all images and classes go side by side:
+the best predictions of each first, then the second best, and so on.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from trainer.evaluation.tables import Predictions, Truth
+
+LIMIT = 100
+"""Predictions of one class in an image that count, as in COCO."""
+
+
+@dataclass(frozen=True)
+class Matches:
+    """N predictions, class after class, best score first within each."""
+
+    thresholds: np.ndarray
+    """[T] IoU thresholds."""
+    starts: np.ndarray
+    """[K + 1] first row of each class, in the order of category ids."""
+    images: np.ndarray
+    """[N] place of each prediction's image among the I images in the order of their ids."""
+    scores: np.ndarray
+    """[N] float64."""
+    right: np.ndarray
+    """[N, T] bool: matches an object."""
+    ignored: np.ndarray
+    """[N, T] bool: lies in a crowd and matches nothing else."""
+    truth_starts: np.ndarray
+    """[K + 1] first object of each class; crowds are left out."""
+    truth_images: np.ndarray
+    """[G] place of the image of each object."""
+    image_count: int
+    """I."""
+
+    def of_class(self, place: int) -> slice:
+        """Rows of a class's predictions."""
+        return slice(int(self.starts[place]), int(self.starts[place + 1]))
+
+    def objects(self, place: int) -> np.ndarray:
+        """Places of the images of a class's objects."""
+        return self.truth_images[int(self.truth_starts[place]) : int(self.truth_starts[place + 1])]
+
+
+def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Matches:
+    """Match predictions with objects of their class and image.
+
+    Args:
+        truth: ground truth, checked.
+        predictions: predictions, checked.
+        thresholds: [T] IoU thresholds.
+    """
+    image_ids, category_ids = truth.all_image_ids, truth.category_ids
+    found = _Side(np.searchsorted(image_ids, predictions.image_ids),
+                  np.searchsorted(category_ids, predictions.labels), len(image_ids))  # fmt: skip
+    objects = _Side(np.searchsorted(image_ids, truth.image_ids),
+                    np.searchsorted(category_ids, truth.labels), len(image_ids))  # fmt: skip
+    # By class, image, then score; ties keep their order, as in a stable sort of each image.
+    order = np.lexsort((-predictions.scores, found.groups))
+    rank = _rank(found.groups[order])
+    order, rank = order[rank < LIMIT], rank[rank < LIMIT]
+    truth_order = np.argsort(objects.groups, kind="stable")
+    right, ignored = _assign(
+        found.groups[order], rank, predictions.boxes[order],
+        objects.groups[truth_order], truth.boxes[truth_order], truth.crowd[truth_order], thresholds,
+    )  # fmt: skip
+    # Now by class and score; ties in the order of image and rank, as pycocotools concatenates them.
+    final = np.lexsort((-predictions.scores[order], found.labels[order]))
+    kept = truth_order[~truth.crowd[truth_order]]
+    classes = np.arange(len(category_ids) + 1)
+    return Matches(
+        thresholds=thresholds,
+        starts=np.searchsorted(found.labels[order][final], classes),
+        images=found.images[order][final],
+        scores=predictions.scores[order][final],
+        right=right[final],
+        ignored=ignored[final],
+        truth_starts=np.searchsorted(objects.labels[kept], classes),
+        truth_images=objects.images[kept],
+        image_count=len(image_ids),
+    )
+
+
+class _Side:
+    """Images, labels and the groups of both (class-major) of predictions or objects."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, image_count: int) -> None:
+        self.images, self.labels = images, labels
+        self.groups = labels * image_count + images
+
+
+def _rank(groups: np.ndarray) -> np.ndarray:
+    """Place of each row within its group; groups [N] are sorted."""
+    if not len(groups):
+        return np.zeros(0, np.int64)
+    first = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]])
+    return np.arange(len(groups)) - np.repeat(first, np.diff(np.r_[first, len(groups)]))
+
+
+def _assign(
+    groups: np.ndarray,
+    rank: np.ndarray,
+    boxes: np.ndarray,
+    truth_groups: np.ndarray,
+    truth_boxes: np.ndarray,
+    crowd: np.ndarray,
+    thresholds: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return [N, T] right and ignored of predictions sorted by group and score."""
+    count = len(thresholds)
+    right = np.zeros((len(groups), count), bool)
+    ignored = np.zeros((len(groups), count), bool)
+    low = np.searchsorted(truth_groups, groups, "left")
+    rivals = np.searchsorted(truth_groups, groups, "right") - low
+    # Pairs of prediction and object; most predictions of a class have no object in their image.
+    with_rivals = np.flatnonzero(rivals)
+    by_rank = with_rivals[np.argsort(rank[with_rivals], kind="stable")]
+    ends = np.searchsorted(rank[by_rank], np.arange(rank.max(initial=-1) + 2))
+    taken = np.zeros((len(truth_groups), count), bool)
+    bounds = np.minimum(thresholds, 1 - 1e-10)
+    for begin, end in pairwise(ends):
+        rows = by_rank[begin:end]
+        sizes = rivals[rows]
+        starts = np.r_[0, np.cumsum(sizes)[:-1]]
+        objects = np.repeat(low[rows] - starts, sizes) + np.arange(sizes.sum())
+        overlap = _iou(np.repeat(boxes[rows], sizes, axis=0), truth_boxes[objects], crowd[objects])
+        near = overlap[:, None] >= bounds
+        free = near & ~taken[objects] & ~crowd[objects, None]
+        chosen = _last_best(np.where(free, overlap[:, None], -1.0), starts, sizes)
+        hit = chosen >= 0
+        column = np.nonzero(hit)[1]
+        taken[objects[chosen[hit]], column] = True
+        right[rows] = hit
+        in_crowd = np.logical_or.reduceat(near & crowd[objects, None], starts, axis=0)
+        ignored[rows] = ~hit & in_crowd
+    return right, ignored
+
+
+def _last_best(overlap: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Of each segment the pair of most overlap, the last among equals; -1 where none is free. [S, T]."""
+    best = np.maximum.reduceat(overlap, starts, axis=0)
+    is_best = (overlap == np.repeat(best, sizes, axis=0)) & (overlap >= 0)
+    places = np.where(is_best, np.arange(len(overlap))[:, None], -1)
+    return np.maximum.reduceat(places, starts, axis=0)
+
+
+def _iou(one: np.ndarray, other: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+    """[P] overlap of pairs of boxes; with a crowd the share of the prediction that lies in it."""
+    near = np.maximum(one[:, :2], other[:, :2])
+    far = np.minimum(one[:, :2] + one[:, 2:], other[:, :2] + other[:, 2:])
+    sides = far - near
+    common = np.where((sides > 0).all(axis=1), sides[:, 0] * sides[:, 1], 0.0)
+    area = one[:, 2] * one[:, 3]
+    union = np.where(crowd, area, area + other[:, 2] * other[:, 3] - common)
+    return np.asarray(np.divide(common, union, out=np.zeros_like(common), where=common > 0))

@@ -1,0 +1,243 @@
+"""Ground truth and predictions as columns: millions of boxes without an object for each."""
+
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer import storage
+from trainer.errors import EvaluationError
+
+EXAMPLES = 5
+"""Examples of each problem that an error lists."""
+
+_COLUMNS = ("image_id", "category_id", "x", "y", "width", "height", "score")
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """N boxes that a detector found."""
+
+    image_ids: np.ndarray
+    """[N] int64."""
+    labels: np.ndarray
+    """[N] int64, ids of categories."""
+    boxes: np.ndarray
+    """[N, 4] float64: x, y, width, height in pixels of the image."""
+    scores: np.ndarray
+    """[N] float64."""
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    @classmethod
+    def from_coco(cls, items: Sequence[Mapping[str, Any]]) -> "Predictions":
+        """Read COCO's results form: [{"image_id", "category_id", "bbox", "score"}].
+
+        Raises:
+            EvaluationError: it is no list of such; with the count and the first examples.
+        """
+        if not isinstance(items, list | tuple):
+            raise EvaluationError(
+                "detections are not a list",
+                fix='give a list of {"image_id", "category_id", "bbox": [x, y, width, height], "score"}',
+            )
+        fields = ("image_id", "category_id", "score")
+        _refuse_malformed("detections", items, lambda item: [*(item[name] for name in fields), *_box(item)])
+        return cls(*_columns(items), np.array([item["score"] for item in items], dtype=np.float64))
+
+    @classmethod
+    def join(cls, parts: Sequence["Predictions"]) -> "Predictions":
+        """Put parts one after the other, then in the order of image ids."""
+        columns = [np.concatenate(column) for column in zip(*(part._all() for part in parts), strict=True)]
+        order = np.argsort(columns[0], kind="stable")
+        return cls(*(column[order] for column in columns))
+
+    def take(self, which: np.ndarray) -> "Predictions":
+        """Return some of the rows, by a mask [N] or indices."""
+        return Predictions(*(column[which] for column in self._all()))
+
+    def to_coco(self) -> list[dict[str, Any]]:
+        """Return COCO's results form."""
+        rows = zip(*(column.tolist() for column in self._all()), strict=True)
+        return [{"image_id": i, "category_id": c, "bbox": b, "score": s} for i, c, b, s in rows]
+
+    def write(self, uri: str, metadata: Mapping[str, str]) -> None:
+        """Write them as Parquet, or as COCO's JSON where the URI ends so.
+
+        Args:
+            uri: file to write.
+            metadata: what they are of, kept in the Parquet file: data, checkpoint.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        if uri.endswith(".json"):
+            storage.write_bytes(uri, json.dumps(self.to_coco()).encode())
+            return
+        columns = [self.image_ids, self.labels, *self.boxes.T, self.scores]
+        table = pa.table(dict(zip(_COLUMNS, columns, strict=True)))
+        buffer = io.BytesIO()
+        pq.write_table(table.replace_schema_metadata(dict(metadata)), buffer, compression="zstd")
+        storage.write_bytes(uri, buffer.getvalue())
+
+    @classmethod
+    def read(cls, uri: str) -> tuple["Predictions", dict[str, str]]:
+        """Read what `write` wrote, or any results in COCO's JSON form.
+
+        Returns:
+            The predictions, and their metadata ({} of JSON).
+
+        Raises:
+            EvaluationError: the file is neither.
+            StorageError: it cannot be read.
+        """
+        data = storage.read_bytes(uri)
+        if data[:4] != b"PAR1":
+            return cls.from_coco(parse_json(data, uri)), {}
+        table = pq.read_table(io.BytesIO(data))
+        missing = [name for name in _COLUMNS if name not in table.column_names]
+        if missing:
+            raise EvaluationError(
+                f"{uri} has no columns {', '.join(missing)}", fix="give a file that `evaluate` wrote"
+            )
+        image, label, x, y, width, height, score = (table[name].to_numpy() for name in _COLUMNS)
+        boxes = np.stack([x, y, width, height], axis=1).astype(np.float64)
+        kept = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+        return cls(image.astype(np.int64), label.astype(np.int64), boxes, score.astype(np.float64)), kept
+
+    def _all(self) -> tuple[np.ndarray, ...]:
+        return self.image_ids, self.labels, self.boxes, self.scores
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The images of a split and the M boxes in them."""
+
+    images: list[dict[str, Any]]
+    """COCO's images: id, file_name, width, height."""
+    categories: list[dict[str, Any]]
+    """COCO's categories, in the order of their ids: id, name."""
+    image_ids: np.ndarray
+    """[M] int64."""
+    labels: np.ndarray
+    """[M] int64, ids of categories."""
+    boxes: np.ndarray
+    """[M, 4] float64: x, y, width, height in pixels of the image."""
+    areas: np.ndarray
+    """[M] float64, square pixels; decides whether an object is small."""
+    crowd: np.ndarray
+    """[M] bool: groups, in which any number of detections are right and none is missed."""
+
+    @classmethod
+    def from_coco(cls, dataset: Mapping[str, Any]) -> "Truth":
+        """Read COCO's form {"images", "annotations", "categories"}; area and iscrowd may be missing.
+
+        Raises:
+            EvaluationError: it is empty, an id or name occurs twice, or annotations are malformed.
+        """
+        _check_parts(dataset)
+        items = dataset["annotations"]
+        _refuse_malformed(
+            "ground truth", items,
+            lambda item: [item["image_id"], item["category_id"], item.get("area", 0), *_box(item)],
+        )  # fmt: skip
+        image_ids, labels, boxes = _columns(items)
+        areas = [item.get("area", item["bbox"][2] * item["bbox"][3]) for item in items]
+        crowd = [bool(item.get("iscrowd", 0)) for item in items]
+        categories = sorted(dataset["categories"], key=lambda category: category["id"])
+        return cls(
+            dataset["images"], categories, image_ids, labels, boxes, np.array(areas, np.float64),
+            np.array(crowd, bool),
+        )  # fmt: skip
+
+    @property
+    def names(self) -> list[str]:
+        """[K] names of the categories, in the order of their ids."""
+        return [category["name"] for category in self.categories]
+
+    @property
+    def category_ids(self) -> np.ndarray:
+        """[K] int64, ascending."""
+        return np.array([category["id"] for category in self.categories], np.int64)
+
+    @property
+    def all_image_ids(self) -> np.ndarray:
+        """[I] int64, ascending: also of images without a box."""
+        return np.sort(np.array([image["id"] for image in self.images], np.int64))
+
+
+def parse_json(data: bytes, where: str | Path) -> Any:
+    """Read JSON, naming the file where it is none.
+
+    Raises:
+        EvaluationError: it is not JSON.
+    """
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise EvaluationError(
+            f"{where} is not JSON: {error}", fix="give a file in COCO's JSON form"
+        ) from None
+
+
+def _box(item: Mapping[str, Any]) -> Sequence[Any]:
+    box = item["bbox"]
+    if len(box) != 4:
+        raise TypeError
+    return box
+
+
+def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    count = len(items)
+    image_ids = np.fromiter((item["image_id"] for item in items), np.int64, count)
+    labels = np.fromiter((item["category_id"] for item in items), np.int64, count)
+    flat = np.fromiter((side for item in items for side in item["bbox"]), np.float64, 4 * count)
+    return image_ids, labels, flat.reshape(count, 4)
+
+
+def _refuse_malformed(where: str, items: Sequence[Any], numbers: Callable[[Any], Sequence[Any]]) -> None:
+    """Refuse items in which something is missing or is no number; NaN is one, and looked for later."""
+    bad = []
+    for place, item in enumerate(items):
+        try:
+            ids = (item["image_id"], item["category_id"])
+            right = all(isinstance(value, int | float) for value in numbers(item))
+            right = right and all(float(value).is_integer() for value in ids)
+        except (TypeError, KeyError, AttributeError, ValueError):
+            right = False
+        if not right:
+            bad.append(f"{item!r} (item {place})")
+    if bad:
+        raise EvaluationError(
+            f"{where} ({len(items)} in all) cannot be scored:\n"
+            f"  {len(bad)} with missing or malformed fields: {', '.join(bad[:EXAMPLES])}",
+            fix="boxes are [x, y, width, height] in pixels; ids are integers",
+        )
+
+
+def _check_parts(dataset: Mapping[str, Any]) -> None:
+    if not isinstance(dataset, Mapping):
+        raise EvaluationError("ground truth is not a JSON object", fix="give a file in COCO's JSON form")
+    for key in ("images", "annotations", "categories"):
+        if not isinstance(dataset.get(key), list) or not dataset[key]:
+            raise EvaluationError(
+                f"ground truth has no {key}, so nothing can be scored",
+                fix="check that the split has images with boxes, and its file COCO's JSON form",
+            )
+    for key, field in (("images", "id"), ("categories", "id"), ("categories", "name")):
+        counts = Counter(item.get(field) for item in dataset[key])
+        wrong = [value for value, count in counts.items() if count > 1 or value is None]
+        if wrong:
+            raise EvaluationError(
+                f"ground truth: {len(wrong)} {key} without {field} or with one that occurs more than once: "
+                + ", ".join(map(repr, wrong[:EXAMPLES])),
+                fix=f"give each of the {key} its own {field}",
+            )
