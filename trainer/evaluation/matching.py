@@ -57,11 +57,7 @@ def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Mat
         predictions: predictions, checked.
         thresholds: [T] IoU thresholds.
     """
-    image_ids, category_ids = truth.all_image_ids, truth.category_ids
-    found = _Side(np.searchsorted(image_ids, predictions.image_ids),
-                  np.searchsorted(category_ids, predictions.labels), len(image_ids))  # fmt: skip
-    objects = _Side(np.searchsorted(image_ids, truth.image_ids),
-                    np.searchsorted(category_ids, truth.labels), len(image_ids))  # fmt: skip
+    found, objects = _side(truth, predictions), _side(truth, truth)
     # By class, image, then score; ties keep their order, as in a stable sort of each image.
     order = np.lexsort((-predictions.scores, found.groups))
     rank = _rank(found.groups[order])
@@ -74,7 +70,7 @@ def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Mat
     # Now by class and score; ties in the order of image and rank, as pycocotools concatenates them.
     final = np.lexsort((-predictions.scores[order], found.labels[order]))
     kept = truth_order[~truth.crowd[truth_order]]
-    classes = np.arange(len(category_ids) + 1)
+    classes = np.arange(len(truth.categories) + 1)
     return Matches(
         thresholds=thresholds,
         starts=np.searchsorted(found.labels[order][final], classes),
@@ -84,8 +80,32 @@ def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Mat
         ignored=ignored[final],
         truth_starts=np.searchsorted(objects.labels[kept], classes),
         truth_images=objects.images[kept],
-        image_count=len(image_ids),
+        image_count=len(truth.images),
     )
+
+
+def overlaps(
+    truth: Truth, predictions: Predictions, objects: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return all pairs of a prediction and an object of its image and class.
+
+    Args:
+        truth: ground truth; crowds are overlapped by the share of the prediction in them.
+        predictions: predictions.
+        objects: rows of the truth that count.
+
+    Returns:
+        Row of the prediction [P], row of the truth [P], overlap [P].
+    """
+    found = _side(truth, predictions)
+    groups = _side(truth, truth).groups[objects]
+    order = np.argsort(groups, kind="stable")
+    low = np.searchsorted(groups[order], found.groups, "left")
+    sizes = np.searchsorted(groups[order], found.groups, "right") - low
+    rows = np.repeat(np.arange(len(predictions)), sizes)
+    starts = np.cumsum(sizes) - sizes
+    others = objects[order[np.repeat(low - starts, sizes) + np.arange(sizes.sum())]]
+    return rows, others, _iou(predictions.boxes[rows], truth.boxes[others], truth.crowd[others])
 
 
 class _Side:
@@ -94,6 +114,11 @@ class _Side:
     def __init__(self, images: np.ndarray, labels: np.ndarray, image_count: int) -> None:
         self.images, self.labels = images, labels
         self.groups = labels * image_count + images
+
+
+def _side(truth: Truth, items: Truth | Predictions) -> _Side:
+    images = np.searchsorted(truth.all_image_ids, items.image_ids)
+    return _Side(images, np.searchsorted(truth.category_ids, items.labels), len(truth.images))
 
 
 def _rank(groups: np.ndarray) -> np.ndarray:

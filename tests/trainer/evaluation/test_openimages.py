@@ -1,0 +1,139 @@
+"""The Challenge's protocol, against a slow and plain form of the same rules, and small cases by hand."""
+
+import numpy as np
+import pytest
+
+from tests.trainer.evaluation.test_engines import odd_case
+from trainer.evaluation import openimages
+from trainer.evaluation.tables import Predictions, Truth
+
+
+def plain(truth: Truth, found: Predictions) -> dict[str, float]:
+    """One image, class and prediction after the other, as the protocol is told."""
+    per_class = {}
+    for category in truth.categories:
+        scored, objects = [], 0
+        for image in truth.images:
+            here = (truth.labels == category["id"]) & (truth.image_ids == image["id"])
+            singles, groups = truth.boxes[here & ~truth.crowd], truth.boxes[here & truth.crowd]
+            objects += len(singles) + len(groups)
+            mine = np.flatnonzero((found.labels == category["id"]) & (found.image_ids == image["id"]))
+            mine = mine[np.argsort(-found.scores[mine], kind="stable")]
+            taken, group_scores = set(), {}
+            for row in mine:
+                own = found.boxes[row][2] * found.boxes[row][3]
+                both = [common(found.boxes[row], box) for box in singles]
+                ious = [
+                    c / max(own + box[2] * box[3] - c, 1e-12) for c, box in zip(both, singles, strict=True)
+                ]
+                best = int(np.argmax(ious)) if ious else -1
+                if ious and ious[best] >= 0.5 and best not in taken:
+                    taken.add(best)
+                    scored.append((found.scores[row], True))
+                    continue
+                shares = [common(found.boxes[row], b) / max(own, 1e-12) for b in groups]
+                place = int(np.argmax(shares)) if shares else -1
+                if shares and shares[place] >= 0.5:
+                    group_scores[place] = max(group_scores.get(place, -1.0), found.scores[row])
+                else:
+                    scored.append((found.scores[row], False))
+            scored += [(score, True) for score in group_scores.values()]
+        per_class[category["name"]] = area(scored, objects) if objects else -1.0
+    return per_class
+
+
+def common(one, other) -> float:
+    width = min(one[0] + one[2], other[0] + other[2]) - max(one[0], other[0])
+    height = min(one[1] + one[3], other[1] + other[3]) - max(one[1], other[1])
+    return max(width, 0.0) * max(height, 0.0)
+
+
+def area(scored: list[tuple[float, bool]], objects: int) -> float:
+    hits, curve = 0, []
+    for count, (_, right) in enumerate(sorted(scored, key=lambda item: -item[0]), start=1):
+        hits += right
+        curve.append((hits / objects, hits / count))
+    total, last = 0.0, 0.0
+    for place, (recall, _) in enumerate(curve):
+        total += (recall - last) * max(precision for _, precision in curve[place:])
+        last = recall
+    return total
+
+
+def test_equals_the_plain_form() -> None:
+    values = []
+    for seed in range(120):
+        truth, found = odd_case(seed)
+        found = Predictions(*found._all()[:3], found.scores + 1e-7 * np.arange(len(found)))
+        result = openimages.evaluate(truth, found)
+        expected = plain(truth, found)
+        assert result.per_class == pytest.approx(expected, abs=1e-12), seed
+        known = [value for value in expected.values() if value >= 0]
+        assert result.average == pytest.approx(np.mean(known) if known else -1.0, abs=1e-12)
+        values.append(result.average)
+    assert len(set(values)) > 50
+
+
+def scene(boxes, crowd=None, labels=None, classes=1) -> Truth:
+    count = len(boxes)
+    boxes = np.array(boxes, float).reshape(count, 4)
+    return Truth(
+        [{"id": 0, "width": 500, "height": 500}], [{"id": i, "name": f"class {i}"} for i in range(classes)],
+        np.zeros(count, int), np.array(labels or [0] * count), boxes, boxes[:, 2] * boxes[:, 3],
+        np.array(crowd or [False] * count),
+    )  # fmt: skip
+
+
+def found(boxes, scores, labels=None) -> Predictions:
+    return Predictions(
+        np.zeros(len(boxes), int),
+        np.array(labels or [0] * len(boxes)),
+        np.array(boxes, float),
+        np.array(scores),
+    )
+
+
+def test_many_in_a_group_are_one_that_is_right() -> None:
+    truth = scene([[0, 0, 200, 200], [300, 300, 50, 50]], crowd=[True, False])
+    inside = [[10, 10, 30, 30], [60, 60, 30, 30], [120, 120, 30, 30]]
+    all_found = found([*inside, [300, 300, 50, 50]], [0.9, 0.8, 0.7, 0.6])
+    assert openimages.evaluate(truth, all_found).average == pytest.approx(1.0)
+    assert openimages.evaluate(truth, all_found.take(np.array([3]))).average == pytest.approx(0.5)
+
+
+def test_a_prediction_tries_only_its_best_object() -> None:
+    """COCO would give the second prediction the other object."""
+    truth = scene([[0, 0, 100, 100], [0, 20, 100, 100]])
+    two = found([[0, 0, 100, 100], [0, 5, 100, 100]], [0.9, 0.8])
+    assert openimages.evaluate(truth, two).average == pytest.approx(0.5)
+
+
+def test_objects_count_for_the_classes_above() -> None:
+    truth = scene([[0, 0, 50, 50]], labels=[2], classes=3)
+    animal = found([[0, 0, 50, 50]], [0.9], labels=[0])
+    assert openimages.evaluate(truth, animal).per_class == {"class 0": -1, "class 1": -1, "class 2": 0}
+    result = openimages.evaluate(truth, animal, ancestors={2: [1, 0, 77]})
+    assert result.per_class == {"class 0": 1, "class 1": 0, "class 2": 0}
+
+
+def test_what_nobody_verified_is_left_out() -> None:
+    truth = scene([[0, 0, 50, 50], [100, 100, 50, 50]], labels=[0, 1], classes=2)
+    boxes = [[0, 0, 50, 50], [300, 300, 50, 50], [100, 100, 50, 50], [200, 200, 50, 50]]
+    four = found(boxes, [0.5, 0.9, 0.5, 0.9], labels=[0, 0, 1, 1])
+    everything = openimages.evaluate(truth, four)
+    assert everything.per_class == {"class 0": 0.5, "class 1": 0.5}
+    # Both classes have an object in the image: verified without a label.
+    none = np.zeros((0, 2), int)
+    assert openimages.evaluate(truth, four, verified=none).per_class == everything.per_class
+    elsewhere = Truth([*truth.images, {"id": 7}], *(getattr(truth, name) for name in (
+        "categories", "image_ids", "labels", "boxes", "areas", "crowd")))  # fmt: skip
+    wrong = Predictions(np.array([0, 7]), np.array([0, 0]), np.array(boxes[:2], float), np.array([0.5, 0.9]))
+    assert openimages.evaluate(elsewhere, wrong).per_class["class 0"] == 0.5
+    assert openimages.evaluate(elsewhere, wrong, verified=none).per_class["class 0"] == 1.0
+    absent = np.array([[7, 0]])
+    assert openimages.evaluate(elsewhere, wrong, verified=absent).per_class["class 0"] == 0.5
+
+
+def test_nothing_found_and_nothing_to_find() -> None:
+    truth = scene([[0, 0, 50, 50]])
+    assert openimages.evaluate(truth, Predictions.from_coco([])).average == 0.0

@@ -1,0 +1,139 @@
+"""Average precision as the Open Images Challenge defines it, at IoU 0.5.
+
+The protocol (https://storage.googleapis.com/openimages/web/evaluation.html), which differs from COCO's:
+a prediction tries only the object it overlaps most; predictions that lie in a group, by half of their
+own area at least, count as one that is right, and a group nobody found as one that is missed; objects
+count for every class above their own; predictions of a class that nobody verified in the image, as
+present or absent, are left out; the area under the curve is taken whole, as in VOC 2010.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trainer.evaluation.matching import overlaps
+from trainer.evaluation.tables import Predictions, Truth
+
+IOU = 0.5
+"""Overlap that makes a prediction right; with a group, the share of its area inside."""
+
+
+@dataclass(frozen=True)
+class OpenImagesResult:
+    """What one evaluation found."""
+
+    average: float
+    """Mean over the classes with objects; -1 where there are none."""
+    per_class: dict[str, float]
+    """AP at IoU 0.5 by class, -1 without objects."""
+
+
+def evaluate(
+    truth: Truth,
+    predictions: Predictions,
+    *,
+    verified: np.ndarray | None = None,
+    ancestors: Mapping[int, Sequence[int]] | None = None,
+) -> OpenImagesResult:
+    """Score predictions by the Challenge's protocol. Ids and boxes have been checked.
+
+    Args:
+        truth: ground truth; crowds are the groups.
+        predictions: predictions, of every class they count for.
+        verified: [V, 2] image id and label of each image-level label, present or absent; None
+            takes all predictions for verifiable.
+        ancestors: ids of the classes above a class; objects, and labels that an object makes
+            verified, count for these too.
+    """
+    truth = expanded(truth, ancestors or {})
+    if verified is not None:
+        predictions = predictions.take(_verifiable(truth, predictions, verified))
+    right, group = _assign(truth, predictions)
+    return _summary(truth, predictions, right, group)
+
+
+def expanded(truth: Truth, ancestors: Mapping[int, Sequence[int]]) -> Truth:
+    """Give every object also to the classes above its own.
+
+    Args:
+        truth: ground truth.
+        ancestors: ids of all classes above a class; classes that the truth does not have are left out.
+    """
+    known = set(truth.category_ids.tolist())
+    above = {int(label): [a for a in ancestors.get(int(label), ()) if a in known] for label in known}
+    counts = np.array([len(above[label]) for label in truth.labels.tolist()], np.int64)
+    if not counts.sum():
+        return truth
+    rows = np.repeat(np.arange(len(counts)), counts)
+    labels = np.concatenate([above[label] for label in truth.labels.tolist() if above[label]])
+    order = np.concatenate([np.arange(len(counts)), rows])
+    return replace(
+        truth, image_ids=truth.image_ids[order], labels=np.concatenate([truth.labels, labels]),
+        boxes=truth.boxes[order], areas=truth.areas[order], crowd=truth.crowd[order],
+    )  # fmt: skip
+
+
+def _verifiable(truth: Truth, predictions: Predictions, verified: np.ndarray) -> np.ndarray:
+    """[N] bool: the class of a prediction was looked for in its image, or has an object there."""
+    pairs = np.concatenate([verified, np.stack([truth.image_ids, truth.labels], axis=1)])
+    top = int(max(pairs[:, 1].max(initial=0), predictions.labels.max(initial=0))) + 1
+    return np.isin(predictions.image_ids * top + predictions.labels, pairs[:, 0] * top + pairs[:, 1])
+
+
+def _assign(truth: Truth, predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
+    """Return [N] bool whether a prediction is right, and [N] the group it lies in, or -1."""
+    order = np.argsort(-predictions.scores, kind="stable")
+    best, overlap = _best(truth, predictions, ~truth.crowd)
+    near = order[overlap[order] >= IOU]
+    right = np.zeros(len(predictions), bool)
+    # The first of those, by score, that have the same object for their best.
+    right[near[np.unique(best[near], return_index=True)[1]]] = True
+    group, share = _best(truth, predictions, truth.crowd)
+    return right, np.where(~right & (share >= IOU), group, -1)
+
+
+def _best(truth: Truth, predictions: Predictions, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each prediction the row of the object that it overlaps most, and by how much."""
+    objects = np.flatnonzero(which)
+    found, rows, overlap = overlaps(truth, predictions, objects)
+    best, most = np.full(len(predictions), -1), np.full(len(predictions), -1.0)
+    # Last writer wins: the largest overlap comes last, among equals the first object.
+    order = np.lexsort((-rows, overlap))
+    best[found[order]], most[found[order]] = rows[order], overlap[order]
+    return best, most
+
+
+def _summary(
+    truth: Truth, predictions: Predictions, right: np.ndarray, group: np.ndarray
+) -> OpenImagesResult:
+    per_class = {}
+    in_group = group >= 0
+    for category in truth.categories:
+        objects = int((truth.labels == category["id"]).sum())
+        mine = predictions.labels == category["id"]
+        if not objects:
+            per_class[category["name"]] = -1.0
+            continue
+        single = mine & ~in_group
+        grouped = mine & in_group
+        # Of all that lie in one group only the best counts.
+        groups, place = np.unique(group[grouped], return_inverse=True)
+        scores = np.full(len(groups), -np.inf)
+        np.maximum.at(scores, place, predictions.scores[grouped])
+        per_class[category["name"]] = _area(
+            np.concatenate([predictions.scores[single], scores]),
+            np.concatenate([right[single], np.ones(len(groups), bool)]),
+            objects,
+        )
+    known = [value for value in per_class.values() if value >= 0]
+    return OpenImagesResult(float(np.mean(known)) if known else -1.0, per_class)
+
+
+def _area(scores: np.ndarray, right: np.ndarray, objects: int) -> float:
+    """Area under precision over recall, precision made to fall (VOC 2010)."""
+    right = right[np.argsort(-scores, kind="stable")]
+    hits = np.cumsum(right)
+    precision = hits / np.arange(1, len(right) + 1)
+    envelope = np.maximum.accumulate(precision[::-1])[::-1]
+    return float(envelope[right].sum() / objects)
