@@ -78,7 +78,6 @@ def _resources(job: JobSpec) -> dict[str, Any]:
 def _pod_security(job: JobSpec) -> dict[str, Any]:
     return _without_empty(
         {
-            "runAsNonRoot": job.run_as_non_root or None,
             "runAsUser": job.run_as_user,
             "runAsGroup": job.run_as_group,
             "fsGroup": job.fs_group,
@@ -96,7 +95,9 @@ def _container_security(job: JobSpec) -> dict[str, Any]:
     # An image that runs as root needs root's capabilities to read volumes of other users.
     dropped = ["ALL"] if job.run_as_non_root else []
     capabilities = _without_empty({"drop": dropped, "add": added})
-    return _without_empty({"allowPrivilegeEscalation": False, "capabilities": capabilities})
+    # Here and not on the pod: the operator's own init container may run as root.
+    root = {"runAsNonRoot": job.run_as_non_root or None, "allowPrivilegeEscalation": False}
+    return _without_empty({**root, "capabilities": capabilities})
 
 
 def _claims(job: JobSpec) -> dict[str, str]:

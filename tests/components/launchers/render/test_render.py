@@ -155,8 +155,14 @@ def test_the_jobs_own_environment_wins_over_the_profile() -> None:
 def test_no_shared_memory_and_root() -> None:
     spec = master(pytorchjob.manifest(job(shared_memory="0", run_as_non_root=False)))["template"]["spec"]
     assert "volumes" not in spec
+    assert spec["containers"][0]["securityContext"] == {"allowPrivilegeEscalation": False}
+
+
+def test_the_operators_init_container_may_be_root() -> None:
+    """It is put before a worker's own, without a security context, from an image that runs as root."""
+    spec = master(pytorchjob.manifest(job()))["template"]["spec"]
+    assert spec["containers"][0]["securityContext"]["runAsNonRoot"] is True
     assert "runAsNonRoot" not in spec["securityContext"]
-    assert "capabilities" not in spec["containers"][0]["securityContext"]
 
 
 def test_the_hash_tells_jobs_apart() -> None:
