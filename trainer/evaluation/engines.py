@@ -30,6 +30,8 @@ class Arrays:
     """[T, K, A, M], -1 where there is no ground truth."""
     scores: np.ndarray
     """[T, R, K, A, M]: score of the detection at which each precision is reached."""
+    evaluator: Any = None
+    """hotcoco's, which finds more than the metrics; None with pycocotools."""
 
 
 def run(engine: str, truth: Truth, predictions: Predictions) -> Arrays:
@@ -49,7 +51,8 @@ def run(engine: str, truth: Truth, predictions: Predictions) -> Arrays:
         evaluator = hotcoco(truth, predictions)
         evaluator.evaluate()
         evaluator.accumulate()
-        return Arrays(*(np.asarray(evaluator.eval[name]) for name in ("precision", "recall", "scores")))
+        arrays = (np.asarray(evaluator.eval[name]) for name in ("precision", "recall", "scores"))
+        return Arrays(*arrays, evaluator)
     raise EvaluationError(f"no evaluator {engine!r}", fix=f"use one of: {', '.join(ENGINES)}")
 
 

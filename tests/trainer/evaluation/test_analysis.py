@@ -1,0 +1,122 @@
+"""Thresholds, calibration, errors and confusions, on cases that can be counted by hand."""
+
+import numpy as np
+import pytest
+
+from tests.trainer.evaluation.test_engines import odd_case
+from trainer.evaluation import analysis, coco
+from trainer.evaluation.matching import Matches, match
+from trainer.evaluation.tables import Predictions, Truth
+
+FAR = [300.0, 300.0, 20.0, 20.0]
+
+
+def scene(labels: list[int], classes: int = 2) -> Truth:
+    """Objects side by side in one image, one of each label."""
+    boxes = np.array([[60.0 * place, 0.0, 50.0, 50.0] for place in range(len(labels))])
+    count = len(labels)
+    return Truth(
+        [{"id": 0, "file_name": "0.jpg", "width": 2000, "height": 400}],
+        [{"id": i, "name": ["cat", "dog", "owl"][i] if i < 3 else f"class {i}"} for i in range(classes)],
+        np.zeros(count, int), np.array(labels), boxes, np.full(count, 2500.0), np.zeros(count, bool),
+    )  # fmt: skip
+
+
+def predictions(rows: list[tuple[int, list[float], float]]) -> Predictions:
+    items = [{"image_id": 0, "category_id": label, "bbox": box, "score": s} for label, box, s in rows]
+    return Predictions.from_coco(items)
+
+
+def matched(truth: Truth, found: Predictions) -> Matches:
+    return match(truth, found, coco.IOU_THRESHOLDS)
+
+
+def place(truth: Truth, number: int) -> list[float]:
+    return truth.boxes[number].tolist()
+
+
+def test_the_best_threshold_is_where_f1_is_largest() -> None:
+    truth = scene([0, 0, 0, 1])
+    found = predictions([
+        (0, place(truth, 0), 0.9), (0, place(truth, 1), 0.6), (0, FAR, 0.5), (0, FAR, 0.4), (0, FAR, 0.3),
+        (0, place(truth, 2), 0.2),
+    ])  # fmt: skip
+    points = analysis.operating_points(matched(truth, found), truth.names)
+    assert points == {"cat": analysis.OperatingPoint(0.6, 1.0, pytest.approx(2 / 3), pytest.approx(0.8))}
+    curve = analysis.f1_curves(matched(truth, found), truth.names)
+    assert curve["cat"][60] == pytest.approx(0.8) and curve["cat"][95] == 0
+    assert curve["cat"][0] == pytest.approx(6 / 9) and not curve["dog"].any()
+
+
+def test_equal_scores_are_above_a_threshold_together() -> None:
+    truth = scene([0])
+    found = predictions([(0, place(truth, 0), 0.5), (0, FAR, 0.5), (0, FAR, 0.5)])
+    point = analysis.operating_points(matched(truth, found), truth.names)["cat"]
+    assert (point.threshold, point.precision, point.f1) == (0.5, pytest.approx(1 / 3), 0.5)
+
+
+def test_thresholds_against_trying_every_score() -> None:
+    for seed in range(30):
+        truth, found = odd_case(seed)
+        matches = matched(truth, found)
+        for name, point in analysis.operating_points(matches, truth.names).items():
+            rows = matches.of_class(truth.names.index(name))
+            counted = ~matches.ignored[rows, 0]
+            scores, right = matches.scores[rows][counted], matches.right[rows, 0][counted]
+            objects = len(matches.objects(truth.names.index(name)))
+            tried = [2 * right[scores >= s].sum() / ((scores >= s).sum() + objects) for s in scores]
+            assert point.f1 == pytest.approx(max(tried))
+
+
+def test_calibration_of_an_honest_and_a_boastful_detector() -> None:
+    truth = scene([0] * 10, classes=1)
+    right = [(0, place(truth, number), 0.75) for number in range(3)]
+    honest = analysis.calibration(matched(truth, predictions([*right, (0, FAR, 0.75)])))
+    assert honest.error == pytest.approx(0)
+    assert honest.count[7] == 4 and np.isnan(honest.precision[0])
+    boastful = analysis.calibration(matched(truth, predictions([(0, FAR, 0.95), (0, place(truth, 0), 0.95)])))
+    assert boastful.error == pytest.approx(0.45)
+    assert analysis.calibration(matched(truth, predictions([]))).error == 0
+
+
+def test_kinds_of_errors() -> None:
+    truth = scene([0, 0, 0, 0, 1])
+    shifted = [place(truth, 1)[0] + 25, *place(truth, 1)[1:]]
+    found = predictions([
+        (0, place(truth, 0), 0.9), (0, place(truth, 0), 0.8), (0, shifted, 0.7), (1, place(truth, 2), 0.6),
+        (0, FAR, 0.5),
+    ])  # fmt: skip
+    errors = analysis.tide(coco.evaluate(truth, found).evaluator)
+    assert {kind: count for kind, (_, count) in errors.items()} == {
+        "Cls": 1, "Loc": 1, "Both": 0, "Dupe": 1, "Bkg": 1, "Miss": 2,
+    }  # fmt: skip
+    assert all(cost >= 0 for cost, _ in errors.values()) and errors["Miss"][0] > 0
+
+
+def test_confusion_and_its_background() -> None:
+    truth = scene([0, 0, 1])
+    found = predictions([
+        (0, place(truth, 0), 0.9), (1, place(truth, 1), 0.8), (0, FAR, 0.7), (1, place(truth, 2), 0.1),
+    ])  # fmt: skip
+    result = analysis.confusion(coco.evaluate(truth, found).evaluator, score=0.3)
+    assert result.names == ["cat", "dog", "background"]
+    assert result.counts.tolist() == [[1, 1, 0], [0, 0, 1], [1, 0, 0]]
+
+
+def test_many_classes_are_named_by_their_number_of_objects() -> None:
+    labels = [number for number in range(30) for _ in range(number + 1)]
+    truth = scene(labels, classes=30)
+    truth.images[0]["width"] = 60 * len(labels)
+    found = predictions([(29, place(truth, number), 0.9) for number in range(len(labels))])
+    result = analysis.confusion(coco.evaluate(truth, found).evaluator, score=0.3, top=5)
+    assert result.names == [
+        "class 29",
+        "class 28",
+        "class 27",
+        "class 26",
+        "class 25",
+        "other (25)",
+        "background",
+    ]
+    assert result.counts.sum() == len(labels)
+    assert result.counts[:, 0].sum() <= 100  # COCO counts a hundred predictions an image.

@@ -1,0 +1,153 @@
+"""What the twelve numbers hide: thresholds, calibration, kinds of errors, confusions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainer.evaluation.matching import Matches
+
+BINS = 10
+"""Bins of equal width in which calibration compares scores with precision."""
+GRID = np.linspace(0.0, 1.0, 101)
+"""Thresholds at which the F1 curves are taken."""
+TOP = 20
+"""Classes that the confusion matrix names; the rest are one."""
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """The threshold of a class's scores that gives the best F1 at IoU 0.5."""
+
+    threshold: float
+    precision: float
+    recall: float
+    f1: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How well scores tell the probability of being right, at IoU 0.5."""
+
+    error: float
+    """Mean difference of score and precision over the bins, weighted with their predictions."""
+    confidence: np.ndarray
+    """[BINS] mean score, NaN in an empty bin."""
+    precision: np.ndarray
+    """[BINS] share of right predictions, NaN in an empty bin."""
+    count: np.ndarray
+    """[BINS] predictions."""
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """What was found in the place of what, whatever its class."""
+
+    names: list[str]
+    """[C] classes that are named, `other` where there are more, and `background` last."""
+    counts: np.ndarray
+    """[C, C] boxes: rows are the truth, columns what was found. The last row holds what was
+    found where nothing is, the last column what was missed."""
+
+
+def operating_points(matches: Matches, names: Sequence[str]) -> dict[str, OperatingPoint]:
+    """Return the best threshold of each class that has objects and predictions.
+
+    Args:
+        matches: its first threshold is IoU 0.5.
+        names: [K] names of the classes.
+    """
+    found = {}
+    for place, name in enumerate(names):
+        scores, right, counted = _counts(matches, place)
+        objects = len(matches.objects(place))
+        if not objects or not len(scores):
+            continue
+        f1 = 2 * right / (counted + objects)
+        # Equal scores are above a threshold together: the last of them counts.
+        last = np.flatnonzero(np.r_[scores[1:] != scores[:-1], True])
+        best = last[np.argmax(f1[last])]
+        precision = right[best] / max(counted[best], 1)
+        recall = right[best] / objects
+        found[name] = OperatingPoint(*(float(v) for v in (scores[best], precision, recall, f1[best])))
+    return found
+
+
+def f1_curves(matches: Matches, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return [len(GRID)] F1 at IoU 0.5 over the threshold, for each class that has objects."""
+    curves = {}
+    for place, name in enumerate(names):
+        objects = len(matches.objects(place))
+        if objects:
+            scores, right, counted = (np.r_[0, column] for column in _counts(matches, place))
+            above = np.searchsorted(-scores[1:], -GRID, side="right")
+            curves[name] = 2 * right[above] / (counted[above] + objects)
+    return curves
+
+
+def calibration(matches: Matches) -> Calibration:
+    """Compare scores with precision over all classes; predictions in crowds are left out."""
+    counted = ~matches.ignored[:, 0]
+    scores, right = matches.scores[counted], matches.right[counted, 0]
+    bins = np.minimum((scores * BINS).astype(int), BINS - 1).clip(min=0)
+    count = np.bincount(bins, minlength=BINS)
+    with np.errstate(invalid="ignore"):
+        confidence = np.bincount(bins, weights=scores, minlength=BINS) / count
+        precision = np.bincount(bins, weights=right, minlength=BINS) / count
+    error = np.nansum(np.abs(confidence - precision) * count) / max(len(scores), 1)
+    return Calibration(float(error), confidence, precision, count)
+
+
+TIDE = {
+    "Cls": "right place, wrong class",
+    "Loc": "right class, place not exact",
+    "Both": "wrong class, and place not exact",
+    "Dupe": "object found before",
+    "Bkg": "nothing there",
+    "Miss": "object not found",
+}
+"""Kinds of errors (Bolya et al., TIDE, ECCV 2020, https://arxiv.org/abs/2008.08115)."""
+
+
+def tide(evaluator: Any) -> dict[str, tuple[float, int]]:
+    """Return for each kind of error how much AP at IoU 0.5 it costs, and how often it occurs.
+
+    Args:
+        evaluator: hotcoco's, with predictions matched.
+    """
+    found = evaluator.tide_errors(pos_thr=0.5, bg_thr=0.1)
+    return {kind: (float(found["delta_ap"][kind]), int(found["counts"].get(kind, 0))) for kind in TIDE}
+
+
+def confusion(evaluator: Any, *, score: float, top: int = TOP) -> Confusion:
+    """Count what was found in the place of what, at IoU 0.5 and whatever the class.
+
+    Args:
+        evaluator: hotcoco's.
+        score: predictions below it are left out.
+        top: classes with the most objects that are named.
+    """
+    found = evaluator.confusion_matrix(iou_thr=0.5, min_score=score)
+    counts, names = found["matrix"].astype(np.int64), list(found["cat_names"])
+    classes = len(names)
+    by_size = np.argsort(-counts[:classes].sum(axis=1), kind="stable")
+    named = by_size if classes <= top + 1 else by_size[:top]
+    group = np.full(classes + 1, len(named))
+    group[named] = np.arange(len(named))
+    titles = [names[place] for place in named]
+    if len(named) < classes:
+        titles.append(f"other ({classes - len(named)})")
+    group[classes] = len(titles)
+    titles.append("background")
+    small = np.zeros((len(titles), len(titles)), np.int64)
+    np.add.at(small, (group[:, None], group[None, :]), counts)
+    return Confusion(titles, small)
+
+
+def _counts(matches: Matches, place: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scores of a class's predictions, best first, and how many down to each are right, and count."""
+    rows = matches.of_class(place)
+    counted = ~matches.ignored[rows, 0]
+    right = matches.right[rows, 0][counted]
+    return matches.scores[rows][counted], np.cumsum(right), np.arange(1, len(right) + 1)
