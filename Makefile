@@ -25,7 +25,7 @@ lint: $(STAMP)  ## ruff (lint and format) and mypy
 	@$(BIN)/mypy
 
 images:  ## build the container images (needs docker)
-	@images/build.sh
+	@images/build.sh $(ARGS)
 
 # The stamp is written last: an installation that was cut short is not taken for whole.
 $(STAMP): pyproject.toml constraints.txt

@@ -1,9 +1,49 @@
 #!/usr/bin/env bash
-# Build the trainer image and, on it, the component image. The tag is the package's version.
+# Build the trainer image and, on it, the component image; try both; push them if asked to.
+#
+#   BASE=python:3.11-slim   any image with Python 3.11 and pip; name a digest to pin it for good
+#   REGISTRY=               where the images belong, e.g. registry.example/team
+#   TAG=                    else the package's version
+#   PUSH=1                  push them
+#   DOCKER=docker           or podman; what is installed by default
+#   PIP_CONF=, PIP_CA=      a pip.conf and a CA bundle (named there as /run/secrets/ca) for the build only
+#
+# Arguments go to the builder: images/build.sh --network=host
 set -euo pipefail
 cd "$(dirname "$0")/.."
-command -v docker >/dev/null || { echo "error: docker is not installed; any builder of Dockerfiles does: see images/" >&2; exit 2; }
-tag=$(sed -nE 's/^version = "(.*)"$/\1/p' pyproject.toml)
-base=${BASE:-python:3.11-slim-bookworm}
-docker build -f images/trainer.Dockerfile --build-arg "BASE=$base" -t "kubedet-trainer:$tag" .
-docker build -f images/component.Dockerfile --build-arg "BASE=kubedet-trainer:$tag" -t "kubedet-component:$tag" .
+
+docker=${DOCKER:-$(command -v docker || command -v podman || true)}
+[[ -n $docker ]] || { echo "error: neither docker nor podman is installed" >&2; exit 2; }
+export DOCKER_BUILDKIT=1
+
+version=$(sed -nE 's/^version = "(.*)"$/\1/p' pyproject.toml)
+revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
+[[ -z $(git status --porcelain 2>/dev/null) ]] || revision+=-modified
+tag=${TAG:-$version}
+trainer=${REGISTRY:+$REGISTRY/}kubedet-trainer:$tag
+component=${REGISTRY:+$REGISTRY/}kubedet-component:$tag
+
+secrets=()  # Expanded below so that an empty list is no error in Bash before 4.4 either.
+[[ -z ${PIP_CONF:-} ]] || secrets+=(--secret "id=pipconf,src=$PIP_CONF")
+[[ -z ${PIP_CA:-} ]] || secrets+=(--secret "id=ca,src=$PIP_CA")
+
+build() { # Dockerfile, base image, name of the image, options of the builder
+  "$docker" build -f "images/$1" --build-arg "BASE=$2" --build-arg "VERSION=$version" \
+    --build-arg "REVISION=$revision" ${secrets[@]+"${secrets[@]}"} -t "$3" "${@:4}" .
+}
+
+try() { # as a cluster may run it: any user, nothing writable but /tmp
+  "$docker" run --rm --network=none --read-only --tmpfs /tmp --user 2000:2000 "$1" python -m trainer --help >/dev/null
+}
+
+build trainer.Dockerfile "${BASE:-python:3.11-slim}" "$trainer" "$@"
+try "$trainer"
+build component.Dockerfile "$trainer" "$component" "$@"
+try "$component"
+
+if [[ ${PUSH:-} == 1 ]]; then
+  "$docker" push "$trainer"
+  "$docker" push "$component"
+fi
+echo "trainer image:   $trainer"
+echo "component image: $component"

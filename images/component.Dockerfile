@@ -1,9 +1,26 @@
-# The image of the pipeline's steps: the trainer image with kfp. Built from the repository's root.
+# The image of the pipeline's steps: the trainer image, with kfp, Kubernetes' client and ONNX.
+# Build it with images/build.sh; build secrets as for the trainer image.
 ARG BASE=kubedet-trainer:0.1.0
-FROM ${BASE}
 
+FROM ${BASE} AS plan
 USER root
-WORKDIR /opt/kubedet
-RUN pip install -c constraints.txt '.[pipeline,export]'
+COPY pyproject.toml constraints.txt images/plan.py /src/
+RUN python3 /src/plan.py --project /src --output /plan --extras pipeline,export
+
+FROM ${BASE}
+USER root
+RUN --mount=type=secret,id=pipconf --mount=type=secret,id=ca \
+    --mount=type=bind,from=plan,source=/plan,target=/plan \
+    PIP_CONFIG_FILE=/run/secrets/pipconf python -m pip install -c /plan/constraints.txt -r /plan/requirements.txt
+
 USER 1000:1000
-WORKDIR /home/kubedet
+RUN --mount=type=tmpfs,target=/tmp --mount=type=bind,source=images/check.py,target=/check.py \
+    python /check.py --extras pipeline,export
+
+ARG BASE VERSION=0 REVISION=unknown
+LABEL org.opencontainers.image.title="kubedet-component" \
+      org.opencontainers.image.description="Pipeline steps of kubedet" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${BASE}"
+CMD ["kubedet", "--help"]

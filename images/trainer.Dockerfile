@@ -1,19 +1,57 @@
-# The image of the training pods: trainer without kfp. Built from the repository's root.
-ARG BASE=python:3.11-slim-bookworm
+# The image of the training pods: `python -m trainer`, without kfp. Build it with images/build.sh.
+#
+# BASE is any image with Python 3.11 or newer and pip. A torch that it brings is kept: see plan.py.
+# Two optional build secrets reach pip and stay out of the image: `pipconf` (a pip.conf, for an
+# index of one's own) and `ca` (a CA bundle, which that pip.conf names as /run/secrets/ca).
+ARG BASE=python:3.11-slim
+
+FROM ${BASE} AS plan
+USER root
+COPY pyproject.toml constraints.txt images/plan.py /src/
+RUN python3 /src/plan.py --project /src --output /plan
+
+FROM ${BASE} AS wheel
+USER root
+COPY pyproject.toml README.md /src/
+COPY trainer /src/trainer
+COPY components /src/components
+COPY pipelines /src/pipelines
+RUN --mount=type=secret,id=pipconf --mount=type=secret,id=ca \
+    PIP_CONFIG_FILE=/run/secrets/pipconf PIP_CONSTRAINT= \
+    python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheel /src
+
 FROM ${BASE}
+USER root
+# A virtual environment over the base's packages: it may add and shadow, and leaves the base as it is,
+# be it Debian's Python, conda's or one that refuses pip (PEP 668).
+RUN python3 -m venv --without-pip --system-site-packages /opt/kubedet
+# PIP_CONSTRAINT: some bases pin half of PyPI with it.
+ENV PATH=/opt/kubedet/bin:${PATH} PIP_CONSTRAINT= PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
+    PIP_DISABLE_PIP_VERSION_CHECK=1
 
-ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-WORKDIR /opt/kubedet
-# Dependencies first: a change of the code does not install them again.
-COPY pyproject.toml constraints.txt README.md ./
-RUN mkdir trainer components pipelines && touch trainer/__init__.py components/__init__.py pipelines/__init__.py \
-    && pip install -c constraints.txt '.[export]' && pip uninstall -y kubedet
-COPY trainer trainer
-COPY components components
-COPY pipelines pipelines
-RUN pip install --no-deps .
+# From the largest and steadiest layer to the smallest: nodes pull only what changed.
+RUN --mount=type=secret,id=pipconf --mount=type=secret,id=ca \
+    --mount=type=bind,from=plan,source=/plan/torch.txt,target=/plan/torch.txt \
+    PIP_CONFIG_FILE=/run/secrets/pipconf python -m pip install --no-deps -r /plan/torch.txt
+RUN --mount=type=secret,id=pipconf --mount=type=secret,id=ca \
+    --mount=type=bind,from=plan,source=/plan,target=/plan \
+    PIP_CONFIG_FILE=/run/secrets/pipconf python -m pip install -c /plan/constraints.txt -r /plan/requirements.txt
+RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
+    python -m pip install --no-index --no-deps /wheel/*.whl
 
-RUN useradd --uid 1000 --create-home kubedet
+# HOME and USER: a pod may run as any user id, which has no entry in /etc/passwd; with a read-only
+# root file system, caches can only go to /tmp.
+ENV HOME=/tmp USER=kubedet PYTHONUNBUFFERED=1
 USER 1000:1000
-WORKDIR /home/kubedet
+WORKDIR /tmp
+RUN --mount=type=tmpfs,target=/tmp --mount=type=bind,source=images/check.py,target=/check.py \
+    python /check.py
+
+ARG BASE VERSION=0 REVISION=unknown
+LABEL org.opencontainers.image.title="kubedet-trainer" \
+      org.opencontainers.image.description="Training pods of kubedet: python -m trainer" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${BASE}"
+ENTRYPOINT []
 CMD ["python", "-m", "trainer", "--help"]

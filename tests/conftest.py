@@ -9,6 +9,8 @@ from trainer import recipes
 from trainer.data.download import download
 from trainer.data.shards import shard
 
+pytest_plugins = ["fake_api"]
+
 TINY = {
     "loader.image_size": 96,
     "loader.workers": 1,

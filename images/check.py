@@ -1,0 +1,74 @@
+"""Check an image from inside, as its last build step and as its user: all that it needs is there."""
+
+import argparse
+import importlib
+import os
+import pkgutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, requires, version
+
+from packaging.requirements import Requirement
+
+_EXTRA = {"components": "pipeline", "pipelines": "pipeline", "trainer.export": "export"}
+"""Packages of ours that need an extra."""
+
+
+def main() -> None:
+    """Import every module of ours, compare versions with what is asked for, run one operator."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--extras", default="", help="extras that must be there, parted by commas")
+    extras = [extra for extra in parser.parse_args().extras.split(",") if extra]
+    if os.getuid() == 0:
+        sys.exit("error: the image's user is root")
+    _check_versions(extras)
+    absent = [package for package, extra in _EXTRA.items() if extra not in extras]
+    for package in ("trainer", "components", "pipelines"):
+        _import_all(package, absent)
+    _check_torch()
+    subprocess.run([sys.executable, "-m", "trainer", "--help"], check=True, stdout=subprocess.DEVNULL)
+
+
+def _check_versions(extras: list[str]) -> None:
+    """Compare versions with the requirements: whoever keeps a base's torch sees here if it is too old."""
+    wrong = []
+    for text in requires("kubedet") or []:
+        asked = Requirement(text)
+        if asked.marker and not any(asked.marker.evaluate({"extra": extra}) for extra in ["", *extras]):
+            continue
+        try:
+            found = version(asked.name)
+        except PackageNotFoundError:
+            wrong.append(f"{asked.name} is not installed")
+            continue
+        if not asked.specifier.contains(found, prereleases=True):
+            wrong.append(f"{asked.name} {found} is installed, kubedet needs {asked.specifier}")
+    if wrong:
+        sys.exit("\n".join(f"error: {problem}" for problem in wrong))
+
+
+def _import_all(package: str, absent: list[str]) -> None:
+    if package in absent:
+        return
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+        if module.ispkg:
+            _import_all(module.name, absent)
+        elif not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+
+
+def _check_torch() -> None:
+    """Run an operator of torchvision: one built for another torch fails here, not in the first training."""
+    import torch
+    import torchvision
+
+    boxes = torch.tensor([[0.0, 0.0, 4.0, 4.0], [0.0, 0.0, 4.0, 4.1]])
+    if torchvision.ops.nms(boxes, torch.tensor([0.9, 0.8]), 0.5).tolist() != [0]:
+        sys.exit("error: torchvision's operators do not work")
+    print(
+        f"torch {torch.__version__}, torchvision {torchvision.__version__}, python {sys.version.split()[0]}"
+    )
+
+
+if __name__ == "__main__":
+    main()

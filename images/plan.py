@@ -1,0 +1,84 @@
+"""Plan what an image installs: runs in the base image, writes files for pip.
+
+A base image may bring a torch of its own, built for its drivers and libraries. That torch,
+with its CUDA packages, is then pinned as it is; every other package has the tested version.
+Needs nothing but Python: it runs before anything is installed.
+"""
+
+import argparse
+import re
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+_TORCH = re.compile(r"(torch|torchvision|(pytorch-)?triton|nvidia-.+|cuda-.+)")
+"""Packages that fit together only as a set: torch and what it brings along."""
+
+
+def plan(project: dict, pins: dict[str, str], installed: dict[str, str], extras: list[str]) -> dict[str, str]:
+    """Decide what pip is asked for.
+
+    Args:
+        project: the `project` table of pyproject.toml.
+        pins: tested versions by normalised name.
+        installed: versions of the base's packages by normalised name.
+        extras: optional dependencies to install as well.
+
+    Returns:
+        Texts of `torch.txt` (torch's set, nothing where the base has torch),
+        `constraints.txt` (versions of everything) and `requirements.txt` (what is needed).
+    """
+    kept = {name: version for name, version in installed.items() if _TORCH.fullmatch(name)}
+    kept = kept if "torch" in kept else {}
+    tested = {name: version for name, version in pins.items() if _TORCH.fullmatch(name)}
+    others = {name: version for name, version in pins.items() if name not in tested}
+    needed = [*project["dependencies"]]
+    for extra in extras:
+        needed += project["optional-dependencies"][extra]
+    return {
+        "torch.txt": _lines({} if kept else tested),
+        "constraints.txt": _lines(others | (kept or tested)),
+        "requirements.txt": "".join(f"{line}\n" for line in needed),
+    }
+
+
+def _lines(versions: dict[str, str]) -> str:
+    return "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
+
+
+def _normalised(name: str) -> str:
+    """Return a package's one spelling (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def read_pins(text: str) -> dict[str, str]:
+    """Return the versions of a constraints file by normalised name."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    pairs = (line.split("==") for line in lines if line)
+    return {_normalised(name): version for name, version in pairs}
+
+
+def main() -> None:
+    """Write the plan's files into a folder."""
+    if sys.version_info < (3, 11):  # noqa: UP036 (the base image's, not the one we are tested with)
+        sys.exit(f"error: BASE has Python {sys.version.split()[0]}; choose one with 3.11 or newer")
+    import tomllib  # Older Pythons have none, and shall read the message above.
+
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--project", type=Path, required=True, help="folder of pyproject.toml")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the files")
+    parser.add_argument("--extras", default="", help="optional dependencies, parted by commas")
+    options = parser.parse_args()
+    files = plan(
+        tomllib.loads((options.project / "pyproject.toml").read_text())["project"],
+        read_pins((options.project / "constraints.txt").read_text()),
+        {_normalised(item.metadata["Name"]): item.version for item in distributions()},
+        [extra for extra in options.extras.split(",") if extra],
+    )
+    options.output.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (options.output / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""What lies under deploy/: single objects, and what kustomize makes of them."""
+
+import copy
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+JOBS = DEPLOY / "examples" / "jobs"  # Specifications of jobs: no Kubernetes objects.
+CLUSTER_SCOPED = ("SecurityContextConstraints", "MachineConfig")
+FOLDERS = sorted(path.parent for path in DEPLOY.rglob("kustomization.yaml"))
+
+
+def read(path):
+    """Return the documents of a YAML file."""
+    return [item for item in yaml.safe_load_all(path.read_text()) if item is not None]
+
+
+def files():
+    """Return the YAML files that hold Kubernetes objects."""
+    return [
+        path
+        for path in sorted(DEPLOY.rglob("*.yaml"))
+        if path.name != "kustomization.yaml" and JOBS not in path.parents
+    ]
+
+
+def pytest_generate_tests(metafunc):
+    """Run a test for each object, or for each folder that kustomize builds."""
+    if "manifest" in metafunc.fixturenames:
+        found = [(path, item) for path in files() for item in read(path)]
+        ids = [f"{path.parent.name}-{item['kind']}-{item['metadata']['name']}" for path, item in found]
+        metafunc.parametrize("manifest", [item for _, item in found], ids=ids)
+    if "folder" in metafunc.fixturenames:
+        metafunc.parametrize("folder", FOLDERS, ids=[str(path.relative_to(DEPLOY)) for path in FOLDERS])
+
+
+@pytest.fixture(scope="session")
+def deploy():
+    """The folder deploy/."""
+    return DEPLOY
+
+
+@pytest.fixture(scope="session")
+def the():
+    """Find the one object of a kind and name below a folder of deploy/."""
+
+    def find(kind, name, folder="."):
+        inside = [item for path in files() if DEPLOY / folder in path.parents for item in read(path)]
+        (found,) = [item for item in inside if (item["kind"], item["metadata"]["name"]) == (kind, name)]
+        return found
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def builders():
+    """What builds a folder: the few rules that we use, in Python; and the real tool, where there is one."""
+    return {"python": _build_here, "tool": _build_by_tool}
+
+
+@pytest.fixture(params=["python", "tool"])
+def build(request, builders):
+    """Each of the builders."""
+    return builders[request.param]
+
+
+def _build_by_tool(folder):
+    """Return the objects of a folder as kubectl or kustomize builds them."""
+    if shutil.which("kustomize"):
+        command = ["kustomize", "build", str(folder)]
+    elif shutil.which("kubectl"):
+        command = ["kubectl", "kustomize", str(folder)]
+    else:
+        pytest.skip("neither kustomize nor kubectl is installed")
+    made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert made.returncode == 0, made.stderr
+    return list(yaml.safe_load_all(made.stdout))
+
+
+def _build_here(folder):
+    """Return the objects of a folder by the rules of kustomize that deploy/ uses; refuse all others."""
+    rules = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    known = {"apiVersion", "kind", "namespace", "labels", "resources", "patches", "replacements"}
+    assert set(rules) <= known, f"{folder}: teach this function {set(rules) - known}"
+    objects = []
+    for resource in rules["resources"]:
+        path = (folder / resource).resolve()
+        objects += _build_here(path) if path.is_dir() else copy.deepcopy(read(path))
+    for item in rules.get("patches", []):
+        for target in _selected(objects, item["target"]):
+            for change in yaml.safe_load(item["patch"]):
+                assert change["op"] == "replace"
+                _set(target, change["path"].strip("/").split("/"), change["value"])
+    if "namespace" in rules:
+        _put_into(objects, rules["namespace"])
+    for pairs in (item["pairs"] for item in rules.get("labels", [])):
+        for item in objects:
+            item["metadata"]["labels"] = item["metadata"].get("labels", {}) | pairs
+    for item in rules.get("replacements", []):
+        (source,) = _selected(objects, item["source"])
+        value = source
+        for key in item["source"]["fieldPath"].split("."):
+            value = value[key]
+        for target in item["targets"]:
+            for found in _selected(objects, target["select"]):
+                for path in target["fieldPaths"]:
+                    _set(found, path.split("."), value)
+    return objects
+
+
+def _selected(objects, rule):
+    found = [
+        item
+        for item in objects
+        if (item["kind"], item["metadata"]["name"]) == (rule["kind"], rule.get("name"))
+    ]
+    assert found, f"nothing is selected by {json.dumps(rule)}"
+    return found
+
+
+def _set(item, path, value):
+    *way, last = [int(key) if key.isdigit() else key for key in path]
+    for key in way:
+        item = item[key]
+    assert last in item or (isinstance(item, list) and last < len(item)), f"there is no {path} to replace"
+    item[last] = value
+
+
+def _put_into(objects, namespace):
+    """Set the namespace of objects, and of accounts that are made here: kustomize's own rule."""
+    ours = {item["metadata"]["name"] for item in objects if item["kind"] == "ServiceAccount"}
+    for item in objects:
+        if item["kind"] not in CLUSTER_SCOPED:
+            item["metadata"]["namespace"] = namespace
+        for subject in item.get("subjects", []):
+            if subject["kind"] == "ServiceAccount" and subject["name"] in ours:
+                subject["namespace"] = namespace

@@ -1,0 +1,83 @@
+"""Overlays: what an administrator applies is whole, in one namespace, and bound to the right account."""
+
+import pytest
+import yaml
+
+CLUSTER_SCOPED = ("SecurityContextConstraints", "MachineConfig")
+ACCOUNTS = {
+    "base": "pipeline-runner",
+    "overlays/standalone": "pipeline-runner",
+    "overlays/profile": "default-editor",
+    "overlays/openshift": "pipeline-runner-dspa",
+}
+"""Who runs the steps of a pipeline."""
+
+
+def by_name(objects):
+    return {(item["kind"], item["metadata"]["name"]): item for item in objects}
+
+
+def test_every_folder_builds(folder, build):
+    objects = build(folder)
+    assert len(by_name(objects)) == len(objects) > 0
+
+
+def test_what_is_built_here_is_what_kustomize_builds(folder, builders):
+    assert by_name(builders["python"](folder)) == by_name(builders["tool"](folder))
+
+
+def test_an_overlay_is_in_one_namespace(folder, build):
+    objects = [item for item in build(folder) if item["kind"] not in CLUSTER_SCOPED]
+    spaces = {item["metadata"].get("namespace") for item in objects}
+    if folder.name == "base":
+        assert spaces == {None}
+    else:
+        assert len(spaces) == (1 if objects else 0)
+        assert None not in spaces
+
+
+def test_objects_of_the_whole_cluster_are_in_none(folder, build):
+    objects = [item for item in build(folder) if item["kind"] in CLUSTER_SCOPED]
+    assert not [item for item in objects if "namespace" in item["metadata"]]
+
+
+@pytest.mark.parametrize("overlay", ACCOUNTS)
+def test_the_launcher_role_is_bound_to_the_account_of_the_steps(overlay, build, deploy):
+    objects = by_name(build(deploy / overlay))
+    binding = objects["RoleBinding", "kubedet-launcher"]
+    assert ("Role", binding["roleRef"]["name"]) in objects
+    (account,) = binding["subjects"]
+    assert (account["kind"], account["name"]) == ("ServiceAccount", ACCOUNTS[overlay])
+    if overlay != "base":
+        assert account["namespace"] == binding["metadata"]["namespace"]
+
+
+def test_an_overlay_for_every_place_is_known_here(folder, deploy):
+    if folder.parent.name == "overlays" and folder.name != "openshift-cluster":
+        assert str(folder.relative_to(deploy)) in ACCOUNTS
+
+
+def test_accounts_that_are_bound_have_a_namespace(folder, build):
+    if folder.name == "base":
+        return  # Only an overlay names the namespace.
+    for item in build(folder):
+        accounts = [it for it in item.get("subjects", []) if it["kind"] == "ServiceAccount"]
+        assert all(account["namespace"] == item["metadata"]["namespace"] for account in accounts)
+
+
+def test_roles_that_are_bound_exist(folder, build, deploy):
+    # The operators' Roles are applied beside an overlay, which brings the launcher's.
+    roles = {name for kind, name in by_name(build(folder) + build(deploy / "base")) if kind == "Role"}
+    bound = {item["roleRef"]["name"] for item in build(folder) if item["kind"] == "RoleBinding"}
+    assert bound <= roles
+
+
+def test_no_secret_is_applied_with_an_overlay(folder, build):
+    """Applying it a second time would put placeholders in the place of the keys."""
+    assert "Secret" not in {item["kind"] for item in build(folder)}
+
+
+def test_nothing_lies_about_unused(folder):
+    named = set(yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"])
+    lying = {path.name for path in folder.glob("*.yaml") if not path.name.endswith(".example.yaml")}
+    assert lying - {"kustomization.yaml"} <= named

@@ -1,0 +1,168 @@
+"""Every object under deploy/: the API would take it, and it grants what is needed and no more."""
+
+import ast
+import base64
+import importlib
+import tomllib
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from components import stores
+from components.doctor.cluster import PERMISSIONS
+from components.launchers import cluster
+
+VERSIONS = ("1.28", kubernetes_validate.latest_version())
+"""The oldest Kubernetes we mean to serve, and the newest that is known here."""
+CUSTOM = ("security.openshift.io/v1", "machineconfiguration.openshift.io/v1")
+ULIMITS = "/etc/crio/crio.conf.d/99-ulimits.conf"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_takes_it(manifest, version):
+    if manifest["apiVersion"] not in CUSTOM:
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_a_misspelt_field_would_be_found(the):
+    claim = the("PersistentVolumeClaim", "kubedet-data")
+    wrong = claim | {"spec": claim["spec"] | {"storageClass": "fast"}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
+
+
+def test_it_names_no_namespace_of_its_own(manifest):
+    """The overlay does; a file that did would be out of step with it."""
+    assert "namespace" not in manifest["metadata"]
+
+
+def granted(role):
+    """What a Role grants, as (group, resource, verb)."""
+    return {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+LAUNCHER = {
+    ("kubeflow.org", "pytorchjobs"): ("create", "get", "list", "watch", "delete"),
+    ("", "pods"): ("get", "list", "watch"),
+    ("", "pods/log"): ("get",),
+    ("", "events"): ("list",),
+}
+EXEC = {("", "pods/exec"): ("create", "get")}
+
+
+def expanded(permissions):
+    """The same triples, of verbs by group and resource."""
+    return {(*resource, verb) for resource, verbs in permissions.items() for verb in verbs}
+
+
+def test_the_launcher_may_do_what_it_needs_and_nothing_else(the):
+    assert granted(the("Role", "kubedet-launcher")) == expanded(LAUNCHER)
+
+
+def test_a_shell_in_a_pod_needs_a_role_of_its_own(the):
+    assert granted(the("Role", "kubedet-exec")) == expanded(EXEC)
+
+
+def test_the_doctor_asks_for_what_is_granted():
+    assert expanded(PERMISSIONS) == expanded(LAUNCHER | EXEC)
+
+
+def requests():
+    """What the launcher's code asks of the API server: verb and resource, as it tells Cluster.call."""
+    for path in Path(cluster.__file__).parent.glob("*.py"):
+        module = importlib.import_module(f"{cluster.__name__}.{path.stem}")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("cluster.call"):
+                verb, resource = (ast.unparse(word) for word in node.args[:2])
+                yield ast.literal_eval(verb), eval(resource, vars(module))
+
+
+def test_all_that_the_launcher_asks_for_is_granted():
+    allowed = {(resource, verb) for _, resource, verb in expanded(LAUNCHER)}
+    asked = {(resource, verb) for verb, resource in requests()}
+    assert asked
+    assert asked <= allowed
+
+
+def test_no_role_grants_everything_of_anything(manifest):
+    assert not [
+        item for rule in manifest.get("rules", []) for items in rule.values() for item in items if item == "*"
+    ]
+
+
+def test_the_example_secret_is_the_one_that_the_steps_read(the):
+    secret = the("Secret", stores.CREDENTIALS)
+    assert set(secret["stringData"]) <= set(stores.SECRET_KEYS)
+    assert set(secret["stringData"]) == {
+        "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION", "MINIO_ENDPOINT",
+    }  # fmt: skip
+
+
+def test_it_holds_no_key_of_anybody(manifest):
+    if manifest["kind"] == "Secret":
+        secret = set(stores.secret_variables())
+        values = {key: value for key, value in manifest["stringData"].items() if key in secret}
+        assert set(values.values()) == {"REPLACE-ME"}
+        assert "data" not in manifest
+
+
+def test_the_volume_can_be_mounted_on_many_nodes(the):
+    assert the("PersistentVolumeClaim", "kubedet-data")["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+def test_crio_sets_no_limit_to_locked_memory(deploy):
+    settings = tomllib.loads((deploy / "nodes" / "99-ulimits.conf").read_text())
+    assert settings == {"crio": {"runtime": {"default_ulimits": ["memlock=-1:-1"]}}}
+
+
+def test_the_machine_config_carries_the_same_file(the, deploy):
+    made = the("MachineConfig", "99-worker-kubedet-ulimits")
+    assert made["metadata"]["labels"] == {"machineconfiguration.openshift.io/role": "worker"}
+    assert made["spec"]["config"]["ignition"] == {"version": "3.2.0"}
+    (file,) = made["spec"]["config"]["storage"]["files"]
+    assert set(made["spec"]["config"]) == {"ignition", "storage"}
+    assert (file["path"], file["mode"], file["overwrite"]) == (ULIMITS, 0o644, True)
+    kind, content = file["contents"]["source"].split(",", 1)
+    assert kind == "data:text/plain;charset=utf-8;base64"
+    assert base64.b64decode(content, validate=True) == (deploy / "nodes" / "99-ulimits.conf").read_bytes()
+
+
+def test_openshift_allows_ipc_lock_and_nothing_of_the_host(the):
+    rules = the("SecurityContextConstraints", "kubedet-training")
+    assert rules["allowedCapabilities"] == ["IPC_LOCK"]
+    assert not [key for key, value in rules.items() if key.startswith("allow") and value is True]
+    assert rules["runAsUser"] == {"type": "MustRunAsNonRoot"}
+    assert rules["requiredDropCapabilities"] == ["ALL"]
+    assert "hostPath" not in rules["volumes"]
+    assert not rules.get("users") and not rules.get("groups")
+    host = {f"allowHost{what}" for what in ("DirVolumePlugin", "IPC", "Network", "PID", "Ports")}
+    users = {"runAsUser", "fsGroup", "supplementalGroups", "seLinuxContext"}
+    required = host | users | {"allowPrivilegedContainer", "readOnlyRootFilesystem"}
+    assert required <= set(rules)
+
+
+def test_the_training_account_may_use_these_constraints_only(the):
+    (rule,) = the("Role", "kubedet-training")["rules"]
+    assert (rule["resourceNames"], rule["verbs"]) == (["kubedet-training"], ["use"])
+    assert the("ServiceAccount", "kubedet-training")["automountServiceAccountToken"] is False
+
+
+def test_yaml_has_no_key_twice(deploy):
+    """PyYAML keeps the last one without a word."""
+
+    class Strict(yaml.SafeLoader):
+        def construct_mapping(self, node, deep=False):
+            keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+            assert len(keys) == len(set(keys)), f"a key stands twice: {keys}"
+            return super().construct_mapping(node, deep)
+
+    for path in deploy.rglob("*.yaml"):
+        list(yaml.load_all(path.read_text(), Strict))

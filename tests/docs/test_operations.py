@@ -1,0 +1,85 @@
+"""The operator's guide says what is true: its examples, commands, paths and messages are the code's own."""
+
+import argparse
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.launchers.spec import from_fields
+from pipelines import cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = {name: (ROOT / name).read_text() for name in ("docs/operations.md", "deploy/README.md")}
+TEXT = PAGES["docs/operations.md"]
+MESSAGES = TEXT.partition("## Messages, and what to do")[2].partition("\n## ")[0]
+CLUSTERS_OWN = (
+    "admission webhook",
+    "exceeded quota",
+    "failed calling webhook",
+    "403 Forbidden",
+    "401",
+    "pod P waits",
+)
+"""Rows whose words are Kubernetes', with what we put before them."""
+
+
+@pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL))
+def test_examples_are_specifications(block):
+    from_fields({"command": ["true"]} | yaml.safe_load(block))
+
+
+def commands(parser, words=()):
+    """Every command of the command line, with its parser."""
+    yield words, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, child in action.choices.items():
+                yield from commands(child, (*words, name))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_exist_and_know_their_options(page):
+    known = {words: parser for words, parser in commands(cli._parser()) if words}
+    # In the text between backticks, or in a line of code.
+    code = r"(?m)(?:`|^ {4,}(?:\w+=\S+ )?)kubedet ((?:[a-z]+ ?)+)([^`\n]*)"
+    used = re.findall(code, re.sub(r" \\\n\s*", " ", PAGES[page]))
+    assert used
+    for names, rest in used:
+        words = tuple(names.split())
+        found = max((key for key in known if words[: len(key)] == key), key=len, default=None)
+        assert found, f"there is no kubedet {names}"
+        options = set(re.findall(r"(?<=\s)(--?[a-z][a-z-]*)", " " + rest.split(" -- ")[0]))
+        assert options <= set(known[found]._option_string_actions), (found, options)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_paths_lead_somewhere(page):
+    text, folder = PAGES[page], (ROOT / page).parent
+    headings = {
+        re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in re.findall("^## (.*)$", text, re.M)
+    }
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        assert target[1:] in headings if target.startswith("#") else (folder / target).exists(), target
+    for path in re.findall(r"(?<![\w./])(?:deploy|images|components|docs)/[\w./-]+\w", text):
+        assert (ROOT / path).exists(), path
+
+
+def strings():
+    """Every piece of text in the launcher's code, what stands between the braces of f-strings left out."""
+    for path in (ROOT / "components" / "launchers").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+@pytest.mark.parametrize("row", re.findall(r"^\| (.*?) \|", MESSAGES, re.MULTILINE)[2:])
+def test_messages_are_the_codes(row):
+    if any(word in row for word in CLUSTERS_OWN) or "`" not in row:
+        return
+    code = "\n".join(strings())
+    message = re.findall("`([^`]+)`", row)[0]
+    pieces = [piece.strip(" :") for piece in re.split(r"\.\.\.|hint: |\b[A-Z]\b|\d+|[()]", message)]
+    assert max(pieces, key=len) in code, message

@@ -1,0 +1,106 @@
+"""The rules of the Dockerfiles that can be read off them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LABELS = {"title", "description", "version", "revision", "base.name"}
+
+
+def instructions(name):
+    """Return a Dockerfile's instructions as (name, arguments), continued lines joined."""
+    text = (ROOT / "images" / f"{name}.Dockerfile").read_text()
+    lines = "\n".join(line for line in text.splitlines() if line and not line.startswith("#"))
+    joined = lines.replace("\\\n", " ").splitlines()
+    return [(line.split()[0], " ".join(line.split()[1:])) for line in joined]
+
+
+def stages(name):
+    """Return the instructions of each stage, the final one last; what stands before the first is left out."""
+    found = []
+    for word, rest in instructions(name):
+        if word == "FROM":
+            found.append([])
+        if found:
+            found[-1].append((word, rest))
+    return found
+
+
+@pytest.fixture(params=["trainer", "component"])
+def image(request):
+    return request.param
+
+
+def test_the_base_is_an_argument(image):
+    (word, rest), *_ = instructions(image)
+    assert word == "ARG" and re.fullmatch(r"BASE=\S+:(?!latest)\S+", rest)
+    assert {stage[0][1].split()[0] for stage in stages(image)} == {"${BASE}"}
+
+
+def test_it_runs_as_nobody_special(image):
+    """A number: Kubernetes cannot tell whether a name is root."""
+    users = [rest for word, rest in stages(image)[-1] if word == "USER"]
+    assert users[-1] == "1000:1000"
+
+
+def test_the_check_runs_as_that_user(image):
+    words = [word + " " + rest for word, rest in stages(image)[-1]]
+    user = words.index("USER 1000:1000")
+    (check,) = [at for at, line in enumerate(words) if "/check.py" in line and line.startswith("RUN")]
+    assert check > user
+
+
+def test_nothing_comes_from_the_net_but_through_pip(image):
+    words = {word for word, _ in instructions(image)}
+    assert "ADD" not in words
+    text = "\n".join(rest for _, rest in instructions(image))
+    assert not re.search(
+        r"https?://|\bcurl\b|\bwget\b|\bgit clone\b|apt-get|--(extra-)?index-url|--trusted-host", text
+    )
+
+
+def test_only_named_files_are_copied(image):
+    copied = [rest.split() for word, rest in instructions(image) if word == "COPY"]
+    sources = {source for words in copied for source in words[:-1] if not source.startswith("--")}
+    allowed = {"pyproject.toml", "constraints.txt", "README.md", "images/plan.py"}
+    assert sources <= allowed | {"trainer", "components", "pipelines"}
+
+
+def test_every_installation_is_pinned(image):
+    runs = [rest for word, rest in instructions(image) if word == "RUN" and "pip install" in rest]
+    assert runs
+    for run in runs:
+        pinned = "-c /plan/constraints.txt" in run or "-r /plan/torch.txt" in run or "--no-index" in run
+        assert pinned, run
+
+
+def test_no_secret_is_an_argument_or_a_variable(image):
+    for word, rest in instructions(image):
+        if word in ("ARG", "ENV"):
+            assert not re.search(r"(?i)password|token|secret|credential|access.?key", rest)
+    mounts = [rest for word, rest in instructions(image) if "/run/secrets" in rest]
+    assert mounts and all("--mount=type=secret,id=pipconf" in rest for rest in mounts)
+
+
+def test_it_says_what_it_is(image):
+    (labels,) = [rest for word, rest in stages(image)[-1] if word == "LABEL"]
+    assert set(re.findall(r"org\.opencontainers\.image\.([a-z.]+)=", labels)) == LABELS
+    assert f'"kubedet-{image}"' in labels
+
+
+def test_the_component_image_is_built_on_the_trainer_image():
+    default = instructions("component")[0][1]
+    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    assert default == f"BASE=kubedet-trainer:{version}"
+
+
+def test_the_build_sees_only_what_is_allowed():
+    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
+    assert rules[0] == "*"
+    allowed = {rule[1:] for rule in rules if rule.startswith("!")}
+    assert allowed == {"pyproject.toml", "constraints.txt", "README.md", "trainer", "components", "pipelines",
+                       "images/plan.py", "images/check.py"}  # fmt: skip
+    assert all((ROOT / path).exists() for path in allowed)
+    assert rules[-2:] == ["**/.*", "**/__pycache__"]

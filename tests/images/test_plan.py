@@ -1,0 +1,89 @@
+"""What pip is asked for in an image, whatever its base brings."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = {
+    "dependencies": ["torch>=2", "minio"],
+    "optional-dependencies": {"pipeline": ["kfp"], "dev": ["ruff"]},
+}
+PINS = {"torch": "2.15.0", "torchvision": "0.29", "nvidia-nccl-cu13": "2.30", "minio": "7.2", "kfp": "2.17.0"}
+
+
+@pytest.fixture(scope="module")
+def planner():
+    spec = importlib.util.spec_from_file_location("plan", ROOT / "images" / "plan.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_an_empty_base_gets_the_tested_set(planner):
+    files = planner.plan(PROJECT, PINS, {"pip": "26.3"}, [])
+    assert files["torch.txt"] == "nvidia-nccl-cu13==2.30\ntorch==2.15.0\ntorchvision==0.29\n"
+    assert "torch==2.15.0\n" in files["constraints.txt"]
+    assert files["requirements.txt"] == "torch>=2\nminio\n"
+
+
+def test_a_base_with_torch_keeps_it_and_what_it_was_built_with(planner):
+    brought = {"torch": "2.14.0a0+nv", "nvidia-nccl-cu13": "2.29", "minio": "6.0"}
+    files = planner.plan(PROJECT, PINS, brought, [])
+    assert files["torch.txt"] == ""
+    # torchvision is left to pip, which looks for one that fits this torch.
+    assert files["constraints.txt"] == "kfp==2.17.0\nminio==7.2\nnvidia-nccl-cu13==2.29\ntorch==2.14.0a0+nv\n"
+
+
+def test_cuda_packages_without_torch_are_no_reason_to_keep_them(planner):
+    files = planner.plan(PROJECT, PINS, {"nvidia-nccl-cu13": "2.29"}, [])
+    assert "nvidia-nccl-cu13==2.30\n" in files["torch.txt"]
+
+
+def test_extras_are_installed_on_demand(planner):
+    assert planner.plan(PROJECT, PINS, {}, ["pipeline"])["requirements.txt"].endswith("\nkfp\n")
+
+
+def test_names_have_one_spelling(planner):
+    text = "# tested\nTyping_Extensions==4.16.0\nzope.interface==7.0  # why\n\n"
+    assert planner.read_pins(text) == {"typing-extensions": "4.16.0", "zope-interface": "7.0"}
+
+
+@pytest.fixture
+def written(tmp_path):
+    """The files for an empty base, from this project."""
+    command = [sys.executable, "-I", "-S", ROOT / "images" / "plan.py", "--project", ROOT]
+    subprocess.run(
+        [*command, "--output", tmp_path / "plan", "--extras", "pipeline,export"], check=True, timeout=60
+    )
+    return tmp_path / "plan"
+
+
+def test_torch_is_installed_with_all_it_needs(planner, written):
+    """It is installed without its dependencies: the rest must not bring another of its packages."""
+    pins = planner.read_pins((written / "torch.txt").read_text())
+    needed = {re.split(r"[^\w.-]", text)[0].lower() for text in requires("torch") if "extra ==" not in text}
+    ours = {name for name in needed if re.match("nvidia-|cuda-|triton", name)}
+    assert ours
+    assert {name.replace("_", "-") for name in ours} | {"torch", "torchvision"} <= set(pins)
+
+
+def test_every_requirement_is_pinned(planner, written):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (written / "requirements.txt").read_text().splitlines()
+    extras = project["optional-dependencies"]
+    assert lines == [*project["dependencies"], *extras["pipeline"], *extras["export"]]
+    pins = planner.read_pins((written / "constraints.txt").read_text())
+    assert {re.split(r"[^\w.-]", line)[0].lower() for line in lines} <= set(pins)
+
+
+def test_it_is_written_for_any_python_but_says_which_it_wants(planner, monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 10))
+    with pytest.raises(SystemExit, match=r"error: BASE has Python 3\.\d+.*choose one with 3\.11 or newer"):
+        planner.main()

@@ -1,0 +1,307 @@
+"""A Kubernetes API server over HTTP, as much of it as kubedet asks, that can be told to misbehave.
+
+def test_something(fake_cluster):          # A FakeCluster that a real client reaches by HTTP.
+    fake_cluster.lives["train-master-0"] = [life]
+    fake_cluster.faults.append(Fault("POST", "pytorchjobs", status=503, times=2))
+    subprocess.run([...], env=fake_cluster.environment)    # KUBECONFIG names it.
+"""
+
+import json
+import os
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from fake_cluster import JOBS, PODS, FakeCluster
+
+PATH = re.compile(
+    r"/(?:api/v1|apis/(?P<group>[^/]+)/v1)(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
+    r"/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>[a-z]+))?)?"
+)
+VERSION = {
+    "major": "1", "minor": "33", "gitVersion": "v1.33.0", "gitCommit": "", "gitTreeState": "",
+    "buildDate": "", "goVersion": "", "compiler": "", "platform": "linux/amd64",
+}  # fmt: skip
+REASONS = {403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 410: "Gone", 429: "TooManyRequests"}
+
+
+@dataclass
+class Fault:
+    """Something that goes wrong with the next requests that match."""
+
+    method: str = ""
+    """GET, POST or DELETE; empty is any."""
+    path: str = ""
+    """A part of path and query."""
+    times: int = 1
+    """How many requests."""
+    status: int = 0
+    """Answer this status instead."""
+    message: str = "a fault"
+    """With this message."""
+    retry_after: int = 0
+    """And this Retry-After, in seconds."""
+    delay: float = 0.0
+    """Wait so long before anything else, in seconds."""
+    drop: bool = False
+    """Close the connection without an answer, nothing done."""
+    lost: bool = False
+    """Do what was asked and close the connection without an answer."""
+    cut: int = -1
+    """Of a log: break the connection after so many bytes."""
+    end: int = -1
+    """Of a log: end it well after so many bytes."""
+    stall: float = 0.0
+    """Of a log: say nothing more for so many seconds after `cut` bytes (then break)."""
+
+
+@dataclass
+class Seen:
+    """A request that came."""
+
+    method: str
+    path: str
+    body: dict | None = None
+    at: float = field(default_factory=time.monotonic)
+
+
+class FakeApi(FakeCluster):
+    """A FakeCluster behind HTTP on this machine; a context manager."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.faults = []
+        self.seen = []
+        self.kubeconfig = folder / "kubeconfig"
+        self.token = "first"
+        """What the Authorization header must hold, unless it is empty."""
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"cluster": self}))
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.write_kubeconfig()
+
+    @property
+    def environment(self):
+        """This process's environment, with a kubeconfig of this cluster, for a subprocess."""
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "NO_PROXY": "127.0.0.1"}
+
+    def write_kubeconfig(self, namespace="default"):
+        """Write a kubeconfig with the present token."""
+        context = {"cluster": "fake", "user": "me", "namespace": namespace}
+        config = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "fake",
+            "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
+            "users": [{"name": "me", "user": {"token": self.token}}],
+            "contexts": [{"name": "fake", "context": context}],
+        }  # fmt: skip
+        self.kubeconfig.write_text(json.dumps(config))
+
+    def requests(self, method="", path=""):
+        """The requests so far that match."""
+        return [seen for seen in list(self.seen) if method in seen.method and path in seen.path]
+
+    def __enter__(self):
+        threading.Thread(target=self._server.serve_forever, args=[0.01], daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+        for pod in self.pods.values():
+            pod.deleted.set()
+
+
+@pytest.fixture
+def fake_cluster(tmp_path, monkeypatch):
+    """A FakeApi whom KUBECONFIG names."""
+    with FakeApi(tmp_path) as cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield cluster
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    cluster: FakeApi
+
+    def do_GET(self):
+        self._serve("get")
+
+    def do_POST(self):
+        self._serve("create")
+
+    def do_DELETE(self):
+        self._serve("delete")
+
+    def log_message(self, *_):
+        pass
+
+    def _serve(self, verb):
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else None
+        self.cluster.seen.append(Seen(self.command, self.path, body))
+        self._silent = False
+        fault = self._fault()
+        time.sleep(fault.delay)
+        if fault.drop:
+            return self._break()
+        if fault.status:
+            return self._error(fault.status, fault.message, fault.retry_after)
+        self._silent = fault.lost
+        if self.cluster.token and self.headers.get("Authorization") != f"Bearer {self.cluster.token}":
+            return self._error(401, "Unauthorized")
+        return self._answer(verb, body, fault)
+
+    def _fault(self):
+        for fault in self.cluster.faults:
+            if fault.times > 0 and fault.method in self.command and fault.path in self.path:
+                fault.times -= 1
+                return fault
+        return Fault()
+
+    def _answer(self, verb, body, fault):
+        url = urlsplit(self.path)
+        query = {key: values[0].replace("True", "true") for key, values in parse_qs(url.query).items()}
+        if url.path.rstrip("/") == "/version":
+            return self._json(VERSION)
+        match = PATH.fullmatch(url.path)
+        if not match or (match["group"] == "kubeflow.org" and not self.cluster.installed):
+            return self._send(404, b"404 page not found\n", "text/plain")
+        namespace, resource, name, sub = match["namespace"] or "", *match.group("resource", "name", "sub")
+        if resource == "selfsubjectaccessreviews":
+            asked = body["spec"]["resourceAttributes"]
+            what = "/".join(filter(None, [asked["resource"], asked.get("subresource")]))
+            allowed = (asked["verb"], what) not in self.cluster.denied
+            return self._json(body | {"status": {"allowed": allowed}})
+        verb = "list" if verb == "get" and not name else verb
+        what = f"{resource}/{sub}" if sub else resource
+        if (verb, what) in self.cluster.denied:
+            return self._error(
+                403, f'{what} is forbidden: User "me" cannot {verb} resource "{what}" in API group '
+                f'"{match["group"] or ""}" in the namespace "{namespace}"',
+            )  # fmt: skip
+        if verb == "create":
+            return self._create(resource, namespace, body)
+        if verb == "list":
+            return self._list(resource, namespace, query)
+        found = self.cluster.objects.get((resource, namespace, name))
+        if found is None:
+            return self._error(404, f'{resource} "{name}" not found', name=name)
+        if verb == "delete":
+            self._delete(resource, namespace, name)
+            return self._json({"kind": "Status", "status": "Success"})
+        return (
+            self._log(self.cluster.pod(name, namespace), query, fault) if sub == "log" else self._json(found)
+        )
+
+    def _create(self, resource, namespace, body):
+        name = body["metadata"]["name"]
+        if (resource, namespace, name) in self.cluster.objects:
+            return self._error(409, f'{resource} "{name}" already exists', name=name)
+        create = self.cluster.create_job if resource == JOBS else lambda *a: self.cluster.add(resource, *a)
+        return self._json(create(namespace, body), 201)
+
+    def _delete(self, resource, namespace, name):
+        if resource == JOBS:
+            self.cluster.delete_job(namespace, name)
+        elif resource == PODS:
+            self.cluster.delete_pod(self.cluster.pod(name, namespace))
+        else:
+            del self.cluster.objects[resource, namespace, name]
+
+    def _list(self, resource, namespace, query):
+        items = [
+            body for (kind, space, _), body in list(self.cluster.objects.items())
+            if kind == resource and namespace in ("", space)
+            and _selected(query.get("labelSelector", ""), body["metadata"].get("labels", {}).get)
+            and _selected(query.get("fieldSelector", ""), lambda path, body=body: _field(body, path))
+        ]  # fmt: skip
+        self._json({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items})
+
+    def _log(self, pod, query, fault):
+        states = pod.body["status"].get("containerStatuses", [{"state": {"waiting": {}}}])
+        if query.get("previous") == "true":
+            if len(pod.containers) < 2:
+                return self._error(
+                    400, f'previous terminated container "pytorch" in pod "{pod.name}" not found'
+                )
+            lines, follow = pod.containers[-2], False
+        else:
+            if "waiting" in states[0]["state"]:
+                return self._error(400, f'container "pytorch" in pod "{pod.name}" is waiting to start')
+            lines, follow = pod.containers[-1], query.get("follow") == "true"
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        try:
+            self._stream(pod, lines, follow, query, fault)
+        except (BrokenPipeError, ConnectionResetError):
+            self._break()
+
+    def _stream(self, pod, lines, follow, query, fault):
+        since = datetime.fromisoformat(query["sinceTime"]).timestamp() * 1e9 if "sinceTime" in query else 0
+        sent, index = 0, max(0, len(lines) - int(query.get("tailLines", len(lines))))
+        limit = max(fault.cut, fault.end)
+        while True:
+            over = not follow or pod.ended or lines is not pod.containers[-1]
+            for at, data in lines[index:]:
+                index += 1
+                if at < since:
+                    continue
+                piece = (_stamp(at) if query.get("timestamps") == "true" else b"") + data
+                if 0 <= limit <= sent + len(piece):
+                    self._chunk(piece[: limit - sent])
+                    time.sleep(fault.stall)
+                    return self._chunk(b"") if fault.end >= 0 else self._break()
+                sent += len(piece)
+                self._chunk(piece)
+            if over:
+                return self._chunk(b"")
+            time.sleep(0.01)
+
+    def _chunk(self, data):
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def _break(self):
+        self.close_connection = True
+
+    def _json(self, body, status=200):
+        self._send(status, json.dumps(body).encode())
+
+    def _error(self, status, message, retry_after=0, name=""):
+        body = {"kind": "Status", "status": "Failure", "code": status, "message": message,
+                "reason": REASONS.get(status, ""), "details": {"name": name}}  # fmt: skip
+        self._send(status, json.dumps(body).encode(), retry_after=retry_after)
+
+    def _send(self, status, data, kind="application/json", retry_after=0):
+        if self._silent:
+            return self._break()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        if retry_after:
+            self.send_header("Retry-After", str(retry_after))
+        self.end_headers()
+        return self.wfile.write(data)
+
+
+def _stamp(nanoseconds):
+    seconds, rest = divmod(int(nanoseconds), 10**9)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09}Z ".encode()
+
+
+def _selected(selector, value):
+    """Whether each `key=value` (or `key`) of a selector holds."""
+    pairs = [part.partition("=") for part in selector.split(",") if part]
+    return all(value(key) == wanted.lstrip("=") if equals else value(key) for key, equals, wanted in pairs)
+
+
+def _field(body, path):
+    for part in path.split("."):
+        body = body.get(part, {})
+    return body

@@ -1,0 +1,291 @@
+"""A cluster in memory: objects, a Training Operator of a few rules, and pods that live by a script.
+
+A test gives each pod a life, a function of `FakePod` that runs in a thread of its own:
+
+    def dies(pod):
+        pod.run()
+        pod.say("error: out of luck")
+        pod.exit(1)
+
+    cluster.lives["train-master-0"] = [dies, fine]   # The first pod of that name, and those after it.
+"""
+
+import contextlib
+import itertools
+import threading
+import time
+import uuid
+from datetime import UTC, datetime
+
+JOBS, PODS, EVENTS = "pytorchjobs", "pods", "events"
+
+
+class Gone(Exception):
+    """The pod was deleted: its life is over."""
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def fine(pod):
+    """The life of a pod that has no other."""
+    pod.run()
+    pod.say(f"hello from {pod.name}")
+    pod.exit(0)
+
+
+def endless(pod):
+    pod.run()
+    pod.say(f"hello from {pod.name}")
+    pod.sleep(3600)
+
+
+class FakePod:
+    """One pod, as its life sees it."""
+
+    def __init__(self, cluster, body):
+        self.cluster, self.body = cluster, body
+        self.name, self.uid = body["metadata"]["name"], body["metadata"]["uid"]
+        self.containers = [[]]
+        """Log lines (nanoseconds, bytes) of each container that ran in it, the newest last."""
+        self.deleted = threading.Event()
+
+    @property
+    def ended(self):
+        return self.body["status"]["phase"] in ("Succeeded", "Failed") or self.deleted.is_set()
+
+    def run(self, node="node-1"):
+        """Be placed on a node, and let the container run."""
+        self.body["spec"]["nodeName"] = node
+        self._set("Running", {"running": {"startedAt": now()}})
+        self.cluster.running(self)
+
+    def wait(self, reason, message=""):
+        """Have a container that does not start, e.g. ImagePullBackOff."""
+        self._set("Pending", {"waiting": {"reason": reason, "message": message}})
+
+    def unschedulable(self, message):
+        """Find no node."""
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        self.body["status"] = {"phase": "Pending", "conditions": [condition]}
+        self.cluster.event(self.name, "FailedScheduling", message, count=7)
+
+    def say(self, *lines, at=None, end=b"\n"):
+        """Print lines, str or bytes; `at` is their time in nanoseconds, and now without it."""
+        for line in lines:
+            data = line.encode() if isinstance(line, str) else line
+            self.containers[-1].append((at if at is not None else time.time_ns(), data + end))
+
+    def rotate(self):
+        """Lose the beginning of the log, as when the kubelet begins a new file."""
+        self.containers[-1].clear()
+
+    def exit(self, code, reason="", message=""):
+        """End the container, and the pod with it."""
+        reason = reason or ("Completed" if code == 0 else "Error")
+        ended = {"exitCode": code, "reason": reason, "message": message, "finishedAt": now()}
+        self._set("Succeeded" if code == 0 else "Failed", {"terminated": ended})
+        self.cluster.reconcile(self)
+
+    def restart(self, code):
+        """End the container and start another in the same pod."""
+        last = {"terminated": {"exitCode": code, "reason": "Error", "finishedAt": now()}}
+        self.containers.append([])
+        self._set("Running", {"running": {"startedAt": now()}}, last)
+
+    def evict(self, message="The node was low on resource: memory."):
+        """Be thrown off the node: no container tells of an end."""
+        self.body["status"] = {"phase": "Failed", "reason": "Evicted", "message": message}
+        self.cluster.reconcile(self)
+
+    def sleep(self, seconds):
+        if self.deleted.wait(seconds):
+            raise Gone
+
+    def until(self, event, seconds=20):
+        """Wait for an event of the test."""
+        for _ in range(int(seconds / 0.01)):
+            self.sleep(0)
+            if event.wait(0.01):
+                return
+        raise TimeoutError(f"{self.name} waited in vain")
+
+    def _set(self, phase, state, last=None):
+        container = {"name": "pytorch", "state": state, "lastState": last or {}, "image": "i", "imageID": "",
+                     "restartCount": len(self.containers) - 1, "ready": "running" in state}  # fmt: skip
+        self.body["status"] = {"phase": phase, "containerStatuses": [container], "startTime": now()}
+
+    def live(self, life):
+        with contextlib.suppress(Gone):
+            life(self)
+
+
+class FakeCluster:
+    """The objects of a cluster and what happens to them."""
+
+    def __init__(self):
+        self.objects = {}
+        """Bodies by (resource, namespace, name)."""
+        self.pods = {}
+        """FakePod by uid; those that are gone too."""
+        self.lives = {}
+        """Lives of pods by name: one after the other, the last again and again."""
+        self.termination_seconds = 0.0
+        """How long a deleted pod stays."""
+        self.installed = True
+        """Whether the API server knows PyTorchJobs."""
+        self.operator = True
+        """Whether a Training Operator makes pods."""
+        self.denied = set()
+        """What RBAC forbids: (verb, resource)."""
+        self._born = {}
+        self._lock = threading.RLock()
+        self._numbers = itertools.count(1)
+        for namespace in ("default", "team"):
+            self.add("namespaces", "", {"metadata": {"name": namespace}})
+        self.add("customresourcedefinitions", "", {"metadata": {"name": "pytorchjobs.kubeflow.org"}})
+
+    def add(self, resource, namespace, body):
+        """Put an object there; returns it with its metadata."""
+        meta = body.setdefault("metadata", {})
+        meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": now(), "resourceVersion": "1"}
+        if namespace:
+            meta["namespace"] = namespace
+        self.objects[resource, namespace, meta["name"]] = body
+        return body
+
+    def event(self, name, reason, message, kind="Pod", namespace="default", count=1):
+        """Tell something about an object."""
+        about = {"kind": kind, "name": name, "namespace": namespace}
+        self.add(EVENTS, namespace, {
+            "metadata": {"name": f"{name}.{next(self._numbers)}"}, "involvedObject": about, "reason": reason,
+            "message": message, "type": "Warning", "count": count, "lastTimestamp": now(),
+        })  # fmt: skip
+
+    def pod(self, name, namespace="default"):
+        """The pod of that name as it is now, or None."""
+        body = self.objects.get((PODS, namespace, name))
+        return self.pods[body["metadata"]["uid"]] if body else None
+
+    def job(self, name, namespace="default"):
+        return self.objects.get((JOBS, namespace, name))
+
+    def create_job(self, namespace, body):
+        """Store a job and, unless it is suspended, make its pods."""
+        with self._lock:
+            self.add(JOBS, namespace, body)
+            if not self.operator:
+                return body
+            self.condition(body, "Created")
+            if body["spec"].get("runPolicy", {}).get("suspend"):
+                self.condition(body, "Suspended")
+            else:
+                self.start(body)
+            return body
+
+    def start(self, job):
+        """Make a job's pods."""
+        self.condition(job, "Suspended", status="False")
+        job["status"]["startTime"] = now()
+        for kind, replica in job["spec"]["pytorchReplicaSpecs"].items():
+            for index in range(replica.get("replicas", 1)):
+                self._make_pod(job, kind.lower(), index, replica["template"])
+
+    def delete_job(self, namespace, name):
+        """Delete a job; its pods follow after `termination_seconds`."""
+        with self._lock:
+            self.objects.pop((JOBS, namespace, name))
+            for pod in self._pods_of(namespace, name):
+                self.delete_pod(pod, self.termination_seconds)
+
+    def delete_pod(self, pod, seconds=0.0):
+        """Let a pod go, now or after a while."""
+        pod.body["metadata"]["deletionTimestamp"] = now()
+        if seconds:
+            timer = threading.Timer(seconds, self.delete_pod, [pod])
+            timer.daemon = True
+            timer.start()
+            return
+        pod.deleted.set()
+        key = (PODS, pod.body["metadata"]["namespace"], pod.name)
+        if self.objects.get(key) is pod.body:
+            del self.objects[key]
+
+    def condition(self, job, kind, status="True", message=""):
+        """Set one condition of a job, at the end of the list as the operator does."""
+        conditions = job.setdefault("status", {}).setdefault("conditions", [])
+        old = [item for item in conditions if item["type"] != kind]
+        if status == "True" and kind in ("Running", "Restarting", "Succeeded", "Failed"):
+            for item in old:
+                if item["type"] in ("Running", "Restarting"):
+                    item["status"] = "False"
+        new = {"type": kind, "status": status, "reason": f"PyTorchJob{kind}", "message": message,
+               "lastTransitionTime": now(), "lastUpdateTime": now()}  # fmt: skip
+        job["status"]["conditions"] = [*old, new]
+
+    def running(self, pod):
+        """What the operator does when a pod runs."""
+        job = self.job(pod.body["metadata"]["labels"]["training.kubeflow.org/job-name"])
+        if job is not None:
+            self.condition(job, "Running")
+
+    def reconcile(self, pod):
+        """What the operator does when a pod has ended."""
+        with self._lock:
+            meta = pod.body["metadata"]
+            labels, namespace = meta["labels"], meta["namespace"]
+            job = self.job(labels["training.kubeflow.org/job-name"], namespace)
+            if job is None or not self.operator:
+                return
+            states = pod.body["status"].get("containerStatuses", [{"state": {"terminated": {}}}])
+            code = states[0]["state"]["terminated"].get("exitCode", 0xBEEF)
+            kind = labels["training.kubeflow.org/replica-type"]
+            replicas = job["spec"]["pytorchReplicaSpecs"]
+            replica = replicas[kind.capitalize()]
+            if code == 0:
+                if kind == "master" or "Master" not in replicas:
+                    self._finish(job, "Succeeded", "")
+            elif replica.get("restartPolicy") == "ExitCode" and code >= 128:
+                message = f"{kind} replica(s) failed"
+                ended = f"Pod: {namespace}.{meta['name']} exited with code {code}"
+                self.event(job["metadata"]["name"], "ExitedWithCode", ended, "PyTorchJob", namespace)
+                self.condition(job, "Restarting", message=f"{meta['name']} is restarting because {message}")
+                self.delete_pod(pod)
+                index = int(labels["training.kubeflow.org/replica-index"])
+                self._make_pod(job, kind, index, replica["template"])
+            else:
+                self._finish(job, "Failed", f"PyTorchJob failed because 1 {kind} replica(s) failed.")
+
+    def _finish(self, job, kind, message):
+        meta = job["metadata"]
+        self.condition(job, kind, message=message)
+        if job["spec"].get("runPolicy", {}).get("cleanPodPolicy") != "None":
+            for pod in self._pods_of(meta["namespace"], meta["name"]):
+                if pod.body["status"]["phase"] in ("Running", "Pending"):
+                    self.delete_pod(pod)
+
+    def _pods_of(self, namespace, job):
+        bodies = [body for key, body in list(self.objects.items()) if key[:2] == (PODS, namespace)]
+        label = "training.kubeflow.org/job-name"
+        mine = [body for body in bodies if body["metadata"].get("labels", {}).get(label) == job]
+        return [self.pods[body["metadata"]["uid"]] for body in mine]
+
+    def _make_pod(self, job, kind, index, template):
+        meta = job["metadata"]
+        name = f"{meta['name']}-{kind}-{index}"
+        labels = {
+            **template.get("metadata", {}).get("labels", {}),
+            "training.kubeflow.org/job-name": meta["name"],
+            "training.kubeflow.org/operator-name": "pytorchjob-controller",
+            "training.kubeflow.org/replica-type": kind,
+            "training.kubeflow.org/replica-index": str(index),
+        }
+        body = {"metadata": {"name": name, "labels": labels}, "spec": dict(template["spec"])}
+        pod = FakePod(self, self.add(PODS, meta["namespace"], body | {"status": {"phase": "Pending"}}))
+        self.pods[pod.uid] = pod
+        lives = self.lives.get(name, [fine])
+        lives = lives if isinstance(lives, list) else [lives]
+        life = lives[min(self._born.get(name, 0), len(lives) - 1)]
+        self._born[name] = self._born.get(name, 0) + 1
+        threading.Thread(target=pod.live, args=[life], daemon=True).start()
