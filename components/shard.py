@@ -18,12 +18,15 @@ def shard(
         data_root: URI under which data is kept.
         shards: manifest of the shards.
     """
+    from components import versions
     from components.steps import manifest, publish, reported
     from trainer import recipes
     from trainer.data.shards import shard as run
 
     with reported("shard"):
-        made = run(manifest(raw), data_root, recipes.load(recipe, overrides).data)
+        images = manifest(raw)
+        made = run(images, data_root, recipes.load(recipe, overrides).data)
         counts = {f"{s}_{key}": of[key] for s, of in made["splits"].items() for key in ("samples", "boxes")}
         small = {key: made[key] for key in ("kind", "version", "uri", "fingerprint", "categories")}
-        publish(shards, small | counts, uri=made["uri"], fingerprint=made["fingerprint"], **counts)
+        shown = counts | versions.label(images)
+        publish(shards, small | shown, uri=made["uri"], fingerprint=made["fingerprint"], **shown)

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from components import stores
 from trainer import log, storage
 from trainer.errors import EXIT_FAILURE, KubedetError, StorageError
 
@@ -41,6 +42,7 @@ def reported(step: str) -> Iterator[None]:
         SystemExit: with the exit code of a KubedetError or of a full disk.
     """
     log.setup()
+    stores.set_defaults()
     logger = logging.getLogger(f"kubedet.{step}")
     logger.info(STARTED)
     start = time.monotonic()

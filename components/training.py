@@ -1,19 +1,44 @@
 """What the train step asks a launcher to run, and what it finds when that has ended."""
 
-import logging
 from typing import Any
 
-from components.launchers.spec import JobSpec, from_fields, training
+from components import versions
+from components.jobs import Request
+from components.launchers.spec import JobSpec
 from trainer import recipes, storage
 from trainer.config import to_json
 from trainer.data.order import global_batch
-from trainer.errors import LaunchError
+from trainer.errors import ConfigError, LaunchError
 
-logger = logging.getLogger(__name__)
+
+def folder_of(output: str, data_root: str, data: dict[str, Any], run_id: str) -> str:
+    """Return the URI of the run's folder.
+
+    Args:
+        output: what the run asks for; empty is `<data_root>/runs/<data version>-<run id>`.
+        data_root: URI under which data is kept.
+        data: manifest of the shards.
+        run_id: the run's id.
+
+    Raises:
+        ConfigError: the output holds a macro of Kubeflow's that stands for nothing here.
+    """
+    if "[[" in output:  # Every scheduled run would go on with the first one's finished training.
+        raise ConfigError(
+            f"the output {output} holds a macro that this cluster does not replace",
+            fix="leave the output empty: every run then has a folder of its own",
+        )
+    return output or storage.join(data_root, "runs", versions.run_name(data, run_id))
 
 
 def prepare(
-    shards: str, output: str, recipe: str, overrides: dict[str, Any], nodes: int, nproc: int
+    shards: str,
+    output: str,
+    recipe: str,
+    overrides: dict[str, Any],
+    request: Request,
+    *,
+    default_image: str = "",
 ) -> JobSpec:
     """Write the run's one configuration file and describe the job that trains by it.
 
@@ -22,19 +47,20 @@ def prepare(
         output: URI of the run's folder, which receives config.json and train/.
         recipe: name of a recipe.
         overrides: dotted configuration keys and their values.
-        nodes: machines.
-        nproc: processes on each machine.
+        request: what the run asks of the launcher.
+        default_image: the container image where the request names none.
 
     Raises:
-        ConfigError: no such recipe or key, or a value that does not fit.
+        ConfigError: no such recipe or key, a value that does not fit, a job that cannot be, or
+            a folder that its pods would not find.
         DataError: there are fewer images than one step of all processes reads.
     """
     config = recipes.load(recipe, overrides)
     uri = storage.join(output, "config.json")
     arguments = ("train", "--config", uri, "--shards", shards, "--output", storage.join(output, "train"))
-    job = from_fields(
-        {"command": training(arguments), "nodes": nodes, "nproc": nproc}, where="the training job"
-    )
+    job = request.spec(arguments, default_image=default_image)
+    if request.launcher != "local":
+        _check_reach(job, {"data_root": shards, "output": output})
     splits = storage.read_json(storage.join(shards, "index.json"))["splits"]
     # Here as well as in the loader: hundreds of processes need minutes to come that far.
     global_batch(
@@ -43,6 +69,21 @@ def prepare(
     )  # fmt: skip
     storage.write_bytes(uri, to_json(config).encode())
     return job
+
+
+def _check_reach(job: JobSpec, folders: dict[str, str]) -> None:
+    """Refuse folders that lie in the step's own pod, where the training's pods do not see them."""
+    paths = [mount.path + "/" for mount in job.mounts]
+    lost = [
+        f"  {what}: {uri}"
+        for what, uri in folders.items()
+        if storage.is_local(uri) and not f"{storage.absolute(uri)}/".startswith(tuple(paths))
+    ]
+    if lost:
+        raise ConfigError(
+            "the training's pods would not find these folders:\n" + "\n".join(lost),
+            fix="use a bucket, or a path below the volume of the run (claim) or of the job (mounts)",
+        )
 
 
 def result(shards: str, output: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from trainer.errors import EXIT_FAILURE, KubedetError
 
-COMMANDS = ("run", "compile", "recipes")
+COMMANDS = ("run", "compile", "submit", "schedule", "recipes", "job", "menu", "doctor")
 """In the order of the help."""
 
 

@@ -5,12 +5,16 @@ from pathlib import Path
 
 from kfp import compiler
 
-from pipelines.graph import train_detector
+from pipelines.graph import pipeline
 from trainer.errors import StorageError
 
 
-def compile_pipeline(path: Path) -> None:
+def compile_pipeline(path: Path, *, volume: bool = False) -> None:
     """Compile the pipeline to YAML, whole or not at all.
+
+    Args:
+        path: the file to write.
+        volume: mount a PersistentVolumeClaim in every step.
 
     Raises:
         StorageError: the file cannot be written.
@@ -19,7 +23,7 @@ def compile_pipeline(path: Path) -> None:
     temporary = path.with_name(f".{path.stem}.tmp.yaml")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        compiler.Compiler().compile(train_detector, str(temporary))
+        compiler.Compiler().compile(pipeline(volume=volume), str(temporary))
         temporary.replace(path)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}", fix="choose another place") from error

@@ -1,39 +1,70 @@
-"""The one pipeline: download, shard, train, evaluate, gate, export."""
+"""The one pipeline: download, shard, train, evaluate, gate, export, and a clean-up at its end."""
 
-from kfp import dsl
+import inspect
+from dataclasses import dataclass
+from typing import Any
 
+from kfp import dsl, kubernetes
+
+from components.cleanup import cleanup
 from components.download import download
 from components.evaluate import evaluate
 from components.export import export
 from components.gate import gate as decide
+from components.images import COMPONENT_IMAGE
+from components.jobs import VOLUME
 from components.shard import shard
+from components.stores import CREDENTIALS, SECRET_KEYS
 from components.train import train
 from pipelines import NAME, TITLES
 
+DATA_ROOT = f"{VOLUME}/kubedet"
+"""The data root of a pipeline with a volume, where nobody names another."""
 
-def _step(task: dsl.PipelineTask, *, cpu: str, memory: str, retries: int) -> dsl.PipelineTask:
-    task.set_display_name(TITLES[task.name])
+
+@dataclass(frozen=True)
+class _Pods:
+    """What every step's pod is given. Each is a parameter of the pipeline, or empty."""
+
+    credentials: Any
+    claim: Any
+
+    def step(self, task: dsl.PipelineTask, *, cpu: str, memory: str, retries: int) -> dsl.PipelineTask:
+        _run(task, TITLES[task.name], cpu, memory, retries)
+        # Keys that are not in the Secret, or no such Secret, leave the variables unset.
+        kubernetes.use_secret_as_env(task, self.credentials, SECRET_KEYS, optional=True)
+        if self.claim:
+            kubernetes.mount_pvc(task, self.claim, VOLUME)
+        return task
+
+
+def _run(task: dsl.PipelineTask, title: str, cpu: str, memory: str, retries: int) -> dsl.PipelineTask:
+    task.set_display_name(title)
     # Requests, not limits: a step that needs more on a big set is slow then, not killed.
     task.set_cpu_request(cpu).set_memory_request(memory)
-    # A retried step finds what it had finished: shards, checkpoints.
+    # A retried step finds what it had finished: shards, checkpoints, the training job.
     task.set_retry(num_retries=retries, backoff_duration="30s", backoff_factor=2)
     # Kubeflow's cache would answer for data that has changed at its source, or was deleted
     # under the data root. The steps themselves find finished work, by its fingerprint.
-    task.set_caching_options(False)
-    return task
+    return task.set_caching_options(False)
 
 
-@dsl.pipeline(name=NAME, display_name="Train an object detector")
 def train_detector(
     data_root: str,
     source: str = "sample",
     recipe: str = "debug",
     overrides: dict = {},  # noqa: B006 (kfp copies it into the compiled file)
-    nodes: int = 1,
-    nproc: int = 2,
-    launcher: str = "local",
-    output: str = "",
     gate: str = "",
+    launcher: str = "kubernetes",
+    nodes: int = 1,
+    nproc: int = 0,
+    gpus: int = 0,
+    image: str = "",
+    job: dict = {},  # noqa: B006
+    output: str = "",
+    credentials: str = CREDENTIALS,
+    claim: str = "",
+    data_version: str = "",
 ) -> None:
     """Train a detector on a source of images, score it, and export it if it is good enough.
 
@@ -42,32 +73,80 @@ def train_detector(
         source: `sample`, `coco:PATH`, `voc:PATH` or a URI.
         recipe: name of a whole configuration; `kubedet recipes` lists them.
         overrides: dotted configuration keys and their values, e.g. {"train.epochs": 10}.
-        nodes: machines that train.
-        nproc: training processes on each machine.
-        launcher: what starts the training processes: `local`.
-        output: URI of the run's folder; empty is `<data_root>/runs/<run id>`.
         gate: `metric >= number`, parted by commas, to be met for an export; empty
             takes the recipe's.
+        launcher: what starts the training: `kubernetes` (a PyTorchJob) or `local` (processes
+            in the step's own pod).
+        nodes: machines that train.
+        nproc: training processes on each machine; 0 is one for each GPU, or one.
+        gpus: GPUs of each machine.
+        image: container image of the training; empty is the steps' own.
+        job: further fields of the training job, e.g. {"memory_limit": "64Gi"}; strict, see
+            components/launchers/spec.py.
+        output: URI of the run's folder; empty is `<data_root>/runs/<run>`.
+        credentials: Secret with the object store's keys; none of them is required.
+        claim: PersistentVolumeClaim that every pod mounts at /data.
+        data_version: name for the data as they are now; a known one brings its data back.
     """
-    fetched = _step(
-        download(source=source, recipe=recipe, overrides=overrides, data_root=data_root),
-        cpu="2", memory="4Gi", retries=2,
-    )  # fmt: skip
-    sharded = _step(
-        shard(raw=fetched.outputs["raw"], recipe=recipe, overrides=overrides, data_root=data_root),
-        cpu="4", memory="8Gi", retries=2,
-    )  # fmt: skip
-    trained = _step(
-        train(
-            shards=sharded.outputs["shards"], recipe=recipe, overrides=overrides, nodes=nodes, nproc=nproc,
-            launcher=launcher, data_root=data_root, output=output, run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-        ),
-        cpu="4", memory="16Gi", retries=3,
-    )  # fmt: skip
-    scored = _step(evaluate(model=trained.outputs["model"]), cpu="4", memory="8Gi", retries=1)
-    decided = _step(
-        decide(model=trained.outputs["model"], metrics=scored.outputs["metrics"], rules=gate),
-        cpu="1", memory="2Gi", retries=1,
-    )  # fmt: skip
-    with dsl.If(decided.outputs["Output"] == "pass", name="passed"):
-        _step(export(model=trained.outputs["model"]), cpu="2", memory="8Gi", retries=1)
+    pods = _Pods(credentials, claim)
+    ending = cleanup(launcher=launcher, run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
+    _run(ending, "Clean up", cpu="100m", memory="256Mi", retries=2)
+    with dsl.ExitHandler(ending, name="steps"):
+        fetched = pods.step(
+            download(
+                source=source, recipe=recipe, overrides=overrides, data_root=data_root,
+                data_version=data_version,
+            ),
+            cpu="2", memory="4Gi", retries=2,
+        )  # fmt: skip
+        sharded = pods.step(
+            shard(raw=fetched.outputs["raw"], recipe=recipe, overrides=overrides, data_root=data_root),
+            cpu="4", memory="8Gi", retries=2,
+        )  # fmt: skip
+        trained = pods.step(
+            train(
+                shards=sharded.outputs["shards"], recipe=recipe, overrides=overrides, launcher=launcher,
+                nodes=nodes, nproc=nproc, gpus=gpus, image=image, default_image=COMPONENT_IMAGE, job=job,
+                credentials=credentials, claim=claim, data_root=data_root, output=output,
+                run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+            ),
+            cpu="1", memory="4Gi", retries=3,
+        )  # fmt: skip
+        scored = pods.step(evaluate(model=trained.outputs["model"]), cpu="4", memory="8Gi", retries=1)
+        decided = pods.step(
+            decide(model=trained.outputs["model"], metrics=scored.outputs["metrics"], rules=gate),
+            cpu="1", memory="2Gi", retries=1,
+        )  # fmt: skip
+        with dsl.If(decided.outputs["Output"] == "pass", name="passed"):
+            pods.step(export(model=trained.outputs["model"]), cpu="2", memory="8Gi", retries=1)
+
+
+def pipeline(*, volume: bool) -> Any:
+    """Return the pipeline in one of its two forms.
+
+    A pod mounts a volume or it does not: that is fixed when the pipeline is compiled, only the
+    claim's name is not. So the form for a bucket has no parameter `claim`; the form for a
+    volume requires it, and keeps its data there unless told otherwise.
+
+    Args:
+        volume: mount a volume in every step.
+
+    Returns:
+        kfp's pipeline, to be compiled.
+    """
+    every = inspect.signature(train_detector).parameters
+    if volume:
+        required = [every["claim"].replace(default=inspect.Parameter.empty)]
+        changed = [every["data_root"].replace(default=DATA_ROOT)]
+        rest = [item for name, item in every.items() if name not in ("claim", "data_root")]
+        parameters = required + changed + rest
+    else:
+        parameters = [item for name, item in every.items() if name != "claim"]
+
+    def form(*values: Any) -> None:
+        names = [item.name for item in parameters]
+        train_detector(**dict(zip(names, values, strict=True)))
+
+    form.__doc__ = train_detector.__doc__
+    form.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return dsl.pipeline(name=NAME, display_name="Train an object detector")(form)

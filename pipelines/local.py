@@ -40,7 +40,7 @@ def execute(file: Path, root: Path, arguments: dict[str, Any]) -> int:
     warnings.filterwarnings("ignore", message=".*have no effect in the current local runner")
     warnings.filterwarnings("ignore", message=".*non-Python base image", category=RuntimeWarning)
     local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
-    pipeline = components.load_component_from_text(without_retries(file.read_text()))
+    pipeline = components.load_component_from_text(for_this_machine(file.read_text()))
     try:
         pipeline(**arguments)
     except RuntimeError as error:  # It names the step, whose output told the reason.
@@ -49,17 +49,20 @@ def execute(file: Path, root: Path, arguments: dict[str, Any]) -> int:
     return EXIT_RETRY if _stopping.is_set() else 0
 
 
-def without_retries(text: str) -> str:
-    """Take the retries out of a compiled pipeline.
+def for_this_machine(text: str) -> str:
+    """Take out of a compiled pipeline what only a cluster needs: retries and the clean-up.
 
-    They answer lost pods and lost connections of a cluster. Here the local runner would
-    repeat a user's mistake after half a minute, and then again.
+    Retries answer lost pods and lost connections; here the local runner would repeat a user's
+    mistake after half a minute, and then again. And a guard ends what a step has started.
     """
     spec = next(yaml.safe_load_all(text))
     graphs = [spec["root"], *spec.get("components", {}).values()]
     for graph in graphs:
-        for task in graph.get("dag", {}).get("tasks", {}).values():
+        tasks = graph.get("dag", {}).get("tasks", {})
+        for name, task in list(tasks.items()):
             task.pop("retryPolicy", None)
+            if task.get("triggerPolicy", {}).get("strategy") == "ALL_UPSTREAM_TASKS_COMPLETED":
+                del tasks[name]
     return yaml.safe_dump(spec, sort_keys=False)
 
 

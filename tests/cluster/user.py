@@ -168,7 +168,9 @@ class User:
         return self.spec(["python", "-u", "-c", code, *arguments], **fields)
 
     def starts(self, *arguments):
-        """Start `kubedet ARGUMENTS`; returns at once."""
+        """Start `kubedet ARGUMENTS` in the tests' namespace; returns at once."""
+        if arguments[0] == "job":
+            arguments = (*arguments[:2], "--namespace", self._cluster.namespace, *arguments[2:])
         self._commands.append(Running(arguments))
         return self._commands[-1]
 

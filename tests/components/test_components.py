@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from components import download, evaluate, export, gate, shard, steps, train
+from components import cleanup, download, evaluate, export, gate, shard, steps, train
 from components.images import COMPONENT_IMAGE
-from components.training import prepare
-from trainer.config import from_json
-from trainer.errors import ConfigError, DataError, LaunchError
+from trainer.errors import DataError
 
 COMPONENTS = [
     module.__dict__[module.__name__.split(".")[-1]]
-    for module in (download, shard, train, evaluate, gate, export)
+    for module in (download, shard, train, evaluate, gate, export, cleanup)
 ]
 
 
@@ -60,32 +58,3 @@ def test_a_full_disk_is_said_with_its_place(capfd):
 def test_a_bug_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError), steps.reported("shard"):
         1 / 0  # noqa: B018
-
-
-@pytest.fixture
-def indexed(tmp_path):
-    """A folder of shards with 100 training images, as far as its index tells."""
-    (tmp_path / "index.json").write_text(json.dumps({"splits": {"train": {"samples": 100}}}))
-    return str(tmp_path)
-
-
-def test_prepare_writes_the_one_configuration(indexed, tmp_path):
-    job = prepare(indexed, str(tmp_path), "debug", {"train.epochs": 3.0}, nodes=1, nproc=2)
-    config = from_json((tmp_path / "config.json").read_text())
-    assert config.train.epochs == 3
-    assert job.nproc == 2 and str(tmp_path / "config.json") in job.command
-
-
-def test_prepare_refuses_what_cannot_run(indexed, tmp_path):
-    with pytest.raises(ConfigError, match="nproc"):
-        prepare(indexed, str(tmp_path), "debug", {}, nodes=1, nproc=-1)
-    with pytest.raises(DataError, match="100 images, fewer than one step reads: 200 processes"):
-        prepare(indexed, str(tmp_path), "debug", {}, nodes=10, nproc=20)
-    assert not (tmp_path / "config.json").exists()
-
-
-def test_a_training_without_a_result_is_an_error(tmp_path):
-    from components.training import result
-
-    with pytest.raises(LaunchError, match="without a result"):
-        result("/shards", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The compiled pipeline: what a cluster takes."""
+"""The compiled pipeline, in both its forms: what a cluster takes."""
 
 import subprocess
 import sys
@@ -7,45 +7,135 @@ import pytest
 import yaml
 
 from components.images import COMPONENT_IMAGE
+from components.stores import SECRET_KEYS
 from pipelines import TITLES
 from pipelines.compile import compile_pipeline
-from pipelines.local import without_retries
+from pipelines.local import for_this_machine
 from trainer.errors import StorageError
+
+PARAMETERS = {
+    "data_root", "source", "recipe", "overrides", "gate", "launcher", "nodes", "nproc", "gpus", "image",
+    "job", "output", "credentials", "data_version",
+}  # fmt: skip
+FORMS = pytest.mark.parametrize("compiled", ["bucket", "volume"], indirect=True)
 
 
 @pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    path = tmp_path_factory.mktemp("compiled") / "pipeline.yaml"
-    compile_pipeline(path)
-    return yaml.safe_load(path.read_text())
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="module")
+def compiled(folder, request):
+    """The pipeline's two documents: its graph, and what Kubernetes is to add to its pods."""
+    form = getattr(request, "param", "bucket")
+    path = folder / f"{form}.yaml"
+    compile_pipeline(path, volume=form == "volume")
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+@pytest.fixture(scope="module")
+def spec(compiled):
+    return compiled[0]
+
+
+def graphs(spec):
+    return [spec["root"], *spec["components"].values()]
 
 
 def tasks(spec):
-    graphs = [spec["root"], *spec["components"].values()]
-    return {name: task for graph in graphs for name, task in graph.get("dag", {}).get("tasks", {}).items()}
+    found = [graph["dag"]["tasks"] for graph in graphs(spec) if "dag" in graph]
+    return {name: task for of in found for name, task in of.items()}
 
 
-def test_parameters_are_few_and_have_defaults(spec):
+def pods(compiled):
+    return compiled[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+
+
+def test_the_form_for_a_bucket_requires_a_data_root(spec):
     parameters = spec["root"]["inputDefinitions"]["parameters"]
-    assert set(parameters) == {
-        "data_root", "source", "recipe", "overrides", "nodes", "nproc", "launcher", "output", "gate",
-    }  # fmt: skip
+    assert set(parameters) == PARAMETERS
     assert [name for name, of in parameters.items() if not of.get("isOptional")] == ["data_root"]
+    assert all(of["description"] for of in parameters.values())
 
 
+@pytest.mark.parametrize("compiled", ["volume"], indirect=True)
+def test_the_form_for_a_volume_requires_a_claim(spec):
+    parameters = spec["root"]["inputDefinitions"]["parameters"]
+    assert set(parameters) == PARAMETERS | {"claim"}
+    assert [name for name, of in parameters.items() if not of.get("isOptional")] == ["claim"]
+    assert parameters["data_root"]["defaultValue"] == "/data/kubedet"
+
+
+@FORMS
 def test_every_step_has_image_title_resources_retries_and_no_cache(spec):
     executors = spec["deploymentSpec"]["executors"]
     found = tasks(spec)
-    assert set(TITLES) <= set(found)
-    for name, title in TITLES.items():
+    assert set(executors) == {f"exec-{name}" for name in (*TITLES, "cleanup")}
+    for name, title in (TITLES | {"cleanup": "Clean up"}).items():
         assert found[name]["taskInfo"]["name"] == title
         assert found[name]["retryPolicy"]["maxRetryCount"] >= 1
         assert not found[name].get("cachingOptions", {}).get("enableCache")
         container = executors[f"exec-{name}"]["container"]
         assert container["image"] == COMPONENT_IMAGE
-        assert (
-            container["resources"]["resourceCpuRequest"] and container["resources"]["resourceMemoryRequest"]
-        )
+        resources = container["resources"]
+        assert resources["resourceCpuRequest"] and resources["resourceMemoryRequest"]
+        # The step that starts a PyTorchJob waits; its pods have the GPUs.
+        assert "accelerator" not in resources
+
+
+@FORMS
+def test_every_step_reads_keys_from_the_secret_that_the_run_names(compiled):
+    assert set(pods(compiled)) == {f"exec-{name}" for name in TITLES}
+    for pod in pods(compiled).values():
+        (secret,) = pod["secretAsEnv"]
+        assert secret["optional"] is True
+        assert secret["secretNameParameter"] == {"componentInputParameter": "pipelinechannel--credentials"}
+        assert {pair["secretKey"]: pair["envVar"] for pair in secret["keyToEnv"]} == SECRET_KEYS
+
+
+def test_the_form_for_a_bucket_mounts_nothing(compiled):
+    assert not any("pvcMount" in pod for pod in pods(compiled).values())
+
+
+@pytest.mark.parametrize("compiled", ["volume"], indirect=True)
+def test_the_form_for_a_volume_mounts_the_claim_in_every_step(compiled):
+    for pod in pods(compiled).values():
+        (mount,) = pod["pvcMount"]
+        assert mount["mountPath"] == "/data"
+        assert mount["pvcNameParameter"] == {"componentInputParameter": "pipelinechannel--claim"}
+    given = tasks(compiled[0])["train"]["inputs"]["parameters"]["claim"]
+    assert given == {"componentInputParameter": "pipelinechannel--claim"}
+
+
+@FORMS
+def test_names_of_secret_and_claim_reach_every_graph_that_holds_a_step(compiled):
+    """A cluster looks for them among the inputs of the graph that a step is in, and no further."""
+    for graph in graphs(compiled[0])[1:]:
+        for task in graph.get("dag", {}).get("tasks", {}).values():
+            pod = pods(compiled).get(task["componentRef"]["name"].replace("comp-", "exec-"), {})
+            named = [secret["secretNameParameter"] for secret in pod.get("secretAsEnv", [])]
+            named += [mount["pvcNameParameter"] for mount in pod.get("pvcMount", [])]
+            for name in named:
+                assert name["componentInputParameter"] in graph["inputDefinitions"]["parameters"]
+
+
+@FORMS
+def test_a_clean_up_follows_however_the_steps_end(spec):
+    ends = [
+        (name, task)
+        for name, task in spec["root"]["dag"]["tasks"].items()
+        if task.get("triggerPolicy", {}).get("strategy") == "ALL_UPSTREAM_TASKS_COMPLETED"
+    ]
+    ((name, end),) = ends
+    assert name == "cleanup" and len(spec["root"]["dag"]["tasks"]) == 2
+    (steps,) = end["dependentTasks"]
+    inner = spec["components"][spec["root"]["dag"]["tasks"][steps]["componentRef"]["name"]]["dag"]["tasks"]
+    assert {"download", "shard", "train", "evaluate", "gate"} <= set(inner)
+    # Both get the run's id, from which the job's name follows.
+    run_id = {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
+    assert end["inputs"]["parameters"]["run_id"] == run_id
+    assert inner["train"]["inputs"]["parameters"]["run_id"] == run_id
 
 
 def test_only_a_pass_exports(spec):
@@ -57,10 +147,17 @@ def test_only_a_pass_exports(spec):
     assert "'pass'" in condition["triggerPolicy"]["condition"]
 
 
-def test_no_secret_and_no_path_of_this_machine(spec):
-    text = yaml.safe_dump(spec).lower()
-    for word in ("secretkey", "accesskey", "password", sys.prefix.lower()):
-        assert word not in text
+def test_no_secret_and_no_path_of_this_machine(folder, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+    monkeypatch.setenv("MINIO_SECRET_KEY", "minio123")
+    for volume in (False, True):
+        compile_pipeline(folder / "secretive.yaml", volume=volume)
+        text = (folder / "secretive.yaml").read_text()
+        for word in ("wJalrXUtnFEMI", "minio123", sys.prefix):
+            assert word not in text
+    # The names of variables and of keys in a Secret stand beside each other, and nowhere else.
+    (first, _) = yaml.safe_load_all(text)
+    assert "SECRET" not in yaml.safe_dump(first).upper().replace("SECRET WITH THE OBJECT STORE", "")
 
 
 def test_the_image_can_be_another_registrys(tmp_path):
@@ -71,13 +168,11 @@ def test_the_image_can_be_another_registrys(tmp_path):
         check=True,
         env={"KUBEDET_IMAGE": "registry.example/team/kubedet:7", "PATH": ""},
     )
-    images = {
-        executor["container"]["image"]
-        for executor in yaml.safe_load((tmp_path / "p.yaml").read_text())["deploymentSpec"][
-            "executors"
-        ].values()
-    }
-    assert images == {"registry.example/team/kubedet:7"}
+    (spec, _) = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
+    containers = [executor["container"] for executor in spec["deploymentSpec"]["executors"].values()]
+    assert {container["image"] for container in containers} == {"registry.example/team/kubedet:7"}
+    given = tasks(spec)["train"]["inputs"]["parameters"]["default_image"]["runtimeValue"]
+    assert given == {"constant": "registry.example/team/kubedet:7"}
 
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path):
@@ -87,7 +182,7 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_local_runs_do_not_retry(spec):
-    local = yaml.safe_load(without_retries(yaml.safe_dump(spec)))
+def test_local_runs_neither_retry_nor_clean_up(spec):
+    local = yaml.safe_load(for_this_machine(yaml.safe_dump(spec)))
     assert not any("retryPolicy" in task for task in tasks(local).values())
-    assert set(tasks(local)) == set(tasks(spec))
+    assert set(tasks(local)) == set(tasks(spec)) - {"cleanup"}

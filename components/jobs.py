@@ -1,0 +1,155 @@
+"""The training job of a run: what the pipeline's parameters ask for, its name, and its end."""
+
+import hashlib
+import logging
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from components import stores
+from components.launchers import check
+from components.launchers.spec import JobSpec, from_fields, training
+from trainer.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+VOLUME = "/data"
+"""Where the pods of a run find the volume, if they have one."""
+
+_PARAMETERS = ("nodes", "nproc", "gpus", "image")
+_GIVEN = ("name", "namespace", "command")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run asks of the launcher, in the words of the pipeline's parameters."""
+
+    launcher: str = "local"
+    """Name of the launcher."""
+    nodes: int = 1
+    """Machines."""
+    nproc: int = 0
+    """Processes on each; 0 is one for each GPU, or one."""
+    gpus: int = 0
+    """GPUs of each machine."""
+    image: str = ""
+    """Container image."""
+    job: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of JobSpec."""
+    credentials: str = stores.CREDENTIALS
+    """Secret with the object store's keys; it need not exist."""
+    claim: str = ""
+    """PersistentVolumeClaim that the run's pods mount at VOLUME; empty is none."""
+    run_id: str = ""
+    """The run's id; decides on the job's name."""
+
+    def spec(self, arguments: tuple[str, ...], *, default_image: str = "") -> JobSpec:
+        """Describe the job that runs `python -m trainer ARGUMENTS`.
+
+        Args:
+            arguments: the verb and its options.
+            default_image: the container image where the request names none.
+
+        Raises:
+            ConfigError: naming all that cannot be used.
+        """
+        check(self.launcher)
+        job = dict(self.job)
+        problems = self._problems(job)
+        fields = {name: value for name, value in job.items() if name not in (*_PARAMETERS, *_GIVEN)}
+        fields |= {"nodes": self.nodes, "nproc": self.nproc, "command": training(arguments)}
+        if self.launcher == "kubernetes":
+            fields |= {"gpus": self.gpus, "image": self.image or default_image, "name": name_of(self.run_id)}
+            fields |= self._surroundings(job)
+        try:
+            spec = from_fields(fields, where="the training job")
+        except ConfigError as error:
+            problems += [self._told(line) for line in error.message.splitlines()[1:]]
+        if problems:
+            raise ConfigError(
+                "the training job cannot be used:\n" + "\n".join(problems),
+                fix="correct these; components/launchers/spec.py says what each field of a job means",
+            )
+        return spec
+
+    def _problems(self, job: dict[str, Any]) -> list[str]:
+        found = [f"  job.{name}: is a parameter of its own" for name in _PARAMETERS if name in job]
+        found += [f"  job.{name}: is decided by the run" for name in _GIVEN if name in job]
+        if self.launcher == "local":
+            meaningless = [name for name in ("gpus", "image", "job") if getattr(self, name)]
+            found += [f"  {name}: means nothing to the launcher local" for name in meaningless]
+        open_secrets = sorted(set(_mapping(job, "env")) & set(stores.secret_variables().values()))
+        found += [f"  job.env.{name}: is a secret, it belongs into a Secret" for name in open_secrets]
+        return found
+
+    def _told(self, line: str) -> str:
+        """Name a field as the run's parameters do: those of a job are given under `job`."""
+        field = line.strip().partition(":")[0].partition(".")[0]
+        return f"  job.{line.strip()}" if field in self.job and field not in _PARAMETERS else line
+
+    def _surroundings(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Environment and volumes like the step's own; what the job names itself wins."""
+        env = stores.settings() | _mapping(job, "env")
+        secret_env = _list(job, "secret_env")
+        taken = {*env, *(item.get("name") for item in secret_env if isinstance(item, dict))}
+        secret_env += [
+            {"name": name, "secret": self.credentials, "key": key, "optional": True}
+            for key, name in stores.secret_variables().items()
+            if name not in taken
+        ]
+        mounts = [{"claim": self.claim, "path": VOLUME}] if self.claim else []
+        made = {"env": env, "secret_env": secret_env, "mounts": mounts + _list(job, "mounts")}
+        # What is not of the right type stays as it is: the specification says so.
+        kinds = {"env": Mapping, "secret_env": list, "mounts": list}
+        return {name: value for name, value in made.items() if isinstance(job.get(name, value), kinds[name])}
+
+
+def _mapping(job: dict[str, Any], name: str) -> dict[str, Any]:
+    value = job.get(name)
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _list(job: dict[str, Any], name: str) -> list[Any]:
+    value = job.get(name)
+    return list(value) if isinstance(value, list) else []
+
+
+def name_of(run_id: str, task: str = "train") -> str:
+    """Return the name of a run's job: the same for every attempt, another for every run.
+
+    Args:
+        run_id: the run's id, a UUID in a cluster.
+        task: the step that starts the job.
+    """
+    try:
+        digits = uuid.UUID(run_id).hex
+    except ValueError:
+        digits = hashlib.sha256(run_id.encode()).hexdigest()
+    return f"kubedet-{digits[:12]}-{task}"
+
+
+def remove(launcher: str, run_id: str) -> None:
+    """Delete the training job of a run that has ended, if it is still there and not finished.
+
+    Args:
+        launcher: what started it.
+        run_id: the run's id.
+
+    Raises:
+        KubedetError: nobody could tell whether it is there, or it could not be deleted: it may
+            hold its GPUs still, so the step that cleans up must not look as if all were well.
+    """
+    if launcher != "kubernetes":
+        logger.info("nothing to clean up: the launcher %s leaves nothing behind", launcher)
+        return
+    from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+
+    name = name_of(run_id)
+    backend = PyTorchJobBackend.connect()
+    status = backend.status(name)
+    if status.phase.final:
+        logger.info("nothing to clean up: the job %s is %s", name, status.phase)
+        return
+    backend.stop(name)
+    logger.info("deleted the job %s, which was still %s", name, status.phase)

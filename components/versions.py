@@ -1,0 +1,101 @@
+"""Versions of the data: a name for what a source held when it was looked at.
+
+<data_root>/versions/<version>-<digest of source and settings>.json names the raw folder.
+A run that gives a known version gets the same images and boxes again, whatever has become
+of the source; so a run that is cloned or retried trains on what its record says.
+"""
+
+import logging
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from trainer import storage
+from trainer.config import DataConfig
+from trainer.data.download import download, fingerprint, join
+from trainer.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
+
+KEY = "data_version"
+"""Key of the version in manifests and metadata."""
+
+SCHEDULED_TIME = "[[ScheduledTime]]"
+"""What Kubeflow replaces, in a parameter of a recurring run, by the time as 20261121020000 (UTC)."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def fetch(source: str, data_root: str, config: DataConfig, version: str) -> dict[str, Any]:
+    """Bring a source's images and annotations under the data root, or those a version names.
+
+    Args:
+        source: see `trainer.data.sources`.
+        data_root: URI under which data is kept.
+        config: the data section of the configuration.
+        version: name for the data as they are now, or a known one; empty is none.
+
+    Returns:
+        The raw manifest, with the version in it if there is one.
+
+    Raises:
+        ConfigError: the version cannot be a name.
+        DataError: the source cannot be used, or the data of a known version were deleted
+            and the source has changed since.
+        StorageError: the data root cannot be read or written.
+    """
+    if not version:
+        return download(source, data_root, config)
+    version = _expanded(version)
+    check(version)
+    # Of the configuration, what decides on the raw tables; how fast they were fetched does not.
+    wanted = fingerprint("version", source, config.val_fraction, config.classes)
+    uri = storage.join(data_root, "versions", f"{version}-{wanted}.json")
+    record = storage.read_json(uri) if storage.exists(uri) else None
+    if record:
+        manifest = storage.join(data_root, record["raw"], "manifest.json")
+        if storage.exists(manifest):
+            return join(storage.read_json(manifest), config) | {KEY: version}
+    made = download(source, data_root, config)
+    if record and record["fingerprint"] != made["fingerprint"]:
+        raise DataError(
+            f"the data of version {version} were deleted, and {source} has changed since",
+            fix="choose another data_version",
+        )
+    raw = f"raw/{made['fingerprint']}"
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    same = {"source": source, "raw": raw, "fingerprint": made["fingerprint"], "recorded": now}
+    storage.write_json(uri, {"kind": "data version", "version": 1, KEY: version, **same})
+    return made | {KEY: version}
+
+
+def check(version: str) -> None:
+    """Refuse a version that cannot be a part of a file's name.
+
+    Raises:
+        ConfigError: saying what a version may be.
+    """
+    if not _NAME.fullmatch(version):
+        raise ConfigError(
+            f"data_version {version!r} cannot be a name",
+            fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 100",
+        )
+
+
+def label(manifest: dict[str, Any]) -> dict[str, str]:
+    """Return the version that a manifest names, for what is made from it; {} if it names none."""
+    return {KEY: manifest[KEY]} if manifest.get(KEY) else {}
+
+
+def run_name(manifest: dict[str, Any], run_id: str) -> str:
+    """Return the name of a run's folder: its id, after the data's version where there is one."""
+    return f"{manifest[KEY]}-{run_id}" if manifest.get(KEY) else run_id
+
+
+def _expanded(version: str) -> str:
+    """Put the present time where the cluster left a macro as it is: not all replace them."""
+    if SCHEDULED_TIME not in version:
+        return version
+    now = datetime.now(UTC).strftime("%Y%m%d%H%M%S")
+    logger.warning("this cluster does not replace %s: taking the present time, %s", SCHEDULED_TIME, now)
+    return version.replace(SCHEDULED_TIME, now)

@@ -1,0 +1,114 @@
+"""Options of the commands that send a run to Kubeflow Pipelines: where to, and what."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from pipelines.commands.options import pairs
+from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipelines.kubeflow import Access
+    from pipelines.submission import Submission
+
+_TEXTS = {
+    "data_root": ("URI", "where the data are kept, e.g. s3://bucket/kubedet; with a volume: "
+                  "/data/kubedet, unless another path below /data is named"),
+    "source": ("URI", "sample (drawn by the program), coco:URI, voc:URI (default: sample)"),
+    "recipe": ("NAME", "see `kubedet recipes` (default: debug)"),
+    "gate": ("RULE", "what a model must reach to be exported (default: the recipe's)"),
+    "launcher": ("NAME", "kubernetes (a PyTorchJob) or local (in the step's own pod) (default: kubernetes)"),
+    "image": ("IMAGE", "container image of the training (default: the steps' own)"),
+    "output": ("URI", "folder of the run (default: <data-root>/runs/<run id>)"),
+    "credentials": ("SECRET", "Secret with the object store's keys (default: kubedet-object-store)"),
+    "claim": ("PVC", "PersistentVolumeClaim that every pod mounts at /data"),
+}  # fmt: skip
+_NUMBERS = {
+    "nodes": "machines that train (default: 1)",
+    "nproc": "training processes on each (default: one for each GPU, or one)",
+    "gpus": "GPUs of each machine (default: 0)",
+}
+
+
+def add_access(parser: argparse.ArgumentParser) -> None:
+    """Declare where Kubeflow Pipelines is."""
+    group = parser.add_argument_group(
+        "Kubeflow Pipelines",
+        "The token, where one is needed, is in the variable KFP_EXISTING_TOKEN, as for kfp itself; a pod's "
+        "own is found. Without a host: the cluster around this process, or that of the kubeconfig.",
+    )
+    group.add_argument("--host", default="", metavar="URL", help="its API (default: $KFP_ENDPOINT)")
+    group.add_argument(
+        "--namespace",
+        default="",
+        metavar="NAME",
+        help="your profile's, where several users share it (default: $KFP_NAMESPACE)",
+    )
+    group.add_argument("--ca", default="", metavar="FILE", help="certificate of the host's own authority")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Declare what to run: the pipeline's parameters, each with the default it has there."""
+    group = parser.add_argument_group("what to run")
+    for name, (metavar, meaning) in _TEXTS.items():
+        group.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=meaning)
+    for name, meaning in _NUMBERS.items():
+        group.add_argument(f"--{name}", type=int, metavar="N", help=meaning)
+    group.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+        help="change one value of the recipe, e.g. train.lr=0.01; may be given again",
+    )  # fmt: skip
+    group.add_argument(
+        "--job", action="append", default=[], metavar="FIELD=VALUE",
+        help="set one further field of the training job, e.g. memory_limit=64Gi or "
+        "network.profile=rdma; may be given again",
+    )  # fmt: skip
+    group.add_argument(
+        "--experiment", default="kubedet", metavar="NAME", help="experiment of the runs (default: kubedet)"
+    )
+
+
+def access(options: argparse.Namespace) -> "Access":
+    """Return where Kubeflow Pipelines is."""
+    from pipelines.kubeflow import Access
+
+    return Access.find(options.host, options.namespace, options.ca)
+
+
+def submission(options: argparse.Namespace, name: str) -> "Submission":
+    """Return what the options ask for, checked.
+
+    Args:
+        options: of `add_run`, and `data_version`.
+        name: of the run or schedule.
+
+    Raises:
+        ConfigError: naming all that cannot be run.
+    """
+    from pipelines.submission import Submission
+
+    given: dict[str, Any] = {
+        "overrides": pairs(options.overrides),
+        "job": _job(options.job),
+        "data_version": options.data_version,
+    }
+    plain = {name: getattr(options, name) for name in (*_TEXTS, *_NUMBERS)}
+    parameters = {name: value for name, value in (plain | given).items() if value not in (None, "", {})}
+    asked = Submission(name, options.experiment, parameters)
+    asked.check()
+    return asked
+
+
+def _job(texts: list[str]) -> dict[str, Any]:
+    """Read `field=value` texts as `kubedet job` does: what JobSpec says is text stays text."""
+    from components.launchers.spec import JobSpec
+    from pipelines.commands.job_options import _set as set_field
+
+    tree: dict[str, Any] = {}
+    pairs(texts, "--job")
+    problems = [problem for text in texts for problem in set_field(tree, JobSpec, text)]
+    if problems:
+        raise ConfigError(
+            "--job cannot be used:\n" + "\n".join(problems),
+            fix="correct these; components/launchers/spec.py says what each field means",
+        )
+    return tree

@@ -1,0 +1,270 @@
+"""`kubedet job VERB`: one training job in a cluster, as its operator handles it."""
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeAlias
+
+from pipelines.commands import Commands
+from pipelines.commands.job_options import CommandParser, add_specification, specification
+from trainer.errors import ConfigError, KubedetError, LaunchError
+
+if TYPE_CHECKING:
+    from components.launchers.backend import JobStatus, PodStatus
+    from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+    from components.launchers.cluster.timings import Timings
+
+Verbs: TypeAlias = "argparse._SubParsersAction[CommandParser]"
+
+_POLL_SECONDS = 5.0
+_SPEC = "[--spec FILE] [--set FIELD=VALUE ...] [FLAGS] [-- COMMAND ...]"
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "job",
+        help="submit, watch and stop training jobs in a cluster",
+        description="Training jobs in the cluster and namespace of KUBECONFIG (or of the pod this runs in).",
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=CommandParser)
+    submit = _verb(
+        verbs, "submit", _submit, "start a job, or take up the same one where it runs already",
+        f"kubedet job submit {_SPEC} [--wait]",
+    )  # fmt: skip
+    add_specification(submit)
+    submit.add_argument(
+        "--wait", action="store_true",
+        help="show its log to its end, and end with its result; Ctrl-C deletes the job",
+    )  # fmt: skip
+    render = _verb(
+        verbs, "render", _render, "print a job for other tools, and send nothing",
+        f"kubedet job render [--target TARGET] {_SPEC}",
+    )  # fmt: skip
+    render.add_argument(
+        "--target", default="pytorchjob", metavar="TARGET", help="pytorchjob (default), indexed-job or runai"
+    )
+    add_specification(render)
+    _output(_verb(verbs, "list", _list, "list the jobs of the namespace"))
+    _output(_named(_verb(verbs, "status", _status, "tell how a job and its pods are")))
+    logs = _named(_verb(verbs, "logs", _logs, "print the log of a job"))
+    logs.add_argument(
+        "-f", "--follow", action="store_true", help="go on until the job has ended, with pods that fail"
+    )
+    _pod_options(logs)
+    _named(_verb(verbs, "stop", _stop, "delete a job and its pods; its checkpoints stay"))
+    execute = _named(
+        _verb(
+            verbs,
+            "exec",
+            _exec,
+            "run a command in a pod of a job, on this terminal",
+            "kubedet job exec NAME [--rank N] -- COMMAND ...",
+        )
+    )
+    _pod_options(execute)
+    wait = _named(_verb(verbs, "wait", _wait, "wait for the end of a job, and end with its result"))
+    wait.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help="give up after so long")
+
+
+def _verb(
+    verbs: Verbs, name: str, run: Callable[[argparse.Namespace], int], told: str, usage: str | None = None
+) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(name, help=told, description=told[0].upper() + told[1:] + ".", usage=usage)
+    parser.add_argument("-n", "--namespace", default=None, metavar="NAME", help="default: KUBECONFIG's")
+    parser.set_defaults(command=run)
+    return parser
+
+
+def _named(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument("name", metavar="NAME", help="name of the job")
+    return parser
+
+
+def _output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", choices=["table", "json"], default="table", help="default: table")
+
+
+def _pod_options(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--rank", type=int, default=None, metavar="N", help="the pod of this rank (default: 0)"
+    )
+    which.add_argument("--pod", default="", metavar="NAME", help="the pod of this name")
+
+
+def _submit(options: argparse.Namespace) -> int:
+    job = specification(options)
+    backend = _backend(job.namespace)
+    if options.wait:
+        from components.launchers.cluster import watch
+
+        watch.run(backend, job)
+        return 0
+    name = backend.submit(job)
+    place = f" -n {job.namespace}" if job.namespace else ""
+    print(f"see `kubedet job status{place} {name}` and `kubedet job logs{place} -f {name}`")
+    return 0
+
+
+def _render(options: argparse.Namespace) -> int:
+    from components.launchers.render import render
+
+    print(render(options.target, specification(options)), end="")
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    from pipelines.commands import job_tables
+
+    backend = _backend(options.namespace)
+    found = backend.list_jobs()
+    if options.output == "json":
+        print(job_tables.as_json(found))
+    elif found:
+        print(job_tables.jobs(found))
+    else:
+        print(f"no jobs of kubedet in namespace {backend.cluster.namespace}", file=sys.stderr)
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from components.launchers.backend import Phase
+    from pipelines.commands import job_tables
+
+    backend = _backend(options.namespace)
+    job = _existing(backend, options.name)
+    if options.output == "json":
+        print(job_tables.as_json(job))
+        return 0
+    told = []
+    if job.phase is Phase.PENDING:
+        told = backend.explain(job)
+    elif job.phase is Phase.FAILED:
+        told = str(_failure(backend, job)).splitlines()
+    print(job_tables.status(job, told))
+    return 0
+
+
+def _logs(options: argparse.Namespace) -> int:
+    from components.launchers.cluster.logs import PodLog
+
+    backend = _backend(options.namespace)
+    job = _existing(backend, options.name)
+    if options.pod or options.rank is not None:
+        pod = _pod(job, options)
+        log = PodLog(backend.cluster, pod.name, pod.uid, threading.Event())
+        for text in log.lines(follow=options.follow):
+            print(text, flush=True)
+    else:
+        for line in backend.logs(options.name, follow=options.follow):
+            print(f"{line.pod}: {line.text}", flush=True)
+    return 0
+
+
+def _stop(options: argparse.Namespace) -> int:
+    backend = _backend(options.namespace)
+    job = _existing(backend, options.name)
+    running = sum(pod.phase == "Running" for pod in job.pods)
+    print(f"{job.name} is {job.phase}, {running} pod(s) run; deleting it ...", flush=True)
+    backend.stop(options.name)
+    print(f"deleted {job.name} and its pods")
+    return 0
+
+
+def _exec(options: argparse.Namespace) -> int:
+    from components.launchers.cluster import execute
+
+    if not options.arguments:
+        raise ConfigError(
+            "no command is given", fix=f"write it last: kubedet job exec {options.name} -- bash"
+        )
+    backend = _backend(options.namespace)
+    pod = _pod(_existing(backend, options.name), options)
+    if pod.phase != "Running":
+        why = f" ({pod.reason})" if pod.reason else ""
+        raise LaunchError(f"{pod.name} is {pod.phase}{why}: nothing runs in it", fix="choose a pod that runs")
+    return execute.interactive(backend.cluster.core, backend.cluster.namespace, pod.name, options.arguments)
+
+
+def _wait(options: argparse.Namespace) -> int:
+    from components.launchers.backend import Phase
+    from components.launchers.cluster.timings import Timings
+
+    # Whoever waits for hours outlasts an API server that is away for minutes.
+    backend = _backend(options.namespace, Timings(patience=Timings.outage))
+    started, told = time.monotonic(), ""
+    job = _existing(backend, options.name)
+    while True:
+        if job.phase != told:
+            print(f"{job.name} is {job.phase}", flush=True)
+            told = job.phase
+        if job.phase.final:
+            break
+        left = options.timeout - (time.monotonic() - started) if options.timeout else _POLL_SECONDS
+        if left <= 0:
+            raise LaunchError(
+                f"{job.name} is still {job.phase} after {options.timeout:g} s", fix="wait longer, or stop it"
+            )
+        time.sleep(min(_POLL_SECONDS, left))
+        job = backend.status(options.name)
+    if job.phase is not Phase.SUCCEEDED:
+        raise _failure(backend, job)
+    return 0
+
+
+def _failure(backend: "PyTorchJobBackend", job: "JobStatus") -> KubedetError:
+    """Make an error of a job that did not end well, with the last lines of the pod that is to blame."""
+    from components.launchers.cluster.failure import culprit, of_job
+    from components.launchers.cluster.hints import Hints
+    from components.launchers.cluster.logs import PodLog
+    from components.launchers.cluster.refusals import ApiError
+    from components.launchers.failure import LAST_LINES
+
+    hints, lines = Hints(rdma=False), []
+    if pod := culprit(job.pods):
+        with suppress(ApiError):  # What is known without the log is told all the same.
+            log = PodLog(backend.cluster, pod.name, pod.uid, threading.Event(), tail=LAST_LINES)
+            lines = list(log.lines(follow=False))
+    for line in lines:
+        hints.line(line)
+    return of_job(job, {pod.name: lines} if pod else {}, hints)
+
+
+def _backend(namespace: str | None, timings: "Timings | None" = None) -> "PyTorchJobBackend":
+    import logging
+
+    from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+
+    # What the launcher does with a job that is there already, and that it tries again.
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("components").setLevel(logging.INFO)
+    return PyTorchJobBackend.connect(namespace or "", timings=timings)
+
+
+def _existing(backend: "PyTorchJobBackend", name: str) -> "JobStatus":
+    """Return how a job is, or refuse to go on where there is none."""
+    from components.launchers.backend import Phase
+
+    job = backend.status(name)
+    if job.phase is Phase.GONE:
+        raise ConfigError(
+            f"namespace {backend.cluster.namespace} has no job {name!r}",
+            fix=f"see `kubedet job list -n {backend.cluster.namespace}`",
+        )
+    return job
+
+
+def _pod(job: "JobStatus", options: argparse.Namespace) -> "PodStatus":
+    """Return the pod that is meant: by name, or by rank."""
+    for pod in job.pods:
+        if pod.name == options.pod or (not options.pod and pod.rank == (options.rank or 0)):
+            return pod
+    wanted = f"pod {options.pod}" if options.pod else f"pod of rank {options.rank or 0}"
+    there = ", ".join(pod.name for pod in job.pods)
+    raise ConfigError(
+        f"{job.name} has no {wanted}", fix=f"its pods: {there}" if there else "wait for its pods"
+    )

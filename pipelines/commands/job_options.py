@@ -1,0 +1,230 @@
+"""The specification of a job as an operator gives it: a file, `--set`, the common flags, a command."""
+
+import argparse
+import sys
+from collections.abc import Hashable, Mapping
+from dataclasses import is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+
+from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from components.launchers.spec import JobSpec
+
+_FLAGS = {
+    "name": ("NAME", "name of the job"),
+    "image": ("IMAGE", "container image"),
+    "nodes": ("N", "machines (pods)"),
+    "nproc": ("N", "processes on each; 0 is one for each GPU, or one"),
+    "gpus": ("N", "GPUs of each machine"),
+}
+"""Fields of JobSpec with a flag of their own: what stands for the value, and what it means."""
+
+_WHERE = "the job's specification"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that leaves everything after the first `--` alone, in `options.arguments`.
+
+    argparse itself cannot have options between a name and a list of words, and takes a `--`
+    out of the words.
+    """
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Parse what stands before the first `--`."""
+        given = list(sys.argv[1:] if args is None else args)
+        cut = given.index("--") if "--" in given else len(given)
+        options, unknown = super().parse_known_args(given[:cut], namespace)
+        options.arguments = given[cut + 1 :]
+        return options, unknown
+
+
+def add_specification(parser: argparse.ArgumentParser) -> None:
+    """Declare how a job is described; `--namespace` is declared apart."""
+    parser.add_argument(
+        "--spec", default="", metavar="FILE", help="the job's fields as YAML or JSON; - reads stdin"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields",
+        help="set one field, nested ones with dots: network.profile=rdma; may be given again",
+    )  # fmt: skip
+    for name, (metavar, meaning) in _FLAGS.items():
+        parser.add_argument(f"--{name}", default=None, metavar=metavar, help=meaning)
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME=VALUE", help="an environment variable"
+    )
+    parser.add_argument(
+        "--mount", action="append", default=[], metavar="CLAIM:PATH",
+        help="mount a PersistentVolumeClaim in every pod",
+    )  # fmt: skip
+
+
+def specification(options: argparse.Namespace) -> "JobSpec":
+    """Build the job that the options describe: the file first, then --set, then the flags.
+
+    A job in a cluster needs an image, which one on this machine does not.
+
+    Raises:
+        ConfigError: naming every problem of all of them.
+    """
+    from components.launchers.spec import JobSpec, from_fields
+
+    tree = _from_file(options.spec) if options.spec else {}
+    problems: list[str] = []
+    for text in options.fields:
+        problems += _set(tree, JobSpec, text)
+    for name in (*_FLAGS, "namespace"):
+        if getattr(options, name) is not None:
+            problems += _set(tree, JobSpec, f"{name}={getattr(options, name)}")
+    for text in options.env:
+        ok = text.partition("=")[1]
+        problems += _set(tree, JobSpec, f"env.{text}") if ok else [f"  --env {text!r} is not NAME=VALUE"]
+    problems += _mount(tree, options.mount)
+    if options.arguments:
+        tree["command"] = options.arguments
+    try:
+        job = from_fields(tree, where=_WHERE)
+    except ConfigError as error:
+        if not error.message.startswith(f"{_WHERE} cannot be used:"):
+            raise
+        problems += error.message.splitlines()[1:]
+    if not tree.get("image"):
+        problems.append("  image: is missing")
+    if problems:
+        raise ConfigError(
+            "\n".join([f"{_WHERE} cannot be used:", *problems]),
+            fix="correct these; components/launchers/spec.py says what each field means",
+        )
+    return job
+
+
+def _from_file(name: str) -> dict[str, Any]:
+    """Read a mapping from a file of YAML, and so of JSON."""
+    import yaml
+
+    where = "stdin" if name == "-" else name
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(
+            f"cannot read the specification {where}: {why}", fix="name a YAML or JSON file"
+        ) from None
+    try:
+        value = yaml.load(text, _loader())  # noqa: S506 (a SafeLoader)
+    except yaml.YAMLError as error:
+        place = str(error).replace("<unicode string>", where).replace("\n", "\n  ")
+        raise ConfigError(f"cannot read {where} as YAML:\n  {place}", fix="correct this place") from None
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"{where} holds no fields of a job", fix="write one `field: value` on a line, e.g. nodes: 2"
+        )
+    return value
+
+
+def _loader() -> Any:
+    """Return a loader of YAML that knows JSON's types alone and refuses a key that stands twice."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+            merge = "tag:yaml.org,2002:merge"
+            keys = [None if key.tag == merge else self.construct_object(key) for key, _ in node.value]
+            for index, key in enumerate(keys):
+                if key in keys[:index]:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"{key!r} stands twice", node.value[index][0].start_mark
+                    )
+            return super().construct_mapping(node, deep)
+
+    # A date would be no text any more, and JSON has none.
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    return Loader
+
+
+def _set(tree: dict[str, Any], kind: Any, text: str) -> list[str]:
+    """Put one `path=value` into a tree of fields; returns problems as lines."""
+    path, equals, value = text.partition("=")
+    path = path.strip()
+    if not equals or not path:
+        return [f"  --set {text!r} is not FIELD=VALUE"]
+    problem = _put(tree, kind, path, value)
+    return [f"  {path}: {problem}"] if problem else []
+
+
+def _put(node: Any, kind: Any, path: str, value: str) -> str:
+    """Follow a path down a tree and set what it ends at; returns what is wrong with it, or nothing.
+
+    The types of the fields say how a part is read: a mapping's key may hold dots
+    (kubernetes.io/arch), a list's is a number, and what is text stays text (cpu_limit=4).
+
+    Args:
+        node: mapping or list of the tree.
+        kind: type of JobSpec's that belongs there.
+        path: parts with dots between.
+        value: what is set, as text.
+    """
+    container = get_origin(kind) or kind
+    key, _, rest = (path, "", "") if container is Mapping else path.partition(".")
+    part: Any = key
+    if not isinstance(node, list if container is tuple else dict):
+        return f"what is given before is no {'list' if container is tuple else 'mapping'}"
+    if container is tuple:
+        if not key.isdecimal() or int(key) > len(node):
+            return f"{key!r} is not a number from 0 to {len(node)}"
+        part, inner = int(key), _plain(get_args(kind)[0])
+        if isinstance(node, list) and part == len(node):
+            node.append(None)
+    elif container is Mapping:
+        inner = _plain(get_args(kind)[1])
+    elif key in (hints := get_type_hints(kind)):
+        inner = _plain(hints[key])
+    else:
+        return "no such field"
+    if not rest:
+        node[part] = _value(inner, value)
+        return ""
+    if not is_dataclass(inner) and get_origin(inner) not in (Mapping, tuple):
+        return f"{key} has no fields"
+    if isinstance(node, dict):
+        node.setdefault(part, None)
+    if node[part] is None:
+        node[part] = [] if get_origin(inner) is tuple else {}
+    return _put(node[part], inner, rest, value)
+
+
+def _plain(kind: Any) -> Any:
+    """Return a type without `| None`."""
+    if get_origin(kind) in (Union, UnionType):
+        return next(item for item in get_args(kind) if item is not NoneType)
+    return kind
+
+
+def _value(kind: Any, text: str) -> Any:
+    """Read a value as its type asks: text verbatim, all else as YAML (and so as JSON)."""
+    import yaml
+
+    if kind is str:
+        return text
+    try:
+        return yaml.load(text, _loader())  # noqa: S506 (a SafeLoader)
+    except yaml.YAMLError:
+        return text  # What is no YAML is of no type but text: the specification says what it should be.
+
+
+def _mount(tree: dict[str, Any], texts: list[str]) -> list[str]:
+    problems = []
+    for text in texts:
+        claim, colon, path = text.partition(":")
+        if not colon:
+            problems.append(f"  --mount {text!r} is not CLAIM:PATH")
+            continue
+        mounts = tree.setdefault("mounts", [])
+        if isinstance(mounts, list):
+            mounts.append({"claim": claim, "path": path})
+    return problems

@@ -1,0 +1,106 @@
+"""Jobs as people and programs read them: aligned columns, or JSON."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from components.launchers.backend import JobStatus, PodStatus
+
+JOBS = ("NAME", "PHASE", "PODS", "RESTARTS", "AGE", "REASON")
+"""Heads of a job's columns."""
+
+PODS = ("RANK", "POD", "PHASE", "RESTARTS", "EXIT", "NODE", "REASON")
+"""Heads of a pod's columns."""
+
+
+def jobs(found: Iterable[JobStatus], now: datetime | None = None) -> str:
+    """Describe jobs, one on a line, the newest first.
+
+    Args:
+        found: the jobs.
+        now: the present; the clock's without it.
+    """
+    return columns([JOBS, *(row(job, now) for job in newest(found))])
+
+
+def newest(found: Iterable[JobStatus]) -> list[JobStatus]:
+    """Return jobs, the newest first."""
+    return sorted(found, key=lambda job: job.created, reverse=True)
+
+
+def row(job: JobStatus, now: datetime | None = None) -> tuple[str, ...]:
+    """Return a job as cells below JOBS."""
+    running = sum(pod.phase == "Running" for pod in job.pods)
+    restarts = sum(pod.restarts for pod in job.pods)
+    return (
+        job.name,
+        job.phase,
+        f"{running}/{job.nodes}",
+        str(restarts),
+        age(job.created, now),
+        job.reason or "-",
+    )
+
+
+def status(job: JobStatus, told: Sequence[str] = (), now: datetime | None = None) -> str:
+    """Describe one job and its pods.
+
+    Args:
+        job: the job.
+        told: lines on why it is as it is; without them what the cluster says.
+        now: the present; the clock's without it.
+    """
+    lines = [f"{job.name}  {job.phase}"]
+    if job.created:
+        nodes = "1 node" if job.nodes == 1 else f"{job.nodes} nodes"
+        lines.append(f"created {job.created}, {age(job.created, now)} ago, on {nodes}")
+    if job.pods:
+        pods = sorted(job.pods, key=lambda pod: pod.rank)
+        lines += ["", columns([PODS, *map(pod_row, pods)])]
+    told = told or why(job)
+    return "\n".join([*lines, "", *told] if told else lines)
+
+
+def why(job: JobStatus) -> list[str]:
+    """Say what the cluster says of a job and of its pods, one on a line; nothing where all is well."""
+    of_pods = [(pod.name, pod.message) for pod in sorted(job.pods, key=lambda pod: pod.rank)]
+    repeated = any(text == job.message for _, text in of_pods)
+    told = of_pods if repeated else [(job.name, job.message), *of_pods]
+    return [f"{name}: {' '.join(text.split())}" for name, text in told if text.strip()]
+
+
+def as_json(found: JobStatus | Iterable[JobStatus]) -> str:
+    """Return one job as a JSON object, several as a list; the keys are those of JobStatus."""
+    value = asdict(found) if isinstance(found, JobStatus) else [asdict(job) for job in found]
+    return json.dumps(value, indent=2)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Align rows of cells; the last column is as long as it is."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)
+    return "\n".join(lines)
+
+
+def age(created: str, now: datetime | None = None) -> str:
+    """Tell how long ago a time was, in its two largest units: 45s, 3m12s, 5h2m, 12d4h.
+
+    Args:
+        created: RFC 3339; nothing gives "-".
+        now: the present; the clock's without it.
+    """
+    if not created:
+        return "-"
+    passed = (now or datetime.now(UTC)) - datetime.fromisoformat(created)
+    seconds = max(0, int(passed.total_seconds()))
+    days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
+    units = [(days, "d"), (hours, "h"), (minutes, "m"), (seconds % 60, "s")]
+    first = next((index for index, (number, _) in enumerate(units) if number), 3)
+    return "".join(f"{number}{unit}" for number, unit in units[first : first + 2] if number) or "0s"
+
+
+def pod_row(pod: PodStatus) -> tuple[str, ...]:
+    """Return a pod as cells below PODS."""
+    code = "-" if pod.exit_code is None else str(pod.exit_code)
+    return (str(pod.rank), pod.name, pod.phase, str(pod.restarts), code, pod.node or "-", pod.reason or "-")

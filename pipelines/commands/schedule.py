@@ -1,0 +1,104 @@
+"""`kubedet schedule`: runs of the pipeline again and again, on the data as they are then."""
+
+import argparse
+import json
+from datetime import UTC, datetime
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from pipelines.commands import Commands, cluster_options
+from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipelines.cron import Cron
+
+NAME = "kubedet"
+"""Name of a schedule where nobody gives another."""
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "schedule",
+        help="run the pipeline again and again in a cluster",
+        description="Make a recurring run of the pipeline in Kubeflow Pipelines, or replace the one of the "
+        "same name: one run at a time, none made up for that were missed, each on the data as they are "
+        "then, under the scheduled time as their version.",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--cron", default="", metavar="TEXT",
+        help="when: minute, hour, day of the month, month, day of the week (0 is Sunday), and before them "
+        "the second if you like; '0 2 * * *' is every night at 2, in the cluster's time zone (mostly UTC)",
+    )  # fmt: skip
+    what.add_argument("--list", action="store_true", help="list the schedules")
+    what.add_argument("--delete", action="store_true", help="delete the schedule of that --name")
+    parser.add_argument("--name", default=NAME, help="name of the schedule (default: %(default)s)")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
+    cluster_options.add_run(parser)
+    cluster_options.add_access(parser)
+    parser.set_defaults(command=_schedule)
+
+
+def _schedule(options: argparse.Namespace) -> int:
+    if options.list:
+        return _list(options)
+    return _delete(options) if options.delete else _put(options)
+
+
+def _put(options: argparse.Namespace) -> int:
+    from components.versions import SCHEDULED_TIME
+    from pipelines import cron
+    from pipelines.submission import argument
+
+    due = cron.parse(options.cron)
+    options.data_version = SCHEDULED_TIME
+    if options.output:
+        # Every run would find the first one's training finished there.
+        raise ConfigError("--output would be one folder for all runs of a schedule", fix="leave it out")
+    asked = cluster_options.submission(options, options.name)
+    if options.dry_run:
+        print("nothing is sent; this would be:")
+    else:
+        from pipelines import schedules
+        from pipelines.kubeflow import Server
+
+        server = Server(cluster_options.access(options))
+        schedule_id, done = schedules.put(server, asked, due)
+        print(f"schedule {options.name}: {done}\n{server.link('recurringrun', schedule_id)}")
+    print(f"  cron        {due.text}\n  next        {_next(due)}")
+    print(f"  experiment  {asked.experiment}")
+    for parameter, value in asked.parameters.items():
+        print(f"  {parameter}={argument(value)}")
+    return 0
+
+
+def _next(due: "Cron") -> str:
+    times = islice(due.times(datetime.now(UTC).replace(tzinfo=None)), 3)
+    return ", ".join(f"{time:%Y-%m-%d %H:%M:%S}" for time in times) + " (if the cluster's time is UTC)"
+
+
+def _list(options: argparse.Namespace) -> int:
+    from pipelines import schedules
+    from pipelines.kubeflow import Server
+
+    found = schedules.own(Server(cluster_options.access(options)))
+    for item in sorted(found, key=lambda item: item.display_name):
+        cron = item.trigger.cron_schedule.cron if item.trigger and item.trigger.cron_schedule else ""
+        print(f"{item.display_name}: {cron}, {(item.status or 'unknown').lower()}")
+        parameters = (item.runtime_config.parameters if item.runtime_config else None) or {}
+        for parameter, value in parameters.items():
+            print(f"  {parameter}={value if isinstance(value, str) else json.dumps(value)}")
+    if not found:
+        print("there are none")
+    return 0
+
+
+def _delete(options: argparse.Namespace) -> int:
+    from pipelines import schedules
+    from pipelines.kubeflow import Server
+
+    if not schedules.remove(Server(cluster_options.access(options)), options.name):
+        raise ConfigError(f"there is no schedule {options.name!r}", fix="see `kubedet schedule --list`")
+    print(f"deleted the schedule {options.name}; the runs it has started stay")
+    return 0

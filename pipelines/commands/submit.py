@@ -1,0 +1,81 @@
+"""`kubedet submit`: one run of the pipeline in a cluster."""
+
+import argparse
+import os
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pipelines.commands import Commands, cluster_options
+
+if TYPE_CHECKING:
+    from pipelines.kubeflow import Access
+    from pipelines.submission import Submission
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "submit",
+        help="run the pipeline in a cluster",
+        description="Compile the pipeline and start a run of it in Kubeflow Pipelines. Exit code: 0; 2 for "
+        "a mistake in what was asked; 1 where Kubeflow Pipelines does not answer or, with --wait, the run "
+        "ends other than well.",
+    )
+    parser.add_argument("--name", default="", help="name of the run (default: the recipe and the time)")
+    parser.add_argument("--wait", action="store_true", help="follow the run to its end; its exit code")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
+    cluster_options.add_run(parser)
+    parser.add_argument(
+        "--data-version", default="", metavar="NAME",
+        help="name for the data as they are now; a known one brings its data back",
+    )  # fmt: skip
+    cluster_options.add_access(parser)
+    parser.set_defaults(command=_submit)
+
+
+def _submit(options: argparse.Namespace) -> int:
+    name = options.name or f"{options.recipe or 'debug'}-{datetime.now():%Y%m%d-%H%M%S}"
+    asked, access = cluster_options.submission(options, name), cluster_options.access(options)
+    if options.dry_run:
+        print("nothing is sent; this would be:")
+        _describe(asked, access)
+        return 0
+    from components import jobs
+    from pipelines import wait
+    from pipelines.kubeflow import Server
+
+    server = Server(access)
+    run_id = server.create_run(
+        name, server.experiment(asked.experiment), asked.package(), {**asked.parameters}
+    )
+    link = server.link("runs", run_id)
+    _describe(asked, access)
+    print(f"run {run_id}\n{link}")
+    if asked.parameters.get("launcher", "kubernetes") == "kubernetes":
+        where = f" -n {server.namespace}" if server.namespace else ""
+        print(f"its training, once the data are ready: kubedet job status{where} {jobs.name_of(run_id)}")
+    sys.stdout.flush()
+    if options.wait:
+        try:
+            wait.follow(server, run_id)
+        except KeyboardInterrupt:
+            print(f"the run goes on: {link}", file=sys.stderr)
+            raise
+    return 0
+
+
+def _describe(asked: "Submission", access: "Access") -> None:
+    from components.images import COMPONENT_IMAGE
+    from pipelines.submission import argument
+
+    print(f"  host        {access.host or 'the cluster of this pod or kubeconfig'}")
+    print(f"  namespace   {access.namespace or '(the default one)'}")
+    print(f"  experiment  {asked.experiment}")
+    print(f"  run         {asked.name}")
+    own = "" if os.environ.get("KUBEDET_IMAGE") else "  (KUBEDET_IMAGE names another, e.g. your registry's)"
+    print(f"  image       {COMPONENT_IMAGE}{own}")
+    for parameter, value in asked.parameters.items():
+        print(f"  {parameter}={argument(value)}")
+    print("the same with kfp:")
+    print("".join(f"  {line}\n" for line in asked.commands(access)), end="", flush=True)

@@ -1,0 +1,103 @@
+"""Recurring runs: one of each name, made anew only where it would be another."""
+
+import hashlib
+import json
+from typing import Any
+
+import kfp_server_api
+
+from pipelines.cron import Cron
+from pipelines.kubeflow import Server
+from pipelines.submission import Submission
+from trainer.errors import ConfigError
+
+_MARK = "made by kubedet schedule, "
+"""Before the fingerprint, in the description of a recurring run of ours."""
+
+
+def put(server: Server, asked: Submission, cron: Cron) -> tuple[str, str]:
+    """See to it that there is one schedule of that name, and that it is this one.
+
+    Kubeflow Pipelines cannot change a recurring run. Another one of that name is deleted after
+    the new one was made: should the second call fail there are two, and the next time one again.
+
+    Args:
+        server: where it is kept.
+        asked: its name, and what it runs.
+        cron: when.
+
+    Returns:
+        Its id, and what was done: "created", "replaced", "enabled" or "unchanged".
+
+    Raises:
+        ConfigError: somebody else's recurring run has the name.
+    """
+    package = asked.package()
+    mark = _MARK + _fingerprint(asked, cron, package)
+    there = _named(server, asked.name)
+    same = [item for item in there if item.description == mark]
+    if same:
+        done = "unchanged"
+        if same[0].status != "ENABLED":
+            server.enable_schedule(same[0].recurring_run_id)
+            done = "enabled"
+        kept = same[0].recurring_run_id
+    else:
+        kept = server.create_schedule(_body(server, asked, cron, package, mark))
+        done = "replaced" if there else "created"
+    for item in there:
+        if item.recurring_run_id != kept:
+            server.delete_schedule(item.recurring_run_id)
+    return kept, done
+
+
+def remove(server: Server, name: str) -> int:
+    """Delete the schedules of that name; returns how many there were.
+
+    Raises:
+        ConfigError: somebody else's recurring run has the name.
+    """
+    there = _named(server, name)
+    for item in there:
+        server.delete_schedule(item.recurring_run_id)
+    return len(there)
+
+
+def own(server: Server) -> list[Any]:
+    """Return the recurring runs that `put` has made."""
+    return [item for item in server.schedules() if (item.description or "").startswith(_MARK)]
+
+
+def _named(server: Server, name: str) -> list[Any]:
+    there = [item for item in server.schedules() if item.display_name == name]
+    if any(not (item.description or "").startswith(_MARK) for item in there):
+        raise ConfigError(
+            f"there is a recurring run {name!r} that `kubedet schedule` has not made",
+            fix="choose another --name, or delete that one in the UI",
+        )
+    return there
+
+
+def _fingerprint(asked: Submission, cron: Cron, package: dict[str, Any]) -> str:
+    """Return 16 hex digits that are other ones where the schedule would be."""
+    parts = [asked.experiment, dict(asked.parameters), cron.text, package]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _body(
+    server: Server, asked: Submission, cron: Cron, package: dict[str, Any], mark: str
+) -> kfp_server_api.V2beta1RecurringRun:
+    return kfp_server_api.V2beta1RecurringRun(
+        display_name=asked.name,
+        description=mark,
+        experiment_id=server.experiment(asked.experiment),
+        pipeline_spec=package,
+        runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=dict(asked.parameters)),
+        trigger=kfp_server_api.V2beta1Trigger(
+            cron_schedule=kfp_server_api.V2beta1CronSchedule(cron=cron.text)
+        ),
+        # The next one waits for its end; what was missed meanwhile is not made up for.
+        max_concurrency="1",
+        no_catchup=True,
+        mode=kfp_server_api.RecurringRunMode.ENABLE,
+    )

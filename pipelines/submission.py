@@ -1,0 +1,165 @@
+"""What a run in a cluster is asked to do: checked before anything is sent, and how it is sent."""
+
+import json
+import shlex
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components import jobs, versions
+from components.launchers import names
+from pipelines import kubeflow
+from pipelines.compile import compile_pipeline
+from pipelines.graph import DATA_ROOT
+from trainer import recipes, storage
+from trainer.errors import ConfigError, KubedetError
+from trainer.evaluation.gate import parse, split_rules
+
+FILE = "pipeline.yaml"
+"""Name of the compiled pipeline in the commands that are shown."""
+
+_JOB = ("launcher", "nodes", "nproc", "gpus", "image", "job")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One run, or what a schedule runs again and again."""
+
+    name: str
+    """How people see it."""
+    experiment: str
+    """Name of the experiment it belongs to."""
+    parameters: Mapping[str, Any]
+    """Those of the pipeline that are given; the others have their defaults."""
+
+    @property
+    def volume(self) -> bool:
+        """Whether the pods mount a volume, which makes another form of the pipeline."""
+        return "claim" in self.parameters
+
+    def check(self) -> None:
+        """Refuse what a step would refuse, hours later.
+
+        Raises:
+            ConfigError: naming all that cannot be used.
+        """
+        checks = (self._recipe, self._gate, self._job, self._version, self._names, self._places)
+        problems = [line for check in checks for line in _problems(check)]
+        if problems:
+            raise ConfigError("this cannot be run:\n" + "\n".join(problems), fix="correct these")
+
+    def package(self) -> dict[str, Any]:
+        """Return the compiled pipeline in the form that the API takes.
+
+        Raises:
+            StorageError: nothing can be written to the temporary folder.
+        """
+        with tempfile.TemporaryDirectory(prefix="kubedet-") as folder:
+            path = Path(folder) / FILE
+            compile_pipeline(path, volume=self.volume)
+            spec, platform = yaml.safe_load_all(path.read_text())
+        return {"pipeline_spec": spec, "platform_spec": platform}
+
+    def commands(self, access: kubeflow.Access) -> list[str]:
+        """Return the command lines that do the same with `kfp` of version 2.17 or later.
+
+        A token is none of their words: kfp finds it in the same variable.
+        """
+        where = ["kfp"]
+        where += ["--endpoint", access.host] if access.host else []
+        where += ["--namespace", access.namespace] if access.namespace else []
+        run = ["run", "create", "--experiment-name", self.experiment, "--run-name", self.name]
+        run += ["--package-file", FILE]
+        run += [f"{name}={argument(value)}" for name, value in self.parameters.items()]
+        compiled = ["kubedet", "compile", *(["--volume"] if self.volume else []), "--output", FILE]
+        return [shlex.join(compiled), shlex.join(where + run)]
+
+    def _get(self, name: str, default: Any = "") -> Any:
+        return self.parameters.get(name, default)
+
+    def _recipe(self) -> None:
+        recipes.load(self._get("recipe", "debug"), self._get("overrides", {}))
+
+    def _gate(self) -> None:
+        for rule in split_rules(self._get("gate")):
+            parse(rule)
+
+    def _job(self) -> None:
+        asked = {name: self.parameters[name] for name in _JOB if name in self.parameters}
+        jobs.Request(**{"launcher": "kubernetes", **asked}).spec(("train",), default_image="steps")
+
+    def _version(self) -> None:
+        version = self._get("data_version")
+        if version and version != versions.SCHEDULED_TIME:
+            versions.check(version)
+
+    def _names(self) -> None:
+        wrong = []
+        for parameter in ("credentials", "claim"):
+            try:
+                names.dns_required(self._get(parameter, parameter))
+            except ValueError as error:
+                wrong.append(f"{parameter}: {error}")
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+
+    def _places(self) -> None:
+        """Refuse folders of the machine that this is typed on: no pod has them."""
+        root = self._get("data_root", DATA_ROOT if self.volume else "")
+        source = self._get("source", "sample")
+        kind, _, rest = source.partition(":")
+        source = rest if kind in ("coco", "voc") else "" if kind == "sample" else source
+        places = {"data_root": root, "output": self._get("output"), "source": source}
+        mounts = [jobs.VOLUME] if self.volume else []
+        way = f"use a bucket or a path below {jobs.VOLUME}" if self.volume else "use a bucket, or a volume"
+        lost = [
+            f"{what}: no pod finds {place}: {way}"
+            for what, place in places.items()
+            if place and storage.is_local(place) and not _below(place, mounts)
+        ]
+        lost += [] if root else ["data_root: is missing: where the data are kept, e.g. s3://bucket/kubedet"]
+        if lost:
+            raise ConfigError("\n".join(lost))
+
+
+def argument(value: Any) -> str:
+    """Write a parameter's value such that `kfp run create` reads the same value.
+
+    It takes everything that looks like JSON, a number or a truth value for that.
+
+    Args:
+        value: text, a number, a list or a mapping.
+    """
+    if not isinstance(value, str):
+        return json.dumps(value)
+    return json.dumps(value) if _looks_otherwise(value) else value
+
+
+def _looks_otherwise(text: str) -> bool:
+    for read in (json.loads, float):
+        try:
+            read(text)
+        except ValueError:
+            continue
+        return True
+    return text.lower() in ("true", "false")
+
+
+def _problems(check: Callable[[], None]) -> list[str]:
+    """Return what a check says, a line for each problem."""
+    try:
+        check()
+    except KubedetError as error:
+        lines = error.message.splitlines()
+        if len(lines) > 1 and lines[1].startswith("  "):
+            return lines[1:]  # Below a heading that says no more than ours.
+        return [f"  {line}" for line in lines[:-1]] + [f"  {lines[-1]}{'; ' if error.fix else ''}{error.fix}"]
+    return []
+
+
+def _below(place: str, mounts: list[str]) -> bool:
+    return any(f"{storage.absolute(place)}/".startswith(f"{mount}/") for mount in mounts)

@@ -1,0 +1,141 @@
+"""A run's training job: what of the pipeline's parameters reaches it, its name, and its end."""
+
+import sys
+import time
+
+import pytest
+from fake_api import Fault
+from fake_cluster import endless, fine
+
+from components import jobs, stores
+from components.jobs import Request, name_of, remove
+from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+from trainer.errors import ConfigError, KubedetError
+
+RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
+COMMAND = ("train", "--config", "s3://b/config.json")
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch):
+    for name in (*stores.SETTINGS, *stores.secret_variables().values()):
+        monkeypatch.delenv(name, raising=False)
+
+
+def on_cluster(**changes):
+    return Request(**{"launcher": "kubernetes", "image": "registry/kubedet:1", "run_id": RUN, **changes})
+
+
+def test_all_parameters_reach_the_job():
+    spec = on_cluster(
+        nodes=2, nproc=4, gpus=8, claim="sets", credentials="keys",
+        job={"memory_limit": "64Gi", "network": {"profile": "rdma", "gid_index": 3.0}, "env": {"A": "1"}},
+    ).spec(COMMAND)  # fmt: skip
+    assert (spec.nodes, spec.nproc, spec.gpus, spec.image) == (2, 4, 8, "registry/kubedet:1")
+    assert spec.memory_limit == "64Gi" and spec.network.profile == "rdma" and spec.network.gid_index == 3
+    assert spec.env == {"A": "1"}
+    assert [(mount.claim, mount.path) for mount in spec.mounts] == [("sets", "/data")]
+    assert spec.command[-3:] == COMMAND
+    assert {item.secret for item in spec.secret_env} == {"keys"} and all(i.optional for i in spec.secret_env)
+    assert {item.name for item in spec.secret_env} == set(stores.secret_variables().values())
+
+
+def test_the_steps_own_image_is_the_default():
+    assert on_cluster(image="").spec(COMMAND, default_image="steps:2").image == "steps:2"
+
+
+def test_no_secret_value_of_the_step_stands_in_the_job(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://store:9000")
+    spec = on_cluster().spec(COMMAND)
+    assert "wJalrXUtnFEMI" not in repr(spec)
+    assert spec.env == {"AWS_ENDPOINT_URL": "https://store:9000"}
+
+
+def test_what_the_job_names_itself_wins(monkeypatch):
+    monkeypatch.setenv("AWS_REGION", "eu-1")
+    own = {"name": "AWS_ACCESS_KEY_ID", "secret": "mine", "key": "id"}
+    job = {"env": {"AWS_REGION": "us-2"}, "secret_env": [own]}
+    spec = on_cluster(job=job).spec(COMMAND)
+    assert spec.env == {"AWS_REGION": "us-2"}
+    assert [item.secret for item in spec.secret_env if item.name == "AWS_ACCESS_KEY_ID"] == ["mine"]
+
+
+def test_all_mistakes_are_told_at_once():
+    job = {
+        "nodes": 3, "name": "mine", "gpu": 1,
+        "env": {"AWS_SECRET_ACCESS_KEY": "s"}, "mounts": [{"claim": "c"}],
+    }  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        on_cluster(nodes=0, job=job).spec(COMMAND)
+    lines = str(caught.value).splitlines()
+    for said in (
+        "  job.nodes: is a parameter of its own",
+        "  job.name: is decided by the run",
+        "  job.gpu: no such field",
+        "  job.env.AWS_SECRET_ACCESS_KEY: is a secret, it belongs into a Secret",
+        "  job.mounts.0.path: is missing",
+    ):
+        assert said in lines
+    assert any(line.startswith("  nodes: ") for line in lines)
+
+
+def test_a_field_of_the_wrong_kind_is_told():
+    with pytest.raises(ConfigError) as caught:
+        on_cluster(job={"env": ["A=1"], "mounts": "sets:/data"}).spec(COMMAND)
+    assert "  job.env: " in str(caught.value) and "  job.mounts: " in str(caught.value)
+
+
+def test_what_means_nothing_to_processes_of_the_step_is_refused():
+    with pytest.raises(ConfigError) as caught:
+        Request("local", gpus=1, image="x", job={"memory_limit": "1Gi"}).spec(COMMAND)
+    assert all(f"  {name}: means nothing to the launcher local" in str(caught.value) for name in
+               ("gpus", "image", "job"))  # fmt: skip
+
+
+def test_a_runs_job_has_one_name():
+    assert name_of(RUN) == name_of(RUN.upper()) == "kubedet-0f1e2d3c4b5a-train"
+    assert name_of("local-run/7") == name_of("local-run/7") != name_of("local-run/8")
+    assert on_cluster(run_id="local-run/7").spec(COMMAND).name == name_of("local-run/7")
+
+
+@pytest.fixture
+def job(fake_cluster):
+    """Start a run's job, whose pod has a life, in a cluster that is asked by HTTP."""
+
+    def start(life):
+        fake_cluster.lives[f"{name_of(RUN)}-master-0"] = life
+        return PyTorchJobBackend.connect().submit(on_cluster().spec(COMMAND))
+
+    return start
+
+
+def test_the_end_of_a_run_deletes_a_job_that_goes_on(fake_cluster, job):
+    assert job(endless) == name_of(RUN)
+    remove("kubernetes", RUN)
+    assert len(fake_cluster.requests("DELETE", name_of(RUN))) == 1
+    # Once it is gone there is nothing more to do.
+    remove("kubernetes", RUN)
+    assert len(fake_cluster.requests("DELETE", name_of(RUN))) == 1
+
+
+def test_the_end_of_a_run_leaves_an_ended_job_to_its_readers(fake_cluster, job):
+    backend = PyTorchJobBackend.connect()
+    name = job(fine)
+    while not backend.status(name).phase.final:
+        time.sleep(0.01)
+    remove("kubernetes", RUN)
+    assert fake_cluster.requests("DELETE", name) == [] and backend.status(name).phase == "succeeded"
+
+
+@pytest.mark.parametrize("verb", ["GET", "DELETE"])
+def test_a_job_that_cannot_be_looked_at_or_deleted_is_not_passed_over(fake_cluster, job, verb):
+    job(endless)
+    fake_cluster.faults.append(Fault(verb, "pytorchjobs", status=403, times=3))
+    with pytest.raises(KubedetError, match="403"):
+        remove("kubernetes", RUN)
+
+
+def test_nothing_is_asked_of_a_cluster_for_processes_of_the_step(monkeypatch):
+    monkeypatch.setitem(sys.modules, "components.launchers.cluster", None)
+    jobs.remove("local", RUN)

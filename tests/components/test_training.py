@@ -1,0 +1,64 @@
+"""What the train step asks a launcher to run, and what it finds afterwards."""
+
+import json
+
+import pytest
+
+from components.jobs import Request
+from components.training import folder_of, prepare, result
+from trainer.config import from_json
+from trainer.errors import ConfigError, DataError, LaunchError
+
+RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
+
+
+@pytest.fixture
+def indexed(tmp_path):
+    """A folder of shards with 100 training images, as far as its index tells."""
+    (tmp_path / "index.json").write_text(json.dumps({"splits": {"train": {"samples": 100}}}))
+    return str(tmp_path)
+
+
+def test_prepare_writes_the_one_configuration(indexed, tmp_path):
+    job = prepare(indexed, str(tmp_path), "debug", {"train.epochs": 3.0}, Request(nproc=2))
+    config = from_json((tmp_path / "config.json").read_text())
+    assert config.train.epochs == 3
+    assert job.nproc == 2 and str(tmp_path / "config.json") in job.command
+
+
+def test_prepare_refuses_what_cannot_run(indexed, tmp_path):
+    with pytest.raises(ConfigError, match="nproc"):
+        prepare(indexed, str(tmp_path), "debug", {}, Request(nproc=-1))
+    with pytest.raises(DataError, match="100 images, fewer than one step reads: 200 processes"):
+        prepare(indexed, str(tmp_path), "debug", {}, Request(nodes=10, nproc=20))
+    with pytest.raises(ConfigError, match="no launcher 'slurm'"):
+        prepare(indexed, str(tmp_path), "debug", {}, Request("slurm"))
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_a_folder_that_the_pods_would_not_find_is_refused(indexed, tmp_path):
+    request = Request("kubernetes", claim="sets", image="registry/kubedet:1", run_id=RUN)
+    with pytest.raises(ConfigError) as caught:
+        prepare(indexed, str(tmp_path / "runs"), "debug", {}, request)
+    assert f"data_root: {indexed}" in str(caught.value) and f"output: {tmp_path / 'runs'}" in str(
+        caught.value
+    )
+    assert not (tmp_path / "config.json").exists()
+    # The job may mount a volume of its own there.
+    mounts = [{"claim": "scratch", "path": str(tmp_path)}]
+    own = Request("kubernetes", image="registry/kubedet:1", run_id=RUN, job={"mounts": mounts})
+    assert prepare(indexed, str(tmp_path / "runs"), "debug", {}, own).mounts[0].claim == "scratch"
+
+
+def test_a_run_has_a_folder_of_its_own(tmp_path):
+    assert folder_of("", "s3://bucket/root", {}, "r1") == "s3://bucket/root/runs/r1"
+    versioned = {"data_version": "20261121020000"}
+    assert folder_of("", "s3://bucket/root", versioned, "r1") == "s3://bucket/root/runs/20261121020000-r1"
+    assert folder_of("s3://other/x", "s3://bucket/root", versioned, "r1") == "s3://other/x"
+    with pytest.raises(ConfigError, match="macro"):
+        folder_of("s3://other/[[ScheduledTime]]", "s3://bucket/root", versioned, "r1")
+
+
+def test_a_training_without_a_result_is_an_error(tmp_path):
+    with pytest.raises(LaunchError, match="without a result"):
+        result("/shards", str(tmp_path))

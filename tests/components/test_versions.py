@@ -1,0 +1,92 @@
+"""A version of the data: the same images and boxes again, whatever has become of the source."""
+
+import json
+import re
+import shutil
+
+import pytest
+from PIL import Image
+
+from components import versions
+from components.versions import SCHEDULED_TIME, fetch, label, run_name
+from trainer.config import DataConfig
+from trainer.errors import ConfigError, DataError
+
+CONFIG = DataConfig(processes=1, threads=2, val_fraction=0.5)
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A COCO folder; calling it writes it anew with so many images."""
+    root = tmp_path / "source"
+
+    def write(images):
+        for split in ("train", "val"):
+            (root / split).mkdir(parents=True, exist_ok=True)
+        (root / "annotations").mkdir(exist_ok=True)
+        for split in ("train", "val"):
+            names = [f"{number}.png" for number in range(images)]
+            for name in names:
+                Image.new("RGB", (8, 8)).save(root / split / name)
+            listed = [
+                {"id": n, "file_name": name, "width": 8, "height": 8} for n, name in enumerate(names, start=1)
+            ]
+            boxes = [
+                {"id": n, "image_id": n, "category_id": 1, "bbox": [1, 1, 4, 4], "area": 16, "iscrowd": 0}
+                for n in range(1, images + 1)
+            ]
+            content = {"images": listed, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
+            (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+        return f"coco:{root}"
+
+    return write
+
+
+def images_of(manifest):
+    return manifest["splits"]["train"]["images"]
+
+
+def test_a_known_version_brings_its_data_back(source, tmp_path):
+    root = str(tmp_path / "data")
+    first = fetch(source(2), root, CONFIG, "monday")
+    assert images_of(first) == 2 and first["data_version"] == "monday"
+    changed = source(3)
+    assert images_of(fetch(changed, root, CONFIG, "monday")) == 2
+    assert images_of(fetch(changed, root, CONFIG, "tuesday")) == 3
+    assert images_of(fetch(changed, root, CONFIG, "")) == 3
+    # How it was fetched is no matter, what was asked for is.
+    assert images_of(fetch(changed, root, DataConfig(threads=3, val_fraction=0.5), "monday")) == 2
+    assert images_of(fetch(changed, root, DataConfig(classes=["cat"]), "monday")) == 3
+    shutil.rmtree(tmp_path / "source")
+    assert images_of(fetch(changed, root, CONFIG, "monday")) == 2
+
+
+def test_deleted_data_come_back_only_as_they_were(source, tmp_path):
+    root = str(tmp_path / "data")
+    same = source(2)
+    first = fetch(same, root, CONFIG, "monday")
+    shutil.rmtree(first["uri"])
+    assert fetch(same, root, CONFIG, "monday")["fingerprint"] == first["fingerprint"]
+    shutil.rmtree(first["uri"])
+    with pytest.raises(DataError, match=r"version monday were deleted, and .* has changed since"):
+        fetch(source(3), root, CONFIG, "monday")
+
+
+def test_a_version_is_part_of_a_files_name(source, tmp_path):
+    for bad in ("../up", "a b", "", ".hidden", "x" * 101):
+        with pytest.raises(ConfigError, match="cannot be a name"):
+            versions.check(bad)
+    with pytest.raises(ConfigError, match="cannot be a name"):
+        fetch("sample", str(tmp_path), CONFIG, "a/b")
+
+
+def test_a_macro_that_the_cluster_leaves_becomes_the_present_time(source, tmp_path, caplog):
+    made = fetch(source(2), str(tmp_path / "data"), CONFIG, SCHEDULED_TIME)
+    assert re.fullmatch(r"20\d{12}", made["data_version"])
+    assert "does not replace [[ScheduledTime]]" in caplog.text
+
+
+def test_the_version_goes_with_what_is_made_from_it():
+    assert label({"data_version": "monday", "uri": "x"}) == {"data_version": "monday"}
+    assert label({"uri": "x"}) == {} == label({"data_version": ""})
+    assert run_name({"data_version": "monday"}, "r1") == "monday-r1" and run_name({}, "r1") == "r1"

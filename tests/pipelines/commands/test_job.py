@@ -1,0 +1,239 @@
+"""`kubedet job`, against a fake API server."""
+
+import json
+
+import pytest
+import yaml
+from fake_cluster import endless
+from fake_exec import give_exec
+
+from pipelines.commands import job
+
+
+@pytest.fixture(autouse=True)
+def in_haste(monkeypatch):
+    monkeypatch.setattr(job, "_POLL_SECONDS", 0.02)
+
+
+@pytest.fixture
+def submit(kubedet, fake_cluster):
+    """Submits a job whose pods have a life, and whose other options may be given."""
+
+    def submit(name, life=endless, *words):
+        for kind in ("master", "worker"):
+            fake_cluster.lives[f"{name}-{kind}-0"] = life
+        return kubedet("job", "submit", "--name", name, "--image", "i:1", *words, "--", "true")
+
+    return submit
+
+
+def fails(pod):
+    pod.run()
+    pod.say("loading", "error: the loss is nan", "  fix: lower train.lr")
+    pod.exit(3)
+
+
+def table(text):
+    """Cells of a table by the head of their column."""
+    head, *lines = text.splitlines()
+    return [dict(zip(head.split(), line.split(), strict=True)) for line in lines]
+
+
+def until(condition):
+    for _ in range(500):
+        if condition():
+            return
+        job.time.sleep(0.01)
+    raise AssertionError("never")
+
+
+def test_submit_sends_the_job_and_says_what_to_do_next(kubedet, fake_cluster):
+    words = ["-n", "team", "--name", "big", "--image", "i:1", "--nodes", 2, "--", "train", "--", "-x"]
+    code, out, _ = kubedet("job", "submit", *words)
+    assert code == 0
+    assert "kubedet job status -n team big" in out
+    container = fake_cluster.job("big", "team")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    assert container["containers"][0]["command"] == ["train", "--", "-x"]
+
+
+def test_bad_input_is_refused_before_anything_is_sent(kubedet, fake_cluster):
+    code, out, err = kubedet("job", "submit", "--name", "A", "--nodes", 0, "--mount", "data:", "--set", "x=1")
+    assert code == 2
+    assert not out
+    for part in (
+        "x: no such field",
+        "name: 'A'",
+        "nodes:",
+        "mounts.0.path:",
+        "image: is",
+        "command: is",
+        "fix:",
+    ):
+        assert part in err
+    assert not fake_cluster.seen
+
+
+def test_submit_and_wait_shows_the_log_and_ends_as_the_job_did(submit):
+    code, out, _ = submit("good", lambda pod: (pod.run(), pod.say("epoch 1"), pod.exit(0)), "--wait")
+    assert code == 0
+    assert "epoch 1" in out
+    code, _, err = submit("bad", fails, "--wait")
+    assert code == 3
+    assert "the loss is nan" in err
+
+
+def test_list_is_a_table_of_kubedets_jobs(kubedet, submit, fake_cluster):
+    other = {"metadata": {"name": "other"}, "spec": {"pytorchReplicaSpecs": {}, "runPolicy": {}}}
+    fake_cluster.create_job("default", other)
+    submit("one")
+    submit("two", endless, "--nodes", 2)
+    until(lambda: fake_cluster.pod("two-worker-0").body["status"]["phase"] == "Running")
+    code, out, _ = kubedet("job", "list")
+    rows = {row["NAME"]: row for row in table(out)}
+    assert code == 0
+    assert set(rows) == {"one", "two"}
+    assert (rows["two"]["PHASE"], rows["two"]["PODS"]) == ("running", "2/2")
+
+
+def test_list_says_that_there_is_nothing_on_stderr(kubedet):
+    assert kubedet("job", "list") == (0, "", "no jobs of kubedet in namespace default\n")
+    assert kubedet("job", "list", "-o", "json")[:2] == (0, "[]\n")
+
+
+def test_list_as_json_has_all_that_is_known(kubedet, submit, fake_cluster):
+    submit("one")
+    until(lambda: fake_cluster.pod("one-master-0").body["status"]["phase"] == "Running")
+    (found,) = json.loads(kubedet("job", "list", "--output", "json")[1])
+    assert (found["name"], found["phase"], found["pods"][0]["name"]) == ("one", "running", "one-master-0")
+
+
+def test_status_shows_pods_and_says_what_holds_them_back(kubedet, submit, fake_cluster):
+    submit("stuck", lambda pod: (pod.unschedulable("0/3 nodes have nvidia.com/gpu"), pod.sleep(60)))
+    until(lambda: fake_cluster.pod("stuck-master-0").body["status"].get("conditions"))
+    code, out, _ = kubedet("job", "status", "stuck")
+    assert code == 0
+    assert out.splitlines()[0] == "stuck  pending"
+    assert "stuck-master-0  Pending" in out
+    assert "0/3 nodes have nvidia.com/gpu" in out
+    assert "FailedScheduling (x7)" in out
+
+
+def test_status_of_a_failed_job_says_what_it_died_of(kubedet, submit, fake_cluster):
+    submit("bad", fails)
+    until(lambda: kubedet("job", "status", "bad")[1].startswith("bad  failed"))
+    out = kubedet("job", "status", "bad")[1]
+    assert "pod bad-master-0 (rank 0) failed with exit code 3: the loss is nan\n  fix: lower train.lr" in out
+    assert json.loads(kubedet("job", "status", "bad", "-o", "json")[1])["phase"] == "failed"
+
+
+@pytest.mark.parametrize("verb", ["status", "logs", "stop", "wait"])
+def test_a_job_that_is_not_there_is_told(kubedet, verb):
+    code, _, err = kubedet("job", verb, "none")
+    assert code == 2
+    assert err == "error: namespace default has no job 'none'\n  fix: see `kubedet job list -n default`\n"
+
+
+def test_logs_of_the_job_and_of_one_pod(kubedet, submit, fake_cluster):
+    submit("two", endless, "--nodes", 2)
+    until(lambda: len(fake_cluster.pod("two-worker-0").containers[0]) == 1)
+    assert "two-master-0: hello from two-master-0" in kubedet("job", "logs", "two")[1]
+    assert kubedet("job", "logs", "two", "--rank", 1)[1] == "hello from two-worker-0\n"
+    assert kubedet("job", "logs", "--pod", "two-worker-0", "two")[1] == "hello from two-worker-0\n"
+    code, _, err = kubedet("job", "logs", "two", "--rank", 5)
+    assert code == 2
+    assert "two has no pod of rank 5\n  fix: its pods: two-master-0, two-worker-0" in err
+
+
+def test_logs_are_followed_to_the_end(kubedet, submit):
+    def life(pod):
+        pod.run()
+        for number in range(20):
+            pod.say(f"step {number}")
+            pod.sleep(0.01)
+        pod.exit(0)
+
+    submit("a", life)
+    lines = [f"a-master-0: step {number}" for number in range(20)]
+    assert kubedet("job", "logs", "--follow", "a")[1].splitlines() == lines
+
+
+def test_stop_deletes_and_says_what_was_there(kubedet, submit, fake_cluster):
+    submit("a")
+    until(lambda: fake_cluster.pod("a-master-0").body["status"]["phase"] == "Running")
+    code, out, _ = kubedet("job", "stop", "a")
+    assert code == 0
+    assert out == "a is running, 1 pod(s) run; deleting it ...\ndeleted a and its pods\n"
+    assert fake_cluster.job("a") is None
+    assert fake_cluster.pod("a-master-0") is None
+
+
+def test_wait_ends_as_the_job_does(kubedet, submit):
+    submit("good", lambda pod: (pod.run(), pod.sleep(0.1), pod.exit(0)))
+    code, out, _ = kubedet("job", "wait", "good")
+    assert code == 0
+    assert out.splitlines()[-1] == "good is succeeded"
+    submit("bad", fails)
+    code, _, err = kubedet("job", "wait", "bad")
+    assert code == 3
+    assert "the loss is nan" in err
+
+
+def test_wait_has_a_limit_and_notices_a_job_that_goes_away(kubedet, submit, fake_cluster):
+    submit("a", lambda pod: (pod.run(), pod.sleep(0.2), fake_cluster.delete_job("default", "a")))
+    code, _, err = kubedet("job", "wait", "a", "--timeout", "0.05")
+    assert code == 1
+    assert "a is still" in err
+    code, _, err = kubedet("job", "wait", "a")
+    assert code == 1
+    assert "a is gone" in err
+
+
+def test_exec_runs_a_command_and_ends_with_its_code(kubedet, submit, fake_cluster):
+    give_exec(fake_cluster)
+    submit("two", endless, "--nodes", 2)
+    until(lambda: fake_cluster.pod("two-worker-0").body["status"]["phase"] == "Running")
+    command = ["sh", "-c", "echo $0 -- $1; exit 5", "--rank", "x y"]
+    assert kubedet("job", "exec", "two", "--rank", 1, "--", *command) == (5, "--rank -- x y\n", "")
+    assert fake_cluster.executed == [("two-worker-0", ["pytorch"], command)]
+    code, _, err = kubedet("job", "exec", "two")
+    assert code == 2
+    assert "no command is given" in err
+
+
+def test_exec_needs_a_pod_that_runs(kubedet, submit, fake_cluster):
+    submit("a", lambda pod: (pod.wait("ImagePullBackOff"), pod.sleep(60)))
+    until(lambda: "containerStatuses" in fake_cluster.pod("a-master-0").body["status"])
+    code, _, err = kubedet("job", "exec", "a", "--", "sh")
+    assert code == 1
+    assert "a-master-0 is Pending (ImagePullBackOff): nothing runs in it" in err
+
+
+@pytest.mark.parametrize("target", ["pytorchjob", "indexed-job", "runai"])
+def test_render_prints_and_sends_nothing(kubedet, fake_cluster, target):
+    code, out, _ = kubedet(
+        "job", "render", "--target", target, "--name", "r", "--image", "i:1", "--", "a", "b c"
+    )
+    assert code == 0
+    assert not fake_cluster.seen
+    if target == "runai":
+        assert out.startswith("runai training pytorch submit r")
+        assert out.endswith("-- a 'b c'\n")
+    else:
+        kinds = {document["kind"] for document in yaml.safe_load_all(out)}
+        assert kinds == {"pytorchjob": {"PyTorchJob"}, "indexed-job": {"Service", "Job"}}[target]
+
+
+def test_a_target_that_does_not_exist_is_told(kubedet):
+    code, _, err = kubedet("job", "render", "--target", "slurm", "--image", "i:1", "--", "true")
+    assert code == 2
+    assert "no target 'slurm'" in err
+    assert "indexed-job" in err
+
+
+def test_without_a_cluster_the_message_says_what_to_set(kubedet, monkeypatch, tmp_path):
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, _, err = kubedet("job", "list")
+    assert code == 2
+    assert "KUBECONFIG" in err
+    assert "Traceback" not in err

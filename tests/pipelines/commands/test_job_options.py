@@ -1,0 +1,176 @@
+"""A job on the command line: files, --set, flags, and every problem of them at once."""
+
+import argparse
+import io
+import json
+
+import pytest
+
+from pipelines.commands.job_options import CommandParser, add_specification, specification
+from trainer.errors import ConfigError
+
+
+def parse(*words):
+    parser = argparse.ArgumentParser()
+    verbs = parser.add_subparsers(parser_class=CommandParser)
+    submit = verbs.add_parser("submit")
+    submit.add_argument("--namespace", default=None)
+    add_specification(submit)
+    return parser.parse_args(["submit", *words])
+
+
+def job(*words, command=("--", "true")):
+    return specification(parse("--image", "i:1", *words, *command))
+
+
+def refused(*words):
+    with pytest.raises(ConfigError) as raised:
+        specification(parse(*words))
+    return str(raised.value)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="job.yaml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_the_flags_are_fields():
+    spec = job(
+        "--name", "big", "--namespace", "team", "--nodes", "2", "--nproc", "4", "--gpus", "8",
+        "--env", "A=b=c", "--mount", "data:/data", "--mount", "models:/models",
+    )  # fmt: skip
+    assert (spec.name, spec.namespace, spec.image) == ("big", "team", "i:1")
+    assert (spec.nodes, spec.nproc, spec.gpus) == (2, 4, 8)
+    assert spec.env == {"A": "b=c"}
+    assert [(mount.claim, mount.path) for mount in spec.mounts] == [("data", "/data"), ("models", "/models")]
+
+
+def test_everything_after_two_dashes_is_the_command():
+    words = ("python", "-m", "trainer", "launch", "--", "train", "--image", "x")
+    spec = job("--name", "a", command=("--", *words))
+    assert spec.command == words
+    assert spec.image == "i:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        ("cpu_limit=4", "cpu_limit", "4"),
+        ("env.WORKERS=1", "env", {"WORKERS": "1"}),
+        ("node_selector.kubernetes.io/arch=arm64", "node_selector", {"kubernetes.io/arch": "arm64"}),
+        ("resources.openshift.io/mlxrdma=1", "resources", {"openshift.io/mlxrdma": 1}),
+        ("annotations.v1.cncf.io/networks=a/b", "annotations", {"v1.cncf.io/networks": "a/b"}),
+        ("image_pull_secrets=[a, b]", "image_pull_secrets", ("a", "b")),
+        ("image_pull_secrets.0=a", "image_pull_secrets", ("a",)),
+        ("suspend=true", "suspend", True),
+        ("ttl=null", "ttl", None),
+        ("run_as_user=1000", "run_as_user", 1000),
+        ('env={"A": "b"}', "env", {"A": "b"}),
+    ],
+)  # fmt: skip
+def test_set_reads_a_value_as_its_field_asks(text, field, value):
+    assert getattr(job("--set", text), field) == value
+
+
+def test_set_reaches_nested_fields_and_items_of_lists():
+    spec = job(
+        "--set", "network.profile=rdma", "--set", "network.gid_index=3",
+        "--set", "elastic.max_nodes=4", "--set", "tolerations.0.key=gpu", "--set", "tolerations.1.key=spot",
+    )  # fmt: skip
+    assert (spec.network.profile, spec.network.gid_index) == ("rdma", 3)
+    assert spec.elastic.max_nodes == 4
+    assert [item.key for item in spec.tolerations] == ["gpu", "spot"]
+
+
+def test_a_file_is_read_and_what_the_command_line_says_wins(write):
+    file = write("""
+name: from-file
+nodes: 4
+command: [python, train.py]
+env: {A: file, B: file}
+mounts:
+- {claim: data, path: /data}
+""")
+    spec = job(
+        "--spec", file, "--nodes", "2", "--set", "env.A=set", "--set", "mounts.0.read_only=true", command=()
+    )
+    assert (spec.name, spec.nodes, spec.command) == ("from-file", 2, ("python", "train.py"))
+    assert spec.env == {"A": "set", "B": "file"}
+    assert spec.mounts[0].read_only
+
+
+def test_json_and_stdin_are_read(write, monkeypatch):
+    text = json.dumps({"name": "j", "image": "i", "command": ["x"], "labels": {"day": "2026-11-21"}})
+    assert specification(parse("--spec", write(text, "job.json"))).name == "j"
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert specification(parse("--spec", "-")).name == "j"
+
+
+def test_a_date_in_yaml_stays_text(write):
+    assert job("--spec", write("labels: {day: 2026-11-21}")).labels == {"day": "2026-11-21"}
+
+
+def test_anchors_and_merges_are_yaml(write):
+    file = write("env: &base {A: '1'}\nlabels: {<<: *base, B: '2'}")
+    assert job("--spec", file).labels == {"A": "1", "B": "2"}
+
+
+def test_all_problems_are_told_at_once(write):
+    told = refused(
+        "--spec", write("nodes: 0\ncolour: red\nelastic: {min_nodes: 3, max_nodes: 2}"),
+        "--name", "Not_A_Name", "--gpus", "many", "--mount", "data", "--env", "A", "--set", "nodes",
+        "--set", "name.first=x", "--set", "mounts.0.claim=data", "--set", "mounts.7.claim=x",
+    )  # fmt: skip
+    for line in [
+        "nodes: input should be greater than or equal to 1, not 0",
+        "colour: no such field",
+        "elastic: min_nodes 3 is above max_nodes 2",
+        "name: 'Not_A_Name' is not a DNS-1035 label",
+        'gpus: input should be a valid integer, not "many"',
+        "--mount 'data' is not CLAIM:PATH",
+        "--env 'A' is not NAME=VALUE",
+        "--set 'nodes' is not FIELD=VALUE",
+        "name.first: name has no fields",
+        "mounts.0.path: is missing",
+        "mounts.7.claim: '7' is not a number from 0 to 1",
+        "command: is missing",
+        "image: is missing",
+    ]:
+        assert f"\n  {line}" in told
+    assert "\n  fix: " in told
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a\n- b", "holds no fields of a job"),
+        ("", "holds no fields of a job"),
+        ("env: {A: 1", "as YAML"),
+        ("nodes: 1\nnodes: 2", "'nodes' stands twice"),
+        ("!!python/object/apply:os.getcwd []", "as YAML"),
+    ],
+)
+def test_a_file_that_is_no_specification_is_refused(write, text, message):
+    file = write(text)
+    told = refused("--spec", file)
+    assert message in told
+    assert file in told
+    assert "fix: " in told
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path):
+    assert "No such file" in refused("--spec", str(tmp_path / "none.yaml"))
+    assert "Is a directory" in refused("--spec", str(tmp_path))
+
+
+def test_set_through_a_value_of_another_kind_is_told(write):
+    told = refused(
+        "--spec", write("env: text\nmounts: {claim: a}"), "--set", "env.A=b", "--set", "mounts.0.path=/a"
+    )
+    assert "env.A: what is given before is no mapping" in told
+    assert "mounts.0.path: what is given before is no list" in told

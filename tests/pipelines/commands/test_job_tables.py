@@ -1,0 +1,72 @@
+"""Jobs as tables, sentences and JSON."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from components.launchers.backend import JobStatus, Phase, PodStatus
+from pipelines.commands import job_tables
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def ago(**time):
+    return f"{NOW - timedelta(**time):%Y-%m-%dT%H:%M:%SZ}"
+
+
+RUNS = PodStatus("big-master-0", "Running", 0, node="n1", restarts=2)
+WAITS = PodStatus("big-worker-0", "Pending", 1, "ErrImagePull", "no such\n  image")
+BIG = JobStatus("big", Phase.PENDING, "ErrImagePull", "no such\n  image", (WAITS, RUNS), ago(minutes=3), 2)
+OLD = JobStatus("older-than-that", Phase.SUCCEEDED, created=ago(days=12, hours=4))
+
+
+def test_jobs_are_aligned_and_the_newest_is_first():
+    assert job_tables.jobs([OLD, BIG], NOW).splitlines() == [
+        "NAME             PHASE      PODS  RESTARTS  AGE    REASON",
+        "big              pending    1/2   2         3m     ErrImagePull",
+        "older-than-that  succeeded  0/1   0         12d4h  -",
+    ]
+
+
+def test_a_job_is_told_with_its_pods_by_rank():
+    assert job_tables.status(BIG, now=NOW).splitlines() == [
+        "big  pending",
+        "created 2026-01-01T23:57:00Z, 3m ago, on 2 nodes",
+        "",
+        "RANK  POD           PHASE    RESTARTS  EXIT  NODE  REASON",
+        "0     big-master-0  Running  2         -     n1    -",
+        "1     big-worker-0  Pending  0         -     -     ErrImagePull",
+        "",
+        "big-worker-0: no such image",
+    ]
+
+
+def test_lines_on_a_job_take_the_place_of_the_clusters_own():
+    assert job_tables.status(BIG, ["because"], NOW).endswith("\n\nbecause")
+
+
+def test_a_job_that_nothing_is_known_of_is_one_line():
+    assert job_tables.status(JobStatus("gone", Phase.GONE), now=NOW) == "gone  gone"
+
+
+@pytest.mark.parametrize(
+    ("time", "text"),
+    [
+        ({"seconds": 0}, "0s"),
+        ({"seconds": 59}, "59s"),
+        ({"seconds": 60}, "1m"),
+        ({"seconds": 192}, "3m12s"),
+        ({"hours": 5, "minutes": 2, "seconds": 9}, "5h2m"),
+        ({"days": 1, "minutes": 5}, "1d"),
+        ({"seconds": -5}, "0s"),
+    ],
+)
+def test_an_age_has_two_units(time, text):
+    assert job_tables.age(ago(**time), NOW) == text
+
+
+def test_json_holds_every_field():
+    one = json.loads(job_tables.as_json(BIG))
+    assert (one["phase"], one["nodes"], one["pods"][0]["message"]) == ("pending", 2, "no such\n  image")
+    assert [job["name"] for job in json.loads(job_tables.as_json([OLD, BIG]))] == ["older-than-that", "big"]

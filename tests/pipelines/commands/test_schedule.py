@@ -1,0 +1,114 @@
+"""`kubedet schedule`: one recurring run of a name, never two."""
+
+import pytest
+
+from pipelines import cli
+
+NIGHTLY = ["schedule", "--cron", "0 2 * * *", "--data-root", "s3://bucket/root"]
+
+
+def only(server):
+    (schedule,) = server.schedules
+    return schedule
+
+
+def test_a_schedule_is_created(kfp_server, capsys):
+    assert cli.main([*NIGHTLY, "--source", "coco:s3://bucket/sets"]) == 0
+    made = only(kfp_server)
+    assert made["display_name"] == "kubedet" and made["mode"] == "ENABLE"
+    assert made["trigger"] == {"cron_schedule": {"cron": "0 0 2 * * *"}}
+    assert made["max_concurrency"] == "1" and made["no_catchup"] is True
+    assert made["runtime_config"]["parameters"] == {
+        "data_root": "s3://bucket/root",
+        "source": "coco:s3://bucket/sets",
+        "data_version": "[[ScheduledTime]]",
+    }
+    shown = capsys.readouterr().out
+    assert "schedule kubedet: created" in shown and " 02:00:00, " in shown
+    assert f"{kfp_server.url}/#/recurringrun/details/{made['recurring_run_id']}" in shown
+
+
+def test_the_same_again_changes_nothing(kfp_server, capsys):
+    cli.main(NIGHTLY)
+    before = only(kfp_server)
+    assert cli.main(NIGHTLY) == 0
+    assert only(kfp_server) == before and "schedule kubedet: unchanged" in capsys.readouterr().out
+    before["status"] = "DISABLED"
+    assert cli.main(NIGHTLY) == 0
+    assert only(kfp_server)["status"] == "ENABLED" and "enabled" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "change", [["--cron", "0 3 * * *"], ["--nodes", "2"], ["--experiment", "other"], ["--claim", "sets"]]
+)
+def test_another_one_of_the_name_replaces_it(kfp_server, capsys, change):
+    cli.main(NIGHTLY)
+    before = only(kfp_server)
+    assert cli.main([*NIGHTLY, *change]) == 0
+    assert only(kfp_server)["recurring_run_id"] != before["recurring_run_id"]
+    assert "schedule kubedet: replaced" in capsys.readouterr().out
+
+
+def test_one_that_could_not_be_deleted_goes_the_next_time(kfp_server, capsys):
+    cli.main(NIGHTLY)
+    kfp_server.failures = [("DELETE", "/recurringruns", 503, "later")]
+    assert cli.main([*NIGHTLY, "--nodes", "2"]) == 1
+    assert len(kfp_server.schedules) == 2 and "cannot delete the schedule" in capsys.readouterr().err
+    assert cli.main([*NIGHTLY, "--nodes", "2"]) == 0
+    assert only(kfp_server)["runtime_config"]["parameters"]["nodes"] == 2
+
+
+def test_the_old_one_stays_until_there_is_a_new_one(kfp_server):
+    cli.main(NIGHTLY)
+    before = only(kfp_server)
+    kfp_server.failures = [("POST", "/recurringruns", 403, {"error": "no"})]
+    assert cli.main([*NIGHTLY, "--nodes", "2"]) == 2
+    assert only(kfp_server) == before
+
+
+def test_others_schedules_are_left_alone(kfp_server, capsys):
+    foreign = {"recurring_run_id": "1", "display_name": "kubedet", "description": "mine", "status": "ENABLED"}
+    kfp_server.schedules = [foreign]
+    for arguments in (NIGHTLY, ["schedule", "--delete"]):
+        assert cli.main(arguments) == 2
+        assert "that `kubedet schedule` has not made" in capsys.readouterr().err
+    assert kfp_server.schedules == [foreign]
+    assert cli.main([*NIGHTLY, "--name", "nightly"]) == 0
+    assert len(kfp_server.schedules) == 2
+
+
+def test_schedules_are_listed_and_deleted(kfp_server, capsys):
+    assert cli.main(["schedule", "--list"]) == 0
+    assert capsys.readouterr().out == "there are none\n"
+    for name in ("b", "a"):
+        cli.main([*NIGHTLY, "--name", name])
+    kfp_server.schedules.append({"recurring_run_id": "1", "display_name": "foreign"})
+    capsys.readouterr()
+    assert cli.main(["schedule", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "a: 0 0 2 * * *, enabled",
+        "b: 0 0 2 * * *, enabled",
+    ]
+    assert "  data_version=[[ScheduledTime]]" in lines
+    assert cli.main(["schedule", "--delete", "--name", "a"]) == 0
+    assert [item["display_name"] for item in kfp_server.schedules] == ["b", "foreign"]
+    assert cli.main(["schedule", "--delete", "--name", "a"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--cron", "0 25 * * *"], "hour: 25"),
+        (["--output", "s3://bucket/run"], "one folder for all runs"),
+        (["--nodes", "0"], "nodes: "),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_sent(kfp_server, capsys, arguments, said):
+    assert cli.main([*NIGHTLY, *arguments]) == 2
+    assert said in capsys.readouterr().err and kfp_server.requests == []
+
+
+def test_a_dry_run_sends_nothing(kfp_server, capsys):
+    assert cli.main([*NIGHTLY, "--dry-run"]) == 0
+    assert kfp_server.requests == [] and "0 0 2 * * *" in capsys.readouterr().out

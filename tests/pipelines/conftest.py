@@ -1,0 +1,166 @@
+"""A Kubeflow Pipelines API in a thread: what `kubedet submit` and `kubedet schedule` ask of it.
+
+It holds experiments, runs and recurring runs, refuses parameters of the wrong type as the real
+one does, and can be told to fail.
+"""
+
+import json
+import threading
+import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+NOW = "2026-11-21T07:00:00Z"
+KINDS = {"NUMBER_INTEGER": (int, float), "STRING": str, "STRUCT": dict, "LIST": list, "BOOLEAN": bool}
+
+
+class FakeKfp:
+    """The state of the server, and what it was asked."""
+
+    def __init__(self):
+        self.requests = []
+        """Method, path and headers of each request."""
+        self.experiments, self.runs, self.schedules = [], [], []
+        self.token = ""
+        """What it wants in the header `authorization`; empty is anything."""
+        self.failures = []
+        """(method, part of the path, status, JSON or text): each answers one request."""
+        self.states = []
+        """What a run is, look after look: state, or (state, details of its tasks)."""
+        self.multi_user = False
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self.url = f"http://127.0.0.1:{self._server.server_port}/pipeline"
+        threading.Thread(target=self._server.serve_forever, args=[0.01], daemon=True).start()
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+    def asked(self, method):
+        """The paths of the requests of a method."""
+        return [path for of, path, _ in self.requests if of == method]
+
+    def answer(self, method, path, query, body):
+        """Return status and object."""
+        kind, *rest = path.partition("/apis/v2beta1/")[2].split("/")
+        namespace = query.get("namespace", [""])[0]
+        if kind == "healthz":
+            return 200, {"multi_user": self.multi_user}
+        if self.multi_user and method == "GET" and not rest and not namespace:
+            return 400, {"error": "Invalid input error: A namespace is required.", "code": 3}
+        if kind == "experiments":
+            return self._experiments(method, namespace, body)
+        if kind == "runs":
+            return self._runs(method, rest, body)
+        return self._schedules(method, rest, query, body)
+
+    def _experiments(self, method, namespace, body):
+        if method == "POST":
+            self.experiments.append({**body, "experiment_id": str(uuid.uuid4())})
+            return 200, self.experiments[-1]
+        there = [item for item in self.experiments if item.get("namespace") in (namespace or None, namespace)]
+        return 200, {"experiments": there} if there else {}
+
+    def _runs(self, method, rest, body):
+        if method == "POST":
+            refused = _refused(body)
+            if refused:
+                return 400, {"error": refused, "code": 3, "message": refused}
+            self.runs.append({**body, "run_id": str(uuid.uuid4()), "state": "PENDING", "created_at": NOW})
+            return 200, self.runs[-1]
+        (run,) = [run for run in self.runs if run["run_id"] == rest[0]]
+        now = self.states.pop(0) if len(self.states) > 1 else self.states[0] if self.states else "SUCCEEDED"
+        state, details = now if isinstance(now, tuple) else (now, [])
+        return 200, run | {"state": state, "run_details": {"task_details": details}}
+
+    def _schedules(self, method, rest, query, body):
+        if method == "POST" and not rest:
+            refused = _refused(body)
+            if refused:
+                return 400, {"error": refused, "code": 3, "message": refused}
+            made = {**body, "recurring_run_id": str(uuid.uuid4()), "status": f"{body['mode']}D"}
+            made["created_at"] = NOW
+            self.schedules.append(made)
+            return 200, made
+        if method == "POST":  # ID:enable
+            (one,) = [item for item in self.schedules if f"{item['recurring_run_id']}:enable" == rest[0]]
+            one["status"] = "ENABLED"
+            return 200, {}
+        if method == "DELETE":
+            self.schedules = [item for item in self.schedules if item["recurring_run_id"] != rest[0]]
+            return 200, {}
+        # Two a page, to see that all are read.
+        start = int(query.get("page_token", ["0"])[0] or 0)
+        page = {"recurringRuns": self.schedules[start : start + 2]}
+        return 200, page | ({"next_page_token": str(start + 2)} if start + 2 < len(self.schedules) else {})
+
+
+def _refused(body):
+    """What the real server finds wrong with the parameters of a run, or nothing."""
+    spec = body["pipeline_spec"]["pipeline_spec"]
+    wanted = spec["root"]["inputDefinitions"]["parameters"]
+    given = body["runtime_config"].get("parameters", {})
+    unknown = sorted(set(given) - set(wanted))
+    if unknown:
+        return f"parameter(s) provided are not required by pipeline: {unknown}"
+    for name, of in wanted.items():
+        if name not in given and not of.get("isOptional"):
+            return f"parameter {name} is not optional, yet has neither default value nor user provided value"
+        if name in given and not isinstance(given[name], KINDS[of["parameterType"]]):
+            return f"input parameter {name} requires type {of['parameterType']}"
+    return ""
+
+
+def _handler(fake):
+    class Handler(BaseHTTPRequestHandler):
+        def _do(self):
+            url = urlsplit(self.path)
+            length = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(length) or b"null")
+            fake.requests.append((self.command, url.path, dict(self.headers)))
+            failure = next((f for f in fake.failures if f[0] == self.command and f[1] in url.path), None)
+            if failure:
+                fake.failures.remove(failure)
+                status, answer = failure[2:]
+            elif fake.token and self.headers.get("authorization") != f"Bearer {fake.token}":
+                status, answer = 401, {"error": "Unauthenticated", "message": "Request header error"}
+            else:
+                status, answer = fake.answer(self.command, url.path, parse_qs(url.query), body)
+            text = answer if isinstance(answer, str) else json.dumps(answer)
+            self.send_response(status)
+            self.send_header("Content-Type", "text/html" if isinstance(answer, str) else "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        do_GET = do_POST = do_DELETE = _do
+
+        def log_message(self, *arguments):
+            pass
+
+    return Handler
+
+
+@pytest.fixture
+def kfp_server(monkeypatch, tmp_path):
+    """A fake Kubeflow Pipelines, to which the environment points."""
+    for name in (
+        "KUBECONFIG",
+        "KUBERNETES_SERVICE_HOST",
+        "KF_PIPELINES_ENDPOINT",
+        "KF_PIPELINES_UI_ENDPOINT",
+        "KFP_EXISTING_TOKEN",
+        "KFP_NAMESPACE",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    # Kubernetes' client reads the variable when it is imported.
+    monkeypatch.setattr(
+        "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / ".kube" / "config")
+    )
+    server = FakeKfp()
+    monkeypatch.setenv("KFP_ENDPOINT", server.url)
+    yield server
+    server.close()

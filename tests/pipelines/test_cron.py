@@ -1,0 +1,62 @@
+"""Cron expressions: five fields or six, as Kubeflow Pipelines reads them."""
+
+from datetime import datetime
+from itertools import islice
+
+import pytest
+
+from pipelines.cron import parse
+from trainer.errors import ConfigError
+
+NOW = datetime(2026, 11, 21, 7, 30)
+
+
+@pytest.mark.parametrize(
+    ("text", "sent", "times"),
+    [
+        ("0 2 * * *", "0 0 2 * * *", ["2026-11-22 02:00:00", "2026-11-23 02:00:00"]),
+        ("30 0 2 * * ?", "30 0 2 * * ?", ["2026-11-22 02:00:30"]),
+        ("*/20 7-8 * * *", "0 */20 7-8 * * *",
+         ["2026-11-21 07:40:00", "2026-11-21 08:00:00", "2026-11-21 08:20:00"]),
+        ("0 3 * * mon,WED", "0 0 3 * * mon,WED", ["2026-11-23 03:00:00", "2026-11-25 03:00:00"]),
+        ("0 0 1 * *", "0 0 0 1 * *", ["2026-12-01 00:00:00"]),
+        # Both days: either is enough.
+        ("0 0 1 * 0", "0 0 0 1 * 0", ["2026-11-22 00:00:00", "2026-11-29 00:00:00", "2026-12-01 00:00:00"]),
+        ("0 0 29 FEB *", "0 0 0 29 FEB *", ["2028-02-29 00:00:00"]),
+        ("45/5 7 * * *", "0 45/5 7 * * *",
+         ["2026-11-21 07:45:00", "2026-11-21 07:50:00", "2026-11-21 07:55:00", "2026-11-22 07:45:00"]),
+    ],
+)  # fmt: skip
+def test_when_it_comes_due(text, sent, times):
+    cron = parse(text)
+    assert cron.text == sent
+    assert [str(time) for time in islice(cron.times(NOW), len(times))] == times
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("@daily", "has 1 fields, not 5 or 6"),
+        ("0 2 * *", "has 4 fields"),
+        ("0 0 2 * * * 2027", "has 7 fields"),
+        ("60 2 * * *", "minute: 60 is not a number from 0 to 59"),
+        ("0 2 * * 7", "day of the week: 7 is not a number from 0 (Sunday) to 6"),
+        ("0 2 0 * *", "day of the month: 0 is not"),
+        ("0 5-2 * * *", "hour: '5-2' ends before it begins"),
+        ("*/0 2 * * *", "minute: '*/0' has a step of 0"),
+        ("0 2 L * *", "day of the month: L is not"),
+        ("0 2 * * MON#1", "day of the week: 'MON#1' is neither"),
+        ("1,,2 2 * * *", "minute: '' is neither"),
+        ("0 0 31 2 *", "never comes due"),
+    ],
+)
+def test_what_cannot_be_read_is_said(text, said):
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert said in str(caught.value) and caught.value.fix
+
+
+def test_all_fields_are_judged_at_once():
+    with pytest.raises(ConfigError) as caught:
+        parse("61 25 32 13 8")
+    assert len([line for line in str(caught.value).splitlines() if " is not a number from " in line]) == 5

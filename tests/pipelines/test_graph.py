@@ -1,0 +1,85 @@
+"""The compiled pipeline really runs: under Kubeflow's own local runner, the clean-up included."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from components.jobs import name_of
+
+RUN = """
+import json, sys, yaml
+from pathlib import Path
+from kfp import components, local
+from pipelines.compile import compile_pipeline
+
+file, root, arguments = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+compile_pipeline(file)
+spec = next(yaml.safe_load_all(file.read_text()))
+for graph in [spec["root"], *spec["components"].values()]:
+    for task in graph.get("dag", {}).get("tasks", {}).values():
+        task.pop("retryPolicy", None)  # The runner would wait half a minute.
+        # The runner's id of a run is a number, and known to nobody.
+        run_id = task.get("inputs", {}).get("parameters", {}).get("run_id", {}).get("runtimeValue")
+        if run_id:
+            run_id["constant"] = "the-run"
+local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=root)
+components.load_component_from_text(yaml.safe_dump(spec))(**arguments)
+"""
+TINY = {
+    "loader.image_size": 96, "model.backbone_width": 8, "model.fpn_channels": 16, "model.head_depth": 1,
+    "train.epochs": 1, "train.batch_size": 4, "data.processes": 1,
+}  # fmt: skip
+
+
+def run(tmp_path, env=None, **arguments):
+    given = {"data_root": str(tmp_path / "data"), **arguments}
+    return subprocess.run(
+        [sys.executable, "-c", RUN, tmp_path / "pipeline.yaml", tmp_path / "artifacts", json.dumps(given)],
+        capture_output=True, text=True, check=False, env=env,
+    )  # fmt: skip
+
+
+def trains(pod):
+    """The life of a pod that does what its container is told."""
+    pod.run()
+    (container,) = pod.body["spec"]["containers"]
+    env = {item["name"]: item["value"] for item in container["env"] if "value" in item}
+    command = [sys.executable, *container["command"][1:], *container.get("args", [])]
+    done = subprocess.run(
+        command, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    pod.say(*done.stdout.splitlines())
+    pod.exit(done.returncode)
+
+
+@pytest.mark.slow
+def test_a_training_in_a_cluster(fake_cluster, tmp_path):
+    name = name_of("the-run")
+    fake_cluster.lives[f"{name}-master-0"] = trains
+    job = {"mounts": [{"claim": "scratch", "path": str(tmp_path)}], "memory_limit": "4Gi"}
+    done = run(
+        tmp_path, fake_cluster.environment, launcher="kubernetes", source="sample:images=24,seed=5,size=96",
+        overrides=TINY, gate="coco/AP50 >= 1.0", image="registry.example/kubedet:1", job=job,
+        data_version="v1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = fake_cluster.job(name)
+    (container,) = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry.example/kubedet:1"
+    assert container["resources"]["limits"]["memory"] == "4Gi"
+    # Its log came through the step's, its results are in the run's folder, and it is left to its readers.
+    assert "train: epoch 1: coco/AP" in done.stdout + done.stderr
+    assert (tmp_path / "data" / "runs" / "v1-the-run" / "train" / "best.pt").exists()
+    assert f"nothing to clean up: the job {name} is succeeded" in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_clean_up_follows_a_step_that_failed(fake_cluster, tmp_path):
+    done = run(tmp_path, fake_cluster.environment, launcher="kubernetes", source="coco:/nonexistent")
+    said = done.stdout + done.stderr
+    assert done.returncode != 0 and "/nonexistent does not exist" in said
+    assert said.index("does not exist") < said.index("nothing to clean up: the job")
+    assert "Executing task 'shard'" not in said

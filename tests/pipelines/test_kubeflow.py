@@ -1,0 +1,134 @@
+"""How Kubeflow Pipelines is reached, and what a person is told when it refuses or is away."""
+
+import json
+
+import pytest
+
+from pipelines.kubeflow import Access, Server, Unavailable
+from trainer.errors import ConfigError
+
+
+def test_the_token_of_the_environment_is_sent(kfp_server, monkeypatch):
+    kfp_server.token = "s3cr3t"
+    monkeypatch.setenv("KFP_EXISTING_TOKEN", "s3cr3t\n")
+    Server(Access.find()).experiment("e")
+    assert {headers["authorization"] for _, _, headers in kfp_server.requests} == {"Bearer s3cr3t"}
+
+
+def test_the_token_that_a_pod_is_given_is_read_anew_for_every_request(kfp_server, monkeypatch, tmp_path):
+    (tmp_path / "token").write_text("first")
+    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
+    kfp_server.token = "first"
+    server = Server(Access.find())
+    kfp_server.token = "second"
+    (tmp_path / "token").write_text("second")
+    assert server.experiment("e")
+
+
+def test_a_kubeconfig_leads_there_by_the_api_server(kfp_server, monkeypatch, tmp_path):
+    cluster = {"name": "c", "cluster": {"server": kfp_server.url.removesuffix("/pipeline")}}
+    context = {"name": "x", "context": {"cluster": "c", "user": "u"}}
+    user = {"name": "u", "user": {"token": "of-the-kubeconfig"}}
+    config = {"clusters": [cluster], "contexts": [context], "users": [user], "current-context": "x"}
+    monkeypatch.delenv("KFP_ENDPOINT")
+    (tmp_path / ".kube").mkdir()
+    (tmp_path / ".kube" / "config").write_text("clusters: [")
+    with pytest.raises(ConfigError, match="no host is named, and of the kubeconfig: "):
+        Server(Access.find())
+    (tmp_path / ".kube" / "config").write_text(json.dumps(config))
+    assert Server(Access.find()).experiment("e")
+    way = "/api/v1/namespaces/kubeflow/services/ml-pipeline:http/proxy/apis/v2beta1/"
+    assert [path for _, path, _ in kfp_server.requests if not path.startswith(way)] == []
+    assert kfp_server.requests[-1][2]["authorization"] == "Bearer of-the-kubeconfig"
+
+
+def test_an_experiment_is_found_or_made(kfp_server):
+    server = Server(Access.find(namespace="team"))
+    made = server.experiment("nightly")
+    assert Server(Access.find(namespace="team")).experiment("nightly") == made
+    assert Server(Access.find(namespace="team")).experiment("other") != made
+    assert [item["display_name"] for item in kfp_server.experiments] == ["nightly", "other"]
+    assert {item["namespace"] for item in kfp_server.experiments} == {"team"}
+
+
+def test_all_pages_of_schedules_are_read(kfp_server):
+    kfp_server.schedules = [{"recurring_run_id": str(n), "display_name": f"s{n}"} for n in range(5)]
+    assert [item.display_name for item in Server(Access.find()).schedules()] == ["s0", "s1", "s2", "s3", "s4"]
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "kind", "said", "fix"),
+    [
+        (401, {"message": "Request header error"}, ConfigError, "401", "kubectl create token"),
+        (403, {"error": "User a is not authorized"}, ConfigError, "a is not", "in the namespace team"),
+        (404, "<html>nothing</html>", ConfigError, "404", "/pipeline"),
+        (400, {"error": "Invalid input error: name"}, ConfigError, "Invalid input error: name", "correct"),
+        (429, "slow down", Unavailable, "slow down", "try again later"),
+        (500, {"message": "Internal Server Error"}, Unavailable, "500", "try again later"),
+        (503, "no healthy upstream", Unavailable, "no healthy upstream", "ml-pipeline"),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_told_with_its_remedy(kfp_server, status, answer, kind, said, fix):
+    server = Server(Access.find(namespace="team"))
+    kfp_server.failures = [("GET", "/experiments", status, answer)]
+    with pytest.raises(kind) as caught:
+        server.experiment("nightly")
+    assert said in caught.value.message and fix in caught.value.fix
+    assert "cannot look for the experiment nightly" in caught.value.message and "<html" not in str(
+        caught.value
+    )
+    assert caught.value.exit_code == (1 if kind is Unavailable else 2)
+
+
+def test_what_may_have_been_taken_is_not_sent_again(kfp_server):
+    server = Server(Access.find())
+    kfp_server.failures = [("POST", "/experiments", 502, "bad gateway")]
+    with pytest.raises(Unavailable, match="look at the UI first"):
+        server.experiment("nightly")
+    assert len(kfp_server.asked("POST")) == 1
+
+
+def test_a_refusal_at_the_first_word_is_told_at_once(kfp_server):
+    kfp_server.token = "s3cr3t"
+    with pytest.raises(ConfigError, match=r"cannot connect: .* answers 401"):
+        Server(Access.find())
+    assert len(kfp_server.requests) == 1
+
+
+def test_a_page_to_log_in_at_is_not_taken_for_an_answer(kfp_server):
+    server = Server(Access.find())
+    kfp_server.failures = [("POST", "/experiments", 200, "<html>Log in to Dex</html>")]
+    with pytest.raises(ConfigError, match="not as the API of Kubeflow Pipelines does"):
+        server.experiment("nightly")
+
+
+def test_nobody_there(kfp_server, monkeypatch, tmp_path):
+    kfp_server.close()
+    with pytest.raises(Unavailable, match=r"cannot be reached: .*refused"):
+        Server(Access.find())
+    monkeypatch.delenv("KFP_ENDPOINT")
+    with pytest.raises(ConfigError, match="no Kubeflow Pipelines to talk to"):
+        Server(Access.find())
+    with pytest.raises(ConfigError, match="is no file"):
+        Server(Access("https://kfp", ca=str(tmp_path / "ca.pem")))
+
+
+def test_nothing_is_written_to_the_users_home(kfp_server, tmp_path):
+    Server(Access.find()).experiment("e")
+    assert list(tmp_path.iterdir()) == []
+    assert Server(Access.find(namespace="team")).namespace == "team"
+
+
+@pytest.mark.parametrize(
+    ("host", "ui", "link"),
+    [
+        ("https://kf.example/pipeline/", "", "https://kf.example/pipeline/#/runs/details/7"),
+        ("kf.example/pipeline", "", "https://kf.example/pipeline/#/runs/details/7"),
+        ("http://127.0.0.1:8888", "https://ui.example", "https://ui.example/#/runs/details/7"),
+    ],
+)
+def test_where_people_see_a_run(kfp_server, monkeypatch, host, ui, link):
+    server = Server(Access.find())
+    monkeypatch.setattr(server, "_access", Access.find(host))
+    monkeypatch.setenv("KF_PIPELINES_UI_ENDPOINT", ui)
+    assert server.link("runs", "7") == link
