@@ -36,7 +36,7 @@ def test_a_job_that_fails_says_where_and_why(user):
     code = "import os, sys\nif os.environ['PET_NODE_RANK'] == '1':\n    print('out of luck'); sys.exit(3)\n"
     path, name = user.python(code + "import time; time.sleep(600)", nodes=2)
     command, exit_code = user.runs("job", "submit", "--spec", str(path), "--wait")
-    assert exit_code == 1, str(command)
+    assert exit_code == 3, str(command)
     for text in (f"{name}-worker-0", "exit code 3", "out of luck"):
         assert text in command.errors, str(command)
     waited, exit_code = user.runs("job", "wait", name)
