@@ -52,6 +52,12 @@ class PodStatus:
     """How often its container was started anew."""
     node: str = ""
     """The machine it runs on."""
+    uid: str = ""
+    """Its identity: a pod that is made anew has the name of the old one."""
+    created: str = ""
+    """When it was created, RFC 3339."""
+    ended: str = ""
+    """When its process ended, RFC 3339."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,8 @@ class JobStatus:
     """When it was created, RFC 3339."""
     nodes: int = 1
     """Nodes that were asked for."""
+    elastic: bool = False
+    """Whether nodes may come and go, and any of them be rank 0."""
 
 
 @dataclass(frozen=True)

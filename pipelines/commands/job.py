@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Verbs: TypeAlias = "argparse._SubParsersAction[CommandParser]"
 
 _POLL_SECONDS = 5.0
+_PATIENCE_SECONDS = 15.0  # As long as a person likes to wait for an API server that does not answer.
 _SPEC = "[--spec FILE] [--set FIELD=VALUE ...] [FLAGS] [-- COMMAND ...]"
 
 
@@ -66,29 +67,30 @@ def add(commands: Commands) -> None:
         )
     )
     _pod_options(execute)
+    execute.takes_command = True
     wait = _named(_verb(verbs, "wait", _wait, "wait for the end of a job, and end with its result"))
     wait.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help="give up after so long")
 
 
 def _verb(
     verbs: Verbs, name: str, run: Callable[[argparse.Namespace], int], told: str, usage: str | None = None
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     parser = verbs.add_parser(name, help=told, description=told[0].upper() + told[1:] + ".", usage=usage)
     parser.add_argument("-n", "--namespace", default=None, metavar="NAME", help="default: KUBECONFIG's")
     parser.set_defaults(command=run)
     return parser
 
 
-def _named(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _named(parser: CommandParser) -> CommandParser:
     parser.add_argument("name", metavar="NAME", help="name of the job")
     return parser
 
 
-def _output(parser: argparse.ArgumentParser) -> None:
+def _output(parser: CommandParser) -> None:
     parser.add_argument("-o", "--output", choices=["table", "json"], default="table", help="default: table")
 
 
-def _pod_options(parser: argparse.ArgumentParser) -> None:
+def _pod_options(parser: CommandParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--rank", type=int, default=None, metavar="N", help="the pod of this rank (default: 0)"
@@ -97,8 +99,10 @@ def _pod_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _submit(options: argparse.Namespace) -> int:
+    from components.launchers.cluster.timings import Timings
+
     job = specification(options)
-    backend = _backend(job.namespace)
+    backend = _backend(job.namespace, Timings())
     if options.wait:
         from components.launchers.cluster import watch
 
@@ -168,10 +172,9 @@ def _logs(options: argparse.Namespace) -> int:
 def _stop(options: argparse.Namespace) -> int:
     backend = _backend(options.namespace)
     job = _existing(backend, options.name)
-    running = sum(pod.phase == "Running" for pod in job.pods)
-    print(f"{job.name} is {job.phase}, {running} pod(s) run; deleting it ...", flush=True)
+    print(f"{job.name} is {job.phase}: deleting it and its pods ...", flush=True)
     backend.stop(options.name)
-    print(f"deleted {job.name} and its pods")
+    print(f"deleted {job.name}")
     return 0
 
 
@@ -238,11 +241,12 @@ def _backend(namespace: str | None, timings: "Timings | None" = None) -> "PyTorc
     import logging
 
     from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+    from components.launchers.cluster.timings import Timings
 
     # What the launcher does with a job that is there already, and that it tries again.
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("components").setLevel(logging.INFO)
-    return PyTorchJobBackend.connect(namespace or "", timings=timings)
+    return PyTorchJobBackend.connect(namespace or "", timings=timings or Timings(patience=_PATIENCE_SECONDS))
 
 
 def _existing(backend: "PyTorchJobBackend", name: str) -> "JobStatus":

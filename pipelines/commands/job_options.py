@@ -32,17 +32,23 @@ class CommandParser(argparse.ArgumentParser):
     out of the words.
     """
 
+    takes_command = False
+    """Whether there may be something after `--`."""
+
     def parse_known_args(self, args=None, namespace=None):
         """Parse what stands before the first `--`."""
         given = list(sys.argv[1:] if args is None else args)
         cut = given.index("--") if "--" in given else len(given)
         options, unknown = super().parse_known_args(given[:cut], namespace)
         options.arguments = given[cut + 1 :]
+        if options.arguments and not self.takes_command:
+            self.error(f"takes no command: {' '.join(options.arguments)}")
         return options, unknown
 
 
-def add_specification(parser: argparse.ArgumentParser) -> None:
+def add_specification(parser: CommandParser) -> None:
     """Declare how a job is described; `--namespace` is declared apart."""
+    parser.takes_command = True
     parser.add_argument(
         "--spec", default="", metavar="FILE", help="the job's fields as YAML or JSON; - reads stdin"
     )

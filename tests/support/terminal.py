@@ -48,17 +48,18 @@ class Terminal:
         """Press keys."""
         os.write(self._ours, text.encode())
 
-    def until(self, text, seconds=20):
+    def until(self, text, seconds=60):
         """Wait for a text; returns all that came since the last one, without colours and the like."""
         end = time.monotonic() + seconds
         while text not in (plain := _ESCAPES.sub(b"", self._heard).decode(errors="replace")):
             assert time.monotonic() < end, f"no {text!r} in {plain[-3000:]!r}"
             if select.select([self._ours], [], [], 0.1)[0]:
                 self._heard += os.read(self._ours, 65536)
-        self._heard = b""
-        return plain
+        before, _, rest = plain.partition(text)
+        self._heard = rest.encode()
+        return before + text
 
-    def end(self, seconds=20):
+    def end(self, seconds=60):
         """Wait for the program's end; returns its exit code."""
         end = time.monotonic() + seconds
         while self._process.poll() is None:  # What nobody reads may keep it from ending.

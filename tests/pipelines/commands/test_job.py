@@ -83,7 +83,7 @@ def test_submit_and_wait_shows_the_log_and_ends_as_the_job_did(submit):
 
 
 def test_list_is_a_table_of_kubedets_jobs(kubedet, submit, fake_cluster):
-    other = {"metadata": {"name": "other"}, "spec": {"pytorchReplicaSpecs": {}, "runPolicy": {}}}
+    other = {"metadata": {"name": "other"}, "spec": {"pytorchReplicaSpecs": {}}}
     fake_cluster.create_job("default", other)
     submit("one")
     submit("two", endless, "--nodes", 2)
@@ -133,6 +133,13 @@ def test_a_job_that_is_not_there_is_told(kubedet, verb):
     assert err == "error: namespace default has no job 'none'\n  fix: see `kubedet job list -n default`\n"
 
 
+def test_a_command_where_none_belongs_is_refused(kubedet, fake_cluster):
+    code, _, err = kubedet("job", "stop", "a", "--", "rm", "x")
+    assert code == 2
+    assert "takes no command: rm x" in err
+    assert not fake_cluster.seen
+
+
 def test_logs_of_the_job_and_of_one_pod(kubedet, submit, fake_cluster):
     submit("two", endless, "--nodes", 2)
     until(lambda: len(fake_cluster.pod("two-worker-0").containers[0]) == 1)
@@ -162,7 +169,7 @@ def test_stop_deletes_and_says_what_was_there(kubedet, submit, fake_cluster):
     until(lambda: fake_cluster.pod("a-master-0").body["status"]["phase"] == "Running")
     code, out, _ = kubedet("job", "stop", "a")
     assert code == 0
-    assert out == "a is running, 1 pod(s) run; deleting it ...\ndeleted a and its pods\n"
+    assert out == "a is running: deleting it and its pods ...\ndeleted a\n"
     assert fake_cluster.job("a") is None
     assert fake_cluster.pod("a-master-0") is None
 
@@ -178,11 +185,24 @@ def test_wait_ends_as_the_job_does(kubedet, submit):
     assert "the loss is nan" in err
 
 
-def test_wait_has_a_limit_and_notices_a_job_that_goes_away(kubedet, submit, fake_cluster):
-    submit("a", lambda pod: (pod.run(), pod.sleep(0.2), fake_cluster.delete_job("default", "a")))
+def test_wait_has_a_limit(kubedet, submit):
+    submit("a")
     code, _, err = kubedet("job", "wait", "a", "--timeout", "0.05")
     assert code == 1
     assert "a is still" in err
+
+
+def test_wait_notices_a_job_that_goes_away(kubedet, submit, fake_cluster):
+    before = []
+
+    def life(pod):
+        pod.run()
+        while not before or len(fake_cluster.requests("GET", "pytorchjobs/a")) < before[0] + 2:
+            pod.sleep(0.01)
+        fake_cluster.delete_job("default", "a")
+
+    submit("a", life)
+    before.append(len(fake_cluster.requests("GET", "pytorchjobs/a")))
     code, _, err = kubedet("job", "wait", "a")
     assert code == 1
     assert "a is gone" in err

@@ -1,0 +1,1 @@
+"""What a run needs, checked before it is started. Each check is a function that yields findings."""

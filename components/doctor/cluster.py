@@ -1,0 +1,221 @@
+"""What a run needs of a cluster: an API server, PyTorchJobs, permissions, a Secret, a volume, devices."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from kubernetes import client
+
+from components.launchers import names
+from components.launchers.cluster.client import Cluster
+from components.launchers.cluster.refusals import ApiError
+from components.stores import SECRET_KEYS
+from trainer.doctor import Check
+
+PERMISSIONS = {
+    ("kubeflow.org", "pytorchjobs"): ("create", "get", "list", "watch", "delete"),
+    ("", "pods"): ("get", "list", "watch"),
+    ("", "pods/log"): ("get",),
+    ("", "events"): ("list",),
+    ("", "pods/exec"): ("create", "get"),
+}
+"""API group and resource, and the verbs that the launcher and the operator's commands use."""
+
+_OPTIONAL = ("pods/exec",)
+_PATIENCE = 5.0
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the runs will ask of the cluster."""
+
+    nodes: int = 1
+    """Machines."""
+    resources: dict[str, int] = field(default_factory=dict)
+    """Devices of each machine, e.g. {"nvidia.com/gpu": 8, "rdma/hca": 1}; 0 asks what there is."""
+    secret: str = ""
+    """Secret with the object store's keys; empty is none."""
+    claim: str = ""
+    """PersistentVolumeClaim with the data root; empty is none."""
+
+
+def check(cluster: Cluster, needs: Needs) -> Iterator[Check]:
+    """Check a cluster; only its first findings where it does not answer.
+
+    Args:
+        cluster: the cluster and namespace.
+        needs: what the runs will ask of it.
+    """
+    try:
+        version = client.VersionApi(cluster.api)
+        told = cluster.call("get", "version", version.get_code, patience=_PATIENCE)
+    except ApiError as error:
+        yield Check("API server", "missing", error.message, error.fix)
+        return
+    where = cluster.api.configuration.host
+    yield Check("API server", "ok", f"{told.git_version} at {where}")
+    yield from _namespace(cluster)
+    yield from _resource_type(cluster)
+    for (group, resource), verbs in PERMISSIONS.items():
+        yield from _permission(cluster, group, resource, verbs)
+    if needs.secret:
+        yield from _secret(cluster, needs.secret)
+    if needs.claim:
+        yield from _claim(cluster, needs)
+    yield from _devices(cluster, needs)
+
+
+def _namespace(cluster: Cluster) -> Iterator[Check]:
+    title = f"namespace {cluster.namespace}"
+    try:
+        _get(cluster, "namespaces", cluster.namespace, lambda: cluster.core.read_namespace(cluster.namespace))
+        yield Check(title, "ok", "exists")
+    except ApiError as error:
+        if error.status == 404:
+            yield Check(title, "missing", "does not exist", "create it, or name another")
+        elif error.status != 403:  # Few may read it, and nobody needs to.
+            yield Check(title, "warning", error.message, error.fix)
+
+
+def _resource_type(cluster: Cluster) -> Iterator[Check]:
+    """Ask for jobs, as the launcher does: whoever may, learns whether the cluster knows them."""
+    title = "PyTorchJobs (Training Operator)"
+    jobs = client.CustomObjectsApi(cluster.api)
+
+    def request() -> Any:
+        return jobs.list_namespaced_custom_object(
+            "kubeflow.org", "v1", cluster.namespace, "pytorchjobs", limit=1
+        )
+
+    try:
+        cluster.call("list", "pytorchjobs", request, patience=_PATIENCE)
+        yield Check(title, "ok", "the cluster knows them")
+    except ApiError as error:
+        if error.status == 404:
+            yield Check(title, "missing", "the cluster does not know them",
+                "install the Training Operator, v1.9",
+            )  # fmt: skip
+        else:
+            yield Check(title, "warning", f"not known: {error.message}", error.fix)
+
+
+def _permission(cluster: Cluster, group: str, resource: str, verbs: tuple[str, ...]) -> Iterator[Check]:
+    title = f"permissions on {resource}"
+    try:
+        refused = [verb for verb in verbs if not _allowed(cluster, group, resource, verb)]
+    except ApiError as error:
+        yield Check(title, "warning", f"not known: {error.message}", error.fix)
+        return
+    if not refused:
+        yield Check(title, "ok", ", ".join(verbs))
+        return
+    optional = resource in _OPTIONAL
+    yield Check(title, "warning" if optional else "missing",
+        f"not allowed: {', '.join(refused)}" + ("; only `kubedet job exec` needs it" if optional else ""),
+        f"bind a Role with apiGroups [\"{group}\"], resources [\"{resource}\"], "
+        f"verbs {list(refused)} in namespace {cluster.namespace}; deploy/ holds one".replace("'", '"'),
+    )  # fmt: skip
+
+
+def _allowed(cluster: Cluster, group: str, resource: str, verb: str) -> bool:
+    name, _, part = resource.partition("/")
+    wanted = client.V1ResourceAttributes(
+        namespace=cluster.namespace, group=group, resource=name, subresource=part or None, verb=verb
+    )
+    review = client.V1SelfSubjectAccessReview(
+        spec=client.V1SelfSubjectAccessReviewSpec(resource_attributes=wanted)
+    )
+    api = client.AuthorizationV1Api(cluster.api)
+    answer = cluster.call(
+        "create",
+        "selfsubjectaccessreviews",
+        lambda: api.create_self_subject_access_review(review),
+        patience=_PATIENCE,
+    )
+    return bool(answer.status.allowed)
+
+
+def _secret(cluster: Cluster, name: str) -> Iterator[Check]:
+    title = f"secret {name}"
+    try:
+        found = _get(
+            cluster, "secrets", name, lambda: cluster.core.read_namespaced_secret(name, cluster.namespace)
+        )
+    except ApiError as error:
+        yield _unread(title, error, f"create it as deploy/ shows, in namespace {cluster.namespace}")
+        return
+    keys = sorted(set(found.data or {}) & set(SECRET_KEYS))
+    if keys:
+        yield Check(title, "ok", f"has {', '.join(keys)}")
+    else:
+        wanted = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        yield Check(title, "missing", "has no key that kubedet reads", f"add {wanted}")
+
+
+def _claim(cluster: Cluster, needs: Needs) -> Iterator[Check]:
+    title = f"volume claim {needs.claim}"
+    core, namespace = cluster.core, cluster.namespace
+    try:
+        found = _get(
+            cluster, "persistentvolumeclaims", needs.claim,
+            lambda: core.read_namespaced_persistent_volume_claim(needs.claim, namespace),
+        )  # fmt: skip
+    except ApiError as error:
+        yield _unread(title, error, f"create it in namespace {namespace}; see deploy/")
+        return
+    modes = found.spec.access_modes or []
+    phase = found.status.phase if found.status else "Pending"
+    size = ((found.status and found.status.capacity) or {}).get("storage", "")
+    if phase == "Lost":
+        yield Check(title, "missing", "has lost its volume", "create it anew")
+    elif needs.nodes > 1 and "ReadWriteMany" not in modes:
+        yield Check(title, "missing", f"is {', '.join(modes)}, for one node alone",
+            f"use a ReadWriteMany claim for {needs.nodes} nodes",
+        )  # fmt: skip
+    else:  # A claim that waits for its first pod is pending until then.
+        yield Check(title, "ok", ", ".join(filter(None, [phase.lower(), size, *modes])))
+
+
+def _devices(cluster: Cluster, needs: Needs) -> Iterator[Check]:
+    if not needs.resources:
+        return
+    try:
+        nodes = cluster.call("list", "nodes", cluster.core.list_node, patience=_PATIENCE).items
+    except ApiError as error:
+        fix = "ask someone who may list nodes to run this" if error.status == 403 else error.fix
+        yield Check("devices", "warning", f"not known: {error.message}", fix)
+        return
+    usable = [node for node in nodes if _ready(node)]
+    for resource, number in needs.resources.items():
+        have = [int(names.amount((node.status.allocatable or {}).get(resource, ""))) for node in usable]
+        fitting = sum(there >= max(1, number) for there in have)
+        seen = f"{sum(have)} on {sum(map(bool, have))} of {len(usable)} ready nodes"
+        if number == 0:
+            fix = "" if fitting else "none is needed to train on CPUs; else install the device plugin"
+            yield Check(resource, "ok" if fitting else "warning", seen, fix)
+        elif fitting >= needs.nodes:
+            yield Check(resource, "ok", f"{seen}; {fitting} have {number} or more")
+        else:
+            yield Check(resource, "missing",
+                f"{seen}; {needs.nodes} with {number} each are asked for, {fitting} are there",
+                "install the device plugin, wait for nodes (an autoscaler may add some), or ask for fewer",
+            )  # fmt: skip
+
+
+def _ready(node: Any) -> bool:
+    conditions = {item.type: item.status for item in node.status.conditions or []}
+    return conditions.get("Ready") == "True" and not node.spec.unschedulable
+
+
+def _get(cluster: Cluster, resource: str, name: str, request: Any) -> Any:
+    return cluster.call("get", resource, request, name=name, patience=_PATIENCE)
+
+
+def _unread(title: str, error: ApiError, fix: str) -> Check:
+    """Tell of an object that could not be read: it is missing, or we may not know."""
+    if error.status == 404:
+        return Check(title, "missing", "does not exist", fix)
+    if error.status == 403:
+        fix = "ask someone who may whether it exists"
+        return Check(title, "warning", "not known: you may not read it", fix)
+    return Check(title, "warning", f"not known: {error.message}", error.fix)

@@ -1,0 +1,47 @@
+"""What the pods of a running job find where they run."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+from components.launchers.backend import Phase
+from components.launchers.cluster import execute
+from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+from trainer.doctor import Check, Needs
+from trainer.errors import KubedetError
+
+
+def check(backend: PyTorchJobBackend, job: str, needs: Needs) -> Iterator[Check]:
+    """Run the trainer's own doctor in every pod of a job.
+
+    Args:
+        backend: where the job runs.
+        job: its name.
+        needs: what must be in each pod.
+    """
+    status = backend.status(job)
+    if status.phase is Phase.GONE:
+        where = backend.cluster.namespace
+        yield Check(f"job {job}", "missing", f"namespace {where} has none", "see `kubedet job list`")
+        return
+    running = [pod for pod in status.pods if pod.phase == "Running"]
+    if not running:
+        yield Check(f"job {job}", "missing", f"is {status.phase}, no pod runs", "name a job that runs")
+    core, namespace = backend.cluster.core, backend.cluster.namespace
+    for pod in running:
+        try:
+            _, out = execute.captured(core, namespace, pod.name, _command(needs))
+            for found in [Check(**item) for item in json.loads(out)]:
+                yield replace(found, title=f"{pod.name}: {found.title}")
+        except KubedetError as error:
+            yield Check(pod.name, "missing", error.message, error.fix)
+        except (ValueError, TypeError):
+            fix = "see that the image holds this version of kubedet"
+            yield Check(pod.name, "missing", "`python -m trainer doctor` does not work in it", fix)
+
+
+def _command(needs: Needs) -> list[str]:
+    words = ["python", "-m", "trainer", "doctor", "--json", "--gpus", str(needs.gpus)]
+    words += ["--rdma"] if needs.rdma else []
+    words += ["--interface", needs.interface] if needs.interface else []
+    return words + (["--shared-memory", str(needs.shared_memory)] if needs.shared_memory else [])

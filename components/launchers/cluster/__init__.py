@@ -1,0 +1,1 @@
+"""PyTorchJobs in a Kubernetes cluster."""

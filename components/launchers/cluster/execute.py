@@ -1,0 +1,189 @@
+"""Run a command in a pod, on this terminal where there is one, or for its output.
+
+Kubernetes' exec, a websocket with numbered channels: 0 stdin, 1 stdout, 2 stderr, 3 how it
+ended, 4 the terminal's size. Source: kubernetes/apimachinery, `util/remotecommand` (v4).
+"""
+
+import json
+import os
+import re
+import select
+import ssl
+import sys
+import termios
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from kubernetes.client import ApiException, CoreV1Api
+from kubernetes.stream import stream
+from kubernetes.stream.ws_client import (
+    ERROR_CHANNEL,
+    RESIZE_CHANNEL,
+    STDIN_CHANNEL,
+    STDOUT_CHANNEL,
+    WSClient,
+)
+from websocket import ABNF, WebSocketException
+
+from components.launchers.render.pod import CONTAINER
+from trainer.errors import ConfigError, LaunchError
+
+_TICK_SECONDS = 0.25
+"""How soon a terminal that changes its size is noticed."""
+
+Sink = Callable[[int, bytes], Any]
+"""Takes what comes on a channel, 1 or 2."""
+
+
+def interactive(core: CoreV1Api, namespace: str, pod: str, command: Sequence[str]) -> int:
+    """Run a command in a pod with this process's output, and its terminal where it has one.
+
+    Without a terminal the command has no stdin: the protocol cannot tell that it ended.
+
+    Args:
+        core: client of the cluster.
+        namespace: the pod's.
+        pod: its name.
+        command: program and arguments; no shell is between.
+
+    Returns:
+        The command's exit code.
+
+    Raises:
+        ConfigError: there is no such pod, program or permission.
+        LaunchError: the connection broke.
+    """
+    terminal = sys.stdin.fileno() if sys.stdin.isatty() and sys.stdout.isatty() else None
+    return _run(core, namespace, pod, command, _to_own_output, terminal)
+
+
+def captured(core: CoreV1Api, namespace: str, pod: str, command: Sequence[str]) -> tuple[int, str]:
+    """Run a command in a pod; returns its exit code and what it wrote to stdout.
+
+    Args and Raises: as of `interactive`.
+    """
+    heard: list[bytes] = []
+
+    def take(channel: int, data: bytes) -> None:
+        if channel == STDOUT_CHANNEL:
+            heard.append(data)
+
+    code = _run(core, namespace, pod, command, take)
+    return code, b"".join(heard).decode(errors="replace")
+
+
+def _run(
+    core: CoreV1Api, namespace: str, pod: str, command: Sequence[str], sink: Sink, terminal: int | None = None
+) -> int:
+    client = _connect(core, namespace, pod, command, terminal is not None)
+    try:
+        with _raw(terminal):
+            status = _pass_through(client, sink, terminal)
+    except (OSError, WebSocketException) as error:
+        raise LaunchError(f"the connection to {pod} broke: {error}", fix="run it again") from None
+    finally:
+        with suppress(OSError, WebSocketException):
+            client.close()
+    return _exit_code(status, pod, command)
+
+
+def _connect(core: CoreV1Api, namespace: str, pod: str, command: Sequence[str], terminal: bool) -> WSClient:
+    try:
+        return stream(
+            core.connect_get_namespaced_pod_exec, pod, namespace,
+            container=CONTAINER, command=list(command), stdin=terminal, stdout=True, stderr=not terminal,
+            tty=terminal, binary=True, _preload_content=False,
+        )  # fmt: skip
+    except ApiException as error:
+        raise _refusal(str(error.reason or error), pod, namespace) from None
+
+
+def _pass_through(client: WSClient, sink: Sink, terminal: int | None) -> bytes:
+    """Carry bytes both ways until the command has ended; returns how it ended, a Status as JSON.
+
+    The client's own loop waits at the socket for what TLS has read ahead already.
+    """
+    size: os.terminal_size | None = None
+    status = b""
+    while True:
+        if terminal is not None:
+            if (now := os.get_terminal_size(terminal)) != size:
+                size = now
+                shape = json.dumps({"Width": size.columns, "Height": size.lines})
+                client.write_channel(RESIZE_CHANNEL, shape)
+            if select.select([terminal], [], [], 0)[0]:
+                client.write_channel(STDIN_CHANNEL, os.read(terminal, 4096))
+        if not _readable(client.sock.sock, terminal):
+            continue
+        opcode, frame = client.sock.recv_data_frame(control_frame=True)
+        if opcode == ABNF.OPCODE_CLOSE:
+            return status
+        if opcode in (ABNF.OPCODE_TEXT, ABNF.OPCODE_BINARY) and frame.data:
+            channel, data = frame.data[0], frame.data[1:]
+            if channel == ERROR_CHANNEL:
+                status += data
+            elif data:
+                sink(channel, data)
+
+
+def _readable(socket: Any, terminal: int | None) -> bool:
+    """Wait a moment for either side; tells whether the socket has something."""
+    if isinstance(socket, ssl.SSLSocket) and socket.pending():
+        return True
+    watched = [socket] if terminal is None else [socket, terminal]
+    return socket in select.select(watched, [], [], _TICK_SECONDS)[0]
+
+
+def _exit_code(status: bytes, pod: str, command: Sequence[str]) -> int:
+    """Read how a command ended from the last message of the API server, a Status."""
+    try:
+        ended = json.loads(status)
+    except ValueError:
+        raise LaunchError(
+            f"{pod} hung up before the command ended", fix="see whether the pod still runs"
+        ) from None
+    if ended.get("status") == "Success":
+        return 0
+    for cause in (ended.get("details") or {}).get("causes") or []:
+        if cause.get("reason") == "ExitCode":
+            return int(cause["message"])
+    raise ConfigError(
+        f"{pod} cannot run {command[0]}: {ended.get('message', '')}", fix="name a program of the pod's image"
+    )
+
+
+def _refusal(reason: str, pod: str, namespace: str) -> ConfigError | LaunchError:
+    """Make an error of a handshake that was refused; the client puts all it knows in one text."""
+    found = re.search(r"Handshake status (\d+)", reason)
+    status = found[1] if found else ""
+    body = re.search(r"\{.*\}", reason.rpartition("-+-+-")[2])
+    with suppress(ValueError, LookupError):
+        reason = json.loads(body[0])["message"] if body else reason
+    if status in ("401", "403"):
+        fix = f"have verbs get and create on pods/exec allowed in namespace {namespace}"
+        return ConfigError(f"not allowed to run commands in {pod}: {reason}", fix=fix)
+    if status in ("400", "404"):
+        return ConfigError(f"cannot run a command in {pod}: {reason}", fix="name a pod that runs")
+    return LaunchError(f"cannot run a command in {pod}: {reason}", fix="try again")
+
+
+def _to_own_output(channel: int, data: bytes) -> None:
+    where = sys.stdout if channel == STDOUT_CHANNEL else sys.stderr
+    where.buffer.write(data)
+    where.buffer.flush()
+
+
+@contextmanager
+def _raw(terminal: int | None) -> Iterator[None]:
+    """Give every key to the pod, Ctrl-C too."""
+    if terminal is None:
+        yield
+        return
+    before = termios.tcgetattr(terminal)
+    try:
+        tty.setraw(terminal, termios.TCSADRAIN)  # What was typed ahead is the pod's too.
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)

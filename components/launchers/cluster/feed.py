@@ -1,0 +1,87 @@
+"""The lines of several pods, as they come, in one stream."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from queue import Empty, Full, Queue
+
+from components.launchers.backend import LogLine
+from components.launchers.cluster.client import Cluster
+from components.launchers.cluster.logs import PodLog
+from components.launchers.cluster.refusals import ApiError
+
+logger = logging.getLogger(__name__)
+
+
+class Feed:
+    """The lines of several pods, each log read by a thread; a context manager.
+
+    Args:
+        cluster: where the pods are.
+        follow: read on as lines come; else only what is there now.
+    """
+
+    def __init__(self, cluster: Cluster, *, follow: bool = True) -> None:
+        self._cluster, self._follow = cluster, follow
+        self._lines: Queue[LogLine] = Queue(maxsize=1000)
+        self._readers: dict[str, threading.Thread] = {}
+        self._stopped = threading.Event()
+
+    def __enter__(self) -> "Feed":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+
+    def follow(self, pod: str, uid: str, *, tail: int = 0) -> None:
+        """Begin to read a pod's log, unless it is or was read already.
+
+        Args:
+            pod: the pod's name.
+            uid: its identity.
+            tail: only so many last lines; 0 is all.
+        """
+        if uid not in self._readers:
+            log = PodLog(self._cluster, pod, uid, self._stopped, tail=tail)
+            self._readers[uid] = threading.Thread(target=self._read, args=[pod, log], daemon=True)
+            self._readers[uid].start()
+
+    def lines(self, seconds: float) -> Iterator[LogLine]:
+        """Yield the lines that come within a time."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            with contextlib.suppress(Empty):
+                yield self._lines.get(timeout=left)
+
+    def rest(self, seconds: float) -> Iterator[LogLine]:
+        """Yield lines until every log was read to its end; of one that ends not, for a while.
+
+        Args:
+            seconds: to wait for a further line; ten times as long in all.
+        """
+        begin = last = time.monotonic()
+        while (now := time.monotonic()) < min(last + seconds, begin + 10 * seconds):
+            finished = not any(thread.is_alive() for thread in self._readers.values())
+            try:
+                yield self._lines.get(timeout=0.0 if finished else 0.05)
+                last = now
+            except Empty:
+                if finished:
+                    return
+        logger.warning("the logs did not come to an end in time; lines may be missing")
+
+    def _read(self, pod: str, log: PodLog) -> None:
+        try:
+            for line in log.lines(follow=self._follow):
+                self._put(LogLine(pod, line))
+        except ApiError as error:
+            logger.warning("the log of pod %s is not shown: %s", pod, error)
+
+    def _put(self, line: LogLine) -> None:
+        while not self._stopped.is_set():
+            try:
+                return self._lines.put(line, timeout=1.0)
+            except Full:
+                continue

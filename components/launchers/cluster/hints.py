@@ -1,0 +1,50 @@
+"""What lines of a log tell of the cluster's settings, and what to do about them."""
+
+import re
+
+_SETTINGS = (
+    (
+        re.compile(r"ibv_reg_mr\w* failed|ibv_create_\w+ failed.*Cannot allocate memory"),
+        "RDMA memory cannot be locked: allow unlimited memlock on the nodes (LimitMEMLOCK of the container "
+        "runtime; deploy/ has the files) and the capability IPC_LOCK (network.profile rdma adds it)",
+    ),
+    (
+        re.compile(
+            r"[Bb]us error|unable to mmap|exit code:? 135|exitcode\s*:\s*-7|No space left on device.*/dev/shm"
+            r"|Error while creating shared memory segment"
+        ),
+        "shared memory (/dev/shm) is too small: set shared_memory higher, which counts towards memory_limit",
+    ),
+)
+_SOCKET = (
+    re.compile(r"NET/Socket"),
+    "RDMA was asked for, but NCCL uses TCP (NET/Socket): see that the pods have the RDMA resource and its "
+    "network (resources, annotations), the capability IPC_LOCK and unlimited memlock, and that network.hca "
+    "is right; network.debug INFO tells why",
+)
+_BUS_ERROR = 135  # 128 + SIGBUS
+
+
+class Hints:
+    """Gathers hints, each once.
+
+    Args:
+        rdma: whether the job asks for RDMA.
+    """
+
+    def __init__(self, *, rdma: bool) -> None:
+        self._rules = (*_SETTINGS, *((_SOCKET,) if rdma else ()))
+        self.given: list[str] = []
+        """The hints so far."""
+
+    def line(self, text: str) -> str:
+        """Look at a line of a log; return a hint that is new, or nothing."""
+        for pattern, hint in self._rules:
+            if hint not in self.given and pattern.search(text):
+                self.given.append(hint)
+                return hint
+        return ""
+
+    def exit_code(self, code: int | None) -> str:
+        """Look at what a process ended with; return a hint that is new, or nothing."""
+        return self.line("Bus error") if code == _BUS_ERROR else ""

@@ -1,0 +1,233 @@
+"""The log of a pod, followed without loss or repetition."""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from kubernetes.client import ApiException
+from urllib3.exceptions import HTTPError
+
+from components.launchers.cluster.client import Cluster
+from components.launchers.cluster.pods import main_container
+from components.launchers.cluster.refusals import ApiError, told
+from components.launchers.render.pod import CONTAINER
+
+_OVERLAP = timedelta(seconds=1)  # stdout and stderr may be a little out of order in a log.
+_PREVIOUS_TRIES = 5  # To read what a container said that has been replaced: the node may have dropped it.
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a pod's status says of its log."""
+
+    restarts: int
+    started: bool
+    ended: bool
+
+
+class PodLog:
+    """The log of one pod, through streams that drop, stall or end early, and restarts.
+
+    Every line comes with the time at which it was printed. A stream that is opened anew asks
+    for the lines since shortly before the last one, and drops those that it has had: each is
+    known by time and text, equal ones are counted.
+
+    Args:
+        cluster: where the pod is.
+        pod: its name.
+        uid: its identity; another pod of the same name is not followed.
+        stopped: ends the following.
+        tail: only so many last lines; 0 is all.
+    """
+
+    def __init__(
+        self, cluster: Cluster, pod: str, uid: str, stopped: threading.Event, *, tail: int = 0
+    ) -> None:
+        self._cluster, self._pod, self._uid = cluster, pod, uid
+        self._stopped, self._tail = stopped, tail
+        self._recent: deque[tuple[datetime, bytes]] = deque()
+        self._known: Counter[bytes] = Counter()
+        self._since: datetime | None = None
+        self._rest = b""
+        """The end of what was read last, if it was no whole line."""
+        self._read_lines = 0
+
+    def lines(self, *, follow: bool = True) -> Iterator[str]:
+        """Yield the lines as they come, until the pod has ended and all are read, or it is gone.
+
+        Args:
+            follow: wait for further lines; else only what is there now.
+
+        Raises:
+            ApiError: the log must not be read, or cannot be for long after the pod's end.
+        """
+        timings = self._cluster.timings
+        waits, progress, restarts, previous_tries, ends = timings.waits(), time.monotonic(), 0, 0, 0
+        while not self._stopped.is_set():
+            state = self._state()
+            if state is None or (state.ended and not state.started):
+                return
+            if not follow:
+                yield from self._present(state)
+                return
+            before, rest = self._read_lines, self._rest
+            if state.restarts > restarts:
+                # What the last container said after its stream was lost, before the new one's.
+                whole = yield from self._read(previous=True)
+                previous_tries += 1
+                if whole or previous_tries == _PREVIOUS_TRIES:
+                    restarts, previous_tries = state.restarts, 0
+                    continue
+            else:
+                whole = state.started and (yield from self._read(follow=not state.ended))
+            if self._read_lines > before:
+                waits, progress, ends = timings.waits(), time.monotonic(), 0
+                continue
+            if not state.ended:
+                progress = time.monotonic()  # Silence is no trouble.
+            if whole and state.ended:
+                # The server ends a stream well that it lost: only what ends so again is whole.
+                ends = ends + 1 if self._rest == rest else 0
+                if ends > (1 if rest else 0):
+                    if rest:
+                        yield _split(rest)[1]
+                    return
+            if time.monotonic() - progress > timings.drain:
+                raise ApiError(f"the end of the log of pod {self._pod} cannot be read")
+            self._stopped.wait(min(next(waits), timings.backoff if state.ended else timings.poll))
+
+    def _present(self, state: _State) -> Iterator[str]:
+        """Yield what the log holds now."""
+        whole = state.started and (yield from self._read())
+        if self._rest:
+            yield _split(self._rest)[1]
+        if state.started and not whole:
+            raise ApiError(f"the log of pod {self._pod} could not be read to its end", fix="try again")
+
+    def _state(self) -> _State | None:
+        """Look at the pod; None if it is gone."""
+        try:
+            pod = self._cluster.call(
+                "get",
+                "pods",
+                lambda: self._cluster.core.read_namespaced_pod(self._pod, self._cluster.namespace),
+                name=self._pod,
+                patience=self._cluster.timings.outage,
+            )
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        if pod.metadata.uid != self._uid:
+            return None
+        container = main_container(pod)
+        state = container and container.state
+        return _State(
+            restarts=container.restart_count if container else 0,
+            started=bool(state and (state.running or state.terminated))
+            or bool(container and container.last_state and container.last_state.terminated),
+            ended=pod.status.phase in ("Succeeded", "Failed"),
+        )
+
+    def _read(self, *, follow: bool = False, previous: bool = False) -> Generator[str, None, bool]:
+        """Yield what one stream has that is new; returns whether it came to a proper end."""
+        replay = self._known.copy()
+        try:
+            response = self._open(follow, previous)
+        except ApiException as error:
+            self._refused(error)
+            return previous and error.status in (400, 404)  # There is none.
+        except (HTTPError, OSError):
+            return False
+        rest, whole = b"", False
+        try:
+            for chunk in response.stream(1 << 16):
+                *raws, rest = (rest + chunk).split(b"\n")
+                for raw in raws:
+                    if self._is_new(raw, replay):
+                        yield _split(raw)[1]
+                if self._stopped.is_set():
+                    return False
+            whole = True
+        except (HTTPError, OSError):
+            rest = b""  # Its line comes again, whole.
+        finally:
+            response.close()
+        if previous:
+            # Nothing is added to the log of a container that has ended.
+            if rest and self._is_new(rest, replay):
+                yield _split(rest)[1]
+        else:
+            self._rest = rest if not replay[rest] else b""
+        return whole
+
+    def _open(self, follow: bool, previous: bool) -> Any:
+        """Open a stream: the SDK's own method knows no sinceTime."""
+        query = {"container": CONTAINER, "timestamps": "true"}
+        if follow:
+            query["follow"] = "true"
+        if previous:
+            query["previous"] = "true"
+        if self._since:
+            query["sinceTime"] = f"{self._since:%Y-%m-%dT%H:%M:%SZ}"
+        if self._tail:
+            query["tailLines"] = str(self._tail)
+        timings = self._cluster.timings
+        return self._cluster.api.call_api(
+            "/api/v1/namespaces/{namespace}/pods/{name}/log",
+            "GET",
+            {"namespace": self._cluster.namespace, "name": self._pod},
+            list(query.items()),
+            auth_settings=["BearerToken"],
+            _return_http_data_only=True,
+            _preload_content=False,
+            _request_timeout=(timings.connect, timings.quiet),
+        )
+
+    def _refused(self, error: ApiException) -> None:
+        """Raise what waiting does not mend: 400 is a container that is not there yet, 404 a lost pod."""
+        if error.status == 401:
+            self._cluster.refresh()
+        elif error.status == 403:
+            raise told(error, "get", "pods/log", self._pod, self._cluster.namespace)
+
+    def _is_new(self, raw: bytes, replay: Counter[bytes]) -> bool:
+        """Say whether a line was not yielded before, and remember it."""
+        if replay[raw] > 0:
+            replay[raw] -= 1
+            return False
+        printed, _ = _split(raw)
+        if printed is None:  # The node's own words, e.g. that the log cannot be read.
+            self._known[raw] = 1
+        else:
+            self._remember(printed, raw)
+        self._read_lines += 1
+        return True
+
+    def _remember(self, printed: datetime, raw: bytes) -> None:
+        """Keep the lines of the last whole seconds: streams begin anew at a whole second."""
+        self._recent.append((printed, raw))
+        self._known[raw] += 1
+        newest = max(printed, self._since + _OVERLAP) if self._since else printed
+        self._since = (newest - _OVERLAP).replace(microsecond=0)
+        while self._recent[0][0] < self._since:
+            _, old = self._recent.popleft()
+            self._known[old] -= 1
+            if not self._known[old]:
+                del self._known[old]
+
+
+def _split(raw: bytes) -> tuple[datetime | None, str]:
+    """Return a line's time and text; no time where the line does not begin with one."""
+    stamp, space, text = raw.partition(b" ")
+    try:
+        printed = datetime.fromisoformat(stamp.decode()) if space else None
+    except ValueError:
+        printed = None
+    if printed is None or printed.tzinfo is None:
+        return None, raw.decode(errors="replace")
+    return printed.astimezone(UTC), text.decode(errors="replace").removesuffix("\r")

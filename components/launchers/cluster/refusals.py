@@ -1,0 +1,120 @@
+"""What an API server's refusals mean, and what to do about them."""
+
+import json
+from typing import Any
+
+from kubernetes.client import ApiException
+from urllib3.exceptions import HTTPError
+
+from trainer.errors import EXIT_USAGE, LaunchError
+
+PASSING = (410, 429, 500, 502, 503, 504)
+"""Statuses of an answer that may be another a little later."""
+
+_GROUPS = {"pytorchjobs": "kubeflow.org"}
+_FIXES = {
+    0: "see that the API server can be reached from here, and that its certificate is trusted",
+    401: "log in to the cluster again: the credentials have expired or are not known",
+    403: "change the job as the message says; it is not a matter of RBAC",
+    422: "change the job as the message says: the cluster's definition of a PyTorchJob forbids it",
+}
+
+
+class ApiError(LaunchError):
+    """The API server refused a request, or did not answer."""
+
+    def __init__(self, message: str, *, status: int = 0, absent: bool = False, fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.status = status
+        """The HTTP status; 0 is no answer."""
+        self.absent = absent
+        """Whether the object is not there, and all else is well."""
+        if not self.passing:
+            self.exit_code = EXIT_USAGE
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same request may do better a little later."""
+        return self.status == 0 or self.status in PASSING
+
+
+def cause(error: BaseException) -> BaseException | None:
+    """Return what really went wrong with a request; None where it is a bug of somebody's.
+
+    TrainingClient wraps all it meets into a RuntimeError.
+    """
+    if isinstance(error, RuntimeError):
+        inner = error.__cause__ or error.__context__
+        return inner if isinstance(inner, (ApiException, HTTPError, OSError)) else None
+    return error
+
+
+def passes(error: BaseException) -> bool:
+    """Whether the same request may do better a little later."""
+    return error.status in PASSING if isinstance(error, ApiException) else True
+
+
+def retry_after(error: BaseException) -> float:
+    """Return how many seconds the server wants to be left alone."""
+    headers = getattr(error, "headers", None) or {}
+    try:
+        return float(headers.get("Retry-After", 0))
+    except ValueError:  # A date, which Kubernetes never sends.
+        return 0.0
+
+
+def reason(error: BaseException) -> str:
+    """Say in the server's own words what went wrong."""
+    if not isinstance(error, ApiException) or not error.status:
+        words = " ".join(str(getattr(error, "reason", "") or error).split())
+        return f"no answer ({words or type(error).__name__})"
+    title = f"{error.status} {error.reason or ''}".strip()
+    message = str(_answer(error).get("message") or error.body or "").strip()
+    return f"{title}: {message[:2000]}" if message else title
+
+
+def told(error: BaseException, verb: str, resource: str, name: str, namespace: str) -> ApiError:
+    """Make an error for the user, with what to do about it.
+
+    Args:
+        error: what `cause` returned.
+        verb: what RBAC calls the request.
+        resource: what it asked for, e.g. pods/log.
+        name: the object's name, or nothing.
+        namespace: where it was.
+    """
+    status = (error.status or 0) if isinstance(error, ApiException) else 0
+    what = " ".join(filter(None, [verb, resource, name]))
+    about = (_answer(error).get("details") or {}) if isinstance(error, ApiException) else {}
+    return ApiError(
+        f"cannot {what} in namespace {namespace}: {reason(error)}",
+        status=status,
+        absent=status == 404 and bool(about) and about.get("kind") != "namespaces",
+        fix=_fix(error, status, verb, resource, namespace),
+    )
+
+
+def _fix(error: BaseException, status: int, verb: str, resource: str, namespace: str) -> str:
+    answer = _answer(error) if isinstance(error, ApiException) else {}
+    message, about = str(answer.get("message", "")), (answer.get("details") or {}).get("kind")
+    if status in PASSING:
+        return "the API server has trouble: look at its log, or try again later"
+    if status == 403 and not ("admission webhook" in message or "exceeded quota" in message):
+        return (
+            f'allow it with a Role in namespace {namespace}: apiGroups ["{_GROUPS.get(resource, "")}"], '
+            f'resources ["{resource}"], verbs ["{verb}"]; the Role in deploy/ holds all that is needed'
+        )
+    if status == 404 and resource in _GROUPS and not answer:
+        return "install the Training Operator (v1.9): the cluster does not know PyTorchJobs"
+    if status == 404 and about == "namespaces":
+        return f"create the namespace {namespace}, or name another"
+    return _FIXES.get(status, "")
+
+
+def _answer(error: ApiException) -> dict[str, Any]:
+    """Return the Status object of an answer; empty where it is none."""
+    try:
+        body = json.loads(error.body or "")
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}

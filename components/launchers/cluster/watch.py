@@ -1,0 +1,238 @@
+"""Runs a job to its end: its lines and phases as they come, its limits kept, its failure told."""
+
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from types import FrameType
+
+from components.launchers.backend import JobStatus, LogLine, Phase, PodStatus
+from components.launchers.cluster.failure import ending, of_job
+from components.launchers.cluster.hints import Hints
+from components.launchers.cluster.pods import describe
+from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+from components.launchers.failure import LAST_LINES, indented
+from components.launchers.spec import JobSpec
+from trainer.errors import Interrupted, LaunchError
+
+Out = Callable[[str], None]
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    print(text, flush=True)
+
+
+def run(backend: PyTorchJobBackend, job: JobSpec, out: Out = say) -> None:
+    """Run a job to its end, or take up the same one where it runs already.
+
+    On SIGTERM or SIGINT the job is deleted before anything else.
+
+    Args:
+        backend: where to run it; the job's namespace wins over the backend's.
+        job: what to run.
+        out: takes each line.
+
+    Raises:
+        ConfigError: the cluster would not take the job.
+        LaunchError: it failed, did not start in time, or went past a limit; `exit_code` is its code.
+        Interrupted: this process was asked to end, and the job is deleted.
+    """
+    backend = backend.within(job.namespace)
+    submitted = False
+    with _raising_on_signals():
+        try:
+            backend.submit(job)
+            submitted = True
+            Watch(backend, job, out).to_the_end()
+        except _Asked as asked:
+            _stop(backend, job.name, asked, submitted, out)
+
+
+class _Asked(BaseException):
+    """Somebody asked this process to end. Not an Exception: nothing on the way may take it for an error."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = signal.Signals(number).name
+
+
+@contextmanager
+def _raising_on_signals() -> Iterator[None]:
+    """Raise _Asked at the first SIGTERM or SIGINT, whatever is waited for; further ones mean nothing."""
+    asked: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if len(asked) == 1:
+            raise _Asked(number)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(backend: PyTorchJobBackend, name: str, asked: _Asked, submitted: bool, out: Out) -> None:
+    """Delete the job, then say so: there may be no time for more than the one request."""
+    try:
+        if submitted:
+            backend.abandon(name)
+        else:  # The name may be somebody else's; and a creation may be on its way, to arrive late.
+            timings = backend.cluster.timings
+            end = time.monotonic() + timings.late
+            backend.stop(name, wait=False)
+            while time.monotonic() < end:
+                time.sleep(timings.backoff)
+                backend.stop(name, wait=False)
+    except LaunchError as error:
+        raise Interrupted(
+            f"{asked.signal}, but the job {name} could not be deleted: {error.message}",
+            fix=f"delete it: kubedet job stop {name}",
+        ) from None
+    out(f"job {name}: deleted on {asked.signal}; its pods are given time to save a checkpoint")
+    raise Interrupted("the training was stopped", fix="run the same again: it goes on where it stopped")
+
+
+class Watch:
+    """The watching of one job.
+
+    Args:
+        backend: where it runs.
+        job: its specification, whose limits are kept.
+        out: takes each line.
+    """
+
+    def __init__(self, backend: PyTorchJobBackend, job: JobSpec, out: Out) -> None:
+        self._backend, self._job, self._out = backend, job, out
+        self._hints = Hints(rdma=job.network.profile == "rdma")
+        self._last: dict[str, deque[str]] = {}
+        self._told: set[tuple[str, ...]] = set()
+        self._restarts: dict[str, int] = {}
+        self._status = JobStatus(job.name, Phase.GONE)
+        self._phase_since = self._spoken = time.monotonic()
+        self._waiting_since: float | None = None
+
+    def to_the_end(self) -> None:
+        """Watch until the job has ended well, and all its lines are told.
+
+        Raises:
+            LaunchError: it ended otherwise, or went past a limit and is deleted.
+        """
+        for event in self._backend.follow(self._job.name):
+            if isinstance(event, LogLine):
+                self._line(event)
+            else:
+                self._look(event)
+        if self._status.phase is not Phase.SUCCEEDED:
+            raise of_job(self._status, self._last, self._hints)
+
+    def _say(self, text: str) -> None:
+        self._spoken = time.monotonic()
+        self._out(text)
+
+    def _line(self, line: LogLine) -> None:
+        self._last.setdefault(line.pod, deque(maxlen=LAST_LINES)).append(line.text)
+        self._say(f"[{line.pod}] {line.text}")
+        if hint := self._hints.line(line.text):
+            self._say(f"hint: {hint}")
+
+    def _look(self, status: JobStatus) -> None:
+        """Tell what is new, and keep the limits."""
+        before, self._status = self._status, status
+        now = time.monotonic()
+        if status.phase is not before.phase:
+            self._phase_since = now
+            self._say(f"job {self._job.name}: {_phase(status)}")
+        for pod in status.pods:
+            self._pod(pod)
+        if status.phase.final:
+            return
+        self._limits(self._job, now)
+        silent = now - self._spoken
+        if silent >= self._backend.cluster.timings.heartbeat:
+            self._say(
+                f"job {self._job.name}: {_phase(status)}, for {_span(now - self._phase_since)}; "
+                f"no line for {_span(silent)}"
+            )
+
+    def _pod(self, pod: PodStatus) -> None:
+        """Tell once what holds a pod back, how it ended, and that it was started anew."""
+        before = self._restarts.get(pod.name, 0)
+        self._restarts[pod.name] = pod.restarts
+        if pod.restarts > before:
+            why = self._backend.last_exit(self._job.name, pod.name)
+            counted = f"{pod.restarts} of {self._job.backoff}"
+            self._say(f"pod {pod.name}: started anew, {counted}{f' ({why})' if why else ''}")
+        if pod.phase == "Failed" or pod.exit_code:
+            self._once(ending(pod), pod.uid, "ended", str(pod.restarts))
+        elif pod.reason and pod.phase == "Pending":
+            self._once(f"pod {pod.name} waits{describe(pod)}", pod.uid, pod.reason)
+
+    def _once(self, text: str, *key: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            self._say(text)
+
+    def _limits(self, job: JobSpec, now: float) -> None:
+        """Give a job up that does not start, takes too long or begins anew too often."""
+        status = self._status
+        if status.phase not in (Phase.PENDING, Phase.RESTARTING):
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = now
+        elif now - self._waiting_since > job.start_timeout:
+            why = indented(self._backend.explain(status))
+            self._give_up(
+                f"the job {job.name} does not run after {job.start_timeout} s ({_count(status)}):\n{why}",
+                "mend what holds the pods back, or set start_timeout higher where the cluster is only busy",
+            )
+        if job.deadline and _age(status) > job.deadline:
+            self._give_up(
+                f"the job {job.name} was stopped at its deadline of {job.deadline} s",
+                "run the same again: it goes on from its last checkpoint; or set deadline higher",
+            )
+        worst = max(status.pods, key=lambda pod: pod.restarts, default=None)
+        if worst and worst.restarts > job.backoff:
+            lines = indented(self._last.get(worst.name, ()))
+            self._give_up(
+                f"the job {job.name} was given up: pod {worst.name} was started anew {worst.restarts} times, "
+                f"allowed are {job.backoff}; its last lines:\n{lines}",
+                "see why it ends; set backoff higher where the nodes are only often taken away",
+            )
+
+    def _give_up(self, message: str, fix: str) -> None:
+        try:
+            self._backend.stop(self._job.name)
+        except LaunchError as error:
+            message += f"\n  and could not be deleted: {error.message}"
+        raise LaunchError(message, fix="\n  ".join([*self._hints.given, fix]))
+
+
+def _count(status: JobStatus) -> str:
+    running = sum(pod.phase in ("Running", "Succeeded") for pod in status.pods)
+    return f"{running} of {status.nodes} pods run"
+
+
+def _phase(status: JobStatus) -> str:
+    """Say in a few words how a job is."""
+    if status.phase is Phase.SUSPENDED:
+        return "suspended: its queue has not admitted it yet, or somebody holds it back"
+    if status.phase.final:
+        return str(status.phase)
+    return f"{status.phase}, {_count(status)}"
+
+
+def _age(status: JobStatus) -> float:
+    """Return how long ago a job was created, in seconds."""
+    return (datetime.now(UTC) - datetime.fromisoformat(status.created)).total_seconds()
+
+
+def _span(seconds: float) -> str:
+    """Return a span of time for people."""
+    minutes = int(seconds // 60)
+    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes} min"

@@ -1,0 +1,151 @@
+"""`kubedet doctor`: what a run needs, and what of it is missing."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from pipelines.commands import Commands
+from trainer.errors import EXIT_FAILURE, ConfigError
+
+if TYPE_CHECKING:
+    from trainer.doctor import Check, Needs
+
+_STYLES = {"ok": "green", "warning": "yellow", "missing": "bold red"}
+_GPU = "nvidia.com/gpu"
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "doctor",
+        help="check what a run needs, and say what is missing",
+        description="Check what a run in the cluster of KUBECONFIG needs, or with --local what `kubedet run` "
+        "needs of this machine. Exit code: 0 if a run can be started, 1 if something is missing.",
+    )
+    parser.add_argument("--local", action="store_true", help="check this machine alone")
+    parser.add_argument(
+        "--data-root", default="", metavar="URI", help="write, read and delete a small file there, from here"
+    )
+    parser.add_argument("--gpus", type=int, default=0, metavar="N", help="GPUs of each machine")
+    parser.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
+    cluster = parser.add_argument_group("in a cluster")
+    cluster.add_argument("-n", "--namespace", default="", metavar="NAME", help="default: KUBECONFIG's")
+    cluster.add_argument(
+        "--credentials", default="", metavar="SECRET", help="Secret with the object store's keys"
+    )
+    cluster.add_argument("--claim", default="", metavar="PVC", help="PersistentVolumeClaim of the data root")
+    cluster.add_argument("--nodes", type=int, default=1, metavar="N", help="machines of a job (default: 1)")
+    cluster.add_argument(
+        "--resource", action="append", default=[], metavar="NAME[=N]",
+        help="devices of each machine, e.g. rdma/hca=1; without a number tells what there is",
+    )  # fmt: skip
+    pods = parser.add_argument_group("in the pods of a job")
+    pods.add_argument(
+        "--job", default="", metavar="NAME",
+        help="look into the pods of a running job: /dev/shm, network interfaces, GPUs, memlock, RDMA",
+    )  # fmt: skip
+    pods.add_argument("--shared-memory", default="", metavar="SIZE", help="least /dev/shm, e.g. 8Gi")
+    pods.add_argument("--interface", default="", metavar="NAME", help="network interface of NCCL, e.g. net1")
+    pods.add_argument("--rdma", action="store_true", help="an RDMA device and unlimited locked memory")
+    parser.set_defaults(command=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    _refuse_mixture(options)
+    found = _local(options) if options.local else _cluster(options)
+    if options.output == "json":
+        checks = list(found)
+        print(json.dumps([asdict(check) for check in checks], indent=2))
+    else:
+        checks = _shown(found)
+    return EXIT_FAILURE if any(check.state == "missing" for check in checks) else 0
+
+
+def _local(options: argparse.Namespace) -> "Iterator[Check]":
+    from components.doctor import here
+    from trainer.doctor import Needs
+
+    yield from here.check(Needs(gpus=options.gpus, output=options.data_root))
+
+
+def _cluster(options: argparse.Namespace) -> "Iterator[Check]":
+    from components.doctor import cluster, pods
+    from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+    from trainer.doctor import Check, writable
+
+    resources = ({_GPU: options.gpus} if options.gpus else {}) | _resources(options.resource)
+    try:
+        backend = PyTorchJobBackend.connect(options.namespace)
+    except ConfigError as error:
+        yield Check("cluster", "missing", error.message, error.fix)
+        return
+    needs = cluster.Needs(options.nodes, resources, options.credentials, options.claim)
+    yield from cluster.check(backend.cluster, needs)
+    if options.data_root:
+        yield writable(options.data_root)
+    if options.job:
+        yield from pods.check(backend, options.job, _needs_of_pods(options))
+
+
+def _needs_of_pods(options: argparse.Namespace) -> "Needs":
+    from trainer.doctor import Needs, size
+
+    return Needs(
+        gpus=options.gpus, rdma=options.rdma, interface=options.interface,
+        shared_memory=size(options.shared_memory or "0"),
+    )  # fmt: skip
+
+
+def _refuse_mixture(options: argparse.Namespace) -> None:
+    """Refuse options that mean nothing, and numbers that are none."""
+    in_pods = ("shared_memory", "interface", "rdma")
+    in_cluster = ("namespace", "credentials", "claim", "resource", "job")
+    given = [name for name in (*in_cluster, *in_pods) if getattr(options, name)]
+    problems = [f"{_option(name)} means nothing with --local" for name in given if options.local]
+    if not options.local and not options.job:
+        problems += [f"{_option(name)} needs --job" for name in given if name in in_pods]
+    if options.nodes < 1:
+        problems.append(f"--nodes {options.nodes} is less than one")
+    if options.gpus < 0:
+        problems.append(f"--gpus {options.gpus} is less than zero")
+    for text in options.resource:
+        name, equals, number = text.partition("=")
+        if not name or (equals and not number.isdecimal()):
+            problems.append(f"--resource {text!r} is not NAME or NAME=N")
+    if options.shared_memory:
+        from trainer.doctor import size
+
+        try:
+            size(options.shared_memory)
+        except ConfigError as error:
+            problems.append(f"--shared-memory: {error.message}")
+    if problems:
+        raise ConfigError("; ".join(problems), fix="see `kubedet doctor --help`")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _resources(texts: list[str]) -> dict[str, int]:
+    pairs = [text.partition("=") for text in texts]
+    return {name: int(number or 0) for name, _, number in pairs}
+
+
+def _shown(found: "Iterator[Check]") -> "list[Check]":
+    """Print checks as they come."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    checks = []
+    for check in found:
+        checks.append(check)
+        text = Text(str(check))
+        text.stylize(_STYLES[check.state], 0, len(check.state))
+        console.print(text, soft_wrap=True)
+    count = sum(check.state == "missing" for check in checks)
+    console.print(f"\n{count} missing" if count else "\na run has what it needs")
+    return checks

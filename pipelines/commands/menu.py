@@ -1,0 +1,29 @@
+"""`kubedet menu`: the jobs of a namespace on the whole terminal, and what can be done with them."""
+
+import argparse
+import sys
+
+from pipelines.commands import Commands
+from trainer.errors import ConfigError
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "menu",
+        help="handle training jobs in an interactive menu",
+        description="The training jobs of a namespace in the cluster of KUBECONFIG: submit, status, logs, "
+        "delete, a shell in a pod.",
+    )
+    parser.add_argument("-n", "--namespace", default="", metavar="NAME", help="default: KUBECONFIG's")
+    parser.set_defaults(command=_menu)
+
+
+def _menu(options: argparse.Namespace) -> int:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("the menu needs a terminal", fix="use `kubedet job` in scripts")
+    from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+    from pipelines.menu.app import Menu
+
+    Menu(PyTorchJobBackend.connect(namespace=options.namespace)).run()
+    return 0

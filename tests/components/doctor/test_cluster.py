@@ -1,0 +1,165 @@
+"""What the doctor finds in a cluster."""
+
+import base64
+
+import pytest
+from fake_api import Fault
+
+from components.doctor.cluster import PERMISSIONS, Needs, check
+from components.launchers.cluster.client import connect
+from components.launchers.cluster.timings import Timings
+
+
+@pytest.fixture
+def look(fake_cluster, monkeypatch):
+    """Checks the fake cluster; returns the findings by title."""
+    monkeypatch.setattr("components.doctor.cluster._PATIENCE", 0.2)
+
+    def look(**needs):
+        cluster = connect(timings=Timings(backoff=0.01, patience=0.2))
+        return {finding.title: finding for finding in check(cluster, Needs(**needs))}
+
+    return look
+
+
+def node(cluster, name, allocatable, ready="True", unschedulable=False):
+    conditions = [{"type": "Ready", "status": ready}]
+    status = {"allocatable": allocatable, "conditions": conditions}
+    spec = {"unschedulable": unschedulable}
+    cluster.add("nodes", "", {"metadata": {"name": name}, "spec": spec, "status": status})
+
+
+def healthy(found):
+    return all(check.state != "missing" for check in found)
+
+
+def claim(cluster, modes, phase="Bound"):
+    body = {"metadata": {"name": "data"}, "spec": {"accessModes": modes}}
+    status = {"phase": phase, "capacity": {"storage": "20Gi"}}
+    cluster.add("persistentvolumeclaims", "default", {**body, "status": status})
+
+
+def test_a_cluster_that_has_all_is_healthy_and_nothing_is_changed_in_it(look, fake_cluster):
+    found = look()
+    assert healthy(found.values())
+    assert {finding.state for finding in found.values()} == {"ok"}
+    assert "v1.33.0" in found["API server"].detail
+    assert {seen.path.rpartition("/")[2] for seen in fake_cluster.requests("POST")} == {
+        "selfsubjectaccessreviews"
+    }
+    assert not fake_cluster.requests("DELETE")
+
+
+def test_every_verb_is_asked_for_in_the_namespace(look, fake_cluster):
+    look()
+    asked = [seen.body["spec"]["resourceAttributes"] for seen in fake_cluster.requests("POST")]
+    told = {(item.get("group", ""), _resource(item), item["verb"]) for item in asked}
+    assert told == {(*what, verb) for what, verbs in PERMISSIONS.items() for verb in verbs}
+    assert {item["namespace"] for item in asked} == {"default"}
+
+
+def _resource(item):
+    return "/".join(filter(None, [item["resource"], item.get("subresource")]))
+
+
+def test_a_missing_permission_names_the_rule_to_add(look, fake_cluster):
+    fake_cluster.denied |= {("create", "pytorchjobs"), ("delete", "pytorchjobs"), ("list", "events")}
+    found = look()
+    jobs = found["permissions on pytorchjobs"]
+    assert jobs.state == "missing"
+    assert jobs.detail == "not allowed: create, delete"
+    assert 'apiGroups ["kubeflow.org"], resources ["pytorchjobs"], verbs ["create", "delete"]' in jobs.fix
+    assert found["permissions on events"].state == "missing"
+    assert not healthy(found.values())
+
+
+def test_exec_is_only_a_comfort(look, fake_cluster):
+    fake_cluster.denied.add(("create", "pods/exec"))
+    found = look()
+    assert found["permissions on pods/exec"].state == "warning"
+    assert healthy(found.values())
+
+
+def test_an_operator_that_is_not_installed_is_missing(look, fake_cluster):
+    fake_cluster.installed = False
+    finding = look()["PyTorchJobs (Training Operator)"]
+    assert finding.state == "missing"
+    assert "install the Training Operator" in finding.fix
+
+
+def test_who_may_not_list_jobs_cannot_know_of_the_operator(look, fake_cluster):
+    fake_cluster.denied.add(("list", "pytorchjobs"))
+    found = look()
+    assert found["PyTorchJobs (Training Operator)"].state == "warning"
+    assert found["permissions on pytorchjobs"].state == "missing"
+
+
+def test_an_api_server_that_does_not_answer_is_the_only_finding(look, fake_cluster):
+    fake_cluster.faults.append(Fault("GET", "/version", status=503, times=10**6))
+    found = look()
+    assert list(found) == ["API server"]
+    assert found["API server"].state == "missing"
+    assert found["API server"].fix
+
+
+def test_credentials_that_are_refused_are_told(look, fake_cluster):
+    fake_cluster.token = "another"
+    found = look()
+    assert found["API server"].state == "missing"
+    assert "401" in found["API server"].detail
+
+
+def test_a_namespace_that_is_not_there_is_missing(look, fake_cluster):
+    fake_cluster.write_kubeconfig("nowhere")
+    assert look()["namespace nowhere"].state == "missing"
+
+
+def test_a_secret_needs_a_key_that_is_read_and_its_values_stay_secret(look, fake_cluster):
+    assert look(secret="keys")["secret keys"].state == "missing"
+    body = {"metadata": {"name": "keys"}, "data": {"other": base64.b64encode(b"hush").decode()}}
+    fake_cluster.add("secrets", "default", body)
+    assert look(secret="keys")["secret keys"].state == "missing"
+    body["data"]["AWS_ACCESS_KEY_ID"] = base64.b64encode(b"hush").decode()
+    found = look(secret="keys")
+    assert found["secret keys"].state == "ok"
+    assert found["secret keys"].detail == "has AWS_ACCESS_KEY_ID"
+    assert "hush" not in str(found) and "aHVzaA" not in str(found)
+
+
+def test_what_may_not_be_read_is_a_warning(look, fake_cluster):
+    fake_cluster.denied |= {("get", "secrets"), ("get", "persistentvolumeclaims"), ("list", "nodes")}
+    found = look(secret="keys", claim="data", resources={"nvidia.com/gpu": 8})
+    assert [found[title].state for title in ("secret keys", "volume claim data", "devices")] == [
+        "warning"
+    ] * 3
+    assert healthy(found.values())
+
+
+@pytest.mark.parametrize(
+    ("modes", "phase", "nodes", "state"),
+    [
+        (["ReadWriteMany"], "Bound", 2, "ok"),
+        (["ReadWriteOnce"], "Bound", 1, "ok"),
+        (["ReadWriteOnce"], "Bound", 2, "missing"),
+        (["ReadWriteMany"], "Pending", 1, "ok"),
+        (["ReadWriteMany"], "Lost", 1, "missing"),
+    ],
+)
+def test_a_claim_must_be_shared_by_the_nodes(look, fake_cluster, modes, phase, nodes, state):
+    claim(fake_cluster, modes, phase)
+    finding = look(claim="data", nodes=nodes)["volume claim data"]
+    assert finding.state is state
+    assert bool(finding.fix) is (state != "ok")
+
+
+def test_devices_are_counted_on_nodes_that_take_pods(look, fake_cluster):
+    node(fake_cluster, "a", {"nvidia.com/gpu": "8", "rdma/hca": "1k"})
+    node(fake_cluster, "b", {"nvidia.com/gpu": "4"})
+    node(fake_cluster, "c", {"nvidia.com/gpu": "8"}, ready="Unknown")
+    node(fake_cluster, "d", {"nvidia.com/gpu": "8"}, unschedulable=True)
+    found = look(resources={"nvidia.com/gpu": 8, "rdma/hca": 0, "rdma/other": 0})
+    assert found["nvidia.com/gpu"].detail == "12 on 2 of 2 ready nodes; 1 have 8 or more"
+    assert found["rdma/hca"].state == "ok"
+    assert found["rdma/other"].state == "warning"
+    assert look(resources={"nvidia.com/gpu": 8}, nodes=2)["nvidia.com/gpu"].state == "missing"
+    assert look(resources={"nvidia.com/gpu": 4}, nodes=2)["nvidia.com/gpu"].state == "ok"

@@ -1,0 +1,39 @@
+"""A backend that is quick to try again, before a fake API server."""
+
+import pytest
+
+from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+from components.launchers.cluster.timings import Timings
+from components.launchers.spec import JobSpec
+
+QUICK = Timings(
+    connect=1.0, read=1.0, patience=2.0, outage=2.0, backoff=0.02, longest_backoff=0.1, poll=0.05,
+    heartbeat=30.0, quiet=0.5, drain=1.0, removal=2.0, stop=1.0,
+)  # fmt: skip
+
+
+@pytest.fixture
+def timings():
+    return QUICK
+
+
+@pytest.fixture
+def backend(fake_cluster):
+    """A PyTorchJobBackend for the fake cluster."""
+    return PyTorchJobBackend.connect(timings=QUICK)
+
+
+@pytest.fixture
+def cluster(backend):
+    """The Cluster of the backend."""
+    return backend.cluster
+
+
+@pytest.fixture
+def job():
+    """A job of the name `train`, with further fields."""
+
+    def make(**fields):
+        return JobSpec(**{"command": ("python", "-m", "trainer"), "name": "train", "image": "i:1", **fields})
+
+    return make

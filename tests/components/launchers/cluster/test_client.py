@@ -1,0 +1,132 @@
+"""Requests: what is tried again, what is not, and what the user reads."""
+
+import re
+import time
+from dataclasses import replace
+
+import pytest
+from fake_api import Fault
+
+from components.launchers.cluster import objects, pods
+from components.launchers.cluster.client import connect
+from components.launchers.cluster.refusals import ApiError
+from trainer.errors import EXIT_USAGE, ConfigError
+
+WEBHOOK = 'admission webhook "validator.pytorchjob.training-operator.kubeflow.org" denied the request: [...]'
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"status": 410}, {"status": 429}, {"status": 500}, {"status": 502}, {"status": 503}, {"status": 504},
+        {"drop": True}, {"delay": 1.2},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_passes_is_tried_again(cluster, fake_cluster, fault):
+    times = 1 if "delay" in fault else 3
+    fake_cluster.faults.append(Fault("GET", "pods", times=times, **fault))
+    assert pods.of_job(cluster, "train", patience=5) == []
+    assert len(fake_cluster.requests("GET", "pods")) == times + 1
+
+
+def test_retry_after_is_obeyed(cluster, fake_cluster):
+    fake_cluster.faults.append(Fault("GET", "pods", status=429, retry_after=1))
+    begun = time.monotonic()
+    pods.of_job(cluster, "train")
+    assert 1.0 <= time.monotonic() - begun < 1.8
+
+
+@pytest.mark.parametrize("fault", [{"status": 503}, {"drop": True}], ids=str)
+def test_patience_has_an_end(cluster, fake_cluster, fault):
+    fake_cluster.faults.append(Fault("GET", times=1000, **fault))
+    begun = time.monotonic()
+    with pytest.raises(ApiError, match="cannot list pods in namespace default") as error:
+        pods.of_job(cluster, "train", patience=0.3)
+    assert time.monotonic() - begun < 0.6
+    assert error.value.passing and error.value.exit_code == 1 and error.value.fix
+
+
+@pytest.mark.parametrize("fault", [{"status": 503}, {"drop": True}], ids=str)
+def test_no_patience_is_one_try(cluster, fake_cluster, fault):
+    fake_cluster.faults.append(Fault("GET", **fault))
+    with pytest.raises(ApiError, match=r"503|no answer"):
+        pods.of_job(cluster, "train", patience=0)
+    assert len(fake_cluster.seen) == 1
+
+
+def test_a_server_that_cannot_be_reached_is_told(fake_cluster, timings):
+    fake_cluster.url = "http://127.0.0.1:9"
+    fake_cluster.write_kubeconfig()
+    with pytest.raises(ApiError, match="no answer") as error:
+        pods.of_job(connect(timings=replace(timings, patience=0.2)), "train")
+    assert "can be reached" in error.value.fix
+
+
+def test_a_token_that_was_rotated_is_read_again(cluster, fake_cluster):
+    fake_cluster.token = "second"
+    fake_cluster.write_kubeconfig()
+    assert pods.of_job(cluster, "train") == []
+    assert len(fake_cluster.seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "fix"),
+    [
+        (401, "Unauthorized", "log in"),
+        (
+            403,
+            'User "me" cannot create resource "pytorchjobs"',
+            r'apiGroups \["kubeflow.org"\].*verbs \["create"\]',
+        ),
+        (403, WEBHOOK, "change the job"),
+        (403, "pods is forbidden: exceeded quota: gpus", "change the job"),
+        (422, "spec.pytorchReplicaSpecs: Required value", "definition of a PyTorchJob"),
+    ],
+)
+def test_a_refusal_is_told_once_and_with_a_remedy(cluster, fake_cluster, status, message, fix):
+    fake_cluster.faults.append(Fault("POST", status=status, message=message, times=2))
+    body = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "train"}}
+    with pytest.raises(ApiError) as error:
+        objects.create(cluster, "train", body)
+    told = error.value
+    assert f"cannot create pytorchjobs train in namespace default: {status}" in told.message
+    assert message in told.message
+    assert re.search(fix, told.fix)
+    assert told.exit_code == EXIT_USAGE
+    assert len(fake_cluster.seen) == (2 if status == 401 else 1)
+
+
+def test_a_cluster_without_the_operator_is_not_one_without_the_job(cluster, fake_cluster):
+    assert objects.get(cluster, "train") is None
+    fake_cluster.installed = False
+    with pytest.raises(ApiError, match="404") as error:
+        objects.get(cluster, "train")
+    assert "install the Training Operator" in error.value.fix
+
+
+def test_a_missing_kubeconfig_is_told(monkeypatch, tmp_path):
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="no Kubernetes cluster"):
+        connect()
+
+
+@pytest.mark.parametrize("text", ["", "{", "a: b", "contexts: []\ncurrent-context: x"], ids=repr)
+def test_a_broken_kubeconfig_is_told(tmp_path, text):
+    path = tmp_path / "config"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"cannot use .*config to reach a cluster"):
+        connect(kubeconfig=str(path))
+
+
+def test_a_context_that_is_not_there_is_told(fake_cluster):
+    with pytest.raises(ConfigError, match=r"no context 'other'; there are \['fake'\]"):
+        connect(context="other")
+
+
+def test_the_namespace_is_the_given_one_or_the_kubeconfigs(fake_cluster):
+    fake_cluster.write_kubeconfig(namespace="team")
+    assert connect().namespace == "team"
+    assert connect("mine").namespace == "mine"

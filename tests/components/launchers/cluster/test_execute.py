@@ -1,0 +1,108 @@
+"""Commands in pods, over a real websocket."""
+
+import socket
+import sys
+import time
+
+import fake_exec
+import pytest
+from fake_api import Fault
+from fake_cluster import endless
+from fake_exec import give_exec
+from terminal import Terminal
+
+from components.launchers.cluster import execute
+from components.launchers.cluster.client import connect
+from trainer.errors import ConfigError, LaunchError
+
+
+@pytest.fixture
+def core(fake_cluster):
+    """A client of a cluster that has the pod p-master-0."""
+    give_exec(fake_cluster)
+    fake_cluster.lives["p-master-0"] = endless
+    pod = {"metadata": {}, "spec": {"containers": []}}
+    replicas = {"Master": {"replicas": 1, "template": pod}}
+    fake_cluster.create_job("default", {"metadata": {"name": "p"}, "spec": {"pytorchReplicaSpecs": replicas}})
+    return connect().core
+
+
+def run(core, *command):
+    return execute.captured(core, "default", "p-master-0", command)
+
+
+def test_a_command_runs_in_the_container_that_trains(core, fake_cluster):
+    assert run(core, "printf", "%s|", "a b", "$HOME", "ü") == (0, "a b|$HOME|ü|")
+    assert fake_cluster.executed == [("p-master-0", ["pytorch"], ["printf", "%s|", "a b", "$HOME", "ü"])]
+
+
+def test_a_large_output_arrives_whole(core):
+    code, out = run(core, "seq", "100000")
+    assert code == 0
+    assert out.splitlines()[-1] == "100000"
+    assert len(out) == sum(len(str(number)) + 1 for number in range(1, 100001))
+
+
+def test_the_exit_code_is_the_commands(core):
+    assert run(core, "sh", "-c", "exit 7") == (7, "")
+
+
+def test_without_a_terminal_both_outputs_are_passed_on(core, capfdbinary):
+    code = execute.interactive(core, "default", "p-master-0", ["sh", "-c", "echo out; echo err >&2; exit 3"])
+    assert code == 3
+    assert capfdbinary.readouterr() == (b"out\n", b"err\n")
+
+
+def test_a_program_that_is_not_there_is_told(core):
+    with pytest.raises(ConfigError, match=r"p-master-0 cannot run nonsense.*executable file not found"):
+        run(core, "nonsense")
+
+
+def test_a_pod_that_is_not_there_is_told(core):
+    with pytest.raises(ConfigError, match='cannot run a command in other: pods "other" not found'):
+        execute.captured(core, "default", "other", ["true"])
+
+
+def test_a_missing_permission_names_the_verbs(core, fake_cluster):
+    fake_cluster.denied.add(("create", "pods/exec"))
+    with pytest.raises(ConfigError, match="is forbidden") as raised:
+        run(core, "true")
+    assert "get and create on pods/exec" in raised.value.fix
+
+
+def test_a_connection_that_breaks_is_told(core, monkeypatch):
+    monkeypatch.setattr(fake_exec, "_serve", lambda connection, *_: connection.shutdown(socket.SHUT_RDWR))
+    with pytest.raises(LaunchError, match="the connection to p-master-0 broke"):
+        run(core, "true")
+
+
+def test_a_pod_that_hangs_up_is_told(core, monkeypatch):
+    monkeypatch.setattr(fake_exec, "_serve", lambda connection, *_: fake_exec._send(connection, None, b""))
+    with pytest.raises(LaunchError, match="p-master-0 hung up before the command ended"):
+        run(core, "true")
+
+
+def test_a_server_that_refuses_for_another_reason_is_told(core, fake_cluster):
+    fake_cluster.faults.append(Fault("GET", "/exec", status=500, message="no kubelet"))
+    with pytest.raises(LaunchError, match="cannot run a command in p-master-0: no kubelet"):
+        run(core, "true")
+
+
+def test_on_a_terminal_the_keys_the_size_and_ctrl_c_are_the_pods(core, fake_cluster, monkeypatch):
+    script = (
+        "from components.launchers.cluster import execute, client; import sys;"
+        "sys.exit(execute.interactive(client.connect().core, 'default', 'p-master-0', ['sh']))"
+    )
+    monkeypatch.setenv("PS1", "> ")
+    with Terminal([sys.executable, "-c", script], fake_cluster.environment, size=(33, 77)) as terminal:
+        terminal.until("> ")
+        terminal.type("stty size; tty -s && echo ter''minal\r")
+        terminal.until("33 77")
+        terminal.until("terminal")
+        terminal.type("sleep 60; echo sle''pt\r")
+        terminal.until("sle''pt")
+        time.sleep(0.2)  # Until the shell has read the line: the key would end the line otherwise.
+        terminal.type("\x03echo wo''ken; exit 5\r")
+        assert "slept" not in terminal.until("woken")
+        assert terminal.end() == 5
+        assert terminal.echoes

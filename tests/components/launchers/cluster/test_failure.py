@@ -1,0 +1,65 @@
+"""Whose end is told when a job fails, and how."""
+
+import pytest
+
+from components.launchers.backend import JobStatus, Phase, PodStatus
+from components.launchers.cluster.failure import culprit, of_job
+from components.launchers.cluster.hints import Hints
+from trainer.errors import Interrupted, LaunchError
+
+
+def pod(rank, code, *, reason="Error", ended="", phase="Failed", message=""):
+    return PodStatus(f"pod-{rank}", phase, rank, reason=reason, exit_code=code, ended=ended, message=message)
+
+
+def failure(*pods, last=None, **fields):
+    status = JobStatus("train", Phase.FAILED, pods=pods, **fields)
+    return of_job(status, last or {}, Hints(rdma=False))
+
+
+@pytest.mark.parametrize(
+    ("pods", "rank"),
+    [
+        ([pod(0, 143), pod(1, 1)], 1),
+        ([pod(0, 137), pod(1, 1)], 1),
+        ([pod(0, 143), pod(1, 137)], 1),
+        ([pod(0, 1, ended="2026-01-01T00:00:05Z"), pod(1, 1, ended="2026-01-01T00:00:04Z")], 1),
+        ([pod(0, 1), pod(1, 1)], 0),
+        ([pod(0, 0, phase="Succeeded"), pod(1, 3)], 1),
+    ],
+)
+def test_the_first_that_failed_by_itself_is_the_culprit(pods, rank):
+    assert culprit(pods).rank == rank
+
+
+def test_a_job_whose_pods_are_gone_is_told_by_its_condition():
+    error = failure(reason="PyTorchJobFailed", message="1 master replica(s) failed.")
+    assert str(error) == "the job train failed: PyTorchJobFailed: 1 master replica(s) failed."
+    assert "does not say why" in str(failure())
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "told", "exit_code"),
+    [
+        (1, "Error", "pod pod-0 (rank 0) failed with exit code 1", 1),
+        (127, "ContainerCannotRun", "pod pod-0 (rank 0) failed with exit code 127 (ContainerCannotRun)", 127),
+        (137, "OOMKilled", "pod pod-0 (rank 0) was killed by signal 9 (OOMKilled)", 1),
+        (135, "Error", "pod pod-0 (rank 0) was killed by signal 7", 1),
+        (None, "Evicted", "pod pod-0 (rank 0) failed (Evicted)", 1),
+    ],
+)
+def test_an_end_is_told(code, reason, told, exit_code):
+    error = failure(pod(0, code, reason=reason))
+    assert error.message == told
+    assert isinstance(error, LaunchError) and error.exit_code == exit_code
+
+
+def test_too_little_memory_has_a_remedy():
+    assert "memory_limit" in failure(pod(0, 137, reason="OOMKilled")).fix
+    assert "shared_memory" in failure(pod(0, 135)).fix
+    assert failure(pod(0, 1)).fix == ""
+
+
+def test_a_training_that_saved_and_stopped_can_go_on():
+    error = failure(pod(0, 143))
+    assert isinstance(error, Interrupted) and error.exit_code == 143

@@ -1,0 +1,40 @@
+"""What lines of a log tell of the cluster's settings."""
+
+import pytest
+
+from components.launchers.cluster.hints import Hints
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("worker:1:1 [0] misc/ibvwrap.cc:262 NCCL WARN Call to ibv_reg_mr failed", "memlock"),
+        ("NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", "IPC_LOCK"),
+        ("ERROR: Unexpected bus error encountered in worker.", "shared_memory"),
+        ("RuntimeError: unable to mmap 1048576 bytes from file </torch_1>", "shared_memory"),
+        ("NCCL WARN Error while creating shared memory segment /dev/shm/nccl-x", "shared_memory"),
+        ("exitcode  : -7 (pid: 12)", "shared_memory"),
+        ("NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0", "network.hca"),
+    ],
+)
+def test_a_line_has_its_hint_once(line, word):
+    hints = Hints(rdma=True)
+    assert word in hints.line(line)
+    assert hints.line(line) == ""
+    assert len(hints.given) == 1
+
+
+def test_sockets_are_well_where_rdma_was_not_asked_for():
+    assert Hints(rdma=False).line("NCCL INFO Using network NET/Socket") == ""
+
+
+def test_common_lines_have_none():
+    hints = Hints(rdma=True)
+    for line in ("step 7 loss 0.5", "NCCL INFO Using network NET/IB", "exit code: 1", "shared memory: 8Gi"):
+        assert hints.line(line) == ""
+
+
+def test_a_bus_errors_exit_code_is_known():
+    assert "shared_memory" in Hints(rdma=False).exit_code(135)
+    assert Hints(rdma=False).exit_code(137) == ""
+    assert Hints(rdma=False).exit_code(None) == ""

@@ -1,0 +1,252 @@
+"""The log of a pod: every line once, whatever becomes of the stream."""
+
+import threading
+import time
+
+import pytest
+from fake_api import Fault
+
+from components.launchers.cluster.logs import PodLog
+
+LOG = "/train-master-0/log"
+SECOND = 10**9
+
+
+@pytest.fixture
+def start(fake_cluster, cluster):
+    """Give train-master-0 a life; returns it and its PodLog."""
+
+    def begin(life, **options):
+        fake_cluster.lives["train-master-0"] = life
+        template = {"spec": {"containers": [{"name": "pytorch", "image": "i"}]}}
+        replicas = {"Master": {"replicas": 1, "restartPolicy": "Never", "template": template}}
+        fake_cluster.create_job(
+            "default", {"metadata": {"name": "train"}, "spec": {"pytorchReplicaSpecs": replicas}}
+        )
+        pod = fake_cluster.pod("train-master-0")
+        return pod, PodLog(cluster, pod.name, pod.uid, threading.Event(), **options)
+
+    return begin
+
+
+def talker(lines, pause=0.0, **options):
+    """The life of a pod that prints and ends well."""
+
+    def life(pod):
+        pod.run()
+        for line in lines:
+            pod.say(line, **options)
+            pod.sleep(pause)
+        pod.exit(0)
+
+    return life
+
+
+NUMBERED = [f"line {number} ✓" for number in range(40)]
+
+
+def test_a_log_is_read_to_its_end(start):
+    _, log = start(talker(NUMBERED))
+    assert list(log.lines()) == NUMBERED
+
+
+def test_lines_come_while_the_pod_runs(start):
+    go_on = threading.Event()
+
+    def life(pod):
+        pod.run()
+        pod.say("first")
+        pod.until(go_on)
+        pod.exit(0)
+
+    _, log = start(life)
+    lines = log.lines()
+    assert next(lines) == "first"
+    go_on.set()
+    assert list(lines) == []
+
+
+@pytest.mark.parametrize("where", [0, 1, 30, 31, 45, 200, 1000])
+@pytest.mark.parametrize("how", ["cut", "end"])
+def test_a_stream_that_breaks_anywhere_loses_and_repeats_nothing(start, fake_cluster, how, where):
+    fake_cluster.faults += [Fault("GET", LOG, **{how: where}) for _ in range(3)]
+    _, log = start(talker(NUMBERED, pause=0.005))
+    assert list(log.lines()) == NUMBERED
+
+
+def test_a_stream_that_breaks_after_the_pods_end_loses_nothing(start, fake_cluster):
+    fake_cluster.faults += [Fault("GET", LOG, cut=300), Fault("GET", LOG, end=420), Fault("GET", LOG, cut=90)]
+    pod, log = start(talker(NUMBERED))
+    while not pod.ended:
+        time.sleep(0.01)
+    assert list(log.lines()) == NUMBERED
+
+
+def test_a_stream_that_stalls_is_opened_anew(start, fake_cluster):
+    fake_cluster.faults.append(Fault("GET", LOG, cut=100, stall=30))
+    _, log = start(talker(NUMBERED, pause=0.005))
+    begun = time.monotonic()
+    assert list(log.lines()) == NUMBERED
+    assert time.monotonic() - begun < 3
+
+
+@pytest.mark.parametrize(
+    "fault", [{"status": 500}, {"status": 503}, {"status": 429}, {"drop": True}], ids=str
+)
+def test_a_refused_stream_is_asked_for_again(start, fake_cluster, fault):
+    fake_cluster.faults.append(Fault("GET", LOG, times=3, **fault))
+    _, log = start(talker(NUMBERED))
+    assert list(log.lines()) == NUMBERED
+
+
+def test_equal_lines_of_one_moment_are_counted(start, fake_cluster):
+    fake_cluster.faults += [Fault("GET", LOG, cut=80), Fault("GET", LOG, cut=150)]
+    lines = ["same"] * 7 + ["other"] + ["same"] * 3
+    _, log = start(talker(lines, at=1_700_000_000 * SECOND))
+    assert list(log.lines()) == lines
+
+
+def test_lines_out_of_order_are_kept(start, fake_cluster):
+    fake_cluster.faults += [Fault("GET", LOG, end=60), Fault("GET", LOG, cut=130)]
+    at = [5.0, 4.9, 5.1, 5.05, 7.0, 6.9, 9.0]
+
+    def life(pod):
+        pod.run()
+        for seconds in at:
+            pod.say(str(seconds), at=int((1_700_000_000 + seconds) * SECOND))
+        pod.exit(0)
+
+    _, log = start(life)
+    assert list(log.lines()) == [str(seconds) for seconds in at]
+
+
+def test_what_was_read_long_ago_is_not_asked_for_again(start, fake_cluster):
+    def life(pod):
+        pod.run()
+        for number in range(50):
+            pod.say(str(number), at=(1_700_000_000 + number) * SECOND)
+        pod.exit(0)
+
+    fake_cluster.faults.append(Fault("GET", LOG, cut=34 * 40))
+    _, log = start(life)
+    assert list(log.lines()) == [str(number) for number in range(50)]
+    again = fake_cluster.requests("GET", LOG)[1].path
+    assert "sinceTime=2023-11-14T22%3A13%3A5" in again  # The start was 22:13:20.
+    assert len(log._known) <= 3
+
+
+def test_a_rotated_log_is_read_on(start, fake_cluster):
+    """The node begins a new file: the stream ends, and the old lines are there no more."""
+    rotated = threading.Event()
+
+    def life(pod):
+        pod.run()
+        pod.say("a", "b")
+        pod.until(rotated)
+        pod.rotate()
+        pod.say("c", "d")
+        pod.exit(0)
+
+    fake_cluster.faults.append(Fault("GET", LOG, end=2 * 33))
+    _, log = start(life)
+    lines = log.lines()
+    assert [next(lines), next(lines)] == ["a", "b"]
+    rotated.set()
+    assert list(lines) == ["c", "d"]
+
+
+@pytest.mark.parametrize("cut", [-1, 70, 33 * 3])
+def test_a_restarted_containers_last_words_come_before_the_new_ones(start, fake_cluster, cut):
+    if cut >= 0:
+        fake_cluster.faults.append(Fault("GET", f"{LOG}?container=pytorch&timestamps=true&follow", cut=cut))
+
+    def life(pod):
+        pod.run()
+        pod.say(*"abcde")
+        pod.sleep(0.1)
+        pod.say("last words")
+        pod.restart(137)
+        pod.say(*"fgh")
+        pod.sleep(0.1)
+        pod.exit(0)
+
+    _, log = start(life)
+    assert list(log.lines()) == [*"abcde", "last words", *"fgh"]
+
+
+def test_the_last_words_are_asked_for_again(start, fake_cluster):
+    fake_cluster.faults += [Fault("GET", "previous=true", status=500), Fault("GET", "previous=true", cut=40)]
+    restarted = threading.Event()
+
+    def life(pod):
+        pod.run()
+        pod.say("a", "b")
+        pod.restart(137)
+        restarted.set()
+        pod.say("c")
+        pod.exit(0)
+
+    _, log = start(life)
+    restarted.wait(5)
+    assert list(log.lines()) == ["a", "b", "c"]
+
+
+def test_a_last_line_without_an_end_is_read(start, fake_cluster):
+    def life(pod):
+        pod.run()
+        pod.say("a")
+        pod.say("progress 100 %", end=b"")
+        pod.exit(0)
+
+    _, log = start(life)
+    assert list(log.lines()) == ["a", "progress 100 %"]
+
+
+def test_bytes_that_are_no_text_do_no_harm(start):
+    _, log = start(talker([b"\xff\xfe", b"", b"windows\r"]))
+    assert list(log.lines()) == ["\ufffd\ufffd", "", "windows"]
+
+
+def test_a_pod_that_waits_is_waited_for(start):
+    def life(pod):
+        pod.wait("ContainerCreating")
+        pod.sleep(0.3)
+        pod.run()
+        pod.say("at last")
+        pod.exit(0)
+
+    _, log = start(life)
+    assert list(log.lines()) == ["at last"]
+
+
+def test_a_pod_that_is_deleted_or_never_ran_ends_its_log(start, fake_cluster):
+    pod, log = start(lambda pod: pod.evict())
+    assert list(log.lines()) == []
+    fake_cluster.delete_pod(pod)
+    assert list(log.lines()) == []
+
+
+def test_another_pod_of_the_name_is_not_followed(start, cluster):
+    pod, _ = start(talker(NUMBERED))
+    log = PodLog(cluster, pod.name, "uid of the one before", threading.Event())
+    assert list(log.lines()) == []
+
+
+def test_only_the_last_lines_are_asked_for(start):
+    pod, log = start(talker(NUMBERED), tail=3)
+    while not pod.ended:
+        time.sleep(0.01)
+    assert list(log.lines()) == NUMBERED[-3:]
+
+
+def test_what_is_there_now_is_read_without_waiting(start):
+    def life(pod):
+        pod.run()
+        pod.say("a")
+        pod.say("half", end=b"")
+        pod.sleep(60)
+
+    pod, log = start(life)
+    while len(pod.containers[-1]) < 2:
+        time.sleep(0.01)
+    assert list(log.lines(follow=False)) == ["a", "half"]

@@ -1,0 +1,409 @@
+"""Running a job to its end: one test for each thing that goes wrong in launchers."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from fake_api import Fault
+from fake_cluster import endless, fine
+
+from components.launchers.cluster import watch
+from components.launchers.spec import Network
+from trainer.errors import Interrupted, LaunchError
+
+MASTER, WORKER = "train-master-0", "train-worker-0"
+LOG = f"/{MASTER}/log"
+
+
+@pytest.fixture
+def run(backend, job):
+    """Run a job; returns the lines that were said. `lines` holds them if it fails."""
+
+    def begin(backend=backend, **fields):
+        begin.lines = []
+        watch.run(backend, job(**fields), begin.lines.append)
+        return begin.lines
+
+    begin.lines = []
+    return begin
+
+
+def ends(code, *lines, reason=""):
+    def life(pod):
+        pod.run()
+        pod.say(*lines)
+        pod.exit(code, reason)
+
+    return life
+
+
+def gone(fake_cluster):
+    return fake_cluster.job("train") is None
+
+
+def test_a_job_that_succeeds_is_told_whole(run, fake_cluster):
+    fake_cluster.lives[MASTER] = ends(0, *(f"step {number}" for number in range(200)))
+    lines = run(nodes=2)
+    assert [line for line in lines if line.startswith("[")] == [f"[{MASTER}] step {n}" for n in range(200)]
+    assert lines.count("job train: succeeded") == 1
+    assert fake_cluster.job("train")  # Its pods and logs stay until its ttl.
+
+
+def test_phases_are_told_as_they_come(run, fake_cluster):
+    def slow(pod):
+        pod.sleep(0.2)
+        pod.run()
+        pod.sleep(0.2)
+        pod.exit(0)
+
+    fake_cluster.lives[MASTER] = slow
+    told = [line for line in run() if line.startswith("job ")]
+    assert told == [
+        "job train: pending, 0 of 1 pods run",
+        "job train: running, 1 of 1 pods run",
+        "job train: succeeded",
+    ]
+
+
+def test_a_failed_job_is_an_error_with_pod_code_and_message(run, fake_cluster):
+    fake_cluster.lives[MASTER] = ends(2, "step 1", "error: no such recipe 'x'", "  fix: use one of: debug")
+    with pytest.raises(LaunchError) as error:
+        run()
+    assert str(error.value) == (
+        f"pod {MASTER} (rank 0) failed with exit code 2: no such recipe 'x'\n  fix: use one of: debug"
+    )
+    assert error.value.exit_code == 2
+
+
+def test_a_crash_is_an_error_with_the_last_lines(run, fake_cluster):
+    fake_cluster.lives |= {
+        MASTER: endless,
+        WORKER: ends(1, *(f"line {number}" for number in range(50)), "ZeroDivisionError"),
+    }
+    with pytest.raises(LaunchError, match=rf"pod {WORKER} \(rank 1\) failed with exit code 1") as error:
+        run(nodes=2)
+    assert error.value.message.endswith("  ZeroDivisionError")
+    assert "line 31\n" in error.value.message and "line 30\n" not in error.value.message
+    assert error.value.exit_code == 1
+
+
+def test_an_eviction_is_named(run, fake_cluster):
+    def evicted(pod):
+        pod.run()
+        pod.evict("The node was low on resource: memory.")
+
+    fake_cluster.lives[MASTER] = evicted
+    with pytest.raises(
+        LaunchError, match=r"failed \(Evicted\): The node was low on resource: memory"
+    ) as error:
+        run(restart_policy="Never")
+    assert "memory_limit" in error.value.fix
+
+
+def test_an_evicted_or_killed_worker_is_made_anew_and_the_job_goes_on(run, fake_cluster):
+    fake_cluster.lives |= {
+        MASTER: [ends(143, "saved"), ends(0, "resumed")],
+        WORKER: [lambda p: p.evict(), fine],
+    }
+    lines = run(nodes=2)
+    assert f"[{MASTER}] resumed" in lines and "job train: succeeded" in lines
+
+
+def test_a_pod_that_dies_again_and_again_ends_the_job(run, fake_cluster):
+    def dies(pod):
+        pod.run()
+        pod.say("out of memory")
+        pod.sleep(0.15)
+        pod.exit(137, "OOMKilled")
+
+    fake_cluster.lives[MASTER] = dies
+    with pytest.raises(LaunchError, match=r"started anew 3 times, allowed are 2") as error:
+        run(backoff=2)
+    assert "out of memory" in error.value.message
+    assert f"pod {MASTER}: started anew, 2 of 2 (exited with code 137)" in run.lines
+    assert gone(fake_cluster)
+
+
+def test_a_container_that_restarts_in_its_pod_counts_too(run, fake_cluster):
+    def restarts(pod):
+        pod.run()
+        for _ in range(5):
+            pod.sleep(0.1)
+            pod.restart(1)
+        pod.sleep(60)
+
+    fake_cluster.lives[MASTER] = restarts
+    with pytest.raises(LaunchError, match="allowed are 1"):
+        run(backoff=1, restart_policy="OnFailure")
+    assert gone(fake_cluster)
+
+
+def test_pods_that_stay_pending_are_explained_and_removed(run, fake_cluster):
+    fake_cluster.lives |= {
+        MASTER: lambda pod: pod.unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
+        WORKER: lambda pod: pod.wait("ImagePullBackOff", 'Back-off pulling image "i:1"'),
+    }
+    with pytest.raises(LaunchError, match=r"does not run after 1 s \(0 of 2 pods run\)") as error:
+        run(nodes=2, start_timeout=1)
+    for part in (
+        f"pod {MASTER} is Pending: Unschedulable",
+        "Insufficient nvidia.com/gpu",
+        "FailedScheduling (x7)",
+    ):
+        assert part in error.value.message
+    assert f'pod {WORKER} is Pending: ImagePullBackOff: Back-off pulling image "i:1"' in error.value.message
+    assert gone(fake_cluster)
+    # And both are told at once, once each.
+    assert sum("waits: ImagePullBackOff" in line for line in run.lines) == 1
+
+
+def test_the_start_timeout_counts_each_wait_by_itself(run, fake_cluster):
+    def preempted(pod):
+        pod.sleep(0.6)
+        pod.run()
+        pod.sleep(0.4)
+        pod.exit(137)
+
+    def resumed(pod):
+        pod.sleep(0.6)
+        fine(pod)
+
+    fake_cluster.lives[MASTER] = [preempted, resumed]
+    assert "job train: restarting, 0 of 1 pods run" in run(start_timeout=1)
+
+
+def test_a_job_without_pods_is_explained(run, fake_cluster):
+    fake_cluster.operator = False
+    fake_cluster.event("train", "FailedCreate", "exceeded quota: gpus", kind="PyTorchJob")
+    with pytest.raises(LaunchError, match="no pod was made") as error:
+        run(start_timeout=1)
+    assert "exceeded quota: gpus" in error.value.message
+
+
+def test_events_that_are_forbidden_do_not_hide_the_rest(run, fake_cluster):
+    fake_cluster.denied.add(("list", "events"))
+    fake_cluster.lives[MASTER] = lambda pod: pod.wait("CreateContainerConfigError", 'secret "s" not found')
+    with pytest.raises(LaunchError, match=r'CreateContainerConfigError: secret "s" not found') as error:
+        run(start_timeout=1)
+    assert "its events are not known" in error.value.message
+
+
+def test_a_suspended_job_waits_for_its_queue(run, fake_cluster):
+    def admit():
+        time.sleep(1.5)
+        job = fake_cluster.job("train")
+        job["spec"]["runPolicy"]["suspend"] = False
+        fake_cluster.start(job)
+
+    threading.Thread(target=admit, daemon=True).start()
+    lines = run(kueue_queue="gpus", start_timeout=1)
+    assert "job train: suspended: its queue has not admitted it yet, or somebody holds it back" in lines
+    assert "job train: succeeded" in lines
+
+
+def test_the_deadline_counts_from_the_jobs_creation(run, backend, job, fake_cluster):
+    fake_cluster.lives[MASTER] = endless
+    backend.submit(job(deadline=3600))
+    fake_cluster.job("train")["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    with pytest.raises(LaunchError, match="stopped at its deadline of 3600 s"):
+        run(deadline=3600)
+    assert gone(fake_cluster)
+
+
+def test_a_job_that_somebody_deletes_is_told(run, fake_cluster):
+    fake_cluster.lives[MASTER] = endless
+    threading.Timer(0.5, lambda: fake_cluster.delete_job("default", "train")).start()
+    with pytest.raises(LaunchError, match="the job train is gone"):
+        run()
+
+
+def test_a_retried_launcher_takes_the_job_up_and_tells_its_log_again(run, backend, job, fake_cluster):
+    go_on = threading.Event()
+
+    def life(pod):
+        pod.run()
+        pod.say("before")
+        pod.until(go_on)
+        pod.say("after")
+        pod.exit(0)
+
+    fake_cluster.lives[MASTER] = life
+    backend.submit(job())
+    threading.Timer(0.3, go_on.set).start()
+    lines = run()
+    assert [line for line in lines if line.startswith("[")] == [f"[{MASTER}] before", f"[{MASTER}] after"]
+    assert len(fake_cluster.requests("POST")) == 1 and not fake_cluster.requests("DELETE")
+
+
+@pytest.mark.parametrize(
+    "fault", [{"status": 500}, {"status": 503}, {"status": 429}, {"status": 410}, {"drop": True}], ids=str
+)
+def test_an_api_server_that_is_away_is_waited_for(run, fake_cluster, fault, caplog):
+    def life(pod):
+        pod.run()
+        fake_cluster.faults.append(Fault("GET", times=12, **fault))
+        for number in range(20):
+            pod.say(f"step {number}")
+            pod.sleep(0.02)
+        pod.exit(0)
+
+    fake_cluster.lives[MASTER] = life
+    lines = run()
+    assert [line for line in lines if line.startswith("[")] == [f"[{MASTER}] step {n}" for n in range(20)]
+    assert "still trying" in caplog.text
+
+
+def test_an_outage_has_an_end(run, backend, fake_cluster, timings):
+    def life(pod):
+        fake_cluster.faults.append(Fault("GET", times=10**6, status=503))
+        endless(pod)
+
+    fake_cluster.lives[MASTER] = life
+    backend.cluster.timings = replace(timings, outage=0.3)
+    with pytest.raises(LaunchError, match="503"):
+        run()
+    assert not gone(fake_cluster)  # It may be well: the next launcher takes it up.
+
+
+def test_a_sign_of_life_is_given_when_nothing_happens(run, backend, fake_cluster, timings):
+    def quiet(pod):
+        pod.run()
+        pod.sleep(0.8)
+        pod.exit(0)
+
+    fake_cluster.lives[MASTER] = quiet
+    backend.cluster.timings = replace(timings, heartbeat=0.3)
+    signs = [line for line in run() if "no line for" in line]
+    assert 1 <= len(signs) <= 3
+    told = r"job train: running, 1 of 1 pods run, for \d+ s; no line for \d+ s"
+    assert re.fullmatch(told, signs[0])
+
+
+def test_dropped_and_stalled_streams_lose_and_repeat_nothing(run, fake_cluster):
+    def life(pod):
+        pod.run()
+        for number in range(60):
+            pod.say(f"step {number}")
+            pod.sleep(0.01)
+        pod.exit(0)
+
+    fake_cluster.lives[MASTER] = life
+    fake_cluster.faults += [
+        Fault("GET", LOG, cut=500),
+        Fault("GET", LOG, cut=700, stall=20),
+        Fault("GET", LOG, end=950),
+    ]
+    assert [line for line in run() if line.startswith("[")] == [f"[{MASTER}] step {n}" for n in range(60)]
+
+
+def test_hints_are_given_where_they_arise_and_at_the_end(run, fake_cluster):
+    fake_cluster.lives[MASTER] = ends(
+        1, "node NCCL INFO Using network NET/Socket", "Call to ibv_reg_mr failed"
+    )
+    with pytest.raises(LaunchError) as error:
+        run(network=Network(profile="rdma"))
+    assert "NET/Socket" in error.value.fix and "memlock" in error.value.fix
+    assert sum(line.startswith("hint: ") for line in run.lines) == 2
+
+
+def test_a_logs_permission_that_is_missing_does_not_end_the_watching(run, fake_cluster, caplog):
+    fake_cluster.denied.add(("get", "pods/log"))
+    assert "job train: succeeded" in run()
+    assert 'resources ["pods/log"]' in caplog.text
+
+
+SCRIPT = """
+import signal, sys, time
+from components.launchers.cluster import watch
+from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+from components.launchers.cluster.timings import Timings
+from components.launchers.spec import JobSpec
+from trainer.errors import KubedetError
+job = JobSpec(command=("python",), name="train", image="i:1")
+try:
+    watch.run(PyTorchJobBackend.connect(timings=Timings(read=60)), job)
+except KubedetError as error:
+    print(f"error: {error}", flush=True)
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.fixture
+def launcher(fake_cluster):
+    """A launcher in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], env=fake_cluster.environment, stdout=subprocess.PIPE, text=True
+    )
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_deletes_the_job_first(fake_cluster, launcher, number):
+    fake_cluster.lives[MASTER] = endless
+    assert "running" in launcher.stdout.readline()
+    assert "hello" in launcher.stdout.readline()
+    begun = time.monotonic()
+    os.kill(launcher.pid, number)
+    out = launcher.stdout.read()
+    assert launcher.wait(10) == 143
+    (deletion,) = fake_cluster.requests("DELETE")
+    assert deletion.at - begun < 3.0
+    assert gone(fake_cluster)
+    assert f"deleted on {number.name}" in out and "run the same again" in out
+
+
+def test_a_signal_is_heard_while_an_answer_is_waited_for(fake_cluster, launcher):
+    """And a deletion that the server is too busy for is asked for again; a second signal changes nothing."""
+    fake_cluster.lives[MASTER] = endless
+    assert "running" in launcher.stdout.readline()
+    fake_cluster.faults += [Fault("GET", "pytorchjobs", delay=30, times=9), Fault("DELETE", status=503)]
+    until = time.monotonic() + 10
+    while fake_cluster.faults[0].times == 9 and time.monotonic() < until:
+        time.sleep(0.02)
+    begun = time.monotonic()
+    os.kill(launcher.pid, signal.SIGTERM)
+    os.kill(launcher.pid, signal.SIGTERM)
+    assert launcher.wait(10) == 143
+    assert time.monotonic() - begun < 20
+    assert gone(fake_cluster)
+
+
+def test_a_signal_while_the_job_is_created_leaves_nothing(fake_cluster, launcher):
+    fake_cluster.faults.append(Fault("POST", "pytorchjobs", delay=0.7))
+    fake_cluster.lives[MASTER] = endless
+    until = time.monotonic() + 20
+    while not fake_cluster.requests("POST") and time.monotonic() < until:
+        time.sleep(0.02)
+    os.kill(launcher.pid, signal.SIGTERM)
+    assert launcher.wait(10) == 143
+    time.sleep(0.3)
+    assert gone(fake_cluster)
+
+
+def test_a_deletion_that_fails_is_told(backend, job, fake_cluster, timings):
+    """Whoever reads it knows that GPUs are still held."""
+    fake_cluster.lives[MASTER] = endless
+    fake_cluster.denied.add(("delete", "pytorchjobs"))
+    handed = signal.getsignal(signal.SIGTERM)
+    threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    with pytest.raises(Interrupted, match=r"could not be deleted.*403") as error:
+        watch.run(backend, job(), lambda line: None)
+    assert "kubedet job stop train" in error.value.fix
+    assert signal.getsignal(signal.SIGTERM) is handed
+
+
+def test_the_launcher_kubernetes_is_this(fake_cluster, job, capsys):
+    from components.launchers import run
+
+    fake_cluster.lives[MASTER] = ends(0, "hello")
+    run("kubernetes", job())
+    assert f"[{MASTER}] hello" in capsys.readouterr().out

@@ -1,0 +1,86 @@
+"""`kubedet doctor`."""
+
+import json
+
+import pytest
+from fake_cluster import endless
+from fake_exec import give_exec
+
+
+def test_all_is_well(kubedet, tmp_path):
+    code, out, _ = kubedet("doctor", "--data-root", tmp_path)
+    assert code == 0
+    assert f"{tmp_path} was written, read and deleted from" in out
+    assert out.endswith("\na run has what it needs\n")
+
+
+def test_what_is_missing_comes_with_its_fix_and_the_exit_code_says_so(kubedet, fake_cluster):
+    fake_cluster.denied.add(("list", "events"))
+    code, out, _ = kubedet("doctor", "--credentials", "none")
+    assert code == 1
+    assert "missing  permissions on events: not allowed: list\n         fix: bind a Role" in out
+    assert "missing  secret none: does not exist\n         fix: " in out
+    assert out.endswith("\n2 missing\n")
+
+
+def test_no_cluster_at_all_is_missing(kubedet, monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    code, out, _ = kubedet("doctor")
+    assert code == 1
+    assert out.startswith("missing  cluster: ")
+
+
+def test_this_machine_alone_is_looked_at(kubedet, fake_cluster):
+    code, out, _ = kubedet("doctor", "--local")
+    assert code == 0
+    assert "ok       packages: " in out
+    assert not fake_cluster.seen
+
+
+def test_gpus_are_looked_for_on_nodes(kubedet, fake_cluster):
+    code, out, _ = kubedet("doctor", "--gpus", 8, "--nodes", 2)
+    assert code == 1
+    assert "nvidia.com/gpu: 0 on 0 of 0 ready nodes; 2 with 8 each are asked for" in out
+
+
+@pytest.mark.slow
+def test_a_running_job_is_looked_into(kubedet, fake_cluster):
+    give_exec(fake_cluster)
+    fake_cluster.lives["a-master-0"] = endless
+    kubedet("job", "submit", "--name", "a", "--image", "i:1", "--", "true")
+    while fake_cluster.pod("a-master-0").body["status"]["phase"] != "Running":
+        pass
+    words = ["--shared-memory", "1", "--interface", "net77", "--rdma", "--gpus", 4096]
+    code, out, _ = kubedet("doctor", "--job", "a", *words)
+    assert code == 1
+    assert "ok       a-master-0: shared memory: " in out
+    assert "missing  a-master-0: network interfaces: net77 asked for" in out
+    assert "missing  a-master-0: GPUs: " in out
+
+
+def test_json_is_a_list_of_findings(kubedet, fake_cluster):
+    fake_cluster.denied.add(("list", "events"))
+    code, out, _ = kubedet("doctor", "-o", "json")
+    assert code == 1
+    (missing,) = [finding for finding in json.loads(out) if finding["state"] == "missing"]
+    assert set(missing) == {"title", "state", "detail", "fix"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--local", "--claim", "c", "--resource", "a"],
+            "--claim means nothing with --local; --resource means",
+        ),
+        (["--nodes", "0", "--gpus", "-1"], "--nodes 0 is less than one; --gpus -1 is less than zero"),
+        (["--rdma", "--interface", "x"], "--interface needs --job; --rdma needs --job"),
+        (["--job", "a", "--shared-memory", "big"], "--shared-memory: 'big' is not an amount of memory"),
+        (["--resource", "gpu=many", "--resource", "=1"], "'gpu=many' is not NAME or NAME=N; --resource '=1'"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_asked(kubedet, fake_cluster, words, message):
+    code, _, err = kubedet("doctor", *words)
+    assert code == 2
+    assert message in err
+    assert not fake_cluster.seen

@@ -1,0 +1,168 @@
+"""The menu, driven by its keys, on a fake API server."""
+
+import asyncio
+import time
+
+import pytest
+from fake_api import Fault
+from fake_cluster import endless
+from textual.widgets import DataTable, Input, Static
+
+from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+from components.launchers.cluster.timings import Timings
+from components.launchers.spec import JobSpec
+from pipelines.menu.app import Menu
+
+FAST = Timings(backoff=0.01, poll=0.05, patience=0.2)
+
+
+@pytest.fixture
+def backend(fake_cluster):
+    return PyTorchJobBackend.connect(timings=FAST)
+
+
+def job(name, nodes=1):
+    return JobSpec(name=name, image="i:1", command=("true",), nodes=nodes)
+
+
+def drive(backend, script):
+    """Run a script of keys against the menu."""
+
+    async def run():
+        app = Menu(backend, refresh_seconds=0.05)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await script(app, pilot)
+
+    asyncio.run(run())
+
+
+async def until(pilot, condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, screen(pilot.app)
+        await pilot.pause(0.02)
+
+
+def rows(app, table="#jobs"):
+    table = app.screen_stack[0].query_one(table, DataTable)
+    return [[str(cell) for cell in table.get_row(key)] for key in table.rows]
+
+
+def told(app):
+    return str(app.screen_stack[0].query_one("#told", Static).content)
+
+
+def screen(app):
+    return {"jobs": rows(app), "pods": rows(app, "#pods"), "told": told(app), "screens": app.screen_stack}
+
+
+def test_jobs_and_the_pods_of_the_chosen_one_are_shown_and_kept_up_to_date(backend, fake_cluster):
+    fake_cluster.lives |= {"old-master-0": endless, "old-worker-0": endless}
+    backend.submit(job("old", nodes=2))
+
+    async def script(app, pilot):
+        await until(pilot, lambda: rows(app) and rows(app)[0][:3] == ["old", "running", "2/2"])
+        await until(pilot, lambda: [row[1] for row in rows(app, "#pods")] == ["old-master-0", "old-worker-0"])
+        fake_cluster.pod("old-worker-0").exit(1, message="out of luck")
+        await until(pilot, lambda: rows(app)[0][1] == "failed")
+        assert "old-worker-0: out of luck" in told(app)
+
+    drive(backend, script)
+
+
+def test_the_cursor_stays_with_its_job_when_another_comes(backend, fake_cluster):
+    fake_cluster.lives |= {f"{name}-master-0": endless for name in ("one", "two", "three")}
+    backend.submit(job("one"))
+    backend.submit(job("two"))
+
+    async def script(app, pilot):
+        await until(pilot, lambda: len(rows(app)) == 2)
+        last = rows(app)[1][0]
+        await pilot.press("down")
+        await until(pilot, lambda: rows(app, "#pods") and rows(app, "#pods")[0][1] == f"{last}-master-0")
+        backend.submit(job("three"))
+        await until(pilot, lambda: len(rows(app)) == 3)
+        await pilot.pause(0.1)
+        assert rows(app, "#pods")[0][1] == f"{last}-master-0"
+
+    drive(backend, script)
+
+
+def test_a_job_is_deleted_when_that_is_meant_and_only_then(backend, fake_cluster):
+    fake_cluster.lives["a-master-0"] = endless
+    backend.submit(job("a"))
+
+    async def script(app, pilot):
+        await until(pilot, lambda: rows(app))
+        await pilot.press("d", "n")
+        await pilot.press("d", "enter")  # The focus is on No.
+        await pilot.pause(0.2)
+        assert not fake_cluster.requests("DELETE")
+        await pilot.press("d", "y")
+        await until(pilot, lambda: not rows(app))
+        assert "no jobs here" in told(app)
+
+    drive(backend, script)
+    assert len(fake_cluster.requests("DELETE", "pytorchjobs/a")) == 1
+
+
+def test_a_job_is_submitted_from_the_form(backend, fake_cluster, tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text("env: {A: b}\nnodes: 7\n")
+
+    async def script(app, pilot):
+        await until(pilot, lambda: "press s" in told(app))
+        await pilot.press("s")
+        app.screen.query_one("#spec", Input).value = str(file)
+        await pilot.press("tab", *"new", "tab", *"i:1", "tab", "2", "tab", "tab", "tab")
+        app.screen.query_one("#words", Input).value = "python -c 'print(1)'"
+        await pilot.press("enter")
+        await until(pilot, lambda: rows(app) and rows(app)[0][0] == "new")
+
+    drive(backend, script)
+    body = fake_cluster.requests("POST", "pytorchjobs")[0].body
+    container = body["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    assert body["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1
+    assert container["command"] == ["python", "-c", "print(1)"]
+    assert {"name": "A", "value": "b"} in container["env"]
+
+
+def test_a_form_that_cannot_be_used_says_why_and_sends_nothing(backend, fake_cluster):
+    async def script(app, pilot):
+        await until(pilot, lambda: "press s" in told(app))
+        await pilot.press("s", "tab", *"Bad_Name", "enter")
+        problems = str(app.screen.query_one("#problems", Static).content)
+        for part in ("name: 'Bad_Name' is not a DNS-1035 label", "image: is missing", "command: is missing"):
+            assert part in problems
+        await pilot.press("escape")
+        await until(pilot, lambda: len(app.screen_stack) == 1)
+
+    drive(backend, script)
+    assert not fake_cluster.requests("POST")
+
+
+def test_a_refused_submission_is_told(backend, fake_cluster):
+    fake_cluster.denied.add(("create", "pytorchjobs"))
+
+    async def script(app, pilot):
+        await until(pilot, lambda: "press s" in told(app))
+        await pilot.press("s", "tab", *"a", "tab", *"i", "tab", "tab", "tab", "tab", *"true", "enter")
+        await until(pilot, lambda: any("forbidden" in note.message for note in app._notifications))
+
+    drive(backend, script)
+
+
+def test_an_api_server_that_is_away_is_told_and_the_jobs_stay(backend, fake_cluster):
+    fake_cluster.lives["a-master-0"] = endless
+    backend.submit(job("a"))
+
+    async def script(app, pilot):
+        await until(pilot, lambda: rows(app))
+        fault = Fault("GET", status=503, times=10**6, message="down for a while")
+        fake_cluster.faults.append(fault)
+        await until(pilot, lambda: "down for a while" in told(app))
+        assert rows(app)[0][0] == "a"
+        fault.times = 0
+        await until(pilot, lambda: "down" not in told(app))
+
+    drive(backend, script)

@@ -1,0 +1,39 @@
+"""The menu as its user starts it, where it gives the terminal to other programs."""
+
+import os
+import sys
+
+from fake_cluster import endless
+from fake_exec import give_exec
+from terminal import Terminal
+
+from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+from components.launchers.spec import JobSpec
+
+MENU = [sys.executable, "-m", "pipelines.cli", "menu"]
+
+
+def test_logs_and_a_shell_take_the_terminal_and_give_it_back(fake_cluster, monkeypatch, tmp_path):
+    give_exec(fake_cluster)
+    monkeypatch.setenv("HOME", str(tmp_path))  # Where no file sets the shell's prompt.
+    fake_cluster.lives["a-master-0"] = endless
+    PyTorchJobBackend.connect().submit(JobSpec(name="a", image="i:1", command=("true",)))
+    with Terminal(MENU, fake_cluster.environment) as terminal:
+        terminal.until("a-master-0")
+        terminal.type("\r")
+        terminal.until("hello from a-master-0")
+        terminal.type("\x03")
+        terminal.until("press Enter for the menu")
+        terminal.type("\r")
+        terminal.until("a-master-0")
+        terminal.type("e")
+        terminal.until("$" if os.getuid() else "#")
+        terminal.type("echo by$((1+1)); exit\r")
+        terminal.until("by2")
+        terminal.until("press Enter for the menu")
+        terminal.type("\r")
+        terminal.until("a-master-0")
+        terminal.type("q")
+        assert terminal.end() == 0
+        assert terminal.echoes
+    assert [name for name, _, _ in fake_cluster.executed] == ["a-master-0"]
