@@ -1,12 +1,14 @@
 """What tests of several folders share."""
 
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,16 +46,79 @@ def object_store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
 @pytest.fixture
 def bucket(object_store_server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder behind s3://bucket, empty, with this process's environment set to reach it."""
-    from trainer import object_store
 
     endpoint, folder = object_store_server
-    for name in [name for name in os.environ if name.startswith(("AWS_", "MINIO_"))]:
+    ours = [
+        name for name in os.environ if name.startswith(("AWS_", "MINIO_")) or name.lower().endswith("_proxy")
+    ]
+    for name in ours:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secretsecret")
-    object_store._connect.cache_clear()
     shutil.rmtree(folder / "bucket")
     (folder / "bucket").mkdir()
     yield folder / "bucket"
-    object_store._connect.cache_clear()
+
+
+@pytest.fixture
+def port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+class Node:
+    """A launcher and its workers, as they run in a pod."""
+
+    def __init__(self, arguments: list[str], log: Path, environment: dict[str, str]) -> None:
+        self._log = log
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "trainer", "launch", "--", *arguments],
+                stdout=file, stderr=subprocess.STDOUT, env={**inherited, **environment},
+            )  # fmt: skip
+
+    @property
+    def output(self) -> str:
+        """What it and its workers have printed so far."""
+        return self._log.read_text()
+
+    def wait(self, seconds: float = 90) -> int:
+        """Wait for its end; returns the exit code."""
+        return self.process.wait(seconds)
+
+    def wait_for(self, text: str, seconds: float = 60) -> None:
+        """Wait until it has printed a text, or has ended."""
+        end = time.monotonic() + seconds
+        while text not in self.output and self.process.poll() is None:
+            assert time.monotonic() < end, f"no {text!r} in:\n{self.output}"
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """End all of it at once, as when its machine loses power."""
+        if self.process.poll() is None:
+            children = subprocess.run(
+                ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False
+            ).stdout.split()
+            for pid in (self.process.pid, *map(int, children)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
+    """Start a node: its arguments after `launch --`, and PET_ variables by their names in lower case."""
+    nodes: list[Node] = []
+
+    def start(arguments: list[str], **environment: object) -> Node:
+        pet = {f"PET_{name.upper()}": str(value) for name, value in environment.items()}
+        nodes.append(Node(arguments, tmp_path / f"node-{len(nodes)}.log", {"PET_NPROC_PER_NODE": "1", **pet}))
+        return nodes[-1]
+
+    yield start
+    for each in nodes:
+        each.kill()
