@@ -1,12 +1,14 @@
 """What the train step asks a launcher to run, and what it finds when that has ended."""
 
+from functools import partial
 from typing import Any
 
 from components import versions
 from components.jobs import Request
 from components.launchers.spec import JobSpec
 from trainer import recipes, storage
-from trainer.config import to_json
+from trainer.config import Config
+from trainer.configuration import to_json, with_overrides
 from trainer.data.order import global_batch
 from trainer.errors import ConfigError, LaunchError
 
@@ -62,13 +64,21 @@ def prepare(
     if request.launcher != "local":
         _check_reach(job, {"data_root": shards, "output": output})
     splits = storage.read_json(storage.join(shards, "index.json"))["splits"]
-    # Here as well as in the loader: hundreds of processes need minutes to come that far.
-    global_batch(
-        splits.get("train", {}).get("samples", 0), batch_size=config.train.batch_size,
-        accumulate=config.train.accumulate, processes=job.nodes * job.processes,
-    )  # fmt: skip
+    config = _with_global_batch(config, job, splits.get("train", {}).get("samples", 0))
     storage.write_bytes(uri, to_json(config).encode())
     return job
+
+
+def _with_global_batch(config: Config, job: JobSpec, samples: int) -> Config:
+    """Fix the images of a step, which an elastic job keeps on however many processes it has."""
+    # Checked here as well as in the loader: hundreds of processes need minutes to come that far.
+    of_step = partial(
+        global_batch, samples, batch_size=config.train.batch_size, accumulate=config.train.accumulate
+    )
+    asked = of_step(processes=job.nodes * job.processes, asked=config.train.global_batch)
+    most = job.elastic.max_nodes if job.elastic else job.nodes
+    of_step(processes=most * job.processes, asked=asked)
+    return with_overrides(config, {"train.global_batch": asked})
 
 
 def _check_reach(job: JobSpec, folders: dict[str, str]) -> None:

@@ -6,17 +6,21 @@ train     train (in each process of torchrun)
 launch    run another verb in several processes: launch --nproc 2 -- train ...
 evaluate  score a checkpoint and write the report
 export    write the model for serving
+doctor    say what a run needs of this machine, and what is missing
 """
 
 import argparse
 import json
+import os
 import sys
+from dataclasses import asdict
 from typing import Any
 
-from trainer import config as configuration
-from trainer import log, recipes, storage
+from trainer import configuration, log, recipes, storage
 from trainer.config import Config
 from trainer.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError
+
+_CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,18 +31,18 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _VERBS[options.verb](options) or 0
     except KubedetError as error:
-        from trainer.launch import report_error
+        from trainer.failures import report_error
 
         report_error(error)
         return error.exit_code
     except RuntimeError as error:
-        from trainer.launch import lost_peer
+        from trainer.failures import lost_peer, report_lost_peer
 
         if not lost_peer(error):
             raise
         # The process that is gone tells why; a traceback of every other one would bury it.
-        print("stopped: another process of this run is gone", file=sys.stderr)
-        return EXIT_FAILURE
+        report_lost_peer(error)
+        return EXIT_RETRY
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_RETRY
@@ -52,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def verb(name: str, *options: str) -> None:
         sub = verbs.add_parser(name)
-        if name != "launch":
+        if name not in ("launch", "doctor"):
             sub.add_argument("--config", help="URI of a config.json; without it the recipe counts")
             sub.add_argument("--recipe", default="debug", help="recipe, where no --config is given")
         for option in options:
@@ -64,10 +68,18 @@ def _parser() -> argparse.ArgumentParser:
     verb("evaluate", "checkpoint", "shards", "output")
     verb("export", "checkpoint", "shards", "output")
     verb("launch")
+    verb("doctor")
     choices = verbs.choices
     choices["train"].add_argument("--resume", choices=["auto", "none"], default="auto")
     choices["launch"].add_argument("--nproc", help="processes on this machine (else PET_NPROC_PER_NODE)")
     choices["launch"].add_argument("arguments", nargs="+", metavar="-- VERB ...", help="what to run in each")
+    doctor = choices["doctor"]
+    doctor.add_argument("--gpus", type=int, default=0, help="GPUs that must be here")
+    doctor.add_argument("--rdma", action="store_true", help="RDMA must work: a device, locked memory")
+    doctor.add_argument("--interface", default="", help="network interface that must have an address")
+    doctor.add_argument("--shared-memory", default="0", metavar="SIZE", help="least /dev/shm, e.g. 8Gi")
+    doctor.add_argument("--output", default="", metavar="URI", help="folder that must be writable")
+    doctor.add_argument("--json", action="store_true", help="a JSON list of title, state, detail and fix")
     return parser
 
 
@@ -113,9 +125,33 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _launch(options: argparse.Namespace) -> int:
+    # PyTorch reads it once, when imported: else waiting for other nodes prints stack traces of C++.
+    chosen = os.environ.get(_CPP_LOG_LEVEL)
+    os.environ[_CPP_LOG_LEVEL] = chosen or "FATAL"
     from trainer.launch import launch
 
+    if not chosen:
+        del os.environ[_CPP_LOG_LEVEL]  # The workers may say all they have to.
     return launch(options.arguments, ["--nproc-per-node", options.nproc] if options.nproc else [])
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from trainer import doctor
+
+    found = doctor.examine(
+        doctor.Needs(
+            gpus=options.gpus, rdma=options.rdma, interface=options.interface,
+            shared_memory=doctor.size(options.shared_memory), output=options.output,
+        )
+    )  # fmt: skip
+    checks = []
+    for check in found:
+        checks.append(check)
+        if not options.json:
+            print(check, flush=True)
+    if options.json:
+        print(json.dumps([asdict(check) for check in checks], indent=2))
+    return EXIT_FAILURE if any(check.state == "missing" for check in checks) else 0
 
 
 _VERBS = {
@@ -125,6 +161,7 @@ _VERBS = {
     "evaluate": _evaluate,
     "export": _export,
     "launch": _launch,
+    "doctor": _doctor,
 }
 
 if __name__ == "__main__":

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer import config as configuration
-from trainer import storage
+from trainer import configuration, storage
 from trainer.config import Config
-from trainer.errors import CheckpointError, StorageError
+from trainer.errors import CheckpointError
 from trainer.model.detector import Detector, build
 
-VERSION = 1
+VERSION = 2
 BEST = "best.pt"
 _PREFIX, _SUFFIX = "step-", ".pt"
 _LOG = logging.getLogger("checkpoint")
@@ -38,9 +37,10 @@ _MAY_CHANGE = {
     "train.keep_checkpoints",
     "train.batch_size",
     "train.accumulate",
+    "train.global_batch",
 }
 """Sections and keys that a resumed run may have otherwise. Batch size and accumulation may
-be traded against processes: the global batch is compared instead."""
+be traded against processes: what follows from them, the global batch, is compared instead."""
 
 
 def write(state: dict[str, Any], uri: str) -> None:
@@ -56,9 +56,18 @@ def write(state: dict[str, Any], uri: str) -> None:
 
 def write_step(state: dict[str, Any], folder: str, step: int, keep: int) -> None:
     """Write the checkpoint of a step and delete all but the newest `keep`."""
-    write(state, storage.join(folder, f"{_PREFIX}{step:08d}{_SUFFIX}"))
+    write(state, _uri(folder, step))
     for name in _steps(folder)[:-keep]:
         storage.delete(storage.join(folder, name))
+
+
+def read_step(folder: str, step: int) -> dict[str, Any]:
+    """Read the checkpoint of one step; see `read`."""
+    return read(_uri(folder, step))
+
+
+def _uri(folder: str, step: int) -> str:
+    return storage.join(folder, f"{_PREFIX}{step:08d}{_SUFFIX}")
 
 
 def read(uri: str) -> dict[str, Any]:
@@ -86,7 +95,12 @@ def read(uri: str) -> dict[str, Any]:
 
 
 def read_latest(folder: str) -> dict[str, Any] | None:
-    """Read the newest checkpoint of a folder that can be read, or None where there is none."""
+    """Read the newest checkpoint of a folder that can be read, or None where there is none.
+
+    Raises:
+        CheckpointError: there are some, and none can be read.
+        StorageError: the folder cannot be listed: a run must not start anew for that.
+    """
     names = _steps(folder)
     for name in reversed(names):
         try:
@@ -102,10 +116,7 @@ def read_latest(folder: str) -> dict[str, Any] | None:
 
 
 def _steps(folder: str) -> list[str]:
-    try:
-        names = storage.list_files(folder)
-    except StorageError:
-        return []
+    names = storage.list_files(folder)
     return sorted(name for name in names if name.startswith(_PREFIX) and name.endswith(_SUFFIX))
 
 

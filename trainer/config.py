@@ -4,15 +4,11 @@ The line under a field says what it means. Named whole configurations are in
 `recipes.py`; nothing else holds a default.
 """
 
-import difflib
-import json
-from dataclasses import asdict, field
+from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
-
-from trainer.errors import ConfigError
 
 _STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
@@ -184,6 +180,14 @@ class TrainConfig:
     """Arithmetic of convolutions. bf16 becomes fp32 on a CPU without bf16 instructions."""
     channels_last: bool = True
     """Keep images and weights in NHWC order."""
+    compile: Literal["off", "loss", "model", "graphs"] = "loss"
+    """What is compiled: nothing; the loss; the network too; that with CUDA graphs. The first
+    step of a process then takes some 14 s."""
+    compile_cache: bool = False
+    """Keep what was compiled in the run's folder, for processes that go on there. It is code
+    that they run: only where nobody else can write."""
+    gradient_compression: bool = False
+    """Exchange gradients in bf16: half the bytes, for networks of 100 Gbit/s and less."""
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Decay of the moving average of the weights that is evaluated; 0 keeps none."""
     seed: Count = 0
@@ -222,20 +226,39 @@ class EvaluationConfig:
     """Samples behind the confidence of a comparison with the baseline."""
     predictions: Literal["parquet", "json"] = "parquet"
     """Form in which the predictions are kept; json is COCO's own results form, and larger."""
+    split: Literal["", "train", "val", "test"] = ""
+    """Split that is scored; empty is test, or val where there is no test."""
+    baseline: str = ""
+    """URI of the evaluation, checkpoint or exported model to compare with; empty is the last model
+    that passed, under its name in the data root, and none compares with nothing."""
     gate: list[str] = field(default_factory=lambda: ["coco/AP >= 0.0"])
-    """Rules `metric >= number` (or >, <, <=) that all must hold before a model is exported."""
+    """Rules that all must hold before a model is exported: `coco/AP >= 0.3`, `AP[person] >= 0.2`,
+    `AP[*] >= 0.05`, or with 95 % confidence `coco/AP >= baseline - 0.01`."""
+
+
+ExportFormat = Literal["onnx", "onnx-int8", "torch-export", "openvino", "raw"]
 
 
 @dataclass(config=_STRICT, frozen=True)
 class ExportConfig:
     """The exported model and its check."""
 
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "detector"
+    """Name of the model: versions that pass are kept under `<data_root>/models/NAME`."""
     opset: Annotated[int, BeforeValidator(_integral), Field(ge=18)] = 18
     """ONNX operator set."""
-    check_images: Positive = 32
-    """Validation images on which the exported model must match the trained one."""
+    formats: Annotated[list[ExportFormat], Field(min_length=1)] = field(default_factory=lambda: ["onnx"])
+    """Forms to write: onnx, onnx-int8 (quantised), torch-export, openvino, raw (for TensorRT)."""
+    check_images: Positive = 500
+    """Validation images, at most, on which every exported file must do as well as the trained model."""
     min_match: Fraction = 0.98
-    """Share of confident detections that must be matched."""
+    """Share of the detections that must be matched; of an int8 file it is only reported."""
+    max_ap_change: Fraction = 0.001
+    """Largest change in COCO AP of an exported file."""
+    max_ap_change_int8: Fraction = 0.005
+    """The same for an int8 file."""
+    calibration_images: Positive = 100
+    """Training images on which int8 is calibrated."""
 
 
 @dataclass(config=_STRICT, frozen=True)
@@ -256,80 +279,3 @@ class Config:
     """Scoring and the gate."""
     export: ExportConfig = field(default_factory=ExportConfig)
     """The exported model and its check."""
-
-
-_ADAPTER = TypeAdapter(Config)
-
-
-def to_json(config: Config) -> str:
-    """Write a configuration as JSON text that `from_json` reads back equal."""
-    return json.dumps(asdict(config), indent=2) + "\n"
-
-
-def from_json(text: str | bytes, *, where: str = "configuration") -> Config:
-    """Read a configuration strictly.
-
-    Args:
-        text: JSON of the whole tree; missing keys take their defaults.
-        where: what to call the text in an error (a path, a recipe).
-
-    Raises:
-        ConfigError: naming every key that is unknown, of a wrong type or out of range.
-    """
-    try:
-        return _ADAPTER.validate_json(text)
-    except ValidationError as error:
-        raise ConfigError(
-            f"{where} cannot be used:\n" + "\n".join(_problems(error)),
-            fix="correct these keys; `kubedet recipes --show NAME` lists a recipe's keys and values",
-        ) from None
-
-
-def _problems(error: ValidationError) -> list[str]:
-    lines = []
-    for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"]) or "(the whole text)"
-        if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-            lines.append(f"  {key}: no such key")
-        else:
-            given = json.dumps(item["input"], default=str)
-            lines.append(f"  {key}: {item['msg'].lower()}, not {given[:80]}")
-    return lines
-
-
-def parse_value(text: str) -> Any:
-    """Read the value of `key=value`: JSON where it is JSON (1e-4, true, [1,2]), else the text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def with_overrides(config: Config, overrides: dict[str, Any], *, where: str = "overrides") -> Config:
-    """Return the configuration with dotted keys replaced, e.g. {"train.lr": 0.02}.
-
-    Raises:
-        ConfigError: a key does not exist (with the keys that do) or its value does not fit.
-    """
-    tree = asdict(config)
-    for dotted, value in overrides.items():
-        if dotted not in _leaves(tree):
-            close = difflib.get_close_matches(dotted, _leaves(tree), n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(close)}?" if close else "sections are: " + ", ".join(tree)
-            raise ConfigError(
-                f"{where}: no key {dotted!r} in the configuration",
-                fix=f"{hint} `kubedet recipes --show {config.recipe}` lists all keys",
-            )
-        *sections, name = dotted.split(".")
-        node = tree
-        for section in sections:
-            node = node[section]
-        node[name] = value
-    return from_json(json.dumps(tree), where=where)
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> list[str]:
-    names = []
-    for name, value in tree.items():
-        names += _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name]
-    return names

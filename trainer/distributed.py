@@ -79,6 +79,14 @@ def broadcast(value: Any, world: World) -> Any:
     return box[0]
 
 
+def mean(values: torch.Tensor, world: World) -> torch.Tensor:
+    """Mean over all ranks, element by element, in place."""
+    if world.size > 1:
+        dist.all_reduce(values)
+        values /= world.size
+    return values
+
+
 def largest(values: torch.Tensor, world: World) -> torch.Tensor:
     """Largest value over all ranks, element by element, in place."""
     if world.size > 1:

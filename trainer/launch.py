@@ -1,30 +1,42 @@
 """torchrun with exit codes and messages that can be trusted.
 
-torchrun ends with code 1 and a traceback whatever happened to its workers. Here the code
-of the first worker that failed is kept (143: stopped after saving, run me again) and its
-message is printed once.
+torchrun ends with code 1 and a traceback whatever happened to its workers. Here a node
+ends with the code of the failure that the others follow from, and its message is printed
+once. 143 says: nothing is wrong with this node, run me again (stopped after saving, or
+another node is gone). Nodes that are gone or come back are torchrun's to handle where it
+may restart the workers (PET_MAX_RESTARTS); what a user must mend is not tried again.
 """
 
-import json
 import logging
 import os
 import signal
 import sys
 import time
-from pathlib import Path
+import uuid
+from argparse import Namespace
+from typing import Any
 
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.run import parse_args, run
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.launcher.api import LaunchConfig
+from torch.distributed.run import config_from_args, parse_args, parse_min_max_nnodes
 
-from trainer.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError
+from trainer.errors import EXIT_RETRY, ConfigError, LaunchError
+from trainer.failures import exit_code, explain, first_cause, may_pass, reason
+from trainer.signals import exit_on_signal
 
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-"""Environment variable with which torchrun tells each worker where its error goes."""
-_EXIT_CODE = "exit_code"
-"""Key of an error file that `report_error` wrote: what the process ends with, if it is let."""
-_SYMPTOM = {EXIT_FAILURE: 1, -signal.SIGTERM: 2}
-"""Exit codes of workers that only follow another: a lost peer, and torchrun's own SIGTERM."""
+_DEFAULT_PORT = 29500
 
 
 def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
@@ -36,65 +48,165 @@ def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
             given torchrun takes from PET_* variables, as the Training Operator sets them.
 
     Returns:
-        0, or the exit code of the first worker that failed; 128 + n for signal n.
+        0, or the exit code of the failure that others follow from; 143 where this node was
+        stopped or only lost others; 128 + n for signal n.
+
+    Raises:
+        ConfigError: torchrun cannot use its options.
+        LaunchError: the port of the rendezvous is taken.
     """
     # torchrun warns of it and sets it to 1; which is right, for the loader has its own threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    _quieten()
+    config, program, words = _settings([*torchrun_arguments, "-m", "trainer", *arguments])
+    if config.max_nodes > 1:
+        print(f"launch: waiting for {_nodes(config)} to meet at {config.rdzv_endpoint}", file=sys.stderr)
     try:
-        run(parse_args([*torchrun_arguments, "-m", "trainer", *arguments]))
+        result = _run(config, program, words)
     except SignalException as error:
         print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
         return EXIT_RETRY if error.sigval in (signal.SIGTERM, signal.SIGINT) else 128 + int(error.sigval)
-    except ChildFailedError as error:
-        rank, failure = _first_cause(error.failures)
-        reported = failure.error_file_data.get(_EXIT_CODE)
-        if reported is not None:
-            print(f"error: {failure.message}", file=sys.stderr)
-            return reported
-        print(_explain(rank, failure.exitcode), file=sys.stderr)
-        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-    return 0
+    except (RendezvousError, DistNetworkError, DistStoreError) as error:
+        return _no_rendezvous(config, error)
+    if result is None or not result.is_failed():
+        return 0
+    rank, failure = first_cause(result.failures)
+    print(explain(rank, failure), file=sys.stderr)
+    return exit_code(failure)
 
 
-def _first_cause(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
-    """The failure that others follow from: one with a message, else not one that torchrun caused."""
-    return min(
-        failures.items(),
-        key=lambda item: (_EXIT_CODE not in item[1].error_file_data, _SYMPTOM.get(item[1].exitcode, 0)),
+def _quieten() -> None:
+    """Leave it to us to say what happened. Each of torchrun's loggers has a level of its own."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _settings(arguments: list[str]) -> tuple[LaunchConfig, Any, list[str]]:
+    """Read torchrun's options: what to launch, the program, and its arguments."""
+    try:
+        config, program, words = config_from_args(_with_endpoint(parse_args(arguments)))
+        config.rdzv_configs["timeout"] = int(config.rdzv_configs["timeout"])
+    except (ValueError, RuntimeError, AssertionError) as error:
+        raise _unusable(error) from None
+    return config, program, words
+
+
+def _unusable(error: Exception) -> ConfigError:
+    return ConfigError(
+        f"the processes cannot be started with these settings: {error}",
+        fix="correct --nproc or the PET_* variable that it names",
     )
 
 
-def _explain(rank: int, exit_code: int) -> str:
-    if exit_code == -signal.SIGKILL:
-        return (
-            f"error: the training process of rank {rank} was killed (SIGKILL); all others were stopped\n"
-            "  fix: mostly memory ran out: lower train.batch_size or loader.image_size, or give more memory; "
-            "the same command goes on from the last checkpoint"
-        )
-    if exit_code < 0:
-        name = signal.Signals(-exit_code).name
-        return (
-            f"error: the training process of rank {rank} died of {name}; all others were stopped\n"
-            "  fix: look at the lines above; the same command goes on from the last checkpoint"
-        )
-    return (
-        f"error: the training process of rank {rank} failed with exit code {exit_code}; see the lines above"
+def _with_endpoint(options: Namespace) -> Namespace:
+    """Complete the place of the rendezvous as torchrun does: a free port for one node alone."""
+    static = options.rdzv_backend == "static" and not options.rdzv_endpoint
+    if static and options.master_port is None and parse_min_max_nnodes(options.nnodes)[1] == 1:
+        options.rdzv_backend, options.rdzv_endpoint = "c10d", "localhost:0"
+        options.rdzv_id = str(uuid.uuid4())
+    options.master_port = options.master_port or _DEFAULT_PORT
+    return options
+
+
+class _Agent(LocalElasticAgent):
+    """torchrun's agent, which stops at once, and does not try again what would only fail again."""
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        # No worker runs meanwhile, and the wait for other nodes may be long.
+        with exit_on_signal(EXIT_RETRY):
+            super()._rendezvous(worker_group)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result = super()._monitor_workers(worker_group)
+        if result.is_failed():
+            rank, failure = first_cause(result.failures)
+            if not may_pass(failure):
+                self._remaining_restarts = 0
+            elif self._remaining_restarts:
+                what = explain(rank, failure).splitlines()[0]
+                left = f"{self._remaining_restarts - 1} more restarts"
+                print(f"launch: {what}; going on with the nodes that are there ({left})", file=sys.stderr)
+        return result
+
+
+def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | None:
+    """Meet the other nodes, run the workers and wait; None where the run needs no node more."""
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend, endpoint=config.rdzv_endpoint, run_id=config.run_id,
+        min_nodes=config.min_nodes, max_nodes=config.max_nodes, local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )  # fmt: skip
+    static = config.rdzv_backend == "static"
+    if not static and config.max_nodes > 1:
+        # A store that all rounds share makes a node that comes back wait in vain for its address,
+        # and lets workers read what an earlier round has left.
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    with exit_on_signal(EXIT_RETRY):
+        handler = _handler(parameters, patience=config.rdzv_configs["timeout"])
+    address, _, port = config.rdzv_endpoint.rpartition(":")
+    spec = WorkerSpec(
+        role=config.role, local_world_size=config.nproc_per_node, entrypoint=program, args=tuple(words),
+        rdzv_handler=handler, max_restarts=config.max_restarts, monitor_interval=config.monitor_interval,
+        # Elsewhere the rendezvous finds a free port of the node that has rank 0.
+        master_addr=address if static else None, master_port=int(port) if static else None,
+        local_addr=config.local_addr, numa_options=config.numa_options,
+    )  # fmt: skip
+    assert config.logs_specs is not None
+    agent = _Agent(spec, config.logs_specs, start_method=config.start_method, **_grace(config))
+    stopped = False
+    try:
+        return agent.run()
+    except SignalException:
+        stopped = True
+        raise
+    finally:
+        # It closes the rendezvous for all nodes, for good; a node that is only stopped may come back.
+        if not stopped:
+            handler.shutdown()
+
+
+def _handler(parameters: RendezvousParameters, patience: float) -> RendezvousHandler:
+    """Connect to the node that hosts the rendezvous, which may come minutes later than this one."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return get_rendezvous_handler(parameters)
+        except ValueError as error:
+            raise _unusable(error) from None
+        except RendezvousConnectionError:
+            if time.monotonic() > end:
+                raise
+
+
+def _grace(config: LaunchConfig) -> dict[str, Any]:
+    """Seconds that workers have to save when this node is stopped; 30 before torch 2.12."""
+    seconds = getattr(config, "shutdown_timeout", None)
+    return {} if seconds is None else {"shutdown_timeout": seconds}
+
+
+def _nodes(config: LaunchConfig) -> str:
+    if config.min_nodes == config.max_nodes:
+        return f"{config.max_nodes} nodes"
+    return f"{config.min_nodes} to {config.max_nodes} nodes"
+
+
+def _no_rendezvous(config: LaunchConfig, error: Exception) -> int:
+    """Say why the nodes did not come together; returns the exit code."""
+    if "EADDRINUSE" in str(error):
+        raise LaunchError(
+            f"another program of this machine listens at {config.rdzv_endpoint}",
+            fix="choose another port (PET_MASTER_PORT, or PET_RDZV_ENDPOINT), or end that program",
+        ) from None
+    if isinstance(error, RendezvousClosedError):
+        why = "the others have ended the run"
+    elif isinstance(error, RendezvousTimeoutError):
+        why = "some did not come in time"
+    else:
+        why = reason(error.__cause__ or error)
+    print(
+        f"stopped: {_nodes(config)} did not meet at {config.rdzv_endpoint}: {why}\n"
+        "  fix: look whether all of them run and reach that address; the same command tries again",
+        file=sys.stderr,
     )
-
-
-def report_error(error: KubedetError) -> None:
-    """Tell the user of an error: through torchrun where it runs this process, else on stderr."""
-    path = os.environ.get(ERROR_FILE)
-    if path is None:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return
-    # The form that torchrun reads (torch.distributed.elastic.multiprocessing.errors).
-    contents = {"message": str(error), "timestamp": int(time.time()), _EXIT_CODE: error.exit_code}
-    Path(path).write_text(json.dumps(contents))
-
-
-def lost_peer(error: Exception) -> bool:
-    """Whether an error only says that another process of the run is gone."""
-    known = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-    return ERROR_FILE in os.environ and any(text in str(error) for text in known)
+    return EXIT_RETRY

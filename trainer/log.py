@@ -31,7 +31,8 @@ def setup(level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for noisy in ("torch.distributed", "urllib3", "onnxscript", "onnx_ir", "matplotlib", "fontTools"):
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # Of what it tries again, the storage tells once.
+    for noisy in ("torch.distributed", "onnxscript", "onnx_ir", "matplotlib", "fontTools"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

@@ -1,7 +1,8 @@
 """The training loop: from shards to the best checkpoint, on every rank.
 
 Read `train`, then `_Run.fit`. A run is a pure function of configuration, shards and global
-batch: stopped anywhere and resumed, it goes on with the same batches and the same losses.
+batch: stopped anywhere and resumed, on as many processes as there are then, it goes on with
+the same global batches and, but for rounding, the same losses.
 """
 
 import contextlib
@@ -14,23 +15,32 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer import checkpoint, log, storage
-from trainer import config as configuration
+from trainer import checkpoint, configuration, log, storage
 from trainer.config import Config
 from trainer.data.loader import Batch, TrainLoader
 from trainer.data.shard_index import ShardDataset
-from trainer.distributed import World, broadcast, gather, largest, process_group
+from trainer.distributed import World, broadcast, gather, mean, process_group
 from trainer.errors import Interrupted, TrainingError
 from trainer.evaluation.coco import evaluate as evaluate_coco
 from trainer.evaluation.inference import predict_split
 from trainer.model.loss import Losses
 from trainer.optim import gradient_norm, learning_rate, set_learning_rate
 from trainer.precision import autocast
+from trainer.resume import newest_checkpoint, step_size
 from trainer.signals import StopRequest, stop_request
 from trainer.state import TrainState
+from trainer.step import (
+    StepGuard,
+    Verdict,
+    compile_detector,
+    compress_gradients,
+    load_compiled,
+    save_compiled,
+)
 from trainer.training_log import TrainingLog
 
 _LOG = logging.getLogger("train")
+_COMPILED = "compiled.bin"
 
 
 def train(config: Config, shards_uri: str, output_uri: str, *, resume: str = "auto") -> dict[str, Any]:
@@ -67,35 +77,39 @@ class _Run:
         self.checkpoints = storage.join(output_uri, "checkpoints")
         self.train_set = ShardDataset(shards_uri, "train")
         self.val_set = ShardDataset(shards_uri, "val") if "val" in self.train_set.splits else None
+        saved = newest_checkpoint(self.checkpoints, world) if resume == "auto" else None
+        self.global_batch = step_size(config, saved, len(self.train_set), world)
         self.loader = TrainLoader(
-            self.train_set, config.loader, batch_size=config.train.batch_size,
-            accumulate=config.train.accumulate, seed=config.train.seed, world=world,
+            self.train_set, config.loader, global_batch=self.global_batch,
+            batch_size=config.train.batch_size, seed=config.train.seed, world=world,
         )  # fmt: skip
-        self.steps = math.ceil(config.train.epochs * len(self.train_set) / self.loader.global_batch)
+        self.steps = math.ceil(config.train.epochs * len(self.train_set) / self.global_batch)
         self.state = TrainState(config, len(self.train_set.categories), world)
-        self.resumed_from = self._resume() if resume == "auto" else None
+        self.resumed_from = self._take_up(saved) if saved else None
+        if config.train.compile_cache:
+            load_compiled(storage.join(output_uri, _COMPILED))
+        compile_detector(self.state.detector, config.train.compile, world.device)
         self.model = self.state.distributed()
+        if config.train.gradient_compression:
+            compress_gradients(self.model)
+        self.guard = StepGuard(self.state.optimizer, world)
         self.log = TrainingLog(output_uri, self.state.step) if world.is_main else None
-
-    @property
-    def samples(self) -> int:
-        """Position in the stream of samples."""
-        return self.state.step * self.loader.global_batch
 
     @property
     def epoch(self) -> int:
         """Epochs that are complete."""
-        return self.samples // len(self.train_set)
+        return self.state.samples // len(self.train_set)
 
     def fit(self, stop: StopRequest) -> dict[str, Any]:
         """Train to the end, or to a stop request."""
         state, first, stopping = self.state, self.state.step, False
         start = saved_at = time.monotonic()
-        batches = self.loader.batches(self.samples)
+        batches = self.loader.batches(state.samples)
         sums = torch.zeros(4, device=self.world.device)
         with log.progress("train", self.steps, "steps", done=first, shown=self.world.is_main) as bar:
             while True:
                 if self._epoch_ended() or stopping or self._checkpoint_due(saved_at):
+                    stopping |= self._accept(self.guard.settle())
                     self._save()
                     saved_at = time.monotonic()
                 if stopping and state.step < self.steps:
@@ -105,14 +119,17 @@ class _Run:
                     with stop.at_once(self._interrupted):
                         self._validate()
                     self._save()
+                    self._keep_compiled()
                 if state.step == self.steps:
                     break
                 step_sums, stopping = self._train_step(
-                    [next(batches) for _ in range(self.config.train.accumulate)], stop
+                    [next(batches) for _ in range(self.loader.passes)], stop
                 )
                 sums += step_sums
                 state.step += 1
+                state.samples += self.global_batch
                 if state.step % self.config.train.log_every == 0 or state.step == self.steps:
+                    stopping |= self._accept(self.guard.settle())
                     bar.note = self._report(sums, time.monotonic() - start, state.step - first)
                     sums.zero_()
                 bar.update()
@@ -127,7 +144,7 @@ class _Run:
 
     def _epoch_ended(self) -> bool:
         """Whether the last step completed an epoch, or the training."""
-        before = (self.samples - self.loader.global_batch) // len(self.train_set)
+        before = (self.state.samples - self.global_batch) // len(self.train_set)
         return self.state.step == self.steps or (self.state.step > 0 and self.epoch > before)
 
     def _validation_due(self) -> bool:
@@ -139,20 +156,19 @@ class _Run:
         """One optimiser step over the forward passes of this rank.
 
         Returns:
-            [4] on the device: total, classification and box loss, norm of the gradient; and
-            whether any rank was asked to stop.
+            [4] on the device: total, classification and box loss, norm of the gradient, whose
+            means over the ranks are those of the global batch; and whether any rank was asked to stop.
         """
         state = self.state
         set_learning_rate(state.optimizer, learning_rate(state.step, self.steps, self.config.train))
         losses = torch.zeros(2, device=self.world.device)
         for turn, batch in enumerate(batches):
             losses += self._forward_backward(batch, last=turn == len(batches) - 1)
-        losses /= len(batches)
-        # All ranks learn here, in one message, what any of them found: they go on together.
-        flags = torch.stack([~torch.isfinite(losses).all(), torch.tensor(stop.asked, device=losses.device)])
-        broken, stopping = largest(flags.float(), self.world).tolist()
-        if broken:
-            self._refuse(losses, batches)
+        # All ranks learn here, in one message, what any of them found, and go on together; the
+        # host reads it a step later, so that it never waits for the device.
+        ids = [image_id for batch in batches for image_id in batch.image_ids]
+        verdict = self.guard.judge(state.step + 1, losses, ids, stopping=stop.asked)
+        stopping = self._accept(verdict)
         state.scaler.unscale_(state.optimizer)
         norm = gradient_norm(state.parameters, self.config.train.clip_norm)
         state.scaler.step(state.optimizer)
@@ -160,7 +176,7 @@ class _Run:
         state.optimizer.zero_grad(set_to_none=True)
         if state.ema:
             state.ema.update(state.step)
-        return torch.cat([losses.sum()[None], losses, norm[None].float()]), bool(stopping)
+        return torch.cat([losses.sum()[None], losses, norm[None].float()]), stopping
 
     def _forward_backward(self, batch: Batch, *, last: bool) -> Tensor:
         # Gradients are exchanged in the last backward pass of a step only.
@@ -168,17 +184,24 @@ class _Run:
         with self.model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
             with autocast(self.world.device, self.config.train.precision):
                 losses: Losses = self.model(batch.images, batch.boxes, batch.labels, batch.color)
-            total = (losses.classification + losses.boxes) / self.config.train.accumulate
-            self.state.scaler.scale(total).backward()
-        return torch.stack([losses.classification.detach(), losses.boxes.detach()])
+            # A mean over these images. The gradients of the ranks are averaged, so that its share
+            # in the mean over the global batch is this, however uneven the slices are.
+            share = len(batch.image_ids) * self.world.size / self.global_batch
+            self.state.scaler.scale((losses.classification + losses.boxes) * share).backward()
+        return torch.stack([losses.classification.detach(), losses.boxes.detach()]) * share
 
-    def _refuse(self, losses: Tensor, batches: list[Batch]) -> None:
-        """Stop every rank before the optimiser touches the weights, naming step and batch."""
-        mine = [image_id for batch in batches for image_id in batch.image_ids]
-        reports = gather((self.world.rank, losses.tolist(), mine), self.world)
+    def _accept(self, verdict: Verdict | None) -> bool:
+        """Go on, or stop every rank where the optimiser left out a step, naming it and its images.
+
+        Returns:
+            Whether any rank was asked to stop.
+        """
+        if not verdict or not verdict.broken:
+            return bool(verdict and verdict.stopping)
+        reports = gather((self.world.rank, verdict.losses, verdict.image_ids), self.world)
         bad = [report for report in reports if not all(map(math.isfinite, report[1]))]
         raise TrainingError(
-            f"the loss is not finite at step {self.state.step + 1} of {self.steps} (epoch {self.epoch + 1}): "
+            f"the loss is not finite at step {verdict.step} of {self.steps} (epoch {self.epoch + 1}): "
             + "; ".join(
                 f"rank {rank}: classification {values[0]:g}, boxes {values[1]:g}, image ids {ids}"
                 for rank, values, ids in bad
@@ -188,14 +211,14 @@ class _Run:
         )
 
     def _report(self, sums: Tensor, seconds: float, steps: int) -> str:
-        """Log the means since the last report; returns the note for the progress display."""
+        """Log the means since the last report over all ranks; returns the note for the display."""
         state = self.state
         count = min((state.step - 1) % self.config.train.log_every + 1, steps)
-        total, classification, boxes, norm = (sums / count).tolist()
-        rate = steps * self.loader.global_batch / seconds
+        total, classification, boxes, norm = (mean(sums, self.world) / count).tolist()
+        rate = steps * self.global_batch / seconds
         if self.log:
             row = {
-                "step": state.step, "epoch": self.samples / len(self.train_set), "loss": total,
+                "step": state.step, "epoch": state.samples / len(self.train_set), "loss": total,
                 "loss_classification": classification, "loss_boxes": boxes, "gradient_norm": norm,
                 "lr": state.optimizer.param_groups[0]["lr"], "images_per_second": rate,
             }  # fmt: skip
@@ -238,7 +261,7 @@ class _Run:
             "config": configuration.to_json(self.config),
             "categories": self.train_set.categories,
             "fingerprint": self.train_set.fingerprint,
-            "global_batch": self.loader.global_batch,
+            "global_batch": self.global_batch,
         }
 
     def _save(self) -> None:
@@ -250,15 +273,21 @@ class _Run:
                 contents, self.checkpoints, self.state.step, self.config.train.keep_checkpoints
             )
 
-    def _resume(self) -> int | None:
-        """Take up the newest checkpoint; returns its step."""
-        saved = checkpoint.read_latest(self.checkpoints)
-        if saved is None:
-            return None
-        checkpoint.check_same_run(saved, self.config, self.train_set.fingerprint, self.loader.global_batch)
+    def _keep_compiled(self) -> None:
+        """Keep compiled code once, for processes that go on after this one."""
+        uri = storage.join(self.output, _COMPILED)
+        if self.world.is_main and self.config.train.compile_cache and not storage.exists(uri):
+            save_compiled(uri)
+
+    def _take_up(self, saved: dict[str, Any]) -> int:
+        """Go on from a checkpoint; returns its step."""
+        checkpoint.check_same_run(saved, self.config, self.train_set.fingerprint, self.global_batch)
         self.state.load_state_dict(saved)
         if self.world.is_main:
-            _LOG.info("resumed at step %d of %d", self.state.step, self.steps)
+            _LOG.info(
+                "resumed at step %d of %d: %d images a step on %d processes",
+                self.state.step, self.steps, self.global_batch, self.world.size,
+            )  # fmt: skip
         return self.state.step
 
     def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
@@ -275,7 +304,7 @@ class _Run:
             "steps": self.steps,
             "epochs": self.config.train.epochs,
             "seconds": seconds,
-            "images_per_second": steps * self.loader.global_batch / seconds if steps else 0.0,
+            "images_per_second": steps * self.global_batch / seconds if steps else 0.0,
             "resumed_from": self.resumed_from,
             "processes": self.world.size,
         }

@@ -6,16 +6,23 @@ from contextlib import contextmanager
 
 from trainer.errors import StorageError
 
+_NO_ACCESS = (
+    "give this user access to the file and its folders, or set fs_group or run_as_user of the job "
+    "to one that has it"
+)
+_NO_FOLDER = "a file stands where a folder is needed: move it away or choose another folder"
+
 _REMEDIES = {
     errno.ENOSPC: "the disk is full: free space there, or choose another folder, and run again",
     errno.EDQUOT: "the quota is used up: free space there, or choose another folder, and run again",
     errno.EFBIG: "files of this size are not allowed there (ulimit -f): choose another folder",
     errno.EROFS: "the file system is read-only: choose another folder",
-    errno.EACCES: "check the permissions of the file and its folders",
-    errno.EPERM: "check the permissions of the file and its folders",
+    errno.EACCES: _NO_ACCESS,
+    errno.EPERM: _NO_ACCESS,
     errno.EMFILE: "raise the limit of open files (ulimit -n) or lower the number of processes and threads",
     errno.EISDIR: "this is a folder: name a file in it",
-    errno.ENOTDIR: "a file stands where a folder is needed: move it away or choose another folder",
+    errno.ENOTDIR: _NO_FOLDER,
+    errno.EEXIST: _NO_FOLDER,
     errno.ENAMETOOLONG: "choose a folder with a shorter path",
 }
 

@@ -2,15 +2,8 @@
 
 from typing import Any
 
-from trainer.config import (
-    Config,
-    DataConfig,
-    EvaluationConfig,
-    LoaderConfig,
-    ModelConfig,
-    TrainConfig,
-    with_overrides,
-)
+from trainer.config import Config, DataConfig, EvaluationConfig, LoaderConfig, ModelConfig, TrainConfig
+from trainer.configuration import with_overrides
 from trainer.errors import ConfigError
 
 
@@ -24,6 +17,7 @@ def debug() -> Config:
         train=TrainConfig(
             epochs=20, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_steps=50,
             clip_norm=5.0, ema_decay=0.98, validate_every=5, checkpoint_minutes=1.0,
+            compile="off",
         ),
         evaluation=EvaluationConfig(gate=["coco/AP50 >= 0.3"]),
     )  # fmt: skip
@@ -42,6 +36,7 @@ def small() -> Config:
         train=TrainConfig(
             epochs=45, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_steps=50,
             clip_norm=5.0, ema_decay=0.99, validate_every=9, checkpoint_minutes=1.0,
+            compile="off",
         ),
     )  # fmt: skip
 

@@ -1,7 +1,10 @@
 """A request to stop that arrives as a signal and is answered where nothing is lost."""
 
 import contextlib
+import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 
 
@@ -43,3 +46,37 @@ def stop_request() -> Iterator[StopRequest]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def exit_on_signal(code: int) -> Iterator[None]:
+    """End this process with `code` at SIGTERM or SIGINT, while the context lasts.
+
+    Python's own handlers wait until a call into C returns, for minutes where it waits for
+    other machines, and the first process of a container ignores what it does not handle.
+    So a thread watches. For the main thread only.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+
+    def watch() -> None:
+        while number := os.read(reader, 1):
+            if number[0] in numbers:
+                print(f"stopped by {signal.Signals(number[0]).name}", file=sys.stderr, flush=True)
+                os._exit(code)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    # With a handler of Python's, however empty, the number of a signal is written at once.
+    previous = {number: signal.signal(number, lambda _number, _frame: None) for number in numbers}
+    former = signal.set_wakeup_fd(writer)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(former)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        os.close(writer)
+        watcher.join()
+        os.close(reader)

@@ -3,6 +3,7 @@
 import inspect
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -29,7 +30,7 @@ class TrainState:
     def __init__(self, config: Config, num_classes: int, world: World) -> None:
         """Build it as it is at step 0, the same weights in every process."""
         torch.manual_seed(config.train.seed)
-        self.world = world
+        self.world, self._seed = world, config.train.seed
         self.detector = _build_detector(config, num_classes, world)
         # The weights are drawn alike everywhere; from here on each rank has numbers of its own.
         torch.manual_seed(config.train.seed + 1 + world.rank)
@@ -39,6 +40,8 @@ class TrainState:
         self.parameters = [p for p in self.detector.parameters() if p.requires_grad]
         self.step = 0
         """Optimiser steps done."""
+        self.samples = 0
+        """Samples read so far: the position in the stream, whatever the processes were."""
         self.best: dict[str, Any] = {}
         """step, epoch and metrics of the best validation so far; empty before the first."""
         self.validated = 0
@@ -65,6 +68,7 @@ class TrainState:
         """Everything needed to go on. A collective: all ranks call it."""
         return {
             "step": self.step,
+            "samples": self.samples,
             "best": self.best,
             "validated": self.validated,
             "model": self.detector.state_dict(),
@@ -75,18 +79,26 @@ class TrainState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a state; random numbers only where this rank existed when it was written."""
+        """Take up a state, on as many processes as there are now."""
         self.detector.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.ema:
             self.ema.model.load_state_dict(state["ema"])
         self.scaler.load_state_dict(state["scaler"])
-        self.step, self.best, self.validated = state["step"], state["best"], state["validated"]
-        if self.world.rank < len(state["random"]):
-            own = state["random"][self.world.rank]
-            torch.set_rng_state(own["cpu"])
-            if "cuda" in own and self.world.device.type == "cuda":
-                torch.cuda.set_rng_state(own["cuda"])
+        self.step, self.samples = state["step"], state["samples"]
+        self.best, self.validated = state["best"], state["validated"]
+        self._set_random_state(state["random"])
+
+    def _set_random_state(self, ranks: list[dict[str, Tensor]]) -> None:
+        if self.world.rank >= len(ranks):
+            # A rank that was not there then: numbers that none has had, the same at every try.
+            words = np.random.SeedSequence([self._seed, self.step, self.world.rank]).generate_state(2)
+            torch.manual_seed(int(words[0]) << 32 | int(words[1]))
+            return
+        own = ranks[self.world.rank]
+        torch.set_rng_state(own["cpu"])
+        if "cuda" in own and self.world.device.type == "cuda":
+            torch.cuda.set_rng_state(own["cuda"])
 
     def _random_state(self) -> dict[str, Tensor]:
         states = {"cpu": torch.get_rng_state()}

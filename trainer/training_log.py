@@ -1,4 +1,4 @@
-"""What rank 0 writes down while it trains: metrics.jsonl and TensorBoard events."""
+"""What a run writes down while it trains: metrics.jsonl and TensorBoard events."""
 
 import json
 import shutil
@@ -9,13 +9,14 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from trainer import storage
+from trainer.os_errors import explained
 
 
 class TrainingLog:
     """Rows of numbers by step. A resumed run goes on in the same file, without repetition.
 
     Where the run's folder is not local the files grow in a temporary folder and are
-    uploaded by `publish`.
+    uploaded by `publish`. All methods raise StorageError where the folder cannot be written.
     """
 
     def __init__(self, output_uri: str, step: int) -> None:
@@ -23,25 +24,28 @@ class TrainingLog:
         self._uri = output_uri
         self._local = storage.is_local(output_uri)
         self._folder = storage.local_path(output_uri) if self._local else Path(tempfile.mkdtemp())
-        self._folder.mkdir(parents=True, exist_ok=True)
         rows = read_rows(output_uri) if step else []
         self._path = self._folder / "metrics.jsonl"
         kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step)
         storage.write_bytes(str(self._path), kept.encode())
-        self._file = self._path.open("a")
-        self._board = SummaryWriter(str(self._folder / "tensorboard"), purge_step=step + 1 if step else None)
+        with explained(output_uri, "write"):
+            self._file = self._path.open("a")
+            board = self._folder / "tensorboard"
+            self._board = SummaryWriter(str(board), purge_step=step + 1 if step else None)
 
     def add(self, kind: str, row: dict[str, Any]) -> None:
         """Write one row; `kind` is "train" or "val", row["step"] the optimiser steps done."""
-        self._file.write(json.dumps({"kind": kind, **row}) + "\n")
-        self._file.flush()
-        for name, value in row.items():
-            if name != "step":
-                self._board.add_scalar(f"{kind}/{name.removeprefix('coco/')}", value, row["step"])
+        with explained(self._uri, "write"):
+            self._file.write(json.dumps({"kind": kind, **row}) + "\n")
+            self._file.flush()
+            for name, value in row.items():
+                if name != "step":
+                    self._board.add_scalar(f"{kind}/{name.removeprefix('coco/')}", value, row["step"])
 
     def publish(self) -> None:
         """Bring what is written to the run's folder."""
-        self._board.flush()
+        with explained(self._uri, "write"):
+            self._board.flush()
         if not self._local:
             for path in self._folder.rglob("*"):
                 if path.is_file():
@@ -49,8 +53,9 @@ class TrainingLog:
 
     def close(self) -> None:
         """Close the files."""
-        self._file.close()
-        self._board.close()
+        with explained(self._uri, "write"):
+            self._file.close()
+            self._board.close()
         if not self._local:
             shutil.rmtree(self._folder, ignore_errors=True)
 

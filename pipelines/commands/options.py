@@ -2,7 +2,7 @@
 
 import argparse
 
-from trainer import config
+from trainer import configuration
 from trainer.errors import ConfigError
 
 
@@ -38,5 +38,5 @@ def pairs(texts: list[str], option: str = "--set") -> dict[str, object]:
             raise ConfigError(
                 f"{option} {text!r} is not key=value", fix=f"write it like {option} train.epochs=10"
             )
-        values[key.strip()] = config.parse_value(value)
+        values[key.strip()] = configuration.parse_value(value)
     return values

@@ -3,7 +3,7 @@
 import argparse
 
 from pipelines.commands import Commands
-from trainer import config, recipes
+from trainer import configuration, recipes
 
 
 def add(commands: Commands) -> None:
@@ -15,7 +15,7 @@ def add(commands: Commands) -> None:
 
 def _recipes(options: argparse.Namespace) -> int:
     if options.show:
-        print(config.to_json(recipes.load(options.show)), end="")
+        print(configuration.to_json(recipes.load(options.show)), end="")
         return 0
     width = max(map(len, recipes.RECIPES))
     for name, recipe in recipes.RECIPES.items():

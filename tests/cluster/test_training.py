@@ -18,7 +18,7 @@ CONFIG = {
 PREPARE = """
 import json, sys
 from trainer import recipes, storage
-from trainer.config import to_json
+from trainer.configuration import to_json
 from trainer.data.download import download
 from trainer.data.shards import shard
 

@@ -6,7 +6,7 @@ import pytest
 
 from components.jobs import Request
 from components.training import folder_of, prepare, result
-from trainer.config import from_json
+from trainer.configuration import from_json
 from trainer.errors import ConfigError, DataError, LaunchError
 
 RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"

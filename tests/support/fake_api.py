@@ -82,6 +82,7 @@ class FakeApi(FakeCluster):
         """What the Authorization header must hold, unless it is empty."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"cluster": self}))
         self._server.daemon_threads = True
+        self._server.handle_error = lambda *_: None  # Clients that went away.
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self.write_kubeconfig()
 

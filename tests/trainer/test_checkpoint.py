@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainer import checkpoint
-from trainer.config import to_json
+from trainer.configuration import to_json
 from trainer.errors import CheckpointError, StorageError
 from trainer.model.detector import build
 

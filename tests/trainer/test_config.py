@@ -6,7 +6,8 @@ from dataclasses import asdict
 import pytest
 
 from trainer import recipes
-from trainer.config import Config, from_json, parse_value, to_json, with_overrides
+from trainer.config import Config
+from trainer.configuration import from_json, parse_value, to_json, with_overrides
 from trainer.errors import ConfigError
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.config import LoaderConfig
-from trainer.data.order import SampleStream, global_batch, rank_positions
+from trainer.data.order import SampleStream, forward_passes, rank_positions
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import Sample, augment, color_map, letterbox
 from trainer.distributed import World
@@ -53,18 +53,16 @@ class Batch(NamedTuple):
 class TrainLoader:
     """Training batches from a position of the sample stream on, without end.
 
-    Iterating gives the forward passes of one rank in order; `accumulate` of them make a step.
+    Iterating gives the forward passes of one rank in order; `passes` of them make a step.
     """
 
     def __init__(
-        self, dataset: ShardDataset, config: LoaderConfig, *, batch_size: int, accumulate: int, seed: int,
+        self, dataset: ShardDataset, config: LoaderConfig, *, global_batch: int, batch_size: int, seed: int,
         world: World,
     ) -> None:  # fmt: skip
         self._dataset, self._config, self._world = dataset, config, world
-        self._batch_size, self._accumulate, self._seed = batch_size, accumulate, seed
-        self.global_batch = global_batch(
-            len(dataset), batch_size=batch_size, accumulate=accumulate, processes=world.size
-        )
+        self._global_batch, self._batch_size, self._seed = global_batch, batch_size, seed
+        self.passes = forward_passes(global_batch, batch_size, world.size)
         self._stream = SampleStream(dataset.shard_sizes, seed)
         self._pool = ThreadPoolExecutor(config.workers, thread_name_prefix="decode")
 
@@ -90,11 +88,11 @@ class TrainLoader:
     def _positions(self, start: int) -> Iterator[list[tuple[int, int]]]:
         while True:
             for positions in rank_positions(
-                start, self._batch_size, accumulate=self._accumulate, world_size=self._world.size,
+                start, self._global_batch, self._batch_size, world_size=self._world.size,
                 rank=self._world.rank,
             ):  # fmt: skip
                 yield [self._stream[position] for position in positions]
-            start += self.global_batch
+            start += self._global_batch
 
     def _load(self, epoch: int, index: int) -> tuple[int, Sample, np.ndarray | None]:
         # The randomness of a sample depends on nothing but seed, epoch and index, so that a

@@ -5,9 +5,11 @@ train on and local enough to read from object storage. Nothing else depends on i
 goes on from one number, the samples read so far, at any number of workers and processes.
 """
 
+from itertools import pairwise
+
 import numpy as np
 
-from trainer.errors import DataError
+from trainer.errors import ConfigError, DataError
 
 WINDOW = 64
 """Shards whose samples are mixed."""
@@ -59,33 +61,58 @@ class SampleStream:
         return epoch, int(self._orders[epoch][offset])
 
 
-def global_batch(samples: int, *, batch_size: int, accumulate: int, processes: int) -> int:
+def global_batch(samples: int, *, batch_size: int, accumulate: int, processes: int, asked: int = 0) -> int:
     """Samples that one optimiser step reads over all processes.
 
+    Args:
+        samples: size of the training split.
+        batch_size: of each process in a forward pass.
+        accumulate: forward passes of each process.
+        processes: how many there are.
+        asked: the number to use instead of the product of these; 0 is that product.
+
     Raises:
+        ConfigError: it is fewer than one for each process.
         DataError: the training split has fewer.
     """
-    whole = batch_size * accumulate * processes
+    whole = asked or batch_size * accumulate * processes
+    if whole < processes:
+        raise ConfigError(
+            f"a global batch of {whole} images cannot be shared by {processes} processes",
+            fix=f"set train.global_batch to {processes} or more, or use fewer processes",
+        )
     if samples < whole:
+        parts = f"{processes} processes x batch {batch_size} x accumulation {accumulate} = {whole}"
         raise DataError(
-            f"the training split has {samples} images, fewer than one step reads: {processes} processes x "
-            f"batch {batch_size} x accumulation {accumulate} = {whole}",
-            fix="use fewer processes (--nproc), a smaller train.batch_size, or more images",
+            f"the training split has {samples} images, fewer than one step reads: "
+            + (f"train.global_batch = {asked}" if asked else parts),
+            fix="use fewer processes (--nproc), a smaller train.batch_size, or more images"
+            if not asked
+            else "set a smaller train.global_batch, or use more images",
         )
     return whole
 
 
-def rank_positions(
-    start: int, batch_size: int, *, accumulate: int, world_size: int, rank: int
-) -> list[range]:
+def forward_passes(whole: int, batch_size: int, world_size: int) -> int:
+    """Forward passes that every rank makes for a step of `whole` samples.
+
+    As many as the largest share needs, but none without an image on some rank: where
+    `batch_size` is 1 and the shares are uneven, a pass may have two images.
+    """
+    largest_share = -(-whole // world_size)
+    return min(-(-largest_share // batch_size), whole // world_size)
+
+
+def rank_positions(start: int, whole: int, batch_size: int, *, world_size: int, rank: int) -> list[range]:
     """Stream positions that one rank reads for the step that begins at `start`.
 
-    A step takes accumulate x world_size x batch_size samples in a row; in each forward pass
-    every rank has its own slice.
+    A step takes the next `whole` samples. Every rank has a share of them in a row, and
+    divides it into forward passes; shares, and the passes of one, differ by one at most.
 
     Returns:
-        One range of `batch_size` positions for each forward pass.
+        One range of positions for each forward pass, none of them empty.
     """
-    whole = world_size * batch_size
-    firsts = [start + turn * whole + rank * batch_size for turn in range(accumulate)]
-    return [range(first, first + batch_size) for first in firsts]
+    passes = forward_passes(whole, batch_size, world_size)
+    first, last = (start + whole * edge // world_size for edge in (rank, rank + 1))
+    edges = [first + (last - first) * turn // passes for turn in range(passes + 1)]
+    return [range(*edge) for edge in pairwise(edges)]

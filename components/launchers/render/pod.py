@@ -42,7 +42,9 @@ def template(job: JobSpec, *, env: dict[str, str] | None = None) -> dict[str, An
 
 
 def _container(job: JobSpec, env: dict[str, str]) -> dict[str, Any]:
-    plain = network.environment(job) | env
+    # torchrun's own patience after SIGTERM is 30 s, whatever the pod is given to save its state.
+    patience = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(math.ceil(job.grace_seconds) - 5, 1))}
+    plain = patience | network.environment(job) | env
     secret = [
         {"name": item.name, "valueFrom": {"secretKeyRef": _without_empty(
             {"name": item.secret, "key": item.key, "optional": item.optional or None}

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from trainer.data.order import SampleStream, epoch_order, rank_positions
+from trainer.data.order import SampleStream, epoch_order, forward_passes, global_batch, rank_positions
+from trainer.errors import ConfigError, DataError
 
 
 def test_an_epoch_has_every_sample_once():
@@ -25,18 +26,36 @@ def test_reads_stay_within_a_window_of_shards():
         assert len(set((order[first : first + 640] // 10).tolist())) == 64
 
 
-@pytest.mark.parametrize(("world", "accumulate", "batch"), [(1, 1, 12), (2, 3, 2), (3, 2, 2), (4, 1, 3)])
-def test_any_division_reads_the_same_global_batches(world, accumulate, batch):
-    stream = SampleStream([5, 6, 6], seed=3)
-    reached = []
-    for step in range(4):
+@pytest.mark.parametrize("whole", [12, 13, 17])
+@pytest.mark.parametrize(("world", "batch"), [(1, 12), (1, 3), (2, 2), (3, 4), (4, 3), (5, 1), (12, 8)])
+def test_any_division_reads_the_same_global_batches(whole, world, batch):
+    for step in range(3):
         parts = [
-            rank_positions(step * 12, batch, accumulate=accumulate, world_size=world, rank=rank)
-            for rank in range(world)
+            rank_positions(step * whole, whole, batch, world_size=world, rank=rank) for rank in range(world)
         ]
-        reached.append(sorted(stream[p] for rank in parts for turn in rank for p in turn))
-    alone = [sorted(stream[p] for p in range(step * 12, step * 12 + 12)) for step in range(4)]
-    assert reached == alone
+        read = [position for rank in parts for turn in rank for position in turn]
+        assert read == list(range(step * whole, (step + 1) * whole))
+        shares = [sum(map(len, rank)) for rank in parts]
+        assert max(shares) - min(shares) <= 1
+        passes = [len(turn) for rank in parts for turn in rank]
+        # Every rank makes as many, and none without an image: SyncBatchNorm would wait for ever.
+        assert {len(rank) for rank in parts} == {forward_passes(whole, batch, world)}
+        assert min(passes) >= 1 and max(passes) <= max(batch, 2)
+
+
+def test_accumulation_is_what_an_even_share_needs():
+    assert forward_passes(24, 4, 2) == 3 and forward_passes(24, 4, 1) == 6 and forward_passes(24, 8, 3) == 1
+
+
+def test_the_global_batch_is_the_one_asked_for_or_the_product():
+    assert global_batch(100, batch_size=4, accumulate=2, processes=3) == 24
+    assert global_batch(100, batch_size=4, accumulate=2, processes=3, asked=10) == 10
+    with pytest.raises(DataError, match=r"24 images.*2 processes x batch 4 x accumulation 4 = 32"):
+        global_batch(24, batch_size=4, accumulate=4, processes=2)
+    with pytest.raises(ConfigError, match="2 images cannot be shared by 3 processes"):
+        global_batch(100, batch_size=4, accumulate=1, processes=3, asked=2)
+    with pytest.raises(DataError, match=r"9 images.*train\.global_batch = 10"):
+        global_batch(9, batch_size=4, accumulate=1, processes=1, asked=10)
 
 
 def test_batches_over_the_end_of_an_epoch_lose_and_repeat_nothing():

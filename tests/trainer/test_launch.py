@@ -1,0 +1,146 @@
+"""The launcher of a node: what it ends with, and what it says, whatever happens to the others."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from trainer import checkpoint
+from trainer.configuration import to_json
+from trainer.errors import ConfigError
+from trainer.launch import launch
+from trainer.training_log import read_rows
+
+
+@pytest.fixture
+def training(shards, tiny, tmp_path):
+    """Arguments of a training, and its folder."""
+    output = tmp_path / "run"
+
+    def arguments(**overrides):
+        path = tmp_path / "config.json"
+        path.write_text(to_json(tiny(train__batch_size=2, train__checkpoint_steps=2, **overrides)))
+        return ["train", "--config", str(path), "--shards", shards, "--output", str(output)]
+
+    return arguments, str(output)
+
+
+def wait_for_step(output, step, node):
+    end = time.monotonic() + 100
+    while not any(row["step"] >= step for row in read_rows(output)):
+        assert node.process.poll() is None and time.monotonic() < end, node.output
+        time.sleep(0.05)
+
+
+def lose_one(victim, node, arguments, output, place):
+    """Start two nodes, kill one, and see how the other ends."""
+    pair = [node(arguments(train__epochs=200), node_rank=rank, **place) for rank in (0, 1)]
+    wait_for_step(output, 4, pair[0])
+    pair[victim].kill()
+    survivor = pair[1 - victim]
+    assert survivor.wait() == 143, survivor.output
+    assert f"stopped: rank {1 - victim} lost another process of this run" in survivor.output
+    assert "Traceback" not in survivor.output
+
+
+@pytest.mark.slow
+def test_a_node_that_lost_the_first_is_to_be_run_again(node, port, training):
+    lose_one(0, node, *training, {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": port})
+
+
+@pytest.mark.slow
+def test_a_node_that_lost_another_is_to_be_run_again_and_both_go_on(node, port, training):
+    arguments, output = training
+    place = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": port}
+    lose_one(1, node, arguments, output, place)
+    saved = checkpoint.read_latest(f"{output}/checkpoints")["step"]
+    again = [node(arguments(train__epochs=saved // 6 + 1), node_rank=rank, **place) for rank in (0, 1)]
+    assert [each.wait() for each in again] == [0, 0], again[0].output
+    assert f"resumed at step {saved} of" in again[0].output
+
+
+@pytest.mark.slow
+def test_a_real_failure_on_one_node_is_its_own_and_the_other_lost_a_peer(node, port, training, tmp_path):
+    """Rank 0 cannot write: a user's mistake ends the job, the other node's code does not hide it."""
+    arguments, output = training
+    (tmp_path / "run").write_text("a file")
+    place = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": port}
+    pair = [node(arguments(), node_rank=rank, **place) for rank in (0, 1)]
+    assert [each.wait() for each in pair] == [2, 143], pair[0].output + pair[1].output
+    assert f"error: cannot write {output}/metrics.jsonl" in pair[0].output
+    assert "fix: a file stands where a folder is needed" in pair[0].output
+    assert "Traceback" not in pair[0].output + pair[1].output
+
+
+@pytest.mark.slow
+def test_nodes_that_do_not_meet_say_so_and_are_run_again(node, port):
+    both = {"nnodes": 2, "rdzv_conf": "timeout=2"}
+    alone = node(["train"], node_rank=0, master_addr="127.0.0.1", master_port=port, **both)
+    lost = node(["train"], node_rank=1, master_addr="nowhere.invalid", master_port=port, **both)
+    elastic = node(["train"], nnodes="2:3", rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0",
+                   rdzv_conf="join_timeout=2")  # fmt: skip
+    assert [each.wait() for each in (alone, lost, elastic)] == [143, 143, 143]
+    assert f"2 nodes did not meet at 127.0.0.1:{port}: Timed out after" in alone.output
+    assert f"2 nodes did not meet at nowhere.invalid:{port}" in lost.output
+    assert "2 to 3 nodes did not meet at 127.0.0.1:0: some did not come in time" in elastic.output
+    for each in (alone, lost, elastic):
+        assert "fix: look whether all of them run" in each.output
+        assert "Traceback" not in each.output and "frame #" not in each.output
+
+
+@pytest.mark.slow
+def test_a_node_that_waits_for_others_stops_at_once(node, port):
+    waiting = node(["train"], nnodes=2, node_rank=1, master_addr="127.0.0.1", master_port=port)
+    waiting.wait_for("waiting for 2 nodes")
+    time.sleep(0.5)  # Now it is in the library's own wait, which Python's handlers do not end.
+    waiting.process.send_signal(signal.SIGTERM)
+    assert waiting.wait(5) == 143
+    assert "stopped by SIGTERM" in waiting.output
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_is_said(node):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        refused = node(["train"], nnodes=2, node_rank=0, master_addr="127.0.0.1", master_port=taken)
+        assert refused.wait() == 1
+    assert f"another program of this machine listens at 127.0.0.1:{taken}" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("PET_NNODES", "2x"),
+        ("PET_NNODES", "3:2"),
+        ("PET_NPROC_PER_NODE", "many"),
+        ("PET_RDZV_CONF", "timeout"),
+        ("PET_RDZV_CONF", "timeout=long"),
+        ("PET_RDZV_ENDPOINT", "here:x"),
+    ],
+)
+def test_settings_that_torchrun_refuses(variable, value, monkeypatch):
+    monkeypatch.setenv("PET_RDZV_BACKEND", "c10d")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match="the processes cannot be started with these settings"):
+        launch(["train"], [])
+
+
+def test_wakeup_and_handlers_are_restored():
+    """After waiting for others the process handles signals as it did before."""
+    code = (
+        "import signal\nfrom trainer.signals import exit_on_signal\n"
+        "with exit_on_signal(143): pass\n"
+        "assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and signal.set_wakeup_fd(-1) == -1\n"
+        "with exit_on_signal(143):\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    import time; time.sleep(30)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert (done.returncode, done.stderr) == (143, "stopped by SIGTERM\n")

@@ -1,0 +1,112 @@
+"""The guard of a step, the compilation of the network, the cache of compiled code."""
+
+import copy
+import logging
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.config import ModelConfig
+from trainer.distributed import SINGLE
+from trainer.model import fusion
+from trainer.model.detector import build
+from trainer.step import StepGuard, compile_detector, compress_gradients, load_compiled, save_compiled
+
+NARROW = ModelConfig(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
+CPU = torch.device("cpu")
+
+
+def optimizers(parameter):
+    yield torch.optim.SGD([parameter], lr=0.1, momentum=0.9, fused=True)
+    yield torch.optim.Adam([parameter], lr=0.1, fused=True)
+    yield torch.optim.AdamW([parameter], lr=0.1, fused=True)
+
+
+@pytest.mark.parametrize("kind", range(3), ids=["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_broken_step_leaves_the_weights_and_the_optimiser_alone(kind, bad):
+    parameter = torch.ones(3, requires_grad=True)
+    optimizer = list(optimizers(parameter))[kind]
+    guard = StepGuard(optimizer, SINGLE)
+    history = []
+    for number, loss in enumerate([1.0, bad, 2.0]):
+        parameter.grad = torch.full((3,), loss)
+        verdict = guard.judge(number, torch.tensor([loss, 0.5]), [number, 7], stopping=number == 2)
+        optimizer.step()
+        state = optimizer.state[parameter]
+        history.append((parameter.detach().clone(), copy.deepcopy(state)))
+        assert verdict is None or (verdict.step, verdict.broken) == (number - 1, number == 2)
+    assert verdict.image_ids == [1, 7] and not verdict.stopping and verdict.losses[1] == 0.5
+    last = guard.settle()
+    assert (last.step, last.broken, last.stopping) == (2, False, True)
+    assert guard.settle() is None
+    first, second, third = history
+    assert torch.equal(first[0], second[0]) and not torch.equal(second[0], third[0])
+    assert all(torch.equal(value, second[1][name]) for name, value in first[1].items() if value is not None)
+
+
+def tiny_detector():
+    torch.manual_seed(0)
+    return build(NARROW, 3).train()
+
+
+def test_the_compiled_network_is_one_graph_with_the_same_result(monkeypatch):
+    # Tracing alone: what a backend then makes of the graph is torch's part.
+    calls, compile_ = [], torch.compile
+
+    def traced(function, **options):
+        calls.append(options)
+        options.pop("mode")
+        return compile_(function, backend="eager", **options)
+
+    monkeypatch.setattr(torch, "compile", traced)
+    monkeypatch.setattr(fusion, "choose", lambda enabled, device: enabled)
+    detector = tiny_detector()
+    names = list(detector.state_dict())
+    images = torch.randint(0, 256, (1, 3, 128, 128), dtype=torch.uint8)
+    boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
+    plain = detector(images, boxes, labels)
+    compile_detector(detector, "graphs", CPU)
+    assert len(calls) == 1 and calls[0]["fullgraph"] is True
+    assert list(detector.state_dict()) == names
+    for one, other in zip(plain, detector(images, boxes, labels), strict=True):
+        assert torch.allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["off", "loss"])
+def test_the_network_is_compiled_only_when_asked(mode, monkeypatch):
+    monkeypatch.setattr(fusion, "choose", lambda enabled, device: enabled)
+    detector = tiny_detector()
+    compile_detector(detector, mode, CPU)
+    assert detector._compiled_trunk is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(fusion.missing_tool("cpu") is not None, reason="no C++ compiler on this machine")
+def test_compiled_code_outlives_the_process(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "one"))
+    uri = str(tmp_path / "run" / "compiled.bin")
+    assert not load_compiled(uri)
+    torch.compile(lambda x: (x * 2 + 1).sin())(torch.ones(8))
+    assert save_compiled(uri)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "two"))
+    assert load_compiled(uri)
+    assert any((tmp_path / "two").rglob("*")) and "took up compiled code" in caplog.text
+
+
+def test_gradients_are_sent_in_bf16(tmp_path):
+    plain = nn.Linear(2, 2)
+    compress_gradients(plain)  # one process has nobody to send to
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(nn.Linear(3, 1, bias=False))
+        compress_gradients(model)
+        value = 1 + 2**-12  # not a number of bf16
+        model(torch.full((1, 3), value)).sum().backward()
+        assert (model.module.weight.grad == 1).all()
+    finally:
+        dist.destroy_process_group()

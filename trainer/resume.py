@@ -1,0 +1,51 @@
+"""Where a run goes on, on as many processes as there are now."""
+
+import json
+from typing import Any
+
+from trainer import checkpoint
+from trainer.config import Config
+from trainer.data.order import global_batch
+from trainer.distributed import World, broadcast
+
+
+def newest_checkpoint(folder: str, world: World) -> dict[str, Any] | None:
+    """Read the newest checkpoint of a run, the same one on every rank; None before the first.
+
+    Rank 0 looks: what a folder shared over a network shows may differ between machines for
+    a minute, and ranks that went on from different steps would wait for each other for ever.
+
+    Raises:
+        CheckpointError: there are some, and none can be read.
+        StorageError: the folder cannot be read, or a rank does not see the file.
+    """
+    found = checkpoint.read_latest(folder) if world.is_main else None
+    step = broadcast(found["step"] if found else None, world)
+    return checkpoint.read_step(folder, step) if step is not None and found is None else found
+
+
+def step_size(config: Config, saved: dict[str, Any] | None, samples: int, world: World) -> int:
+    """Return the samples of one optimiser step: as configured, or as when the run began.
+
+    Args:
+        config: the configuration.
+        saved: the checkpoint to go on from, if any. Where it differs in nothing but the number
+            of processes, its global batch is kept.
+        samples: size of the training split.
+        world: the processes.
+
+    Raises:
+        ConfigError, DataError: see `global_batch`.
+    """
+    asked = config.train.global_batch
+    if not asked and saved:
+        before = json.loads(saved["config"])["train"]
+        same = (before["batch_size"], before["accumulate"]) == (
+            config.train.batch_size,
+            config.train.accumulate,
+        )
+        asked = saved["global_batch"] if same else 0
+    return global_batch(
+        samples, batch_size=config.train.batch_size, accumulate=config.train.accumulate,
+        processes=world.size, asked=asked,
+    )  # fmt: skip
