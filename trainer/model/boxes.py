@@ -21,12 +21,13 @@ def area(boxes: Tensor) -> Tensor:
 
 def pairwise_iou(boxes: Tensor, anchors: Tensor) -> Tensor:
     """IoU of every box with every anchor: [B, M, 4] x [N, 4] -> [B, M, N]."""
-    corner_min = torch.maximum(boxes[:, :, None, :2], anchors[None, None, :, :2])
-    corner_max = torch.minimum(boxes[:, :, None, 2:], anchors[None, None, :, 2:])
-    size = (corner_max - corner_min).clamp_(min=0)
-    intersection = size[..., 0] * size[..., 1]
-    union = area(boxes)[:, :, None] + area(anchors) - intersection
-    return intersection / union
+    # By coordinate: planes [B, M, N] are read and written in order.
+    x1, y1, x2, y2 = (part[:, :, None] for part in boxes.unbind(dim=-1))
+    width = torch.minimum(x2, anchors[:, 2]).sub_(torch.maximum(x1, anchors[:, 0])).clamp_(min=0)
+    height = torch.minimum(y2, anchors[:, 3]).sub_(torch.maximum(y1, anchors[:, 1])).clamp_(min=0)
+    intersection = width.mul_(height)
+    union = (area(boxes)[:, :, None] + area(anchors)).sub_(intersection)
+    return intersection.div_(union)
 
 
 def encode(boxes: Tensor, anchors: Tensor) -> Tensor:

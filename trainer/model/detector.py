@@ -1,5 +1,7 @@
 """The detector as one module: uint8 squares in; losses in training, detections otherwise."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -44,6 +46,7 @@ class Detector(nn.Module):
         self.anchor_generator = AnchorGenerator(sizes, (tuple(config.aspect_ratios),) * LEVELS)
         self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1) * 255, persistent=False)
         self.register_buffer("std", torch.tensor(STD).view(1, 3, 1, 1) * 255, persistent=False)
+        self._compiled_trunk: Callable[[Tensor], tuple[list[Tensor], Tensor]] | None = None
         self._anchors: dict[tuple[tuple[int, int], torch.device], list[Tensor]] = {}
         if config.weights == _EPS_FREE_WEIGHTS:
             # These weights were trained with an epsilon of 0; torchvision resets it as well.
@@ -61,23 +64,55 @@ class Detector(nn.Module):
             color: fp32 [B, 3, 4], an affine map of RGB in 0..1 for each image (photometric
                 augmentation), or None.
         """
-        logits, offsets, shapes = self.outputs(self.normalize(images, color))
-        anchors = torch.cat(self.anchors(shapes, _size(images)))
-        shifted = torch.where(labels == PADDING, PADDING, labels + self.label_offset)
-        with torch.autocast(images.device.type, enabled=False):
-            return retinanet_loss(self.box_loss, logits, offsets, anchors, boxes, shifted)
+        features, offsets = (self._compiled_trunk or self.trunk)(self.normalize(images, color))
+        anchors = self.anchors([(level.shape[-2], level.shape[-1]) for level in features], _size(images))
+        return retinanet_loss(
+            self.box_loss,
+            features,
+            self.head.classification_head.cls_logits,
+            offsets,
+            anchors,
+            boxes,
+            torch.where(labels == PADDING, PADDING, labels + self.label_offset),
+        )
+
+    def trunk(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
+        """All of the network that a loss needs, but the last classification convolution.
+
+        Args:
+            images: normalised, [B, 3, S, S].
+
+        Returns:
+            The class head's features [B, fpn_channels, h, w] of each level, and the offsets [B, N, 4].
+        """
+        features = self.features(images)
+        own = self.head.classification_head
+        return [own.conv(level) for level in features], self.head.regression_head(features)
+
+    def compile_trunk(self, mode: str) -> None:
+        """Compile `trunk` for training, in one of torch.compile's modes; one shape, one graph."""
+        compiled = torch.compile(self.trunk, mode=mode, dynamic=False, fullgraph=True)
+
+        def run(images: Tensor) -> tuple[list[Tensor], Tensor]:
+            # CUDA graphs reuse their outputs' memory from here on.
+            torch.compiler.cudagraph_mark_step_begin()
+            return compiled(images)
+
+        self._compiled_trunk = run
 
     @torch.inference_mode()
     def predict(self, images: Tensor) -> Detections:
         """Detections in uint8 images [B, 3, S, S]."""
         logits, offsets, shapes = self.outputs(self.normalize(images))
-        return self.detections(logits, offsets, self.anchors(shapes, _size(images)), _size(images))
+        size = _size(images)
+        return self.detections(logits, offsets, self.anchors(shapes, size), size)
 
     def detections(
-        self, logits: Tensor, offsets: Tensor, anchors: list[Tensor], image_size: tuple[int, int]
+        self, logits: list[Tensor], offsets: list[Tensor], anchors: list[Tensor], image_size: tuple[int, int]
     ) -> Detections:
-        """Detections from the heads' outputs, with the background output left out."""
-        return postprocess(logits[:, :, self.label_offset :], offsets, anchors, image_size, self.config)
+        """Detections from the heads' outputs of each level, with the background output left out."""
+        classes = [level[:, :, self.label_offset :] for level in logits]
+        return postprocess(classes, offsets, anchors, image_size, self.config)
 
     def normalize(self, images: Tensor, color: Tensor | None = None) -> Tensor:
         """fp32 network input from uint8 images, in the memory format of the weights."""
@@ -96,12 +131,19 @@ class Detector(nn.Module):
         """Pyramid P3..P7 of normalised images [B, 3, S, S], each [B, fpn_channels, h, w]."""
         return list(self.backbone(images).values())
 
-    def outputs(self, images: Tensor) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
-        """Class logits [B, N, C], offsets [B, N, 4] and the levels' shapes, of normalised images."""
+    def outputs(self, images: Tensor) -> tuple[list[Tensor], list[Tensor], list[tuple[int, int]]]:
+        """Class logits [B, n, C], offsets [B, n, 4] and shape of each level, of normalised images.
+
+        Level by level: a concatenation would copy the largest tensor of all.
+        """
         features = self.features(images)
-        output = self.head(features)
-        shapes = [(level.shape[-2], level.shape[-1]) for level in features]
-        return output["cls_logits"], output["bbox_regression"], shapes
+        head, rows = self.head.classification_head, len(images)
+        logits = [
+            head.cls_logits(head.conv(level)).permute(0, 2, 3, 1).reshape(rows, -1, head.num_classes)
+            for level in features
+        ]
+        offsets = self.head.regression_head(features).split([level.shape[1] for level in logits], dim=1)
+        return logits, list(offsets), [(level.shape[-2], level.shape[-1]) for level in features]
 
     def anchors(self, shapes: list[tuple[int, int]], image_size: tuple[int, int]) -> list[Tensor]:
         """Anchors [n, 4] of each level, fp32, built once for an input size and device.

@@ -1,13 +1,21 @@
-"""From the heads' outputs to detections: top candidates of each level, then suppression."""
+"""From the heads' outputs to detections: top candidates of each level, then suppression.
+
+A whole batch at once, and exact. Two stages find the best pairs of anchor and class: a pair among
+the best k has an anchor whose best class is among the best k, so only k anchors' classes are
+sorted. One suppression serves all images and classes, each shifted to a place of its own.
+"""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torchvision.ops import batched_nms, clip_boxes_to_image
+from torchvision.ops import nms
 
 from trainer.config import ModelConfig
 from trainer.model import boxes as box_ops
+
+_FIRST_PREFIX = 4
+"""Candidates that the suppression tries first, per detection that is wanted."""
 
 
 class Detections(NamedTuple):
@@ -23,63 +31,113 @@ class Detections(NamedTuple):
     """[B] int64: rows that are not padding."""
 
 
+class _Candidates(NamedTuple):
+    """Pairs of anchor and class, best first."""
+
+    boxes: Tensor
+    """[B, T, 4] fp32 pixels."""
+    scores: Tensor
+    """[B, T]."""
+    labels: Tensor
+    """[B, T] int64."""
+
+
 def postprocess(
-    logits: Tensor, offsets: Tensor, anchors: list[Tensor], image_size: tuple[int, int], config: ModelConfig
+    logits: list[Tensor],
+    offsets: list[Tensor],
+    anchors: list[Tensor],
+    image_size: tuple[int, int],
+    config: ModelConfig,
 ) -> Detections:
     """Turn outputs into detections, equal to torchvision's RetinaNet.
 
     Args:
-        logits: [B, N, C] class logits, all levels after one another.
-        offsets: [B, N, 4] box offsets.
-        anchors: one [n, 4] for each level; the n add up to N.
+        logits: [B, n, C] class logits of each level.
+        offsets: [B, n, 4] box offsets of each level.
+        anchors: [n, 4] of each level.
         image_size: height and width of the input, pixels.
         config: thresholds and limits.
     """
-    sizes = [level.shape[0] for level in anchors]
-    images = [
-        _one_image(level_logits, level_offsets, anchors, image_size, config)
-        for level_logits, level_offsets in zip(
-            zip(*(part.unbind(0) for part in logits.float().split(sizes, dim=1)), strict=True),
-            zip(*(part.unbind(0) for part in offsets.float().split(sizes, dim=1)), strict=True),
-            strict=True,
-        )
+    levels = [
+        _best_pairs(*level, image_size, config.topk_candidates)
+        for level in zip(logits, offsets, anchors, strict=True)
     ]
-    return _pad(images, config.detections_per_image)
+    boxes, scores, labels = (torch.cat(part, dim=1) for part in zip(*levels, strict=True))
+    # Stable, as in torchvision: among equal scores the finer level comes first.
+    scores, order = scores.sort(dim=1, descending=True, stable=True)
+    found = _Candidates(boxes.gather(1, _rows(order)), scores, labels.gather(1, order))
+    kept = _suppress(found, logits[0].shape[2], image_size, config)
+    return _select(found, kept, config.detections_per_image)
 
 
-def _one_image(
-    logits: tuple[Tensor, ...],
-    offsets: tuple[Tensor, ...],
-    anchors: list[Tensor],
-    image_size: tuple[int, int],
-    config: ModelConfig,
-) -> tuple[Tensor, Tensor, Tensor]:
-    boxes, scores, labels = [], [], []
-    for level_logits, level_offsets, level_anchors in zip(logits, offsets, anchors, strict=True):
-        classes = level_logits.shape[1]
-        flat = torch.sigmoid(level_logits).flatten()
-        count = min(config.topk_candidates, flat.numel())
-        level_scores, candidates = flat.topk(count)
-        kept = level_scores > config.score_threshold
-        level_scores, candidates = level_scores[kept], candidates[kept]
-        anchor = torch.div(candidates, classes, rounding_mode="floor")
-        decoded = box_ops.decode(level_offsets[anchor], level_anchors[anchor])
-        boxes.append(clip_boxes_to_image(decoded, image_size))
-        scores.append(level_scores)
-        labels.append(candidates % classes)
-    all_boxes, all_scores, all_labels = torch.cat(boxes), torch.cat(scores), torch.cat(labels)
-    kept = batched_nms(all_boxes, all_scores, all_labels, config.nms_threshold)
-    kept = kept[: config.detections_per_image]
-    return all_boxes[kept], all_scores[kept], all_labels[kept]
+def _best_pairs(
+    logits: Tensor, offsets: Tensor, anchors: Tensor, image_size: tuple[int, int], limit: int
+) -> _Candidates:
+    """The `limit` best pairs of anchor and class of one level."""
+    batch, count, classes = logits.shape
+    place = torch.arange(count, device=logits.device).expand(batch, -1)
+    if count > limit:
+        place = logits.amax(dim=2).topk(limit, dim=1).indices
+        # In the order of the anchors, so that among equal scores the first anchor comes first.
+        place = place.sort(dim=1).values
+        logits = logits.gather(1, place[:, :, None].expand(-1, -1, classes))
+    scores = torch.sigmoid(logits.float()).flatten(1)
+    scores, pair = scores.topk(min(limit, scores.shape[1]), dim=1)
+    own = place.gather(1, torch.div(pair, classes, rounding_mode="floor"))
+    boxes = box_ops.decode(offsets.gather(1, _rows(own)).float(), anchors[own])
+    boxes[..., 0::2].clamp_(0, image_size[1])
+    boxes[..., 1::2].clamp_(0, image_size[0])
+    return _Candidates(boxes, scores, pair % classes)
 
 
-def _pad(images: list[tuple[Tensor, Tensor, Tensor]], rows: int) -> Detections:
-    device = images[0][0].device
-    boxes = torch.zeros(len(images), rows, 4, device=device)
-    scores = torch.zeros(len(images), rows, device=device)
-    labels = torch.full((len(images), rows), -1, dtype=torch.int64, device=device)
-    for row, (image_boxes, image_scores, image_labels) in enumerate(images):
-        count = image_scores.numel()
-        boxes[row, :count], scores[row, :count], labels[row, :count] = image_boxes, image_scores, image_labels
-    num = torch.tensor([scores.numel() for _, scores, _ in images], device=device)
-    return Detections(boxes, scores, labels, num)
+def _suppress(found: _Candidates, classes: int, image_size: tuple[int, int], config: ModelConfig) -> Tensor:
+    """Which candidates survive, [B, T] bool; right as far as `detections_per_image` survivors.
+
+    What survives depends on better candidates only, so a prefix is enough if it has as many
+    survivors as are wanted; if an image lacks some, all candidates are tried.
+    """
+    batch, total = found.scores.shape
+    possible = found.scores > config.score_threshold
+    # In fp64, where a shift does not round the boxes.
+    span = max(image_size) + 1
+    image = torch.arange(batch, device=found.labels.device)[:, None]
+    shifted = found.boxes.double() + ((image * classes + found.labels) * span)[:, :, None]
+    kept = torch.zeros_like(possible)
+    for prefix in (min(total, _FIRST_PREFIX * config.detections_per_image), total):
+        tried = possible[:, :prefix].flatten().nonzero()[:, 0]
+        survivors = nms(
+            shifted[:, :prefix].flatten(0, 1)[tried],
+            found.scores[:, :prefix].flatten()[tried].double(),
+            config.nms_threshold,
+        )
+        kept[:, :prefix] = (
+            torch.zeros(batch * prefix, dtype=torch.bool, device=kept.device)
+            .index_fill_(0, tried[survivors], True)
+            .view(batch, prefix)
+        )
+        lacking = (kept.sum(dim=1) < config.detections_per_image) & possible[:, prefix:].any(dim=1)
+        if not lacking.any():
+            break
+    return kept
+
+
+def _select(found: _Candidates, kept: Tensor, rows: int) -> Detections:
+    """The first `rows` survivors of each image, padded."""
+    batch, total = kept.shape
+    num = kept.sum(dim=1).clamp(max=rows)
+    places = torch.arange(total, device=kept.device)
+    first = torch.where(kept, places, total).sort(dim=1).values[:, :rows]
+    first = torch.cat([first, first.new_full((batch, rows - first.shape[1]), total)], dim=1)
+    real = first < total
+    index = torch.where(real, first, 0)
+    return Detections(
+        boxes=torch.where(real[:, :, None], found.boxes.gather(1, _rows(index)), 0.0),
+        scores=torch.where(real, found.scores.gather(1, index), 0.0),
+        labels=torch.where(real, found.labels.gather(1, index), -1),
+        num=num,
+    )
+
+
+def _rows(index: Tensor) -> Tensor:
+    """An index of rows [B, K] as one of their four coordinates, [B, K, 4]."""
+    return index[:, :, None].expand(-1, -1, 4)

@@ -10,6 +10,7 @@ from torchvision.models import get_weight
 
 from trainer import storage
 from trainer.errors import CheckpointError
+from trainer.model import classes
 from trainer.model.detector import Detector
 
 _TORCHVISION = "torchvision:"
@@ -20,7 +21,9 @@ def load_pretrained(detector: Detector, uri: str) -> None:
     """Load weights of a detector or a backbone into `detector`, in place.
 
     Tensors of the classification layer are left as they are where their shape differs (other
-    classes, other anchors): the head is then trained anew. Any other tensor must fit.
+    classes, other anchors): the head is then trained anew. Any other tensor must fit. Outputs of
+    torchvision's detectors for the background and for unused ids are left out where the
+    model has exactly the others.
 
     Args:
         detector: the detector to fill.
@@ -31,7 +34,7 @@ def load_pretrained(detector: Detector, uri: str) -> None:
         CheckpointError: the file is no state dict, or does not fit the model.
         StorageError: the file cannot be read.
     """
-    state = _as_detector_state(_read(uri), uri)
+    state = _without_unused_classes(_as_detector_state(_read(uri), uri), uri, detector)
     own = detector.state_dict()
     replaced = [
         name
@@ -57,6 +60,19 @@ def load_pretrained(detector: Detector, uri: str) -> None:
         len(state) - len(replaced),
         uri,
         "; the classification layer is new" if replaced or not has_head else "",
+    )
+
+
+def _without_unused_classes(state: dict[str, Tensor], uri: str, detector: Detector) -> dict[str, Tensor]:
+    """Drop background and unused ids of torchvision's detectors where the rest is our classes."""
+    if not uri.startswith(_TORCHVISION) or not any(name.startswith("head.") for name in state):
+        return state
+    names = get_weight(uri.removeprefix(_TORCHVISION)).meta["categories"]
+    real = [index for index, name in enumerate(names) if name not in ("__background__", "N/A")]
+    if detector.label_offset or len(real) != detector.num_classes:
+        return state
+    return classes.select(
+        state, real, len(detector.config.anchor_scales) * len(detector.config.aspect_ratios)
     )
 
 

@@ -1,0 +1,151 @@
+"""What the benchmarks share: interleaved timing, batches, and the line that is printed last."""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+
+from trainer import log
+from trainer.model import fusion
+
+Times = dict[str, float]
+
+
+def arguments(description: str | None, **defaults: Any) -> argparse.Namespace:
+    """Options of a benchmark: --device, --threads, --rounds, --compile and one for each of `defaults`.
+
+    Prepares the process as well: threads, and the compiler for the device.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=device, help="cpu or cuda")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each process on a CPU")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds; every candidate runs once in each")
+    parser.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the loss"
+    )
+    for name, value in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=" ")
+    options = parser.parse_args()
+    log.setup()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    options.device = torch.device(options.device)
+    options.compiled = fusion.choose(options.compile, options.device)
+    return options
+
+
+def interleaved(candidates: dict[str, Callable[[], Any]], rounds: int, device: torch.device) -> Times:
+    """Median seconds of each candidate, all run in turn, after one round that does not count.
+
+    In turn, so that whatever else the machine does falls on all of them alike.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for round_number in range(rounds + 1):
+        for name, candidate in candidates.items():
+            synchronize(device)
+            start = time.perf_counter()
+            candidate()
+            synchronize(device)
+            if round_number:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def random_batch(
+    images: int, size: int, classes: int, device: torch.device, *, boxes_each: int = 8
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[dict[str, torch.Tensor]]]:
+    """uint8 images [B, 3, S, S], boxes [B, M, 4], labels [B, M], and the targets as torchvision's list."""
+    corner = torch.rand(images, boxes_each, 2) * size * 0.6
+    boxes = torch.cat([corner, corner + size * (0.03 + 0.37 * torch.rand(images, boxes_each, 2))], dim=2)
+    labels = torch.randint(0, classes, (images, boxes_each))
+    pixels = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8)
+    pixels, boxes, labels = pixels.to(device), boxes.to(device), labels.to(device)
+    lists = [{"boxes": one, "labels": names} for one, names in zip(boxes, labels, strict=True)]
+    return pixels, boxes, labels, lists
+
+
+def stock_model(classes: int, size: int, device: torch.device) -> Any:
+    """The RetinaNet v2 of torchvision with random weights, for squares of that size, in training mode."""
+    model = torchvision.models.detection.retinanet_resnet50_fpn_v2(
+        weights=None, weights_backbone=None, num_classes=classes
+    )
+    model.transform.min_size, model.transform.max_size = (size,), size
+    return model.to(device).train()
+
+
+def saved_bytes(forward: Callable[[], Any]) -> int:
+    """Bytes that a forward pass keeps for the backward pass, parameters not counted."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, torch.nn.Parameter):
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        result = forward()  # held until all is counted: freed memory would be counted under one address
+    del result
+    return sum(kept.values())
+
+
+def report(name: str, ratio: float, figures: dict[str, Any], options: argparse.Namespace) -> None:
+    """Print the figures, one a line, and then all of it as one line of JSON."""
+    for key, value in figures.items():
+        print(f"{name}  {key:<40} {value:.4g}" if isinstance(value, float) else f"{name}  {key:<40} {value}")
+    print(
+        json.dumps(
+            {
+                "name": name,
+                "ratio": round(ratio, 3),
+                "figures": {k: round(v, 6) if isinstance(v, float) else v for k, v in figures.items()},
+                "versions": {
+                    "python": platform.python_version(),
+                    "torch": torch.__version__,
+                    "torchvision": torchvision.__version__,
+                },
+                "device": _device_name(options.device),
+                "threads": options.threads,
+                "compiled": options.compiled,
+                "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+                "commit": _commit(),
+                "command": " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+            }
+        )
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{models[0] if models else platform.processor()} ({len(models) or '?'} cores)"
+
+
+def _commit() -> str:
+    """The commit of the sources, with a plus where they differ from it; empty outside a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=10).stdout.strip()
+    except OSError:
+        return ""

@@ -1,0 +1,137 @@
+"""The training loss against torchvision's, from the heads' outputs back to their gradients.
+
+    python -m benchmarks.loss
+
+`focal` is the classification loss with its gradient, `loss` adds matching and box loss, and
+`conv_loss` is the class head's last convolution with its loss, where ours keeps no logits. `saved`
+is what the forward pass of `conv_loss` keeps for the backward pass, in MB an image.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops import box_iou
+
+from benchmarks.common import arguments, interleaved, random_batch, report, saved_bytes, stock_model
+from trainer.config import ModelConfig
+from trainer.model.detector import build
+from trainer.model.focal import focal_and_gradient_, focal_loss
+from trainer.model.loss import box_loss, classification_loss
+from trainer.model.matching import Matches, assign, pad_targets
+
+
+class Case:
+    """The same random head outputs and targets for both sides, at one number of classes."""
+
+    def __init__(self, classes: int, size: int, images: int, device: torch.device) -> None:
+        self.stock = stock_model(classes, size, device)
+        self.pixels, self.boxes, self.labels, self.lists = random_batch(images, size, classes, device)
+        sides = [-(-size // stride) for stride in (8, 16, 32, 64, 128)]
+        detector = build(ModelConfig(), classes).to(device)
+        self.anchors = detector.anchors([(side, side) for side in sides], (size, size))
+        self.together = torch.cat(self.anchors)
+        self.sizes = [len(level) for level in self.anchors]
+        self.classes, self.images = classes, images
+        # What a head gives early in training: most scores near 0.01.
+        logits = [torch.randn(images, count, classes, device=device) - 4.6 for count in self.sizes]
+        self.own_logits = [level.flatten(0, 1).clone() for level in logits]
+        self.logits = [level.requires_grad_() for level in logits]
+        self.stock_logits = torch.cat(logits, dim=1).detach().requires_grad_()
+        self.offsets = (torch.randn(images, sum(self.sizes), 4, device=device) * 0.1).requires_grad_()
+        self.last: nn.Conv2d = self.stock.head.classification_head.cls_logits
+        self.features = [
+            torch.randn(images, 256, side, side, device=device)
+            .to(memory_format=torch.channels_last)
+            .requires_grad_()
+            for side in sides
+        ]
+
+    def stock_focal(self) -> None:
+        matched = self.matched_lists
+        head = self.stock.head.classification_head
+        head.compute_loss(self.lists, {"cls_logits": self.stock_logits}, matched).backward()
+        self.stock_logits.grad = None
+
+    def focal(self) -> None:
+        # The gradient takes the logits' place. The time does not depend on what is in them.
+        for level, names, factors in zip(self.own_logits, *self._by_level(self.matches), strict=True):
+            focal_and_gradient_(level, names, factors)
+
+    def stock_loss(self) -> None:
+        outputs = {"cls_logits": self.stock_logits, "bbox_regression": self.offsets}
+        losses = self.stock.compute_loss(self.lists, outputs, [self.together] * self.images)
+        sum(losses.values()).backward()
+        self.stock_logits.grad = self.offsets.grad = None
+
+    def loss(self) -> None:
+        matches = assign(*pad_targets(self.boxes, self.labels), self.together)
+        (self._focal(matches) + box_loss(self.offsets, "giou", self.together, matches)).backward()
+        self.offsets.grad = None
+        for level in self.logits:
+            level.grad = None
+
+    def stock_conv_loss(self) -> None:
+        self.stock_conv_forward().backward()
+        self._clear()
+
+    def conv_loss(self) -> None:
+        self.conv_forward().backward()
+        self._clear()
+
+    def stock_conv_forward(self) -> Tensor:
+        logits = []
+        for level in self.features:
+            out = self.last(level)
+            height, width = out.shape[-2:]
+            out = out.view(self.images, -1, self.classes, height, width).permute(0, 3, 4, 1, 2)
+            logits.append(out.reshape(self.images, -1, self.classes))
+        head, outputs = self.stock.head.classification_head, {"cls_logits": torch.cat(logits, dim=1)}
+        return head.compute_loss(self.lists, outputs, self.matched_lists)
+
+    def conv_forward(self) -> Tensor:
+        return classification_loss(self.features, self.last, self.matches, self.sizes)
+
+    def prepare(self) -> None:
+        """Match once, for the candidates that only compute the classification loss."""
+        self.matches = assign(*pad_targets(self.boxes, self.labels), self.together)
+        matcher = self.stock.proposal_matcher
+        self.matched_lists = [matcher(box_iou(target["boxes"], self.together)) for target in self.lists]
+
+    def _focal(self, matches: Matches) -> Tensor:
+        parts = [
+            focal_loss(level.flatten(0, 1), names, factors)
+            for level, names, factors in zip(self.logits, *self._by_level(matches), strict=True)
+        ]
+        return torch.stack(parts).sum()
+
+    def _by_level(self, matches: Matches) -> tuple[list[Tensor], list[Tensor]]:
+        labels, weights = (part.split(self.sizes, dim=1) for part in (matches.labels, matches.weights))
+        return [part.flatten() for part in labels], [part.flatten() for part in weights]
+
+    def _clear(self) -> None:
+        self.last.weight.grad = self.last.bias.grad = None
+        for level in self.features:
+            level.grad = None
+
+
+def main() -> None:
+    """Measure at 91 and 601 classes and print the ratios."""
+    options = arguments(__doc__, size=256, images=2)
+    figures: dict[str, Any] = {}
+    for classes in (91, 601):
+        case = Case(classes, options.size, options.images, options.device)
+        case.prepare()
+        for part in ("focal", "loss", "conv_loss"):
+            candidates = {"stock": getattr(case, f"stock_{part}"), "ours": getattr(case, part)}
+            seconds = interleaved(candidates, options.rounds, options.device)
+            for who, value in seconds.items():
+                figures[f"{part}_{classes}_{who}_s"] = value
+            figures[f"{part}_{classes}_ratio"] = seconds["stock"] / seconds["ours"]
+        for who, forward in (("stock", case.stock_conv_forward), ("ours", case.conv_forward)):
+            figures[f"saved_{classes}_{who}_mb_per_image"] = saved_bytes(forward) / 1e6 / options.images
+    report("loss", figures["loss_601_ratio"], figures, options)
+
+
+if __name__ == "__main__":
+    main()

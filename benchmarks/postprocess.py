@@ -1,0 +1,79 @@
+"""Postprocessing against torchvision's, from the heads' outputs to detections.
+
+    python -m benchmarks.postprocess
+
+Also counts the images whose detections are not the same (labels, scores, boxes within 0.01 px).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import arguments, interleaved, report, stock_model
+from trainer.config import ModelConfig
+from trainer.model.detector import build
+from trainer.model.postprocess import Detections
+
+
+def outputs(
+    images: int, counts: list[int], classes: int, device: torch.device
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Random logits and offsets of each level: a few classes score high at some anchors."""
+    logits = []
+    for count in counts:
+        objects = torch.rand(images, count, 1, device=device) < 0.02
+        level = torch.randn(images, count, classes, device=device) - 7
+        logits.append(level.add_(objects * 6 * torch.rand(images, count, 1, device=device)))
+    return logits, [torch.randn(images, count, 4, device=device) * 0.2 for count in counts]
+
+
+def differing(found: Detections, expected: list[dict[str, Tensor]]) -> int:
+    """Images whose detections differ."""
+    count = 0
+    for row, one in enumerate(expected):
+        rows = len(one["scores"])
+        same = (
+            int(found.num[row]) == rows
+            and torch.equal(found.labels[row, :rows], one["labels"])
+            and torch.allclose(found.scores[row, :rows], one["scores"], rtol=1e-5)
+            and torch.allclose(found.boxes[row, :rows], one["boxes"], atol=0.01)
+        )
+        count += not same
+    return count
+
+
+def main() -> None:
+    """Measure at 91 and 601 classes and print the ratios."""
+    options = arguments(__doc__, size=800, images=2)
+    size, device = options.size, options.device
+    figures: dict[str, Any] = {}
+    for classes in (91, 601):
+        stock = stock_model(classes, size, device).eval()
+        stock.detections_per_img = 100
+        detector = build(ModelConfig(detections_per_image=100), classes).to(device)
+        sides = [-(-size // stride) for stride in (8, 16, 32, 64, 128)]
+        anchors = detector.anchors([(side, side) for side in sides], (size, size))
+        logits, offsets = outputs(options.images, [len(level) for level in anchors], classes, device)
+        both = {"cls_logits": logits, "bbox_regression": offsets}
+        shapes = [(size, size)] * options.images
+
+        @torch.inference_mode()
+        def torchvision_way(stock=stock, both=both, anchors=anchors, shapes=shapes) -> Any:
+            return stock.postprocess_detections(both, [anchors] * len(shapes), shapes)
+
+        @torch.inference_mode()
+        def our_way(detector=detector, logits=logits, offsets=offsets, anchors=anchors) -> Detections:
+            return detector.detections(logits, offsets, anchors, (size, size))
+
+        seconds = interleaved({"stock": torchvision_way, "ours": our_way}, options.rounds, device)
+        expected = torchvision_way()
+        figures[f"stock_{classes}_s"], figures[f"ours_{classes}_s"] = seconds["stock"], seconds["ours"]
+        figures[f"ratio_{classes}"] = seconds["stock"] / seconds["ours"]
+        figures[f"detections_{classes}"] = sum(len(one["scores"]) for one in expected)
+        figures[f"differing_images_{classes}"] = differing(our_way(), expected)
+    report("postprocess", figures["ratio_601"], figures, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Several processes against one: how much of n times the speed n processes reach.
+
+    python -m benchmarks.scaling                      # gloo, one core each
+    python -m benchmarks.scaling --device cuda --processes 8 --classes 91 --size 800 --images 16
+
+In each round process 0 trains alone while the others wait, and then all train together, each with
+as many images as process 0 had. `ratio` is n-process images a second over n times those of one.
+"""
+
+import argparse
+import os
+import socket
+import statistics
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+
+from benchmarks.common import arguments, random_batch, report, synchronize
+from trainer.config import Config
+from trainer.distributed import World
+from trainer.model import fusion
+from trainer.precision import autocast
+from trainer.state import TrainState
+
+
+def main() -> None:
+    """Start the processes, measure, print."""
+    options = arguments(__doc__, processes=2, classes=91, size=256, images=2, steps=2)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    results = multiprocessing.get_context("spawn").SimpleQueue()
+    multiprocessing.spawn(_process, (options, port, results), nprocs=options.processes)
+    alone, together = results.get()
+    images = options.steps * options.images
+    figures: dict[str, Any] = {
+        "processes": options.processes,
+        "images_per_second_alone": images / alone,
+        "images_per_second_together": options.processes * images / together,
+    }
+    report("scaling", alone / together, figures, options)
+
+
+def _process(rank: int, options: argparse.Namespace, port: int, results: Any) -> None:
+    torch.set_num_threads(options.threads)
+    cuda = options.device.type == "cuda"
+    device = torch.device("cuda", rank) if cuda else options.device
+    if cuda:
+        torch.cuda.set_device(device)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=options.processes)
+    fusion.choose(options.compiled, device)
+    batch = random_batch(options.images, options.size, options.classes, device)
+    alone = TrainState(Config(), options.classes, World(rank, 1, device))
+    together = TrainState(Config(), options.classes, World(rank, options.processes, device))
+    trained = (("alone", alone, alone.distributed()), ("together", together, together.distributed()))
+    seconds: dict[str, list[float]] = {"alone": [], "together": []}
+    for round_number in range(options.rounds + 1):
+        for name, state, model in trained:
+            dist.barrier()
+            start = time.perf_counter()
+            if rank == 0 or name == "together":
+                _train(state, model, batch, options.steps)
+            if round_number:
+                seconds[name].append(time.perf_counter() - start)
+    if rank == 0:
+        results.put([statistics.median(seconds[name]) for name in ("alone", "together")])
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _train(state: TrainState, model: nn.Module, batch: Any, steps: int) -> None:
+    pixels, boxes, labels, _ = batch
+    for _ in range(steps):
+        with autocast(pixels.device, "bf16"):
+            losses = model(pixels, boxes, labels)
+        (losses.classification + losses.boxes).backward()
+        state.optimizer.step()
+        state.optimizer.zero_grad(set_to_none=True)
+    synchronize(pixels.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Outputs trimmed and widened: the same scores for the classes that stay."""
+
+import dataclasses
+
+import pytest
+import torch
+from torchvision.models import get_weight
+
+from trainer.config import ModelConfig
+from trainer.model import classes, weights
+from trainer.model.detector import build
+from trainer.model.weights import load_pretrained
+
+CONFIG = ModelConfig(backbone="resnet18", backbone_width=8, fpn_channels=16, head_depth=1)
+ANCHORS = 9
+COCO = "torchvision:RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1"
+
+
+def logits(detector):
+    images = torch.randint(0, 256, (1, 3, 128, 128), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return torch.cat(detector.eval().outputs(detector.normalize(images.to(torch.uint8)))[0], dim=1)
+
+
+@pytest.fixture
+def source():
+    torch.manual_seed(3)
+    detector = build(CONFIG, 6)
+    torch.nn.init.normal_(detector.head.classification_head.cls_logits.weight)
+    torch.nn.init.normal_(detector.head.classification_head.cls_logits.bias)
+    return detector
+
+
+def test_selected_outputs_are_the_same(source):
+    fewer = build(CONFIG, 3)
+    fewer.load_state_dict(classes.select(source.state_dict(), [4, 1, 5], ANCHORS))
+    assert torch.allclose(logits(fewer), logits(source)[:, :, [4, 1, 5]], atol=1e-5)
+
+
+def test_spread_outputs_are_the_same_and_the_others_never_detected(source):
+    more = build(CONFIG, 9)
+    places = [1, 2, 3, 5, 6, 8]
+    state = classes.spread(source.state_dict(), places, 9, ANCHORS)
+    more.load_state_dict(state)
+    found = logits(more)
+    assert torch.allclose(found[:, :, places], logits(source), atol=1e-5)
+    assert (torch.sigmoid(found[:, :, [0, 4, 7]]) < 1e-8).all()
+    back = classes.select(state, places, ANCHORS)
+    assert all(torch.equal(value, back[name]) for name, value in source.state_dict().items())
+
+
+def test_published_weights_are_trimmed_to_the_real_classes(monkeypatch):
+    names = get_weight(COCO.removeprefix("torchvision:")).meta["categories"]
+    real = [index for index, name in enumerate(names) if name not in ("__background__", "N/A")]
+    assert len(names) == 91 and len(real) == 80 and real[0] == 1
+    torch.manual_seed(5)
+    published = build(CONFIG, 91)
+    torch.nn.init.normal_(published.head.classification_head.cls_logits.bias)
+    monkeypatch.setattr(weights, "_read", lambda uri: published.state_dict())
+    detector = build(CONFIG, 80)
+    load_pretrained(detector, COCO)
+    assert torch.allclose(logits(detector), logits(published)[:, :, real], atol=1e-5)
+    with_background = build(dataclasses.replace(CONFIG, background_class=True), 90)
+    load_pretrained(with_background, COCO)
+    assert torch.allclose(logits(with_background), logits(published), atol=1e-5)
+    other = build(CONFIG, 12)
+    before = other.state_dict()["head.classification_head.cls_logits.bias"].clone()
+    load_pretrained(other, COCO)
+    assert torch.equal(other.state_dict()["head.classification_head.cls_logits.bias"], before)

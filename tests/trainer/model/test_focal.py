@@ -1,0 +1,155 @@
+"""The focal loss and its hand-written gradient: against torchvision, finite differences and itself."""
+
+import pytest
+import torch
+from torch import nn
+from torchvision.ops import sigmoid_focal_loss
+
+from trainer.model import focal
+from trainer.model.focal import BACKGROUND, IGNORED, conv_focal_loss, focal_loss, supports
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def labels_for(rows, classes):
+    return torch.randint(-2, classes, (rows,), dtype=torch.int32)
+
+
+def torchvision_loss(logits, labels, weights):
+    valid, positive = labels != IGNORED, labels >= 0
+    target = torch.zeros_like(logits)
+    target[positive, labels[positive].long()] = 1
+    each = sigmoid_focal_loss(logits[valid], target[valid], reduction="none").sum(dim=1)
+    return (each * weights[valid]).sum()
+
+
+@pytest.mark.parametrize("classes", [1, 91, 264, 601])
+def test_equal_to_torchvision(classes):
+    logits = (torch.randn(120, classes) * 4).requires_grad_()
+    labels, weights = labels_for(120, classes), torch.rand(120)
+    found = focal_loss(logits, labels, weights)
+    expected = torchvision_loss(logits, labels, weights)
+    assert torch.allclose(found, expected, rtol=1e-5)
+    (ours,), (theirs,) = (torch.autograd.grad(loss * 3, logits) for loss in (found, expected))
+    assert (ours - theirs).norm() < 1e-5 * theirs.norm()
+    assert (ours[labels == IGNORED] == 0).all()
+
+
+def test_small_losses_keep_their_relative_precision():
+    # Where the head starts, at p = 0.01 and below, the loss is a sum of very many tiny terms.
+    logits = torch.linspace(-16, 16, 4001)[:, None].requires_grad_()
+    double = logits.detach().double().requires_grad_()
+    for label in (BACKGROUND, 0):
+        labels = torch.full((4001,), label, dtype=torch.int32)
+        (ours,) = torch.autograd.grad(focal_loss(logits, labels, torch.ones(4001)), logits)
+        (exact,) = torch.autograd.grad(torchvision_loss(double, labels, torch.ones(4001)), double)
+        assert ((ours - exact) / exact).abs().max() < 2e-5
+        values = focal.focal_and_gradient_(double.detach().float(), labels, torch.ones(4001))
+        wanted = sigmoid_focal_loss(double.detach(), (labels[:, None] >= 0).double())[:, 0]
+        assert ((values - wanted) / wanted).abs().max() < 2e-5
+
+
+def test_gradient_agrees_with_finite_differences():
+    logits = (torch.randn(12, 5, dtype=torch.float64) * 3).requires_grad_()
+    labels, weights = labels_for(12, 5), torch.rand(12, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: focal_loss(x, labels, weights), logits, atol=1e-6)
+
+
+@pytest.mark.parametrize("logit", [-200.0, -30.0, 0.0, 30.0, 200.0])
+def test_finite_at_extremes(logit):
+    logits = torch.full((3, 2), logit, requires_grad=True)
+    loss = focal_loss(logits, torch.tensor([0, BACKGROUND, IGNORED], dtype=torch.int32), torch.ones(3))
+    loss.backward()
+    assert torch.isfinite(loss) and torch.isfinite(logits.grad).all()
+    assert (logits.grad[2] == 0).all()
+
+
+def test_logits_of_the_caller_are_left_alone():
+    logits = torch.randn(10, 3, requires_grad=True)
+    before = logits.detach().clone()
+    focal_loss(logits, labels_for(10, 3), torch.ones(10)).backward()
+    assert torch.equal(logits, before)
+
+
+def test_half_precision_keeps_gradients_that_the_loss_scale_lifts():
+    logits = torch.full((4, 3), -7.0, dtype=torch.float16, requires_grad=True)
+    labels = torch.full((4,), BACKGROUND, dtype=torch.int32)
+    (focal_loss(logits, labels, torch.full((4,), 1e-3)) * 2.0**16).backward()
+    assert (logits.grad > 0).all()
+
+
+def head_case(classes=4, images=3):
+    last = nn.Conv2d(8, 2 * classes, 3, padding=1)
+    nn.init.normal_(last.weight, std=0.2)
+    levels = [torch.randn(images, 8, side, side + 1, requires_grad=True) for side in (6, 3, 1)]
+    labels = [labels_for(images * x[0, 0].numel() * 2, classes).view(images, -1) for x in levels]
+    weights = [torch.rand(part.shape) for part in labels]
+    return last, levels, labels, weights
+
+
+def unchunked(last, levels, labels, weights):
+    total = 0
+    for level, names, factors in zip(levels, labels, weights, strict=True):
+        rows = last(level).permute(0, 2, 3, 1).reshape(names.numel(), -1)
+        total = total + torchvision_loss(rows, names.flatten(), factors.flatten())
+    return total
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2000, 10**9])
+def test_convolution_and_loss_in_chunks(chunk_bytes, monkeypatch):
+    monkeypatch.setattr(focal, "CHUNK_BYTES", chunk_bytes)
+    last, levels, labels, weights = head_case()
+    parameters = [*levels, last.weight, last.bias]
+    found = conv_focal_loss(levels, last.weight, last.bias, labels, weights)
+    expected = unchunked(last, levels, labels, weights)
+    assert torch.allclose(found, expected, rtol=1e-5)
+    ours = torch.autograd.grad(found * 0.5, parameters)
+    theirs = torch.autograd.grad(expected * 0.5, parameters)
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one - other).norm() < 1e-5 * other.norm()
+
+
+def test_convolution_and_loss_gradcheck():
+    last, levels, labels, weights = head_case(classes=2, images=1)
+    last.double()
+    inputs = [level.detach().double().requires_grad_() for level in levels[1:]]
+
+    def loss(weight, bias, *features):
+        return conv_focal_loss(list(features), weight, bias, labels[1:], [w.double() for w in weights[1:]])
+
+    assert torch.autograd.gradcheck(loss, (last.weight, last.bias, *inputs), atol=1e-6)
+
+
+def test_only_what_is_wanted_is_computed():
+    last, levels, labels, weights = head_case()
+    last.requires_grad_(False)
+    detached = [level.detach() for level in levels]
+    assert not conv_focal_loss(detached, last.weight, last.bias, labels, weights).requires_grad
+    conv_focal_loss(levels, last.weight, last.bias, labels, weights).backward()
+    assert last.weight.grad is None and all(level.grad is not None for level in levels)
+
+
+def test_nothing_of_the_size_of_the_logits_is_kept(monkeypatch):
+    monkeypatch.setattr(focal, "CHUNK_BYTES", 1)
+    last, levels, labels, weights = head_case(classes=50)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()), lambda x: x):
+        conv_focal_loss(levels, last.weight, last.bias, labels, weights)
+    logits = sum(part.numel() for part in labels) * 50
+    assert sum(kept) - last.weight.numel() < logits / 10
+
+
+def test_autocast_decides_the_arithmetic_and_the_form():
+    last, levels, labels, weights = head_case()
+    exact = conv_focal_loss(levels, last.weight, last.bias, labels, weights)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert supports(exact.device)
+        rounded = conv_focal_loss(levels, last.weight, last.bias, labels, weights)
+    rounded.backward()
+    assert rounded.dtype == last.weight.grad.dtype == torch.float32
+    assert rounded != exact and torch.allclose(rounded, exact, rtol=0.02)
+    with torch.autocast("cpu", torch.float16):
+        assert not supports(exact.device)

@@ -1,0 +1,102 @@
+"""The choice between compiled and plain, and that both compute the same."""
+
+import logging
+
+import pytest
+import torch
+
+from trainer.model import fusion
+from trainer.model.focal import focal_and_gradient_
+from trainer.model.loss import box_loss
+from trainer.model.matching import assign, match
+
+CPU = torch.device("cpu")
+needs_compiler = pytest.mark.skipif(
+    fusion.missing_tool("cpu") is not None, reason="no C++ compiler on this machine"
+)
+
+
+@pytest.fixture(autouse=True)
+def plain_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    yield
+    fusion.choose(False, CPU)
+
+
+def test_nothing_is_compiled_unless_asked(caplog):
+    caplog.set_level(logging.INFO)
+    calls = []
+    double = fusion.fused(lambda x: calls.append(1) or 2 * x)
+    assert not fusion.choose(False, CPU)
+    assert double(torch.ones(2)).tolist() == [2, 2] and calls == [1]
+    assert "not compiled" in caplog.text
+
+
+def test_a_machine_without_a_compiler_says_so_and_goes_on(monkeypatch, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert not fusion.choose(True, CPU)
+    assert "no compiler (g++ or clang++)" in caplog.text
+    monkeypatch.setenv("CXX", "my-own-compiler")
+    assert "my-own-compiler" in fusion.missing_tool("cpu")
+    monkeypatch.delenv("CC", raising=False)
+    assert "gcc" in fusion.missing_tool("cuda")
+
+
+def random_targets():
+    torch.manual_seed(0)
+    corner = torch.cartesian_prod(torch.arange(0, 120, 5.0), torch.arange(0, 120, 5.0))
+    anchors = torch.cat([torch.cat([corner, corner + side], dim=1) for side in (8, 16, 32, 50)])
+    corner = torch.rand(3, 64, 2) * 90
+    boxes = torch.cat([corner, corner + 2 + torch.rand(3, 64, 2) * 40], dim=2)
+    boxes[0, 5] = boxes[0, 9] = anchors[100]
+    labels = torch.randint(-1, 4, (3, 64))
+    labels[1] = -1
+    return anchors, boxes, labels
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_compiled_and_plain_agree():
+    anchors, boxes, labels = random_targets()
+    matches = assign(boxes, labels, anchors)
+    offsets = (torch.randn(3, len(anchors), 4) * 0.3).requires_grad_()
+    logits = [torch.randn(500, classes) * 4 - 2 for classes in (3, 91)]
+    rows = torch.randint(-1, 3, (500,), dtype=torch.int32)
+
+    def everything():
+        parts = [match(boxes, labels, anchors)]
+        for kind in ("giou", "l1", "smooth_l1"):
+            loss = box_loss(offsets, kind, anchors, matches)
+            parts += [loss.detach(), *torch.autograd.grad(loss, offsets)]
+        for one in logits:
+            gradient = one.clone()
+            parts += [focal_and_gradient_(gradient, rows, torch.rand(500).round()), gradient]
+        return parts
+
+    torch.manual_seed(1)
+    plain = everything()
+    assert fusion.choose(True, CPU)
+    torch.manual_seed(1)
+    compiled = everything()
+    assert fusion._Choice.compiles, "the compiler failed"
+    assert torch.equal(plain[0], compiled[0])
+    for one, other in zip(plain[1:], compiled[1:], strict=True):
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_compiler_that_fails_is_left_out(monkeypatch, tmp_path, caplog):
+    from torch._inductor import config as inductor
+
+    broken = tmp_path / "g++"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setattr(inductor.cpp, "cxx", (None, str(broken)))
+    triple = fusion.fused(lambda x: (x * 3).sin())
+    fusion.choose(True, CPU)
+    assert torch.equal(triple(torch.ones(4)), (torch.ones(4) * 3).sin())
+    assert "going on uncompiled" in caplog.text

@@ -1,0 +1,73 @@
+"""Matching against torchvision's matcher, on the cases that break it."""
+
+import pytest
+import torch
+from torchvision.models.detection._utils import Matcher
+from torchvision.ops import box_iou
+
+from trainer.model import matching
+from trainer.model.focal import BACKGROUND, IGNORED
+from trainer.model.matching import PADDING, assign, match, pad_targets
+
+
+def random_boxes(count, generator):
+    corner = torch.rand(count, 2, generator=generator) * 90
+    return torch.cat([corner, corner + 2 + torch.rand(count, 2, generator=generator) * 40], dim=1)
+
+
+def grid_anchors():
+    corner = torch.cartesian_prod(torch.arange(0, 120, 6.0), torch.arange(0, 120, 6.0))
+    return torch.cat([torch.cat([corner, corner + side], dim=1) for side in (8, 16, 32)])
+
+
+def padded_targets(counts, anchors, generator):
+    """Random targets; the last image has an anchor itself and one box twice: equal overlaps."""
+    boxes = torch.zeros(len(counts), max(counts), 4)
+    labels = torch.full((len(counts), max(counts)), PADDING)
+    for row, count in enumerate(counts):
+        boxes[row, :count] = random_boxes(count, generator)
+        labels[row, :count] = torch.arange(count)
+    boxes[-1, 0] = anchors[17]
+    boxes[-1, counts[-1] - 1] = boxes[-1, 0]
+    return boxes, labels
+
+
+@pytest.mark.parametrize("at_once", [1, 10**9])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("counts", [[0, 1], [5, 200], [1000, 3]])
+def test_identical_to_torchvision(seed, counts, at_once, monkeypatch):
+    monkeypatch.setattr(matching, "_OVERLAPS_AT_ONCE", at_once)
+    generator, anchors = torch.Generator().manual_seed(seed), grid_anchors()
+    boxes, labels = padded_targets(counts, anchors, generator)
+    found = match(*pad_targets(boxes, labels), anchors)
+    matcher = Matcher(0.5, 0.4, allow_low_quality_matches=True)
+    for row, count in enumerate(counts):
+        if count == 0:
+            assert (found[row] == BACKGROUND).all()
+        else:
+            assert torch.equal(found[row], matcher(box_iou(boxes[row, :count], anchors)))
+    assert (IGNORED in found) or max(counts) < 5
+
+
+def test_what_an_anchor_learns():
+    generator, anchors = torch.Generator().manual_seed(1), grid_anchors()
+    boxes, labels = padded_targets([40, 0, 2], anchors, generator)
+    matches = assign(boxes, labels, anchors)
+    matched = match(boxes, labels, anchors)
+    assert torch.equal(matches.positive, matched >= 0)
+    for row in range(3):
+        positive = matched[row] >= 0
+        targets = matched[row][positive]
+        assert torch.equal(matches.labels[row][positive].long(), labels[row][targets])
+        assert torch.equal(matches.labels[row][~positive].long(), matched[row][~positive])
+        assert torch.equal(matches.boxes[row][positive], boxes[row][targets])
+        assert torch.equal(matches.boxes[row][~positive], anchors[~positive])
+        assert torch.allclose(matches.weights[row], torch.tensor(1 / 3 / max(1, int(positive.sum()))))
+
+
+@pytest.mark.parametrize(("rows", "padded"), [(1, 8), (8, 8), (9, 16), (1000, 1024)])
+def test_targets_are_padded_to_few_lengths(rows, padded):
+    boxes, labels = torch.rand(2, rows, 4), torch.zeros(2, rows, dtype=torch.int64)
+    more, names = pad_targets(boxes, labels)
+    assert more.shape == (2, padded, 4) and torch.equal(more[:, :rows], boxes)
+    assert (names[:, :rows] == 0).all() and (names[:, rows:] == PADDING).all()

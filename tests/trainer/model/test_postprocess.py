@@ -1,0 +1,128 @@
+"""Batched postprocessing against torchvision's, image by image."""
+
+import dataclasses
+
+import pytest
+import torch
+from torchvision.models.detection import retinanet_resnet50_fpn_v2
+
+from trainer.config import ModelConfig
+from trainer.model.postprocess import postprocess
+
+CONFIG = ModelConfig(detections_per_image=100)
+SIDES = (40, 20, 10, 5, 3)
+SIZE = 320
+
+
+@pytest.fixture(scope="module")
+def stock():
+    return retinanet_resnet50_fpn_v2(weights=None, weights_backbone=None, num_classes=2)
+
+
+def anchors():
+    levels = []
+    for side in SIDES:
+        step = SIZE / side
+        corner = torch.cartesian_prod(torch.arange(side) * step, torch.arange(side) * step).flip(1)
+        shapes = [(step * a, step * b) for a in (2.0, 3.0, 5.0) for b in (2.0, 3.0, 5.0)]
+        levels.append(
+            torch.stack([torch.cat([corner, corner + torch.tensor(s)], 1) for s in shapes], 1).flatten(0, 1)
+        )
+    return levels
+
+
+def outputs(images, classes, *, shift, seed, like=0.0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = [torch.randn(images, s * s * 9, classes, generator=generator) * 2 + shift for s in SIDES]
+    offsets = [torch.randn(images, s * s * 9, 4, generator=generator) * like for s in SIDES]
+    return logits, offsets
+
+
+def torchvision_detections(stock, config, logits, offsets, levels):
+    stock.score_thresh, stock.nms_thresh = config.score_threshold, config.nms_threshold
+    stock.topk_candidates, stock.detections_per_img = config.topk_candidates, config.detections_per_image
+    images = len(logits[0])
+    parts = {"cls_logits": logits, "bbox_regression": offsets}
+    return stock.postprocess_detections(parts, [levels] * images, [(SIZE, SIZE)] * images)
+
+
+def assert_same(found, expected, rows):
+    assert found.num.tolist() == [len(one["scores"]) for one in expected]
+    for row, one in enumerate(expected):
+        count = len(one["scores"])
+        assert torch.equal(found.labels[row, :count], one["labels"])
+        # The vectorised sigmoid differs from the scalar one, at the end of a block, by one bit.
+        assert torch.allclose(found.scores[row, :count], one["scores"], rtol=1e-6)
+        assert torch.allclose(found.boxes[row, :count], one["boxes"], atol=1e-4)
+        assert (found.labels[row, count:] == -1).all() and (found.scores[row, count:] == 0).all()
+        assert (found.boxes[row, count:] == 0).all()
+    assert found.boxes.shape == (len(expected), rows, 4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("classes", "shift"), [(1, -1.0), (7, -5.0), (91, -4.0), (601, -6.0)])
+def test_equal_to_torchvision(stock, classes, shift, seed):
+    logits, offsets = outputs(3, classes, shift=shift, seed=seed, like=0.3)
+    levels = anchors()
+    found = postprocess(logits, offsets, levels, (SIZE, SIZE), CONFIG)
+    assert_same(found, torchvision_detections(stock, CONFIG, logits, offsets, levels), 100)
+    assert found.num.min() > 10
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"detections_per_image": 300},
+        {"detections_per_image": 3},
+        {"topk_candidates": 10},
+        {"nms_threshold": 0.1},
+        {"score_threshold": 0.0},
+        {"detections_per_image": 5, "nms_threshold": 0.01},
+    ],
+    ids=str,
+)
+def test_limits(stock, changes):
+    config = dataclasses.replace(CONFIG, **changes)
+    logits, offsets = outputs(2, 3, shift=-2.0, seed=9, like=0.1)
+    levels = anchors()
+    found = postprocess(logits, offsets, levels, (SIZE, SIZE), config)
+    expected = torchvision_detections(stock, config, logits, offsets, levels)
+    assert_same(found, expected, config.detections_per_image)
+
+
+def test_many_copies_of_one_object_do_not_hide_the_others(stock):
+    # The best 400 candidates are one object: the suppression has to look beyond its first prefix.
+    levels = anchors()
+    logits, offsets = outputs(2, 2, shift=-30.0, seed=0)
+    target = torch.tensor([100.0, 100.0, 180.0, 180.0])
+    own = levels[0][:900]
+    size = own[:, 2:] - own[:, :2]
+    center = (target[:2] + target[2:]) / 2 - (own[:, :2] + own[:, 2:]) / 2
+    offsets[0][0, :900] = torch.cat([center / size, torch.log((target[2:] - target[:2]) / size)], dim=1)
+    logits[0][0, :900, 1] = 3 + torch.rand(900)
+    logits[1][0, [0, 1800, 3591], 0] = torch.tensor([0.5, 0.6, 0.7])
+    found = postprocess(logits, offsets, levels, (SIZE, SIZE), CONFIG)
+    assert_same(found, torchvision_detections(stock, CONFIG, logits, offsets, levels), 100)
+    assert found.labels[0, : found.num[0]].tolist() == [1, 0, 0, 0]
+
+
+def test_nothing_found():
+    logits, offsets = outputs(2, 5, shift=-50.0, seed=1)
+    found = postprocess(logits, offsets, anchors(), (SIZE, SIZE), CONFIG)
+    assert found.num.tolist() == [0, 0] and (found.labels == -1).all()
+
+
+def test_the_batch_changes_nothing():
+    logits, offsets = outputs(3, 91, shift=-4.0, seed=5, like=0.2)
+    levels = anchors()
+    together = postprocess(logits, offsets, levels, (SIZE, SIZE), CONFIG)
+    for row in range(3):
+        alone = postprocess(
+            [x[row : row + 1] for x in logits],
+            [x[row : row + 1] for x in offsets],
+            levels,
+            (SIZE, SIZE),
+            CONFIG,
+        )
+        for one, other in zip(alone, together, strict=True):
+            assert torch.equal(one[0], other[row])

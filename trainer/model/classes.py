@@ -1,0 +1,61 @@
+"""Outputs for other sets of classes: without the background, or again as torchvision has them.
+
+The last classification convolution has A * C channels, all classes of the first anchor first. A
+sigmoid head never learns class 0 (background) or ids that no category has: without them the model
+is the same and smaller (80 outputs instead of 91 for COCO, 600 instead of 601 for Open Images).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_LAYER = "head.classification_head.cls_logits."
+UNUSED_BIAS = -20.0
+"""Bias of an output that is never detected: a score of 2e-9."""
+
+
+def outputs(state: dict[str, Tensor], anchors: int) -> int:
+    """Classes that a detector's weights have outputs for, with `anchors` anchors at each place."""
+    return state[_LAYER + "bias"].shape[0] // anchors
+
+
+def select(state: dict[str, Tensor], classes: Sequence[int], anchors: int) -> dict[str, Tensor]:
+    """Weights whose output i is the output classes[i] of these.
+
+    Args:
+        state: a detector's weights, in torchvision's layout.
+        classes: outputs to take, in their new order.
+        anchors: anchors at each place.
+    """
+    count = outputs(state, anchors)
+    index = torch.tensor(classes, dtype=torch.int64)
+    chosen = {
+        name: value.unflatten(0, (anchors, count)).index_select(1, index.to(value.device)).flatten(0, 1)
+        for name, value in state.items()
+        if name.startswith(_LAYER)
+    }
+    return {**state, **chosen}
+
+
+def spread(state: dict[str, Tensor], classes: Sequence[int], total: int, anchors: int) -> dict[str, Tensor]:
+    """Weights with `total` outputs, whose output classes[i] is the output i of these.
+
+    The other outputs are never detected. It undoes `select`: a checkpoint trained here without
+    background loads into torchvision's model.
+
+    Args:
+        state: a detector's weights, in torchvision's layout.
+        classes: where each output goes.
+        total: outputs afterwards.
+        anchors: anchors at each place.
+    """
+    count = outputs(state, anchors)
+    index = torch.tensor(classes, dtype=torch.int64)
+    wider = dict(state)
+    for kind, unused in (("weight", 0.0), ("bias", UNUSED_BIAS)):
+        value = state[_LAYER + kind]
+        parts = value.unflatten(0, (anchors, count))
+        target = value.new_full((anchors, total, *value.shape[1:]), unused)
+        wider[_LAYER + kind] = target.index_copy(1, index.to(value.device), parts).flatten(0, 1)
+    return wider

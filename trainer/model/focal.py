@@ -1,0 +1,196 @@
+"""Sigmoid focal loss (Lin et al. 2017, arXiv:1708.02002) on integer labels, with its own gradient.
+
+The loss is the sum of terms that each depend on one logit, so value and gradient come from one
+pass over the logits, and the gradient takes the logits' place in memory. There are no one-hot
+targets. In `conv_focal_loss` not even all logits exist at once: the last convolution, the loss
+and the convolution's gradients run over a few images of one level at a time, and the network's
+largest tensor by far is never kept for the backward pass.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from trainer.model.fusion import fused
+
+ALPHA = 0.25
+GAMMA = 2
+BACKGROUND = -1
+"""Label of an anchor without an object: all its classes are negative."""
+IGNORED = -2
+"""Label of an anchor that adds nothing to the loss."""
+CHUNK_BYTES = 128 * 1024 * 1024
+"""Logits that exist at once in `conv_focal_loss`, unless one image of one level has more."""
+
+
+@fused
+def focal_and_gradient_(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Loss of each row of logits, in the pass that writes the gradient over the logits.
+
+    With z = x for a negative and -x for a positive logit x, and w = 1 - alpha or alpha:
+    loss = w s(z)^2 softplus(z), d loss / dz = w s(z)^2 (2 s(-z) softplus(z) + s(z)).
+
+    Args:
+        logits: [R, C], a row for each anchor; afterwards the gradient of the sum of what is returned.
+        labels: int [R], class of each row; any negative number makes all classes negative.
+        weights: [R], fp32 (fp64 for fp64 logits), factor of each row's loss; 0 for an ignored row.
+
+    Returns:
+        [R] in the type of the weights.
+    """
+    values = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    classes = torch.arange(values.shape[1], dtype=labels.dtype, device=labels.device)
+    positive = labels[:, None] == classes
+    z = torch.where(positive, -values, values)
+    e = torch.exp(-z.abs())
+    # One division serves the sigmoid and log1p(e) = 2 artanh(t), t = e / (2 + e) <= 1/3, whose
+    # series to t^15 is exact to fp32 and takes two thirds of the time of the library's log1p.
+    inverse = 1 / ((1 + e) * (2 + e))
+    larger, t = (2 + e) * inverse, e * (1 + e) * inverse
+    u = t * t
+    series = 1 / 9 + u * (1 / 11 + u * (1 / 13 + u * (1 / 15)))
+    log1p = 2 * t * (1 + u * (1 / 3 + u * (1 / 5 + u * (1 / 7 + u * series))))
+    rising = z >= 0
+    sigmoid = torch.where(rising, larger, e * larger)
+    opposite = torch.where(rising, e * larger, larger)
+    softplus = z.clamp(min=0) + log1p
+    factor = torch.where(positive, ALPHA, 1 - ALPHA) * (sigmoid * sigmoid)
+    slope = factor * (2 * opposite * softplus + sigmoid) * weights[:, None]
+    loss = (factor * softplus).sum(dim=1) * weights
+    logits.copy_(torch.where(positive, -slope, slope))
+    return loss
+
+
+class _FocalLoss(torch.autograd.Function):
+    """The loss of logits that the caller keeps."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        # fp16 has not the range for a gradient that the loss scale has not been applied to yet.
+        kept = torch.float32 if logits.dtype == torch.float16 else logits.dtype
+        gradient = logits.detach().to(kept, copy=True)
+        loss = focal_and_gradient_(gradient, labels, weights).sum()
+        ctx.save_for_backward(gradient)
+        ctx.dtype = logits.dtype
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return (gradient * grad).to(ctx.dtype), None, None
+
+
+def focal_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum of the focal losses of rows of logits.
+
+    Args:
+        logits: [R, C], a row for each anchor.
+        labels: int [R], class of each row, BACKGROUND or IGNORED.
+        weights: [R], fp32 (fp64 for fp64 logits), factor of each row's loss.
+
+    Returns:
+        Scalar in fp32 (fp64 for fp64 logits), differentiable by the logits, once.
+    """
+    return _FocalLoss.apply(logits, labels, torch.where(labels == IGNORED, 0.0, weights))
+
+
+class _ConvFocalLoss(torch.autograd.Function):
+    """The loss of logits that nobody keeps; gradients are ready when the forward pass ends."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        dtype: torch.dtype,
+        weight: Tensor,
+        bias: Tensor,
+        labels: tuple[Tensor, ...],
+        weights: tuple[Tensor, ...],
+        *levels: Tensor,
+    ) -> Tensor:
+        kernel, offset = weight.detach().to(dtype), bias.detach().to(dtype)
+        wanted = [any(ctx.needs_input_grad[5:]), *ctx.needs_input_grad[1:3]]
+        weight_grad = torch.zeros_like(weight)
+        bias_grad = torch.zeros_like(bias)
+        loss = torch.zeros((), dtype=torch.promote_types(dtype, torch.float32), device=weight.device)
+        level_grads = []
+        for level, level_labels, level_weights in zip(levels, labels, weights, strict=True):
+            parts = []
+            for images in _chunks(level, weight.shape[0], dtype):
+                features = level[images].to(dtype).contiguous(memory_format=torch.channels_last)
+                logits = F.conv2d(features, kernel, offset, padding=1)
+                logits = logits.contiguous(memory_format=torch.channels_last)
+                chunk_labels = level_labels[images].flatten()
+                # A view, in the memory order of channels_last: the gradient lands in `logits`.
+                rows = logits.permute(0, 2, 3, 1).view(len(chunk_labels), -1)
+                loss += focal_and_gradient_(rows, chunk_labels, level_weights[images].flatten()).sum()
+                if any(wanted):
+                    of_features, of_kernel, of_bias = _conv_backward(logits, features, kernel, wanted)
+                    parts.append(of_features)
+                    weight_grad += of_kernel if wanted[1] else 0
+                    bias_grad += of_bias if wanted[2] else 0
+            level_grads.append(torch.cat(parts).to(level.dtype) if wanted[0] else None)
+        ctx.save_for_backward(
+            weight_grad if wanted[1] else None, bias_grad if wanted[2] else None, *level_grads
+        )
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        scaled = [None if part is None else part * grad for part in ctx.saved_tensors]
+        return None, scaled[0], scaled[1], None, None, *scaled[2:]
+
+
+def _conv_backward(
+    gradient: Tensor, features: Tensor, kernel: Tensor, wanted: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.ops.aten.convolution_backward(
+        gradient, features, kernel, [kernel.shape[0]], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, wanted
+    )
+
+
+def _chunks(level: Tensor, channels: int, dtype: torch.dtype) -> list[slice]:
+    """Slices of the batch whose logits fit into CHUNK_BYTES, one image at least."""
+    image_bytes = channels * level.shape[2] * level.shape[3] * dtype.itemsize
+    count = max(1, CHUNK_BYTES // image_bytes)
+    return [slice(first, first + count) for first in range(0, level.shape[0], count)]
+
+
+def conv_focal_loss(
+    levels: list[Tensor], weight: Tensor, bias: Tensor, labels: list[Tensor], weights: list[Tensor]
+) -> Tensor:
+    """The last convolution of the class head and the focal loss of its output, in one.
+
+    Equal to `focal_loss` of the convolution's output, at the memory of a few images' logits.
+    The convolution computes in autocast's type where autocast is on. Not for fp16: see
+    `supports`.
+
+    Args:
+        levels: features [B, F, h, w] of each pyramid level.
+        weight: [A * C, F, 3, 3].
+        bias: [A * C].
+        labels: int [B, h * w * A] for each level: class, BACKGROUND or IGNORED.
+        weights: fp32 [B, h * w * A] for each level, factor of each anchor's loss.
+
+    Returns:
+        Scalar fp32, differentiable by levels, weight and bias, once.
+    """
+    kind = weight.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    counted = [
+        torch.where(part == IGNORED, 0.0, factor) for part, factor in zip(labels, weights, strict=True)
+    ]
+    return _ConvFocalLoss.apply(dtype, weight, bias, tuple(labels), tuple(counted), *levels)
+
+
+def supports(device: torch.device) -> bool:
+    """Whether `conv_focal_loss` can be used under the present autocast: not in fp16.
+
+    Its gradients are computed before the loss scale is known, which fp16 has not the range for.
+    """
+    enabled = torch.is_autocast_enabled(device.type)
+    return not (enabled and torch.get_autocast_dtype(device.type) == torch.float16)

@@ -1,0 +1,97 @@
+"""Element-wise code as one pass over memory, where a compiler exists; as it stands, where none does.
+
+The functions marked with `fused` run uncompiled until `choose` is called: a process that only
+detects, or a test, does not pay for a compiler's start.
+"""
+
+import functools
+import importlib.util
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_LOG = logging.getLogger("compile")
+
+
+class _Choice:
+    """Whether this process compiles; set by `choose`."""
+
+    compiles = False
+
+
+def choose(enabled: bool, device: torch.device) -> bool:
+    """Decide for this process whether `fused` functions are compiled, and log it.
+
+    Args:
+        enabled: what the configuration asks for.
+        device: where they will run.
+
+    Returns:
+        Whether they are: `enabled`, and the tools for the device are there.
+    """
+    missing = missing_tool(device.type) if enabled else "the configuration says so"
+    _Choice.compiles = missing is None
+    if missing is None:
+        _LOG.info("the loss is compiled for %s", device.type)
+    else:
+        _LOG.info("the loss is not compiled: %s", missing)
+    return _Choice.compiles
+
+
+def missing_tool(device_type: str) -> str | None:
+    """What torch.compile lacks for a device, in words; None if nothing."""
+    # On a GPU Triton needs a C compiler as well, for the launchers of its kernels.
+    wanted = (("CC", ("gcc", "clang")),) if device_type == "cuda" else (("CXX", ("g++", "clang++")),)
+    for variable, usual in wanted:
+        names = (os.environ[variable],) if variable in os.environ else usual
+        if not any(shutil.which(name) for name in names):
+            return f"no compiler ({' or '.join(names)}) on the path"
+    if device_type == "cuda" and importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    return None
+
+
+def fused(function: _Function) -> _Function:
+    """Let a function, of a tensor first, be compiled into one kernel once `choose` has decided so.
+
+    Its arguments may change in every dimension without another compilation. Should the compiler
+    fail, that is logged once and the function goes on uncompiled.
+    """
+    return _fused(function, ("cpu", "cuda"))
+
+
+def fused_on_cpu(function: _Function) -> _Function:
+    """Like `fused`, for results that must be right to the last bit: compiled for CPUs only.
+
+    On a GPU the compiler rounds a * b + c once instead of twice; on a CPU it does not.
+    """
+    return _fused(function, ("cpu",))
+
+
+def _fused(function: _Function, device_types: tuple[str, ...]) -> _Function:
+    compiled: Callable[..., Any] | None = None
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        nonlocal compiled
+        if not _Choice.compiles or arguments[0].device.type not in device_types:
+            return function(*arguments)
+        # Imported late: it takes seconds.
+        from torch._dynamo.exc import TorchDynamoException
+        from torch._inductor.exc import InductorError
+
+        compiled = compiled or torch.compile(function, dynamic=True, fullgraph=True)
+        try:
+            return compiled(*arguments)
+        except (TorchDynamoException, InductorError) as error:
+            # Compilation ends before the first kernel runs: the arguments are still as they were.
+            _LOG.warning("going on uncompiled, the compiler failed: %s", str(error).strip().splitlines()[0])
+            _Choice.compiles = False
+            return function(*arguments)
+
+    return call  # type: ignore[return-value]

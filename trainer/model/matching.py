@@ -1,0 +1,103 @@
+"""Which anchor learns which target: torchvision's rule, for a batch of padded targets at once."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.model import boxes as box_ops
+from trainer.model.focal import BACKGROUND, IGNORED
+from trainer.model.fusion import fused_on_cpu
+
+PADDING = -1
+"""Label of a target that is only padding."""
+FOREGROUND_IOU = 0.5
+BACKGROUND_IOU = 0.4
+_OVERLAPS_AT_ONCE = 32 * 1024 * 1024
+"""Pairs of target and anchor whose overlaps are in memory at the same time."""
+
+
+class Matches(NamedTuple):
+    """What every anchor of every image has to learn."""
+
+    labels: Tensor
+    """[B, N] int32: class of the matched target, BACKGROUND or IGNORED."""
+    boxes: Tensor
+    """[B, N, 4] fp32: the matched target where there is one, else the anchor itself."""
+    positive: Tensor
+    """[B, N] bool: whether a target is matched."""
+    weights: Tensor
+    """[B, N] fp32: factor that turns a sum over anchors into the mean over images of the sum per
+    matched anchor."""
+
+
+def assign(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Matches:
+    """Match the anchors and look up what was matched.
+
+    Args:
+        boxes: [B, M, 4] targets in pixels, fp32.
+        labels: [B, M] int64 classes, PADDING where a row is padding.
+        anchors: [N, 4] fp32, pixels.
+    """
+    matched = match(boxes, labels, anchors)
+    positive = matched >= 0
+    index = matched.clamp(min=0)
+    found = boxes.gather(1, index[:, :, None].expand(-1, -1, 4))
+    count = positive.sum(dim=1, keepdim=True).clamp(min=1)
+    return Matches(
+        labels=torch.where(positive, labels.gather(1, index), matched).int(),
+        boxes=torch.where(positive[:, :, None], found, anchors),
+        positive=positive,
+        weights=(1 / (count * boxes.shape[0])).expand_as(positive),
+    )
+
+
+def match(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
+    """Assign to every anchor a target, BACKGROUND or IGNORED.
+
+    An anchor takes the target it overlaps most if that IoU is at least FOREGROUND_IOU.
+    Besides, the anchors that overlap a target more than all others do keep their own best
+    target however small the overlap, so that every target has an anchor.
+
+    Args:
+        boxes: [B, M, 4] targets in pixels, fp32.
+        labels: [B, M], PADDING where a row is padding.
+        anchors: [N, 4].
+
+    Returns:
+        [B, N] int64, indices into the M targets, or BACKGROUND or IGNORED.
+    """
+    count = max(1, _OVERLAPS_AT_ONCE // (boxes.shape[1] * anchors.shape[0]))
+    parts = zip(boxes.split(count), labels.split(count), strict=True)
+    return torch.cat([_match(some, names != PADDING, anchors) for some, names in parts])
+
+
+@fused_on_cpu
+def _match(boxes: Tensor, valid: Tensor, anchors: Tensor) -> Tensor:
+    iou = box_ops.pairwise_iou(boxes, anchors).masked_fill_(~valid[:, :, None], -1.0)
+    best_iou, best_target = iou.max(dim=1)
+    matched = torch.where(best_iou < BACKGROUND_IOU, BACKGROUND, best_target)
+    between = (best_iou >= BACKGROUND_IOU) & (best_iou < FOREGROUND_IOU)
+    matched = torch.where(between, IGNORED, matched)
+    best_anchor_iou = iou.amax(dim=2, keepdim=True)
+    keeps_best = ((iou == best_anchor_iou) & valid[:, :, None]).any(dim=1)
+    return torch.where(keeps_best, best_target, matched)
+
+
+def pad_targets(boxes: Tensor, labels: Tensor, *, least: int = 8) -> tuple[Tensor, Tensor]:
+    """Pad targets to the next power of two, so that few shapes occur and graphs are reused.
+
+    Args:
+        boxes: [B, M, 4].
+        labels: [B, M].
+        least: smallest number of rows.
+
+    Returns:
+        Boxes [B, P, 4] and labels [B, P], P >= M.
+    """
+    rows = boxes.shape[1]
+    missing = max(least, 1 << (rows - 1).bit_length()) - rows
+    if not missing:
+        return boxes, labels
+    return F.pad(boxes, (0, 0, 0, missing)), F.pad(labels, (0, missing), value=PADDING)
