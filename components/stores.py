@@ -1,6 +1,6 @@
 """How the pods of a run come to the object store: what they are given in their environment.
 
-The names are those that `trainer/object_store.py` reads. Values that are secret stay in a
+The names are those that `trainer/storage/environment.py` reads. Values that are secret stay in a
 Secret, to which pods refer by name and key; the settings may be seen by everybody.
 """
 
@@ -30,6 +30,10 @@ SETTINGS = (
     "MINIO_ENDPOINT",
     "MINIO_SECURE",
     "MINIO_REGION",
+    "AWS_CA_BUNDLE",
+    "AWS_SKIP_SIGNATURE",
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
 )
 """Variables that are no secret."""
 

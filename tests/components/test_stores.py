@@ -14,9 +14,9 @@ def bare_environment(monkeypatch):
 
 
 def test_every_variable_is_one_that_the_store_reads():
-    from trainer import object_store
+    from trainer.storage import environment
 
-    read = object_store.__doc__
+    read = environment.__doc__
     assert set(stores.SECRET_KEYS.values()) <= set(re.findall(r"[A-Z_]{5,}", read))
 
 

@@ -1,14 +1,16 @@
+import hashlib
 import http.server
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from trainer import object_store, storage
+from trainer import storage
 from trainer.errors import StorageError
 
 
@@ -182,7 +184,6 @@ def test_object_store_errors_name_the_object_and_the_remedy(bucket, monkeypatch)
     with pytest.raises(StorageError, match="names no object"):
         storage.read_bytes("s3://bucket")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
-    object_store._connect.cache_clear()
     with pytest.raises(StorageError, match="cannot list s3://bucket") as caught:
         storage.list_files("s3://bucket/x")
     assert "access keys" in caught.value.fix
@@ -193,13 +194,11 @@ def test_minio_uris_take_their_own_endpoint(bucket, monkeypatch):
     endpoint = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
     monkeypatch.setenv("MINIO_ENDPOINT", endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    object_store._connect.cache_clear()
     assert storage.read_bytes("minio://bucket/x") == b"1"
 
 
 def test_half_a_pair_of_keys_is_an_error(bucket, monkeypatch):
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    object_store._connect.cache_clear()
     with pytest.raises(StorageError, match="without its secret"):
         storage.exists("s3://bucket/x")
 
@@ -238,28 +237,21 @@ def server() -> Iterator[str]:
     httpd.server_close()
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask a failing server again at once."""
-    monkeypatch.setattr("urllib3.Retry.get_backoff_time", lambda self: 0)
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.mark.parametrize("path", ["/ok", "/flaky", "/cut"])
-def test_web_files_are_read_though_the_server_stumbles(server, impatient, path):
+def test_web_files_are_read_though_the_server_stumbles(server, hurried, path):
     assert storage.read_bytes(server + path) == b"hello"
 
 
-def test_web_files_are_copied(server, impatient, tmp_path):
+def test_web_files_are_copied(server, hurried, tmp_path):
     assert storage.size(f"{server}/ok") == 5
     assert storage.local_copy(f"{server}/ok", tmp_path).read_bytes() == b"hello"
     assert not storage.exists(f"{server}/none")
 
 
-def test_web_errors_name_the_address(server, impatient):
+def test_web_errors_name_the_address(server, hurried):
     with pytest.raises(StorageError, match=f"no such file: {server}/none"):
         storage.read_bytes(f"{server}/none")
+    hurried(total=1.0)
     with pytest.raises(StorageError, match="answers 500") as caught:
         storage.read_bytes(f"{server}/busy")
     assert "busy" in caught.value.fix
@@ -272,3 +264,38 @@ def test_the_web_is_read_only(server):
         storage.write_bytes(f"{server}/x", b"")
     with pytest.raises(StorageError, match="cannot list"):
         storage.list_files(server)
+
+
+def test_what_is_known_of_a_file(bucket, server, hurried, tmp_path):
+    (tmp_path / "x").write_bytes(b"12345")
+    os.utime(tmp_path / "x", ns=(0, 1_500_000_000_000_000_001))
+    assert storage.state(str(tmp_path / "x")) == (5, 1.5e9, "1500000000000000001")
+    storage.write_bytes("s3://bucket/x", b"12345")
+    found = storage.state("s3://bucket/x")
+    assert found.size == 5 and found.etag == hashlib.md5(b"12345").hexdigest()
+    assert abs(found.modified - time.time()) < 60
+    assert storage.state(f"{server}/ok") == (5, None, '"1"')
+    for nothing in (str(tmp_path / "none"), str(tmp_path), "s3://bucket/none", f"{server}/none"):
+        assert storage.state(nothing) is None
+    assert storage.FileState(1, 2.0, "").version == "2.0"
+    assert storage.FileState(1, None, "").version == ""
+
+
+def test_large_folders_are_listed_page_by_page(proxy, bucket):
+    (bucket / "many").mkdir()
+    names = [f"{number:04d}" for number in range(1100)]
+    for name in names:
+        (bucket / "many" / name).touch()
+    listing = storage.scan("s3://bucket/many")
+    assert next(listing)[0] == "0000" and len(proxy.requests) == 1
+    proxy.fail("cut", after=500)
+    proxy.fail("status", times=2)
+    assert [name for name, _ in listing] == names[1:]
+    assert len(proxy.requests) == 5
+
+
+def test_a_file_of_another_machine_is_refused():
+    with pytest.raises(StorageError, match="machine 'host'") as caught:
+        storage.read_bytes("file://host/x")
+    assert "file:///host/x" in caught.value.fix
+    assert storage.absolute("file://localhost/x") == "/x"

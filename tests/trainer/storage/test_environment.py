@@ -1,0 +1,128 @@
+"""Who one is and where the store is, from the environment."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from trainer import storage
+from trainer.errors import StorageError
+from trainer.storage import connections
+from trainer.storage.environment import client, settings
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch, tmp_path):
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "MINIO_", "SSL_CERT", "REQUESTS_CA")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "environment", "url", "region"),
+    [
+        ("s3", {}, "https://s3.amazonaws.com", ""),
+        ("s3", {"AWS_REGION": "eu-west-1"}, "https://s3.amazonaws.com", "eu-west-1"),
+        ("s3", {"AWS_DEFAULT_REGION": "eu-west-2"}, "https://s3.amazonaws.com", "eu-west-2"),
+        ("s3", {"AWS_ENDPOINT_URL": "http://a:9000/"}, "http://a:9000", "us-east-1"),
+        (
+            "s3",
+            {"AWS_ENDPOINT_URL": "http://a", "AWS_ENDPOINT_URL_S3": "https://b"},
+            "https://b",
+            "us-east-1",
+        ),
+        ("s3", {"MINIO_ENDPOINT": "m:9000", "MINIO_REGION": "x-1"}, "https://s3.amazonaws.com", ""),
+        ("minio", {"MINIO_ENDPOINT": "m:9000"}, "http://m:9000", "us-east-1"),
+        ("minio", {"MINIO_ENDPOINT": "m:9000", "MINIO_SECURE": "true"}, "https://m:9000", "us-east-1"),
+        ("minio", {"MINIO_ENDPOINT": "https://m", "AWS_REGION": "r-1"}, "https://m", "r-1"),
+        ("minio", {"AWS_ENDPOINT_URL": "http://a", "MINIO_REGION": "x-1"}, "http://a", "x-1"),
+    ],
+)
+def test_where(kind, environment, url, region, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = settings(kind)
+    assert (found.url, found.region, found.source) == (url, region, "")
+
+
+def test_who(monkeypatch, tmp_path):
+    monkeypatch.setenv("MINIO_ENDPOINT", "m")
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text(
+        "[default]\naws_access_key_id=f\naws_secret_access_key=g\n[other]\naws_access_key_id=h\n"
+        "aws_secret_access_key=i\naws_session_token=j\n"
+    )
+    assert settings("s3").source == "file"
+    assert client("s3")._provider.retrieve().access_key == "f"
+    monkeypatch.setenv("AWS_PROFILE", "other")
+    assert client("s3")._provider.retrieve().session_token == "j"
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/token")
+    assert settings("s3").source == "role"
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden-b")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "hidden-t")
+    found = settings("s3")
+    assert (found.source, found.key, found.secret, found.token) == ("keys", "a", "hidden-b", "hidden-t")
+    monkeypatch.setenv("MINIO_ACCESS_KEY", "c")
+    monkeypatch.setenv("MINIO_SECRET_KEY", "hidden-d")
+    found = settings("minio")
+    assert (found.key, found.secret, found.token) == ("c", "hidden-d", "")
+    assert "hidden" not in repr(found) + repr(settings("s3"))
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    assert settings("s3").source == settings("minio").source == ""
+    assert client("s3")._provider is None
+
+
+def test_minio_needs_an_endpoint():
+    with pytest.raises(StorageError, match="need an endpoint") as caught:
+        storage.exists("minio://bucket/x")
+    assert "MINIO_ENDPOINT" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_half_a_pair_of_keys_is_an_error(name, monkeypatch):
+    monkeypatch.setenv(name, "x")
+    with pytest.raises(StorageError, match="without its secret"):
+        storage.exists("s3://bucket/x")
+
+
+@pytest.mark.parametrize("endpoint", ["http://host/path", "http://host:port", "http://"])
+def test_an_endpoint_that_cannot_be_used_is_named(endpoint, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(StorageError, match=f"endpoint '{endpoint}' of s3:// cannot be used") as caught:
+        storage.exists("s3://bucket/x")
+    assert "https://host:port" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
+def test_a_ca_bundle_that_cannot_be_read_is_named(name, monkeypatch, tmp_path):
+    (tmp_path / "broken.pem").write_text("no certificate")
+    for bundle in (tmp_path / "none.pem", tmp_path / "broken.pem"):
+        monkeypatch.setenv(name, str(bundle))
+        with pytest.raises(StorageError, match=f"CA bundle {bundle}") as caught:
+            connections.pool("https://host")
+        assert name in caught.value.fix
+
+
+def test_the_proxy_of_the_environment_is_used_and_left_out(monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", ".svc,localhost")
+    assert connections.pool("https://s3.amazonaws.com").proxy.host == "proxy"
+    assert connections.pool("https://store.minio.svc:9000").proxy is None
+    assert connections.pool("http://s3.amazonaws.com").proxy is None
+
+
+def test_a_client_is_made_once_and_again_after_a_fork(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert client("s3") is client("s3")
+    monkeypatch.setenv("AWS_REGION", "other-1")
+    code = (
+        "import os; from trainer.storage.environment import client\n"
+        "mine = client('s3'); pid = os.fork()\n"
+        "if not pid: os._exit(client('s3') is mine or client('s3')._http is mine._http)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"

@@ -1,0 +1,211 @@
+"""What a user reads when a server or a network refuses."""
+
+import datetime
+import http.server
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+
+import pytest
+
+from trainer import storage
+from trainer.errors import StorageError
+from trainer.storage import connections
+
+REFUSALS = [
+    (403, "AccessDenied", "", "AccessDenied", "AWS_SKIP_SIGNATURE=true"),
+    (403, "InvalidAccessKeyId", "", "InvalidAccessKeyId", "AWS_ACCESS_KEY_ID"),
+    (403, "SignatureDoesNotMatch", "", "SignatureDoesNotMatch", "secret does not belong to the key"),
+    (403, "RequestTimeTooSkewed", "", "RequestTimeTooSkewed", "clock"),
+    (400, "ExpiredToken", "The provided token has expired.", "token has expired", "log in again"),
+    (404, "NoSuchBucket", "", "no such bucket", "create the bucket"),
+    (301, "PermanentRedirect", "", "PermanentRedirect", "AWS_REGION"),
+    (400, "AuthorizationHeaderMalformed", "the region 'us-east-1' is wrong; expecting 'eu-west-3'",
+     "the bucket is in region eu-west-3", "set AWS_REGION"),
+    (403, "InvalidObjectState", "", "InvalidObjectState", "archive tier"),
+    (418, "Teapot", "short and stout", "Teapot: short and stout", "endpoint is one of S3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["application/xml", "text/xml; charset=utf-8"])
+@pytest.mark.parametrize(("status", "code", "message", "said", "fix"), REFUSALS, ids=lambda value: str(value))
+def test_a_refusal_names_the_object_the_cause_and_the_remedy(proxy, kind, status, code, message, said, fix):
+    for method in ("GET", "PUT", "HEAD"):
+        proxy.fail("status", method=method, times=100, status=status, code=code, message=message,
+                   headers=(("Content-Type", kind),))  # fmt: skip
+    for action in (
+        lambda: storage.read_bytes("s3://bucket/a b"),
+        lambda: storage.write_bytes("s3://bucket/a b", b""),
+        lambda: storage.list_files("s3://bucket/a b"),
+    ):
+        with pytest.raises(StorageError) as caught:
+            action()
+        assert "s3://bucket/a b" in caught.value.message and said in caught.value.message
+        assert fix in caught.value.fix
+    assert len(proxy.requests) <= 4  # no use in asking again
+
+
+def test_a_look_at_an_object_says_why_it_is_refused(proxy):
+    proxy.fail("status", method="HEAD", status=400)
+    proxy.fail("status", method="GET", status=400, code="ExpiredToken", message="The token has expired")
+    with pytest.raises(StorageError, match="ExpiredToken: The token has expired"):
+        storage.state("s3://bucket/x")
+
+
+def test_a_region_in_the_headers_is_told(proxy):
+    told = (("Content-Type", "application/xml"), ("x-amz-bucket-region", "ap-south-1"))
+    proxy.fail("status", status=301, code="PermanentRedirect", headers=told)
+    with pytest.raises(StorageError, match="is in region ap-south-1") as caught:
+        storage.read_bytes("s3://bucket/x")
+    assert "ap-south-1" in caught.value.fix
+
+
+def test_a_store_that_stays_busy_is_given_up(proxy, hurried):
+    hurried(total=1.0)
+    proxy.fail("status", times=10_000, headers=(("Content-Type", "application/xml"), ("Retry-After", "3600")))
+    start = time.monotonic()
+    with pytest.raises(StorageError, match="cannot read s3://bucket/x: SlowDown") as caught:
+        storage.read_bytes("s3://bucket/x")
+    assert time.monotonic() - start < 10
+    assert "run again later" in caught.value.fix
+
+
+def test_something_that_is_no_store(proxy):
+    proxy.fail("status", times=100, status=200, headers=(("Content-Type", "text/html"),), code="x")
+    with pytest.raises(StorageError, match="not that of an object store") as caught:
+        storage.list_files("s3://bucket/x")
+    assert "endpoint" in caught.value.fix
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/a/../b", "s3://bucket/./x", "s3://bucket/.."])
+def test_keys_that_would_become_others_are_refused(proxy, uri):
+    with pytest.raises(StorageError, match="refused key"):
+        storage.read_bytes(uri)
+    with pytest.raises(StorageError, match="refused key"):
+        storage.write_bytes(uri, b"")
+    assert proxy.requests == []
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/x"])
+def test_listed_names_that_climb_out_are_refused(proxy, monkeypatch, name):
+    from minio.datatypes import Object
+
+    monkeypatch.setattr("minio.Minio.list_objects", lambda *_, **__: iter([Object("bucket", f"data/{name}")]))
+    with pytest.raises(StorageError, match="refused name"):
+        storage.list_files("s3://bucket/data")
+
+
+def at(monkeypatch, endpoint):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    start = time.monotonic()
+    with pytest.raises(StorageError) as caught:
+        storage.read_bytes("s3://bucket/x")
+    assert time.monotonic() - start < 20
+    assert "cannot read s3://bucket/x" in caught.value.message
+    return caught.value
+
+
+def test_a_server_that_is_not_there(proxy, monkeypatch, hurried):
+    hurried(total=60)  # a server that has never answered is given up much sooner
+    error = at(monkeypatch, "http://127.0.0.1:9")
+    assert "does not take connections (Connection refused)" in error.message
+    assert "port" in error.fix
+
+
+def test_a_name_that_is_not_known(proxy, monkeypatch, hurried):
+    hurried(total=60)
+    error = at(monkeypatch, "http://store.invalid:9000")
+    assert "'store.invalid'" in error.message and "DNS" in error.fix
+
+
+def test_a_server_that_is_silent_from_the_start(proxy, monkeypatch, hurried):
+    hurried(total=60)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        error = at(monkeypatch, f"http://127.0.0.1:{server.getsockname()[1]}")
+    assert "silent" in error.message
+
+
+def test_https_where_the_server_speaks_http(proxy, monkeypatch, hurried):
+    hurried(total=60, first=60)
+    error = at(monkeypatch, proxy.url.replace("http:", "https:"))
+    assert "no trusted connection" in error.message and "http://" in error.fix
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A certificate for 127.0.0.1 that signed itself, with its key, in one file."""
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test store")])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    made = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(1).not_valid_before(now).not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .sign(key, hashes.SHA256())
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path.write_bytes(made.public_bytes(serialization.Encoding.PEM) + private)
+    return path
+
+
+@pytest.fixture
+def tls_server(certificate):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", "5")
+            self.end_headers()
+            self.wfile.write(b"hello")
+
+        def log_message(self, *_):
+            pass
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_private_authority_is_trusted_when_it_is_named(
+    proxy, tls_server, certificate, monkeypatch, hurried
+):
+    hurried(total=60, first=60)
+    error = at(monkeypatch, f"https://127.0.0.1:{tls_server}")
+    assert "certificate verify failed" in error.message and "AWS_CA_BUNDLE" in error.fix
+    with pytest.raises(StorageError, match="no trusted connection"):
+        storage.read_bytes(f"https://127.0.0.1:{tls_server}/x")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+    assert storage.read_bytes("s3://bucket/x") == b"hello"
+    assert storage.read_bytes(f"https://127.0.0.1:{tls_server}/x") == b"hello"
+    error = at(monkeypatch, f"https://localhost:{tls_server}")
+    assert "certificate is for another name" in error.fix
+
+
+def test_trying_again_is_told_once(proxy, bucket, hurried, caplog):
+    hurried(quiet=0.0)
+    storage.write_bytes("s3://bucket/x", b"")
+    proxy.fail("status", times=4)
+    storage.read_bytes("s3://bucket/x")
+    told = [record.getMessage() for record in caplog.records if record.name == "storage"]
+    assert len(told) == 1
+    assert "GET 127.0.0.1/bucket/x: status 503; trying again for" in told[0]
+
+
+def test_waits_grow_and_differ():
+    waits = [[connections.backoff(attempt) for _ in range(200)] for attempt in (1, 4, 1000)]
+    assert max(waits[0]) <= 0.4 < max(waits[1]) <= 3.2 < max(waits[2]) <= connections.PATIENCE.wait
+    assert len(set(waits[0])) > 190

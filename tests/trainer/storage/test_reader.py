@@ -1,0 +1,115 @@
+"""A file on a server that is read as a local one."""
+
+import http.server
+import io
+import os
+import threading
+import zipfile
+
+import pytest
+
+from trainer import storage
+from trainer.errors import StorageError
+from trainer.storage import transfer
+
+KB = 1024
+
+
+@pytest.fixture
+def data(bucket, monkeypatch):
+    monkeypatch.setattr(transfer, "PIECE", 64 * KB)
+    monkeypatch.setattr("trainer.storage.reader.PIECE", 64 * KB)
+    content = os.urandom(1000 * KB + 7)
+    (bucket / "big").write_bytes(content)
+    return content
+
+
+def test_from_start_to_end(proxy, data):
+    with storage.open_reader("s3://bucket/big") as file:
+        assert b"".join(iter(lambda: file.read(10_000), b"")) == data
+    asked = [line.split()[2] for line in proxy.requests]
+    assert len(asked) == len(set(asked)) == 16  # each piece once
+
+
+def test_anywhere(proxy, data):
+    with storage.open_reader("s3://bucket/big", ahead=3) as file:
+        for place in (900_000, 0, 123_456, 65_535, 65_536, 500_000, 1):
+            assert file.seek(place) == file.tell() == place
+            assert file.read(70_000) == data[place : place + 70_000]
+        assert file.seek(-5, io.SEEK_END) == len(data) - 5
+        assert file.read() == data[-5:]
+        assert file.read(1) == b""
+        with pytest.raises(ValueError, match="negative"):
+            file.seek(-1)
+
+
+def test_memory_holds_a_window(proxy, data):
+    with storage.open_reader("s3://bucket/big", ahead=3) as file:
+        for _ in range(10):
+            file.read(100_000)
+            assert len(file.raw._pieces) <= 5
+
+
+@pytest.mark.parametrize("kind", ["cut", "drop", "stall"])
+def test_breaks_do_not_show(proxy, data, kind):
+    proxy.fail(kind, times=5, after=KB)
+    with storage.open_reader("s3://bucket/big") as file:
+        assert file.read() == data
+
+
+def test_damage_shows_before_the_end(proxy, data):
+    proxy.fail("corrupt", after=5)
+    with storage.open_reader("s3://bucket/big") as file, pytest.raises(StorageError, match="is damaged"):
+        while file.read(KB):
+            pass
+
+
+def test_closing_ends_what_is_fetched_ahead(proxy, data, hurried):
+    hurried(silence=30)
+    file = storage.open_reader("s3://bucket/big")
+    proxy.fail("stall", times=100)
+    file.seek(300_000)
+    thread = threading.Timer(0.1, file.raw.close)
+    thread.start()
+    with pytest.raises((StorageError, ValueError)):
+        file.read(10)
+    thread.join(3)
+    assert not thread.is_alive()
+
+
+def test_missing_and_empty(proxy, bucket, tmp_path):
+    (bucket / "empty").write_bytes(b"")
+    with storage.open_reader("s3://bucket/empty") as file:
+        assert file.read() == b""
+    for uri in ("s3://bucket/none", str(tmp_path / "none")):
+        with pytest.raises(StorageError, match="no such file"):
+            storage.open_reader(uri)
+
+
+def test_a_zip_in_a_store_is_read_without_its_middle(proxy, data, bucket):
+    with zipfile.ZipFile(bucket / "x.zip", "w") as archive:
+        for number in range(20):
+            archive.writestr(f"{number}.bin", data[number * 50_000 : (number + 1) * 50_000])
+    proxy.requests.clear()
+    with storage.open_reader("s3://bucket/x.zip", ahead=1) as file, zipfile.ZipFile(file) as archive:
+        assert archive.read("19.bin") == data[950_000:1_000_000]
+    assert len(proxy.requests) < 8
+
+
+def test_a_web_server_without_ranges(tmp_path, data, hurried):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    with storage.open_reader(f"http://127.0.0.1:{server.server_port}/x") as file:
+        file.seek(400_000)
+        assert file.read(10) == data[400_000:400_010]
+    server.shutdown()
+    server.server_close()

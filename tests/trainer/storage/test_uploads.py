@@ -1,0 +1,159 @@
+"""Writing to a store that stumbles: whole or not at all, and checked."""
+
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from trainer import storage
+from trainer.errors import StorageError
+from trainer.storage import uploads
+from trainer.storage.environment import client
+
+KB = 1024
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    monkeypatch.setattr(uploads, "PART", 64 * KB)
+
+
+def sent(proxy, method, part=""):
+    return [line for line in proxy.requests if line.startswith(method) and part in line]
+
+
+def unfinished():
+    return client("s3")._list_multipart_uploads("bucket").uploads
+
+
+def test_a_large_file_is_sent_in_parts(proxy, bucket, small_parts, tmp_path):
+    content = os.urandom(1000 * KB + 7)
+    (tmp_path / "x").write_bytes(content)
+    storage.upload(tmp_path / "x", "s3://bucket/x")
+    assert (bucket / "x").read_bytes() == content
+    assert len(sent(proxy, "PUT", "partNumber=")) == 16
+    found = client("s3").stat_object("bucket", "x")
+    assert found.metadata["x-amz-meta-sha256"] == hashlib.sha256(content).hexdigest()
+    assert storage.read_bytes("s3://bucket/x") == content
+
+
+def test_a_small_file_is_sent_at_once(proxy, bucket, small_parts):
+    storage.write_bytes("s3://bucket/x", bytes(128 * KB))
+    assert len(proxy.requests) == 1
+
+
+@pytest.mark.parametrize("kind", ["drop", "lost", "status", "spoil"])
+@pytest.mark.parametrize("size", [10 * KB, 300 * KB])
+def test_what_arrives_wrongly_is_sent_again(proxy, bucket, small_parts, kind, size):
+    content = os.urandom(size)
+    proxy.fail(kind, method="PUT", times=3)
+    storage.write_bytes("s3://bucket/x", content)
+    assert (bucket / "x").read_bytes() == content
+
+
+@pytest.mark.parametrize("query", ["uploads", "uploadId"])
+def test_a_lost_answer_at_the_start_or_the_end_of_an_upload(proxy, bucket, small_parts, query):
+    proxy.fail("lost", method="POST", query=query)
+    content = os.urandom(300 * KB)
+    storage.write_bytes("s3://bucket/x", content)
+    assert (bucket / "x").read_bytes() == content
+
+
+def test_a_store_that_takes_nothing_right_is_an_error(proxy, small_parts):
+    proxy.fail("spoil", method="PUT", times=100)
+    with pytest.raises(StorageError, match="other bytes than were sent"):
+        storage.write_bytes("s3://bucket/x", b"abc")
+
+
+def test_a_failed_upload_leaves_nothing(proxy, bucket, small_parts, hurried):
+    storage.write_bytes("s3://bucket/x", b"before")
+    proxy.fail("status", method="PUT", query="partNumber=3", times=100, status=403, code="AccessDenied")
+    with pytest.raises(StorageError, match="cannot write s3://bucket/x: AccessDenied"):
+        storage.write_bytes("s3://bucket/x", bytes(500 * KB))
+    assert sent(proxy, "DELETE", "uploadId")
+    assert unfinished() == []
+    assert (bucket / "x").read_bytes() == b"before"
+
+
+def test_an_interrupted_upload_leaves_nothing(proxy, bucket, small_parts, monkeypatch):
+    inner = uploads._put
+
+    def interrupted(store, uri, bucket, key, data, headers, query=None):
+        if query and query["partNumber"] == "3":
+            raise KeyboardInterrupt
+        return inner(store, uri, bucket, key, data, headers, query)
+
+    monkeypatch.setattr(uploads, "_put", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        storage.write_bytes("s3://bucket/x", bytes(500 * KB))
+    assert unfinished() == []
+    assert list(bucket.iterdir()) == []
+
+
+def test_a_failed_block_uploads_nothing(proxy, bucket):
+    with pytest.raises(RuntimeError), storage.new_file("s3://bucket/x") as path:
+        path.write_bytes(b"half")
+        raise RuntimeError
+    assert proxy.requests == [] and list(bucket.iterdir()) == []
+
+
+def test_memory_does_not_grow_with_the_file(unhashed_store, tmp_path):
+    with (tmp_path / "x").open("wb") as file:
+        file.truncate(64 * 2**20)
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "from trainer import storage; from trainer.storage import reader, transfer, uploads\n"
+        "transfer.PIECE = reader.PIECE = uploads.PART = 2**18\n"
+        "storage.write_bytes('s3://bucket/small', b'')\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "storage.upload(sys.argv[1], 's3://bucket/x')\n"
+        "storage.local_copy('s3://bucket/x', Path(sys.argv[2]))\n"
+        "with storage.open_reader('s3://bucket/x') as file:\n"
+        "    while file.read(2**20): pass\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "x"), str(tmp_path / "cache")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 40
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_several_creators_one_succeeds_on_disk(tmp_path, monkeypatch, links):
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, "this file system has no links")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    uri = str(tmp_path / "lock" / "x")
+    won = []
+
+    def run(number):
+        if storage.create(uri, str(number).encode()):
+            won.append(number)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert storage.read_bytes(uri) == str(won[0]).encode()
+    assert [path.name for path in (tmp_path / "lock").iterdir()] == ["x"]
+
+
+def test_create_in_a_store(proxy, bucket, monkeypatch):
+    assert storage.create("s3://bucket/x", b"first")
+    assert not storage.create("s3://bucket/x", b"second")
+    proxy.conditions = True
+    monkeypatch.setattr(uploads, "state", lambda uri: None)  # nobody had written when it was looked at
+    assert not storage.create("s3://bucket/x", b"second")
+    assert storage.read_bytes("s3://bucket/x") == b"first"
+    proxy.fail("lost", method="PUT")
+    assert storage.create("s3://bucket/y", b"mine")  # although the repeated request is told that it is there

@@ -1,0 +1,302 @@
+"""Bytes behind URIs: local paths, object stores (s3://, minio://) and, to read, http(s)://.
+
+Whoever writes goes through `write_bytes`, `write_json`, `new_file`, `upload` or `create`: the file
+appears whole under its name or not at all. Whoever makes a folder of files writes the one that
+says what is in it last. The remote backends are imported when first used.
+
+    uris.py          names; FileState
+    local.py         local files
+    object_store.py  s3:// and minio://: reading, listing; uploads.py writes, environment.py says where
+    web.py           http:// and https://
+    transfer.py      pieces side by side, resumed and checked (answers.py, sinks.py); reader.py: as a file
+    connections.py   deadlines and repeated attempts; failures.py: errors with their remedies
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+from trainer.errors import StorageError
+from trainer.os_errors import explained, missing
+from trainer.storage import local
+from trainer.storage.uris import (
+    OBJECT_STORES,
+    WEB,
+    FileState,
+    absolute,
+    climbs,
+    is_local,
+    join,
+    local_path,
+    parent,
+    scheme,
+)
+
+__all__ = [
+    "OBJECT_STORES", "WEB", "FileState", "absolute", "climbs", "create", "delete", "exists", "is_local",
+    "join", "list_files", "list_states", "local_copy", "local_path", "new_file", "open_reader",
+    "parent", "read_bytes", "read_json", "read_range", "remove_stale", "scan", "scheme", "size",
+    "state", "upload", "write_bytes", "write_json",
+]  # fmt: skip
+
+
+def state(uri: str) -> FileState | None:
+    """Return size, time of change and ETag of a file, or None if no file is there.
+
+    Raises:
+        StorageError: it cannot be reached, or one may not look.
+    """
+    return _backend(uri).state(uri)
+
+
+def exists(uri: str) -> bool:
+    """Tell whether a file (not a folder) is there."""
+    return state(uri) is not None
+
+
+def size(uri: str) -> int:
+    """Return a file's size in bytes.
+
+    Raises:
+        StorageError: it is missing or cannot be reached.
+    """
+    found = state(uri)
+    if found is None:
+        raise missing(uri)
+    return found.size
+
+
+def read_bytes(uri: str, *, sha256: str = "") -> bytes:
+    """Return a file's content.
+
+    Args:
+        uri: the file; a large one on a server is read in pieces side by side.
+        sha256: what its hash must be; "" for what a store tells of it, if anything.
+
+    Raises:
+        StorageError: it is missing, cannot be reached, or is another one.
+    """
+    if is_local(uri):
+        return local.read_bytes(uri, sha256)
+    return _fetch(uri, sha256=sha256)
+
+
+def read_range(uri: str, start: int, length: int) -> bytes:
+    """Return `length` bytes of a file from place `start` on.
+
+    Raises:
+        StorageError: it is missing, cannot be reached, or ends before.
+    """
+    if not length:
+        return b""
+    if is_local(uri):
+        data = local.read_range(uri, start, length)
+    else:
+        data = _fetch(uri, start=start, stop=start + length)
+    if len(data) != length:
+        raise StorageError(
+            f"{uri} ends before byte {start + length}", fix="it is cut off: delete it and write it again"
+        )
+    return data
+
+
+def open_reader(uri: str, *, ahead: int = 8) -> IO[bytes]:
+    """Open a file to read, anywhere in it; of one on a server only a window is in memory.
+
+    Args:
+        uri: the file.
+        ahead: how many pieces of 4 MiB are fetched ahead while it is read in order.
+
+    Raises:
+        StorageError: it is missing or cannot be reached; later too, from the file's methods.
+    """
+    if is_local(uri):
+        with explained(uri, "read"):
+            return local_path(uri).open("rb")
+    from trainer.storage import reader
+
+    return reader.open_reader(uri, _backend(uri).open_range(uri), ahead)
+
+
+def read_json(uri: str) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        StorageError: it is missing, cannot be reached, or is not JSON.
+    """
+    try:
+        return json.loads(read_bytes(uri))
+    except ValueError as error:
+        raise StorageError(
+            f"{uri} is not JSON: {error}", fix="it may be cut off: delete it and write it again"
+        ) from error
+
+
+def write_bytes(uri: str, data: bytes, *, sync: bool = True) -> None:
+    """Write a file whole or not at all; `sync` waits until a local disk has it.
+
+    Raises:
+        StorageError: it cannot be written (disk full, refused).
+    """
+    if not is_local(uri):
+        _writer(uri).write_bytes(uri, data)
+        return
+    with new_file(uri, sync=sync) as path, explained(uri, "write"):
+        path.write_bytes(data)
+
+
+def write_json(uri: str, obj: Any) -> None:
+    """Write an object as JSON, whole or not at all."""
+    write_bytes(uri, json.dumps(obj, ensure_ascii=False).encode())
+
+
+def create(uri: str, data: bytes) -> bool:
+    """Write a file only if none is there, and tell whether it was written.
+
+    Of several writers one succeeds, on local disks and in stores that know conditional writes
+    (`If-None-Match`); in others the last of those that write in the same moment.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    return (local if is_local(uri) else _writer(uri)).create(uri, data)
+
+
+@contextmanager
+def new_file(uri: str, *, sync: bool = True) -> Iterator[Path]:
+    """Give a path to write to; what was written becomes the URI's content when the block ends.
+
+    Local files are written beside their final name and renamed; remote ones are written to a
+    temporary folder and uploaded. After an exception nothing is left.
+
+    Raises:
+        StorageError: it cannot be written; an OSError inside the block is turned into one.
+    """
+    if is_local(uri):
+        with local.new_file(uri, sync=sync) as path:
+            yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="kubedet-") as folder:
+        path = Path(folder) / "file"
+        with explained(uri, "write"):
+            yield path
+        _writer(uri).upload(path, uri)
+
+
+def upload(source: str | Path, uri: str) -> None:
+    """Copy a local file to a URI, whole or not at all; the file stays where it is.
+
+    Raises:
+        StorageError: the file is missing or the URI cannot be written.
+    """
+    with explained(str(source), "read"):
+        Path(source).stat()
+    if not is_local(uri):
+        _writer(uri).upload(Path(source), uri)
+        return
+    with new_file(uri) as path, explained(str(source), "read"):
+        shutil.copyfile(source, path)
+
+
+def local_copy(uri: str, cache_dir: Path | None = None, *, sha256: str = "") -> Path:
+    """Return a local file with the URI's content: itself if local, else a cached download.
+
+    Args:
+        uri: the file.
+        cache_dir: where downloads are kept; a folder of this user under the system's temporary
+            folder if None. A changed remote file is downloaded again.
+        sha256: what the hash of what is downloaded must be; "" for what a store tells of it.
+
+    Raises:
+        StorageError: the file is missing or cannot be reached, or the copy cannot be written.
+    """
+    if is_local(uri):
+        path = local_path(uri)
+        with explained(uri, "read"):
+            path.stat()
+        return path
+    from trainer.storage import cache
+
+    found = state(uri)
+    if found is None:
+        raise missing(uri)
+    return cache.copy(uri, found, _backend(uri).open_range(uri), cache_dir, sha256)
+
+
+def scan(uri: str, *, recursive: bool = True) -> Iterator[tuple[str, FileState]]:
+    """Yield the files under a folder by relative name, as they are found; none if it is missing.
+
+    Raises:
+        StorageError: it cannot be read, or the scheme cannot list.
+    """
+    return _backend(uri).scan(uri, recursive)
+
+
+def list_files(uri: str) -> list[str]:
+    """Return the names of all files under a folder, relative to it, sorted; none if it is missing."""
+    return sorted(name for name, _ in scan(uri))
+
+
+def list_states(uri: str, *, recursive: bool = False) -> dict[str, FileState]:
+    """Return what is known of the files in a folder by relative name; {} if it is missing.
+
+    Raises:
+        StorageError: it cannot be read, or the scheme cannot list.
+    """
+    return dict(scan(uri, recursive=recursive))
+
+
+def delete(uri: str) -> None:
+    """Delete a file; one that is not there is no error.
+
+    Raises:
+        StorageError: it cannot be deleted.
+    """
+    _backend(uri).delete(uri)
+
+
+def remove_stale(uri: str) -> None:
+    """Remove what killed writers left under a local folder more than an hour ago."""
+    if is_local(uri):
+        local.remove_stale(uri)
+
+
+def _fetch(uri: str, *, start: int = 0, stop: int | None = None, sha256: str = "") -> bytes:
+    from trainer.storage.sinks import MemorySink
+    from trainer.storage.transfer import fetch
+
+    sink = MemorySink()
+    fetch(uri, _backend(uri).open_range(uri), sink, start=start, stop=stop, sha256=sha256)
+    return sink.value()
+
+
+def _backend(uri: str) -> ModuleType:
+    """Import and return what reads, lists and deletes files of a scheme."""
+    if is_local(uri):
+        return local
+    if scheme(uri) in OBJECT_STORES:
+        from trainer.storage import object_store
+
+        return object_store
+    if scheme(uri) in WEB:
+        from trainer.storage import web
+
+        return web
+    raise StorageError(
+        f"unknown scheme {scheme(uri)!r} in {uri}",
+        fix="use a path, file:, s3://bucket/key, minio://bucket/key or, to read, https://",
+    )
+
+
+def _writer(uri: str) -> ModuleType:
+    """Import and return what writes files of a scheme."""
+    if scheme(uri) in OBJECT_STORES:
+        from trainer.storage import uploads
+
+        return uploads
+    return _backend(uri)

@@ -1,0 +1,138 @@
+"""The local half of `trainer.storage`: files that appear whole under their name or not at all."""
+
+import errno
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from trainer.errors import StorageError
+from trainer.os_errors import explained
+from trainer.storage.uris import FileState, local_path
+
+_STALE_SECONDS = 3600
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
+
+
+def state(uri: str) -> FileState | None:
+    """Return a file's size and time of change, or None if no file is there."""
+    path = local_path(uri)
+    if not path.is_file():
+        return None
+    with explained(uri, "read"):
+        return _state(path.stat())
+
+
+def read_bytes(uri: str, sha256: str) -> bytes:
+    """Return a file's content, whose hash must be `sha256` where it is not ""."""
+    with explained(uri, "read"):
+        data = local_path(uri).read_bytes()
+    found = sha256 and hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise StorageError(
+            f"{uri} is damaged: its sha256 is {found}, not {sha256}",
+            fix="delete it and have it written again",
+        )
+    return data
+
+
+def read_range(uri: str, start: int, length: int) -> bytes:
+    """Return `length` bytes from `start` on, or as many as there are."""
+    with explained(uri, "read"), local_path(uri).open("rb") as file:
+        file.seek(start)
+        return file.read(length)
+
+
+@contextmanager
+def new_file(uri: str, *, sync: bool = True) -> Iterator[Path]:
+    """Give a path beside the final name; what was written there takes the name when the block ends."""
+    with _beside(uri) as (temporary, target):
+        yield temporary
+        if sync:
+            _flush_to_disk(temporary)
+        temporary.replace(target)
+
+
+def create(uri: str, data: bytes) -> bool:
+    """Write a file unless there is one; tell whether it was written."""
+    with _beside(uri) as (temporary, target):
+        temporary.write_bytes(data)
+        _flush_to_disk(temporary)
+        try:
+            _name(temporary, target)
+        except FileExistsError:
+            return False
+    return True
+
+
+def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
+    """Yield the files in a folder by name relative to it, in no order; none if it is missing."""
+    with explained(uri, "list"):
+        folder = local_path(uri)
+        if folder.is_dir():
+            yield from _walk(folder, "", recursive)
+
+
+def delete(uri: str) -> None:
+    """Delete a file; one that is not there is no error."""
+    with explained(uri, "delete"):
+        local_path(uri).unlink(missing_ok=True)
+
+
+def remove_stale(uri: str) -> None:
+    """Remove what killed writers left under a folder more than an hour ago."""
+    for path in local_path(uri).rglob(".*.tmp"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                path.unlink()
+
+
+@contextmanager
+def _beside(uri: str) -> Iterator[tuple[Path, Path]]:
+    """Give a temporary name and the final one; nothing is left of the first when the block ends."""
+    target = local_path(uri)
+    temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with explained(uri, "write"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary, target
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _name(temporary: Path, target: Path) -> None:
+    """Give a file its name unless it is taken, which a rename would not notice."""
+    try:
+        os.link(temporary, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # The name is taken first, and for a moment it is an empty file's.
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        temporary.replace(target)
+
+
+def _walk(folder: Path, prefix: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                if recursive and not entry.is_symlink():
+                    yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", recursive)
+            elif not (entry.name.startswith(".") and entry.name.endswith(".tmp")) and entry.is_file():
+                yield prefix + entry.name, _state(entry.stat())
+
+
+def _state(found: os.stat_result) -> FileState:
+    return FileState(found.st_size, found.st_mtime, str(found.st_mtime_ns))
+
+
+def _flush_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
