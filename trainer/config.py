@@ -44,7 +44,16 @@ class DataConfig:
     max_bad_fraction: Fraction = 0.02
     """Share of images or boxes that may be bad before the step fails."""
     classes: list[str] = field(default_factory=list)
-    """Names of the classes to keep, in label order; empty keeps all."""
+    """Classes to keep, in label order, by name or by the source's id (a MID of Open Images); empty
+    keeps all."""
+    max_images: Count = 0
+    """Images of each split to keep at most, chosen by a hash of their names, so that a larger number
+    only adds; 0 keeps all."""
+    empty_images: Literal["auto", "keep", "drop"] = "auto"
+    """Images without a box of the kept classes: auto drops them where the source does not annotate
+    every object (Open Images), for nobody knows what is in them."""
+    min_box_side: NonNegative = 0.0
+    """Boxes with a shorter side are left out, in pixels of the image as it is sharded."""
     shard_bytes: Positive = 64 * 1024 * 1024
     """Size at which a shard is closed, in bytes."""
     max_side: Positive = 1600
@@ -53,7 +62,7 @@ class DataConfig:
     """Quality of images that have to be written anew when sharded."""
     processes: Count = 0
     """Processes that write shards; 0 is one for each core."""
-    threads: Positive = 16
+    threads: Positive = 64
     """Connections that download images at the same time."""
 
 

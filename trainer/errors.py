@@ -48,6 +48,10 @@ class StorageError(KubedetError):
     """A URI that cannot be read or written: missing, refused, full, corrupt."""
 
 
+class MissingError(StorageError):
+    """A URI with nothing behind it: asking again gives the same answer."""
+
+
 class CheckpointError(KubedetError):
     """A checkpoint or weights file that does not fit the model or the run."""
 

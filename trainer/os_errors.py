@@ -4,7 +4,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer.errors import StorageError
+from trainer.errors import MissingError, StorageError
 
 _NO_ACCESS = (
     "give this user access to the file and its folders, or set fs_group or run_as_user of the job "
@@ -27,9 +27,9 @@ _REMEDIES = {
 }
 
 
-def missing(uri: str) -> StorageError:
+def missing(uri: str) -> MissingError:
     """Return the error for a file that is not there."""
-    return StorageError(f"no such file: {uri}", fix="check the path or URI, and that this machine can see it")
+    return MissingError(f"no such file: {uri}", fix="check the path or URI, and that this machine can see it")
 
 
 @contextmanager

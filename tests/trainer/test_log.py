@@ -32,6 +32,16 @@ def test_events_go_to_the_file_and_end_with_the_end(tmp_path, monkeypatch):
     assert last["note"] == "loss 1.0" and last["eta"] == 0
 
 
+def test_what_was_found_done_counts_but_not_for_the_rate(tmp_path, monkeypatch):
+    monkeypatch.setenv(log.PROGRESS_FILE, str(tmp_path / "progress"))
+    with log.progress("download", 100, "images") as bar:
+        bar.skip(60)
+        assert (bar.done, bar.rate, bar.eta) == (60, 0, None)
+        bar.update(20)
+        assert bar.eta == pytest.approx(20 / bar.rate, rel=0.5)
+    assert events(tmp_path / "progress")[-1]["done"] == 80
+
+
 def test_the_end_is_told_after_an_error_too(tmp_path, monkeypatch):
     monkeypatch.setenv(log.PROGRESS_FILE, str(tmp_path / "progress"))
     with pytest.raises(KeyError), log.progress("shard", None, "images") as bar:

@@ -5,6 +5,7 @@ Labels are contiguous from 0 and the same in all splits; the source's ids are ke
 """
 
 import tempfile
+from array import array
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ def build(listing: Listing, config: DataConfig, folder: str) -> Built:
 
     Args:
         listing: what the source has; its `problems` grow.
-        config: val_fraction and classes are used.
+        config: val_fraction, classes, max_images and empty_images are used.
         folder: URI.
 
     Raises:
@@ -55,14 +56,15 @@ def build(listing: Listing, config: DataConfig, folder: str) -> Built:
         drafts = {}
         for split, rows in listing.splits.items():
             drafts[split] = _draft(rows, labels, Path(temporary) / split)
+        _drop_empty(drafts, listing, config.empty_images)
         splits = {}
         first = 1
-        for split, draft, chosen in _parts(drafts, config.val_fraction):
+        for split, draft, chosen in _parts(drafts, config):
             splits[split] = _write(draft, chosen, first, storage.join(folder, f"{split}.parquet"))
             first += splits[split].images
     if "train" not in splits:
         raise DataError(
-            "no training images", fix="name a source with a train split, or set data.val_fraction lower"
+            "no training images", fix="name a source with a train split that has boxes of data.classes"
         )
     _check_classes(categories, splits["train"].boxes_of_label, listing.problems)
     return Built(
@@ -79,6 +81,8 @@ class _Draft:
     """uint64 [rows]: `keys.number` of each key."""
     fractions: np.ndarray
     """float64 [rows]: what decides which rows go to val."""
+    kept: np.ndarray
+    """bool [rows]: those that have a box of a class, or may be without."""
 
 
 @dataclass
@@ -95,18 +99,31 @@ class _Written:
 
 def _draft(rows: Rows, labels: np.ndarray, path: Path) -> _Draft:
     """Write a split's rows to a local file, once, as a source may be slow to read."""
-    numbers: list[int] = []
-    fractions: list[float] = []
+    numbers, fractions = array("Q"), array("d")
+    filled = [np.zeros(0, bool)]
     with pq.ParquetWriter(path, ROW, compression="lz4") as file:
         for batch in rows.batches():
             boxes = _labelled(batch.column("boxes"), labels)
             found = [keys.stem(name) for name in batch.column("file_name").to_pylist()]
-            numbers += map(keys.number, found)
-            fractions += (keys.hash_fraction(key, "val") for key in found)
+            numbers.extend(map(keys.number, found))
+            fractions.extend(keys.hash_fraction(key, "val") for key in found)
+            known = np.append(0, np.cumsum(boxes.values.field("category").to_numpy() >= 0))
+            filled.append(np.diff(known[boxes.offsets.to_numpy()]) > 0)
             columns = [batch.column(name) for name in ROW.names[2:-1]]
             ids = pa.nulls(len(found), pa.int64())
             file.write_batch(pa.RecordBatch.from_arrays([ids, pa.array(found), *columns, boxes], schema=ROW))
-    return _Draft(path, np.array(numbers, np.uint64), np.array(fractions))
+    return _Draft(path, np.array(numbers, np.uint64), np.array(fractions), np.concatenate(filled))
+
+
+def _drop_empty(drafts: dict[str, _Draft], listing: Listing, what: str) -> None:
+    """Decide on the images without boxes, and note how many are left out."""
+    drop = what == "drop" or (what == "auto" and not listing.exhaustive)
+    for split, draft in drafts.items():
+        empty = int((~draft.kept).sum())
+        if drop and empty:
+            listing.problems.add(reasons.IMAGE_WITHOUT_BOXES, f"{empty} of {split}", empty)
+        elif not drop:
+            draft.kept[:] = True
 
 
 def _labelled(boxes: pa.ListArray, labels: np.ndarray) -> pa.ListArray:
@@ -123,21 +140,33 @@ def _labelled(boxes: pa.ListArray, labels: np.ndarray) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(after.astype(np.int32)), relabelled)
 
 
-def _parts(drafts: dict[str, _Draft], fraction: float) -> list[tuple[str, _Draft, np.ndarray]]:
+def _parts(drafts: dict[str, _Draft], config: DataConfig) -> list[tuple[str, _Draft, np.ndarray]]:
     """Return the splits that are not empty: name, draft, and bool [rows], those that belong to it.
 
     Where there is no val a share of train becomes it. A hash of each key chooses, so the choice
     does not change when images are added; at least one image goes, one stays.
     """
-    parts = {split: (draft, np.ones(len(draft.keys), bool)) for split, draft in drafts.items()}
-    train = drafts.get("train")
-    given = drafts.get("val")
-    if train and len(train.keys) > 1 and fraction > 0 and (given is None or len(given.keys) == 0):
+    parts = {split: (draft, draft.kept) for split, draft in drafts.items()}
+    train, given = drafts.get("train"), drafts.get("val")
+    if train and train.kept.sum() > 1 and config.val_fraction > 0 and not (given and given.kept.any()):
+        candidates = np.flatnonzero(train.kept)
+        fractions = train.fractions[candidates]
+        count = min(max(1, int((fractions < config.val_fraction).sum())), len(candidates) - 1)
         goes = np.zeros(len(train.keys), bool)
-        count = int((train.fractions < fraction).sum())
-        goes[np.argsort(train.fractions, kind="stable")[: min(max(1, count), len(goes) - 1)]] = True
-        parts |= {"train": (train, ~goes), "val": (train, goes)}
-    return [(split, *parts[split]) for split in SPLITS if split in parts and parts[split][1].any()]
+        goes[candidates[np.argsort(fractions, kind="stable")[:count]]] = True
+        parts |= {"train": (train, train.kept & ~goes), "val": (train, goes)}
+    there = [(split, *parts[split]) for split in SPLITS if split in parts and parts[split][1].any()]
+    return [(split, draft, _limited(draft, chosen, config.max_images)) for split, draft, chosen in there]
+
+
+def _limited(draft: _Draft, chosen: np.ndarray, limit: int) -> np.ndarray:
+    """Return which of the chosen rows are kept where only so many may be: those of the lowest hashes."""
+    candidates = np.flatnonzero(chosen)
+    if not limit or len(candidates) <= limit:
+        return chosen
+    kept = np.zeros(len(chosen), bool)
+    kept[candidates[np.argsort(draft.keys[candidates], kind="stable")[:limit]]] = True
+    return kept
 
 
 def _write(draft: _Draft, chosen: np.ndarray, first: int, uri: str) -> _Written:
@@ -178,14 +207,15 @@ def _select_classes(listing: Listing, wanted: list[str]) -> tuple[list[dict[str,
     names = [category.name for category in listing.categories]
     if not names:
         raise DataError("the source lists no classes", fix="add categories to its annotations")
-    twice = [name for name, count in Counter(wanted).items() if count > 1]
-    unknown = [name for name in wanted if name not in names]
+    # A name comes before an id; only ids that are texts (MIDs) can be told from names.
+    found: dict[int | str, Category] = {category.original_id: category for category in listing.categories}
+    found |= {category.name: category for category in listing.categories}
+    unknown = [name for name in wanted if name not in found]
+    kept = [found[name] for name in wanted or names if name in found]
+    twice = [category.name for category, count in Counter(kept).items() if count > 1]
     if unknown or twice:
         what = f"classes unknown: {', '.join(unknown)}" if unknown else f"classes twice: {', '.join(twice)}"
         raise DataError(f"data.classes names {what}", fix=f"the source has: {', '.join(names[:100])}")
-    kept: list[Category] = [
-        category for name in (wanted or names) for category in listing.categories if category.name == name
-    ]
     position = {category: label for label, category in enumerate(kept)}
     categories = [
         {"id": label, "name": category.name, "original_id": category.original_id}

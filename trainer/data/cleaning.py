@@ -11,7 +11,13 @@ MIN_SIDE = 0.1
 
 
 def clean(
-    annotations: list[dict[str, Any]], width: int, height: int, labels: int, problems: Problems, where: str
+    annotations: list[dict[str, Any]],
+    width: int,
+    height: int,
+    labels: int,
+    problems: Problems,
+    where: str,
+    min_side: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Return the usable boxes of one image, clipped to it; count the others by reason.
 
@@ -22,10 +28,13 @@ def clean(
         labels: how many categories there are.
         problems: grows.
         where: the image's name, for the examples.
+        min_side: boxes with a shorter side are left out, in pixels; that is no error of the source.
     """
     kept = []
     for annotation in annotations:
         reason, box = _judge(annotation, width, height, labels)
+        if box is not None and min(box[2:]) < min_side:
+            reason, box = reasons.BOX_SMALL, None
         if reason:
             shown = [round(value, 2) for value in annotation["bbox"]]
             problems.add(reason, f"{where} {shown}")

@@ -8,8 +8,8 @@
 <data_root>/raw/<fingerprint>/failed.csv                   each image that is not to be had, and why
 <data_root>/raw/<fingerprint>/manifest.json                written last
 
-The images of a source are kept once, whatever its fingerprint: when it has changed, only what is
-new is fetched.
+The images of a source are kept once, whatever its fingerprint: when it has changed, or another part
+of it is wanted, only what is new is fetched.
 """
 
 import csv
@@ -31,7 +31,7 @@ from trainer.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 """Raise it when the same source gives other raw tables."""
 
 
@@ -69,7 +69,7 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
     Args:
         source: see `download`.
         data_root: URI of a folder.
-        config: classes and val_fraction are used.
+        config: classes, val_fraction, max_images and empty_images are used.
 
     Returns:
         kind, version, uri, fingerprint, source, images (URI of the images' folder), splits
@@ -81,7 +81,10 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
     """
     found = sources.parse(source)
     listing = found.listing()
-    name = fingerprint("raw", VERSION, found.uri, listing.state, config.val_fraction, config.classes)
+    name = fingerprint(
+        "raw", VERSION, found.uri, listing.state,
+        config.val_fraction, config.classes, config.max_images, config.empty_images,
+    )  # fmt: skip
     root = storage.absolute(data_root)
     uri = storage.join(root, "raw", name)
     plan_uri = storage.join(uri, "plan.json")
@@ -95,7 +98,7 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
         "uri": uri,
         "fingerprint": name,
         "source": found.uri,
-        "images": storage.join(root, "images", fingerprint(found.uri)),
+        "images": storage.join(root, "images", fingerprint(found.images_uri)),
         "splits": built.splits,
         "categories": built.categories,
         "problems": listing.problems.to_json(),
@@ -109,6 +112,8 @@ def fetch_partition(
 ) -> None:
     """Fetch the images of one of several partitions; those that are there are not fetched again.
 
+    Those that failed in an earlier call, and were not just missing, are tried again.
+
     Args:
         planned: what `plan` returned.
         config: connections, and how much may be bad.
@@ -120,7 +125,7 @@ def fetch_partition(
         StorageError: the data root cannot be written.
     """
     report = storage.join(planned["uri"], "fetched", f"{partition}-of-{partitions}.parquet")
-    if storage.exists(report):
+    if storage.exists(report) and not fetch.worth_another_try(report):
         logger.info("the images of partition %d of %d are there already", partition + 1, partitions)
         return
     fetch.run(planned, config, partition, partitions, report)
@@ -158,14 +163,14 @@ def join(planned: dict[str, Any], config: DataConfig, partitions: int = 1) -> di
         sizes[ids - 1] = fetched
         failed += faults
     for failure in failed:
-        problems.add(failure.reason, f"{failure.split}/{failure.file_name}: {failure.detail}")
+        problems.add(failure.reason, failure.told)
     manifest = planned | {
         "kind": "raw",
         "splits": _counts(planned, sizes),
         "problems": problems.to_json(),
     }
-    _check(manifest, config)
     _write_arrays(uri, sizes, failed)
+    _check(manifest, config)
     storage.write_json(manifest_uri, manifest)
     counts = ", ".join(f"{split['images']} {name}" for name, split in manifest["splits"].items())
     told = f" ({problems.summary()})" if problems.counts else ""

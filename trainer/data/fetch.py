@@ -5,6 +5,7 @@ folders of its own and knows by listing them what is there.
 """
 
 import time
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,11 +22,14 @@ from trainer.data import problems as reasons
 from trainer.data.problems import Problems
 from trainer.data.sources.base import Source
 from trainer.data.table import Table
-from trainer.errors import StorageError
+from trainer.errors import MissingError, StorageError
 from trainer.log import progress
 
 _FOLDERS = [f"{number:02x}" for number in range(256)]
 _LISTERS = 16
+_PATIENCE = 50
+"""Images in a row (and twice the connections) that may fail before the source counts as down."""
+
 _COLUMNS = ["image_id", "key", "file_name", "origin", "version", "fault_reason", "fault_detail"]
 _REPORT = pa.schema(
     [("image_id", pa.int64()), ("bytes", pa.int32()), *((name, pa.string()) for name in
@@ -41,6 +45,11 @@ class Failure(NamedTuple):
     origin: str
     reason: str
     detail: str
+
+    @property
+    def told(self) -> str:
+        """Say which image it is, and what is the matter."""
+        return f"{self.split}/{self.file_name}: {self.detail}"
 
 
 @dataclass(frozen=True)
@@ -59,50 +68,129 @@ class _Task:
 
 
 class _Result(NamedTuple):
+    """What became of a task."""
+
     image_id: int
     bytes: int
-    failure: Failure | None
-    fetched: bool
+    fetched: bool = False
+    """Whether the bytes came now."""
+    failure: Failure | None = None
+    task: _Task | None = None
+    """The task where another try may help."""
 
 
 def run(planned: dict[str, Any], config: DataConfig, partition: int, partitions: int, report: str) -> None:
-    """Fetch a partition's images and write its report.
+    """Fetch a partition's images and write its report. What failed is tried once more at the end.
 
     Raises:
         DataError: far more cannot be had than the configuration lets pass.
-        StorageError: the data root cannot be written.
+        StorageError: the source answers no more, or the data root cannot be written.
     """
     source = sources.parse(planned["source"])
     mine = _FOLDERS[partition::partitions]
     there = _There(planned["images"], mine)
     total = sum(split["images"] for split in planned["splits"].values())
-    allowed = max(reasons.EXAMPLES, config.max_bad_fraction * total)
-    problems = Problems()
-    problems.merge(planned["problems"])
+    expected = round(total * len(mine) / len(_FOLDERS))
     workers = (config.processes or pool.available_cores()) if source.cpu_bound else config.threads
-    workers = min(workers, max(1, total - there.count))
-    ids: list[int] = []
-    sizes: list[int] = []
-    failures: dict[int, Failure] = {}
-    brought, began = 0, time.monotonic()
-    with progress("download", round(total * len(mine) / len(_FOLDERS)), "images") as bar:
-        for result in pool.run(
-            _fetch, _tasks(planned, source, set(mine), there), workers, processes=source.cpu_bound
-        ):
-            ids.append(result.image_id)
-            sizes.append(result.bytes)
-            brought += result.bytes if result.fetched else 0
-            failure = result.failure
-            if failure:
-                failures[result.image_id] = failure
-                problems.add(failure.reason, f"{failure.split}/{failure.file_name}: {failure.detail}")
-                if problems.total(reasons.BAD_IMAGES) > allowed:
-                    problems.check(
-                        planned["source"], images=total, boxes=0, max_bad_fraction=config.max_bad_fraction
-                    )
-            speed = f"{brought / 1e6 / max(time.monotonic() - began, 0.1):.1f} MB/s"
-            bar.update(note=f"{speed}, {len(failures)} missing" if failures else speed)
-    _write_report(report, ids, sizes, failures)
+    tally = _Tally(planned, config.max_bad_fraction, workers)
+    with progress("download", expected, "images") as bar:
+
+        def waiting() -> Iterator[_Task]:
+            for task in _tasks(planned, source, set(mine), there):
+                if task.size and not task.fault:
+                    tally.add(_Result(task.image_id, task.size))
+                    bar.skip()
+                else:
+                    yield task
+
+        for result in pool.run(_fetch, waiting(), min(workers, total), processes=source.cpu_bound):
+            tally.add(result)
+            bar.update(note=tally.note())
+        for result in pool.run(_fetch, tally.again(), workers, processes=source.cpu_bound):
+            tally.add(result)
+            bar.update(0, note=tally.note())
+    tally.write(report)
+
+
+class _Tally:
+    """What came and what did not. Twelve bytes an image, for there may be millions."""
+
+    def __init__(self, planned: dict[str, Any], max_bad_fraction: float, workers: int) -> None:
+        self._source, self._max_bad_fraction = planned["source"], max_bad_fraction
+        self._total = sum(split["images"] for split in planned["splits"].values())
+        self._allowed = max(reasons.EXAMPLES, max_bad_fraction * self._total)
+        self._problems = Problems()
+        self._problems.merge(planned["problems"])
+        self._patience = _PATIENCE + 2 * workers
+        self._in_a_row = 0
+        self._ids, self._sizes = array("q"), array("i")
+        self._failures: dict[int, Failure] = {}
+        self._again: list[_Task] = []
+        self._brought, self._began = 0, time.monotonic()
+
+    def add(self, result: _Result) -> None:
+        """Count one result.
+
+        Raises:
+            DataError: more cannot be had than may be bad.
+            StorageError: so many failed in a row that the source must be down.
+        """
+        self._brought += result.bytes if result.fetched else 0
+        if result.task:
+            self._in_a_row += 1
+        elif result.fetched:
+            self._in_a_row = 0
+        failure = result.failure
+        if failure is None:
+            self._ids.append(result.image_id)
+            self._sizes.append(result.bytes)
+            return
+        self._failures[result.image_id] = failure
+        if result.task:
+            self._again.append(result.task)
+            if self._in_a_row >= self._patience:
+                raise StorageError(
+                    f"{self._in_a_row} images in a row could not be fetched; the last: {failure.detail}",
+                    fix="check the source and the network, and run again: what came is kept",
+                )
+        else:
+            self._problems.add(failure.reason, failure.told)
+        if len(self._again) + self._problems.total(reasons.BAD_IMAGES) > self._allowed:
+            for task in self._again:
+                failed = self._failures[task.image_id]
+                self._problems.add(failed.reason, failed.told)
+            self._problems.check(
+                self._source, images=self._total, boxes=0, max_bad_fraction=self._max_bad_fraction
+            )
+
+    def again(self) -> list[_Task]:
+        """Return the tasks that failed, and forget that they did; now they may fail in a row."""
+        tasks, self._again, self._patience = self._again, [], len(self._again) + self._in_a_row + 1
+        for task in tasks:
+            del self._failures[task.image_id]
+        return tasks
+
+    def note(self) -> str:
+        """Say how it goes: `12.3 MB/s, 4 missing, 1 failed`."""
+        parts = [f"{self._brought / 1e6 / max(time.monotonic() - self._began, 0.1):.1f} MB/s"]
+        failed = len(self._again)
+        if len(self._failures) > failed:
+            parts.append(f"{len(self._failures) - failed} missing")
+        if failed:
+            parts.append(f"{failed} failed")
+        return ", ".join(parts)
+
+    def write(self, uri: str) -> None:
+        """Write the report."""
+        lost = pa.Table.from_pylist(
+            [{"image_id": key, "bytes": 0, **failure._asdict()} for key, failure in self._failures.items()],
+            _REPORT,
+        )
+        columns = [np.array(self._ids, np.int64), np.array(self._sizes, np.int32)]
+        nothing = pa.nulls(len(self._ids), pa.string())
+        came = pa.Table.from_arrays([*map(pa.array, columns), *[nothing] * 5], schema=_REPORT)
+        with storage.new_file(uri) as path:
+            pq.write_table(pa.concat_tables([came, lost]), path)
 
 
 def _tasks(planned: dict[str, Any], source: Source, folders: set[str], there: "_There") -> Iterator[_Task]:
@@ -121,24 +209,24 @@ def _tasks(planned: dict[str, Any], source: Source, folders: set[str], there: "_
 
 
 def _fetch(task: _Task) -> _Result:
-    """Fetch one image, unless it is there or known to be of no use."""
-    if task.size and not task.fault:
-        return _Result(task.image_id, task.size, None, fetched=False)
-    fault = task.fault
+    """Fetch one image, unless it is known to be of no use."""
+    fault, again = task.fault, None
     if not fault:
         try:
             data = task.source.read(task.origin)
-        except StorageError as error:
+        except MissingError as error:
             fault = (reasons.IMAGE_MISSING, error.message)
+        except StorageError as error:
+            fault, again = (reasons.IMAGE_NOT_FETCHED, error.message), task
         else:
             if not data:
                 fault = (reasons.IMAGE_UNREADABLE, "the file is empty")
     if fault:
         failure = Failure(task.split, task.file_name, task.origin, *fault)
-        return _Result(task.image_id, 0, failure, fetched=False)
+        return _Result(task.image_id, 0, failure=failure, task=again)
     # Flushing each image to the disk would take longer than fetching it.
     storage.write_bytes(task.target, data, sync=False)
-    return _Result(task.image_id, len(data), None, fetched=True)
+    return _Result(task.image_id, len(data), fetched=True)
 
 
 class _There:
@@ -166,14 +254,6 @@ def _list(uri: str) -> tuple[np.ndarray, np.ndarray]:
     return np.array(digests, np.uint64), np.array(sizes, np.int32)
 
 
-def _write_report(uri: str, ids: list[int], sizes: list[int], failures: dict[int, Failure]) -> None:
-    nothing = Failure("", "", "", "", "")
-    found = [failures.get(image_id, nothing) for image_id in ids]
-    columns: list[Any] = [ids, sizes, *([item[index] for item in found] for index in range(5))]
-    with storage.new_file(uri) as path:
-        pq.write_table(pa.Table.from_arrays([*map(pa.array, columns)], schema=_REPORT), path)
-
-
 def read_report(uri: str) -> tuple[np.ndarray, np.ndarray, list[Failure]]:
     """Read what a partition brought.
 
@@ -187,3 +267,8 @@ def read_report(uri: str) -> tuple[np.ndarray, np.ndarray, list[Failure]]:
     failed = table.filter(pc.equal(table["bytes"], 0)).select(list(Failure._fields))
     failures = [Failure(**row) for row in failed.to_pylist()]
     return table["image_id"].to_numpy(), table["bytes"].to_numpy(), failures
+
+
+def worth_another_try(uri: str) -> bool:
+    """Tell whether a partition's report names images that failed otherwise than by being missing."""
+    return any(failure.reason == reasons.IMAGE_NOT_FETCHED for failure in read_report(uri)[2])

@@ -5,10 +5,11 @@ JPEG markers: ITU-T T.81 table B.1. Orientation: Exif 2.32, tag 0x0112.
 
 import io
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.JpegImagePlugin import JpegImageFile
@@ -22,11 +23,25 @@ MAX_PIXELS = 200_000_000
 # Importing a plugin registers it; formats that run other programs (EPS) stay out. JPEG includes MPO.
 _PLUGINS = (JpegImageFile, PngImageFile, WebPImageFile, BmpImageFile, GifImageFile, TiffImageFile)
 _FORMATS = [plugin.format for plugin in _PLUGINS]
+SHARES = (1, 1)
+"""Annotated size of an image whose boxes are shares of its sides."""
+
 _ORIENTATION = 0x0112
 _SEGMENTS_WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))
 _FRAME_MARKERS = [marker for marker in range(0xC0, 0xD0) if marker not in (0xC4, 0xC8, 0xCC)]
 _BASELINE = 0xC0
 _SCAN = 0xDA
+_APP1 = 0xE1
+_TRANSPOSES = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What shows an image of each Exif orientation upright."""
 
 
 class UnreadableImage(Exception):
@@ -53,29 +68,33 @@ class NormalImage:
         return self.orientation >= 5
 
 
-def normalize(data: bytes, max_side: int, quality: int) -> NormalImage:
-    """Return an image as baseline JPEG; one that is already so is passed on byte for byte.
+def normalize(data: bytes, max_side: int, quality: int, orientation: int = 0) -> NormalImage:
+    """Return an image as baseline JPEG; one that is already so only loses its Exif block.
+
+    The block goes because some decoders turn the image by it and others do not.
 
     Args:
         data: a JPEG, PNG, WebP, BMP, GIF or TIFF file.
         max_side: images with a longer side are shrunk to it, in pixels.
         quality: of JPEGs that have to be written, 1 to 100.
+        orientation: Exif orientation to apply, 1 to 8, whatever the file says; 0 takes the file's.
 
     Raises:
         UnreadableImage: it is no image, cut off, or too large to decode.
     """
     image = _open(data)
     stored = image.size
-    orientation = _orientation(image)
+    orientation = orientation or _orientation(image)
     fits = max(stored) <= max_side
     if fits and orientation == 1 and image.mode in ("L", "RGB") and _frame_marker(data) == _BASELINE:
         # Decoded all the same, at 1/8 of the size, for only that shows whether it is whole.
         image.draft(image.mode, (1, 1))
         _load(image)
-        return NormalImage(data, *stored, *stored, 1)
+        return NormalImage(_without_app1(data), *stored, *stored, 1)
     _load(image)
-    image = ImageOps.exif_transpose(image) if orientation != 1 else image
     image = _to_plain(image)
+    if orientation != 1:
+        image = image.transpose(_TRANSPOSES[orientation])
     if not fits:
         scale = max_side / max(image.size)
         size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
@@ -93,7 +112,8 @@ def place_box(
     Boxes belong to the image as it is displayed, its orientation applied, which is what labelling
     tools show. But if the annotated size is that of the stored pixels and not of the displayed
     ones, they are in stored pixels and are turned along. If the annotated size is neither, but has
-    the same proportions, the image was resized after it was annotated, and the boxes follow.
+    the same proportions, the image was resized after it was annotated, and the boxes follow. An
+    annotated size of 1 x 1 says that boxes are shares of the stored image's sides.
 
     Args:
         bbox: [x, y, width, height] as annotated.
@@ -105,7 +125,11 @@ def place_box(
     stored = (image.stored_width, image.stored_height)
     displayed = stored[::-1] if image.turned else stored
     base = displayed
-    if annotated == stored and annotated != displayed:
+    if annotated == SHARES:
+        x, y, w, h = bbox
+        bbox = [x * stored[0], y * stored[1], w * stored[0], h * stored[1]]
+        bbox = _turn(bbox, *stored, image.orientation)
+    elif annotated == stored and annotated != displayed:
         bbox = _turn(bbox, *stored, image.orientation)
     elif annotated != displayed and _same_proportions(annotated, displayed):
         base = annotated
@@ -120,7 +144,7 @@ def size_agrees(image: NormalImage, annotated_width: int, annotated_height: int)
     """Tell whether the annotated size is absent or that of the image, turned or not."""
     stored = (image.stored_width, image.stored_height)
     annotated = (annotated_width, annotated_height)
-    return 0 in annotated or annotated == stored or (image.turned and annotated == stored[::-1])
+    return 0 in annotated or annotated in (stored, SHARES) or (image.turned and annotated == stored[::-1])
 
 
 def _open(data: bytes) -> Image.Image:
@@ -158,22 +182,34 @@ def _orientation(image: Image.Image) -> int:
 
 def _frame_marker(data: bytes) -> int | None:
     """Return the marker of a JPEG's frame header, which tells its coding; None if not found."""
-    if data[:2] != b"\xff\xd8":
-        return None
+    return next((marker for marker, _, _ in _segments(data) if marker in _FRAME_MARKERS), None)
+
+
+def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield marker, begin and end of the segments of a JPEG before its first scan."""
     at = 2
-    while at + 4 <= len(data) and data[at] == 0xFF:
+    while data[:2] == b"\xff\xd8" and at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
+        if marker == _SCAN:
+            return
         if marker == 0xFF:
             at += 1
-        elif marker in _FRAME_MARKERS:
-            return marker
-        elif marker == _SCAN:
-            return None
         elif marker in _SEGMENTS_WITHOUT_LENGTH:
             at += 2
         else:
-            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return None
+            end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+            yield marker, at, end
+            at = end
+
+
+def _without_app1(data: bytes) -> bytes:
+    """Return a JPEG without its Exif and XMP blocks; all else stays byte for byte."""
+    kept, after = [], 0
+    for marker, begin, end in _segments(data):
+        if marker == _APP1:
+            kept.append(data[after:begin])
+            after = end
+    return b"".join([*kept, data[after:]]) if kept else data
 
 
 def _to_plain(image: Image.Image) -> Image.Image:

@@ -6,18 +6,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-    wait,
-)
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
+from queue import SimpleQueue
 from types import ModuleType
 from typing import TypeVar
 
@@ -64,17 +58,19 @@ def run(
         executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
     else:
         executor = ThreadPoolExecutor(workers)
+    # A queue of what is done: `futures.wait` looks at all that is pending each time.
+    done: SimpleQueue[Future[Result]] = SimpleQueue()
+    pending = 0
     try:
-        pending: set[Future[Result]] = set()
         for task in tasks:
             with _without_main():
-                pending.add(executor.submit(function, task))
-            if len(pending) >= 4 * workers:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in done)
-        while pending:
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            yield from (future.result() for future in done)
+                executor.submit(function, task).add_done_callback(done.put)
+            pending += 1
+            while pending >= 4 * workers:
+                pending -= 1
+                yield done.get().result()
+        for _ in range(pending):
+            yield done.get().result()
     except BrokenProcessPool as error:
         raise DataError(
             "a worker process was killed, most likely for want of memory",

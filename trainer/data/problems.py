@@ -10,9 +10,10 @@ EXAMPLES = 10
 """Examples that are kept of each reason."""
 
 IMAGE_MISSING = "image missing"
+IMAGE_NOT_FETCHED = "image not fetched"
 IMAGE_UNREADABLE = "image unreadable"
 IMAGE_ID_TWICE = "image id of two images"
-BAD_IMAGES = (IMAGE_MISSING, IMAGE_UNREADABLE, IMAGE_ID_TWICE)
+BAD_IMAGES = (IMAGE_MISSING, IMAGE_NOT_FETCHED, IMAGE_UNREADABLE, IMAGE_ID_TWICE)
 """Reasons for which an image is left out."""
 
 BOX_WITHOUT_AREA = "box without area"
@@ -24,9 +25,11 @@ BAD_BOXES = (BOX_WITHOUT_AREA, BOX_OUTSIDE, BOX_NOT_FINITE, BOX_UNKNOWN_CATEGORY
 """Reasons for which a box is left out."""
 
 BOX_CLIPPED = "box clipped to the image"
+BOX_SMALL = "box smaller than data.min_box_side"
 SIZE_DIFFERS = "image size differs from the annotated one"
 IMAGE_LISTED_TWICE = "image listed twice"
 IMAGE_IN_TWO_SPLITS = "image in two splits"
+IMAGE_WITHOUT_BOXES = "image without boxes left out"
 CLASS_WITHOUT_BOXES = "class without boxes in train"
 # The last group is told, but costs nothing and counts as no error.
 

@@ -1,14 +1,10 @@
 """The index of shards: written when all shards are whole, read to find every sample."""
 
-import hashlib
 import io
 import json
-import os
-from collections import OrderedDict
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -16,8 +12,9 @@ import numpy as np
 from trainer import storage
 from trainer.data import statistics
 from trainer.data.problems import Problems
+from trainer.data.shard_cache import ShardCache
+from trainer.data.shard_files import ShardFiles
 from trainer.errors import DataError
-from trainer.os_errors import explained
 
 SAMPLE = np.dtype(
     [
@@ -29,16 +26,16 @@ SAMPLE = np.dtype(
         ("image_id", "<i8"),
         ("width", "<i4"),
         ("height", "<i4"),
+        ("crc32", "<u4"),
     ]
 )
-"""One row a sample: its shard, where the bytes of its JPEG and its JSON are, and its size."""
+"""One row a sample: its shard, where the bytes of its JPEG and its JSON are, its size, and the CRC-32
+(ISO 3309, as in zlib) of both; 0 where it is not known."""
 
 _COLUMNS = SAMPLE.names or ()
 _IMAGE_KEYS = ("file_name", "width", "height", "original_id", "extra")
 _READERS = 8
 _QUARANTINED_SHOWN = 100
-_OPEN_FILES = 128
-_READ_AT_ONCE = 8 * 1024 * 1024
 
 
 def write_index(
@@ -120,7 +117,7 @@ class _Tables:
         """Rows of all shards, where they are the ground truth of an evaluation."""
 
     def add(self, sidecar: dict[str, Any]) -> None:
-        rows = [(len(self.shards), *(row[name] for name in _COLUMNS[1:])) for row in sidecar["rows"]]
+        rows = [(len(self.shards), *(row.get(name, 0) for name in _COLUMNS[1:])) for row in sidecar["rows"]]
         self._rows.append(np.array(rows, dtype=SAMPLE))
         self.shards.append({key: sidecar[key] for key in ("name", "samples", "boxes", "bytes", "sha256")})
         self.statistics = statistics.add(self.statistics, sidecar["statistics"])
@@ -136,6 +133,11 @@ def _ground_truth(rows: list[dict[str, Any]], categories: list[dict[str, Any]]) 
     """Return samples in COCO's form, in order of their ids; labels are the category ids."""
     rows = sorted(rows, key=lambda row: row["image_id"])
     images = [{"id": row["image_id"], **{key: row[key] for key in _IMAGE_KEYS if key in row}} for row in rows]
+    labels = {category["name"]: category["id"] for category in categories}
+    for image in images:
+        if "verified" in image.get("extra", {}):
+            # Of the classes that people looked for in the image, those that are kept.
+            image["verified"] = sorted(labels[name] for name in image["extra"]["verified"] if name in labels)
     annotations = [
         {"image_id": row["image_id"], **annotation} for row in rows for annotation in row["annotations"]
     ]
@@ -147,23 +149,23 @@ def _ground_truth(rows: list[dict[str, Any]], categories: list[dict[str, Any]]) 
 class ShardDataset:
     """The samples of one split, read at random by any number of threads.
 
-    Shards in an object store are copied to a local cache when first read.
+    Shards in an object store are read range by range, and those that are expected whole.
     """
 
-    def __init__(self, uri: str, split: str, cache_dir: Path | None = None) -> None:
+    def __init__(self, uri: str, split: str, cache: ShardCache | None = None) -> None:
         """Open the index.
 
         Args:
             uri: folder that `shard` wrote.
             split: train, val or test.
-            cache_dir: where shards of an object store are kept; see `storage.local_copy`.
+            cache: copies of the shards of an object store; by default as the environment says.
 
         Raises:
             StorageError: there is no index.
             DataError: it has no such split, or its table of samples is damaged.
         """
         self.uri, self.split = uri, split
-        self._cache_dir = cache_dir
+        self._cache = cache
         index = storage.read_json(storage.join(uri, "index.json"))
         if index.get("kind") != "shards" or split not in index["splits"]:
             known = ", ".join(index.get("splits", {}))
@@ -180,14 +182,13 @@ class ShardDataset:
             raise self._damaged(f"{split}.samples.npy") from error
         if self.samples.dtype != SAMPLE or len(self.samples) != index["splits"][split]["samples"]:
             raise self._damaged(f"{split}.samples.npy")
-        self._files: OrderedDict[int, _File] = OrderedDict()
-        self._lock = Lock()
+        self._files = ShardFiles(uri, self.shards, cache or ShardCache())
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ShardDataset, (self.uri, self.split, self._cache_dir)
+        return ShardDataset, (self.uri, self.split, self._cache)
 
     @property
     def image_ids(self) -> np.ndarray:
@@ -212,58 +213,29 @@ class ShardDataset:
         rows = [row for sidecar in _sidecars(self.uri, names) for row in sidecar["rows"]]
         return _ground_truth(rows, self.categories)
 
+    def expect(self, indices: np.ndarray) -> None:
+        """Say which samples are read next: their shards are fetched ahead, all others let go."""
+        shards, first = np.unique(self.samples["shard"][indices], return_index=True)
+        self._files.expect(shards[np.argsort(first)].tolist())
+
     def read(self, index: int) -> tuple[bytes, dict[str, Any]]:
         """Return a sample: its JPEG, and {"image_id", "file_name", "width", "height", "annotations"}.
+
+        What is wrong is read again, from the store where it came from a copy.
 
         Raises:
             DataError: the shard is damaged.
             StorageError: it is missing or cannot be read.
         """
         row = self.samples[index]
-        shard = int(row["shard"])
-        file = self._open(shard)
-        jpeg = file.read(int(row["offset"]), int(row["length"]))
-        text = file.read(int(row["json_offset"]), int(row["json_length"]))
-        if len(jpeg) != row["length"] or jpeg[:2] != b"\xff\xd8":
-            raise self._damaged(self.shards[shard]["name"])
-        try:
-            sample = json.loads(text)
-        except ValueError as error:
-            raise self._damaged(self.shards[shard]["name"]) from error
-        if sample.get("image_id") != row["image_id"]:
-            raise self._damaged(self.shards[shard]["name"])
-        return jpeg, sample
-
-    def verify(self) -> None:
-        """Compare all shards with their recorded size and sha256.
-
-        Raises:
-            DataError: one differs.
-            StorageError: one is missing or cannot be read.
-        """
-        for shard in self.shards:
-            path = storage.local_copy(storage.join(self.uri, shard["name"]), self._cache_dir)
-            digest = hashlib.sha256()
-            with path.open("rb") as file:
-                while block := file.read(_READ_AT_ONCE):
-                    digest.update(block)
-            if path.stat().st_size != shard["bytes"] or digest.hexdigest() != shard["sha256"]:
-                raise self._damaged(shard["name"])
-
-    def _open(self, shard: int) -> "_File":
-        with self._lock:
-            file = self._files.get(shard)
-            if file is not None:
-                self._files.move_to_end(shard)
-                return file
-        uri = storage.join(self.uri, self.shards[shard]["name"])
-        file = _File(storage.local_copy(uri, self._cache_dir))
-        with self._lock:
-            # One that is pushed out is closed when the last thread that reads it lets go of it.
-            self._files[shard] = file
-            while len(self._files) > _OPEN_FILES:
-                self._files.popitem(last=False)
-        return file
+        shard, start = int(row["shard"]), int(row["offset"])
+        length = int(row["json_offset"]) + int(row["json_length"]) - start
+        while True:
+            sample = parse_sample(row, self._files.read(shard, start, length))
+            if sample is not None:
+                return sample
+            if not self._files.distrust(shard):
+                raise self._damaged(self.shards[shard]["name"])
 
     def _damaged(self, name: str) -> DataError:
         return DataError(
@@ -272,17 +244,21 @@ class ShardDataset:
         )
 
 
-class _File:
-    """A file that is read at any place by any thread, and closed when nobody uses it."""
+def parse_sample(row: np.void, data: bytes) -> tuple[bytes, dict[str, Any]] | None:
+    """Return JPEG and record from the bytes of both and what lies between; None if they are wrong.
 
-    def __init__(self, path: Path) -> None:
-        self._descriptor = -1
-        with explained(str(path), "read"):
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def read(self, offset: int, length: int) -> bytes:
-        return os.pread(self._descriptor, length, offset)
-
-    def __del__(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
+    Args:
+        row: of SAMPLE.
+        data: the shard's bytes from the row's offset on.
+    """
+    jpeg = data[: int(row["length"])]
+    text = data[int(row["json_offset"]) - int(row["offset"]) :]
+    if len(text) != row["json_length"] or jpeg[:2] != b"\xff\xd8":
+        return None
+    if row["crc32"] and zlib.crc32(text, zlib.crc32(jpeg)) != row["crc32"]:
+        return None
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return None
+    return (jpeg, record) if record.get("image_id") == row["image_id"] else None

@@ -46,6 +46,7 @@ class ShardTask:
     """How many categories there are."""
     max_side: int
     jpeg_quality: int
+    min_box_side: float
     readers: int
     """Raw images that are fetched at the same time, where that takes time."""
 
@@ -117,13 +118,13 @@ def _add_sample(
     where = row["file_name"]
     if isinstance(data, StorageError):
         raise UnreadableImage(data.message)
-    normal = normalize(data, task.max_side, task.jpeg_quality)
+    normal = normalize(data, task.max_side, task.jpeg_quality, row["orientation"])
     size = (row["width"], row["height"])
     if not size_agrees(normal, *size):
         shown = f"{size[0]}x{size[1]} annotated, {normal.stored_width}x{normal.stored_height} stored"
         problems.add(reasons.SIZE_DIFFERS, f"{where}: {shown}")
     placed = [_place(box, normal, size) for box in row["boxes"]]
-    boxes = clean(placed, normal.width, normal.height, task.labels, problems, where)
+    boxes = clean(placed, normal.width, normal.height, task.labels, problems, where, task.min_box_side)
     key = row["key"]
     sample = {
         "image_id": row["image_id"],

@@ -33,7 +33,7 @@ from trainer.log import progress
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 """Raise it when the same raw images give other shards."""
 
 
@@ -63,8 +63,9 @@ def shard(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, 
 def place(raw: dict[str, Any], data_root: str, config: DataConfig) -> str:
     """Return the URI of the folder of the shards of raw images, which need not be there."""
     name = fingerprint(
-        "shards", VERSION, raw["fingerprint"], config.shard_bytes, config.max_side, config.jpeg_quality
-    )
+        "shards", VERSION, raw["fingerprint"], config.shard_bytes, config.max_side, config.jpeg_quality,
+        config.min_box_side,
+    )  # fmt: skip
     return storage.join(storage.absolute(data_root), "shards", name)
 
 
@@ -157,7 +158,8 @@ def _plan(raw: dict[str, Any], uri: str, config: DataConfig) -> Iterator[ShardTa
                 yield ShardTask(
                     table_uri=table_uri, images_uri=raw["images"], shards_uri=uri, split=split,
                     name=f"{split}-{number:05}", block=block, rows=rows, labels=len(raw["categories"]),
-                    max_side=config.max_side, jpeg_quality=config.jpeg_quality, readers=config.threads,
+                    max_side=config.max_side, jpeg_quality=config.jpeg_quality,
+                    min_box_side=config.min_box_side, readers=config.threads,
                 )  # fmt: skip
                 number += 1
 

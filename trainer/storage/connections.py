@@ -31,6 +31,9 @@ POOL = 64
 """Connections kept to one server: more threads than the project ever reads with."""
 
 _ATTEMPTS = 200
+_PROXY_VARIABLES = [
+    name for kind in ("http", "https", "all", "no") for name in (f"{kind}_proxy", f"{kind}_PROXY".upper())
+]
 _CA_VARIABLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 _LOG = logging.getLogger("storage")
 
@@ -203,9 +206,15 @@ def pool(url: str, *, follow: bool = True) -> urllib3.PoolManager:
         StorageError: the CA bundle that the environment names cannot be used.
     """
     parts = urlsplit(url)
-    proxy = None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
+    proxy = _proxy(parts.scheme, parts.hostname or "", tuple(map(os.environ.get, _PROXY_VARIABLES)))
     bundle = next((name for name in _CA_VARIABLES if os.environ.get(name)), "")
     return _pool(proxy, bundle, os.environ.get(bundle, ""), follow, os.getpid())
+
+
+@lru_cache(maxsize=256)
+def _proxy(kind: str, host: str, _variables: tuple[str | None, ...]) -> str | None:
+    """Return the proxy for a host; to look it up takes longer than all the rest of a request."""
+    return None if proxy_bypass(host) else getproxies().get(kind)
 
 
 @lru_cache(maxsize=16)

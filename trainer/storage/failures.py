@@ -8,7 +8,7 @@ from xml.etree.ElementTree import ParseError
 import urllib3
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 
-from trainer.errors import StorageError
+from trainer.errors import MissingError, StorageError
 from trainer.os_errors import missing
 from trainer.storage.connections import BUSY
 
@@ -51,7 +51,7 @@ _AGAIN = (
 _STATUS = {301: "PermanentRedirect", 307: "TemporaryRedirect", 401: "AccessDenied", 403: "AccessDenied"}
 
 
-class Absent(StorageError):
+class Absent(MissingError):
     """The file does not exist."""
 
 

@@ -66,7 +66,7 @@ def test_ids_are_unique_over_splits_and_blocks(rows, monkeypatch):
 def test_a_row_holds_all_that_the_source_tells(rows):
     told = Entry(
         "a/é.JPG", "s3://b/a", 7, 9, [Box(1, (1.0, 2.0, 3.0, 4.0), 6.5, 1), Box(UNKNOWN, (), 0.0, 0)],
-        "id 1", ("image missing", "gone"), "v1", {"verified": [2]},
+        "id 1", ("image missing", "gone"), "v1", {"verified": [2]}, 6,
     )  # fmt: skip
     _, found = rows(listing(train=[told, entry("b.jpg", 0)]), DataConfig(val_fraction=0.0))
     row = found["train"][0]
@@ -75,7 +75,7 @@ def test_a_row_holds_all_that_the_source_tells(rows):
     assert second["category"] == UNKNOWN and second["x"] != second["x"]
     assert row == {
         "image_id": 1, "key": row["key"], "file_name": "a/é.JPG", "origin": "s3://b/a", "version": "v1",
-        "width": 7, "height": 9, "original_id": '"id 1"', "fault_reason": "image missing",
+        "width": 7, "height": 9, "orientation": 6, "original_id": '"id 1"', "fault_reason": "image missing",
         "fault_detail": "gone", "extra": '{"verified": [2]}',
     }  # fmt: skip
 
@@ -166,3 +166,48 @@ def test_a_val_split_that_is_there_is_left_alone(rows):
 def test_no_training_images_is_an_error(rows):
     with pytest.raises(DataError, match="no training images"):
         rows(listing(val=[entry("a.jpg", 0)]))
+
+
+def test_classes_are_named_by_text_ids_too(rows):
+    found = listing(train=[entry("a.jpg", 0, 1)])
+    found.categories[:] = [Category("cat", "/m/cat"), Category("dog", "/m/dog"), Category("cow", "dog")]
+    categories, _ = rows(found, DataConfig(classes=["/m/dog", "cat"]))
+    assert [item["original_id"] for item in categories] == ["/m/dog", "/m/cat"]
+    # A name comes before another class's id.
+    categories, _ = rows(found, DataConfig(classes=["dog"]), "other")
+    assert [item["original_id"] for item in categories] == ["/m/dog"]
+    with pytest.raises(DataError, match="classes twice: cat"):
+        rows(found, DataConfig(classes=["cat", "/m/cat"]), "twice")
+
+
+def test_a_limit_of_images_chooses_the_same_ones_and_only_adds(rows):
+    train = [entry(f"{number}.jpg", 0) for number in range(50)]
+    val = [entry(f"v{number}.jpg", 0) for number in range(9)]
+    names = []
+    for limit in (5, 12, 0):
+        found = rows(listing(train=train, val=val), DataConfig(max_images=limit), f"of {limit}")[1]
+        assert len(found["val"]) == min(limit or 9, 9)
+        names.append([row["file_name"] for row in found["train"]])
+    assert list(map(len, names)) == [5, 12, 50] and set(names[0]) < set(names[1])
+    assert names[1] == sorted(names[1], key=names[2].index)
+    backwards = rows(listing(train=train[::-1], val=val), DataConfig(max_images=5), "backwards")[1]
+    assert {row["file_name"] for row in backwards["train"]} == set(names[0])
+
+
+@pytest.mark.parametrize(
+    ("what", "exhaustive", "kept"),
+    [("auto", True, 3), ("auto", False, 1), ("keep", False, 3), ("drop", True, 1)],
+)
+def test_images_without_boxes(rows, what, exhaustive, kept):
+    found = listing(train=[entry("a.jpg", 0), entry("b.jpg"), entry("c.jpg", 1)], val=[entry("d.jpg", 0)])
+    found.exhaustive = exhaustive
+    _, read = rows(found, DataConfig(classes=["cat"], empty_images=what))
+    assert len(read["train"]) == kept
+    assert found.problems.counts.get(reasons.IMAGE_WITHOUT_BOXES, 0) == 3 - kept
+
+
+def test_the_share_for_val_is_of_the_images_that_are_kept(rows):
+    train = [entry(f"{number}.jpg", *([0] if number % 2 else [])) for number in range(40)]
+    _, read = rows(listing(train=train), DataConfig(empty_images="drop", val_fraction=0.25))
+    assert len(read["train"]) + len(read["val"]) == 20 and all(row["boxes"] for row in read["val"])
+    assert 1 <= len(read["val"]) <= 10

@@ -71,3 +71,11 @@ def test_problems_survive_json_and_add_up():
     two.merge(one.to_json())
     assert two.counts == {reasons.IMAGE_MISSING: 16}
     assert len(two.examples[reasons.IMAGE_MISSING]) == 10
+
+
+def test_boxes_below_a_side_are_left_out_and_are_no_error():
+    problems = Problems()
+    boxes = [annotation(1, 1, 3, 9), annotation(1, 1, 4, 4), annotation(18, 1, 4, 9)]
+    kept = clean(boxes, 20, 10, 2, problems, "x.jpg", min_side=4)
+    assert [box["bbox"] for box in kept] == [[1, 1, 4, 4]]
+    assert problems.counts == {reasons.BOX_SMALL: 2} and reasons.BOX_SMALL not in reasons.BAD_BOXES

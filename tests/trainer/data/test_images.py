@@ -186,3 +186,38 @@ def test_the_frame_marker_of_each_coding():
 
 def test_a_normal_image_is_named_turned_by_its_orientation():
     assert [NormalImage(b"", 1, 1, 1, 1, value).turned for value in range(1, 9)] == [False] * 4 + [True] * 4
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_fixed_orientation_counts_and_not_that_of_the_file(orientation):
+    data = with_orientation(picture(), 6)
+    normal = normalize(data, 1600, 95, orientation)
+    turned = ImageOps.exif_transpose(decode(with_orientation(picture(), orientation)))
+    assert (normal.width, normal.height) == turned.size and normal.orientation == orientation
+    assert bright_extent(normal.jpeg) == bright_extent(encode(turned, quality=95))
+    # Boxes as shares of the stored image's sides are turned along.
+    shares = [10 / 60, 5 / 40, 20 / 60, 10 / 40]
+    assert place_box(shares, normal, 1, 1) == pytest.approx(bright_extent(normal.jpeg))
+    assert size_agrees(normal, 1, 1)
+
+
+def test_shares_of_an_image_that_is_shrunk():
+    normal = normalize(encode(picture(600, 400)), 150, 95, 8)
+    assert (normal.width, normal.height) == (100, 150)
+    # 90 degrees counter-clockwise: x is the old y, y is what was right of the box.
+    assert place_box([0.1, 0.2, 0.3, 0.4], normal, 1, 1) == [20.0, 90.0, 40.0, 45.0]
+
+
+def test_only_exif_and_xmp_are_stripped():
+    plain = encode(picture(), quality=90, dpi=(72, 72))
+    profile = b"ICC_PROFILE\0\x01\x01" + bytes(100)
+    xmp = b"http://ns.adobe.com/xap/1.0/\0<x/>"
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x01\0\0\0\0\0\0"
+
+    def segment(marker: int, content: bytes) -> bytes:
+        return bytes([0xFF, marker]) + struct.pack(">H", len(content) + 2) + content
+
+    kept = segment(0xE2, profile)
+    data = plain[:2] + segment(0xE1, exif) + kept + segment(0xE1, xmp) + plain[2:]
+    assert normalize(data, 1600, 95).jpeg == plain[:2] + kept + plain[2:]
+    assert decode(data).tobytes() == decode(plain).tobytes()

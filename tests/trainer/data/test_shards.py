@@ -350,3 +350,11 @@ def test_a_real_set(kind, tmp_path):
     assert sum(found["boxes"] for found in index["splits"].values()) == 4888 - 2
     assert index["problems"] == {reasons.BOX_WITHOUT_AREA: 2}
     assert sorted(category["name"] for category in index["categories"]) == ["Platelets", "RBC", "WBC"]
+
+
+def test_small_boxes_are_left_out_where_asked(make_coco, tmp_path):
+    raw = download(str(make_coco(train=["a.jpg", "b.jpg"])), str(tmp_path), CONFIG)
+    made = [shard(raw, str(tmp_path), replace(CONFIG, min_box_side=side)) for side in (0.0, 8.0, 9.0)]
+    assert len({index["uri"] for index in made}) == 3
+    found = [ShardDataset(index["uri"], "train").read(0)[1]["annotations"] for index in made]
+    assert list(map(len, found)) == [2, 2, 0]

@@ -2,7 +2,9 @@
 
     sample                      images the program draws; sample:images=300,seed=0,size=160
     coco:PATH                   a COCO JSON, or a folder with such files; images beside it or by coco_url
+    coco:2017                   COCO 2017 from its zips; coco:2017,base=URI from a mirror
     voc:PATH                    a PASCAL VOC folder: Annotations, JPEGImages, ImageSets/Main
+    openimages:PARAMETERS       Open Images V7; see trainer.data.sources.openimages
     PATH                        a folder or JSON that is recognised as one of the two
 
 PATH may be a URI that `trainer.storage` reads.
@@ -13,11 +15,16 @@ import os
 from trainer import storage
 from trainer.data.sources.base import Source
 from trainer.data.sources.coco import CocoSource, annotation_files
+from trainer.data.sources.coco_2017 import Coco2017Source
+from trainer.data.sources.openimages import OpenImagesSource
 from trainer.data.sources.sample import SampleSource
 from trainer.data.sources.voc import VocSource
 from trainer.errors import DataError
 
-FORMS = "sample, coco:PATH, voc:PATH, or the path of a COCO JSON, a COCO folder or a VOC folder"
+FORMS = (
+    "sample, openimages:, coco:2017, coco:PATH, voc:PATH, or the path of a COCO JSON, a COCO folder or a "
+    "VOC folder"
+)
 
 
 def parse(source: str) -> Source:
@@ -30,6 +37,10 @@ def parse(source: str) -> Source:
     kind, _, rest = text.partition(":")
     if kind == "sample" and (rest or text in ("sample", "sample:")):
         return SampleSource.parse(rest)
+    if kind == "openimages":
+        return OpenImagesSource.parse(rest)
+    if kind == "coco" and rest.partition(",")[0].strip() == "2017":
+        return Coco2017Source.parse(rest.partition(",")[2])
     if kind in ("coco", "voc"):
         uri = _located(rest, source)
         return CocoSource(uri) if kind == "coco" else VocSource(uri)

@@ -36,7 +36,8 @@ class Entry:
     origin: str
     """Where its bytes are; what that means is the source's affair."""
     width: int
-    """As annotated, in pixels; 0 where the source does not say."""
+    """As annotated, in pixels; 0 where the source does not say, 1 (and height 1) where boxes are shares
+    of the stored image's sides."""
     height: int
     boxes: list[Box]
     original_id: int | str | None = None
@@ -46,6 +47,9 @@ class Entry:
     """Changes when the image does, where the source tells: an ETag, size and time."""
     extra: dict[str, Any] | None = None
     """What else the source says of the image, kept in the ground truth."""
+    orientation: int = 0
+    """How the stored image is turned to be shown, as an Exif orientation (1 to 8); 0 where its own
+    Exif block tells."""
 
 
 class Rows(Protocol):
@@ -60,7 +64,7 @@ class Category(NamedTuple):
     """One class of a source."""
 
     name: str
-    original_id: int
+    original_id: int | str
 
 
 @dataclass
@@ -74,6 +78,8 @@ class Listing:
     """Digest that changes when annotations or images change."""
     problems: Problems = field(default_factory=Problems)
     """What was wrong; whole when all rows have been gone through."""
+    exhaustive: bool = True
+    """Whether every object of the categories is annotated, so that an image without boxes has none."""
 
 
 class Source(Protocol):
@@ -82,6 +88,11 @@ class Source(Protocol):
     @property
     def uri(self) -> str:
         """Name the source so that it means the same from every folder."""
+        ...
+
+    @property
+    def images_uri(self) -> str:
+        """Name where the bytes come from: sources with the same one share what was fetched."""
         ...
 
     @property

@@ -23,6 +23,7 @@ SOURCE_ROW = pa.schema(
         ("version", pa.string()),
         ("width", pa.int32()),
         ("height", pa.int32()),
+        ("orientation", pa.int8()),
         ("original_id", pa.string()),
         ("fault_reason", pa.string()),
         ("fault_detail", pa.string()),
@@ -36,15 +37,19 @@ _NAN = (float("nan"),) * 4
 
 
 class Entries(list[Entry]):
-    """The images of a small split, as a list."""
+    """The images of a split that fits in memory, as a list."""
+
+    boxes: pa.ListArray | None = None
+    """Boxes of each image, where they are not in the entries: as columns they take an eighth."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield rows of SOURCE_ROW, a thousand at a time."""
         for first in range(0, len(self), _ROWS):
-            yield batch_of(self[first : first + _ROWS])
+            boxes = None if self.boxes is None else self.boxes.slice(first, _ROWS)
+            yield _batch_of(self[first : first + _ROWS], boxes)
 
 
-def batch_of(entries: list[Entry]) -> pa.RecordBatch:
+def _batch_of(entries: list[Entry], boxes: pa.ListArray | None) -> pa.RecordBatch:
     """Return entries as rows of SOURCE_ROW."""
     rows = [
         {
@@ -53,6 +58,7 @@ def batch_of(entries: list[Entry]) -> pa.RecordBatch:
             "version": entry.version,
             "width": entry.width,
             "height": entry.height,
+            "orientation": entry.orientation,
             "original_id": json.dumps(entry.original_id),
             "fault_reason": entry.fault[0] if entry.fault else "",
             "fault_detail": _text(entry.fault[1]) if entry.fault else "",
@@ -61,7 +67,8 @@ def batch_of(entries: list[Entry]) -> pa.RecordBatch:
         }
         for entry in entries
     ]
-    return pa.RecordBatch.from_pylist(rows, schema=SOURCE_ROW)
+    batch = pa.RecordBatch.from_pylist(rows, schema=SOURCE_ROW)
+    return batch if boxes is None else batch.set_column(batch.num_columns - 1, "boxes", boxes)
 
 
 def _text(text: str) -> str:

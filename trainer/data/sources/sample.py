@@ -51,6 +51,11 @@ class SampleSource:
         """Name the source with all its parameters."""
         return "sample:" + ",".join(f"{name}={value}" for name, value in asdict(self).items())
 
+    @property
+    def images_uri(self) -> str:
+        """Name where the bytes come from."""
+        return self.uri
+
     def listing(self) -> Listing:
         """Lay all scenes out; drawing them is left to `read`."""
         held_out = max(1, self.images // 6)

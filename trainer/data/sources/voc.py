@@ -55,6 +55,11 @@ class VocSource:
         """Name the folder."""
         return f"voc:{self.folder}"
 
+    @property
+    def images_uri(self) -> str:
+        """Name where the bytes come from."""
+        return self.uri
+
     def listing(self) -> Listing:
         """Read all annotation files.
 

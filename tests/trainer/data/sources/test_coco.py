@@ -1,11 +1,15 @@
 import json
+import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from trainer.data import problems as reasons
 from trainer.data import sources
+from trainer.data.sources import coco_json
 from trainer.data.sources.base import UNKNOWN, split_of
 from trainer.data.sources.coco import CocoSource
 from trainer.errors import DataError
@@ -13,6 +17,17 @@ from trainer.errors import DataError
 
 def listing(path: Path):
     return CocoSource(str(path)).listing()
+
+
+def boxes_of(rows) -> list[list[dict]]:
+    """The boxes of each image."""
+    return [row["boxes"] for batch in rows.batches() for row in batch.to_pylist()]
+
+
+def corners(box: dict) -> tuple[float, ...] | None:
+    """x, y, width and height; None where the file has no box of four numbers."""
+    found = tuple(box[side] for side in "xywh")
+    return None if any(map(math.isnan, found)) else found
 
 
 @pytest.mark.parametrize(
@@ -33,7 +48,8 @@ def test_a_folder_as_published(make_coco):
     assert [tuple(category) for category in found.categories] == [("cat", 3), ("dog", 17)]
     entry = found.splits["train"][0]
     assert (entry.width, entry.height, entry.original_id) == (40, 30, 100)
-    assert [(box.category, box.bbox, box.area) for box in entry.boxes] == [
+    boxes = boxes_of(found.splits["train"])[0]
+    assert [(box["category"], corners(box), box["area"]) for box in boxes] == [
         (0, (1, 2, 10, 8), 80), (1, (2, 2, 10, 8), 80),
     ]  # fmt: skip
 
@@ -98,7 +114,8 @@ def test_names_that_lead_out_of_the_folder_are_refused(make_coco, edit_json, nam
     [
         ("", "is not JSON"),
         ('{"images": [', "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
+        ("[" * 100_000, "is not JSON: it is nested too deep"),
+        ("[" * 6000 + "]" * 6000, "is not JSON: it is nested too deep"),
         ("[1, 2]", "it has no list 'images'"),
         ('{"images": [], "annotations": []}', "it has no list 'categories'"),
         ('{"images": [], "annotations": [], "categories": []}', "lists no images"),
@@ -130,10 +147,10 @@ def test_odd_annotations_do_not_stop_it(make_coco, edit_json):
 
     edit_json(root / "annotations" / "instances_train.json", change)
     found = listing(root)
-    boxes = found.splits["train"][0].boxes[2:]
-    assert [box.bbox for box in boxes] == [(), (), (), (1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4)]
-    assert [box.category for box in boxes] == [0, 0, 0, UNKNOWN, UNKNOWN, 0]
-    assert [box.iscrowd for box in boxes] == [0, 0, 0, 0, 0, 1]
+    boxes = boxes_of(found.splits["train"])[0][2:]
+    assert [corners(box) for box in boxes] == [None] * 3 + [(1, 2, 3, 4)] * 3
+    assert [box["category"] for box in boxes] == [0, 0, 0, UNKNOWN, UNKNOWN, 0]
+    assert [box["iscrowd"] for box in boxes] == [0, 0, 0, 0, 0, 1]
     assert found.problems.counts == {reasons.BOX_UNKNOWN_IMAGE: 2}
 
 
@@ -146,8 +163,8 @@ def test_an_image_listed_twice_is_one_with_all_boxes(make_coco, edit_json):
 
     edit_json(root / "annotations" / "instances_train.json", change)
     found = listing(root)
-    (entry,) = found.splits["train"]
-    assert len(entry.boxes) == 3
+    (boxes,) = boxes_of(found.splits["train"])
+    assert len(boxes) == 3 and len(found.splits["train"]) == 1
     assert found.problems.counts == {reasons.IMAGE_LISTED_TWICE: 1}
 
 
@@ -248,3 +265,55 @@ def test_bytes_of_json_with_surrogates(make_coco, edit_json):
     path = root / "annotations" / "instances_train.json"
     edit_json(path, lambda form: form["images"].append({"id": 1, "file_name": json.loads('"\\ud800.jpg"')}))
     assert listing(root).splits["train"][1].fault[0] == reasons.IMAGE_MISSING
+
+
+def test_words_that_are_no_json_wherever_a_block_ends(make_coco, monkeypatch):
+    root = make_coco(train=["a.jpg", "NaN, Infinity.jpg"])
+    path = root / "annotations" / "instances_train.json"
+    text = path.read_text().replace('"area": 80', '"area": NaN', 1).replace("[1, 2,", "[1,-Infinity,", 1)
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    for size in (7, 100, 5000):
+        monkeypatch.setattr(coco_json, "_BLOCK", size)
+        found = listing(root).splits["train"]
+        assert [entry.file_name for entry in found] == ["a.jpg", "NaN, Infinity.jpg"]
+        (first, second), _ = boxes_of(found)
+        assert corners(first) is None and first["area"] == 0 and corners(second) == (2, 2, 10, 8)
+
+
+def test_lists_in_any_order(make_coco, edit_json):
+    root = make_coco(train=["a.jpg", "b.jpg"])
+    before = boxes_of(listing(root).splits["train"])
+
+    def change(form):
+        for name in ("annotations", "categories", "images"):
+            form[name] = form.pop(name)
+
+    edit_json(root / "annotations" / "instances_train.json", change)
+    assert boxes_of(listing(root).splits["train"]) == before
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_segmentations(tmp_path):
+    """A file that takes 400 MB as objects, read in a process of its own whose peak is measured."""
+    path = tmp_path / "x.json"
+    polygon = ",".join(f"{number / 8:.2f}" for number in range(800))
+    with path.open("w") as file:
+        file.write('{"categories": [{"id": 1, "name": "x"}], "annotations": [')
+        for number in range(12_000):
+            box = f'"id": {number}, "image_id": {number % 1000}, "category_id": 1, "bbox": [1, 2, 3, 4]'
+            file.write(f'{{{box}, "area": 12, "segmentation": [[{polygon}]]}},')
+        file.write(f'{{{box}}}], "images": [')
+        images = (
+            f'{{"id": {n}, "file_name": "{n}.jpg", "coco_url": "http://x/{n}.jpg"}}' for n in range(1000)
+        )
+        file.write(",".join(images) + "]}")
+    code = (
+        "import re, sys; from trainer.data.sources.coco import CocoSource\n"
+        "boxes = sum(len(batch['boxes'].flatten()) for batch in "
+        "CocoSource(sys.argv[1]).listing().splits['train'].batches())\n"
+        "print(boxes, int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) // 1024)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
+    boxes, peak = map(int, done.stdout.split())
+    assert path.stat().st_size > 50e6 and boxes == 12_001
+    assert peak < 200

@@ -1,4 +1,5 @@
 import os
+import shutil
 
 import pytest
 
@@ -6,6 +7,12 @@ from trainer.data import sources
 from trainer.data.sources.coco import CocoSource
 from trainer.data.sources.voc import VocSource
 from trainer.errors import DataError
+
+VOC_XML = (
+    "<annotation><filename>x.jpg</filename><size><width>40</width><height>30</height></size><object>"
+    "<name>cat</name><bndbox><xmin>1</xmin><ymin>2</ymin><xmax>3</xmax><ymax>4</ymax></bndbox>"
+    "</object></annotation>"
+)
 
 
 def test_folders_are_recognised(make_coco, tmp_path):
@@ -53,3 +60,21 @@ def test_empty_and_other_folders(tmp_path):
     with pytest.raises(DataError, match="neither"):
         sources.parse(str(tmp_path / "photo.jpg"))
     assert os.listdir(tmp_path) == ["photo.jpg"]
+
+
+def test_folders_in_a_bucket_are_recognised(make_coco, make_jpeg, bucket):
+    shutil.copytree(make_coco(train=["a.jpg"], val=["b.jpg"]), bucket / "my" / "coco")
+    found = sources.parse("s3://bucket/my/coco/")
+    assert found == CocoSource("s3://bucket/my/coco") and list(found.listing().splits) == ["train", "val"]
+    for folder, name, data in (
+        ("Annotations", "x.xml", VOC_XML.encode()), ("JPEGImages", "x.jpg", make_jpeg()),
+        ("ImageSets/Main", "train.txt", b"x\n"),
+    ):  # fmt: skip
+        (bucket / "voc" / folder).mkdir(parents=True)
+        (bucket / "voc" / folder / name).write_bytes(data)
+    found = sources.parse("s3://bucket/voc")
+    assert found == sources.parse("voc:s3://bucket/voc") == VocSource("s3://bucket/voc")
+    (entry,) = found.listing().splits["train"]
+    assert found.read(entry.origin) == make_jpeg() and entry.boxes[0].bbox == (0, 1, 3, 3)
+    with pytest.raises(DataError, match="neither"):
+        sources.parse("s3://bucket/nothing")

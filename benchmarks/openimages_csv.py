@@ -1,0 +1,79 @@
+"""CPU time to read Open Images' boxes, measured on some and told for all of the training split.
+
+    python benchmarks/openimages_csv.py [--boxes 1000000] [--rounds 3]
+
+A CSV in the form of the training split (21 columns, 8.4 boxes an image) is written and read block by
+block, as `openimages:` reads it. The last line is JSON.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from trainer.data.sources import openimages_csv
+from trainer.data.sources.base import Category
+from trainer.data.sources.openimages_classes import Meaning
+
+GOAL = 15
+TRAIN_BOXES = 14_610_229
+
+_HEADER = (
+    "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsOccluded,IsTruncated,IsGroupOf,IsDepiction,"
+)
+_CLICKS = "IsInside,XClick1X,XClick2X,XClick3X,XClick4X,XClick1Y,XClick2Y,XClick3Y,XClick4Y\n"
+
+
+def write(path: Path, boxes: int, classes: int) -> None:
+    """Write that many boxes of random images, classes and places."""
+    random = np.random.default_rng(0)
+    clicks = "0,1,0,0,0,0.148438,0.012500,0.059375,0.195312,0.148438,0.357812,0.587500,0.325000\n"
+    with path.open("w") as file:
+        file.write(_HEADER + _CLICKS)
+        image, left = 0, boxes
+        while left:
+            image, count = image + 1, min(left, int(random.geometric(1 / 8.4)))
+            left -= count
+            for x0, x1, y0, y1 in random.random((count, 4)).tolist():
+                mid = f"/m/{int(x0 * classes):05}"
+                file.write(f"{image:016x},xclick,{mid},1,{x0:.6f},{x1:.6f},{y0:.6f},{y1:.6f},{clicks}")
+
+
+def main() -> None:
+    """Run the rounds and print what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--boxes", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    openimages_csv._SORTABLE = 0  # the whole file is larger than what is sorted in memory
+    categories = [Category(f"class {number}", f"/m/{number:05}") for number in range(601)]
+    meaning = Meaning.of(categories, categories)
+    times = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "boxes.csv"
+        write(path, options.boxes, len(categories))
+        for number in range(options.rounds):
+            rows = openimages_csv.BoxRows(str(path), "s3://images", categories, meaning, meaning)
+            began = time.process_time()
+            found = sum(len(batch["boxes"].flatten()) for batch in rows.batches())
+            times.append((time.process_time() - began) * TRAIN_BOXES / options.boxes)
+            assert found == options.boxes
+            print(f"round {number + 1}: {times[-1]:.1f} CPU-s for all of train", flush=True)
+    result = {
+        "benchmark": "openimages_csv",
+        "boxes": options.boxes,
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu_s_of_train": round(statistics.median(times), 1),
+        "goal": GOAL,
+        "met": statistics.median(times) <= GOAL,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

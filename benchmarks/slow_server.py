@@ -1,0 +1,70 @@
+"""A server that behaves as if it were behind a link of a certain delay and speed, for benchmarks.
+
+Unlike slow_link, which carries the bytes of any server, it costs next to no processor time: what is
+measured has the machine to itself. It runs in a process of its own until its standard input ends.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+DELAY = 0.020
+"""Seconds from a request to the first byte of its answer."""
+
+SPEED = 60e6
+"""Bytes a second of each connection."""
+
+_CHUNK = 256 * 1024
+
+
+@contextmanager
+def slow_server(size: int) -> Iterator[str]:
+    """Serve `size` bytes under every path that ends in .jpg, and 404 elsewhere; give the address."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin and process.stdout
+    try:
+        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+    finally:
+        process.stdin.close()
+        process.wait()
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> None:
+    clock = asyncio.get_running_loop().time
+    try:
+        while request := await reader.readuntil(b"\r\n\r\n"):
+            method, path, _ = request.split(b" ", 2)
+            found = path.endswith(b".jpg")
+            ready = clock() + DELAY
+            length = len(body) if found else 0
+            status = b"200 OK" if found else b"404 Not Found"
+            head = b'HTTP/1.1 %b\r\nContent-Length: %d\r\nETag: "x"\r\n\r\n' % (status, length)
+            await asyncio.sleep(DELAY)
+            writer.write(head)
+            for at in range(0, length if method == b"GET" else 0, _CHUNK):
+                writer.write(body[at : at + _CHUNK])
+                await writer.drain()
+                await asyncio.sleep(ready + min(at + _CHUNK, length) / SPEED - clock())
+    except (asyncio.IncompleteReadError, ConnectionError):
+        pass
+    finally:
+        writer.close()
+
+
+async def _serve(size: int) -> None:
+    # A JPEG's beginning and end, and what is no marker between them.
+    body = b"\xff\xd8" + bytes(range(1, 255)) * (size // 254 + 1)
+    body = body[: size - 2] + b"\xff\xd9"
+    server = await asyncio.start_server(lambda r, w: _answer(r, w, body), "127.0.0.1", 0, backlog=256)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    os._exit(0)  # connections that are open would be ended with a traceback each
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(int(sys.argv[1])))

@@ -1,0 +1,173 @@
+import http.server
+import json
+import re
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer import storage
+from trainer.config import DataConfig
+from trainer.data import problems as reasons
+from trainer.data import sources
+from trainer.data.download import download
+from trainer.data.sources.base import Category
+from trainer.data.sources.coco_2017 import ANNOTATIONS, Coco2017Source
+from trainer.data.table import Table
+from trainer.errors import DataError
+
+NAMES = {
+    "train2017": [f"{number:012}.jpg" for number in range(1, 13)],
+    "val2017": [f"{number:012}.jpg" for number in range(20, 24)],
+}
+CONFIG = DataConfig(threads=4)
+
+
+@pytest.fixture
+def mirror(make_coco, tmp_path) -> Path:
+    """COCO 2017's zips, small: images stored in the one, deflated in the other."""
+    root = make_coco(**NAMES)
+    made = tmp_path / "mirror"
+    (made / "zips").mkdir(parents=True)
+    (made / "annotations").mkdir()
+    with zipfile.ZipFile(made / ANNOTATIONS, "w", zipfile.ZIP_DEFLATED) as archive:
+        for split in NAMES:
+            name = f"annotations/instances_{split}.json"
+            archive.write(root / name, name)
+    for split, method in zip(NAMES, (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED), strict=True):
+        with zipfile.ZipFile(made / "zips" / f"{split}.zip", "w", method) as archive:
+            archive.mkdir(split)
+            for name in NAMES[split]:
+                archive.write(root / split / name, f"{split}/{name}")
+    return made
+
+
+@pytest.fixture
+def server(mirror, monkeypatch) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """Serves the mirror with ranges; with the path and length of each answer."""
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    answers: list[tuple[str, int]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            path = mirror / self.path.strip("/")
+            data = path.read_bytes() if path.is_file() else b""
+            found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            self.send_response(404 if not data else 206 if found else 200)
+            if found and data:
+                start, stop = int(found[1]), min(int(found[2] or len(data) - 1), len(data) - 1)
+                self.send_header("Content-Range", f"bytes {start}-{stop}/{len(data)}")
+                data = data[start : stop + 1]
+            self.send_header("ETag", f'"{path.stat().st_mtime_ns if path.is_file() else 0}"')
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            if self.command == "GET":
+                answers.append((self.path, len(data)))
+                self.wfile.write(data)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd.daemon_threads = True
+    threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
+    yield f"http://127.0.0.1:{httpd.server_port}", answers
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def rows_of(raw: dict, split: str) -> list[dict]:
+    table = Table(f"{raw['uri']}/{split}.parquet")
+    return [row for block in range(table.blocks) for row in table.rows(block)]
+
+
+def test_images_come_one_by_one_from_zips_on_a_server(server, mirror, tmp_path):
+    address, answers = server
+    raw = download(f"coco:2017,base={address}", str(tmp_path / "data"), CONFIG)
+    assert raw["splits"] == {"train": {"images": 12, "boxes": 24}, "val": {"images": 4, "boxes": 8}}
+    assert raw["categories"][1] == {"id": 1, "name": "dog", "original_id": 17}
+    assert raw["source"] == f"coco:2017,base={address}" and raw["problems"] == {}
+    for split, folder in (("train", "train2017"), ("val", "val2017")):
+        with zipfile.ZipFile(mirror / "zips" / f"{folder}.zip") as archive:
+            wanted = {name: archive.read(f"{folder}/{name}") for name in NAMES[folder]}
+        for row in rows_of(raw, split):
+            (found,) = Path(raw["images"]).rglob(f"{row['key']}-*")
+            assert found.read_bytes() == wanted[row["file_name"]]
+            assert row["origin"] == f"{address}/zips/{folder}.zip#{folder}/{row['file_name']}"
+    # One answer for each image; the directory takes a few.
+    largest = [length for path, length in answers if path == "/zips/train2017.zip"]
+    assert 12 <= len(largest) <= 18
+    assert download(f"coco:2017,base={address}", str(tmp_path / "data"), CONFIG) == raw
+
+
+def test_a_changed_zip_fetches_what_changed(mirror, make_jpeg, tmp_path):
+    source = f"coco:2017,base={mirror}"
+    before = download(source, str(tmp_path / "data"), CONFIG)
+    folder = mirror / "zips"
+    with zipfile.ZipFile(folder / "val2017.zip") as old, zipfile.ZipFile(folder / "new", "w") as new:
+        for item in old.infolist():
+            changed = item.filename.endswith("21.jpg")
+            new.writestr(item.filename, make_jpeg(50, 50) if changed else old.read(item))
+    (folder / "new").rename(folder / "val2017.zip")
+    after = download(source, str(tmp_path / "data"), CONFIG)
+    assert after["fingerprint"] != before["fingerprint"] and after["images"] == before["images"]
+    assert len(list(Path(after["images"]).rglob("*.jpg"))) == 17
+
+
+def test_damaged_and_missing_members_are_reported(mirror, tmp_path):
+    path = mirror / "zips" / "train2017.zip"
+    with zipfile.ZipFile(path) as archive:
+        place = archive.getinfo(f"train2017/{NAMES['train2017'][3]}").header_offset + 200
+    data = bytearray(path.read_bytes())
+    data[place] ^= 0xFF
+    path.write_bytes(data)
+    with zipfile.ZipFile(mirror / "zips" / "val2017.zip", "w") as archive:
+        archive.writestr("val2017/other.jpg", b"x")
+    config = DataConfig(threads=1, max_bad_fraction=0.9)
+    raw = download(f"coco:2017,base={mirror}", str(tmp_path / "data"), config)
+    assert raw["splits"]["train"]["images"] == 11 and raw["splits"]["val"]["images"] == 0
+    assert raw["problems"][reasons.IMAGE_NOT_FETCHED]["count"] == 1
+    assert "checksum" in raw["problems"][reasons.IMAGE_NOT_FETCHED]["examples"][0]
+    assert raw["problems"][reasons.IMAGE_MISSING]["count"] == 4
+
+
+def test_from_an_object_store(mirror, bucket, tmp_path):
+    for path in mirror.rglob("*.zip"):
+        (bucket / path.parent.name).mkdir(exist_ok=True)
+        (bucket / path.parent.name / path.name).write_bytes(path.read_bytes())
+    raw = download("coco:2017,base=s3://bucket", str(tmp_path / "data"), DataConfig(threads=2, max_images=3))
+    assert {split: counts["images"] for split, counts in raw["splits"].items()} == {"train": 3, "val": 3}
+
+
+def test_zips_that_are_missing_or_none(mirror):
+    listing = sources.parse(f"coco:2017,base={mirror}").listing
+    assert listing().categories == [Category("cat", 3), Category("dog", 17)]
+    (mirror / "zips" / "val2017.zip").write_bytes(b"PK not at all")
+    with pytest.raises(storage.StorageError, match="no zip that can be read"):
+        list(listing().splits["val"].batches())
+    (mirror / "zips" / "val2017.zip").unlink()
+    with pytest.raises(DataError, match=r"no file .*val2017\.zip"):
+        listing()
+    (mirror / "zips" / "val2017.zip").write_bytes(b"")
+    with zipfile.ZipFile(mirror / ANNOTATIONS, "w") as archive:
+        archive.writestr("annotations/x.json", json.dumps({}))
+    with pytest.raises(DataError, match=r"instances_val2017\.json .*cannot be read"):
+        listing()
+    (mirror / ANNOTATIONS).write_bytes(b"x")
+    with pytest.raises(DataError, match="cannot be read"):
+        listing()
+
+
+def test_its_name(mirror, monkeypatch):
+    assert sources.parse("coco:2017") == Coco2017Source() and Coco2017Source().uri == "coco:2017"
+    monkeypatch.chdir(mirror.parent)
+    assert sources.parse("coco:2017, base=mirror/").uri == f"coco:2017,base={mirror}"
+    with pytest.raises(DataError, match="cannot use 'split=val'"):
+        sources.parse("coco:2017,split=val")

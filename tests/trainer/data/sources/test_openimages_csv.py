@@ -1,0 +1,159 @@
+import csv
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from trainer.data.sources import openimages_csv
+from trainer.data.sources.base import Category
+from trainer.data.sources.openimages_classes import Meaning
+from trainer.data.sources.openimages_csv import BoxRows
+from trainer.errors import DataError
+
+SHARED = Path(__file__).parents[5] / "shared" / "data"
+CORNERS = ("XMin", "XMax", "YMin", "YMax")
+HEADER = "ImageID,LabelName,XMin,XMax,YMin,YMax,IsGroupOf\n"
+
+
+def read(uri: Path, categories: list[Category], **options: object) -> list[dict]:
+    meaning = Meaning.of(categories, categories)
+    rows = BoxRows(str(uri), "s3://images", categories, meaning, meaning, **options)
+    return [row for batch in rows.batches() for row in batch.to_pylist()]
+
+
+def dictionaries(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def ids_of(rows: list[dict]) -> list[str]:
+    return [json.loads(row["original_id"]) for row in rows]
+
+
+@pytest.mark.skipif(not (SHARED / "openimages_csv").is_dir(), reason="needs the genuine rows")
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_genuine_rows(split):
+    path = SHARED / "openimages_csv" / f"{split}-annotations-bbox.csv"
+    genuine = dictionaries(path)
+    mids = sorted({row["LabelName"] for row in genuine})
+    found = read(path, [Category(f"class {number}", mid) for number, mid in enumerate(mids)])
+    genuine.sort(key=lambda row: row["ImageID"])
+    assert ids_of(found) == list(dict.fromkeys(row["ImageID"] for row in genuine))
+    boxes = [one for row in found for one in row["boxes"]]
+    assert [mids[one["category"]] for one in boxes] == [row["LabelName"] for row in genuine]
+    crowds = Counter(int(row["IsGroupOf"] == "1") for row in genuine)
+    assert Counter(one["iscrowd"] for one in boxes) == crowds and crowds[1] > 0
+    corners = [[one["x"], one["x"] + one["w"], one["y"], one["y"] + one["h"]] for one in boxes]
+    wanted = [[float(row[name]) for name in CORNERS] for row in genuine]
+    np.testing.assert_allclose(corners, wanted, atol=1e-12)
+
+
+@pytest.mark.skipif(not (SHARED / "openimages_val5k").is_dir(), reason="needs the genuine rows")
+def test_genuine_validation_images_with_verified_classes():
+    boxes, labels = (
+        SHARED / "openimages_val5k" / f"detection_validation_{name}.csv" for name in ("5k_bbox", "labels_5k")
+    )
+    said, genuine = dictionaries(labels), dictionaries(boxes)
+    names = sorted({row["LabelName"] for row in [*said, *genuine]})
+    # These files have names where the published ones have MIDs.
+    found = read(boxes, [Category(name, name) for name in names], labels=str(labels))
+    assert len(found) == len({row["ImageID"] for row in [*said, *genuine]})
+    assert sum(len(row["boxes"]) for row in found) == len(genuine) == 12_641
+    wanted: dict[str, dict[str, int]] = {}
+    for row in said:
+        verified = wanted.setdefault(row["ImageID"], {})
+        verified[row["LabelName"]] = max(int(row["Confidence"]), verified.get(row["LabelName"], 0))
+    told = {
+        image_id: json.loads(row["extra"])["verified"]
+        for image_id, row in zip(ids_of(found), found, strict=True) if row["extra"]
+    }  # fmt: skip
+    assert told == wanted and any(0 in verified.values() for verified in told.values())
+
+
+@pytest.mark.parametrize("sortable", [0, 2**30])
+def test_images_are_whole_wherever_a_block_ends(tmp_path, monkeypatch, sortable):
+    cat = [Category("Cat", "/m/01yrx")]
+    counts = [1, 7, 1, 30, 2, 2, 200, 1]
+    rows = [f"{image:016x},/m/01yrx,0.{number:03},1,0,1,0\n" for image, count in enumerate(counts)
+            for number in range(count)]  # fmt: skip
+    (tmp_path / "x.csv").write_text(HEADER + "".join(rows))
+    monkeypatch.setattr(openimages_csv, "_SORTABLE", sortable)
+    for size in (64, 300, 1000, 10**6):
+        monkeypatch.setattr("trainer.data.sources.openimages_labels._BLOCK", size)
+        found = read(tmp_path / "x.csv", cat)
+        assert [len(row["boxes"]) for row in found] == counts
+        starts = [[box["x"] for box in row["boxes"]] for row in found]
+        assert starts == [[number / 1000 for number in range(count)] for count in counts]
+
+
+def test_rows_that_are_apart(tmp_path, monkeypatch):
+    rows = [f"{image},/m/01yrx,0.{number},1,0,1,0\n" for number, image in enumerate("abcab")]
+    (tmp_path / "x.csv").write_text(HEADER + "".join(rows))
+    found = read(tmp_path / "x.csv", [Category("Cat", "/m/01yrx")])
+    assert [[box["x"] for box in row["boxes"]] for row in found] == [[0, 0.3], [0.1, 0.4], [0.2]]
+    monkeypatch.setattr(openimages_csv, "_SORTABLE", 10)
+    with pytest.raises(DataError, match="do not follow each other") as caught:
+        read(tmp_path / "x.csv", [Category("Cat", "/m/01yrx")])
+    assert caught.value.fix == "sort the file by ImageID"
+
+
+def test_fields_that_are_empty_or_unknown(tmp_path):
+    lines = ["a,/m/01yrx,,1,0,1,-1", "b,,0,1,0,1,", "c,/m/x,0,1,0,1,1"]
+    (tmp_path / "x.csv").write_text(HEADER + "\n".join(lines))
+    first, second, third = (
+        row["boxes"][0] for row in read(tmp_path / "x.csv", [Category("Cat", "/m/01yrx")])
+    )
+    assert first["x"] != first["x"] and (first["category"], first["iscrowd"]) == (0, 0)
+    assert (second["category"], second["iscrowd"], third["category"], third["iscrowd"]) == (-1, 0, -1, 1)
+
+
+def test_no_boxes_at_all(tmp_path):
+    (tmp_path / "x.csv").write_text(HEADER)
+    assert read(tmp_path / "x.csv", [Category("Cat", "/m/01yrx")]) == []
+
+
+def test_what_a_box_counts_for():
+    described = [Category(name, f"/m/{name}") for name in "abcd"]
+    meaning = Meaning.of(
+        described, [described[2], described[0]], {"/m/d": {"/m/a", "/m/c"}, "/m/c": {"/m/b"}}
+    )
+    rows, labels = meaning.apply(pa.array(["/m/a", "/m/b", "/m/other", "/m/d", None, "/m/c"]))
+    assert list(zip(rows.tolist(), labels.tolist(), strict=True)) == [
+        (0, 1), (2, -1), (3, 1), (3, 0), (4, -1), (5, 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_boxes(tmp_path):
+    """The way from CSV to table in processes of their own: the peaks of one and of three million boxes."""
+    path = tmp_path / "boxes.csv"
+    row = ",/m/01yrx,0.012500,0.195312,0.148438,0.587500,0" + ",0.148438" * 12 + "\n"
+    code = (
+        "import re, sys; from trainer.config import DataConfig; from trainer.data import annotations\n"
+        "from trainer.data.sources.base import Category, Listing\n"
+        "from trainer.data.sources.openimages_csv import BoxRows, Meaning\n"
+        "cat = [Category('Cat', '/m/01yrx')]\n"
+        "rows = BoxRows(sys.argv[1], 's3://images', cat, *[Meaning.of(cat, cat)] * 2)\n"
+        "built = annotations.build(Listing(cat, {'train': rows}, ''), DataConfig(), sys.argv[2])\n"
+        "print(sum(split['boxes'] for split in built.splits.values()))\n"
+        "print(int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) // 1024)\n"
+    )
+    path.write_text(HEADER.strip() + "".join(f",Other{number}" for number in range(12)) + "\n")
+    peaks, images = [], 0
+    for millions in (1, 3):
+        with path.open("a") as file:
+            for first in range(images, millions * 125_000, 1000):
+                file.write("".join(f"{number:016x}{row}" * 8 for number in range(first, first + 1000)))
+        images = millions * 125_000
+        command = [sys.executable, "-c", code, str(path), str(tmp_path / "raw")]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        boxes, peak = map(int, done.stdout.split())
+        assert boxes == millions * 1_000_000
+        peaks.append(peak)
+    assert path.stat().st_size > 400e6 and peaks[0] < 450
+    assert peaks[1] - peaks[0] < 80, peaks

@@ -1,0 +1,181 @@
+"""Open Images (https://storage.googleapis.com/openimages/web): the boxes of V7.
+
+    openimages:                                   all images with boxes
+    openimages:splits=validation                  some of its splits: train, validation, test
+    openimages:images=ids.txt                     the images of a list, lines `split/image_id`
+    openimages:subset=mlperf                      the 264 classes of MLPerf's detector
+    openimages:hierarchy=expand,rotation=apply    see `OpenImagesSource`
+    openimages:base=URI,pixels=URI                a mirror of the CSV files, of the images
+
+Which classes and how many images are taken is set by data.classes (names or MIDs) and
+data.max_images. A lone split is train whatever its name.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from trainer import storage
+from trainer.data.sources import openimages_classes as classes
+from trainer.data.sources.base import Listing
+from trainer.data.sources.openimages_classes import Meaning
+from trainer.data.sources.openimages_csv import BoxRows
+from trainer.data.sources.openimages_mlperf import CLASSES
+from trainer.errors import DataError
+
+BASE = "https://storage.googleapis.com/openimages"
+"""Where the CSV files are."""
+
+PIXELS = "https://open-images-dataset.s3.amazonaws.com"
+"""The bucket with the images, as anybody reads it."""
+
+DESCRIPTIONS = "v7/oidv7-class-descriptions-boxable.csv"
+HIERARCHY = "2018_04/bbox_labels_600_hierarchy.json"
+BOXES = {
+    "train": "v6/oidv6-train-annotations-bbox.csv",
+    "validation": "v5/validation-annotations-bbox.csv",
+    "test": "v5/test-annotations-bbox.csv",
+}
+ROTATIONS = {
+    "train": "2018_04/train/train-images-boxable-with-rotation.csv",
+    "validation": "2018_04/validation/validation-images-with-rotation.csv",
+    "test": "2018_04/test/test-images-with-rotation.csv",
+}
+LABELS = {
+    "validation": "v7/oidv7-val-annotations-human-imagelabels.csv",
+    "test": "v7/oidv7-test-annotations-human-imagelabels.csv",
+}
+"""Verified classes of images. Those of train are of no use: training takes boxes."""
+
+_SPLITS = {"train": "train", "validation": "val", "test": "test"}
+_URIS = ("images", "base", "pixels")
+
+
+@dataclass(frozen=True)
+class OpenImagesSource:
+    """Open Images, or the part of it that is asked for."""
+
+    splits: str = "train+validation+test"
+    """Its splits, joined by +; those of an image list where one is given."""
+    images: str = ""
+    """URI of a list of images, a line `split/image_id` each, as the official downloader takes it."""
+    subset: Literal["all", "mlperf"] = "all"
+    """mlperf takes the 264 classes of MLPerf's detector."""
+    hierarchy: Literal["none", "expand"] = "none"
+    """expand gives each object a box of every class above its own, too."""
+    rotation: Literal["none", "apply"] = "none"
+    """apply turns images and boxes upright; without it they stay as they are stored."""
+    labels: Literal["keep", "none"] = "keep"
+    """keep takes the verified classes of validation and test images, for evaluation."""
+    base: str = BASE
+    """URI of the folder with the CSV files."""
+    pixels: str = PIXELS
+    """URI of the folder with <split>/<image id>.jpg."""
+    cpu_bound = False
+
+    @classmethod
+    def parse(cls, text: str) -> "OpenImagesSource":
+        """Read "splits=train+validation,subset=mlperf".
+
+        Raises:
+            DataError: a parameter does not exist or has no such value.
+        """
+        values: dict[str, Any] = {}
+        known = {field.name: get_args(field.type) for field in fields(cls)}
+        for part in filter(None, map(str.strip, text.split(","))):
+            name, _, value = (piece.strip() for piece in part.partition("="))
+            wrong = name not in known or not value or (known[name] and value not in known[name])
+            if wrong or (name == "splits" and not set(value.split("+")) <= set(_SPLITS)):
+                forms = {"splits": "+".join(_SPLITS)} | dict.fromkeys(_URIS, "URI")
+                told = [f"{key}={'|'.join(known[key]) or forms[key]}" for key in known]
+                raise DataError(
+                    f"source openimages: cannot use {part!r}", fix=f"parameters: {', '.join(told)}"
+                )
+            values[name] = storage.absolute(os.path.expanduser(value)) if name in _URIS else value
+        return cls(**values)
+
+    @property
+    def uri(self) -> str:
+        """Name the source with all parameters that are not the default."""
+        values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
+        changed = [f"{name}={value}" for name, (value, default) in values.items() if value != default]
+        return "openimages:" + ",".join(changed)
+
+    @property
+    def images_uri(self) -> str:
+        """Name where the bytes come from."""
+        return f"openimages:pixels={self.pixels}"
+
+    def listing(self) -> Listing:
+        """Read classes and lists; the boxes are read when the rows are gone through.
+
+        Raises:
+            DataError: a file is missing or not of its form, or a list names no image.
+            StorageError: a file cannot be reached.
+        """
+        listed = read_image_list(self.images) if self.images else None
+        wanted = [split for split in _SPLITS if split in (listed or self.splits.split("+"))]
+        states = [self._state(self.images)] if self.images else []
+        described_in = self._file(DESCRIPTIONS, states)
+        described = classes.read_descriptions(described_in)
+        kept = classes.select(described, CLASSES, described_in) if self.subset == "mlperf" else described
+        above: dict[str, set[str]] = {}
+        if self.hierarchy == "expand":
+            above = classes.read_hierarchy(self._file(HIERARCHY, states))
+        below: dict[str, set[str]] = {}
+        for mid, higher in above.items():
+            for one in higher:
+                below.setdefault(one, set()).add(mid)
+        present, absent = Meaning.of(described, kept, above), Meaning.of(described, kept, below)
+        splits = {}
+        for split in wanted:
+            splits["train" if len(wanted) == 1 else _SPLITS[split]] = BoxRows(
+                self._file(BOXES[split], states), storage.join(self.pixels, split), kept, present, absent,
+                listed=listed[split] if listed else None,
+                rotations=self._file(ROTATIONS[split], states) if self.rotation == "apply" else "",
+                labels=self._file(LABELS[split], states) if self.labels == "keep" and split in LABELS else "",
+            )  # fmt: skip
+        state = hashlib.sha256(json.dumps(states).encode()).hexdigest()
+        return Listing(kept, splits, state, exhaustive=False)
+
+    def read(self, origin: str) -> bytes:
+        """Return an image's bytes."""
+        return storage.read_bytes(origin)
+
+    def _file(self, name: str, states: list[tuple[Any, ...]]) -> str:
+        """Return the URI of one of the files, and note its state."""
+        uri = storage.join(self.base, name)
+        states.append(self._state(uri))
+        return uri
+
+    def _state(self, uri: str) -> tuple[Any, ...]:
+        """Return what changes when a file does."""
+        state = storage.state(uri)
+        if state is None:
+            raise DataError(
+                f"source {self.uri}: no file {uri}",
+                fix="check base; without the files of verified classes use labels=none",
+            )
+        return uri, state.size, state.version
+
+
+def read_image_list(uri: str) -> dict[str, frozenset[str]]:
+    """Read lines `split/image_id`; return the ids of each split.
+
+    Raises:
+        DataError: a line is of another form, or there is none.
+        StorageError: the list is missing.
+    """
+    fix = "write lines such as train/000002b66c9c498e"
+    found: dict[str, set[str]] = {}
+    for number, line in enumerate(storage.read_bytes(uri).decode("utf-8-sig", "replace").splitlines(), 1):
+        split, _, image_id = line.strip().partition("/")
+        if split and (split not in _SPLITS or not image_id.isalnum()):
+            raise DataError(f"{uri}, line {number}: {line.strip()[:60]!r} is not split/image_id", fix=fix)
+        if split:
+            found.setdefault(split, set()).add(image_id)
+    if not found:
+        raise DataError(f"{uri} lists no images", fix=fix)
+    return {split: frozenset(ids) for split, ids in found.items()}

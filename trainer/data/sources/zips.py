@@ -1,0 +1,108 @@
+"""Members of a zip, each read by itself: of one on a server only the bytes of the member are fetched.
+
+Format: PKWARE's APPNOTE 6.3.10, sections 4.3.7 (local file header) and 4.3.12 (central directory).
+"""
+
+import zipfile
+import zlib
+from dataclasses import dataclass
+
+from trainer import storage
+from trainer.errors import MissingError, StorageError
+
+_SIGNATURE, _HEADER = b"PK\x03\x04", 30
+_SLACK = 64
+"""Bytes of a local header's extra field that are read along; the directory's may have another length."""
+
+_STORED, _DEFLATED = 0, 8
+_ENCRYPTED = 0x1
+_LARGEST = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """Where a member is, as the directory tells."""
+
+    start: int
+    packed: int
+    size: int
+    crc: int
+    method: int
+    name_length: int
+
+
+class Zip:
+    """A zip's directory."""
+
+    def __init__(self, uri: str) -> None:
+        """Read the directory, which is at the zip's end.
+
+        Raises:
+            StorageError: it is missing, cannot be reached, or is no zip.
+        """
+        self.uri = uri
+        self._members: dict[str, _Member] = {}
+        try:
+            with storage.open_reader(uri) as file, zipfile.ZipFile(file) as archive:
+                self._end = archive.start_dir
+                for item in archive.infolist():
+                    if not item.is_dir() and not item.flag_bits & _ENCRYPTED:
+                        self._members[item.filename] = _Member(
+                            item.header_offset, item.compress_size, item.file_size, item.CRC,
+                            item.compress_type, len(item.orig_filename.encode("utf-8", "replace")),
+                        )  # fmt: skip
+        except (zipfile.BadZipFile, NotImplementedError) as error:
+            raise StorageError(f"{uri} is no zip that can be read: {error}", fix="fetch it again") from None
+
+    def names(self) -> list[str]:
+        """Return the members' names."""
+        return list(self._members)
+
+    def state(self, name: str) -> str:
+        """Return what changes when a member does; "" if there is none of this name."""
+        member = self._members.get(name)
+        return f"{member.size} {member.crc:08x}" if member else ""
+
+    def read(self, name: str) -> bytes:
+        """Return a member's content, whose length and checksum are compared.
+
+        Raises:
+            StorageError: there is none of this name, it is damaged or packed in a way that is not
+                known, or the zip cannot be reached.
+        """
+        member = self._members.get(name)
+        if member is None:
+            raise MissingError(
+                f"no such file: {name} in {self.uri}", fix="check that the zip is the right one"
+            )
+        if member.size > _LARGEST or member.packed > _LARGEST:
+            raise self._damaged(name, f"{member.size} bytes are too many for an image")
+        wanted = _HEADER + member.name_length + _SLACK + member.packed
+        length = min(wanted, self._end - member.start)
+        if member.start < 0 or length < _HEADER:
+            raise self._damaged(name, "the directory says that it is outside the zip")
+        data = storage.read_range(self.uri, member.start, length)
+        if data[:4] != _SIGNATURE:
+            raise self._damaged(name, "its header is not where the directory says")
+        begin = _HEADER + int.from_bytes(data[26:28], "little") + int.from_bytes(data[28:30], "little")
+        packed = data[begin : begin + member.packed]
+        if len(packed) < member.packed:
+            packed = storage.read_range(self.uri, member.start + begin, member.packed)
+        content = self._unpacked(name, member, packed)
+        if len(content) != member.size or zlib.crc32(content) != member.crc:
+            raise self._damaged(name, "its checksum is another one")
+        return content
+
+    def _unpacked(self, name: str, member: _Member, packed: bytes) -> bytes:
+        if member.method == _STORED:
+            return packed
+        if member.method != _DEFLATED:
+            raise self._damaged(name, f"packed by method {member.method}, which is not known")
+        try:
+            # A byte more than there should be is enough to notice a bomb.
+            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, member.size + 1)
+        except zlib.error as error:
+            raise self._damaged(name, str(error)) from None
+
+    def _damaged(self, name: str, why: str) -> StorageError:
+        return StorageError(f"{name} in {self.uri}: {why}", fix="fetch the zip again")
