@@ -59,6 +59,10 @@ def _parser() -> argparse.ArgumentParser:
         if name not in ("launch", "doctor"):
             sub.add_argument("--config", help="URI of a config.json; without it the recipe counts")
             sub.add_argument("--recipe", default="debug", help="recipe, where no --config is given")
+            sub.add_argument(
+                "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+                help="one value of the configuration, e.g. train.epochs=10; may be given again",
+            )  # fmt: skip
         for option in options:
             sub.add_argument(f"--{option}", required=True)
 
@@ -84,9 +88,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _config(options: argparse.Namespace) -> Config:
+    overrides = configuration.parse_overrides(options.overrides)
     if not options.config:
-        return recipes.load(options.recipe)
-    return configuration.from_json(storage.read_bytes(options.config), where=options.config)
+        return recipes.load(options.recipe, overrides)
+    config = configuration.from_json(storage.read_bytes(options.config), where=options.config)
+    return configuration.with_overrides(config, overrides, where="--set")
 
 
 def _show(result: dict[str, Any]) -> None:

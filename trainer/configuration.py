@@ -2,6 +2,7 @@
 
 import difflib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -55,6 +56,27 @@ def parse_value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def parse_overrides(texts: Sequence[str], option: str = "--set") -> dict[str, Any]:
+    """Read `key=value` texts; a value is JSON where it is JSON, else text.
+
+    Args:
+        texts: as they stand on a command line.
+        option: the option before each, for errors.
+
+    Raises:
+        ConfigError: a text is not of that form.
+    """
+    values = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise ConfigError(
+                f"{option} {text!r} is not key=value", fix=f"write it like {option} train.epochs=10"
+            )
+        values[key.strip()] = parse_value(value)
+    return values
 
 
 def with_overrides(config: Config, overrides: dict[str, Any], *, where: str = "overrides") -> Config:

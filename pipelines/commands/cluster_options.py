@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from pipelines.commands.options import pairs
+from trainer.configuration import parse_overrides
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def submission(options: argparse.Namespace, name: str) -> "Submission":
     from pipelines.submission import Submission
 
     given: dict[str, Any] = {
-        "overrides": pairs(options.overrides),
+        "overrides": parse_overrides(options.overrides),
         "job": _job(options.job),
         "data_version": options.data_version,
     }
@@ -104,7 +104,7 @@ def _job(texts: list[str]) -> dict[str, Any]:
     from pipelines.commands.job_options import _set as set_field
 
     tree: dict[str, Any] = {}
-    pairs(texts, "--job")
+    parse_overrides(texts, "--job")
     problems = [problem for text in texts for problem in set_field(tree, JobSpec, text)]
     if problems:
         raise ConfigError(

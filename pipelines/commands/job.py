@@ -106,7 +106,11 @@ def _submit(options: argparse.Namespace) -> int:
     if options.wait:
         from components.launchers.cluster import watch
 
-        watch.run(backend, job)
+        try:
+            watch.run(backend, job)
+        except BrokenPipeError:  # Whoever read the lines has gone; the job has not.
+            print(f"the job {job.name} goes on: kubedet job logs -f {job.name}", file=sys.stderr)
+            raise
         return 0
     name = backend.submit(job)
     place = f" -n {job.namespace}" if job.namespace else ""

@@ -96,8 +96,8 @@ def specification(options: argparse.Namespace) -> "JobSpec":
         if not error.message.startswith(f"{_WHERE} cannot be used:"):
             raise
         problems += error.message.splitlines()[1:]
-    if not tree.get("image"):
-        problems.append("  image: is missing")
+    # Without a name of its own a job would take the place of another's.
+    problems += [f"  {field}: is missing" for field in ("name", "image") if not tree.get(field)]
     if problems:
         raise ConfigError(
             "\n".join([f"{_WHERE} cannot be used:", *problems]),

@@ -4,7 +4,8 @@ import argparse
 from datetime import datetime
 
 from pipelines.commands import Commands
-from pipelines.commands.options import add_training, pairs
+from pipelines.commands.options import add_training
+from trainer.configuration import parse_overrides
 
 
 def add(commands: Commands) -> None:
@@ -37,7 +38,7 @@ def _run(options: argparse.Namespace) -> int:
             name=options.name or f"{options.recipe}-{datetime.now():%Y%m%d-%H%M%S}",
             source=options.source,
             recipe=options.recipe,
-            overrides=pairs(options.overrides),
+            overrides=parse_overrides(options.overrides),
             nproc=options.nproc,
             data_root=options.data_root,
             output=options.output,

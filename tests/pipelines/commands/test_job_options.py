@@ -20,7 +20,7 @@ def parse(*words):
 
 
 def job(*words, command=("--", "true")):
-    return specification(parse("--image", "i:1", *words, *command))
+    return specification(parse("--image", "i:1", "--name", "it", *words, *command))
 
 
 def refused(*words):
@@ -48,6 +48,11 @@ def test_the_flags_are_fields():
     assert (spec.nodes, spec.nproc, spec.gpus) == (2, 4, 8)
     assert spec.env == {"A": "b=c"}
     assert [(mount.claim, mount.path) for mount in spec.mounts] == [("data", "/data"), ("models", "/models")]
+
+
+def test_a_job_without_a_name_would_take_anothers_place():
+    with pytest.raises(ConfigError, match="name: is missing"):
+        specification(parse("--image", "i:1", "--", "true"))
 
 
 def test_everything_after_two_dashes_is_the_command():
