@@ -45,7 +45,7 @@ def test_mistakes_are_told_before_any_work(kubedet, model, shards, tmp_path):
     code, _, err = kubedet(*words, "--gate", "coco/AP == 1")
     assert code == 2 and "gate rule 'coco/AP == 1' cannot be read" in err
     code, _, err = kubedet(*words, "--set", "evaluation.bootstap=5")
-    assert code == 2 and "did you mean evaluation.bootstrap?" in err
+    assert code == 2 and "did you mean evaluation.bootstrap" in err
     code, _, err = kubedet("evaluate", tmp_path / "no.pt", *words[2:])
     assert code == 2 and "no.pt" in err
     assert not (tmp_path / "e").exists()

@@ -244,7 +244,9 @@ def test_render_prints_and_sends_nothing(kubedet, fake_cluster, target):
 
 
 def test_a_target_that_does_not_exist_is_told(kubedet):
-    code, _, err = kubedet("job", "render", "--name", "it", "--target", "slurm", "--image", "i:1", "--", "true")
+    code, _, err = kubedet(
+        "job", "render", "--name", "it", "--name", "it", "--target", "slurm", "--image", "i:1", "--", "true"
+    )
     assert code == 2
     assert "no target 'slurm'" in err
     assert "indexed-job" in err

@@ -20,7 +20,8 @@ def parse(*words):
 
 
 def job(*words, command=("--", "true")):
-    return specification(parse("--image", "i:1", "--name", "it", *words, *command))
+    named = () if "--spec" in words else ("--name", "it")
+    return specification(parse("--image", "i:1", *named, *words, *command))
 
 
 def refused(*words):
@@ -117,12 +118,12 @@ def test_json_and_stdin_are_read(write, monkeypatch):
 
 
 def test_a_date_in_yaml_stays_text(write):
-    assert job("--spec", write("labels: {day: 2026-11-21}")).labels == {"day": "2026-11-21"}
+    assert job("--name", "it", "--spec", write("labels: {day: 2026-11-21}")).labels == {"day": "2026-11-21"}
 
 
 def test_anchors_and_merges_are_yaml(write):
     file = write("env: &base {A: '1'}\nlabels: {<<: *base, B: '2'}")
-    assert job("--spec", file).labels == {"A": "1", "B": "2"}
+    assert job("--name", "it", "--spec", file).labels == {"A": "1", "B": "2"}
 
 
 def test_all_problems_are_told_at_once(write):

@@ -40,9 +40,7 @@ def test_golden(path: Path, target: str) -> None:
     golden = GOLDEN / f"{path.stem}.{target}.{'sh' if target == 'runai' else 'yaml'}"
     if os.environ.get("KUBEDET_WRITE_GOLDEN"):
         golden.write_text(text)
-    assert text == golden.read_text(), (
-        "KUBEDET_WRITE_GOLDEN=1 writes it anew: look at the difference"
-    )
+    assert text == golden.read_text(), "KUBEDET_WRITE_GOLDEN=1 writes it anew: look at the difference"
 
 
 def strict(schema: Any) -> Any:

@@ -1,0 +1,110 @@
+"""The register step against a small registry that checks the calls."""
+
+import socket
+
+import pytest
+from bundles import make_bundle
+from registry_server import RegistryServer
+
+from components.register import register
+from components.registry import register_model
+from trainer.errors import ConfigError, ExportError, StorageError
+
+pytest.importorskip("model_registry")
+
+
+@pytest.fixture
+def server():
+    it = RegistryServer()
+    yield it
+    it.close()
+
+
+@pytest.fixture
+def exported(tmp_path):
+    return {"model": make_bundle(tmp_path / "made")}
+
+
+def test_model_version_and_artifact_are_registered(server, exported):
+    ids = register_model(exported, server.url, "run-7")
+    assert ids == {"model": "1", "version": "1", "artifact": "1"}
+    (model,), (version,), (artifact,) = server.models, server.versions, server.artifacts
+    assert (model["name"], version["name"], version["registeredModelId"]) == ("pets", "v1", "1")
+    assert version["customProperties"]["coco/AP"] == {
+        "double_value": 0.5,
+        "metadataType": "MetadataDoubleValue",
+    }
+    assert version["customProperties"]["shards"]["string_value"] == "f00d"
+    assert artifact["uri"] == exported["model"] and artifact["parent"] == "1"
+    assert (artifact["modelFormatName"], artifact["modelFormatVersion"]) == ("onnx", "1")
+    assert (artifact["modelSourceKind"], artifact["modelSourceId"]) == ("kfp", "run-7")
+
+
+def test_a_retry_registers_nothing_twice(server, exported):
+    first = register_model(exported, server.url, "run-7")
+    server.calls.clear()
+    assert register_model(exported, server.url, "run-7") == first
+    assert {method for method, _ in server.calls} == {"GET"}
+    assert len(server.models) == len(server.versions) == len(server.artifacts) == 1
+
+
+@pytest.mark.parametrize("at", ["registered_models", "model_versions", "artifacts"])
+def test_a_retry_completes_what_was_begun(server, exported, at):
+    server.failures.append(("POST", at, 500))
+    with pytest.raises(ExportError, match="refuses: 500"):
+        register_model(exported, server.url, "run-7")
+    assert register_model(exported, server.url, "run-7") == {"model": "1", "version": "1", "artifact": "1"}
+    assert len(server.models) == len(server.versions) == len(server.artifacts) == 1
+
+
+def test_a_second_version_belongs_to_the_same_model(server, exported, tmp_path):
+    register_model(exported, server.url, "")
+    register_model({"model": make_bundle(tmp_path / "next", version="v2")}, server.url, "")
+    assert len(server.models) == 1
+    assert [version["registeredModelId"] for version in server.versions] == ["1", "1"]
+    assert "modelSourceId" not in server.artifacts[1] or not server.artifacts[1]["modelSourceId"]
+
+
+def test_the_token_of_the_pod_is_sent(server, exported, tmp_path, monkeypatch):
+    (tmp_path / "token").write_text("abc\n")
+    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
+    register_model(exported, server.url, "")
+    assert server.tokens == {"Bearer abc"}
+
+
+def test_a_refusal_names_the_role(server, exported):
+    server.failures.append(("GET", "registered_model", 403))
+    with pytest.raises(ExportError, match=r"(?s)refuses: 403.*role in the registry"):
+        register_model(exported, server.url, "")
+
+
+@pytest.mark.parametrize("url", ["", "registry:8080", "ftp://registry"])
+def test_what_is_no_url(exported, url):
+    with pytest.raises(ConfigError, match="is no URL"):
+        register_model(exported, url, "")
+
+
+def test_a_registry_that_is_not_there(exported):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(ExportError, match=f"http://127.0.0.1:{port} cannot be reached"):
+        register_model(exported, f"http://127.0.0.1:{port}", "")
+
+
+def test_https_without_a_token(exported, tmp_path, monkeypatch):
+    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="needs a token"):
+        register_model(exported, "https://registry.example", "")
+
+
+def test_a_damaged_bundle_is_not_registered(server, exported, tmp_path):
+    with (tmp_path / "made" / "model_metadata.json").open("a") as file:
+        file.write(" ")
+    with pytest.raises(StorageError, match="model_metadata"):
+        register_model(exported, server.url, "")
+    assert not server.calls
+
+
+def test_the_component_is_thin():
+    assert register.component_spec.implementation.container.image

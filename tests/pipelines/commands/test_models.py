@@ -1,0 +1,148 @@
+"""`kubedet predict`, `kubedet model` and `kubedet serve`, as a person uses them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+import yaml
+from bundles import make_bundle
+from PIL import Image
+
+from pipelines import cli
+from trainer.export import models
+
+
+@pytest.fixture
+def kubedet(capsys, tmp_path, monkeypatch):
+    """Runs a command line in an empty folder; returns exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        try:
+            code = cli.main(list(words))
+        except SystemExit as end:  # What argparse does.
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def published(tmp_path):
+    for version, hour in (("v1", 8), ("v2", 9)):
+        made = make_bundle(
+            tmp_path / "runs" / version, version=version, created=f"2026-11-21T0{hour}:00:00+00:00"
+        )
+        models.publish(made, str(tmp_path / "data_root"), "pets")
+
+
+@pytest.fixture
+def images(tmp_path):
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (192, 96), "white").save(tmp_path / "images" / "a.jpg")
+    Image.new("RGB", (96, 192), "black").save(tmp_path / "images" / "b.png")
+    return tmp_path / "images"
+
+
+def test_predict_draws_and_writes_json(kubedet, published, images, tmp_path):
+    code, out, err = kubedet("predict", "pets", "images", "-o", "out", "--score", "0.5")
+    assert (code, err) == (0, "")
+    assert "pets v2, onnx in onnxruntime" in out and "images/a.jpg: 1 dog <b>" in out
+    assert "images/b.png: nothing found" in out
+    assert sorted(os.listdir("out")) == ["a.jpg", "a.json", "b.jpg", "b.json", "detections.json"]
+    found = json.loads((tmp_path / "out" / "a.json").read_text())
+    assert found["image"] == "images/a.jpg" and found["detections"][0]["box"] == [24, 12, 96, 60]
+    whole = json.loads((tmp_path / "out" / "detections.json").read_text())
+    assert whole["model"] == "pets v2" and len(whole["images"]) == 2
+    with Image.open("out/a.jpg") as drawn:
+        assert drawn.size == (192, 96) and drawn.convert("L").getextrema()[0] < 200
+
+
+def test_predict_does_the_other_images(kubedet, published, images):
+    (images / "c.jpg").write_text("junk")
+    code, out, err = kubedet("predict", "pets", "images/a.jpg", "images/c.jpg", "none.jpg", "-o", "out")
+    assert code == 2 and "images/a.jpg: 1 dog" in out
+    assert "2 of 3 images cannot be used" in err and "c.jpg is not an image" in err and "none.jpg" in err
+
+
+def test_predict_keeps_apart_what_has_the_same_name(kubedet, published, images, tmp_path):
+    Image.new("RGB", (96, 96)).save(images / "a.png")
+    (tmp_path / "more").mkdir()
+    Image.new("RGB", (96, 96)).save(tmp_path / "more" / "a.jpg")
+    assert kubedet("predict", "pets", "images", "more/a.jpg", "-o", "out")[0] == 0
+    assert len([name for name in os.listdir("out") if name.endswith(".jpg")]) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing", "images"], "no model nothing is current"),
+        (["pets@v9", "images"], "v9 holds no bundle"),
+        (["pets", "empty"], "the folder empty holds no images"),
+        (["pets", "images", "--score", "30"], "--score must be from 0 to 1"),
+        (["pets", "images", "--format", "tflite"], "no format tflite"),
+    ],
+)
+def test_predict_refuses(kubedet, published, images, tmp_path, words, said):
+    (tmp_path / "empty").mkdir()
+    code, _, err = kubedet("predict", *words, "-o", "out")
+    assert code in (1, 2) and said in err and "fix:" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_versions_are_listed_promoted_and_rolled_back(kubedet, published):
+    code, out, _ = kubedet("model", "list")
+    assert code == 0 and out.splitlines()[0] == "pets"
+    assert [line[:4] for line in out.splitlines()[1:]] == ["  v1", "* v2"]
+    assert kubedet("model", "rollback", "pets")[1] == "current version of pets: v1\n"
+    assert "* v1" in kubedet("model", "list")[1]
+    assert kubedet("model", "promote", "pets", "v2")[1] == "current version of pets: v2\n"
+    assert "# pets v2" in kubedet("model", "show", "pets")[1]
+    assert "# pets v1" in kubedet("model", "show", "pets@v1")[1]
+    assert (
+        "no models are published under elsewhere" in kubedet("model", "list", "--data-root", "elsewhere")[1]
+    )
+
+
+def test_verify_finds_a_changed_byte(kubedet, published, tmp_path):
+    code, out, _ = kubedet("model", "verify", "pets")
+    assert code == 0 and "4 files are as they were written" in out
+    with (tmp_path / "data_root/models/pets/v2/model.safetensors").open("ab") as file:
+        file.write(b"x")
+    code, _, err = kubedet("model", "verify", "pets")
+    assert code == 2 and "model.safetensors: its bytes have changed" in err and "Traceback" not in err
+
+
+def test_layouts(kubedet, published, tmp_path):
+    code, out, _ = kubedet("model", "layout", "pets", "-o", "serving")
+    assert code == 0 and "KServe: not written" in out
+    assert (tmp_path / "serving/triton/pets/1/model.onnx").is_file()
+    options = ["--storage-uri", "s3://bucket/triton", "--service-account", "models"]
+    assert kubedet("model", "layout", "pets", "-o", "serving", *options)[0] == 0
+    service = yaml.safe_load((tmp_path / "serving/kserve.yaml").read_text())
+    assert service["kind"] == "InferenceService"
+    assert service["spec"]["predictor"]["model"]["storageUri"] == "s3://bucket/triton"
+
+
+@pytest.mark.slow
+def test_serve_answers_and_ends_on_ctrl_c(published, tmp_path):
+    server = subprocess.Popen(
+        [sys.executable, "-m", "pipelines.cli", "serve", "pets", "--port", "0"], cwd=tmp_path,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    try:
+        first = server.stdout.readline()
+        address = first.rpartition(" ")[2].strip()
+        with urllib.request.urlopen(f"{address}v2/models/pets") as answer:
+            assert json.load(answer)["versions"] == ["v2"]
+        assert "not for production" in server.stdout.readline()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) == 0 and "Traceback" not in server.stdout.read()
+    finally:
+        server.kill()
+        server.wait()
