@@ -11,24 +11,27 @@ def evaluate(
     metrics: dsl.Output[dsl.Metrics],
     report: dsl.Output[dsl.HTML],
     summary: dsl.Output[dsl.Markdown],
+    rules: str = "",
 ) -> None:
     """Score the best checkpoint on the test split (validation where there is none).
 
     Args:
         model: manifest of the trained model.
-        metrics: the COCO box metrics.
+        metrics: the COCO box metrics and the Open Images metric.
         report: the whole report, as a page.
         summary: the report in short, as text.
+        rules: the gate's, whose verdict the report shows; empty takes the recipe's.
     """
     from components.steps import manifest, publish, publish_file, reported
-    from trainer import config, storage
+    from components.verdict import rules_for
+    from trainer import storage
     from trainer.evaluation.evaluate import evaluate as run
 
     with reported("evaluate"):
         trained = manifest(model)
-        settings = config.from_json(storage.read_bytes(trained["config"]), where=trained["config"])
+        settings, held = rules_for(trained, rules)
         folder = storage.join(trained["output"], "evaluation")
-        scored = run(trained["checkpoint"], trained["shards"], folder, settings)
+        scored = run(trained["checkpoint"], trained["shards"], folder, settings, rules=held)
         publish(metrics, scored["metrics"], **scored["metrics"])
         publish_file(report, storage.join(folder, "report.html"))
         publish_file(summary, storage.join(folder, "report.md"))

@@ -60,6 +60,8 @@ class DataConfig:
     """Images with a longer side are shrunk to it once, when sharded, in pixels."""
     jpeg_quality: Annotated[int, BeforeValidator(_integral), Field(ge=1, le=100)] = 95
     """Quality of images that have to be written anew when sharded."""
+    decode_check: bool = False
+    """Decode every image when sharded, which finds damage that headers do not show, but takes longer."""
     processes: Count = 0
     """Processes that write shards; 0 is one for each core."""
     threads: Positive = 64

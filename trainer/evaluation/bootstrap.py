@@ -3,12 +3,15 @@
 A paired bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993): each sample draws
 as many images as there are, with replacement, the same ones for both models. An image that is drawn
 twice counts twice, so nothing is matched anew.
+
+Arrays are [rows, B samples]: all samples of a row lie together, and go through each operation together.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from trainer.evaluation.change import Change
 from trainer.evaluation.coco import RECALLS
 from trainer.evaluation.matching import Matches
 
@@ -17,31 +20,13 @@ _CELLS = 20_000_000
 
 
 @dataclass(frozen=True)
-class Change:
-    """A difference of average precision, new less baseline, and where it lies with 95 % confidence."""
-
-    base: float
-    new: float
-    low: float
-    high: float
-
-    @property
-    def delta(self) -> float:
-        """The difference itself."""
-        return self.new - self.base
-
-    @property
-    def sure(self) -> int:
-        """1 if it is better with that confidence, -1 if worse, else 0."""
-        return int(self.low > 0) - int(self.high < 0)
-
-
-@dataclass(frozen=True)
 class Comparison:
     """A model beside its baseline, on the same images."""
 
     overall: Change
-    """Of coco/AP."""
+    """Of AP over all thresholds: of coco/AP."""
+    at_half: Change
+    """Of AP at the first threshold, IoU 0.5: of coco/AP50."""
     per_class: dict[str, Change]
     """Of AP of each class that has objects."""
     samples: int
@@ -66,25 +51,30 @@ def compare(
         if not len(base.objects(place)):
             continue
         pair = [_precision(matches, place, weights) for matches in (base, new)]
-        per_class[name] = _change(*pair)
+        per_class[name] = _change(pair[0][0], pair[1][0])
         drawn.append(pair)
-    sums = np.array(drawn)
-    # A class that a sample draws no object of is left out of that sample's mean.
-    with np.errstate(all="ignore"):
-        overall = _change(np.nanmean(sums[:, 0], axis=0), np.nanmean(sums[:, 1], axis=0))
-    return Comparison(overall, per_class, samples)
+    # [classes, models, mean or first, B]; a class that a sample draws no object of is left out of
+    # that sample's mean.
+    found = np.array(drawn).reshape(-1, 2, 2, weights.shape[1])
+    with np.errstate(invalid="ignore"):
+        base_means, new_means = np.nansum(found, axis=0) / np.isfinite(found).sum(axis=0)
+    overall, at_half = (_change(*pair) for pair in zip(base_means, new_means, strict=True))
+    return Comparison(overall, at_half, per_class, samples)
 
 
 def average_precision(matches: Matches, place: int) -> float:
     """Return the average precision of a class; NaN where it has no objects."""
-    return float(_precision(matches, place, np.ones((1, matches.image_count), np.int32))[0])
+    return float(_precision(matches, place, np.ones((matches.image_count, 1), np.uint8))[0, 0])
 
 
 def _weights(images: int, samples: int, seed: int) -> np.ndarray:
-    """[samples + 1, images]: how often each image counts; the first row is the data as they are."""
+    """[images, 1 + samples]: how often each image counts; the first column is the data as they are."""
     random = np.random.default_rng(seed)
-    drawn = random.multinomial(images, np.full(images, 1 / images), size=samples)
-    return np.concatenate([np.ones((1, images), np.int32), drawn.astype(np.int32)])
+    weights = np.ones((images, samples + 1), np.uint8)
+    for sample in range(1, samples + 1):
+        counts = np.bincount(random.integers(0, images, images), minlength=images)
+        weights[:, sample] = np.minimum(counts, 255)
+    return weights
 
 
 def _change(base: np.ndarray, new: np.ndarray) -> Change:
@@ -96,44 +86,61 @@ def _change(base: np.ndarray, new: np.ndarray) -> Change:
 
 
 def _precision(matches: Matches, place: int, weights: np.ndarray) -> np.ndarray:
-    """[B] average precision of a class over all thresholds, in each of B weightings of the images."""
+    """[2, B] average precision of a class in each of B weightings: over all thresholds, at the first."""
     rows = matches.of_class(place)
-    objects = weights[:, matches.objects(place)].sum(axis=1, dtype=np.int64)
     step = max(_CELLS // max(rows.stop - rows.start, 1), 1)
     parts = [
-        _precision_part(matches, rows, weights[begin : begin + step], objects[begin : begin + step])
-        for begin in range(0, len(weights), step)
+        _precision_part(matches, rows, matches.objects(place), weights[:, begin : begin + step])
+        for begin in range(0, weights.shape[1], step)
     ]
-    return np.concatenate(parts)
+    return np.concatenate(parts, axis=1)
 
 
-def _precision_part(matches: Matches, rows: slice, weights: np.ndarray, objects: np.ndarray) -> np.ndarray:
-    drawn = weights[:, matches.images[rows]]
-    seen = np.cumsum(drawn, axis=1, dtype=np.int64)
-    total = np.zeros(len(weights))
-    for threshold in range(len(matches.thresholds)):
-        hits = np.flatnonzero(matches.right[rows, threshold])
-        ignored = np.flatnonzero(matches.ignored[rows, threshold])
-        counted = seen[:, hits]
-        if len(ignored):
-            before = np.cumsum(drawn[:, ignored], axis=1, dtype=np.int64)
-            before = np.concatenate([np.zeros((len(before), 1), np.int64), before], axis=1)
-            counted = counted - before[:, np.searchsorted(ignored, hits)]
-        total += _area(np.cumsum(drawn[:, hits], axis=1, dtype=np.int64), counted, objects)
-    return np.where(objects > 0, total / len(matches.thresholds), np.nan)
+def _precision_part(matches: Matches, rows: slice, objects: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    counts = weights[objects].sum(axis=0, dtype=np.int64)
+    found = np.zeros((len(matches.thresholds), weights.shape[1]))
+    drawn = weights[matches.images[rows]]
+    # Only rows that are right at some threshold matter one by one; what lies between is summed up.
+    hits = np.flatnonzero(matches.right[rows].any(axis=1))
+    if len(hits):
+        between = np.add.reduceat(drawn[: hits[-1] + 1], np.r_[0, hits[:-1] + 1], axis=0, dtype=np.int32)
+        seen, own = np.cumsum(between, axis=0), drawn[hits]
+        reached = _Reached(counts)
+        for threshold in range(len(matches.thresholds)):
+            these = np.flatnonzero(matches.right[rows][hits, threshold])
+            counted = seen[these]
+            ignored = np.flatnonzero(matches.ignored[rows, threshold])
+            if len(ignored):
+                before = np.cumsum(drawn[ignored], axis=0, dtype=np.int32)
+                before = np.concatenate([np.zeros_like(before[:1]), before])
+                counted = counted - before[np.searchsorted(ignored, hits[these])]
+            found[threshold] = _area(np.cumsum(own[these], axis=0, dtype=np.int32), counted, reached)
+    return np.where(counts > 0, [found.mean(axis=0), found[0]], np.nan)
 
 
-def _area(right: np.ndarray, counted: np.ndarray, objects: np.ndarray) -> np.ndarray:
-    """[B] mean precision at the 101 recalls, from counts [B, m] at the m right predictions."""
-    if not right.shape[1]:
-        return np.zeros(len(right))
+class _Reached:
+    """How many of the 101 recalls are reached by k of an image set's objects: looked up, not computed."""
+
+    def __init__(self, counts: np.ndarray) -> None:
+        """Prepare for B samples of `counts` objects each."""
+        sizes = counts + 1
+        starts = np.cumsum(sizes) - sizes
+        found = np.arange(sizes.sum()) - np.repeat(starts, sizes)
+        recall = found / np.repeat(np.maximum(counts, 1), sizes)
+        self._table = np.searchsorted(RECALLS, recall, side="right").astype(np.int32)
+        self._starts = starts
+
+    def __call__(self, right: np.ndarray) -> np.ndarray:
+        """[m, B] numbers of recalls for [m, B] objects that are found."""
+        return self._table[right + self._starts]
+
+
+def _area(right: np.ndarray, counted: np.ndarray, reached: _Reached) -> np.ndarray:
+    """[B] mean precision at the 101 recalls, from counts [m, B] at the m right predictions."""
+    if not len(right):
+        return np.zeros(right.shape[1])
     # The smallest number keeps pycocotools' 0/0 at 0, and its last bit the same.
     precision = right / (counted + np.spacing(1))
-    envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-    recall = right / np.maximum(objects, 1)[:, None]
-    found = np.empty(len(right))
-    for row in range(len(right)):
-        places = np.searchsorted(recall[row], RECALLS, side="left")
-        reached = places[places < recall.shape[1]]
-        found[row] = envelope[row, reached].sum() / len(RECALLS)
-    return found
+    envelope = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
+    steps = np.diff(reached(right), axis=0, prepend=0)
+    return np.einsum("mb,mb->b", envelope, steps) / len(RECALLS)

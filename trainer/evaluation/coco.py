@@ -100,8 +100,9 @@ def evaluate(
     return CocoResult(
         metrics=dict(zip(METRICS, _twelve(arrays), strict=True)),
         per_class=_per_class(truth, arrays),
-        precision=arrays.precision[:, :, :, 0, -1],
-        scores=arrays.scores[:, :, :, 0, -1],
+        # Copies: a view would keep the other sizes and limits alive.
+        precision=arrays.precision[:, :, :, 0, -1].copy(),
+        scores=arrays.scores[:, :, :, 0, -1].copy(),
         evaluator=arrays.evaluator,
     )
 

@@ -51,8 +51,9 @@ def run(engine: str, truth: Truth, predictions: Predictions) -> Arrays:
         evaluator = hotcoco(truth, predictions)
         evaluator.evaluate()
         evaluator.accumulate()
-        arrays = (np.asarray(evaluator.eval[name]) for name in ("precision", "recall", "scores"))
-        return Arrays(*arrays, evaluator)
+        found = evaluator.eval  # Copied by each access, and large.
+        precision, recall, scores = (np.asarray(found[name]) for name in ("precision", "recall", "scores"))
+        return Arrays(precision, recall, scores, evaluator)
     raise EvaluationError(f"no evaluator {engine!r}", fix=f"use one of: {', '.join(ENGINES)}")
 
 

@@ -1,101 +1,87 @@
-"""Score a checkpoint on a split and write what people and machines read of it."""
+"""Score a model on a split and write what people and machines read of it."""
 
 import logging
-import platform
+from collections.abc import Sequence
+from dataclasses import astuple, replace
 from typing import Any
 
-import torch
-import torchvision
-
-from trainer import checkpoint, storage
+from trainer import storage
 from trainer.config import Config
 from trainer.data.shard_index import ShardDataset
-from trainer.distributed import World
+from trainer.distributed import World, process_group
 from trainer.errors import EvaluationError
-from trainer.evaluation import coco, gallery
-from trainer.evaluation.gate import Verdict, decide
+from trainer.evaluation import baseline as baselines
+from trainer.evaluation import coco, gate, models, scoring
+from trainer.evaluation.baseline import Baseline
+from trainer.evaluation.collect import collect
+from trainer.evaluation.gate import Evidence, Verdict
 from trainer.evaluation.inference import predict_split
-from trainer.evaluation.report import ReportData, write_report
-from trainer.training_log import read_rows
+from trainer.evaluation.models import Model
+from trainer.evaluation.report import write_report
+from trainer.evaluation.scoring import Scores
+from trainer.evaluation.tables import Predictions, Truth
 
 _LOG = logging.getLogger("evaluate")
 
 
-def evaluate(checkpoint_uri: str, shards_uri: str, output_uri: str, config: Config) -> dict[str, Any]:
-    """Score a checkpoint on the test split, or on val where there is no test split.
+def evaluate(
+    model_uri: str, shards_uri: str, output_uri: str, config: Config, *, rules: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Score a model; the processes that torchrun started share the images.
 
     Args:
-        checkpoint_uri: best.pt of a run (its metrics.jsonl beside it gives the curves).
+        model_uri: best.pt of a run (its metrics.jsonl beside it gives the curves), an .onnx file, or
+            the folder of an exported model.
         shards_uri: folder that the shard step wrote.
-        output_uri: folder for metrics.json, predictions.parquet, table.txt, report.html, report.md.
-        config: image size, precision, gate.
+        output_uri: folder for metrics.json, predictions.parquet (or .json), gate.json, table.txt,
+            report.html, report.md.
+        config: the evaluation section, workers of the loader, and the model's name.
+        rules: the gate's; None takes the configuration's.
 
     Returns:
-        The content of metrics.json: split, images, metrics (the 12 by name), per_class,
-        checkpoint and fingerprint of the shards.
+        On rank 0 the content of metrics.json, elsewhere {}: split, images, metrics (by name),
+        per_class, thresholds (of the best F1, by class), comparison, verdict, and what was scored:
+        checkpoint, sha256, step, fingerprint, predictions.
 
     Raises:
-        EvaluationError: the checkpoint was trained for other classes, or there is nothing to score.
+        EvaluationError: the model was trained for other classes, there is nothing to score, or a
+            rule of the gate cannot be used.
     """
-    dataset = _dataset(shards_uri)
-    detector, meta = checkpoint.load_model(checkpoint_uri)
-    _check_classes(meta["categories"], dataset.categories, checkpoint_uri)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    world = World(rank=0, size=1, device=device)
-    found = predict_split(detector.to(device), dataset, config, world)
-    truth = dataset.annotations()
-    result = coco.evaluate(truth, found, engine=config.evaluation.engine)
-    summary = {
-        "split": dataset.split,
-        "images": len(dataset),
-        "metrics": result.metrics,
-        "per_class": result.per_class,
-        "checkpoint": checkpoint_uri,
-        "step": meta["step"],
-        "fingerprint": dataset.fingerprint,
-    }
-    made_of = {"fingerprint": dataset.fingerprint, "checkpoint": checkpoint_uri, "split": dataset.split}
-    found.write(storage.join(output_uri, f"predictions.{config.evaluation.predictions}"), made_of)
-    storage.write_bytes(storage.join(output_uri, "table.txt"), coco.table(result).encode())
-    data = ReportData(
-        title=f"{config.recipe} on {dataset.split}",
-        split=dataset.split,
-        images=len(dataset),
-        metrics=result.metrics,
-        per_class=result.per_class,
-        precision=result.precision,
-        verdict=_verdict(result.metrics, config),
-        training=read_rows(storage.parent(checkpoint_uri)),
-        gallery=gallery.worst_images(truth, found.take(found.scores >= gallery.SCORE).to_coco()),
-        load_image=_image_loader(dataset),
-        dataset={
-            name: {"images": split["samples"], "boxes": split["boxes"]}
-            for name, split in dataset.splits.items()
-        },
-        trained_boxes=dataset.class_counts.get("train", {}),
-        config=meta["config"],
-        versions={
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "torchvision": torchvision.__version__,
-            "shards": dataset.fingerprint,
-            "checkpoint": f"{checkpoint_uri} (step {meta['step']})",
-        },
-    )
-    write_report(data, storage.join(output_uri, "report.html"), storage.join(output_uri, "report.md"))
-    # Last: whoever finds it finds the rest.
-    storage.write_json(storage.join(output_uri, "metrics.json"), summary)
-    return summary
+    rules = list(config.evaluation.gate if rules is None else rules)
+    for rule in rules:
+        gate.parse(rule)
+    with process_group() as world:
+        dataset = _dataset(shards_uri, config.evaluation.split)
+        model = models.load(model_uri, world.device)
+        _check_classes(model.categories, dataset.categories, model_uri)
+        found = _predict(model, dataset, config, world)
+        baseline = baselines.find(config, shards_uri)
+        base, obstacle = _baseline_predictions(baseline, dataset, config, world)
+        if not world.is_main:
+            return {}
+        truth_json = dataset.annotations()
+        truth = Truth.from_coco(truth_json)
+        scores = scoring.score(truth_json, truth, found, config.evaluation.engine)
+        summary = _summary(model, dataset, scores, _predictions_uri(output_uri, config))
+        summary["comparison"] = _comparison(baseline, base, obstacle, truth, scores, config)
+        verdict = gate.decide(Evidence.of(summary), rules)
+        summary["verdict"] = {"passed": verdict.passed, "reason": verdict.reason, "rules": rules}
+        _write(output_uri, model, dataset, truth, found, scores, summary, verdict)
+        return summary
 
 
-def _dataset(shards_uri: str) -> ShardDataset:
+def _dataset(shards_uri: str, wanted: str) -> ShardDataset:
     index = storage.read_json(storage.join(shards_uri, "index.json"))
-    for split in ("test", "val"):
-        if index["splits"].get(split, {}).get("samples"):
+    sizes = {split: part["samples"] for split, part in index["splits"].items()}
+    for split in [wanted] if wanted else ["test", "val"]:
+        if sizes.get(split):
             return ShardDataset(shards_uri, split)
+    listed = ", ".join(f"{split} ({size} images)" for split, size in sizes.items()) or "none"
+    missing = f"no images of the split {wanted}" if wanted else "neither a test nor a val split to score"
     raise EvaluationError(
-        f"the shards {shards_uri} have neither a test nor a val split to score",
-        fix="give the source one, or set data.val_fraction above 0",
+        f"the shards {shards_uri} have {missing}",
+        fix=f"its splits are: {listed}; give the source one, set data.val_fraction above 0, or choose "
+        "another evaluation.split",
     )
 
 
@@ -105,15 +91,76 @@ def _check_classes(trained: list[dict[str, Any]], given: list[dict[str, Any]], u
         differing = sorted(set(names) ^ set(known)) or ["the same names in another order"]
         raise EvaluationError(
             f"the model {uri} has {len(known)} classes and the data {len(names)}; "
-            f"they differ in: {', '.join(differing[:10])}",
+            f"{len(differing)} differ: {', '.join(differing[:10])}",
             fix="evaluate on shards made with the classes of the training (data.classes)",
         )
 
 
-def _verdict(metrics: dict[str, float], config: Config) -> Verdict | None:
-    return decide(metrics, config.evaluation.gate) if config.evaluation.gate else None
+def _predict(model: Model, dataset: ShardDataset, config: Config, world: World) -> Predictions:
+    loader = replace(config.loader, image_size=model.image_size)
+    return predict_split(model, dataset, replace(config, loader=loader), world)
 
 
-def _image_loader(dataset: ShardDataset) -> Any:
-    rows = {int(image_id): row for row, image_id in enumerate(dataset.image_ids)}
-    return lambda image_id: dataset.read(rows[image_id])[0]
+def _baseline_predictions(
+    baseline: Baseline | None, dataset: ShardDataset, config: Config, world: World
+) -> tuple[Predictions | None, str]:
+    """Return the baseline's predictions of these images, or None and why it has none."""
+    if baseline is None:
+        return None, ""
+    kept = baseline.predictions(dataset.fingerprint, dataset.split)
+    if kept is not None:
+        return kept, ""
+    _LOG.info("the baseline %s was scored on other data: it is scored anew", baseline.name)
+    try:
+        model = models.load(baseline.model, world.device)
+        _check_classes(model.categories, dataset.categories, baseline.model)
+    except EvaluationError as error:
+        return None, f"it cannot be compared with the baseline {baseline.name}: {error.message}"
+    return _predict(model, dataset, config, world), ""
+
+
+def _summary(model: Model, dataset: ShardDataset, scores: Scores, predictions_uri: str) -> dict[str, Any]:
+    return {
+        "split": dataset.split,
+        "images": len(dataset),
+        "metrics": scores.metrics,
+        "per_class": scores.coco.per_class,
+        "thresholds": {name: point.threshold for name, point in scores.points.items()},
+        "checkpoint": model.uri,
+        "sha256": model.sha256,
+        "step": model.step,
+        "fingerprint": dataset.fingerprint,
+        "predictions": predictions_uri,
+    }
+
+
+def _comparison(
+    baseline: Baseline | None, base: Predictions | None, obstacle: str, truth: Truth, scores: Scores,
+    config: Config,
+) -> dict[str, Any] | None:  # fmt: skip
+    if baseline is None:
+        return None
+    samples, changes = config.evaluation.bootstrap, {}
+    if base is not None:
+        found = scoring.changes(truth, base, scores, samples=samples)
+        changes = {name: list(astuple(change)) for name, change in found.items()}
+    named = {"baseline": baseline.name, "model": baseline.model, "obstacle": obstacle}
+    return {**named, "samples": samples, "changes": changes}
+
+
+def _predictions_uri(output_uri: str, config: Config) -> str:
+    return storage.join(storage.absolute(output_uri), f"predictions.{config.evaluation.predictions}")
+
+
+def _write(
+    output_uri: str, model: Model, dataset: ShardDataset, truth: Truth, found: Predictions, scores: Scores,
+    summary: dict[str, Any], verdict: Verdict,
+) -> None:  # fmt: skip
+    made_of = {key: str(summary[key]) for key in ("fingerprint", "split", "checkpoint", "sha256")}
+    found.write(summary["predictions"], made_of)
+    storage.write_bytes(storage.join(output_uri, "table.txt"), coco.table(scores.coco).encode())
+    data = collect(model, dataset, truth, found, scores, summary, verdict)
+    write_report(data, storage.join(output_uri, "report.html"), storage.join(output_uri, "report.md"))
+    storage.write_json(storage.join(output_uri, "gate.json"), summary["verdict"])
+    # Last: whoever finds it finds the rest.
+    storage.write_json(storage.join(output_uri, baselines.SUMMARY), summary)

@@ -1,9 +1,13 @@
 """Which images the detector got most wrong, and what was right and wrong in them."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+
+from trainer.evaluation.matching import Matches
+from trainer.evaluation.tables import Predictions, Truth
 
 SCORE = 0.3
 """Detections below this score are left out of the gallery."""
@@ -50,12 +54,7 @@ class GalleryImage:
 
 
 def worst_images(
-    ground_truth: dict[str, Any],
-    detections: Sequence[dict[str, Any]],
-    count: int = 12,
-    *,
-    score: float = SCORE,
-    iou: float = IOU,
+    truth: Truth, predictions: Predictions, matches: Matches, count: int = 12
 ) -> list[GalleryImage]:
     """The images with the lowest F1, the one with most errors first among equals.
 
@@ -63,38 +62,40 @@ def worst_images(
     mostly in a crowd region are left out. Images without an error are not listed.
 
     Args:
-        ground_truth: COCO form.
-        detections: COCO form, known images and categories.
+        truth: ground truth.
+        predictions: predictions; those below SCORE are left out.
+        matches: of both, the first threshold IoU.
         count: images to list at most.
-        score: detections below it are left out.
-        iou: overlap that counts as a match.
     """
-    names = {category["id"]: category["name"] for category in ground_truth["categories"]}
-    truth, found = defaultdict(list), defaultdict(list)
-    for item in ground_truth["annotations"]:
-        truth[item["image_id"]].append(item)
-    for item in detections:
-        if item["score"] >= score:
-            found[item["image_id"]].append(item)
-    images = [
-        _compare(image, truth[image["id"]], found[image["id"]], names, iou)
-        for image in ground_truth["images"]
-    ]
-    wrong = [image for image in images if image.missed or image.false]
-    return sorted(wrong, key=lambda image: (image.f1, -image.missed - image.false))[:count]
+    images = len(truth.images)
+    counted = (matches.scores >= SCORE) & ~matches.ignored[:, 0]
+    right = np.bincount(matches.images[counted & matches.right[:, 0]], minlength=images)
+    false = np.bincount(matches.images[counted], minlength=images) - right
+    missed = np.bincount(matches.truth_images, minlength=images) - right
+    f1 = 2 * right / np.maximum(2 * right + false + missed, 1)
+    order = np.lexsort((-(false + missed), f1))
+    worst = [place for place in order.tolist() if false[place] + missed[place]][:count]
+    by_id = {image["id"]: image for image in truth.images}
+    names = dict(zip(truth.category_ids.tolist(), truth.names, strict=True))
+    listed = truth.all_image_ids[worst].tolist()
+    return [_compare(by_id[image_id], truth, predictions, names) for image_id in listed]
 
 
 def _compare(
-    image: dict[str, Any],
-    truth: list[dict[str, Any]],
-    found: list[dict[str, Any]],
-    names: dict[int, str],
-    threshold: float,
+    image: dict[str, Any], everything: Truth, predictions: Predictions, names: dict[int, str]
 ) -> GalleryImage:
+    here = everything.image_ids == image["id"]
+    rows = zip(everything.labels[here], everything.boxes[here], everything.crowd[here], strict=True)
+    truth = [
+        {"category_id": int(label), "bbox": box.tolist(), "iscrowd": bool(crowd)}
+        for label, box, crowd in rows
+    ]
+    mine = (predictions.image_ids == image["id"]) & (predictions.scores >= SCORE)
+    found = predictions.take(mine).to_coco()
     objects = [item for item in truth if not item.get("iscrowd")]
     crowds = [item for item in truth if item.get("iscrowd")]
     taken: set[int] = set()
-    predictions = []
+    marked_found = []
     for item in sorted(found, key=lambda item: -item["score"]):
         overlaps = [
             (_iou(item["bbox"], other["bbox"]), place)
@@ -102,17 +103,17 @@ def _compare(
             if place not in taken and other["category_id"] == item["category_id"]
         ]
         best, place = max(overlaps, default=(0.0, -1))
-        matched = best >= threshold
+        matched = best >= IOU
         if matched:
             taken.add(place)
-        elif any(_inside(item, crowd) >= threshold for crowd in crowds):
+        elif any(_inside(item, crowd) >= IOU for crowd in crowds):
             continue
-        predictions.append(Marked(tuple(item["bbox"]), names[item["category_id"]], matched, item["score"]))
+        marked_found.append(Marked(tuple(item["bbox"]), names[item["category_id"]], matched, item["score"]))
     marked = tuple(
         Marked(tuple(item["bbox"]), names[item["category_id"]], place in taken)
         for place, item in enumerate(objects)
     )
-    total = len(marked) + len(predictions)
+    total = len(marked) + len(marked_found)
     return GalleryImage(
         image_id=image["id"],
         file_name=image.get("original_file_name", image["file_name"]),
@@ -120,7 +121,7 @@ def _compare(
         height=image["height"],
         f1=2 * len(taken) / total if total else 1.0,
         truth=marked,
-        predictions=tuple(predictions),
+        predictions=tuple(marked_found),
     )
 
 

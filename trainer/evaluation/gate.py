@@ -1,29 +1,71 @@
-"""The gate: rules such as `coco/AP50 >= 0.5` that decide whether a model is exported."""
+"""The gate: rules such as `coco/AP50 >= 0.5` that decide whether a model is exported.
 
+`coco/AP50 >= 0.5`            a metric and a number; also >, <, <=
+`AP[person] >= 0.3`           AP of a class; also AP50, AP75, APs, APm, APl, AR100
+`AP[*] >= 0.05`               of every class that has objects
+`coco/AP >= baseline - 0.01`  with 95 % confidence not worse than the baseline by more than that
+`coco/AP > baseline`          with 95 % confidence better than the baseline
+"""
+
+import difflib
 import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from trainer.errors import EvaluationError
+from trainer.evaluation.change import Change
 
 _OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+_NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RULE = re.compile(
-    r"\s*([^\s<>=,;][^<>=,;]*?)\s*(>=|<=|>|<)\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*"
+    r"\s*(?P<metric>[A-Za-z0-9/]+\[[^\[\]]+\]|[^\s<>=,;\[\]][^<>=,;\[\]]*?)\s*(?P<comparison>>=|<=|>|<)\s*"
+    rf"(?:(?P<number>[+-]?{_NUMBER})|(?P<baseline>baseline)(?:\s*(?P<sign>[+-])\s*(?P<margin>{_NUMBER}))?)\s*"
 )
+_OF_CLASS = re.compile(r"([A-Za-z0-9]+)\[(.+)\]")
+_PER_CLASS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
+_COMPARED = "coco/AP, coco/AP50 and AP[class]"
+_LISTED = 5
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule: the metric of that name, compared with a number."""
+    """One rule: the metric of that name, compared with a number or with the baseline's value."""
 
     metric: str
     comparison: str
     bound: float
+    """The number, or what is added to the baseline's value."""
+    baseline: bool = False
 
     def __str__(self) -> str:
-        return f"{self.metric} {self.comparison} {self.bound:g}"
+        if not self.baseline:
+            return f"{self.metric} {self.comparison} {self.bound:g}"
+        margin = f" {'-' if self.bound < 0 else '+'} {abs(self.bound):g}" if self.bound else ""
+        return f"{self.metric} {self.comparison} baseline{margin}"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What an evaluation found out, as far as rules may ask for it."""
+
+    metrics: Mapping[str, float]
+    """Values by name, e.g. coco/AP."""
+    per_class: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """AP, AP50, ... of each class by name, as in CocoResult."""
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    """Change against the baseline of coco/AP, coco/AP50 and AP[class]; empty without a baseline."""
+    obstacle: str = ""
+    """Why there is a baseline that the model cannot be compared with."""
+
+    @classmethod
+    def of(cls, summary: Mapping[str, Any]) -> "Evidence":
+        """Read the content of metrics.json."""
+        compared = summary.get("comparison") or {}
+        changes = {name: Change(*values) for name, values in compared.get("changes", {}).items()}
+        return cls(summary["metrics"], summary["per_class"], changes, compared.get("obstacle", ""))
 
 
 @dataclass(frozen=True)
@@ -36,24 +78,37 @@ class Verdict:
 
 
 def split_rules(text: str) -> list[str]:
-    """Split a text of rules at commas, semicolons and line ends."""
-    return [rule.strip() for rule in re.split(r"[,;\n]", text) if rule.strip()]
+    """Split a text of rules at commas, semicolons and line ends; not within brackets."""
+    return [rule.strip() for rule in re.split(r"[,;\n](?![^\[\]]*\])", text) if rule.strip()]
 
 
 def parse(text: str) -> Rule:
-    """Read one rule, `metric >= number` or with >, < or <=.
+    """Read one rule.
 
     Raises:
-        EvaluationError: the text is no such rule, or no COCO metric can ever reach its number.
+        EvaluationError: the text is no rule, nothing can ever fulfil it, or it compares with the
+            baseline what is not compared.
     """
     match = _RULE.fullmatch(text)
     if match is None:
         raise EvaluationError(
             f"gate rule {text!r} cannot be read",
-            fix="write `metric >= number` (or >, <, <=), for example `coco/AP50 >= 0.5`",
+            fix="write `metric >= number` (or >, <, <=), for example `coco/AP50 >= 0.5`, "
+            "`AP[person] >= 0.3`, or `coco/AP >= baseline - 0.01`",
         )
-    rule = Rule(match[1], match[2], float(match[3]))
-    if rule.metric.startswith("coco/") and not 0 <= rule.bound <= 1:
+    metric, of_class = match["metric"], _OF_CLASS.fullmatch(match["metric"])
+    if of_class and of_class[1] not in _PER_CLASS:
+        raise EvaluationError(
+            f"gate rule {text!r}: there is no {of_class[1]} of a class", fix=f"use {', '.join(_PER_CLASS)}"
+        )
+    if not match["baseline"]:
+        rule = Rule(metric, match["comparison"], float(match["number"]))
+    else:
+        margin = float((match["sign"] or "") + (match["margin"] or "0"))
+        rule = Rule(metric, match["comparison"], margin, baseline=True)
+        _check_compared(text, rule)
+    share = bool(of_class) or metric.startswith(("coco/", "oid/"))
+    if share and not (-1 if rule.baseline else 0) <= rule.bound <= 1:
         raise EvaluationError(
             f"gate rule {text!r}: COCO metrics lie between 0 and 1",
             fix=f"give the number as a share, for example {rule.bound / 100:g} for {rule.bound:g} %",
@@ -61,40 +116,110 @@ def parse(text: str) -> Rule:
     return rule
 
 
-def decide(metrics: Mapping[str, float], rules: Sequence[str]) -> Verdict:
+def decide(evidence: Evidence, rules: Sequence[str]) -> Verdict:
     """Decide whether all rules hold. A metric that is NaN or -1 (no ground truth) fails its rule.
 
     Args:
-        metrics: values by name.
+        evidence: what the evaluation found.
         rules: as `parse` reads them; without any, the gate is open.
 
     Raises:
-        EvaluationError: a rule cannot be read, or names a metric that there is not.
+        EvaluationError: a rule cannot be read, or names a metric or class that there is not.
     """
     if not rules:
         return Verdict(passed=True, reason="no rule is set: passed")
-    outcomes = [_apply(rule, metrics) for rule in map(parse, rules)]
+    outcomes = [_apply(rule, evidence) for rule in map(parse, rules)]
     return Verdict(
         passed=all(passed for passed, _ in outcomes), reason="\n".join(text for _, text in outcomes)
     )
 
 
-def _apply(rule: Rule, metrics: Mapping[str, float]) -> tuple[bool, str]:
-    if rule.metric not in metrics:
+def _check_compared(text: str, rule: Rule) -> None:
+    if rule.metric not in ("coco/AP", "coco/AP50") and not rule.metric.startswith("AP["):
         raise EvaluationError(
-            f"gate rule `{rule}` names an unknown metric", fix=f"use one of: {', '.join(sorted(metrics))}"
+            f"gate rule {text!r}: {rule.metric} is not compared with the baseline", fix=f"use {_COMPARED}"
         )
-    value = metrics[rule.metric]
+    if rule.comparison not in (">=", ">"):
+        raise EvaluationError(
+            f"gate rule {text!r} asks for a model that is worse", fix="compare with >= or > the baseline"
+        )
+
+
+def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
+    of_class = _OF_CLASS.fullmatch(rule.metric)
+    if of_class and of_class[2] == "*":
+        return _apply_to_all(rule, of_class[1], evidence)
+    _known(rule, of_class, evidence)
+    if rule.baseline:
+        return _against_baseline(rule, evidence)
+    value = evidence.per_class[of_class[2]][of_class[1]] if of_class else evidence.metrics[rule.metric]
     if not math.isfinite(value):
         return False, f"{rule.metric} {value} {rule.comparison} {rule.bound:g}: failed, it is not a number"
     if value == -1:
         return False, f"{rule}: failed, there is no ground truth to measure it on"
+    passed = _OPERATORS[rule.comparison](value, rule.bound)
+    return passed, f"{rule.metric} {_shown(rule, value)} {rule.comparison} {rule.bound:g}: {_word(passed)}"
+
+
+def _apply_to_all(rule: Rule, metric: str, evidence: Evidence) -> tuple[bool, str]:
+    """Hold every class with objects against a rule; the reason lists those that fail, worst first."""
+    found = list(_each_class(rule, metric, evidence))
+    failed = [text for passed, text in found if not passed]
+    if not failed:
+        return True, f"{rule}, {len(found)} classes: passed"
+    more = f", and {len(failed) - _LISTED} more" if len(failed) > _LISTED else ""
+    listed = ", ".join(failed[:_LISTED]) + more
+    return False, f"{rule}: failed by {len(failed)} of {len(found)} classes: {listed}"
+
+
+def _each_class(rule: Rule, metric: str, evidence: Evidence) -> Iterator[tuple[bool, str]]:
+    known = [(row[metric], name) for name, row in evidence.per_class.items() if row[metric] >= 0]
+    for value, name in sorted(known):
+        one = Rule(f"{metric}[{name}]", rule.comparison, rule.bound, rule.baseline)
+        yield _apply(one, evidence)[0], f"{name} {_shown(one, value)}"
+
+
+def _known(rule: Rule, of_class: re.Match[str] | None, evidence: Evidence) -> None:
+    if of_class and of_class[2] not in evidence.per_class:
+        close = difflib.get_close_matches(of_class[2], evidence.per_class, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "classes are"
+        raise EvaluationError(
+            f"gate rule `{rule}` names an unknown class",
+            fix=hint if close else f"{hint}: {', '.join(list(evidence.per_class)[:20])}",
+        )
+    if not of_class and rule.metric not in evidence.metrics:
+        raise EvaluationError(
+            f"gate rule `{rule}` names an unknown metric",
+            fix=f"use one of: {', '.join(sorted(evidence.metrics))}, or AP[class]",
+        )
+
+
+def _against_baseline(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
+    if evidence.obstacle:
+        return False, f"{rule}: failed, {evidence.obstacle}"
+    if not evidence.changes:
+        return True, f"{rule}: passed, there is no baseline yet"
+    change = evidence.changes.get(rule.metric)
+    if change is None:
+        return False, f"{rule}: failed, there is no ground truth to measure it on"
+    passed = _OPERATORS[rule.comparison](change.low, rule.bound)
+    needed = "more than" if rule.comparison == ">" else "at least"
+    return passed, (
+        f"{rule.metric} {change.new:.3f} against the baseline's {change.base:.3f}: changed by "
+        f"{change.low:+.4f} to {change.high:+.4f} with 95 % confidence, {needed} {rule.bound:+g} "
+        f"is needed: {_word(passed)}"
+    )
+
+
+def _shown(rule: Rule, value: float) -> str:
+    """A value with the digits that the outcome needs: 0.4996 shown as 0.5 would contradict `failed`."""
+    if rule.baseline:
+        return f"{value:.3f}"
     compare = _OPERATORS[rule.comparison]
     passed = compare(value, rule.bound)
-    # 0.4996 shown as 0.5 would contradict "failed": show the digits that the outcome needs.
     texts = (f"{value:.{digits}f}" for digits in (3, 4, 6, 9))
-    shown = next((text for text in texts if compare(float(text), rule.bound) == passed), repr(value))
-    return (
-        passed,
-        f"{rule.metric} {shown} {rule.comparison} {rule.bound:g}: {'passed' if passed else 'failed'}",
-    )
+    return next((text for text in texts if compare(float(text), rule.bound) == passed), repr(value))
+
+
+def _word(passed: bool) -> str:
+    return "passed" if passed else "failed"

@@ -1,7 +1,11 @@
 """Detections of a whole split, shared over the processes, every image once."""
 
+from collections.abc import Callable
+from typing import Protocol
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from trainer import log
 from trainer.config import Config
@@ -9,13 +13,21 @@ from trainer.data.loader import EvalLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World, gather
 from trainer.evaluation.tables import Predictions
-from trainer.model.detector import Detector
 from trainer.model.postprocess import Detections
 from trainer.precision import autocast
 
 
+class Predictor(Protocol):
+    """A detector, or what runs an exported one."""
+
+    @property
+    def predict(self) -> Callable[[Tensor], Detections]:
+        """Detections in uint8 squares [B, 3, S, S]."""
+        ...
+
+
 def predict_split(
-    detector: Detector, dataset: ShardDataset, config: Config, world: World, *, task: str = "evaluate"
+    detector: Predictor, dataset: ShardDataset, config: Config, world: World, *, task: str = "evaluate"
 ) -> Predictions:
     """Detect objects in all images of a split.
 

@@ -151,6 +151,8 @@ def _assign(
     taken = np.zeros((len(truth_groups), count), bool)
     bounds = np.minimum(thresholds, 1 - 1e-10)
     for begin, end in pairwise(ends):
+        if begin == end:
+            continue
         rows = by_rank[begin:end]
         sizes = rivals[rows]
         starts = np.r_[0, np.cumsum(sizes)[:-1]]

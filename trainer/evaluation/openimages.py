@@ -9,6 +9,7 @@ present or absent, are left out; the area under the curve is taken whole, as in 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,7 @@ def evaluate(
     *,
     verified: np.ndarray | None = None,
     ancestors: Mapping[int, Sequence[int]] | None = None,
+    group_weight: float = 1.0,
 ) -> OpenImagesResult:
     """Score predictions by the Challenge's protocol. Ids and boxes have been checked.
 
@@ -45,12 +47,13 @@ def evaluate(
             takes all predictions for verifiable.
         ancestors: ids of the classes above a class; objects, and labels that an object makes
             verified, count for these too.
+        group_weight: objects that a group counts for, above 0; 1 in the Challenge.
     """
     truth = expanded(truth, ancestors or {})
     if verified is not None:
         predictions = predictions.take(_verifiable(truth, predictions, verified))
     right, group = _assign(truth, predictions)
-    return _summary(truth, predictions, right, group)
+    return _summary(truth, predictions, right, group, group_weight)
 
 
 def expanded(truth: Truth, ancestors: Mapping[int, Sequence[int]]) -> Truth:
@@ -105,35 +108,65 @@ def _best(truth: Truth, predictions: Predictions, which: np.ndarray) -> tuple[np
 
 
 def _summary(
-    truth: Truth, predictions: Predictions, right: np.ndarray, group: np.ndarray
+    truth: Truth, predictions: Predictions, right: np.ndarray, group: np.ndarray, weight: float
 ) -> OpenImagesResult:
+    rows, starts = _by_label(predictions.labels, truth.category_ids)
+    objects, object_starts = _by_label(truth.labels, truth.category_ids)
     per_class = {}
-    in_group = group >= 0
-    for category in truth.categories:
-        objects = int((truth.labels == category["id"]).sum())
-        mine = predictions.labels == category["id"]
-        if not objects:
+    for place, category in enumerate(truth.categories):
+        groups_here = truth.crowd[objects[object_starts[place] : object_starts[place + 1]]]
+        mine = rows[starts[place] : starts[place + 1]]
+        if not len(groups_here):
             per_class[category["name"]] = -1.0
             continue
-        single = mine & ~in_group
-        grouped = mine & in_group
+        single, grouped = mine[group[mine] < 0], mine[group[mine] >= 0]
         # Of all that lie in one group only the best counts.
-        groups, place = np.unique(group[grouped], return_inverse=True)
+        groups, of_group = np.unique(group[grouped], return_inverse=True)
         scores = np.full(len(groups), -np.inf)
-        np.maximum.at(scores, place, predictions.scores[grouped])
+        np.maximum.at(scores, of_group, predictions.scores[grouped])
         per_class[category["name"]] = _area(
             np.concatenate([predictions.scores[single], scores]),
-            np.concatenate([right[single], np.ones(len(groups), bool)]),
-            objects,
+            np.concatenate([right[single].astype(float), np.full(len(groups), weight)]),
+            float(np.where(groups_here, weight, 1.0).sum()),
         )
     known = [value for value in per_class.values() if value >= 0]
     return OpenImagesResult(float(np.mean(known)) if known else -1.0, per_class)
 
 
-def _area(scores: np.ndarray, right: np.ndarray, objects: int) -> float:
-    """Area under precision over recall, precision made to fall (VOC 2010)."""
-    right = right[np.argsort(-scores, kind="stable")]
-    hits = np.cumsum(right)
-    precision = hits / np.arange(1, len(right) + 1)
+def _by_label(labels: np.ndarray, category_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return [N] rows, class after class, and [K + 1] where each class begins in them."""
+    rows = np.argsort(labels, kind="stable")
+    return rows, np.searchsorted(labels[rows], np.append(category_ids, category_ids[-1] + 1))
+
+
+def _area(scores: np.ndarray, gained: np.ndarray, objects: float) -> float:
+    """Area under precision over recall, precision made to fall (VOC 2010).
+
+    Args:
+        scores: [n].
+        gained: [n] objects that each is right about, 0 where it is wrong.
+        objects: objects in all.
+    """
+    gained = gained[np.argsort(-scores, kind="stable")]
+    hits = np.cumsum(gained)
+    precision = hits / (hits + np.cumsum(gained == 0))
     envelope = np.maximum.accumulate(precision[::-1])[::-1]
-    return float(envelope[right].sum() / objects)
+    return float((envelope * gained).sum() / objects)
+
+
+def image_labels(dataset: Mapping[str, Any]) -> tuple[np.ndarray | None, dict[int, list[int]]]:
+    """Read what data tell beside their boxes.
+
+    Args:
+        dataset: COCO's form. Where people verified labels, images have "verified", the ids of the
+            classes they looked for; where classes have an order, "hierarchy" maps the id of a class
+            to those of all classes above it.
+
+    Returns:
+        [V, 2] image id and label of each verified label, or None, and the hierarchy, as `evaluate`
+        takes them.
+    """
+    pairs = [(image["id"], label) for image in dataset["images"] for label in image.get("verified", ())]
+    known = any("verified" in image for image in dataset["images"])
+    above = {int(label): list(others) for label, others in dataset.get("hierarchy", {}).items()}
+    return (np.array(pairs, np.int64).reshape(-1, 2) if known else None), above

@@ -1,67 +1,22 @@
-"""Curves for the report, drawn by matplotlib as SVG that takes its colours from the page.
+"""What the report draws."""
 
-Colours are written as placeholders and replaced by CSS variables, so that one drawing
-fits a light and a dark page; the page defines --text, --grid and --series-1 to -8.
-"""
-
-import io
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from trainer.data.statistics import BINS
+from trainer.evaluation.analysis import GRID as THRESHOLDS
+from trainer.evaluation.analysis import TIDE, Calibration
 from trainer.evaluation.coco import RECALLS
+from trainer.evaluation.drawing import GRID, SERIES, TEXT, Plot, figure, svg, variable
 
-SERIES = 8
-"""Colours for series that the page defines."""
-_TEXT, _GRID = "#010101", "#020202"
-_SERIES = [f"#0303{number:02x}" for number in range(1, SERIES + 1)]
-_VARIABLES = {_TEXT: "var(--text)", _GRID: "var(--grid)"} | {
-    color: f"var(--series-{number})" for number, color in enumerate(_SERIES, start=1)
-}
-_STYLE: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "kubedet", "font.family": "sans-serif", "font.size": 10,
-    "text.color": _TEXT, "axes.labelcolor": _TEXT, "axes.edgecolor": _GRID, "xtick.color": _GRID,
-    "ytick.color": _GRID, "xtick.labelcolor": _TEXT, "ytick.labelcolor": _TEXT, "grid.color": _GRID,
-    "axes.grid": True, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
-    "grid.linewidth": 0.6, "lines.linewidth": 1.8, "lines.solid_capstyle": "round",
-}  # fmt: skip
 _POINTS = 400
 _WEAKEST = 5
+_DASHED: Any = (0, (4, 2))
 
 
-# Inside a page: no XML head, size and fonts of the page, no style for all of the page, and no
-# ids of groups, which would occur once for each drawing.
-_PAGE_RULES = (
-    (r"^.*?(?=<svg)", ""),
-    (r"<metadata>.*?</metadata>", ""),
-    (r"<style.*?</style>", ""),
-    (
-        r'<svg [^>]*?(viewBox="[^"]*")[^>]*>',
-        r'<svg xmlns:xlink="http://www.w3.org/1999/xlink" \1 role="img">',
-    ),
-    (r'<g id="[^"]*"', "<g"),
-    (r" font-family: [^;]*;", ""),
-    (r"\s*\n\s*", " "),
-)
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A drawing with its legend, which the page sets as text."""
-
-    title: str
-    svg: str
-    legend: tuple[tuple[str, str], ...] = ()
-    """Pairs of a CSS colour and a label."""
-
-
-def precision_recall(precision: np.ndarray, per_class: dict[str, dict[str, float]]) -> Plot | None:
+def precision_recall(precision: np.ndarray, per_class: Mapping[str, Mapping[str, float]]) -> Plot | None:
     """Precision over recall at IoU 0.5: every class, or the weakest before the range of all.
 
     Args:
@@ -71,26 +26,49 @@ def precision_recall(precision: np.ndarray, per_class: dict[str, dict[str, float
     Returns:
         None where no class has boxes.
     """
-    known = [(name, place) for place, (name, row) in enumerate(per_class.items()) if row["AP50"] >= 0]
-    if not known:
+    curves = {
+        name: precision[0, :, place]
+        for place, (name, row) in enumerate(per_class.items())
+        if row["AP50"] >= 0
+    }
+    title = "Precision and recall at IoU 0.5"
+    return _of_classes(title, ("recall", "precision"), RECALLS, curves, per_class)
+
+
+def f1(curves: Mapping[str, np.ndarray], per_class: Mapping[str, Mapping[str, float]]) -> Plot | None:
+    """F1 over the threshold of the score, drawn as `precision_recall` is.
+
+    Args:
+        curves: [len(analysis.GRID)] of each class, from analysis.f1_curves.
+        per_class: rows by name, as in CocoResult.
+    """
+    return _of_classes("F1 at IoU 0.5", ("threshold", "F1"), THRESHOLDS, curves, per_class)
+
+
+def _of_classes(
+    title: str,
+    axes_labels: tuple[str, str],
+    x: np.ndarray,
+    curves: Mapping[str, np.ndarray],
+    per_class: Mapping[str, Mapping[str, float]],
+) -> Plot | None:
+    if not curves:
         return None
-    few = len(known) <= SERIES - 1
-    by_weakness = sorted(known, key=lambda item: per_class[item[0]]["AP50"])
-    named = known if few else by_weakness[:_WEAKEST]
-    legend = [(f"var(--series-{place + 1})", name) for place, (name, _) in enumerate(named)]
-    figure, axes = _figure("recall", "precision")
+    few = len(curves) < len(SERIES)
+    named = list(curves) if few else sorted(curves, key=lambda name: per_class[name]["AP50"])[:_WEAKEST]
+    legend = [(variable(color), name) for color, name in zip(SERIES, named, strict=False)]
+    drawn, axes = figure(*axes_labels)
+    every = np.stack(list(curves.values()))
     if not few:
-        curves = precision[0][:, [place for _, place in known]]
-        axes.fill_between(RECALLS, *np.percentile(curves, [10, 90], axis=1), color=_GRID, alpha=0.6, lw=0)
-        legend.append(("var(--grid)", f"middle 80 % of {len(known)} classes"))
-    for color, (_, place) in zip(_SERIES, named, strict=False):
-        axes.plot(RECALLS, precision[0, :, place], color=color)
-    if len(known) > 1:
-        mean = precision[0][:, [place for _, place in known]].mean(axis=1)
-        axes.plot(RECALLS, mean, color=_TEXT, linestyle=(0, (4, 2)), linewidth=1.4)
-        legend.append(("var(--text)", "mean"))
+        axes.fill_between(x, *np.percentile(every, [10, 90], axis=0), color=GRID, alpha=0.6, lw=0)
+        legend.append((variable(GRID), f"middle 80 % of {len(curves)} classes"))
+    for color, name in zip(SERIES, named, strict=False):
+        axes.plot(x, curves[name], color=color)
+    if len(curves) > 1:
+        axes.plot(x, every.mean(axis=0), color=TEXT, linestyle=_DASHED, linewidth=1.4)
+        legend.append((variable(TEXT), "mean"))
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
-    return Plot("Precision and recall at IoU 0.5", _svg(figure), tuple(legend))
+    return Plot(title, svg(drawn), tuple(legend))
 
 
 _LOSSES = {"loss": "total", "loss_classification": "classes", "loss_boxes": "boxes"}
@@ -117,46 +95,100 @@ def sparkline(precision: np.ndarray) -> str:
     return " ".join(f"{place},{27 - 26 * precision[place]:.1f}" for place in places)
 
 
+def tide(errors: Mapping[str, tuple[float, int]]) -> Plot:
+    """What each kind of error costs in AP at IoU 0.5, as bars.
+
+    Args:
+        errors: cost and count by kind, from analysis.tide.
+    """
+    drawn, axes = figure("AP50 that is lost", "")
+    places = np.arange(len(errors))[::-1]
+    costs = [cost for cost, _ in errors.values()]
+    axes.barh(places, costs, color=SERIES[0], height=0.65)
+    axes.set_yticks(places, [TIDE[kind] for kind in errors])
+    for place, (cost, count) in zip(places, errors.values(), strict=True):
+        axes.annotate(
+            f"{cost:.3f}  ({count:,})", (cost, place), xytext=(4, 0), textcoords="offset points", va="center",
+            fontsize=9, color=TEXT,
+        )  # fmt: skip
+    axes.grid(axis="y", visible=False)
+    axes.set_xlim(0, max(max(costs) * 1.7, 1e-3))
+    axes.locator_params(axis="x", nbins=4)
+    return Plot("Kinds of errors, and how many there are", svg(drawn))
+
+
+def calibration(found: Calibration) -> Plot:
+    """Precision over score, beside the diagonal on which scores are probabilities."""
+    drawn, axes = figure("score", "precision")
+    known = found.count > 0
+    share = found.count / max(found.count.max(), 1)
+    edges = np.linspace(0, 1, len(found.count) + 1)
+    axes.bar(edges[:-1], share, width=np.diff(edges), align="edge", color=GRID, alpha=0.6, lw=0)
+    axes.plot([0, 1], [0, 1], color=TEXT, linestyle=_DASHED, linewidth=1.2)
+    axes.plot(found.confidence[known], found.precision[known], color=SERIES[0], marker="o", markersize=4)
+    axes.set(xlim=(0, 1), ylim=(0, 1.02))
+    legend = (
+        (variable(SERIES[0]), f"precision (error {found.error:.3f})"),
+        (variable(TEXT), "scores that are probabilities"),
+        (variable(GRID), "share of the detections"),
+    )
+    return Plot("Calibration at IoU 0.5", svg(drawn), legend)
+
+
+_HISTOGRAMS = {
+    "box_side": ("Size of boxes", "side, px"),
+    "boxes_per_image": ("Boxes in an image", "boxes"),
+    "box_aspect": ("Shape of boxes", "height / width"),
+    "image_side": ("Size of images", "longer side, px"),
+}
+
+
+def histograms(statistics: Mapping[str, Mapping[str, Any]]) -> list[Plot]:
+    """Shares of boxes and images of each size and shape, split by split.
+
+    Args:
+        statistics: of each split, as in the shards' index.
+    """
+    plots = []
+    for key, (title, label) in _HISTOGRAMS.items():
+        drawn, axes = figure(label, "share")
+        legend = []
+        edges = BINS[key]
+        for color, (split, found) in zip(SERIES, statistics.items(), strict=False):
+            counts = np.array(found[key], float)
+            if counts.sum():
+                axes.stairs(counts / counts.sum(), np.arange(len(edges)), color=color, linewidth=1.8)
+                legend.append((variable(color), split))
+        step = max(1, len(edges) // 6)
+        shown = [2.0**edge if key == "box_aspect" else edge for edge in edges]
+        axes.set_xticks(np.arange(len(edges))[::step], [f"{edge:.4g}" for edge in shown][::step])
+        axes.set_ylim(bottom=0)
+        if legend:
+            plots.append(Plot(title, svg(drawn), tuple(legend)))
+    return plots
+
+
 def _curves(
     title: str, kind: str, rows: Sequence[dict[str, Any]], labels: dict[str, str], marker: str = ""
 ) -> Plot | None:
-    figure, axes = _figure("step", "")
+    drawn, axes = figure("step", "")
     legend = []
-    for number, (key, label) in enumerate(labels.items(), start=1):
+    for color, (key, label) in zip(SERIES, labels.items(), strict=False):
         points = [(row["step"], row[key]) for row in rows if row.get("kind") == kind and key in row]
         if points:
             steps, values = _thinned(np.array(points, dtype=float))
-            axes.plot(steps, values, color=_SERIES[number - 1], marker=marker, markersize=3.5)
-            legend.append((f"var(--series-{number})", label))
+            axes.plot(steps, values, color=color, marker=marker, markersize=3.5)
+            legend.append((variable(color), label))
     if not legend:
         return None
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     axes.locator_params(nbins=5)
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4))
-    return Plot(title, _svg(figure), tuple(legend) if len(labels) > 1 else ())
+    return Plot(title, svg(drawn), tuple(legend) if len(labels) > 1 else ())
 
 
 def _thinned(points: np.ndarray) -> np.ndarray:
     """Means of neighbouring points [n, 2], so that a long run stays a small drawing: [2, m]."""
     groups = np.array_split(points, min(len(points), _POINTS))
     return np.array([group.mean(axis=0) for group in groups]).T
-
-
-def _figure(x: str, y: str) -> tuple[Figure, Axes]:
-    # A Figure of its own, not pyplot's: nothing global is left behind and no display is needed.
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(4.6, 2.9), layout="constrained")
-        axes = figure.add_subplot(xlabel=x, ylabel=y)
-        axes.tick_params(length=0)
-    return figure, axes
-
-
-def _svg(figure: Figure) -> str:
-    buffer = io.StringIO()
-    with rc_context(_STYLE):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    for pattern, replacement in _PAGE_RULES:
-        text = re.sub(pattern, replacement, text, flags=re.DOTALL)
-    return re.sub("|".join(_VARIABLES), lambda match: _VARIABLES[match[0]], text)

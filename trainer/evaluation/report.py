@@ -1,61 +1,21 @@
 """The evaluation as one HTML page that needs nothing from outside, and as short Markdown."""
 
 import base64
-import io
+import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
-from PIL import Image
 
 from trainer import storage
-from trainer.evaluation import gallery, plots
+from trainer.evaluation import gallery, plots, rows
 from trainer.evaluation.coco import METRICS, number
-from trainer.evaluation.gallery import GalleryImage, Marked
-from trainer.evaluation.gate import Verdict
+from trainer.evaluation.report_data import Compared, ReportData
 
-_THUMBNAIL = 560
-"""Longer side of the gallery's images, pixels."""
 _MARKDOWN_CLASSES = 50
 """Classes that the Markdown summary lists; the page has all."""
-
-
-@dataclass(frozen=True)
-class ReportData:
-    """Everything the report shows. Only the first five are needed."""
-
-    title: str
-    """Name of the run or model."""
-    split: str
-    """Split that was scored."""
-    images: int
-    """Images in it."""
-    metrics: Mapping[str, float]
-    """The twelve COCO numbers by name, as in CocoResult."""
-    per_class: dict[str, dict[str, float]]
-    """AP, AP50 and boxes by class, as in CocoResult."""
-    precision: np.ndarray | None = None
-    """[T, R, K] as in CocoResult, for the curves."""
-    verdict: Verdict | None = None
-    """The gate's decision."""
-    training: Sequence[dict[str, Any]] = ()
-    """Rows of metrics.jsonl."""
-    gallery: Sequence[GalleryImage] | None = None
-    """From gallery.worst_images; None leaves the gallery out."""
-    load_image: Callable[[int], bytes] | None = None
-    """Bytes of an encoded image by its id; needed where there is a gallery."""
-    dataset: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Counts of each split, e.g. {"train": {"images": 205, "boxes": 2600}}."""
-    trained_boxes: Mapping[str, int] = field(default_factory=dict)
-    """Training boxes of each class."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """Configuration, nested or flat."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Libraries, code, data fingerprint and checkpoint, by name."""
 
 
 def write_report(data: ReportData, html_uri: str | Path, markdown_uri: str | Path) -> None:
@@ -69,7 +29,11 @@ def write_report(data: ReportData, html_uri: str | Path, markdown_uri: str | Pat
 
 
 def html(data: ReportData) -> str:
-    """The page: self-contained, without scripts, in the reader's light or dark colours."""
+    """The page: self-contained, in the reader's light or dark colours.
+
+    Its one script sorts and filters the class table; the page's own policy lets no other run,
+    whatever a name of a class or file holds.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -77,38 +41,58 @@ def html(data: ReportData) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    script = environment.get_template("report.js.jinja").render()
     return environment.get_template("report.html.jinja").render(
-        title=data.title,
+        data=data,
+        style=environment.get_template("report.css.jinja").render(),
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         subtitle=_subtitle(data),
-        verdict=data.verdict,
-        metrics=data.metrics,
         meanings=METRICS,
+        others={name: value for name, value in data.metrics.items() if name not in METRICS},
         number=number,
-        classes=_classes(data),
-        trained=bool(data.trained_boxes),
-        precision_recall=(
-            None if data.precision is None else plots.precision_recall(data.precision, data.per_class)
-        ),
+        columns=rows.columns(data),
+        classes=rows.classes(data),
+        curves=_curves(data),
+        errors=_errors(data),
+        confusion=rows.confusion(data.confusion) if data.confusion else None,
         training=plots.training(data.training),
-        gallery=_pictures(data),
+        histograms=plots.histograms(data.statistics) if data.statistics else [],
+        gallery=rows.pictures(data),
         gallery_score=gallery.SCORE,
         gallery_iou=gallery.IOU,
-        dataset=data.dataset,
         dataset_keys=list(dict.fromkeys(key for row in data.dataset.values() for key in row)),
         config=_flat(data.config),
-        versions=data.versions,
     )  # fmt: skip
 
 
+def _curves(data: ReportData) -> list[plots.Plot]:
+    found = [
+        None if data.precision is None else plots.precision_recall(data.precision, data.per_class),
+        plots.f1(data.f1, data.per_class),
+    ]
+    return [plot for plot in found if plot]
+
+
+def _errors(data: ReportData) -> list[plots.Plot]:
+    found = [
+        plots.tide(data.tide) if data.tide else None,
+        plots.calibration(data.calibration) if data.calibration else None,
+    ]
+    return [plot for plot in found if plot]
+
+
 def markdown(data: ReportData) -> str:
-    """The summary: verdict, the twelve numbers, and the weakest classes."""
+    """The summary: verdict, the numbers, the comparison, and the weakest classes."""
     lines = [f"# {_escaped(data.title)}", "", _escaped(_subtitle(data)), ""]
     if data.verdict:
         lines += [f"**{'Gate passed' if data.verdict.passed else 'Gate failed'}**", ""]
         lines += [f"- {_escaped(line)}" for line in data.verdict.reason.splitlines()] + [""]
+    lines += _compared_lines(data.compared) if data.compared else []
     lines += ["| metric | value | meaning |", "| --- | ---: | --- |"]
-    lines += [f"| {name} | {number(data.metrics[name])} | {meaning} |" for name, meaning in METRICS.items()]
-    classes = _classes(data)
+    meanings = {**dict.fromkeys(data.metrics, "Open Images Challenge, IoU 0.50"), **METRICS}
+    lines += [f"| {name} | {number(data.metrics[name])} | {meanings[name]} |" for name in data.metrics]
+    classes = rows.classes(data)
     lines += ["", "| class, weakest first | boxes | AP | AP50 |", "| --- | ---: | ---: | ---: |"]
     for row in classes[:_MARKDOWN_CLASSES]:
         lines.append(
@@ -117,6 +101,21 @@ def markdown(data: ReportData) -> str:
     if len(classes) > _MARKDOWN_CLASSES:
         lines += ["", f"{len(classes) - _MARKDOWN_CLASSES} more classes are in the HTML report."]
     return "\n".join(lines) + "\n"
+
+
+def _compared_lines(compared: Compared) -> list[str]:
+    name = _escaped(compared.name)
+    if compared.obstacle:
+        return [f"Not compared with a baseline: {_escaped(compared.obstacle)}", ""]
+    change = compared.changes["coco/AP"]
+    of_classes = [item for key, item in compared.changes.items() if key.startswith("AP[")]
+    better, worse = (sum(item.sure == sign for item in of_classes) for sign in (1, -1))
+    return [
+        f"Against the baseline {name}: coco/AP {change.delta:+.4f}, with 95 % confidence from "
+        f"{change.low:+.4f} to {change.high:+.4f}; of {len(of_classes)} classes {better} surely better, "
+        f"{worse} surely worse.",
+        "",
+    ]
 
 
 def _subtitle(data: ReportData) -> str:
@@ -128,73 +127,15 @@ def _subtitle(data: ReportData) -> str:
     )
 
 
-def _classes(data: ReportData) -> list[dict[str, Any]]:
-    """Rows of the class table: weakest first, classes without boxes last."""
-    rows = [
-        {
-            "name": name,
-            "boxes": int(row["boxes"]),
-            "AP": row["AP"],
-            "AP50": row["AP50"],
-            "trained": data.trained_boxes.get(name, 0),
-            "spark": "" if data.precision is None else plots.sparkline(data.precision[0, :, place]),
-        }
-        for place, (name, row) in enumerate(data.per_class.items())
-    ]
-    return sorted(rows, key=lambda row: (row["AP"] < 0, row["AP"]))
-
-
-def _pictures(data: ReportData) -> list[dict[str, Any]] | None:
-    if data.gallery is None or data.load_image is None:
-        return None
-    return [_picture(item, data.load_image) for item in data.gallery]
-
-
-def _picture(item: GalleryImage, load_image: Callable[[int], bytes]) -> dict[str, Any]:
-    truth = [_drawn(box, "truth", "right" if box.matched else "missed") for box in item.truth]
-    found = [_drawn(box, "found", "right" if box.matched else "false") for box in item.predictions]
-    return {
-        "source": _thumbnail(load_image(item.image_id)),
-        "file_name": item.file_name,
-        "width": item.width,
-        "height": item.height,
-        "side": max(item.width, item.height),
-        "f1": item.f1,
-        "missed": item.missed,
-        "false": item.false,
-        "objects": len(item.truth),
-        "boxes": truth + found,
-    }
-
-
-def _drawn(box: Marked, side: str, kind: str) -> dict[str, Any]:
-    x, y, width, height = (round(value, 1) for value in box.box)
-    label = box.name if box.score is None else f"{box.name} {box.score:.2f}"
-    return {
-        "kind": f"{kind} {side}", "label": label, "shown": not box.matched,
-        "x": x, "y": y, "width": width, "height": height,
-    }  # fmt: skip
-
-
-def _thumbnail(encoded: bytes) -> str:
-    """A small JPEG of an image, as a data URI."""
-    with Image.open(io.BytesIO(encoded)) as image:
-        small = image.convert("RGB")
-    small.thumbnail((_THUMBNAIL, _THUMBNAIL), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    small.save(buffer, "JPEG", quality=80)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Dotted keys and values as text."""
-    rows: dict[str, str] = {}
+    found: dict[str, str] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            rows |= _flat(value, f"{prefix}{key}.")
+            found |= _flat(value, f"{prefix}{key}.")
         else:
-            rows[prefix + key] = value if isinstance(value, str) else json.dumps(value, default=str)
-    return rows
+            found[prefix + key] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return found
 
 
 def _escaped(text: str) -> str:

@@ -27,7 +27,7 @@ def test_a_weight_is_the_image_so_many_times() -> None:
         matches = matched(truth, found)
         copies = matched(repeated_truth, repeated)
         for place in range(len(truth.categories)):
-            ours = bootstrap._precision(matches, place, weights[None].astype(np.int32))[0]
+            ours = bootstrap._precision(matches, place, weights[:, None].astype(np.uint8))[0, 0]
             expected = bootstrap.average_precision(copies, place)
             assert np.isnan(ours) == np.isnan(expected)
             assert np.isnan(ours) or ours == pytest.approx(expected, abs=1e-9)
@@ -77,6 +77,17 @@ def test_a_clear_change_is_sure_and_none_is_not() -> None:
     assert worse.overall.sure == -1
     same = bootstrap.compare(matched(truth, good), matched(truth, good), truth.names)
     assert (same.overall.delta, same.overall.low, same.overall.high, same.overall.sure) == (0, 0, 0, 0)
+
+
+def test_at_half_is_coco_ap50() -> None:
+    for seed in range(30):
+        truth, found = odd_case(seed)
+        metrics = coco.evaluate(truth, found).metrics
+        shifted = Predictions(found.image_ids, found.labels, found.boxes * 0.9, found.scores)
+        result = bootstrap.compare(matched(truth, shifted), matched(truth, found), truth.names, samples=2)
+        for change, name in ((result.overall, "coco/AP"), (result.at_half, "coco/AP50")):
+            known = metrics[name]
+            assert (known == -1 and np.isnan(change.new)) or change.new == pytest.approx(known, abs=1e-12)
 
 
 def test_it_is_repeatable_and_classes_without_objects_are_left_out() -> None:

@@ -79,3 +79,16 @@ def test_the_cases_are_odd_enough() -> None:
 def test_an_unknown_evaluator() -> None:
     with pytest.raises(EvaluationError, match="no evaluator 'torch'"):
         coco.evaluate(*odd_case(1), engine="torch")
+
+
+def test_matching_where_no_object_is_near_a_rank() -> None:
+    """The best prediction of the class lies in an image without objects, alone."""
+    truth, _ = odd_case(3)
+    first = truth.image_ids == truth.image_ids[0]
+    elsewhere = next(image for image in truth.all_image_ids if image != truth.image_ids[0])
+    truth = Truth(truth.images, truth.categories, *(
+        column[first] for column in (truth.image_ids, truth.labels, truth.boxes, truth.areas, truth.crowd)
+    ))  # fmt: skip
+    found = Predictions(np.array([elsewhere]), truth.labels[:1], truth.boxes[:1], np.array([0.5]))
+    matches = match(truth, found, coco.IOU_THRESHOLDS)
+    assert not matches.right.any() and not matches.ignored.any()

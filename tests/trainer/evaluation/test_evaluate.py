@@ -1,13 +1,19 @@
 """Scoring a checkpoint on a split: every image once, boxes in the image's pixels, the right classes."""
 
+import dataclasses
+import hashlib
 import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from trainer import checkpoint
-from trainer.config import to_json
+from trainer.configuration import to_json
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import SINGLE
 from trainer.errors import EvaluationError
@@ -15,6 +21,7 @@ from trainer.evaluation import coco
 from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.inference import in_images, predict_split
 from trainer.evaluation.tables import Predictions
+from trainer.export.export import export
 from trainer.model.detector import build
 from trainer.model.postprocess import Detections
 
@@ -47,18 +54,21 @@ def test_everything_is_written_and_agrees(saved, shards, config, tmp_path):
     summary = evaluate(saved(), shards, output, config)
     assert summary["split"] == "test" and summary["images"] == 4 and summary["step"] == 7
     written = {path.name for path in (tmp_path / "evaluation").iterdir()}
-    assert written == {"metrics.json", "predictions.parquet", "table.txt", "report.html", "report.md"}
+    assert written == {
+        *("metrics.json", "predictions.parquet", "gate.json", "table.txt", "report.html", "report.md")
+    }
     assert json.loads((tmp_path / "evaluation" / "metrics.json").read_text()) == summary
     predictions, made_of = Predictions.read(str(tmp_path / "evaluation" / "predictions.parquet"))
     assert made_of["fingerprint"] == summary["fingerprint"]
     truth = ShardDataset(shards, "test").annotations()
-    assert coco.evaluate(truth, predictions).metrics == summary["metrics"]
+    assert coco.evaluate(truth, predictions).metrics.items() <= summary["metrics"].items()
+    assert made_of["sha256"] == hashlib.sha256(Path(saved()).read_bytes()).hexdigest() == summary["sha256"]
     assert set(predictions.image_ids.tolist()) == {image["id"] for image in truth["images"]}
 
 
 def test_other_classes_are_refused_by_name(saved, shards, config, tmp_path):
     categories = [{"id": i, "name": n, "original_id": i} for i, n in enumerate("abcde")]
-    with pytest.raises(EvaluationError, match="differ in"):
+    with pytest.raises(EvaluationError, match="5 classes and the data 5; 10 differ: "):
         evaluate(saved(categories=categories), shards, str(tmp_path / "e"), config)
     assert not (tmp_path / "e").exists()
 
@@ -82,3 +92,85 @@ def test_boxes_come_back_to_the_image_and_are_clipped():
     )  # fmt: skip
     (result,) = in_images(found, [42], [0.5], {42: np.array([50, 150])}).to_coco()
     assert result == {"image_id": 42, "category_id": 3, "bbox": [20.0, 40.0, 30.0, 110.0], "score": 0.5}
+
+
+def test_a_second_model_is_held_against_the_first(saved, shards, config, tmp_path):
+    first = evaluate(saved(), shards, str(tmp_path / "first" / "evaluation"), config)
+    assert first["comparison"] is None
+    compare = dataclasses.replace(config.evaluation, baseline=str(tmp_path / "first"), bootstrap=20)
+    again = dataclasses.replace(config, evaluation=compare)
+    rules = ["coco/AP >= baseline - 0.01", "coco/AP >= 0.99"]
+    second = evaluate(saved(), shards, str(tmp_path / "second"), again, rules=rules)
+    assert second["comparison"]["changes"]["coco/AP"][2:] == [0, 0]
+    assert not second["verdict"]["passed"] and second["verdict"]["rules"] == rules
+    page = (tmp_path / "second" / "report.html").read_text()
+    assert "Gate failed" in page and "Against the baseline" in page
+    assert json.loads((tmp_path / "second" / "gate.json").read_text()) == second["verdict"]
+
+
+def test_a_baseline_scored_on_other_data_is_scored_anew(saved, shards, config, tmp_path):
+    val = dataclasses.replace(config.evaluation, split="val")
+    first = evaluate(saved(), shards, str(tmp_path / "f"), dataclasses.replace(config, evaluation=val))
+    assert first["split"] == "val"
+    compare = dataclasses.replace(config.evaluation, baseline=str(tmp_path / "f"), bootstrap=20)
+    second = evaluate(saved(), shards, str(tmp_path / "s"), dataclasses.replace(config, evaluation=compare))
+    change = second["comparison"]["changes"]["coco/AP"]
+    assert change[0] == change[1] == pytest.approx(second["metrics"]["coco/AP"], abs=1e-12)
+
+
+def test_a_baseline_of_other_classes_is_an_obstacle_and_fails_rules_about_it(saved, shards, config, tmp_path):
+    categories = [{"id": i, "name": n, "original_id": i} for i, n in enumerate("abcde")]
+    other = tmp_path / "other.pt"
+    shutil.copy(saved(categories=categories), other)
+    compare = dataclasses.replace(config.evaluation, baseline=str(other))
+    changed = dataclasses.replace(config, evaluation=compare)
+    summary = evaluate(saved(), shards, str(tmp_path / "e"), changed, rules=["coco/AP >= baseline"])
+    assert not summary["verdict"]["passed"] and "10 differ" in summary["verdict"]["reason"]
+    assert "cannot be compared" in (tmp_path / "e" / "report.html").read_text()
+
+
+def test_a_rule_that_cannot_be_read_is_refused_before_any_work(shards, config, tmp_path):
+    with pytest.raises(EvaluationError, match="cannot be read"):
+        evaluate(str(tmp_path / "none.pt"), shards, str(tmp_path / "e"), config, rules=["coco/AP = 1"])
+
+
+@pytest.mark.parametrize(
+    ("split", "message"), [("val", "no images of the split val"), ("", "neither a test")]
+)
+def test_an_empty_split_is_refused_with_what_there_is(saved, shards, config, tmp_path, split, message):
+    copy = tmp_path / "shards"
+    shutil.copytree(shards, copy)
+    index = json.loads((copy / "index.json").read_text())
+    del index["splits"]["test"]
+    index["splits"]["val"]["samples"] = 0
+    (copy / "index.json").write_text(json.dumps(index))
+    chosen = dataclasses.replace(config.evaluation, split=split)
+    with pytest.raises(EvaluationError, match=message) as error:
+        evaluate(saved(), str(copy), str(tmp_path / "e"), dataclasses.replace(config, evaluation=chosen))
+    assert "train (24 images), val (0 images)" in error.value.fix
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_finds_each_image_once(saved, shards, config, tmp_path):
+    alone = evaluate(saved(), shards, str(tmp_path / "one"), config)
+    (tmp_path / "config.json").write_text(to_json(config))
+    command = [sys.executable, "-m", "trainer", "launch", "--nproc", "2", "--", "evaluate"]
+    command += ["--checkpoint", saved(), "--shards", shards, "--output", str(tmp_path / "two")]
+    subprocess.run([*command, "--config", str(tmp_path / "config.json")], check=True, capture_output=True)
+    shared = json.loads((tmp_path / "two" / "metrics.json").read_text())
+    assert shared["metrics"] == pytest.approx(alone["metrics"], abs=1e-9)
+    one, two = (Predictions.read(str(tmp_path / n / "predictions.parquet"))[0] for n in ("one", "two"))
+    assert one.image_ids.tolist() == two.image_ids.tolist()
+    assert one.scores == pytest.approx(two.scores, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_an_exported_model_is_scored_like_its_checkpoint(saved, shards, config, tmp_path):
+    pytest.importorskip("onnxruntime")
+    checkpoint_uri = saved()
+    export(checkpoint_uri, shards, str(tmp_path / "model"), config)
+    by_checkpoint = evaluate(checkpoint_uri, shards, str(tmp_path / "a"), config)
+    by_onnx = evaluate(str(tmp_path / "model"), shards, str(tmp_path / "b"), config)
+    assert by_onnx["checkpoint"].endswith("model.onnx") and by_onnx["sha256"] != by_checkpoint["sha256"]
+    assert by_onnx["metrics"] == pytest.approx(by_checkpoint["metrics"], abs=1e-3)
+    assert by_onnx["images"] == by_checkpoint["images"]

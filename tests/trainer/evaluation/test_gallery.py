@@ -1,6 +1,9 @@
+import numpy as np
 import pytest
 
-from trainer.evaluation.gallery import worst_images
+from trainer.evaluation import gallery
+from trainer.evaluation.matching import match
+from trainer.evaluation.tables import Predictions, Truth
 
 
 def truth(*annotations, images=1):
@@ -19,6 +22,16 @@ def found(image, category, box, score=0.9):
 
 
 BOX = [10, 10, 20, 20]
+
+
+def worst_images(dataset, detections, count=12):
+    ground_truth, predictions = Truth.from_coco(dataset), Predictions.from_coco(detections)
+    matches = match(ground_truth, predictions, np.array([gallery.IOU]))
+    images = gallery.worst_images(ground_truth, predictions, matches, count)
+    for image in images:  # What ranks an image is counted for all at once; what is shown, one by one.
+        right = len(image.truth) - image.missed
+        assert image.f1 == 2 * right / (2 * right + image.missed + image.false)
+    return images
 
 
 def test_counts_right_false_and_missed():

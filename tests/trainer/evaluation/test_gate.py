@@ -4,6 +4,7 @@ import pytest
 
 from trainer.errors import EvaluationError
 from trainer.evaluation import gate
+from trainer.evaluation.change import Change
 
 METRICS = {"coco/AP": 0.3, "coco/AP50": 0.482, "coco/APs": -1.0, "loss": math.nan, "coco/AP50/stop sign": 0.7}
 
@@ -15,6 +16,9 @@ METRICS = {"coco/AP": 0.3, "coco/AP50": 0.482, "coco/APs": -1.0, "loss": math.na
         ("  coco/AP>.25 ", "coco/AP", ">", 0.25),
         ("loss <= 1.5e-1", "loss", "<=", 0.15),
         ("coco/AP < 1", "coco/AP", "<", 1.0),
+        ("AP[person] >= 0.3", "AP[person]", ">=", 0.3),
+        ("AP50[remote, tv] > 0", "AP50[remote, tv]", ">", 0.0),
+        ("AP[*] >= .05", "AP[*]", ">=", 0.05),
         ("coco/AP50/stop sign >= 0.5", "coco/AP50/stop sign", ">=", 0.5),
     ],
 )
@@ -27,6 +31,13 @@ def test_parse(text, metric, comparison, bound):
     [
         *("", "coco/AP50", "coco/AP50 >=", ">= 0.5", "coco/AP50 == 0.5", "coco/AP50 => 0.5"),
         *("coco/AP50 >= half", "coco/AP50 >= nan", "coco/AP50 >= 0x1", "coco/AP50 >= 0.5 please"),
+        *(
+            "coco/AP >= baseline -",
+            "coco/AP >= baseline 0.1",
+            "AP[] >= 0.1",
+            "AP[a >= 0.1",
+            "coco/AP >= base",
+        ),
         *("0.1 < coco/AP50 < 0.5", "coco/AP >= 0.1, coco/AP50 >= 0.2", "coco/AP50 > = 0.5"),
     ],
 )
@@ -42,11 +53,11 @@ def test_percent_for_share_is_refused_with_the_number_meant():
 
 
 def test_verdict_names_each_rule_and_value():
-    verdict = gate.decide(METRICS, ["coco/AP50 >= 0.5", "coco/AP >= 0.3"])
+    verdict = gate.decide(gate.Evidence(METRICS), ["coco/AP50 >= 0.5", "coco/AP >= 0.3"])
     assert not verdict.passed
     assert verdict.reason == "coco/AP50 0.482 >= 0.5: failed\ncoco/AP 0.300 >= 0.3: passed"
-    assert gate.decide(METRICS, ["coco/AP >= 0.3", "coco/AP50 < 0.9"]).passed
-    assert not gate.decide(METRICS, ["coco/AP > 0.3"]).passed
+    assert gate.decide(gate.Evidence(METRICS), ["coco/AP >= 0.3", "coco/AP50 < 0.9"]).passed
+    assert not gate.decide(gate.Evidence(METRICS), ["coco/AP > 0.3"]).passed
 
 
 @pytest.mark.parametrize(
@@ -58,24 +69,26 @@ def test_verdict_names_each_rule_and_value():
     ],
 )
 def test_shown_value_never_contradicts_the_outcome(value, rule, reason):
-    assert gate.decide({"m": value}, [rule]).reason == reason
+    assert gate.decide(gate.Evidence({"m": value}), [rule]).reason == reason
 
 
 def test_no_ground_truth_and_nan_fail_with_the_reason():
-    verdict = gate.decide(METRICS, ["coco/APs >= 0.0"])
+    verdict = gate.decide(gate.Evidence(METRICS), ["coco/APs >= 0.0"])
     assert not verdict.passed and "no ground truth" in verdict.reason
-    verdict = gate.decide(METRICS, ["loss <= 5"])
+    verdict = gate.decide(gate.Evidence(METRICS), ["loss <= 5"])
     assert not verdict.passed and "nan" in verdict.reason and "not a number" in verdict.reason
 
 
 def test_unknown_metric_names_the_known_ones():
     with pytest.raises(EvaluationError, match=r"mAP >= 0\.5` names an unknown metric") as error:
-        gate.decide(METRICS, ["coco/AP >= 0.1", "mAP >= 0.5"])
+        gate.decide(gate.Evidence(METRICS), ["coco/AP >= 0.1", "mAP >= 0.5"])
     assert "coco/AP50" in error.value.fix
 
 
 def test_no_rules_leave_the_gate_open():
-    assert gate.decide(METRICS, []) == gate.Verdict(passed=True, reason="no rule is set: passed")
+    assert gate.decide(gate.Evidence(METRICS), []) == gate.Verdict(
+        passed=True, reason="no rule is set: passed"
+    )
 
 
 def test_split_rules():
@@ -83,3 +96,88 @@ def test_split_rules():
         "coco/AP >= 0.1", "coco/AP50 >= 0.5", "coco/APs > 0",
     ]  # fmt: skip
     assert gate.split_rules("  \n") == []
+    assert gate.split_rules("AP[a, b; c] >= 0.1, AP[*] > 0") == ["AP[a, b; c] >= 0.1", "AP[*] > 0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "bound", "shown"),
+    [
+        ("coco/AP >= baseline - 0.01", -0.01, "coco/AP >= baseline - 0.01"),
+        ("coco/AP50>baseline", 0.0, "coco/AP50 > baseline"),
+        ("AP[stop sign] >= baseline+.5e-2", 0.005, "AP[stop sign] >= baseline + 0.005"),
+    ],
+)
+def test_parse_baseline(text, bound, shown):
+    rule = gate.parse(text)
+    assert rule.baseline and rule.bound == pytest.approx(bound) and str(rule) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("coco/APs >= baseline", "coco/APs is not compared"),
+        ("AP50[cat] >= baseline", r"AP50\[cat\] is not compared"),
+        ("coco/AP <= baseline", "a model that is worse"),
+        ("coco/AP >= baseline - 5", "between 0 and 1"),
+        ("mAP[cat] >= 0.1", "no mAP of a class"),
+        ("AP[cat] >= 30", "between 0 and 1"),
+    ],
+)
+def test_rules_that_nothing_can_fulfil(text, message):
+    with pytest.raises(EvaluationError, match=message):
+        gate.parse(text)
+
+
+def row(ap):
+    return {"AP": ap, "AP50": ap, "boxes": 3}
+
+
+CLASSES = {"cat": row(0.1), "stop sign": row(0.6), "dog": row(0.02), "nothing": row(-1.0)}
+
+
+def test_floors_of_classes():
+    evidence = gate.Evidence(METRICS, CLASSES)
+    verdict = gate.decide(evidence, ["AP[stop sign] >= 0.3", "AP50[cat] >= 0.2"])
+    assert verdict.reason == "AP[stop sign] 0.600 >= 0.3: passed\nAP50[cat] 0.100 >= 0.2: failed"
+    assert gate.decide(evidence, ["AP[*] >= 0.02"]) == gate.Verdict(True, "AP[*] >= 0.02, 3 classes: passed")
+    verdict = gate.decide(evidence, ["AP[*] >= 0.2"])
+    assert verdict == gate.Verdict(False, "AP[*] >= 0.2: failed by 2 of 3 classes: dog 0.020, cat 0.100")
+    assert "no ground truth" in gate.decide(evidence, ["AP[nothing] >= 0.0"]).reason
+    with pytest.raises(EvaluationError, match="unknown class") as error:
+        gate.decide(evidence, ["AP[stopsign] >= 0.3"])
+    assert "did you mean stop sign?" in error.value.fix
+    many = {f"c{i}": row(i / 100) for i in range(20)}
+    assert gate.decide(gate.Evidence({}, many), ["AP[*] >= 0.1"]).reason.endswith("c4 0.040, and 5 more")
+
+
+def test_not_worse_than_the_baseline():
+    def verdict(low, high, rule):
+        changes = {"coco/AP": Change(0.30, 0.29, low, high), "AP[cat]": Change(0.2, 0.1, -0.2, -0.01)}
+        return gate.decide(gate.Evidence(METRICS, CLASSES, changes), [rule])
+
+    assert verdict(-0.009, 0.02, "coco/AP >= baseline - 0.01").passed
+    assert not verdict(-0.011, 0.02, "coco/AP >= baseline - 0.01").passed
+    assert verdict(0.001, 0.02, "coco/AP > baseline").passed
+    assert not verdict(0.0, 0.02, "coco/AP > baseline").passed
+    assert verdict(0.0, 0.0, "coco/AP >= baseline").passed
+    assert verdict(-0.02, 0.01, "coco/AP >= baseline - 0.01").reason == (
+        "coco/AP 0.290 against the baseline's 0.300: changed by -0.0200 to +0.0100 with 95 % confidence, "
+        "at least -0.01 is needed: failed"
+    )
+    assert not verdict(0, 0, "AP[cat] >= baseline - 0.1").passed
+    assert "no ground truth" in verdict(0, 0, "AP[nothing] >= baseline").reason
+
+
+def test_without_a_baseline_the_first_model_passes_but_not_one_that_cannot_be_compared():
+    rules = ["coco/AP >= baseline - 0.01"]
+    first = gate.decide(gate.Evidence(METRICS), rules)
+    assert first.passed and "there is no baseline yet" in first.reason
+    other = gate.decide(gate.Evidence(METRICS, obstacle="its classes differ"), rules)
+    assert not other.passed and "its classes differ" in other.reason
+
+
+def test_evidence_from_what_an_evaluation_wrote():
+    summary = {"metrics": METRICS, "per_class": CLASSES, "comparison": None}
+    assert gate.Evidence.of(summary) == gate.Evidence(METRICS, CLASSES)
+    summary["comparison"] = {"obstacle": "", "changes": {"coco/AP": [0.3, 0.31, -0.01, 0.02]}}
+    assert gate.Evidence.of(summary).changes == {"coco/AP": Change(0.3, 0.31, -0.01, 0.02)}

@@ -137,3 +137,54 @@ def test_what_nobody_verified_is_left_out() -> None:
 def test_nothing_found_and_nothing_to_find() -> None:
     truth = scene([[0, 0, 50, 50]])
     assert openimages.evaluate(truth, Predictions.from_coco([])).average == 0.0
+
+
+def test_a_published_case_of_the_challenges_evaluator() -> None:
+    """Images, boxes and results of OpenImagesChallengeEvaluatorTest in TensorFlow's models,
+    research/object_detection/utils/object_detection_evaluation_test.py (Apache 2.0), where a group
+    weighs half an object: https://github.com/tensorflow/models. Boxes there are corners.
+    """
+    cat, dog, elephant = 1, 2, 3
+    objects = [  # image, class, box, group
+        (1, cat, (0, 0, 1, 1), False), (1, elephant, (0, 0, 2, 2), False), (1, cat, (0, 0, 3, 3), True),
+        (2, cat, (10, 10, 11, 11), False), (2, cat, (500, 500, 510, 510), False),
+        (2, elephant, (10, 10, 12, 12), True), (3, dog, (0, 0, 1, 1), False),
+    ]  # fmt: skip
+    detections = [  # image, class, box, score
+        (1, dog, (10, 10, 11, 11), 0.7), (1, dog, (100, 100, 120, 120), 0.8),
+        (2, cat, (10, 10, 11, 11), 0.7), (2, cat, (100, 100, 120, 120), 0.8),
+        (2, dog, (100, 100, 220, 220), 0.5), (2, elephant, (10, 10, 11, 11), 0.9),
+        (3, dog, (0, 0, 1, 1), 0.5),
+    ]  # fmt: skip
+
+    def columns(rows):
+        images, labels, corners, last = (np.array(column) for column in zip(*rows, strict=True))
+        return (
+            images,
+            labels,
+            np.hstack([corners[:, :2], corners[:, 2:] - corners[:, :2]]).astype(float),
+            last,
+        )
+
+    images, labels, boxes, groups = columns(objects)
+    truth = Truth(
+        [{"id": 1, "verified": [cat, dog, elephant]}, {"id": 2}, {"id": 3}],
+        [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}, {"id": 3, "name": "elephant"}],
+        images, labels, boxes, boxes[:, 2] * boxes[:, 3], groups,
+    )  # fmt: skip
+    verified, above = openimages.image_labels({"images": truth.images})
+    found = Predictions(*columns(detections))
+    result = openimages.evaluate(truth, found, verified=verified, ancestors=above, group_weight=0.5)
+    # Of three objects and a group (3.5) one cat is found, second; nobody looked for dogs in image 2.
+    assert result.per_class == pytest.approx({"cat": 0.5 / 3.5, "dog": 1 / 3, "elephant": 0.5 / 1.5})
+    assert result.average == pytest.approx(0.269841269, abs=1e-9)
+
+
+def test_labels_and_hierarchy_as_data_tell_them() -> None:
+    verified, above = openimages.image_labels(
+        {"images": [{"id": 4, "verified": [1, 0]}, {"id": 5, "verified": []}], "hierarchy": {"2": [1, 0]}}
+    )
+    assert verified.tolist() == [[4, 1], [4, 0]] and above == {2: [1, 0]}
+    assert openimages.image_labels({"images": [{"id": 4}]}) == (None, {})
+    nothing, _ = openimages.image_labels({"images": [{"id": 5, "verified": []}]})
+    assert nothing.shape == (0, 2)

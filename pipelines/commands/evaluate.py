@@ -1,0 +1,105 @@
+"""`kubedet evaluate`: score any model on any shards."""
+
+import argparse
+import json
+import subprocess
+import sys
+from typing import Any
+
+from pipelines.commands import Commands
+from trainer.configuration import parse_overrides
+
+_CONFIG = "config.json"
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "evaluate",
+        help="score a checkpoint or exported model on shards",
+        description="Score a checkpoint or an exported model on shards, compare it with a baseline, hold it "
+        "against the gate, and write report.html, metrics.json and the predictions. Exit code: 0; 1 where "
+        "the rules of --gate do not hold; 2 for a mistake in what was asked or given.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="URI of best.pt, of an .onnx, or an exported folder")
+    parser.add_argument("--shards", required=True, metavar="URI", help="folder that the shard step wrote")
+    parser.add_argument("-o", "--output", required=True, metavar="URI", help="folder for the evaluation")
+    parser.add_argument(
+        "--split", choices=("train", "val", "test"), default="",
+        help="what to score (default: test, or val where there is no test)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--baseline", default="", metavar="URI",
+        help="what to compare with: a run, an evaluation or a model; none compares with nothing "
+        "(default: the model of that name that passed last)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gate", default="", metavar="RULES",
+        help="rules parted by commas, e.g. 'coco/AP >= 0.3, AP[person] >= 0.2, coco/AP >= baseline - 0.01'",
+    )  # fmt: skip
+    parser.add_argument(
+        "--nproc", type=int, default=0, metavar="N",
+        help="processes that share the images (default: one for each GPU; without GPUs one, with a thread "
+        "for each core; on a busy CPU several are faster)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+        help="change one value of the configuration, e.g. evaluation.bootstrap=500; may be given again",
+    )  # fmt: skip
+    parser.set_defaults(command=_evaluate)
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from trainer import configuration, log, storage
+    from trainer.evaluation import models
+    from trainer.evaluation.baseline import SUMMARY
+    from trainer.evaluation.evaluate import evaluate
+    from trainer.evaluation.gate import parse, split_rules
+
+    rules = split_rules(options.gate)
+    for rule in rules:
+        parse(rule)
+    trained = configuration.from_json(json.dumps(models.trained_with(options.model)), where=options.model)
+    config = configuration.with_overrides(trained, _overrides(options, rules), where="--set")
+    if _processes(options) == 1:
+        log.setup()
+        summary = evaluate(options.model, options.shards, options.output, config)
+    else:
+        uri = storage.join(options.output, _CONFIG)
+        storage.write_bytes(uri, configuration.to_json(config).encode())
+        if code := _share(options, uri):
+            return code
+        summary = storage.read_json(storage.join(options.output, SUMMARY))
+    _show(summary, options.output)
+    return int(bool(rules) and not summary["verdict"]["passed"])
+
+
+def _overrides(options: argparse.Namespace, rules: list[str]) -> dict[str, object]:
+    given = {"split": options.split, "baseline": options.baseline, "gate": rules}
+    return {f"evaluation.{key}": value for key, value in given.items() if value} | parse_overrides(
+        options.overrides
+    )
+
+
+def _processes(options: argparse.Namespace) -> int:
+    import torch
+
+    return options.nproc or torch.cuda.device_count() or 1
+
+
+def _share(options: argparse.Namespace, config_uri: str) -> int:
+    """Score in several processes; returns the exit code."""
+    command = [sys.executable, "-m", "trainer", "launch", "--nproc", str(_processes(options)), "--"]
+    command += ["evaluate", "--checkpoint", options.model, "--shards", options.shards]
+    command += ["--output", options.output, "--config", config_uri]
+    return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
+
+
+def _show(summary: dict[str, Any], output: str) -> None:
+    from trainer import storage
+
+    print(storage.read_bytes(storage.join(output, "table.txt")).decode())
+    verdict = summary["verdict"]
+    print(f"\ngate: {'passed' if verdict['passed'] else 'failed'}")
+    print("".join(f"  {line}\n" for line in verdict["reason"].splitlines()), end="")
+    print(f"report: {storage.join(output, 'report.html')}")

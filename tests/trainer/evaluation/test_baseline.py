@@ -1,0 +1,81 @@
+"""What a model is compared with: the last that passed, what is named, or nothing."""
+
+import json
+
+import numpy as np
+import pytest
+
+from trainer import recipes
+from trainer.errors import EvaluationError
+from trainer.evaluation import baseline
+from trainer.evaluation.tables import Predictions
+
+FOUND = Predictions(np.array([1]), np.array([0]), np.array([[0.0, 0, 5, 5]]), np.array([0.5]))
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A data root with an evaluation and a pointer to it."""
+    folder = tmp_path / "runs" / "first" / "evaluation"
+    folder.mkdir(parents=True)
+    uri = str(folder / "predictions.parquet")
+    FOUND.write(uri, {})
+    summary = {"fingerprint": "f", "split": "test", "predictions": uri, "checkpoint": "first/best.pt"}
+    (folder / "metrics.json").write_text(json.dumps(summary))
+    write_pointer(tmp_path, evaluation=str(folder))
+    return tmp_path
+
+
+def write_pointer(root, **changes):
+    """What trainer/export/models.py writes."""
+    place = root / "models" / "detector" / "current"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint = root / "runs" / "first" / "best.pt"
+    place.write_text(json.dumps({"version": "3", "checkpoint": str(checkpoint), "evaluation": "", **changes}))
+
+
+def find(root, **overrides):
+    overrides = {f"evaluation.{key}": value for key, value in overrides.items()}
+    return baseline.find(recipes.load("debug", overrides), str(root / "shards" / "abc"))
+
+
+def test_the_last_that_passed(root):
+    found = find(root)
+    assert found.name == "detector 3"
+    assert found.predictions("f", "test").to_coco() == FOUND.to_coco()
+    assert found.predictions("other data", "test") is None and found.predictions("f", "val") is None
+
+
+def test_none_before_the_first_and_where_none_is_wanted(root, tmp_path):
+    assert find(root, baseline="none") is None
+    assert find(tmp_path / "elsewhere") is None
+
+
+def test_an_evaluation_that_is_gone_leaves_the_model(root):
+    write_pointer(root, evaluation=str(root / "deleted"))
+    found = find(root)
+    assert found.model == str(root / "models" / "detector" / "3") and found.predictions("f", "test") is None
+    (root / "runs" / "first" / "best.pt").touch()
+    assert find(root).model == str(root / "runs" / "first" / "best.pt")
+
+
+@pytest.mark.parametrize("named", ["runs/first", "runs/first/evaluation"])
+def test_a_run_or_an_evaluation_by_uri(root, named):
+    assert find(root, baseline=str(root / named)).predictions("f", "test") is not None
+
+
+def test_a_copied_evaluation_has_its_predictions_with_it(root):
+    (root / "runs" / "first").rename(root / "runs" / "moved")
+    assert find(root, baseline=str(root / "runs" / "moved")).predictions("f", "test") is not None
+
+
+def test_a_model_by_uri(root):
+    assert find(root, baseline="s3://bucket/best.pt") == baseline.Baseline(*["s3://bucket/best.pt"] * 2)
+
+
+def test_what_is_no_baseline_is_refused(root):
+    with pytest.raises(EvaluationError, match="neither an evaluation nor a model"):
+        find(root, baseline=str(root / "runs"))
+    (root / "runs" / "first" / "evaluation" / "metrics.json").write_text("{}")
+    with pytest.raises(EvaluationError, match="not of an evaluation"):
+        find(root, baseline=str(root / "runs" / "first"))

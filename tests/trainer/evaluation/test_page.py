@@ -1,0 +1,74 @@
+"""The report in a real browser: nothing to complain about, and a table that sorts and filters."""
+
+import browser
+import numpy as np
+import pytest
+
+from tests.trainer.evaluation.test_report import data
+from trainer.evaluation import analysis, report
+from trainer.evaluation.change import Change
+from trainer.evaluation.report_data import Compared
+
+pytestmark = [
+    pytest.mark.skipif(browser.program() is None, reason="no Chromium on this machine"),
+    pytest.mark.slow,
+]
+
+CLASSES = {"person": 0.5, "dog": 0.1, "cat": 0.3, "<i>tv</i>": 0.2, "nothing": -1.0}
+CHANGES = {
+    "coco/AP": Change(0.2, 0.25, 0.01, 0.09), "coco/AP50": Change(0.2, 0.25, -0.01, 0.09),
+    "AP[person]": Change(0.4, 0.5, 0.05, 0.15), "AP[dog]": Change(0.3, 0.1, -0.3, -0.1),
+    "AP[cat]": Change(0.3, 0.3, -0.1, 0.1), "AP[<i>tv</i>]": Change(0.2, 0.2, 0.0, 0.0),
+}  # fmt: skip
+NAMES = "Array.from(document.querySelectorAll('#classes tbody tr:not([hidden]) td.name'), e => e.textContent)"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    rows = {
+        name: {"AP": ap, "AP50": ap, "APs": ap, "APm": -1.0, "APl": ap, "boxes": 10 * i}
+        for i, (name, ap) in enumerate(CLASSES.items())
+    }
+    whole = data(
+        per_class=rows, precision=np.full((10, 101, len(rows)), 0.5),
+        compared=Compared("detector 7", CHANGES, 200), trained_boxes=dict.fromkeys(CLASSES, 7),
+        points={name: analysis.OperatingPoint(0.4, 0.5, 0.6, 0.7) for name in CLASSES},
+        f1={name: np.linspace(0, 1, 101) for name in CLASSES},
+        tide=dict.fromkeys(analysis.TIDE, (0.1, 1234)),
+        confusion=analysis.Confusion(["person", "dog", "background"], np.arange(9).reshape(3, 3)),
+        calibration=analysis.Calibration(0.1, *(np.linspace(0.05, 0.95, 10),) * 2, np.arange(10)),
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(report.html(whole))
+    return path.as_uri()
+
+
+def test_the_table_sorts_and_filters_without_complaints(url, tmp_path):
+    with browser.page(url, tmp_path) as page:
+        assert page.run(NAMES) == ["dog", "<i>tv</i>", "cat", "person", "nothing"]
+        page.click("th[data-key=AP] button")  # It was ascending; without a value stays last.
+        assert page.run(NAMES) == ["person", "cat", "<i>tv</i>", "dog", "nothing"]
+        page.click("th[data-key=name] button")
+        assert page.run(NAMES) == ["<i>tv</i>", "cat", "dog", "nothing", "person"]
+        page.click("th[data-key=boxes] button")
+        page.click("th[data-key=boxes] button")
+        assert page.run(NAMES) == ["nothing", "<i>tv</i>", "cat", "dog", "person"]
+        assert page.run("document.querySelector('th[data-key=boxes]').ariaSort") == "descending"
+        page.click("#filter")
+        page.type("O")
+        assert page.run(NAMES) == ["nothing", "dog", "person"]
+        assert page.run("document.getElementById('shown').textContent") == "3 of 5 classes"
+        page.run("sure.value = 'worse'; sure.dispatchEvent(new Event('change'))")
+        assert page.run(NAMES) == ["dog"]
+        assert page.complaints == [] and page.requests == [url]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_it_fits_a_phone_and_the_readers_colours(url, tmp_path, dark):
+    with browser.page(url, tmp_path, width=390, dark=dark) as page:
+        assert page.run("document.documentElement.scrollWidth") <= 390
+        background = page.run("getComputedStyle(document.body).backgroundColor")
+        assert background == ("rgb(18, 22, 28)" if dark else "rgb(246, 247, 249)")
+        page.screenshot(tmp_path / "page.png")
+        assert (tmp_path / "page.png").stat().st_size > 10_000
+        assert page.complaints == []

@@ -1,0 +1,49 @@
+"""All that is found out about predictions, at once."""
+
+import numpy as np
+import pytest
+
+from tests.trainer.evaluation.test_engines import odd_case
+from trainer.errors import EvaluationError
+from trainer.evaluation import scoring
+from trainer.evaluation.tables import Predictions
+
+SEED = 0
+
+
+def test_both_evaluators_give_the_same_but_what_only_one_finds() -> None:
+    truth, found = odd_case(SEED)
+    dataset = {"images": truth.images}
+    ours = scoring.score(dataset, truth, found, "hotcoco")
+    oracle = scoring.score(dataset, truth, found, "pycocotools")
+    assert ours.metrics == pytest.approx(oracle.metrics, abs=1e-12) and len(ours.metrics) == 13
+    assert ours.points == oracle.points
+    assert ours.tide is not None and ours.confusion is not None
+    assert oracle.tide is None and oracle.confusion is None
+    assert ours.coco.evaluator is None  # It would keep gigabytes alive.
+
+
+def test_labels_that_people_verified_count_for_open_images_only() -> None:
+    truth, found = odd_case(SEED)
+    verified = {"images": [{**image, "verified": []} for image in truth.images]}
+    plain = scoring.score({"images": truth.images}, truth, found, "hotcoco")
+    filtered = scoring.score(verified, truth, found, "hotcoco")
+    assert filtered.coco.metrics == plain.coco.metrics
+    assert filtered.metrics[scoring.OPEN_IMAGES] > plain.metrics[scoring.OPEN_IMAGES]
+
+
+def test_a_baseline_of_other_images_is_refused_with_examples() -> None:
+    truth, found = odd_case(SEED)
+    scores = scoring.score({"images": truth.images}, truth, found, "hotcoco")
+    other = Predictions(found.image_ids + 100_000, found.labels, found.boxes, found.scores)
+    with pytest.raises(EvaluationError, match=f"{len(found)} with an unknown image id: 100"):
+        scoring.changes(truth, other, scores, samples=5)
+
+
+def test_a_model_against_itself_has_not_changed() -> None:
+    truth, found = odd_case(SEED)
+    scores = scoring.score({"images": truth.images}, truth, found, "hotcoco")
+    changes = scoring.changes(truth, found, scores, samples=20)
+    assert changes["coco/AP"].new == pytest.approx(scores.metrics["coco/AP"], abs=1e-12)
+    assert changes["coco/AP50"].new == pytest.approx(scores.metrics["coco/AP50"], abs=1e-12)
+    assert np.array([[c.delta, c.low, c.high] for c in changes.values()]).any() == 0

@@ -1,0 +1,112 @@
+"""What a model is compared with: the last one that passed, or whatever the configuration names."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainer import storage
+from trainer.config import Config
+from trainer.errors import EvaluationError
+from trainer.evaluation.tables import Predictions
+from trainer.export import models as published
+from trainer.export.bundle import METADATA
+
+NONE = "none"
+"""What evaluation.baseline says to compare with nothing."""
+
+SUMMARY = "metrics.json"
+"""File of an evaluation that names the rest of it; written last."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A model and, where there is one, its evaluation."""
+
+    name: str
+    """For people."""
+    model: str
+    """URI of a checkpoint or exported model; empty where none is known."""
+    summary: dict[str, Any] | None = None
+    """metrics.json of its evaluation."""
+
+    def predictions(self, fingerprint: str, split: str) -> Predictions | None:
+        """Return the predictions that were kept of the same images; None where there are none.
+
+        Raises:
+            StorageError, EvaluationError: they are there, but cannot be read.
+        """
+        if self.summary is None or self._scored() != (fingerprint, split):
+            return None
+        uri = self.summary["predictions"]
+        return Predictions.read(uri)[0] if storage.exists(uri) else None
+
+    def _scored(self) -> tuple[str, str]:
+        assert self.summary is not None
+        return self.summary["fingerprint"], self.summary["split"]
+
+
+def data_root(shards_uri: str) -> str:
+    """Return the data root that shards lie in: <data_root>/shards/<fingerprint>."""
+    return storage.parent(storage.parent(shards_uri))
+
+
+def find(config: Config, shards_uri: str) -> Baseline | None:
+    """Find what the configuration says to compare with.
+
+    Args:
+        config: evaluation.baseline and export.name are used.
+        shards_uri: shards that are scored, whose data root has the models.
+
+    Returns:
+        The baseline; None where it is to be none, or no model has passed yet.
+
+    Raises:
+        EvaluationError: evaluation.baseline names nothing that can be compared with.
+        StorageError: what it names cannot be read.
+    """
+    given = config.evaluation.baseline
+    if given == NONE:
+        return None
+    if not given:
+        return _current(data_root(shards_uri), config.export.name)
+    return _named(given)
+
+
+def _named(uri: str) -> Baseline:
+    if uri.endswith((".pt", ".onnx")):
+        return Baseline(uri, uri)
+    for folder in (uri, storage.join(uri, "evaluation")):
+        if storage.exists(storage.join(folder, SUMMARY)):
+            return _evaluated(uri, folder, "")
+    if storage.exists(storage.join(uri, METADATA)):
+        return Baseline(uri, uri)
+    raise EvaluationError(
+        f"the baseline {uri} is neither an evaluation nor a model",
+        fix="give evaluation.baseline the URI of a run's folder, its best.pt, or an exported model; "
+        f"`{NONE}` compares with nothing",
+    )
+
+
+def _current(root: str, name: str) -> Baseline | None:
+    known = published.current(root, name)
+    if known is None:
+        return None
+    shown = f"{name} {known['version']}"
+    # By name, as the data root may be mounted elsewhere than where this was written.
+    bundle = storage.join(published.folder(root, name), known["version"])
+    model = known["checkpoint"] if storage.exists(known["checkpoint"]) else bundle
+    if known["evaluation"] and storage.exists(storage.join(known["evaluation"], SUMMARY)):
+        return _evaluated(shown, known["evaluation"], model)
+    return Baseline(shown, model)
+
+
+def _evaluated(name: str, folder: str, model: str) -> Baseline:
+    summary = storage.read_json(storage.join(folder, SUMMARY))
+    if not {"fingerprint", "split", "predictions", "checkpoint"} <= summary.keys():
+        raise EvaluationError(
+            f"{storage.join(folder, SUMMARY)} is not of an evaluation", fix="evaluate that model again"
+        )
+    kept = summary["predictions"].rpartition("/")[2]
+    # A folder that was copied elsewhere has its predictions with it.
+    if storage.exists(storage.join(folder, kept)):
+        summary = {**summary, "predictions": storage.join(folder, kept)}
+    return Baseline(name, model or summary["checkpoint"], summary)

@@ -1,0 +1,92 @@
+"""Puts together what the report of an evaluation shows."""
+
+import platform
+from importlib.metadata import version
+from typing import Any
+
+from trainer import storage
+from trainer.data.shard_index import ShardDataset
+from trainer.evaluation import gallery
+from trainer.evaluation.change import Change
+from trainer.evaluation.gate import Verdict
+from trainer.evaluation.models import Model
+from trainer.evaluation.report_data import Compared, ReportData
+from trainer.evaluation.scoring import Scores
+from trainer.evaluation.tables import Predictions, Truth
+from trainer.training_log import read_rows
+
+_PACKAGES = ("kubedet", "torch", "torchvision", "hotcoco", "pycocotools", "numpy")
+
+
+def collect(
+    model: Model, dataset: ShardDataset, truth: Truth, found: Predictions, scores: Scores,
+    summary: dict[str, Any], verdict: Verdict,
+) -> ReportData:  # fmt: skip
+    """Collect what the report shows.
+
+    Args:
+        model: what was scored.
+        dataset: the split it was scored on.
+        truth: ground truth of the split.
+        found: its predictions.
+        scores: what was found about them.
+        summary: content of metrics.json, with the comparison.
+        verdict: the gate's.
+    """
+    index = storage.read_json(storage.join(dataset.uri, "index.json"))
+    return ReportData(
+        title=f"{model.config.get('recipe', 'model')} on {dataset.split}",
+        split=dataset.split,
+        images=len(dataset),
+        metrics=scores.metrics,
+        per_class=scores.coco.per_class,
+        precision=scores.coco.precision,
+        verdict=verdict,
+        compared=_compared(summary["comparison"]),
+        points=scores.points,
+        f1=scores.f1,
+        tide=scores.tide,
+        confusion=scores.confusion,
+        calibration=scores.calibration,
+        training=read_rows(storage.parent(model.uri)),
+        gallery=gallery.worst_images(truth, found, scores.matches),
+        load_image=_image_loader(dataset),
+        dataset=_counts(index),
+        statistics=index.get("statistics", {}),
+        trained_boxes=dataset.class_counts.get("train", {}),
+        config=model.config,
+        versions=_versions(model, dataset),
+    )
+
+
+def _compared(comparison: dict[str, Any] | None) -> Compared | None:
+    if comparison is None:
+        return None
+    changes = {name: Change(*values) for name, values in comparison["changes"].items()}
+    return Compared(comparison["baseline"], changes, comparison["samples"], comparison["obstacle"])
+
+
+def _counts(index: dict[str, Any]) -> dict[str, dict[str, int]]:
+    counts = {
+        split: {"images": part["samples"], "boxes": part["boxes"], "shards": len(part["shards"])}
+        for split, part in index["splits"].items()
+    }
+    for split, found in index.get("statistics", {}).items():
+        counts[split] |= {"without boxes": found["images_without_boxes"], "crowds": found["crowds"]}
+    return counts
+
+
+def _versions(model: Model, dataset: ShardDataset) -> dict[str, str]:
+    step = "" if model.step is None else f" (step {model.step})"
+    return {
+        "model": f"{model.uri}{step}",
+        "sha256": model.sha256,
+        "data": f"{dataset.uri} ({dataset.split})",
+        "python": platform.python_version(),
+        **{name: version(name) for name in _PACKAGES},
+    }
+
+
+def _image_loader(dataset: ShardDataset) -> Any:
+    rows = {int(image_id): row for row, image_id in enumerate(dataset.image_ids)}
+    return lambda image_id: dataset.read(rows[image_id])[0]

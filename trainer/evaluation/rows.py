@@ -1,0 +1,130 @@
+"""Rows of the report: classes, confusions, and the images of the gallery."""
+
+import base64
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+
+from trainer.evaluation import plots
+from trainer.evaluation.analysis import Confusion
+from trainer.evaluation.coco import number
+from trainer.evaluation.gallery import GalleryImage, Marked
+from trainer.evaluation.report_data import ReportData
+
+_THUMBNAIL = 560
+"""Longer side of the gallery's images, pixels."""
+_WORDS = {1: "better", -1: "worse", 0: "same"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of numbers in the class table."""
+
+    key: str
+    title: str
+    hint: str
+    wide: bool = False
+    """Left out on narrow screens."""
+
+
+def columns(data: ReportData) -> list[Column]:
+    """The columns of numbers for which there is something to show."""
+    found = [Column("boxes", "boxes", "boxes that were to be found")]
+    if data.trained_boxes:
+        found.append(Column("trained", "trained on", "boxes of the class in the training split", wide=True))
+    found += [Column("AP", "AP", "mean over IoU 0.50 to 0.95"), Column("AP50", "AP50", "at IoU 0.50")]
+    sizes = {"APs": "small", "APm": "medium", "APl": "large"}
+    if all(key in row for row in data.per_class.values() for key in sizes):
+        found += [
+            Column(key, key[-1].upper(), f"AP of {size} objects", wide=True) for key, size in sizes.items()
+        ]
+    if data.points:
+        found.append(Column("threshold", "threshold", "score with the best F1 at IoU 0.5", wide=True))
+        found.append(Column("F1", "F1", "F1 at that threshold", wide=True))
+    if data.compared and data.compared.changes:
+        found.append(Column("change", "change", "of AP against the baseline, with its 95 % interval"))
+    return found
+
+
+def classes(data: ReportData) -> list[dict[str, Any]]:
+    """Rows of the class table: weakest first, classes without boxes last."""
+    rows = []
+    for place, (name, row) in enumerate(data.per_class.items()):
+        cells = {"boxes": f"{int(row['boxes']):,}", **_shares(row)}
+        numbers = {"boxes": row["boxes"], **{key: row[key] for key in row if key.startswith("AP")}}
+        if data.trained_boxes:
+            numbers["trained"] = data.trained_boxes.get(name, 0)
+            cells["trained"] = f"{numbers['trained']:,}"
+        if point := data.points.get(name):
+            numbers |= {"threshold": point.threshold, "F1": point.f1}
+            cells |= {"threshold": number(point.threshold), "F1": number(point.f1)}
+        spark = "" if data.precision is None else plots.sparkline(data.precision[0, :, place])
+        known = {"name": name, "boxes": int(row["boxes"]), "AP": row["AP"], "AP50": row["AP50"]}
+        rows.append({**known, "cells": cells, "numbers": numbers, "spark": spark, **_change(data, name)})
+        if change := rows[-1]["change"]:
+            numbers["change"], cells["change"] = change.delta, f"{change.delta:+.3f}"
+    return sorted(rows, key=lambda row: (row["AP"] < 0, row["AP"]))
+
+
+def _shares(row: Any) -> dict[str, str]:
+    return {key: number(value) for key, value in row.items() if key.startswith("AP")}
+
+
+def _change(data: ReportData, name: str) -> dict[str, Any]:
+    change = data.compared.changes.get(f"AP[{name}]") if data.compared else None
+    return {"change": change, "sure": _WORDS[change.sure] if change else ""}
+
+
+def confusion(found: Confusion) -> dict[str, Any]:
+    """The confusion matrix as rows of cells: count, and its share of the row."""
+    rows = []
+    for name, counts in zip(found.names, found.counts.tolist(), strict=True):
+        total = max(sum(counts), 1)
+        rows.append({"name": name, "cells": [{"count": n, "share": n / total} for n in counts]})
+    return {"names": found.names, "rows": rows}
+
+
+def pictures(data: ReportData) -> list[dict[str, Any]] | None:
+    """The gallery's images with their boxes; None where there is no gallery."""
+    if data.gallery is None or data.load_image is None:
+        return None
+    return [_picture(item, data.load_image) for item in data.gallery]
+
+
+def _picture(item: GalleryImage, load_image: Callable[[int], bytes]) -> dict[str, Any]:
+    truth = [_drawn(box, "truth", "right" if box.matched else "missed") for box in item.truth]
+    found = [_drawn(box, "found", "right" if box.matched else "false") for box in item.predictions]
+    return {
+        "source": _thumbnail(load_image(item.image_id)),
+        "file_name": item.file_name,
+        "width": item.width,
+        "height": item.height,
+        "side": max(item.width, item.height),
+        "f1": item.f1,
+        "missed": item.missed,
+        "false": item.false,
+        "objects": len(item.truth),
+        "boxes": truth + found,
+    }
+
+
+def _drawn(box: Marked, side: str, kind: str) -> dict[str, Any]:
+    x, y, width, height = (round(value, 1) for value in box.box)
+    label = box.name if box.score is None else f"{box.name} {box.score:.2f}"
+    return {
+        "kind": f"{kind} {side}", "label": label, "shown": not box.matched,
+        "x": x, "y": y, "width": width, "height": height,
+    }  # fmt: skip
+
+
+def _thumbnail(encoded: bytes) -> str:
+    """A small JPEG of an image, as a data URI."""
+    with Image.open(io.BytesIO(encoded)) as image:
+        small = image.convert("RGB")
+    small.thumbnail((_THUMBNAIL, _THUMBNAIL), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

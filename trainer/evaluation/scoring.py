@@ -1,0 +1,97 @@
+"""All that is found out about predictions, each thing once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from trainer.evaluation import analysis, bootstrap, coco, openimages
+from trainer.evaluation.analysis import Calibration, Confusion, OperatingPoint
+from trainer.evaluation.change import Change
+from trainer.evaluation.coco import CocoResult
+from trainer.evaluation.gallery import SCORE
+from trainer.evaluation.matching import Matches, match
+from trainer.evaluation.tables import Predictions, Truth
+
+OPEN_IMAGES = "oid/AP50"
+"""Name of the metric that follows the Open Images Challenge."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What was found about a model's predictions of a split."""
+
+    coco: CocoResult
+    metrics: dict[str, float]
+    """The twelve COCO numbers and oid/AP50, by name."""
+    matches: Matches
+    """At coco.IOU_THRESHOLDS."""
+    points: dict[str, OperatingPoint]
+    """Threshold with the best F1 of each class."""
+    f1: dict[str, np.ndarray]
+    """F1 of each class over analysis.GRID."""
+    calibration: Calibration
+    tide: dict[str, tuple[float, int]] | None
+    """Cost in AP and count of each kind of error; None with the evaluator pycocotools."""
+    confusion: Confusion | None
+    """None with the evaluator pycocotools."""
+
+
+def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, engine: str) -> Scores:
+    """Score predictions against ground truth.
+
+    Args:
+        dataset: ground truth in COCO's form, for what it tells beside boxes (openimages.image_labels).
+        truth: its boxes.
+        predictions: predictions of its images.
+        engine: one of engines.ENGINES.
+
+    Raises:
+        EvaluationError: ids, boxes or scores cannot be used; with their count and the first examples.
+    """
+    result = coco.evaluate(truth, predictions, engine=engine)
+    tide = confusion = None
+    if result.evaluator is not None:
+        tide = analysis.tide(result.evaluator)
+        confusion = analysis.confusion(result.evaluator, score=SCORE)
+        # It holds gigabytes of a large split, and has no further use.
+        result = replace(result, evaluator=None)
+    verified, ancestors = openimages.image_labels(dataset)
+    open_images = openimages.evaluate(truth, predictions, verified=verified, ancestors=ancestors)
+    matches = match(truth, predictions, coco.IOU_THRESHOLDS)
+    return Scores(
+        coco=result,
+        metrics={**result.metrics, OPEN_IMAGES: open_images.average},
+        matches=matches,
+        points=analysis.operating_points(matches, truth.names),
+        f1=analysis.f1_curves(matches, truth.names),
+        calibration=analysis.calibration(matches),
+        tide=tide,
+        confusion=confusion,
+    )
+
+
+def changes(truth: Truth, base: Predictions, scores: Scores, *, samples: int) -> dict[str, Change]:
+    """Compare with a baseline's predictions of the same images.
+
+    Args:
+        truth: ground truth.
+        base: the baseline's predictions.
+        scores: of the model.
+        samples: bootstrap samples.
+
+    Returns:
+        The change of coco/AP, coco/AP50 and of AP[class] for each class with objects; empty where
+        none has.
+
+    Raises:
+        EvaluationError: the baseline's predictions are not of these images and classes.
+    """
+    coco.check_predictions(truth, base)
+    before = match(truth, base, coco.IOU_THRESHOLDS)
+    found = bootstrap.compare(before, scores.matches, truth.names, samples=samples)
+    of_classes = {f"AP[{name}]": change for name, change in found.per_class.items()}
+    if not of_classes:
+        return {}
+    return {"coco/AP": found.overall, "coco/AP50": found.at_half, **of_classes}
