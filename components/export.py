@@ -1,4 +1,4 @@
-"""Step 6: write the model for serving and check it against the trained one."""
+"""Step 6: write the model for serving, check it against the trained one, and publish it."""
 
 from kfp import dsl
 
@@ -13,12 +13,9 @@ def export(model: dsl.Input[dsl.Model], exported: dsl.Output[dsl.Model]) -> None
         model: manifest of the trained model.
         exported: manifest of the exported model.
     """
+    from components.publishing import export_and_publish
     from components.steps import manifest, publish, reported
-    from trainer import config, storage
-    from trainer.export.export import export as run
 
     with reported("export"):
-        trained = manifest(model)
-        settings = config.from_json(storage.read_bytes(trained["config"]), where=trained["config"])
-        folder = storage.join(trained["output"], "model")
-        publish(exported, run(trained["checkpoint"], trained["shards"], folder, settings), uri=folder)
+        made = export_and_publish(manifest(model))
+        publish(exported, made, uri=made["model"], name=made["name"], model_version=made["model_version"])

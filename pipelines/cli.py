@@ -8,7 +8,10 @@ from importlib.metadata import version
 
 from trainer.errors import EXIT_FAILURE, KubedetError
 
-COMMANDS = ("run", "compile", "submit", "schedule", "recipes", "job", "menu", "doctor")
+COMMANDS = (
+    "run", "compile", "submit", "schedule", "recipes", "data", "evaluate", "predict", "model", "serve", "job",
+    "menu", "doctor",
+)  # fmt: skip
 """In the order of the help."""
 
 

@@ -1,11 +1,13 @@
-"""Exports a checkpoint: writes, checks, and only then publishes."""
+"""Exports a checkpoint: makes the files, checks them where they will run, and only then publishes."""
 
 import hashlib
 import json
 import logging
+import os
 import tempfile
 from datetime import UTC, datetime
-from importlib.metadata import version
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,67 +18,96 @@ from trainer import checkpoint, storage
 from trainer.config import Config
 from trainer.data.shard_index import ShardDataset
 from trainer.errors import ExportError
-from trainer.export import parity
-from trainer.export.graph import INPUT, OUTPUTS, DeploymentGraph
-from trainer.export.onnx import write_onnx
+from trainer.export import bundle, sbom, signing
+from trainer.export.card import model_card
+from trainer.export.formats import FORMATS, Maker, check_formats
+from trainer.export.graph import INPUT, OUTPUTS, RAW_OUTPUTS
 from trainer.export.preprocess import RULE
+from trainer.export.verify import Check, describe, verify
 from trainer.model.detector import Detector
 
-METADATA = "model_metadata.json"
-MODEL = "model.onnx"
-WEIGHTS = "model.safetensors"
+SIGNING_KEY = "KUBEDET_SIGNING_KEY"
+"""Environment variable: path of the PEM file that signs bundles; unset signs nothing."""
 _LOG = logging.getLogger("export")
 
 
-def export(checkpoint_uri: str, shards_uri: str, output_uri: str, config: Config) -> dict[str, Any]:
-    """Write a model for serving: model.onnx, model.safetensors, model_metadata.json.
+def export(
+    checkpoint_uri: str, shards_uri: str, output_uri: str, config: Config, *, evaluation_uri: str = ""
+) -> dict[str, Any]:
+    """Write a bundle (see `bundle`) of the formats in config.export.
 
-    Everything is made and checked in a temporary folder first; the metadata is published
-    last, so that a folder with metadata is whole.
+    Everything is made and checked in a temporary folder first.
 
     Args:
         checkpoint_uri: best.pt of a run.
-        shards_uri: shards whose validation images (else test, else train) check the export.
+        shards_uri: shards whose validation images (else test, else train) check the export, and
+            whose training images calibrate int8.
         output_uri: folder to publish to.
-        config: image size and the export section.
+        config: the export section.
+        evaluation_uri: folder of the run's evaluation, whose metrics.json is told; "" is none.
 
     Returns:
-        files (name -> URI), bytes (name -> size), parity (see parity.Parity).
+        model (the bundle's URI), name, model_version, files (name -> URI), bytes (name -> size),
+        formats (name -> check), metrics and fingerprint.
 
     Raises:
-        ExportError: the exported model does not match the trained one; nothing is published.
+        ExportError: a format cannot be made here, the checkpoint's classes are not the shards', or
+            an exported model does not match the trained one; nothing is published.
+        CheckpointError: the checkpoint cannot be read.
+        StorageError: the target cannot be written; said before any work.
     """
+    names = list(dict.fromkeys(config.export.formats))
+    check_formats(names)
+    _check_writable(output_uri)
     detector, meta = checkpoint.load_model(checkpoint_uri)
+    dataset = _check_set(shards_uri)
+    _check_classes(meta["categories"], dataset.categories, checkpoint_uri, shards_uri)
     size = meta["config"]["loader"]["image_size"]
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder)
-        _LOG.info("writing %s, opset %d, input %dx%d", MODEL, config.export.opset, size, size)
-        write_onnx(DeploymentGraph(detector, size), made / MODEL, config.export.opset)
-        figures = parity.check(
-            made / MODEL, detector, _check_set(shards_uri), image_size=size,
-            images=config.export.check_images, least=config.export.min_match,
-        )  # fmt: skip
-        if figures.detections:
-            _LOG.info(
-                "%.1f%% of %d detections match the trained model's", figures.matched * 100, figures.detections
-            )
-        else:
-            _LOG.warning(
-                "the model detects nothing in %d images, so the check says little; train longer",
-                figures.images,
-            )
-        weights = {name: tensor.contiguous() for name, tensor in detector.state_dict().items()}
-        safetensors.torch.save_file(weights, made / WEIGHTS)
-        described = _metadata(detector, meta, size, parity.describe(figures), made)
-        (made / METADATA).write_text(json.dumps(described, indent=2) + "\n")
-        files = {name: storage.join(output_uri, name) for name in (MODEL, WEIGHTS, METADATA)}
-        if storage.exists(files[METADATA]):
-            # A model that is replaced must not be described by the metadata of the one before.
-            storage.delete(files[METADATA])
-        for name, uri in files.items():
-            storage.upload(made / name, uri)
-        sizes = {name: (made / name).stat().st_size for name in files}
-    return {"files": files, "bytes": sizes, "parity": described["parity"]}
+    with tempfile.TemporaryDirectory(prefix="kubedet-") as temporary:
+        made = Path(temporary)
+        maker = Maker(detector, size, config, shards_uri, made)
+        for each in names:
+            _LOG.info("writing %s, input %dx%d", FORMATS[each].files[0], size, size)
+            FORMATS[each].write(maker, made / FORMATS[each].files[0])
+        maker.clean()
+        weights = {key: tensor.contiguous() for key, tensor in detector.state_dict().items()}
+        safetensors.torch.save_file(weights, made / bundle.WEIGHTS)
+        checks = verify(made, names, detector, dataset, config, size)
+        _tell(checks)
+        scored = _scored(evaluation_uri)
+        described = _metadata(detector, meta, config, checkpoint_uri, scored, checks, made, maker.graph.rows)
+        _complete(made, described)
+        bundle.publish(made, output_uri)
+        files = sorted(path.name for path in made.iterdir())
+        sizes = {each: (made / each).stat().st_size for each in files}
+    return {
+        "model": output_uri,
+        "name": described["name"],
+        "model_version": described["model_version"],
+        "files": {each: storage.join(output_uri, each) for each in files},
+        "bytes": sizes,
+        "formats": {each: describe(check) for each, check in checks.items()},
+        "metrics": described["metrics"]["values"],
+        "fingerprint": meta["fingerprint"],
+    }
+
+
+def _complete(made: Path, described: dict[str, Any]) -> None:
+    """Add what describes the model, the list of checksums, and the signature where there is a key."""
+    (made / bundle.METADATA).write_text(json.dumps(described, indent=2, ensure_ascii=False) + "\n")
+    (made / bundle.CARD).write_text(model_card(described))
+    sbom.write_sbom(made, made / bundle.SBOM, described["name"], described["model_version"])
+    bundle.seal(made)
+    key = os.environ.get(SIGNING_KEY)
+    if key:
+        signing.sign(made, key)
+
+
+def _check_writable(uri: str) -> None:
+    """Write and delete a small file: a refusal must come before minutes of work."""
+    probe = storage.join(uri, ".writable")
+    storage.write_bytes(probe, b"")
+    storage.delete(probe)
 
 
 def _check_set(shards_uri: str) -> ShardDataset:
@@ -87,12 +118,62 @@ def _check_set(shards_uri: str) -> ShardDataset:
     raise ExportError(f"the shards {shards_uri} have no images to check the export on", fix="shard a source")
 
 
+def _check_classes(
+    trained: list[dict[str, Any]], given: list[dict[str, Any]], checkpoint_uri: str, shards_uri: str
+) -> None:
+    names, known = [item["name"] for item in given], [item["name"] for item in trained]
+    if names != known:
+        differing = sorted(set(names) ^ set(known)) or ["the same names in another order"]
+        raise ExportError(
+            f"the checkpoint {checkpoint_uri} has {len(known)} classes and the shards {shards_uri} "
+            f"{len(names)}; they differ in: {', '.join(differing[:10])}",
+            fix="export with the shards that the model was trained on",
+        )
+
+
+def _scored(evaluation_uri: str) -> dict[str, Any]:
+    """metrics.json of an evaluation with the folder's URI as "uri", or {} where there is none."""
+    uri = storage.join(evaluation_uri, "metrics.json") if evaluation_uri else ""
+    if not uri or not storage.exists(uri):
+        return {}
+    return storage.read_json(uri) | {"uri": storage.absolute(evaluation_uri)}
+
+
+def _tell(checks: dict[str, Check]) -> None:
+    for name, check in checks.items():
+        if not check.matches.detections:
+            _LOG.warning(
+                "%s: the model detects nothing in %d images, so the check says little; train longer",
+                name, check.images,
+            )  # fmt: skip
+            continue
+        _LOG.info(
+            "%s in %s: AP %+.4f, %.1f%% of %d detections match, %.1f ms an image",
+            name, check.runtime, check.ap_change, check.matches.matched * 100, check.matches.detections,
+            check.latency["p50_ms"],
+        )  # fmt: skip
+
+
 def _metadata(
-    detector: Detector, meta: dict[str, Any], size: int, figures: dict[str, Any], folder: Path
-) -> dict[str, Any]:
+    detector: Detector, meta: dict[str, Any], config: Config, checkpoint_uri: str,
+    scored: dict[str, Any], checks: dict[str, Check], folder: Path, rows: int,
+) -> dict[str, Any]:  # fmt: skip
+    size = meta["config"]["loader"]["image_size"]
+    shas = {path.name: bundle.file_sha256(path) for path in sorted(folder.iterdir())}
+    formats = {
+        each: {
+            "files": list(FORMATS[each].files),
+            "outputs": list(RAW_OUTPUTS if FORMATS[each].raw else OUTPUTS),
+            "bytes": {file: (folder / file).stat().st_size for file in FORMATS[each].files},
+            "check": describe(check),
+        }
+        for each, check in checks.items()
+    }
     return {
         "kind": "model",
-        "version": 1,
+        "version": 2,
+        "name": config.export.name,
+        "model_version": _version(shas),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "classes": meta["categories"],
         "input": {
@@ -101,6 +182,7 @@ def _metadata(
         },
         "outputs": {
             "names": list(OUTPUTS),
+            "rows": rows,
             "boxes": "float32 [batch, K, 4], x1 y1 x2 y2 in pixels of the input square, best first",
             "scores": "float32 [batch, K]",
             "labels": "int64 [batch, K], the id of `classes`; -1 where padded",
@@ -111,17 +193,43 @@ def _metadata(
             "nms": detector.config.nms_threshold,
             "detections_per_image": detector.config.detections_per_image,
         },
-        "trained_on": {"shards": meta["fingerprint"], "step": meta["step"], "epoch": meta["epoch"]},
-        "validation": meta["metrics"],
-        "parity": figures,
-        "sha256": {name: _sha256(folder / name) for name in (MODEL, WEIGHTS)},
-        "versions": {
-            "kubedet": version("kubedet"), "torch": torch.__version__, "onnx": version("onnx"),
-            "onnxruntime": version("onnxruntime"),
+        "formats": formats,
+        "trained_on": {
+            "shards": meta["fingerprint"], "checkpoint": storage.absolute(checkpoint_uri),
+            "step": meta["step"], "epoch": meta["epoch"],
         },
+        "metrics": {
+            "split": scored.get("split", ""),
+            "images": scored.get("images", 0),
+            "evaluation": scored.get("uri", ""),
+            "values": scored.get("metrics") or meta["metrics"] or {},
+        },
+        "sha256": shas,
+        "versions": _versions(),
         "config": meta["config"],
     }  # fmt: skip
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _version(shas: dict[str, str]) -> str:
+    """A version by content: the same files are the same version, however often they are made."""
+    return hashlib.sha256(json.dumps(shas, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _versions() -> dict[str, str]:
+    found = {"kubedet": version("kubedet"), "sources": _sources(), "torch": torch.__version__}
+    for package in ("onnx", "onnxruntime", "openvino"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue  # An extra that is not installed.
+    return found
+
+
+@cache
+def _sources() -> str:
+    """sha256 over the trainer's own source files: tells versions of the code apart without a repository."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()

@@ -12,7 +12,7 @@ import torch
 from onnxscript import opset18
 
 from trainer.errors import ExportError
-from trainer.export.graph import INPUT, OUTPUTS, DeploymentGraph
+from trainer.export.graph import INPUT, DeploymentGraph, RawGraph
 
 # onnxscript's type variables describe graph values, which Python values stand for here.
 op: Any = opset18
@@ -60,7 +60,7 @@ def _without_traces(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def write_onnx(graph: DeploymentGraph, path: Path, opset: int) -> None:
+def write_onnx(graph: DeploymentGraph | RawGraph, path: Path, opset: int) -> None:
     """Export a graph with a dynamic batch, all weights inside the file, and check it.
 
     Raises:
@@ -79,7 +79,7 @@ def write_onnx(graph: DeploymentGraph, path: Path, opset: int) -> None:
                 dynamo=True,
                 opset_version=opset,
                 input_names=[INPUT],
-                output_names=list(OUTPUTS),
+                output_names=list(graph.names),
                 dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
                 custom_translation_table={torch.ops.kubedet.nms_keep.default: _nms_keep},
                 verbose=False,

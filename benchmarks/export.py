@@ -1,0 +1,168 @@
+"""Exported files against the trained model: latency, size, and the top-k of many classes.
+
+    python -m benchmarks.export --size 320 --threads 2 --rounds 15
+    python -m benchmarks.export --case topk --threads 2 --rounds 15
+
+latency: one image through the model in PyTorch (eager), in onnxruntime (fp32 and static
+int8) and in OpenVINO where that is installed, in turn; the ratio is fp32's in onnxruntime. The
+weights are random, which decides nothing here but how many boxes reach the suppression: the bias
+of the scores is set so that about a hundred do. int8 is calibrated on random images.
+
+topk: the two stages of the graph's top-k against a sort of all pairs of anchor and class,
+on the finest level (100 x 100 x 9 anchors) at 601 classes and 800 px, in onnxruntime.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from benchmarks.common import arguments, interleaved, report
+from trainer.config import ModelConfig
+from trainer.export.graph import INPUT, DeploymentGraph, best_pairs
+from trainer.export.onnx import write_onnx
+from trainer.export.quantize import quantize
+from trainer.export.runtimes import OnnxRuntime, OpenVino
+from trainer.model.detector import Detector, build
+
+CLASSES = 80
+
+
+class _Images:
+    """Images to calibrate on, each asked for once."""
+
+    def __init__(self, images: list[np.ndarray]) -> None:
+        self._images = iter(images)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        image = next(self._images, None)
+        return None if image is None else {INPUT: image[None]}
+
+
+def _detector(images: Tensor) -> Detector:
+    """RetinaNet R50 v2 with random weights; on these images about a hundred scores pass."""
+    detector = build(ModelConfig(score_threshold=0.05), CLASSES).eval()
+    with torch.inference_mode():
+        logits, _, _ = detector.outputs(detector.normalize(images))
+        hundredth = logits[0].flatten().topk(100).values[-1]
+    with torch.no_grad():
+        bias = detector.head.classification_head.cls_logits.bias
+        bias += torch.logit(torch.tensor(0.05)) - hundredth
+    return detector
+
+
+def latency(options: Any) -> None:
+    """Measure the exported forms and print the ratios."""
+    size = options.size
+    images = torch.randint(0, 256, (1, 3, size, size), dtype=torch.uint8)
+    detector = _detector(images)
+    fast = detector.to(memory_format=torch.channels_last)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        safetensors.torch.save_file(
+            {name: value.contiguous() for name, value in detector.state_dict().items()}, folder / "weights"
+        )
+        write_onnx(DeploymentGraph(detector, size), folder / "fp32.onnx", 18)
+        random = np.random.default_rng(0)
+        calibration = [random.integers(0, 256, (3, size, size), dtype=np.uint8) for _ in range(8)]
+        quantize(folder / "fp32.onnx", folder / "int8.onnx", _Images([images[0].numpy(), *calibration]))
+        runtimes = {
+            "onnx": OnnxRuntime(folder / "fp32.onnx", options.threads),
+            "onnx-int8": OnnxRuntime(folder / "int8.onnx", options.threads),
+        }
+        openvino = _openvino(folder, options.threads)
+        candidates: dict[str, Any] = {"eager": lambda: fast.predict(images)}
+        pixels = images.numpy()
+        for name, runtime in (runtimes | openvino).items():
+            candidates[name] = lambda runtime=runtime: runtime.run(pixels)
+        seconds = interleaved(candidates, options.rounds, options.device)
+        weights = (folder / "weights").stat().st_size
+        figures: dict[str, Any] = {f"{name}_ms": value * 1000 for name, value in seconds.items()}
+        figures |= {
+            f"{name}_times": seconds["eager"] / seconds[name] for name in candidates if name != "eager"
+        }
+        figures["onnx_size_ratio"] = (folder / "fp32.onnx").stat().st_size / weights
+        figures["int8_size_ratio"] = (folder / "int8.onnx").stat().st_size / weights
+        figures["weights_mb"] = weights / 1e6
+        figures["detections"] = int(detector.predict(images).num[0])
+    report("export", figures["onnx_times"], figures, options)
+
+
+def _openvino(folder: Path, threads: int) -> dict[str, Any]:
+    try:
+        import openvino
+    except ImportError:
+        return {}
+    openvino.save_model(openvino.convert_model(str(folder / "fp32.onnx")), str(folder / "model.xml"))
+    return {"openvino": OpenVino(folder / "model.xml", threads)}
+
+
+class _TwoStages(nn.Module):
+    """The graph's way."""
+
+    def __init__(self, anchors: Tensor, size: int) -> None:
+        super().__init__()
+        self.register_buffer("anchors", anchors)
+        self.size = size
+
+    def forward(self, logits: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return best_pairs(logits, offsets, self.anchors, 1000, self.size)
+
+
+class _OneSort(_TwoStages):
+    """All pairs of anchor and class in one top-k."""
+
+    def forward(self, logits: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        classes = logits.shape[2]
+        best, pair = torch.topk(logits.permute(0, 3, 1, 2).flatten(1), 1000, dim=1)
+        place = torch.div(pair, classes, rounding_mode="floor")
+        boxes = offsets.gather(1, place[:, :, None].expand(-1, -1, 4)) + self.anchors[place]
+        return boxes, torch.sigmoid(best), pair % classes
+
+
+def _without_gradients(module: nn.Module, *inputs: Tensor) -> Any:
+    return torch.inference_mode()(lambda: module(*inputs))
+
+
+def topk(options: Any) -> None:
+    """Measure the top-k of the finest level and print the ratio."""
+    classes, each, places = 601, 9, 100 * 100
+    logits = torch.randn(1, each, classes, places) - 7
+    offsets, anchors = torch.randn(1, places * each, 4) * 0.1, torch.rand(places * each, 4) * 400
+    anchors[:, 2:] += anchors[:, :2]
+    inputs = {"logits": logits.numpy(), "offsets": offsets.numpy()}
+    candidates: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, kind in (("one_sort", _OneSort), ("two_stages", _TwoStages)):
+            module = kind(anchors, 800).eval()
+            path = Path(temporary) / f"{name}.onnx"
+            program = torch.onnx.export(
+                module, (logits, offsets), dynamo=True, opset_version=18, verbose=False,
+                input_names=["logits", "offsets"],
+            )  # fmt: skip
+            program.save(str(path))
+            session_options = onnxruntime.SessionOptions()
+            session_options.intra_op_num_threads = options.threads
+            session = onnxruntime.InferenceSession(str(path), session_options)
+            candidates[f"{name}_ort"] = lambda session=session: session.run(None, inputs)
+            candidates[f"{name}_eager"] = torch.inference_mode()(
+                lambda module=module: module(logits, offsets)
+            )
+        seconds = interleaved(candidates, options.rounds, options.device)
+    figures = {f"{name}_ms": value * 1000 for name, value in seconds.items()}
+    report("export_topk", seconds["one_sort_ort"] / seconds["two_stages_ort"], figures, options)
+
+
+def main() -> None:
+    """Measure the case that is asked for."""
+    options = arguments(__doc__, size=320, case="latency")
+    {"latency": latency, "topk": topk}[options.case](options)
+
+
+if __name__ == "__main__":
+    main()

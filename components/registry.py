@@ -1,0 +1,121 @@
+"""Tells a Kubeflow Model Registry of an exported model. What is there already is not made again."""
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from trainer.errors import ConfigError, ExportError
+from trainer.export import bundle
+
+_TOKEN_PATHS = ("KF_PIPELINES_SA_TOKEN_PATH", "/var/run/secrets/kubernetes.io/serviceaccount/token")
+_AUTHOR = "kubedet"
+_LOG = logging.getLogger("register")
+
+
+def register_model(exported: dict[str, Any], server: str, run_id: str) -> dict[str, str]:
+    """Register an exported model's version and where its bundle lies.
+
+    Model, version and artifact are each looked for first: a retry completes what an earlier try
+    began, and doubles nothing.
+
+    Args:
+        exported: manifest of the exported model.
+        server: URL of the registry, e.g. http://model-registry-service.kubeflow:8080.
+        run_id: the pipeline run that made the model; "" is unknown.
+
+    Returns:
+        Ids in the registry: model, version, artifact.
+
+    Raises:
+        ConfigError: the URL cannot be used, or the client is not installed.
+        ExportError: the registry cannot be reached or refuses.
+        StorageError: the bundle is damaged.
+    """
+    parts = urlsplit(server)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(
+            f"the model registry {server!r} is no URL",
+            fix="write it like http://model-registry-service.kubeflow:8080",
+        )
+    metadata = bundle.load(exported["model"]).metadata
+    try:
+        import aiohttp
+        from mr_openapi.exceptions import ApiException
+    except ImportError as error:
+        raise ConfigError(
+            f"the model registry's client is not installed ({error.name})",
+            fix="pip install 'kubedet[registry]'",
+        ) from None
+    try:
+        return asyncio.run(_register(metadata, exported["model"], server, run_id))
+    except ApiException as error:
+        reason = f"{error.status} {error.reason}"
+        fix = "check the token of the step's service account and its role in the registry"
+        raise ExportError(
+            f"the model registry {server} refuses: {reason}",
+            fix=fix if error.status in (401, 403) else "look at the registry's log, and run again",
+        ) from error
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise ExportError(
+            f"the model registry {server} cannot be reached: {str(error) or type(error).__name__}",
+            fix="check the URL, the namespace and network policies, and run again",
+        ) from error
+
+
+async def _register(metadata: dict[str, Any], uri: str, server: str, run_id: str) -> dict[str, str]:
+    from model_registry.types import ModelArtifact, ModelVersion, RegisteredModel
+
+    api = _connect(server)
+    name, version = metadata["name"], metadata["model_version"]
+    model = await api.get_registered_model_by_params(name)
+    model = model or await api.upsert_registered_model(RegisteredModel(name=name, owner=_AUTHOR))
+    found = await api.get_model_version_by_params(model.id, version)
+    if found is None:
+        described = ModelVersion(name=version, author=_AUTHOR, custom_properties=_properties(metadata))
+        found = await api.upsert_model_version(described, model.id)
+    else:
+        _LOG.info("%s %s is registered already", name, version)
+    artifact = await api.get_model_artifact_by_params(name, found.id)
+    if artifact is None:
+        kind = next(iter(metadata["formats"]))
+        source = {"model_source_kind": "kfp", "model_source_id": run_id} if run_id else {}
+        described = ModelArtifact(
+            name=name, uri=uri, model_format_name=kind.partition("-")[0], model_format_version="1", **source
+        )
+        artifact = await api.upsert_model_version_artifact(described, found.id)
+    return {"model": model.id, "version": found.id, "artifact": artifact.id}
+
+
+def _connect(server: str) -> Any:
+    from model_registry.core import ModelRegistryAPIClient
+
+    parts = urlsplit(server)
+    token = _token()
+    if parts.scheme == "http":
+        return ModelRegistryAPIClient.insecure_connection(server.rstrip("/"), parts.port or 8080, token)
+    if not token:
+        raise ConfigError(
+            f"the model registry {server} needs a token, and this pod has none",
+            fix=f"let {_TOKEN_PATHS[0]} name the file with it",
+        )
+    return ModelRegistryAPIClient.secure_connection(
+        server.rstrip("/"), parts.port or 443, user_token=token, custom_ca=None
+    )
+
+
+def _token() -> str | None:
+    path = Path(os.environ.get(_TOKEN_PATHS[0]) or _TOKEN_PATHS[1])
+    return path.read_text().strip() if path.is_file() else None
+
+
+def _properties(metadata: dict[str, Any]) -> dict[str, Any]:
+    """What a person wants to see of a version in the registry: numbers and short texts."""
+    return {
+        **{name: float(value) for name, value in metadata["metrics"]["values"].items()},
+        "shards": metadata["trained_on"]["shards"],
+        "formats": ", ".join(metadata["formats"]),
+        "kubedet": metadata["versions"]["kubedet"],
+    }

@@ -1,0 +1,117 @@
+"""`kubedet predict`: look at what an exported model finds in images."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from pipelines.commands import Commands
+from trainer.errors import ConfigError, KubedetError
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "predict",
+        help="draw what an exported model finds in images",
+        description="Detect objects with an exported model. For every image NAME the folder receives "
+        "NAME.jpg with the detections drawn and NAME.json with them as numbers, and at last "
+        "detections.json with all of them. Exit code: 0; 2 where an image or the model cannot be used "
+        "(the other images are done nevertheless).",
+    )
+    parser.add_argument(
+        "model", metavar="MODEL",
+        help="an exported model's folder (RUN/model, also on s3://), or NAME or NAME@VERSION of a "
+        "published one",
+    )  # fmt: skip
+    parser.add_argument(
+        "images", nargs="+", metavar="IMAGES", help="image files, or folders whose images are taken"
+    )
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder for the results")
+    parser.add_argument(
+        "--score", type=float, default=0.3, metavar="S", help="least score (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--format", default="", metavar="F", dest="kind",
+        help="format of the model to run: onnx, openvino, onnx-int8, torch-export (default: the first there "
+        "is)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--data-root", default="./data_root", metavar="URI",
+        help="where published models are (default: %(default)s)",
+    )  # fmt: skip
+    parser.set_defaults(command=_predict)
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from trainer import storage
+    from trainer.export import bundle, models
+    from trainer.export.predict import as_json, draw, open_bundle, open_image
+
+    if not 0 <= options.score <= 1:
+        raise ConfigError(f"--score must be from 0 to 1, not {options.score:g}", fix="use --score 0.3")
+    paths = _images(options.images)
+    names = _result_names(paths)
+    everything, failed = {}, []
+    source = bundle.load(models.resolve(options.model, options.data_root))
+    title = f"{source.metadata['name']} {source.metadata['model_version']}"
+    with open_bundle(source, options.kind) as model:
+        print(f"{title}, {model.kind} in {model.runtime.name}")
+        for path in paths:
+            try:
+                image = open_image(path)
+            except KubedetError as error:
+                failed.append(f"  {error.message}")
+                continue
+            found = model(image, options.score)
+            result = {"image": str(path), **as_json(found, image)}
+            target = Path(options.output) / names[path]
+            with storage.new_file(f"{target}.jpg", sync=False) as file:
+                draw(image, found).save(file, "JPEG", quality=92)
+            storage.write_bytes(f"{target}.json", (json.dumps(result, indent=2) + "\n").encode())
+            everything[str(path)] = result
+            print(f"{path}: {_counted([one.name for one in found])}")
+    whole = json.dumps({"model": title, "images": list(everything.values())})
+    storage.write_bytes(os.path.join(options.output, "detections.json"), (whole + "\n").encode())
+    if failed:
+        raise ConfigError(
+            f"{len(failed)} of {len(paths)} images cannot be used:\n" + "\n".join(failed),
+            fix="the others are done; give JPEG, PNG or WebP files",
+        )
+    print(f"results in {options.output}")
+    return 0
+
+
+def _images(given: list[str]) -> list[Path]:
+    """Files as they are named, folders as the images in them."""
+    paths: list[Path] = []
+    for each in map(Path, given):
+        if not each.is_dir():
+            paths.append(each)
+            continue
+        inside = sorted(path for path in each.iterdir() if path.suffix.lower() in _SUFFIXES)
+        if not inside:
+            raise ConfigError(f"the folder {each} holds no images", fix=f"looked for {', '.join(_SUFFIXES)}")
+        paths += inside
+    return list(dict.fromkeys(paths))
+
+
+def _result_names(paths: list[Path]) -> dict[Path, str]:
+    """The stem of each image; with its suffix, and then its folder, where stems collide."""
+    candidates = (
+        lambda path: path.stem,
+        lambda path: path.name,
+        lambda path: "_".join(part for part in path.parts if part not in ("/", "..", ".")),
+    )
+    for name in candidates:
+        names = {path: name(path) for path in paths}
+        if len(set(names.values())) == len(paths) and "detections" not in names.values():
+            return names
+    return {path: f"{number:05d}_{path.stem}" for number, path in enumerate(paths)}
+
+
+def _counted(names: list[str]) -> str:
+    counts = {name: names.count(name) for name in dict.fromkeys(names)}
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing found"

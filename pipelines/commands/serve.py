@@ -1,0 +1,44 @@
+"""`kubedet serve`: try an exported model in a browser, or with a client of KServe or Triton."""
+
+import argparse
+
+from pipelines.commands import Commands
+from trainer.errors import ConfigError
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "serve",
+        help="try an exported model on a page of this machine",
+        description="Serve one model on this machine: a page that shows the detections in an image dropped "
+        "on it, and the Open Inference Protocol v2 that clients of KServe and Triton speak. It is for trying "
+        "a model, not for production: see `kubedet model layout` for that.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="an exported model's folder, NAME or NAME@VERSION")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8080, help="port; 0 is any (default: %(default)s)")
+    parser.add_argument(
+        "--format", default="", dest="kind", metavar="F", help="format to run (default: the first there is)"
+    )
+    parser.add_argument(
+        "--data-root", default="./data_root", metavar="URI",
+        help="where published models are (default: %(default)s)",
+    )  # fmt: skip
+    parser.set_defaults(command=_serve)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from trainer.export import bundle, models
+    from trainer.export.predict import open_bundle
+
+    try:
+        from trainer.export.server import serve
+    except ImportError as error:
+        raise ConfigError(
+            f"the server needs the package {error.name}, which is not installed",
+            fix="pip install 'kubedet[serve]'",
+        ) from None
+    with open_bundle(bundle.load(models.resolve(options.model, options.data_root)), options.kind) as model:
+        serve(model, options.host, options.port)
+    return 0

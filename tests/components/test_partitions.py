@@ -1,0 +1,78 @@
+"""Download and sharding by several pods give what one gives."""
+
+from pathlib import Path
+
+import pytest
+
+from components import partitions, versions
+from trainer import storage
+from trainer.config import DataConfig
+from trainer.data import shards
+from trainer.errors import ConfigError, StorageError
+
+CONFIG = DataConfig(processes=1, threads=2, shard_bytes=20_000)
+SOURCE = "sample:images=24,size=96,seed=4"
+
+
+def shared(root, count, version=""):
+    """Take the way of the pipeline with so many partitions; numbers come as Kubeflow gives them."""
+    parts = partitions.plan(SOURCE, root, CONFIG, version, count)
+    assert len(parts) == count
+    parts = [{**part, "partition": float(part["partition"]), "partitions": float(count)} for part in parts]
+    fetched = [partitions.fetch(part, CONFIG) for part in reversed(parts)]
+    raw = partitions.fetched(fetched, SOURCE, root, CONFIG, version)
+    for part in parts:
+        partitions.write(raw, root, CONFIG, part)
+    return shards.join(raw, root, CONFIG)
+
+
+def contents(index):
+    return {
+        name: storage.read_bytes(f"{index['uri']}/{name}")
+        for name in storage.list_files(index["uri"])
+        if name != "index.json"
+    }
+
+
+def test_the_result_is_that_of_one(tmp_path):
+    raw = partitions.fetched([], SOURCE, str(tmp_path / "one"), CONFIG, "")
+    one = shards.shard(raw, str(tmp_path / "one"), CONFIG)
+    for count in (1, 3):
+        index = shared(str(tmp_path / str(count)), count)
+        assert {**index, "uri": ""} == {**one, "uri": ""} and contents(index) == contents(one)
+
+
+def test_what_is_there_is_not_fetched_nor_written_again(tmp_path):
+    first = shared(str(tmp_path), 2)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert shared(str(tmp_path), 3) == first
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_known_version_needs_no_plan(tmp_path):
+    root = str(tmp_path)
+    raw = partitions.fetched([], SOURCE, root, CONFIG, "monday")
+    parts = partitions.plan(SOURCE, root, CONFIG, "monday", 2)
+    assert [part["plan"] for part in parts] == ["", ""]
+    assert [partitions.fetch(part, CONFIG) for part in parts] == parts
+    assert partitions.fetched(parts, SOURCE, root, CONFIG, "monday") == raw
+    assert raw[versions.KEY] == "monday"
+
+
+def test_a_version_is_recorded_of_what_parts_fetched(tmp_path):
+    shared(str(tmp_path), 2, "tuesday")
+    assert versions.known(SOURCE, str(tmp_path), CONFIG, "tuesday")[versions.KEY] == "tuesday"
+    assert len(list(Path(tmp_path, "versions").iterdir())) == 1
+
+
+def test_a_part_that_was_not_fetched_is_missed(tmp_path):
+    parts = partitions.plan(SOURCE, str(tmp_path), CONFIG, "", 2)
+    partitions.fetch(parts[1], CONFIG)
+    with pytest.raises(StorageError, match="0-of-2"):
+        partitions.fetched(parts, SOURCE, str(tmp_path), CONFIG, "")
+
+
+@pytest.mark.parametrize("count", [0, -1, 257])
+def test_numbers_that_cannot_be(count, tmp_path):
+    with pytest.raises(ConfigError, match="from 1 to 256"):
+        partitions.plan(SOURCE, str(tmp_path), CONFIG, "", count)

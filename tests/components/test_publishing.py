@@ -1,0 +1,78 @@
+"""The export step: where it publishes, and what it leaves when it fails."""
+
+import json
+
+import pytest
+from bundles import make_bundle
+
+from components import publishing
+from components.export import export as component
+from components.publishing import export_and_publish
+from trainer import recipes
+from trainer.configuration import to_json
+from trainer.errors import ConfigError, ExportError
+from trainer.export import models
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """The manifest of a trained model whose data lie under a data root."""
+    (tmp_path / "run").mkdir()
+    config = tmp_path / "run" / "config.json"
+    config.write_text(to_json(recipes.load("debug", {"export.name": "pets"})))
+    return {
+        "output": str(tmp_path / "run"), "config": str(config), "checkpoint": "best.pt",
+        "shards": str(tmp_path / "data_root" / "shards" / "f00d"),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def exports(monkeypatch, tmp_path):
+    """In the place of an export, which takes many seconds: a bundle of that version appears."""
+    asked = []
+
+    def write(version):
+        def export(checkpoint, shards, output, config, *, evaluation_uri):
+            asked.append((checkpoint, shards, output, evaluation_uri))
+            if version == "bad":
+                raise ExportError("the exported model differs")
+            made = make_bundle(tmp_path / version, version=version)
+            (tmp_path / version).rename(output)
+            return {"model": output, "name": "pets", "model_version": version, "made": made}
+
+        monkeypatch.setattr(publishing, "export", export)
+        return asked
+
+    return write
+
+
+def test_it_publishes_under_the_shards_data_root(trained, exports, tmp_path):
+    asked = exports("v1")
+    made = export_and_publish(trained)
+    run = tmp_path / "run"
+    assert asked == [("best.pt", trained["shards"], str(run / "model"), str(run / "evaluation"))]
+    assert made["kind"] == "exported model" and made["version"] == 1 and made["model_version"] == "v1"
+    assert made["model"] == str(tmp_path / "data_root" / "models" / "pets" / "v1")
+    assert json.loads((tmp_path / "data_root/models/pets/current").read_text())["model"] == made["model"]
+    assert (run / "model" / "model.onnx").is_file()
+
+
+def test_a_failed_export_leaves_the_version_that_was_current(trained, exports, tmp_path):
+    models.publish(make_bundle(tmp_path / "v0", version="v0"), str(tmp_path / "data_root"), "pets")
+    exports("bad")
+    with pytest.raises(ExportError):
+        export_and_publish(trained)
+    assert models.current(str(tmp_path / "data_root"), "pets")["version"] == "v0"
+
+
+def test_a_name_that_is_none_is_refused_before_any_work(trained, exports, tmp_path):
+    asked = exports("v1")
+    text = (tmp_path / "run" / "config.json").read_text()
+    (tmp_path / "run" / "config.json").write_text(text.replace('"name": "pets"', '"name": "current"'))
+    with pytest.raises(ConfigError, match="'current' cannot name a model"):
+        export_and_publish(trained)
+    assert not asked
+
+
+def test_the_component_takes_the_model_alone():
+    assert set(component.component_spec.inputs) == {"model"}

@@ -1,0 +1,155 @@
+"""Bundles: whole or refused, file by file."""
+
+import hashlib
+import json
+import subprocess
+
+import pytest
+
+from trainer import storage
+from trainer.errors import ExportError, StorageError
+from trainer.export import bundle, sbom, signing
+
+
+def _change_a_byte(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_whole_bundle_is_checked_and_opened(made):
+    found = bundle.load(made)
+    found.check()
+    assert found.metadata["name"] == "pets"
+    assert set(found.checksums) == {"model.onnx", "model.safetensors", "model_metadata.json", "MODEL_CARD.md"}
+    with found.files(["model.onnx"]) as folder:
+        assert (folder / "model.onnx").is_file()
+    done = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=made, capture_output=True, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.safetensors", "MODEL_CARD.md"])
+def test_a_changed_byte_is_refused_and_named(made, tmp_path, name):
+    _change_a_byte(tmp_path / "made" / name)
+    with pytest.raises(StorageError, match=f"{name}: its bytes have changed"):
+        bundle.load(made).check()
+    with pytest.raises(StorageError, match=name):
+        bundle.copy(bundle.load(made), str(tmp_path / "copy"))
+    assert not (tmp_path / "copy").exists()
+
+
+def test_changed_metadata_are_refused_at_once(made, tmp_path):
+    _change_a_byte(tmp_path / "made" / "model_metadata.json")
+    with pytest.raises(StorageError, match=r"model_metadata\.json: its bytes have changed"):
+        bundle.load(made)
+
+
+def test_all_problems_are_told_at_once(made, tmp_path):
+    _change_a_byte(tmp_path / "made" / "model.onnx")
+    (tmp_path / "made" / "model.safetensors").unlink()
+    with pytest.raises(StorageError, match=r"(?s)model\.onnx: its bytes.*model\.safetensors: no such file"):
+        bundle.load(made).check(["model.onnx", "model.safetensors"])
+
+
+def test_a_folder_without_checksums_is_no_bundle(made, tmp_path):
+    (tmp_path / "made" / "SHA256SUMS").unlink()
+    assert not bundle.exists(made)
+    with pytest.raises(StorageError, match="holds no bundle"):
+        bundle.load(made)
+
+
+@pytest.mark.parametrize("text", ["junk", "0" * 64 + "  ../x", "0" * 64 + "  model.onnx"])
+def test_damaged_checksums_are_refused(made, tmp_path, text):
+    (tmp_path / "made" / "SHA256SUMS").write_text(text + "\n")
+    with pytest.raises(StorageError, match="SHA256SUMS"):
+        bundle.load(made)
+
+
+def test_checksums_come_last(made, tmp_path, monkeypatch):
+    upload = storage.upload
+
+    def failing(source, uri):
+        if uri.endswith("model.safetensors"):
+            raise StorageError("the disk is full")
+        upload(source, uri)
+
+    bundle.copy(bundle.load(made), str(tmp_path / "copy"))
+    monkeypatch.setattr(storage, "upload", failing)
+    with pytest.raises(StorageError):  # Over a whole one: it must stop being one.
+        bundle.copy(bundle.load(made), str(tmp_path / "copy"))
+    assert not bundle.exists(str(tmp_path / "copy"))
+
+
+def test_a_bundle_in_an_object_store(made, bucket):
+    bundle.copy(bundle.load(made), "s3://bucket/models/pets/v1")
+    found = bundle.load("s3://bucket/models/pets/v1")
+    with found.files(["model.onnx"]) as folder:
+        data = (folder / "model.onnx").read_bytes()
+    assert hashlib.sha256(data).hexdigest() == found.checksums["model.onnx"]
+    _change_a_byte(bucket / "models" / "pets" / "v1" / "model.onnx")
+    with pytest.raises(StorageError, match=r"model\.onnx"):
+        found.check()
+
+
+@pytest.fixture
+def keys(tmp_path):
+    pytest.importorskip("model_signing")
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    def write(name):
+        key = ec.generate_private_key(ec.SECP256R1())
+        private, public = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub"
+        private.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        public.write_bytes(
+            key.public_key().public_bytes(
+                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+            )
+        )
+        return str(private), str(public)
+
+    return write
+
+
+def test_signatures(made, tmp_path, keys):
+    private, public = keys("ours")
+    with pytest.raises(ExportError, match="is not signed"):
+        signing.check_signature(bundle.load(made), public)
+    signing.sign(tmp_path / "made", private)
+    signing.check_signature(bundle.load(made), public)
+    bundle.copy(bundle.load(made), str(tmp_path / "copy"))
+    signing.check_signature(bundle.load(str(tmp_path / "copy")), public)
+    with pytest.raises(ExportError, match="does not fit"):
+        signing.check_signature(bundle.load(made), keys("other")[1])
+    # Someone who changes a file and mends the list of checksums is found out by the signature.
+    _change_a_byte(tmp_path / "made" / "model.onnx")
+    bundle.seal(tmp_path / "made")
+    bundle.load(made).check()
+    with pytest.raises(ExportError, match="does not fit"):
+        signing.check_signature(bundle.load(made), public)
+
+
+def test_a_key_that_is_none(made, tmp_path):
+    pytest.importorskip("model_signing")
+    (tmp_path / "key").write_text("no key")
+    with pytest.raises(ExportError, match="cannot be signed"):
+        signing.sign(tmp_path / "made", str(tmp_path / "key"))
+    assert not (tmp_path / "made" / "model.sig").exists()
+
+
+def test_the_bill_of_materials_is_cyclonedx(made, tmp_path):
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    target = tmp_path / "sbom.json"
+    sbom.write_sbom(tmp_path / "made", target, "pets", "v1")
+    text = target.read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    parts = {part["name"]: part for part in json.loads(text)["components"]}
+    assert parts["torch"]["purl"].startswith("pkg:pypi/torch@")
+    assert "onnxruntime" in parts and "pytest" not in parts
+    assert parts["model.onnx"]["hashes"][0]["content"] == bundle.load(made).checksums["model.onnx"]

@@ -1,0 +1,118 @@
+"""The deployment graph in PyTorch: it finds what the detector finds."""
+
+import pytest
+import torch
+
+from trainer.config import ModelConfig
+from trainer.export.graph import DeploymentGraph, RawGraph, best_pairs, nms_keep
+from trainer.export.matching import EXACT, Comparison
+from trainer.export.verify import suppress
+from trainer.model import boxes as box_ops
+from trainer.model.detector import build
+from trainer.model.postprocess import Detections
+
+SIZE = 96
+
+
+def _detector(**changes):
+    torch.manual_seed(0)
+    config = ModelConfig(
+        backbone="resnet18", backbone_width=8, fpn_channels=16, head_depth=1, score_threshold=0.0,
+        anchor_sizes=[8.0, 16.0, 32.0, 48.0, 64.0], **changes,
+    )  # fmt: skip
+    detector = build(config, 7).eval()
+    with torch.no_grad():  # Scores apart from each other, as of a trained model.
+        torch.nn.init.normal_(detector.head.classification_head.cls_logits.weight, std=0.3)
+    return detector
+
+
+def _images(count=3):
+    return torch.randint(0, 256, (count, 3, SIZE, SIZE), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"background_class": True}, {"version": "v1"}, {"topk_candidates": 50}, {"nms_threshold": 0.2}],
+    ids=str,
+)
+def test_it_equals_the_detector(changes):
+    detector, images = _detector(**changes), _images()
+    with torch.inference_mode():
+        boxes, scores, labels, num = DeploymentGraph(detector, SIZE)(images)
+    expected = detector.predict(images)
+    assert torch.equal(num, expected.num) and int(num.min()) > 5
+    assert torch.equal(labels, expected.labels)
+    assert torch.allclose(scores, expected.scores, atol=1e-6)
+    assert torch.allclose(boxes, expected.boxes, atol=1e-3)
+
+
+def test_a_batch_equals_its_images():
+    graph, images = DeploymentGraph(_detector(), SIZE), _images()
+    with torch.inference_mode():
+        together = graph(images)
+        for row in range(len(images)):
+            for whole, alone in zip(together, graph(images[row : row + 1]), strict=True):
+                assert torch.allclose(whole[row].float(), alone[0].float(), atol=1e-4)
+
+
+def test_outputs_have_the_rows_there_can_be():
+    detector = _detector(detections_per_image=100000, topk_candidates=3)
+    graph = DeploymentGraph(detector, SIZE)
+    with torch.inference_mode():
+        boxes, scores, labels, num = graph(_images(2))
+    assert graph.rows == 15 and boxes.shape == (2, 15, 4) and num.shape == (2,)
+    assert ((labels == -1) == (scores == 0)).all()
+
+
+def test_raw_outputs_and_their_suppression_find_the_same():
+    detector, images = _detector(background_class=True), _images()
+    with torch.inference_mode():
+        boxes, scores = RawGraph(detector, SIZE)(images)
+    assert scores.shape == (3, boxes.shape[1], 7)
+    comparison = Comparison(EXACT)
+    comparison.add(detector.predict(images), suppress(boxes, scores, detector.config))
+    assert comparison.result().matched > 0.99
+
+
+def test_the_best_pairs_are_the_best_of_all():
+    torch.manual_seed(0)
+    classes, each, places, limit = 23, 3, 40, 17
+    logits = torch.randn(2, each, classes, places)
+    offsets, anchors = torch.randn(2, places * each, 4) * 0.1, torch.rand(places * each, 4) * 40
+    anchors[:, 2:] += anchors[:, :2] + 5
+    boxes, scores, labels = best_pairs(logits, offsets, anchors, limit, SIZE)
+    every = logits.permute(0, 3, 1, 2).reshape(2, places * each * classes)
+    best, pair = every.topk(limit, dim=1)
+    assert torch.allclose(scores, torch.sigmoid(best))
+    assert torch.equal(labels, pair % classes)
+    for row in range(2):
+        place = pair[row] // classes
+        assert torch.allclose(
+            boxes[row], box_ops.decode(offsets[row, place], anchors[place]).clamp(0, SIZE), atol=1e-4
+        )
+
+
+def test_suppression_is_within_a_class():
+    boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 10], [0, 0, 10, 9.5], [50, 50, 60, 60]]])
+    kept = nms_keep(boxes, torch.tensor([[0.9, 0.8, 0.7, 0.01]]), torch.tensor([[0, 1, 0, 0]]), 2, 0.5, 0.05)
+    assert kept.tolist() == [[1.0, 1.0, 0.0, 0.0]]
+
+
+def test_partners_are_found_by_label_box_and_score_not_by_rank():
+    def detections(rows):
+        boxes, scores, labels = zip(*rows, strict=True)
+        return Detections(
+            torch.tensor([boxes]), torch.tensor([scores]), torch.tensor([labels]), torch.tensor([len(rows)])
+        )
+
+    def share(first, second):
+        comparison = Comparison(EXACT)
+        comparison.add(detections(first), detections(second))
+        return comparison.result().matched
+
+    one = ([0.0, 0, 10, 10], 0.9, 1), ([20.0, 20, 40, 40], 0.9, 2)
+    assert share(one, one[::-1]) == 1.0
+    assert share(one, [one[0], ([20.0, 20, 40, 40], 0.9, 3)]) == 0.5
+    assert share(one, [one[0], ([20.0, 20, 40, 44], 0.9, 2)]) == 0.5
+    assert share(one, [one[0], ([20.0, 20, 40, 40], 0.8, 2)]) == 0.5
+    assert share(one, one[:1]) == pytest.approx(2 / 3)

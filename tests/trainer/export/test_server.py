@@ -1,0 +1,222 @@
+"""The local server: by the protocol's own words, and by a real browser."""
+
+import base64
+import http.client
+import io
+import json
+import shutil
+import threading
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from trainer.errors import ConfigError, DataError
+from trainer.export import bundle, protocol
+from trainer.export.predict import open_bundle
+
+uvicorn = pytest.importorskip("uvicorn")
+from trainer.export import server as serving  # noqa: E402
+
+SIZE = 96
+
+
+@pytest.fixture
+def address(made):
+    """Host and port of a running server of the small model."""
+    with open_bundle(bundle.load(made)) as predictor:
+        app = serving.application(predictor, ["127.0.0.1"])
+        running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
+        thread = threading.Thread(target=running.run, daemon=True)
+        thread.start()
+        end = time.monotonic() + 10
+        while not running.started:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        yield "127.0.0.1", running.servers[0].sockets[0].getsockname()[1]
+        running.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def ask(address):
+    """Sends a request; returns status, headers and body."""
+
+    def send(method, path, body=None, **headers):
+        connection = http.client.HTTPConnection(*address, timeout=10)
+        connection.request(method, path, body, {key.replace("_", "-"): v for key, v in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
+
+    return send
+
+
+def _request(images, **rest):
+    tensor = {"name": "images", "datatype": "UINT8", "shape": list(images.shape)}
+    return {"inputs": [{**tensor, "data": images.flatten().tolist()}], **rest}
+
+
+def test_health_and_metadata(ask):
+    for path in (
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/pets/ready",
+        "/v2/models/pets/versions/v1/ready",
+    ):
+        assert ask("GET", path)[0] == 200
+    assert "binary_tensor_data" in json.loads(ask("GET", "/v2")[2])["extensions"]
+    model = json.loads(ask("GET", "/v2/models/pets")[2])
+    assert model["name"] == "pets" and model["versions"] == ["v1"]
+    assert model["inputs"] == [{"name": "images", "datatype": "UINT8", "shape": [-1, 3, SIZE, SIZE]}]
+    assert {item["name"]: item["shape"] for item in model["outputs"]} == {
+        "boxes": [-1, 5, 4], "scores": [-1, 5], "labels": [-1, 5], "num": [-1],
+    }  # fmt: skip
+
+
+def test_inference_in_json(ask):
+    images = np.stack([np.zeros((3, SIZE, SIZE), np.uint8), np.full((3, SIZE, SIZE), 255, np.uint8)])
+    status, _, body = ask("POST", "/v2/models/pets/infer", json.dumps(_request(images, id="a7")))
+    answer = json.loads(body)
+    assert status == 200 and answer["id"] == "a7" and answer["model_version"] == "v1"
+    outputs = {item["name"]: item for item in answer["outputs"]}
+    assert outputs["boxes"]["shape"] == [2, 5, 4] and outputs["boxes"]["data"][:4] == [12, 6, 48, 30]
+    assert outputs["scores"]["data"][::5] == [0.0, 1.0] and outputs["num"]["datatype"] == "INT64"
+
+
+def test_inference_in_binary(ask):
+    images = np.full((1, 3, SIZE, SIZE), 51, np.uint8)
+    head = _request(
+        images, outputs=[{"name": "scores", "parameters": {"binary_data": True}}, {"name": "num"}]
+    )
+    del head["inputs"][0]["data"]
+    head["inputs"][0]["parameters"] = {"binary_data_size": images.nbytes}
+    text = json.dumps(head).encode()
+    status, headers, body = ask(
+        "POST", "/v2/models/pets/infer", text + images.tobytes(),
+        Inference_Header_Content_Length=str(len(text)),
+    )  # fmt: skip
+    length = int({key.lower(): value for key, value in headers.items()}["inference-header-content-length"])
+    scores, num = json.loads(body[:length])["outputs"]
+    assert status == 200 and scores["parameters"]["binary_data_size"] == 20 and num["data"] == [1]
+    assert np.frombuffer(body[length:], np.float32) == pytest.approx([0.2, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"inputs": []}, "one input named 'images'"),
+        ({"inputs": [{"name": "images", "datatype": "FP32", "shape": [1, 3, SIZE, SIZE]}]}, "must be UINT8"),
+        ({"inputs": [{"name": "images", "datatype": "UINT8", "shape": [1, 3, 8, 8]}]}, "must have the shape"),
+        ({"inputs": [{"name": "images", "datatype": "UINT8", "shape": [0, 3, SIZE, SIZE]}]}, "must have the"),
+        (
+            {"inputs": [{"name": "images", "datatype": "UINT8", "shape": [1, 3, SIZE, SIZE], "data": [1]}]},
+            "must hold 27648 integers",
+        ),
+        ({"outputs": [{"name": "masks"}]}, "no such output"),
+    ],
+)
+def test_requests_that_are_refused(ask, change, said):
+    images = np.zeros((1, 3, SIZE, SIZE), np.uint8)
+    status, _, body = ask("POST", "/v2/models/pets/infer", json.dumps({**_request(images), **change}))
+    assert status == 400 and said in json.loads(body)["error"]
+
+
+def test_values_that_are_no_pixels():
+    request = _request(np.zeros((1, 3, SIZE, SIZE), np.uint8))
+    for value, said in (
+        (256, "values from 0 to 255"),
+        (-1, "values from 0"),
+        (0.5, "integers"),
+        ("a", "integers"),
+    ):
+        request["inputs"][0]["data"][0] = value
+        with pytest.raises(DataError, match=said):
+            protocol.read_request(json.dumps(request).encode(), None, SIZE)
+
+
+def test_bytes_that_are_missing():
+    head = _request(np.zeros((1, 3, SIZE, SIZE), np.uint8))
+    head["inputs"][0]["parameters"] = {"binary_data_size": 3 * SIZE * SIZE}
+    text = json.dumps(head).encode()
+    with pytest.raises(DataError, match="needs 27648 bytes, 4 are given"):
+        protocol.read_request(text + b"1234", len(text), SIZE)
+
+
+def test_what_is_not_there(ask):
+    assert ask("GET", "/v2/models/dogs")[0] == 404
+    status, _, body = ask("GET", "/v2/models/pets/versions/v9")
+    assert status == 404 and "no model pets v9" in json.loads(body)["error"]
+    assert ask("POST", "/v2/models/pets/infer", b"junk")[0] == 400
+    assert ask("POST", "/v2/models/pets/infer", b"{}", Inference_Header_Content_Length="x")[0] == 400
+
+
+def test_another_sites_page_cannot_ask(ask):
+    assert ask("GET", "/", Host="evil.example")[0] == 400
+
+
+def _jpeg():
+    buffer = io.BytesIO()
+    Image.new("RGB", (192, 96), "white").save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def test_detections_of_an_image(ask):
+    status, _, body = ask("POST", "/detect", _jpeg())
+    answer = json.loads(body)
+    assert status == 200 and answer["model"] == "pets v1" and (answer["width"], answer["height"]) == (192, 96)
+    assert answer["detections"][0]["box"] == [24, 12, 96, 60]
+    status, _, body = ask("POST", "/detect", b"junk")
+    assert status == 400 and json.loads(body)["error"] == "what was sent is not an image"
+
+
+def test_a_request_that_is_too_large(ask, monkeypatch):
+    monkeypatch.setattr(serving, "MOST_BYTES", 1000)
+    status, _, body = ask("POST", "/detect", b"x" * 2000)
+    assert status == 400 and "larger than" in json.loads(body)["error"]
+
+
+def test_a_port_that_is_taken(address, made):
+    with open_bundle(bundle.load(made)) as predictor, pytest.raises(ConfigError, match="cannot listen at"):
+        serving.serve(predictor, *address)
+
+
+_DROP = """data => {
+  const bytes = Uint8Array.from(atob(data), character => character.charCodeAt(0));
+  const carried = new DataTransfer();
+  carried.items.add(new File([bytes], "a.jpg", {type: "image/jpeg"}));
+  document.dispatchEvent(new DragEvent("drop", {dataTransfer: carried, bubbles: true, cancelable: true}));
+}"""
+
+
+@pytest.mark.slow
+def test_the_page_shows_a_dropped_images_detections(address, tmp_path):
+    browser_path = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
+    playwright = pytest.importorskip("playwright.sync_api")
+    if browser_path is None:
+        pytest.skip("no browser here: install chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        page = browser.new_page()
+        wrong = []
+        page.on("pageerror", lambda error: wrong.append(error))
+        page.goto("http://{}:{}/".format(*address))
+        page.evaluate(_DROP, base64.b64encode(_jpeg()).decode())
+        page.wait_for_selector("#found tbody tr")
+        # The class is called `dog <b>`: it must be shown as text.
+        assert page.inner_text("#found tbody tr").split("\t")[0] == "dog <b>"
+        assert "pets v1: 1 found" in page.inner_text("#message")
+        drawn = page.evaluate(
+            "() => [...document.getElementById('picture').getContext('2d').getImageData(60, 60, 1, 1).data]"
+        )
+        assert page.eval_on_selector("#picture", "it => [it.width, it.height]") == [192, 96]
+        assert drawn[:3] != [255, 255, 255]  # The lower side of the box.
+        page.fill("#least", "0.99")
+        assert "0 found, 1 below" in page.inner_text("#message")
+        (tmp_path / "junk.jpg").write_text("junk")
+        page.set_input_files("#file", str(tmp_path / "junk.jpg"))
+        page.wait_for_selector("#message.wrong")
+        assert "is not an image" in page.inner_text("#message") and not wrong
+        browser.close()

@@ -1,0 +1,57 @@
+"""Layouts for Triton and KServe."""
+
+import json
+
+import pytest
+
+from trainer.errors import ConfigError, ExportError, StorageError
+from trainer.export import bundle
+from trainer.export.serving import kserve_service, write_triton
+
+
+def test_a_triton_repository(made, tmp_path):
+    folder = write_triton(bundle.load(made), str(tmp_path / "triton"), max_batch=4)
+    assert folder == str(tmp_path / "triton" / "pets")
+    files = {str(path.relative_to(folder)) for path in (tmp_path / "triton" / "pets").rglob("*.*")}
+    assert files == {"config.pbtxt", "labels.txt", "1/model.onnx"}
+    assert (tmp_path / "triton/pets/labels.txt").read_text() == "cat\ndog <b>\n"
+    config = " ".join((tmp_path / "triton/pets/config.pbtxt").read_text().split())
+    assert config == (
+        'name: "pets" platform: "onnxruntime_onnx" max_batch_size: 4 '
+        'input [ { name: "images" data_type: TYPE_UINT8 dims: [ 3, 96, 96 ] } ] '
+        'output [ { name: "boxes" data_type: TYPE_FP32 dims: [ 5, 4 ] }, '
+        '{ name: "scores" data_type: TYPE_FP32 dims: [ 5 ] }, '
+        '{ name: "labels" data_type: TYPE_INT64 dims: [ 5 ] label_filename: "labels.txt" }, '
+        '{ name: "num" data_type: TYPE_INT64 dims: [ 1 ] reshape { shape: [ ] } } ] dynamic_batching { }'
+    )
+
+
+def test_a_damaged_bundle_is_not_laid_out(made, tmp_path):
+    with (tmp_path / "made" / "model.onnx").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(StorageError, match=r"model\.onnx"):
+        write_triton(bundle.load(made), str(tmp_path / "triton"))
+    assert not (tmp_path / "triton").exists()
+
+
+@pytest.mark.parametrize("kind", ["onnx-int8", "torch-export", "nonsense"])
+def test_a_format_that_is_not_there(made, tmp_path, kind):
+    with pytest.raises(ExportError, match=f"no format {kind} that Triton serves"):
+        write_triton(bundle.load(made), str(tmp_path / "triton"), kind=kind)
+
+
+def test_a_kserve_service(made):
+    metadata = {**bundle.load(made).metadata, "name": "Pets_of.2026"}
+    service = kserve_service(metadata, "minio://bucket/triton", "models")
+    assert json.loads(json.dumps(service))["metadata"]["name"] == "pets-of-2026"
+    assert service["spec"]["predictor"] == {
+        "serviceAccountName": "models",
+        "model": {
+            "modelFormat": {"name": "onnx"}, "protocolVersion": "v2", "storageUri": "s3://bucket/triton",
+        },
+    }  # fmt: skip
+
+
+def test_kserve_cannot_read_a_local_folder(made):
+    with pytest.raises(ConfigError, match=r"KServe cannot read models from \./triton"):
+        kserve_service(bundle.load(made).metadata, "./triton")

@@ -1,0 +1,101 @@
+"""What an exported file is refused for."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.config import Config, ExportConfig
+from trainer.errors import ExportError
+from trainer.export import verify
+from trainer.export.matching import Matches
+
+SIZE = 96
+
+
+class Runtime:
+    """Finds as many boxes as an image has bright pixels in its first row; can be told to misbehave."""
+
+    name, threads = "a runtime", 1
+
+    def __init__(self, *, lenient=False, mixed=False):
+        self.lenient, self.mixed = lenient, mixed
+
+    def run(self, images):
+        if not self.lenient and images.shape[1:] != (3, SIZE, SIZE):
+            raise ValueError("a wrong shape")
+        images = images.reshape(-1, *images.shape[-3:]) if images.ndim == 4 else images[None]
+        num = (images[:, 0, 0] > 200).sum(axis=1)
+        if self.mixed and len(images) > 1:
+            num = num[::-1].copy()
+        boxes = np.tile(np.arange(SIZE, dtype=np.float32)[None, :, None], (len(images), 1, 4))
+        boxes[..., 2:] += 5
+        real = np.arange(SIZE) < num[:, None]
+        return [boxes * real[..., None], real * np.float32(0.9), np.where(real, 1, -1), num]
+
+
+def _served(**told):
+    served = object.__new__(verify.Served)
+    served.kind, served.runtime = verify.FORMATS["onnx"], Runtime(**told)
+    return served
+
+
+def _squares():
+    squares = torch.zeros(3, 3, SIZE, SIZE, dtype=torch.uint8)
+    for row, count in enumerate((3, 7, 1)):
+        squares[row, 0, 0, :count] = 255
+    return squares
+
+
+def test_a_good_file_passes():
+    verify._check_edges("onnx", _served(), _squares(), SIZE)
+
+
+def test_a_file_that_mixes_up_a_batch_is_refused():
+    with pytest.raises(ExportError, match=r"\(onnx\) finds other objects in a batch"):
+        verify._check_edges("onnx", _served(mixed=True), _squares(), SIZE)
+
+
+def test_a_file_that_takes_any_shape_is_refused():
+    with pytest.raises(ExportError, match=r"accepts an input of shape \[1, 3, 128, 96\]"):
+        verify._check_edges("onnx", _served(lenient=True), _squares(), SIZE)
+
+
+def _judge(name, change, matched):
+    config = Config(export=ExportConfig(formats=["onnx", "onnx-int8"]))
+    verify._judge(name, change, Matches(10, matched, 0.0, 0.0), 500, config)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "matched"),
+    [("onnx", 0.0009, 1.0), ("onnx", -0.0009, 0.98), ("onnx-int8", -0.0049, 0.1)],
+)
+def test_small_changes_pass(name, change, matched):
+    _judge(name, change, matched)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "matched", "said"),
+    [
+        ("onnx", -0.0011, 1.0, "AP changes by -0.0011, at most 0.001"),
+        ("onnx", 0.0011, 1.0, "AP changes by"),
+        ("onnx", 0.0, 0.97, "97.0% of the detections match"),
+        ("onnx-int8", -0.0051, 1.0, r"at most 0.005 is allowed \(export.max_ap_change_int8\)"),
+        ("onnx", 0.1, 0.5, "AP changes.*; 50.0% of"),
+    ],
+)
+def test_large_changes_are_refused(name, change, matched, said):
+    with pytest.raises(ExportError, match=said):
+        _judge(name, change, matched)
+
+
+def test_time_is_told_with_threads_and_cpu():
+    found = verify.latency(Runtime(), np.zeros((1, 3, SIZE, SIZE), np.uint8))
+    assert 0 < found["p50_ms"] <= found["p95_ms"] and found["runs"] >= 10
+    assert found["threads"] == 1 and found["cpu"]
+
+
+def test_figures_are_plain_numbers():
+    check = verify.Check("r", 1, 0.5, 0.0, Matches(1, 1.0, 0.0, 0.0), {})
+    assert verify.describe(check)["matches"] == dataclasses.asdict(check.matches)

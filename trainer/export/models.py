@@ -1,0 +1,182 @@
+"""Published models: `<data_root>/models/NAME/VERSION/` is a bundle, `current` names the one in use.
+
+`current` is a small JSON file, written whole and last. It also tells how good that version is
+(metrics, and the folder of its evaluation): the next run's gate compares with it.
+"""
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from trainer import storage
+from trainer.errors import ConfigError, StorageError
+from trainer.export import bundle
+from trainer.export.bundle import Bundle
+
+CURRENT = "current"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_MOST_HISTORY = 100
+
+
+def check_name(name: str) -> None:
+    """Refuse a name or version that cannot be a folder's.
+
+    Raises:
+        ConfigError: saying what it may be.
+    """
+    if not _NAME.fullmatch(name) or name == CURRENT:
+        raise ConfigError(
+            f"{name!r} cannot name a model or a version",
+            fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 100",
+        )
+
+
+def folder(data_root: str, name: str) -> str:
+    """URI of the folder with a model's versions."""
+    check_name(name)
+    return storage.join(data_root, "models", name)
+
+
+def publish(source_uri: str, data_root: str, name: str, version: str = "") -> dict[str, Any]:
+    """Copy a bundle to its version's folder and make it current.
+
+    A version that is there is kept: `current` may name it, and must never name one half-written.
+
+    Args:
+        source_uri: the bundle.
+        data_root: URI under which data is kept.
+        name: the model's name.
+        version: "" for the bundle's own.
+
+    Returns:
+        What `current` holds now.
+
+    Raises:
+        ConfigError: the name cannot be used.
+        StorageError: the bundle is damaged, or the data root cannot be written; `current` is as before.
+    """
+    source = bundle.load(source_uri)
+    version = version or source.metadata["model_version"]
+    check_name(version)
+    target = storage.join(folder(data_root, name), version)
+    if not bundle.exists(target):
+        bundle.copy(source, target)
+    return promote(data_root, name, version)
+
+
+def promote(data_root: str, name: str, version: str) -> dict[str, Any]:
+    """Make a version current, after comparing all its files with their checksums.
+
+    Returns:
+        What `current` holds now: kind, name, version, model (the bundle's URI), checkpoint (URI),
+        evaluation (a folder's URI or ""), metrics, fingerprint (of the shards), promoted (time),
+        history (versions before it, oldest first).
+
+    Raises:
+        StorageError: there is no such version or it is damaged; `current` is as before.
+    """
+    return _switch(data_root, name, version, _history(data_root, name, version))
+
+
+def rollback(data_root: str, name: str) -> dict[str, Any]:
+    """Make the version current that was so before the present one.
+
+    Raises:
+        StorageError: there is none, or it is damaged; `current` is as before.
+    """
+    history = (current(data_root, name) or {}).get("history", [])
+    if not history:
+        raise StorageError(
+            f"no version of {name} was current before this one",
+            fix="choose one by name: kubedet model promote NAME VERSION",
+        )
+    return _switch(data_root, name, history[-1], history[:-1])
+
+
+def current(data_root: str, name: str) -> dict[str, Any] | None:
+    """What `current` of a model holds, or None where nothing was promoted.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    uri = storage.join(folder(data_root, name), CURRENT)
+    return storage.read_json(uri) if storage.exists(uri) else None
+
+
+def names(data_root: str) -> list[str]:
+    """Names of the models that have versions, sorted."""
+    found = storage.list_files(storage.join(data_root, "models"))
+    return sorted({name.split("/")[0] for name in found if name.endswith(f"/{bundle.CHECKSUMS}")})
+
+
+def versions(data_root: str, name: str) -> list[Bundle]:
+    """Whole versions of a model, oldest first."""
+    root = folder(data_root, name)
+    found = [
+        bundle.load(storage.join(root, path.split("/")[0]))
+        for path in storage.list_files(root)
+        if path.endswith(f"/{bundle.CHECKSUMS}") and path.count("/") == 1
+    ]
+    return sorted(found, key=lambda one: one.metadata["created"])
+
+
+def resolve(model: str, data_root: str) -> str:
+    """URI of the bundle that a person means by a folder's URI, NAME (its current version) or NAME@VERSION.
+
+    Raises:
+        StorageError: there is no such model, or none of its versions is current.
+    """
+    if bundle.exists(model):
+        return model
+    name, _, version = model.partition("@")
+    if not _NAME.fullmatch(name):
+        raise StorageError(
+            f"{model} holds no bundle",
+            fix="give the folder of an exported model (RUN/model), or NAME or NAME@VERSION with --data-root",
+        )
+    if version:
+        return storage.join(folder(data_root, name), version)
+    now = current(data_root, name)
+    if now is None:
+        known = ", ".join(names(data_root)) or "none"
+        raise StorageError(
+            f"no model {name} is current under {data_root}, and {model} is no bundle",
+            fix=f"models there: {known}; or give the folder of an exported model (RUN/model)",
+        )
+    # By name, not by the URI in `current`: a volume may be mounted elsewhere here.
+    return storage.join(folder(data_root, name), now["version"])
+
+
+def _history(data_root: str, name: str, version: str) -> list[str]:
+    before = current(data_root, name)
+    if before is None:
+        return []
+    if before["version"] == version:  # Promoted again, as by a retried step.
+        return before["history"]
+    return [*before["history"], before["version"]][-_MOST_HISTORY:]
+
+
+def _switch(data_root: str, name: str, version: str, history: list[str]) -> dict[str, Any]:
+    check_name(version)
+    uri = storage.join(folder(data_root, name), version)
+    if not bundle.exists(uri):
+        known = ", ".join(one.metadata["model_version"] for one in versions(data_root, name)) or "none"
+        raise StorageError(
+            f"no version {version} of the model {name} in {data_root}", fix=f"versions: {known}"
+        )
+    chosen = bundle.load(uri)
+    chosen.check()
+    record = {
+        "kind": "current model",
+        "name": name,
+        "version": version,
+        "model": storage.absolute(uri),
+        "checkpoint": chosen.metadata["trained_on"]["checkpoint"],
+        "evaluation": chosen.metadata["metrics"]["evaluation"],
+        "metrics": chosen.metadata["metrics"]["values"],
+        "fingerprint": chosen.metadata["trained_on"]["shards"],
+        "promoted": datetime.now(UTC).isoformat(timespec="seconds"),
+        "history": history,
+    }
+    storage.write_json(storage.join(folder(data_root, name), CURRENT), record)
+    return record

@@ -1,0 +1,145 @@
+"""Detections of a bundle in images, as an application gets them: preprocess, run, scale back."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont, ImageOps, UnidentifiedImageError
+
+from trainer.errors import DataError, ExportError
+from trainer.export.bundle import Bundle
+from trainer.export.formats import FORMATS
+from trainer.export.preprocess import preprocess
+from trainer.export.runtimes import Runtime
+
+_ORDER = ("onnx", "openvino", "onnx-int8", "torch-export")
+"""Which format of a bundle is taken where none is named."""
+_COLOURS = ("#e6194b", "#2a8f38", "#4363d8", "#c45a10", "#911eb4", "#008080", "#9a6324", "#800000")
+
+
+@dataclass(frozen=True)
+class Found:
+    """One detection."""
+
+    label: int
+    """Class, the `id` in the metadata's classes."""
+    name: str
+    """Name of the class."""
+    score: float
+    """0..1."""
+    box: tuple[float, float, float, float]
+    """x1, y1, x2, y2 in pixels of the image, upright."""
+
+
+class Predictor:
+    """A model that is ready to detect."""
+
+    def __init__(self, metadata: dict[str, Any], runtime: Runtime, kind: str) -> None:
+        self.metadata, self.runtime, self.kind = metadata, runtime, kind
+        self.size: int = metadata["input"]["input_size"]
+        self.names = {item["id"]: item["name"] for item in metadata["classes"]}
+
+    def __call__(self, image: Image.Image, least: float = 0.0) -> list[Found]:
+        """Detect objects in one image of any size.
+
+        Args:
+            image: RGB, as `open_image` gives it.
+            least: detections below this score are left out.
+
+        Returns:
+            Detections, best first.
+        """
+        square, scale = preprocess(image, self.size)
+        boxes, scores, labels, num = self.runtime.run(square.numpy()[None])
+        limits = np.array([*image.size, *image.size])
+        found = []
+        for row in range(int(num[0])):
+            if scores[0, row] >= least:
+                corners = np.clip(boxes[0, row].astype(float) / scale, 0, limits)
+                x1, y1, x2, y2 = (round(float(side), 2) for side in corners)
+                label = int(labels[0, row])
+                found.append(Found(label, self.names[label], float(scores[0, row]), (x1, y1, x2, y2)))
+        return found
+
+
+@contextmanager
+def open_bundle(source: Bundle, kind: str = "") -> Iterator[Predictor]:
+    """Open one format of a bundle, its files compared with their checksums first.
+
+    Args:
+        source: the bundle.
+        kind: a format; "" takes the first of onnx, openvino, onnx-int8, torch-export that there is.
+
+    Raises:
+        ExportError: the bundle has no such format, or none that gives detections.
+        StorageError: a file is missing or has changed.
+    """
+    formats = source.metadata["formats"]
+    usable = [name for name in _ORDER if name in formats]
+    kind = kind or next(iter(usable), "")
+    if kind not in usable:
+        raise ExportError(
+            f"the bundle {source.uri} has no format {kind or 'that gives detections'}",
+            fix=f"formats to predict with: {', '.join(usable) or 'none; export onnx'}",
+        )
+    with source.files(formats[kind]["files"]) as folder:
+        runtime = FORMATS[kind].open(folder / formats[kind]["files"][0])
+        yield Predictor(source.metadata, runtime, kind)
+
+
+def open_image(file: Path | IO[bytes], name: str = "") -> Image.Image:
+    """Open and decode an image as people see it: turned by its EXIF orientation, RGB.
+
+    Args:
+        file: its path, or the open file.
+        name: what to call it in an error; "" is the path.
+
+    Raises:
+        DataError: it is missing, no image, or damaged.
+    """
+    name = name or str(file)
+    try:
+        return ImageOps.exif_transpose(Image.open(file)).convert("RGB")
+    except UnidentifiedImageError:
+        raise DataError(f"{name} is not an image", fix="give JPEG, PNG or WebP files") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"{name} cannot be read: {reason}", fix="check the path and the file") from None
+
+
+def draw(image: Image.Image, found: list[Found]) -> Image.Image:
+    """A copy of an image with boxes, names and scores on it, the best on top."""
+    canvas = image.copy()
+    pen = ImageDraw.Draw(canvas)
+    line = max(2, round(max(canvas.size) / 400))
+    font = ImageFont.load_default(max(11, round(max(canvas.size) / 50)))
+    for one in reversed(found):
+        colour = _COLOURS[one.label % len(_COLOURS)]
+        x1, y1, x2, y2 = one.box
+        if x2 <= x1 or y2 <= y1:
+            continue  # Cut to a line at the border.
+        pen.rectangle((x1, y1, x2, y2), outline=colour, width=line)
+        text = f"{one.name} {one.score:.2f}"
+        left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
+        high, wide = bottom - top + 4, right - left + 6
+        # Above the box, or inside it at the upper border; never beyond the right one.
+        y = y1 - high if y1 >= high else y1
+        x = min(x1, max(0, canvas.width - wide))
+        pen.rectangle((x, y, x + wide, y + high), fill=colour)
+        pen.text((x + 3 - left, y + 2 - top), text, fill="white", font=font)
+    return canvas
+
+
+def as_json(found: list[Found], image: Image.Image) -> dict[str, Any]:
+    """Detections of an image for a JSON file: width, height, detections (label, name, score, box)."""
+    return {
+        "width": image.width,
+        "height": image.height,
+        "detections": [
+            {"label": one.label, "name": one.name, "score": round(one.score, 6), "box": list(one.box)}
+            for one in found
+        ],
+    }

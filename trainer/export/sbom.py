@@ -1,0 +1,79 @@
+"""The bundle's bill of materials: its files with their hashes, and the packages that made them."""
+
+import re
+from collections import deque
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import ExportError
+from trainer.export.bundle import file_sha256
+
+_ROOTS = ("kubedet", "onnx", "onnxscript", "onnxruntime", "openvino")
+
+
+def write_sbom(folder: Path, target: Path, name: str, version: str) -> None:
+    """Write CycloneDX 1.6 as JSON.
+
+    Args:
+        folder: the files that are shipped.
+        target: the file to write.
+        name: name of the model.
+        version: its version.
+
+    Raises:
+        ExportError: the package cyclonedx-python-lib is missing.
+    """
+    try:
+        from cyclonedx.model import HashAlgorithm, HashType
+        from cyclonedx.model.bom import Bom
+        from cyclonedx.model.component import Component, ComponentType
+        from cyclonedx.output.json import JsonV1Dot6
+        from packageurl import PackageURL
+    except ImportError:
+        raise ExportError(
+            "the bill of materials needs the package cyclonedx-python-lib, which is not installed",
+            fix="pip install 'kubedet[export]'",
+        ) from None
+    model = Component(
+        name=name, version=version, type=ComponentType.MACHINE_LEARNING_MODEL, bom_ref=f"{name}@{version}"
+    )
+    bom = Bom()
+    bom.metadata.component = model
+    parts: list[Any] = [
+        Component(
+            name=path.name, type=ComponentType.FILE, bom_ref=f"file:{path.name}",
+            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=file_sha256(path))],
+        )
+        for path in sorted(folder.iterdir())
+    ]  # fmt: skip
+    parts += [
+        Component(
+            name=package, version=its, type=ComponentType.LIBRARY, bom_ref=f"{package}@{its}",
+            purl=PackageURL(type="pypi", name=package, version=its),
+        )
+        for package, its in sorted(packages().items())
+    ]  # fmt: skip
+    for part in parts:
+        bom.components.add(part)
+    bom.register_dependency(model, parts)
+    target.write_text(JsonV1Dot6(bom).output_as_string(indent=2) + "\n")
+
+
+def packages() -> dict[str, str]:
+    """Versions of the installed packages that an export can have used, with all they require."""
+    found: dict[str, str] = {}
+    waiting = deque(_ROOTS)
+    while waiting:
+        name = waiting.popleft()
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        if key in found:
+            continue
+        try:
+            here = distribution(name)
+        except PackageNotFoundError:
+            continue  # Of another platform, or an extra that is not installed.
+        found[key] = here.version
+        plain = (line for line in here.requires or [] if "extra ==" not in line)
+        waiting += (re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in plain)
+    return found

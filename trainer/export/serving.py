@@ -1,0 +1,112 @@
+"""Layouts for model servers, generated from a bundle: Triton's repository, KServe's service."""
+
+import json
+import re
+from typing import Any
+
+from trainer import storage
+from trainer.errors import ConfigError, ExportError
+from trainer.export.bundle import Bundle
+
+_TRITON = {
+    "onnx": ('platform: "onnxruntime_onnx"', ("model.onnx",)),
+    "onnx-int8": ('platform: "onnxruntime_onnx"', ("model.onnx",)),
+    "openvino": ('backend: "openvino"', ("model.xml", "model.bin")),
+}
+"""What serves a format, and the names its files have in a repository."""
+
+
+def write_triton(source: Bundle, uri: str, *, kind: str = "onnx", max_batch: int = 8) -> str:
+    """Write a Triton model repository.
+
+    Args:
+        source: the bundle; the model is called as in its metadata.
+        uri: the repository's folder; other models in it stay as they are.
+        kind: onnx, onnx-int8 or openvino.
+        max_batch: images of a request at most, and of a batch that Triton puts together.
+
+    Returns:
+        URI of the model's folder: config.pbtxt, labels.txt and version 1.
+
+    Raises:
+        ExportError: the bundle has no such format.
+        StorageError: a file has changed, or the target cannot be written.
+    """
+    if kind not in _TRITON or kind not in source.metadata["formats"]:
+        usable = [name for name in _TRITON if name in source.metadata["formats"]]
+        raise ExportError(
+            f"the bundle {source.uri} has no format {kind} that Triton serves",
+            fix=f"formats for it: {', '.join(usable) or 'none; export onnx'}",
+        )
+    folder = storage.join(uri, source.metadata["name"])
+    names = source.metadata["formats"][kind]["files"]
+    with source.files(names) as local:
+        for name, served in zip(names, _TRITON[kind][1], strict=True):
+            storage.upload(local / name, storage.join(folder, "1", served))
+    labels = "".join(f"{item['name']}\n" for item in source.metadata["classes"])
+    storage.write_bytes(storage.join(folder, "labels.txt"), labels.encode())
+    # Last: without it Triton does not see the model.
+    storage.write_bytes(
+        storage.join(folder, "config.pbtxt"), triton_config(source.metadata, kind, max_batch).encode()
+    )
+    return folder
+
+
+def triton_config(metadata: dict[str, Any], kind: str, max_batch: int) -> str:
+    """config.pbtxt of a bundle's format."""
+    if max_batch < 1:
+        raise ConfigError(f"the largest batch must be 1 or more, not {max_batch}", fix="use 8")
+    size, rows = metadata["input"]["input_size"], metadata["outputs"]["rows"]
+    outputs = [
+        _tensor("boxes", "TYPE_FP32", f"dims: [ {rows}, 4 ]"),
+        _tensor("scores", "TYPE_FP32", f"dims: [ {rows} ]"),
+        _tensor("labels", "TYPE_INT64", f'dims: [ {rows} ]\n    label_filename: "labels.txt"'),
+        # A number for each image: Triton's shapes need one dimension more than the model's.
+        _tensor("num", "TYPE_INT64", "dims: [ 1 ]\n    reshape { shape: [ ] }"),
+    ]
+    image = _tensor(metadata["input"]["name"], "TYPE_UINT8", f"dims: [ 3, {size}, {size} ]")
+    return (
+        f"name: {json.dumps(metadata['name'])}\n{_TRITON[kind][0]}\nmax_batch_size: {max_batch}\n"
+        f"input [\n{image}\n]\noutput [\n" + ",\n".join(outputs) + "\n]\ndynamic_batching { }\n"
+    )
+
+
+def _tensor(name: str, kind: str, rest: str) -> str:
+    return f"  {{\n    name: {json.dumps(name)}\n    data_type: {kind}\n    {rest}\n  }}"
+
+
+def kserve_service(metadata: dict[str, Any], storage_uri: str, service_account: str = "") -> dict[str, Any]:
+    """A KServe InferenceService that serves a Triton repository by the v2 protocol.
+
+    Args:
+        metadata: the bundle's.
+        storage_uri: the repository: s3://, gs://, https:// or pvc://; minio:// becomes s3://, as
+            KServe's Secret names the endpoint.
+        service_account: the one whose Secret opens the store; "" is none.
+
+    Raises:
+        ConfigError: KServe cannot read from there.
+    """
+    place = re.sub("^minio:", "s3:", storage_uri)
+    if storage.scheme(place) not in ("s3", "gs", "http", "https", "pvc"):
+        raise ConfigError(
+            f"KServe cannot read models from {storage_uri}",
+            fix="copy the repository to a bucket or a volume and give its URI as --storage-uri "
+            "(s3://bucket/triton, pvc://claim/triton)",
+        )
+    model: dict[str, Any] = {"modelFormat": {"name": "onnx"}, "protocolVersion": "v2"}
+    model["storageUri"] = place
+    predictor: dict[str, Any] = {"model": model}
+    if service_account:
+        predictor["serviceAccountName"] = service_account
+    name = re.sub(r"[^a-z0-9-]+", "-", metadata["name"].lower()).strip("-")[:50].strip("-")
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {
+            "name": name,
+            "labels": {"app.kubernetes.io/managed-by": "kubedet"},
+            "annotations": {"kubedet/model-version": metadata["model_version"]},
+        },
+        "spec": {"predictor": predictor},
+    }

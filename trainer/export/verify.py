@@ -1,0 +1,252 @@
+"""Is the shipped file as good as the trained model? Asked in the runtime that serves it.
+
+Both see the same validation images; what must agree is the COCO AP and the detections one by
+one. Then the edges: batches, an image without objects, inputs of a wrong shape; and the time.
+"""
+
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torchvision.ops import batched_nms
+
+from trainer import log
+from trainer.config import Config, ModelConfig
+from trainer.data.loader import read_sample
+from trainer.data.shard_index import ShardDataset
+from trainer.data.transforms import FILL, letterbox
+from trainer.errors import ExportError
+from trainer.evaluation import coco
+from trainer.evaluation.inference import in_images
+from trainer.evaluation.tables import Predictions
+from trainer.export.formats import FORMATS, Format
+from trainer.export.matching import EXACT, Comparison, Matches, rows
+from trainer.export.quantize import spread
+from trainer.export.runtimes import Runtime
+from trainer.model.detector import Detector
+from trainer.model.postprocess import Detections
+
+_BATCH = 8
+_LATENCY_RUNS = 50
+_LATENCY_SECONDS = 5.0
+_OTHER_VERSIONS = "use the versions of torch, onnx and onnxruntime in constraints.txt; nothing was published"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found of one exported file."""
+
+    runtime: str
+    """What ran it."""
+    images: int
+    """Images of the comparison."""
+    ap: float
+    """COCO AP of the file; -1 where the images have no boxes."""
+    ap_change: float
+    """The same less that of the trained model."""
+    matches: Matches
+    """How its detections compare, one by one."""
+    latency: dict[str, Any]
+    """p50_ms and p95_ms of a batch of one, runs, threads and cpu."""
+
+
+class Served:
+    """A file in its runtime, giving detections."""
+
+    def __init__(self, kind: Format, path: Path, config: ModelConfig) -> None:
+        self.kind, self.runtime, self._config = kind, kind.open(path), config
+
+    def predict(self, images: np.ndarray) -> Detections:
+        """Detections of uint8 images [B, 3, S, S]."""
+        found = [torch.from_numpy(part) for part in self.runtime.run(images)]
+        return suppress(found[0], found[1], self._config) if self.kind.raw else Detections(*found)
+
+
+def verify(
+    folder: Path,
+    names: Sequence[str],
+    detector: Detector,
+    dataset: ShardDataset,
+    config: Config,
+    image_size: int,
+) -> dict[str, Check]:
+    """Compare written files with the trained model on images of a split.
+
+    Args:
+        folder: holds the files of the formats.
+        names: formats.
+        detector: the trained model, on the CPU.
+        dataset: where the images come from.
+        config: the export section.
+        image_size: side of the input square.
+
+    Raises:
+        ExportError: AP changes by too much, too few detections match, a batch gives other results
+            than single images, an image without objects fails, or a wrong shape is accepted.
+    """
+    served = {name: Served(FORMATS[name], folder / FORMATS[name].files[0], detector.config) for name in names}
+    indices = spread(len(dataset), config.export.check_images)
+    comparisons = {name: Comparison(FORMATS[name].tolerance) for name in names}
+    found: dict[str, list[Predictions]] = {name: [Predictions.from_coco([])] for name in ["", *names]}
+    sizes = dict(zip(dataset.image_ids.tolist(), dataset.sizes, strict=True))
+    squares = torch.empty(0)
+    with log.progress("check", len(indices), "images") as bar:
+        for images, image_ids, scales in _batches(dataset, indices, image_size):
+            squares = images if not len(squares) else squares
+            trained = detector.predict(images)
+            found[""].append(in_images(trained, image_ids, scales, sizes))
+            for name, one in served.items():
+                detections = one.predict(images.numpy())
+                comparisons[name].add(trained, detections)
+                found[name].append(in_images(detections, image_ids, scales, sizes))
+            bar.update(len(images))
+    ap = _average_precision(dataset, indices, found)
+    checks = {}
+    for name, one in served.items():
+        matches = comparisons[name].result()
+        _judge(name, ap[name] - ap[""], matches, len(indices), config)
+        _check_edges(name, one, squares, image_size)
+        checks[name] = Check(
+            one.runtime.name, len(indices), ap[name], ap[name] - ap[""], matches,
+            latency(one.runtime, squares[:1].numpy()),
+        )  # fmt: skip
+    return checks
+
+
+def describe(check: Check) -> dict[str, Any]:
+    """The figures as plain numbers."""
+    return asdict(check)
+
+
+def suppress(boxes: torch.Tensor, scores: torch.Tensor, config: ModelConfig) -> Detections:
+    """Detections from the raw graph's outputs, by the rules of TensorRT's EfficientNMS.
+
+    Args:
+        boxes: [B, N, 4].
+        scores: [B, N, C].
+        config: thresholds and the number of detections.
+    """
+    limit = config.detections_per_image
+    padded = Detections(
+        torch.zeros(len(boxes), limit, 4), torch.zeros(len(boxes), limit),
+        torch.full((len(boxes), limit), -1), torch.zeros(len(boxes), dtype=torch.int64),
+    )  # fmt: skip
+    for row in range(len(boxes)):
+        anchor, label = torch.nonzero(scores[row] > config.score_threshold, as_tuple=True)
+        score = scores[row, anchor, label]
+        # In fp64: the classes are shifted apart, which fp32 rounds.
+        kept = batched_nms(boxes[row, anchor].double(), score.double(), label, config.nms_threshold)[:limit]
+        count = len(kept)
+        padded.boxes[row, :count] = boxes[row, anchor[kept]]
+        padded.scores[row, :count], padded.labels[row, :count] = score[kept], label[kept]
+        padded.num[row] = count
+    return padded
+
+
+def latency(runtime: Runtime, image: np.ndarray) -> dict[str, Any]:
+    """Time requests of one image uint8 [1, 3, S, S], after three that do not count."""
+    times: list[float] = []
+    end = time.perf_counter() + _LATENCY_SECONDS
+    for number in range(_LATENCY_RUNS + 3):
+        start = time.perf_counter()
+        runtime.run(image)
+        if number >= 3:
+            times.append(time.perf_counter() - start)
+        if len(times) >= 10 and time.perf_counter() > end:
+            break
+    p50, p95 = np.percentile(times, [50, 95]) * 1000
+    return {
+        "p50_ms": round(float(p50), 3), "p95_ms": round(float(p95), 3), "runs": len(times),
+        "threads": runtime.threads, "cpu": cpu_name(),
+    }  # fmt: skip
+
+
+def cpu_name() -> str:
+    """What the processor calls itself."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())
+
+
+def _batches(
+    dataset: ShardDataset, indices: np.ndarray, image_size: int
+) -> Iterator[tuple[torch.Tensor, list[int], list[float]]]:
+    for start in range(0, len(indices), _BATCH):
+        squares, image_ids, scales = [], [], []
+        for index in indices[start : start + _BATCH]:
+            image, record = read_sample(dataset, int(index))
+            square, scale = letterbox(image, image_size)
+            squares.append(square)
+            image_ids.append(record["image_id"])
+            scales.append(scale)
+        yield torch.stack(squares), image_ids, scales
+
+
+def _average_precision(
+    dataset: ShardDataset, indices: np.ndarray, found: dict[str, list[Predictions]]
+) -> dict[str, float]:
+    """COCO AP of each list of predictions on the chosen images; -1 where those have no boxes."""
+    chosen = set(dataset.image_ids[indices].tolist())
+    truth = dataset.annotations()
+    truth["images"] = [image for image in truth["images"] if image["id"] in chosen]
+    truth["annotations"] = [item for item in truth["annotations"] if item["image_id"] in chosen]
+    if not truth["annotations"]:
+        return dict.fromkeys(found, -1.0)
+    return {
+        name: coco.evaluate(truth, Predictions.join(parts)).metrics["coco/AP"]
+        for name, parts in found.items()
+    }
+
+
+def _judge(name: str, change: float, matches: Matches, images: int, config: Config) -> None:
+    int8 = name == "onnx-int8"
+    key = "max_ap_change_int8" if int8 else "max_ap_change"
+    limit = getattr(config.export, key)
+    problems = []
+    if abs(change) > limit:
+        problems.append(f"COCO AP changes by {change:+.4f}, at most {limit:g} is allowed (export.{key})")
+    least = config.export.min_match
+    if FORMATS[name].tolerance.binding and matches.matched < least:
+        problems.append(f"{matches.matched:.1%} of the detections match, {least:.1%} must (export.min_match)")
+    if problems:
+        raise ExportError(
+            f"the exported model ({name}) differs from the trained one on {images} images: "
+            + "; ".join(problems),
+            fix="leave onnx-int8 out of export.formats, or calibrate on more images "
+            "(export.calibration_images); nothing was published" if int8 else _OTHER_VERSIONS,
+        )  # fmt: skip
+
+
+def _check_edges(name: str, served: Served, squares: torch.Tensor, image_size: int) -> None:
+    """Batches equal single images, an image without objects works, wrong shapes are refused."""
+    empty = torch.full((3, image_size, image_size), FILL, dtype=torch.uint8)
+    batch = torch.stack([*squares[:3], empty]).numpy()
+    together = served.predict(batch)
+    # Eight bits are rounded alike in any batch: here int8 must be as exact as the rest.
+    comparison = Comparison(EXACT)
+    for row in range(len(batch)):
+        alone = served.predict(batch[row : row + 1])
+        whole = rows(together, row)
+        comparison.add(Detections(*(part[None] for part in whole)), alone)
+    matched = comparison.result().matched
+    if matched < 0.99:
+        raise ExportError(
+            f"the exported model ({name}) finds other objects in a batch than in its images one by one "
+            f"({matched:.1%} match)",
+            fix=_OTHER_VERSIONS,
+        )
+    for shape in ((1, 3, image_size + 32, image_size), (1, 1, image_size, image_size), (3, image_size)):
+        try:
+            served.runtime.run(np.zeros(shape, np.uint8))
+        except Exception:  # the runtimes have no common error  # noqa: S112
+            continue
+        raise ExportError(
+            f"the exported model ({name}) accepts an input of shape {list(shape)}, which it was not made for",
+            fix=_OTHER_VERSIONS,
+        )
