@@ -8,7 +8,7 @@ STAMP := $(VENV)/.complete
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint images
+.PHONY: help run test bench lint images
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -18,6 +18,12 @@ run: $(STAMP)  ## the whole pipeline on this machine (ARGS: see `kubedet run --h
 
 test: $(STAMP)  ## all tests (ARGS: pytest's, e.g. ARGS="-m 'not slow'")
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+# All but the one that trains six times (for most of an hour), and what only others call.
+BENCHMARKS := $(filter-out accuracy common large_split slow_%,$(notdir $(basename $(wildcard benchmarks/*.py))))
+OPTIONS_evaluation := --part metrics
+bench: $(STAMP)  ## every benchmark, one after the other; each ends with a line of JSON
+	@set -e; $(foreach name,$(BENCHMARKS),$(BIN)/python -m benchmarks.$(name) $(OPTIONS_$(name));)
 
 lint: $(STAMP)  ## ruff (lint and format) and mypy
 	@$(BIN)/ruff check .
@@ -36,5 +42,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "making the environment in $(VENV) (about 5 GB, a few minutes) ..."
 	@rm -f $(STAMP)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[pipeline,export,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[pipeline,export,openvino,signing,serve,registry,dev]'
 	@touch $(STAMP)
