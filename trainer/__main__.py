@@ -96,7 +96,8 @@ def _config(options: argparse.Namespace) -> Config:
 
 
 def _show(result: dict[str, Any]) -> None:
-    print(json.dumps(result, indent=2, default=str))
+    if result:  # Of several processes one has it.
+        print(json.dumps(result, indent=2, default=str))
 
 
 def _download(options: argparse.Namespace) -> None:

@@ -1,0 +1,110 @@
+"""A split of Open Images' size: what scoring it takes, in a process of its own.
+
+    python -m benchmarks.large_split evaluate|report
+
+Prints one line of JSON: seconds, peak_gb (of the whole process) and data_gb (of it, before scoring).
+PyTorch is not loaded: scoring needs none of it.
+"""
+
+import io
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image
+
+from trainer.evaluation import coco, gallery, report, scoring
+from trainer.evaluation.gate import Evidence, decide
+from trainer.evaluation.report_data import Compared, ReportData
+from trainer.evaluation.tables import Predictions, Truth
+
+IMAGES, CLASSES, EACH = 41_620, 601, 100
+SIDE = 1000
+
+
+def synthetic(images: int, classes: int, each: int, *, seed: int = 0) -> tuple[Truth, Predictions]:
+    """About seven boxes an image, 1.2 % crowds; a third of the detections lie near one of them.
+
+    Classes are as uneven as in real data. All images are SIDE pixels wide and high.
+    """
+    random = np.random.default_rng(seed)
+    count = 7 * images
+    image_ids = np.sort(random.integers(0, images, count))
+    labels = (classes * random.random(count) ** 2).astype(int)
+    boxes = _boxes(random, count)
+    truth = Truth(
+        [{"id": i, "file_name": f"{i}.jpg", "width": SIDE, "height": SIDE} for i in range(images)],
+        [{"id": i, "name": f"class {i}"} for i in range(classes)],
+        image_ids, labels, boxes, boxes[:, 2] * boxes[:, 3], random.random(count) < 0.012,
+    )  # fmt: skip
+    near = random.integers(0, count, images * each // 3)
+    other = images * each - len(near)
+    moved = np.clip(boxes[near] * (1 + 0.1 * random.normal(size=(len(near), 4))), 0, SIDE - 1)
+    moved[:, 2:] = np.clip(moved[:, 2:], 1, SIDE - moved[:, :2])
+    return truth, Predictions(
+        np.r_[image_ids[near], random.integers(0, images, other)],
+        np.r_[labels[near], (classes * random.random(other) ** 2).astype(int)],
+        np.r_[moved, _boxes(random, other)],
+        np.r_[0.3 + 0.7 * random.random(len(near)), random.random(other) ** 3],
+    )
+
+
+def _boxes(random: np.random.Generator, count: int) -> np.ndarray:
+    return np.concatenate([random.random((count, 2)) * 500, 10 + random.random((count, 2)) * 300], axis=1)
+
+
+def evaluate() -> Callable[[], object]:
+    """The COCO metrics, with all checks."""
+    truth, found = synthetic(IMAGES, CLASSES, EACH)
+    return lambda: coco.evaluate(truth, found)
+
+
+def whole_report() -> Callable[[], object]:
+    """All scores, the comparison with a baseline, the gate and both reports."""
+    truth, found = synthetic(IMAGES, CLASSES, EACH)
+    _, base = synthetic(IMAGES, CLASSES, EACH, seed=1)
+
+    def run() -> int:
+        scores = scoring.score({"images": truth.images}, truth, found, "hotcoco")
+        changes = scoring.changes(truth, base, scores, samples=200)
+        evidence = Evidence(scores.metrics, scores.coco.per_class, changes)
+        data = ReportData(
+            title="large", split="test", images=IMAGES, metrics=scores.metrics,
+            per_class=scores.coco.per_class, precision=scores.coco.precision,
+            verdict=decide(evidence, ["coco/AP >= baseline - 0.01", "AP[*] >= 0.01"]),
+            compared=Compared("baseline", changes, 200), points=scores.points, f1=scores.f1,
+            tide=scores.tide, confusion=scores.confusion, calibration=scores.calibration,
+            gallery=gallery.worst_images(truth, found, scores.matches), load_image=_picture,
+        )  # fmt: skip
+        return len(report.html(data)) + len(report.markdown(data))
+
+    return run
+
+
+def _picture(image_id: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (SIDE, SIDE), (image_id % 256, 90, 90)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def main() -> None:
+    """Measure what the first argument names."""
+    run = {"evaluate": evaluate, "report": whole_report}[sys.argv[1]]()
+    before = _peak()
+    start = time.perf_counter()
+    run()
+    seconds = time.perf_counter() - start
+    print(
+        json.dumps({"seconds": round(seconds, 2), "peak_gb": round(_peak(), 2), "data_gb": round(before, 2)})
+    )
+
+
+if __name__ == "__main__":
+    main()
