@@ -7,6 +7,7 @@ of the source; so a run that is cloned or retried trains on what its record says
 
 import logging
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,7 +27,13 @@ SCHEDULED_TIME = "[[ScheduledTime]]"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def fetch(source: str, data_root: str, config: DataConfig, version: str) -> dict[str, Any]:
+def fetch(
+    source: str,
+    data_root: str,
+    config: DataConfig,
+    version: str,
+    bring: Callable[[], dict[str, Any]] | None = None,
+) -> dict[str, Any]:
     """Bring a source's images and annotations under the data root, or those a version names.
 
     Args:
@@ -34,6 +41,7 @@ def fetch(source: str, data_root: str, config: DataConfig, version: str) -> dict
         data_root: URI under which data is kept.
         config: the data section of the configuration.
         version: name for the data as they are now, or a known one; empty is none.
+        bring: brings the data as they are now, and returns their manifest; by default `download`.
 
     Returns:
         The raw manifest, with the version in it if there is one.
@@ -44,19 +52,15 @@ def fetch(source: str, data_root: str, config: DataConfig, version: str) -> dict
             and the source has changed since.
         StorageError: the data root cannot be read or written.
     """
-    if not version:
-        return download(source, data_root, config)
     version = _expanded(version)
-    check(version)
-    # Of the configuration, what decides on the raw tables; how fast they were fetched does not.
-    wanted = fingerprint("version", source, config.val_fraction, config.classes)
-    uri = storage.join(data_root, "versions", f"{version}-{wanted}.json")
-    record = storage.read_json(uri) if storage.exists(uri) else None
-    if record:
-        manifest = storage.join(data_root, record["raw"], "manifest.json")
-        if storage.exists(manifest):
-            return join(storage.read_json(manifest), config) | {KEY: version}
-    made = download(source, data_root, config)
+    made = known(source, data_root, config, version)
+    if made is not None:
+        return made
+    made = bring() if bring else download(source, data_root, config)
+    if not version:
+        return made
+    uri = _place(source, data_root, config, version)
+    record = _record(uri)
     if record and record["fingerprint"] != made["fingerprint"]:
         raise DataError(
             f"the data of version {version} were deleted, and {source} has changed since",
@@ -67,6 +71,37 @@ def fetch(source: str, data_root: str, config: DataConfig, version: str) -> dict
     same = {"source": source, "raw": raw, "fingerprint": made["fingerprint"], "recorded": now}
     storage.write_json(uri, {"kind": "data version", "version": 1, KEY: version, **same})
     return made | {KEY: version}
+
+
+def known(source: str, data_root: str, config: DataConfig, version: str) -> dict[str, Any] | None:
+    """Return the raw manifest of a version whose data are there, with the version in it, else None.
+
+    Raises:
+        ConfigError: the version cannot be a name.
+        StorageError: the data root cannot be read.
+    """
+    if not version:
+        return None
+    version = _expanded(version)
+    check(version)
+    record = _record(_place(source, data_root, config, version))
+    if record:
+        manifest = storage.join(data_root, record["raw"], "manifest.json")
+        if storage.exists(manifest):
+            return join(storage.read_json(manifest), config) | {KEY: version}
+    return None
+
+
+def _place(source: str, data_root: str, config: DataConfig, version: str) -> str:
+    # Of the configuration, what decides on the raw tables; how fast they were fetched does not.
+    wanted = fingerprint(
+        "version", source, config.val_fraction, config.classes, config.max_images, config.empty_images
+    )
+    return storage.join(data_root, "versions", f"{version}-{wanted}.json")
+
+
+def _record(uri: str) -> dict[str, Any] | None:
+    return storage.read_json(uri) if storage.exists(uri) else None
 
 
 def check(version: str) -> None:

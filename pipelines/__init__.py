@@ -16,3 +16,10 @@ TITLES = {
     "export": "Export",
 }
 """The steps in order, as people see them."""
+
+SHARED = {
+    "plan": "Divide the work",
+    "fetch": "Fetch a part of the images",
+    "write": "Write a part of the shards",
+}
+"""Further steps of a run in a cluster, by which pods share the work of a step."""

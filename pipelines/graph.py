@@ -1,4 +1,8 @@
-"""The one pipeline: download, shard, train, evaluate, gate, export, and a clean-up at its end."""
+"""The one pipeline: download, shard, train, evaluate, gate, export, and a clean-up at its end.
+
+Download and sharding are shared by as many pods as there are partitions: `plan` divides the work,
+`fetch` and `write` do a part each, `download` and `shard` put the parts together.
+"""
 
 import inspect
 from dataclasses import dataclass
@@ -10,13 +14,16 @@ from components.cleanup import cleanup
 from components.download import download
 from components.evaluate import evaluate
 from components.export import export
+from components.fetch import fetch
 from components.gate import gate as decide
 from components.images import COMPONENT_IMAGE
 from components.jobs import VOLUME
+from components.plan import plan
 from components.shard import shard
 from components.stores import CREDENTIALS, SECRET_KEYS
 from components.train import train
-from pipelines import NAME, TITLES
+from components.write import write
+from pipelines import NAME, SHARED, TITLES
 
 DATA_ROOT = f"{VOLUME}/kubedet"
 """The data root of a pipeline with a volume, where nobody names another."""
@@ -30,7 +37,7 @@ class _Pods:
     claim: Any
 
     def step(self, task: dsl.PipelineTask, *, cpu: str, memory: str, retries: int) -> dsl.PipelineTask:
-        _run(task, TITLES[task.name], cpu, memory, retries)
+        _run(task, (TITLES | SHARED)[task.name], cpu, memory, retries)
         # Keys that are not in the Secret, or no such Secret, leave the variables unset.
         kubernetes.use_secret_as_env(task, self.credentials, SECRET_KEYS, optional=True)
         if self.claim:
@@ -65,6 +72,7 @@ def train_detector(
     credentials: str = CREDENTIALS,
     claim: str = "",
     data_version: str = "",
+    partitions: int = 1,
 ) -> None:
     """Train a detector on a source of images, score it, and export it if it is good enough.
 
@@ -87,22 +95,30 @@ def train_detector(
         credentials: Secret with the object store's keys; none of them is required.
         claim: PersistentVolumeClaim that every pod mounts at /data.
         data_version: name for the data as they are now; a known one brings its data back.
+        partitions: pods that share the download, and then the sharding; the result is the same.
     """
     pods = _Pods(credentials, claim)
     ending = cleanup(launcher=launcher, run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
     _run(ending, "Clean up", cpu="100m", memory="256Mi", retries=2)
     with dsl.ExitHandler(ending, name="steps"):
-        fetched = pods.step(
-            download(
-                source=source, recipe=recipe, overrides=overrides, data_root=data_root,
-                data_version=data_version,
-            ),
-            cpu="2", memory="4Gi", retries=2,
+        data = {"recipe": recipe, "overrides": overrides, "data_root": data_root}
+        planned = pods.step(
+            plan(source=source, data_version=data_version, partitions=partitions, **data),
+            cpu="1", memory="4Gi", retries=2,
         )  # fmt: skip
+        with dsl.ParallelFor(planned.output, name="fetching") as part:
+            fetched = pods.step(
+                fetch(part=part, recipe=recipe, overrides=overrides), cpu="2", memory="4Gi", retries=2
+            )
+        raw = pods.step(
+            download(source=source, data_version=data_version, parts=dsl.Collected(fetched.output), **data),
+            cpu="1", memory="4Gi", retries=2,
+        ).outputs["raw"]  # fmt: skip
+        with dsl.ParallelFor(planned.output, name="writing") as part:
+            written = pods.step(write(raw=raw, part=part, **data), cpu="4", memory="8Gi", retries=2)
         sharded = pods.step(
-            shard(raw=fetched.outputs["raw"], recipe=recipe, overrides=overrides, data_root=data_root),
-            cpu="4", memory="8Gi", retries=2,
-        )  # fmt: skip
+            shard(raw=raw, parts=dsl.Collected(written.output), **data), cpu="1", memory="4Gi", retries=2
+        )
         trained = pods.step(
             train(
                 shards=sharded.outputs["shards"], recipe=recipe, overrides=overrides, launcher=launcher,

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from pipelines import TITLES
+from pipelines import SHARED, TITLES
 from pipelines.kubeflow import Server, Unavailable
 from trainer.errors import LaunchError
 from trainer.log import clock
@@ -15,7 +15,8 @@ PATIENCE = 900.0
 """How long Kubeflow Pipelines may be away before nobody waits any more, in seconds."""
 
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
-_NAMES = TITLES | {title: title for title in TITLES.values()} | {"cleanup": "Clean up"}
+_STEPS = SHARED | TITLES
+_NAMES = _STEPS | {title: title for title in _STEPS.values()} | {"cleanup": "Clean up"}
 
 
 def follow(server: Server, run_id: str) -> None:

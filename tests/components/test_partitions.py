@@ -74,5 +74,5 @@ def test_a_part_that_was_not_fetched_is_missed(tmp_path):
 
 @pytest.mark.parametrize("count", [0, -1, 257])
 def test_numbers_that_cannot_be(count, tmp_path):
-    with pytest.raises(ConfigError, match="from 1 to 256"):
+    with pytest.raises(ConfigError, match="is not from 1 to 256"):
         partitions.plan(SOURCE, str(tmp_path), CONFIG, "", count)

@@ -8,14 +8,14 @@ import yaml
 
 from components.images import COMPONENT_IMAGE
 from components.stores import SECRET_KEYS
-from pipelines import TITLES
+from pipelines import SHARED, TITLES
 from pipelines.compile import compile_pipeline
 from pipelines.local import for_this_machine
 from trainer.errors import StorageError
 
 PARAMETERS = {
     "data_root", "source", "recipe", "overrides", "gate", "launcher", "nodes", "nproc", "gpus", "image",
-    "job", "output", "credentials", "data_version",
+    "job", "output", "credentials", "data_version", "partitions",
 }  # fmt: skip
 FORMS = pytest.mark.parametrize("compiled", ["bucket", "volume"], indirect=True)
 
@@ -71,8 +71,8 @@ def test_the_form_for_a_volume_requires_a_claim(spec):
 def test_every_step_has_image_title_resources_retries_and_no_cache(spec):
     executors = spec["deploymentSpec"]["executors"]
     found = tasks(spec)
-    assert set(executors) == {f"exec-{name}" for name in (*TITLES, "cleanup")}
-    for name, title in (TITLES | {"cleanup": "Clean up"}).items():
+    assert set(executors) == {f"exec-{name}" for name in (*TITLES, *SHARED, "cleanup")}
+    for name, title in (TITLES | SHARED | {"cleanup": "Clean up"}).items():
         assert found[name]["taskInfo"]["name"] == title
         assert found[name]["retryPolicy"]["maxRetryCount"] >= 1
         assert not found[name].get("cachingOptions", {}).get("enableCache")
@@ -86,7 +86,7 @@ def test_every_step_has_image_title_resources_retries_and_no_cache(spec):
 
 @FORMS
 def test_every_step_reads_keys_from_the_secret_that_the_run_names(compiled):
-    assert set(pods(compiled)) == {f"exec-{name}" for name in TITLES}
+    assert set(pods(compiled)) == {f"exec-{name}" for name in TITLES | SHARED}
     for pod in pods(compiled).values():
         (secret,) = pod["secretAsEnv"]
         assert secret["optional"] is True
@@ -182,7 +182,25 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_local_runs_neither_retry_nor_clean_up(spec):
+def test_local_runs_neither_retry_nor_clean_up_nor_share_the_work(spec):
     local = yaml.safe_load(for_this_machine(yaml.safe_dump(spec)))
-    assert not any("retryPolicy" in task for task in tasks(local).values())
-    assert set(tasks(local)) == set(tasks(spec)) - {"cleanup"}
+    found = tasks(local)
+    assert not any("retryPolicy" in task for task in found.values())
+    loops = {name for name, task in tasks(spec).items() if "parameterIterator" in task}
+    assert len(loops) == 2 and set(found) == set(tasks(spec)) - {"cleanup", *SHARED, *loops}
+    for task in found.values():
+        assert set(task.get("dependentTasks", [])) <= set(found)
+    assert "parts" not in found["download"]["inputs"]["parameters"]
+    assert "source" in found["download"]["inputs"]["parameters"]
+
+
+def test_parts_are_shared_among_pods_and_put_together(spec):
+    found = tasks(spec)
+    plan = {"taskOutputParameter": {"outputParameterKey": "Output", "producerTask": "plan"}}
+    for part, whole in (("fetch", "download"), ("write", "shard")):
+        source = found[whole]["inputs"]["parameters"]["parts"]["taskOutputParameter"]
+        loop = found[source["producerTask"]]
+        assert loop["parameterIterator"]["items"]["inputParameter"] in loop["inputs"]["parameters"]
+        assert plan in loop["inputs"]["parameters"].values()
+        inner = spec["components"][loop["componentRef"]["name"]]["dag"]["tasks"]
+        assert set(inner) == {part} and "iteratorPolicy" not in loop

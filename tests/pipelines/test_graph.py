@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -42,6 +43,11 @@ def run(tmp_path, env=None, **arguments):
     )  # fmt: skip
 
 
+def words(done):
+    """What the runner and the steps said, without colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+
+
 def trains(pod):
     """The life of a pod that does what its container is told."""
     pod.run()
@@ -63,23 +69,29 @@ def test_a_training_in_a_cluster(fake_cluster, tmp_path):
     done = run(
         tmp_path, fake_cluster.environment, launcher="kubernetes", source="sample:images=24,seed=5,size=96",
         overrides=TINY, gate="coco/AP50 >= 1.0", image="registry.example/kubedet:1", job=job,
-        data_version="v1",
+        data_version="v1", partitions=3,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     made = fake_cluster.job(name)
     (container,) = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
     assert container["image"] == "registry.example/kubedet:1"
     assert container["resources"]["limits"]["memory"] == "4Gi"
+    # Three pods fetched, three wrote, and others put their parts together. (The runner runs two at a
+    # time, and their lines may be mixed.)
+    said = words(done)
+    assert [said.count(f"Executing task '{name}'") for name in ("plan", "download", "shard")] == [1] * 3
+    assert "Executing task 'fetch'" in said and "Executing task 'write'" in said
+    assert len(list((tmp_path / "data" / "raw").rglob("*-of-3.parquet"))) == 3
     # Its log came through the step's, its results are in the run's folder, and it is left to its readers.
-    assert "train: epoch 1: coco/AP" in done.stdout + done.stderr
+    assert "train: epoch 1: coco/AP" in said
     assert (tmp_path / "data" / "runs" / "v1-the-run" / "train" / "best.pt").exists()
-    assert f"nothing to clean up: the job {name} is succeeded" in done.stdout + done.stderr
+    assert f"nothing to clean up: the job {name} is succeeded" in said
 
 
 @pytest.mark.slow
 def test_the_clean_up_follows_a_step_that_failed(fake_cluster, tmp_path):
     done = run(tmp_path, fake_cluster.environment, launcher="kubernetes", source="coco:/nonexistent")
-    said = done.stdout + done.stderr
+    said = words(done)
     assert done.returncode != 0 and "/nonexistent does not exist" in said
     assert said.index("does not exist") < said.index("nothing to clean up: the job")
-    assert "Executing task 'shard'" not in said
+    assert "Executing task 'plan'" in said and "Executing task 'download'" not in said

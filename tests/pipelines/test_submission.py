@@ -36,6 +36,7 @@ def test_what_can_be_run_passes():
         ({"launcher": "local", "gpus": 2}, "gpus: means nothing to the launcher local"),
         ({"job": {"memory_limit": "lots"}}, "job.memory_limit: "),
         ({"job": {"nodes": 3}}, "job.nodes: is a parameter of its own"),
+        ({"partitions": 300}, "partitions 300 is not from 1 to 256"),
         ({"data_version": "a/b"}, "data_version 'a/b' cannot be a name"),
         ({"credentials": "A_B"}, "credentials: "),
         ({"claim": "my claim"}, "claim: "),

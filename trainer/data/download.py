@@ -58,8 +58,7 @@ def download(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
         StorageError: the data root cannot be written.
     """
     planned = plan(source, data_root, config)
-    if not storage.exists(storage.join(planned["uri"], "manifest.json")):
-        fetch_partition(planned, config)
+    fetch_partition(planned, config)
     return join(planned, config)
 
 
@@ -124,6 +123,8 @@ def fetch_partition(
         DataError: far too many cannot be had.
         StorageError: the data root cannot be written.
     """
+    if storage.exists(storage.join(planned["uri"], "manifest.json")):
+        return
     report = storage.join(planned["uri"], "fetched", f"{partition}-of-{partitions}.parquet")
     if storage.exists(report) and not fetch.worth_another_try(report):
         logger.info("the images of partition %d of %d are there already", partition + 1, partitions)

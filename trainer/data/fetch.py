@@ -27,6 +27,9 @@ from trainer.log import progress
 
 _FOLDERS = [f"{number:02x}" for number in range(256)]
 _LISTERS = 16
+_FEW = 10_000
+"""Images that are listed at once: a request for each folder would take longer."""
+
 _PATIENCE = 50
 """Images in a row (and twice the connections) that may fail before the source counts as down."""
 
@@ -88,8 +91,8 @@ def run(planned: dict[str, Any], config: DataConfig, partition: int, partitions:
     """
     source = sources.parse(planned["source"])
     mine = _FOLDERS[partition::partitions]
-    there = _There(planned["images"], mine)
     total = sum(split["images"] for split in planned["splits"].values())
+    there = _There(planned["images"], mine, at_once=partitions == 1 and total <= _FEW)
     expected = round(total * len(mine) / len(_FOLDERS))
     workers = (config.processes or pool.available_cores()) if source.cpu_bound else config.threads
     tally = _Tally(planned, config.max_bad_fraction, workers)
@@ -190,7 +193,8 @@ class _Tally:
         nothing = pa.nulls(len(self._ids), pa.string())
         came = pa.Table.from_arrays([*map(pa.array, columns), *[nothing] * 5], schema=_REPORT)
         with storage.new_file(uri) as path:
-            pq.write_table(pa.concat_tables([came, lost]), path)
+            # In order, so that it does not depend on who was first, or how often it was begun.
+            pq.write_table(pa.concat_tables([came, lost]).sort_by("image_id"), path)
 
 
 def _tasks(planned: dict[str, Any], source: Source, folders: set[str], there: "_There") -> Iterator[_Task]:
@@ -232,8 +236,8 @@ def _fetch(task: _Task) -> _Result:
 class _There:
     """The images that are there: 12 bytes each, for there may be millions."""
 
-    def __init__(self, images: str, folders: list[str]) -> None:
-        uris = [storage.join(images, folder) for folder in folders]
+    def __init__(self, images: str, folders: list[str], *, at_once: bool) -> None:
+        uris = [images] if at_once else [storage.join(images, folder) for folder in folders]
         found = list(pool.run(_list, uris, _LISTERS, processes=False))
         digests = np.concatenate([digest for digest, _ in found])
         order = np.argsort(digests, kind="stable")
@@ -248,7 +252,7 @@ class _There:
 
 
 def _list(uri: str) -> tuple[np.ndarray, np.ndarray]:
-    states = storage.list_states(uri)
+    states = storage.list_states(uri, recursive=True)
     digests = [int(keys.place_digest(name), 16) for name in states]
     sizes = [state.size for state in states.values()]
     return np.array(digests, np.uint64), np.array(sizes, np.int32)

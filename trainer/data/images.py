@@ -1,14 +1,14 @@
 """Any image as a baseline JPEG without a rotation left to apply, and boxes along with it.
 
-JPEG markers: ITU-T T.81 table B.1. Orientation: Exif 2.32, tag 0x0112.
+Orientation: Exif 2.32, tag 0x0112.
 """
 
 import io
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import simplejpeg
 from PIL import Image
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
@@ -16,6 +16,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
+
+from trainer.data import jpeg
 
 MAX_PIXELS = 200_000_000
 """Larger images are refused before they are decoded: a small file can claim any size."""
@@ -27,11 +29,6 @@ SHARES = (1, 1)
 """Annotated size of an image whose boxes are shares of its sides."""
 
 _ORIENTATION = 0x0112
-_SEGMENTS_WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))
-_FRAME_MARKERS = [marker for marker in range(0xC0, 0xD0) if marker not in (0xC4, 0xC8, 0xCC)]
-_BASELINE = 0xC0
-_SCAN = 0xDA
-_APP1 = 0xE1
 _TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -68,37 +65,59 @@ class NormalImage:
         return self.orientation >= 5
 
 
-def normalize(data: bytes, max_side: int, quality: int, orientation: int = 0) -> NormalImage:
+def normalize(
+    data: bytes, max_side: int, quality: int, orientation: int = 0, *, decode: bool = False
+) -> NormalImage:
     """Return an image as baseline JPEG; one that is already so only loses its Exif block.
 
-    The block goes because some decoders turn the image by it and others do not.
+    The block goes because some decoders turn the image by it and others do not. Where an image can
+    stay as it is, its headers and its end are looked at, and no pixel; all others are decoded.
 
     Args:
         data: a JPEG, PNG, WebP, BMP, GIF or TIFF file.
         max_side: images with a longer side are shrunk to it, in pixels.
         quality: of JPEGs that have to be written, 1 to 100.
         orientation: Exif orientation to apply, 1 to 8, whatever the file says; 0 takes the file's.
+        decode: decode those that can stay as they are too, for that alone finds damage inside.
 
     Raises:
         UnreadableImage: it is no image, cut off, or too large to decode.
     """
+    header = jpeg.parse(data)
+    if header is None or not header.plain or max(header.width, header.height) > max_side:
+        return _written_anew(data, max_side, quality, orientation)
+    turned = orientation or (_orientation(_open(data)) if header.app1 else 1)
+    if turned != 1 or not jpeg.is_whole(data, header):
+        return _written_anew(data, max_side, quality, orientation)
+    if decode:
+        _decode(data)
+    size = (header.width, header.height)
+    return NormalImage(jpeg.without_app1(data, header), *size, *size, 1)
+
+
+def _decode(data: bytes) -> None:
+    """Refuse a JPEG of which the decoder of the training would complain."""
+    try:
+        simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=True)
+    except ValueError as error:
+        raise UnreadableImage(f"damaged: {error}") from error
+
+
+def _written_anew(data: bytes, max_side: int, quality: int, orientation: int) -> NormalImage:
     image = _open(data)
     stored = image.size
     orientation = orientation or _orientation(image)
-    fits = max(stored) <= max_side
-    if fits and orientation == 1 and image.mode in ("L", "RGB") and _frame_marker(data) == _BASELINE:
-        # Decoded all the same, at 1/8 of the size, for only that shows whether it is whole.
-        image.draft(image.mode, (1, 1))
-        _load(image)
-        return NormalImage(_without_app1(data), *stored, *stored, 1)
+    scale = min(1.0, max_side / max(stored))
+    size = (max(1, round(stored[0] * scale)), max(1, round(stored[1] * scale)))
+    if scale < 1:
+        # A JPEG is decoded at a half, quarter or eighth, but at no less than twice what is wanted.
+        image.draft(None, (2 * size[0], 2 * size[1]))
     _load(image)
     image = _to_plain(image)
+    if scale < 1:
+        image = image.resize(size, Image.Resampling.LANCZOS)
     if orientation != 1:
         image = image.transpose(_TRANSPOSES[orientation])
-    if not fits:
-        scale = max_side / max(image.size)
-        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-        image = image.resize(size, Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=quality)
     return NormalImage(buffer.getvalue(), *image.size, *stored, orientation)
@@ -178,38 +197,6 @@ def _orientation(image: Image.Image) -> int:
     except Exception:  # an Exif block that cannot be read says nothing
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
-
-
-def _frame_marker(data: bytes) -> int | None:
-    """Return the marker of a JPEG's frame header, which tells its coding; None if not found."""
-    return next((marker for marker, _, _ in _segments(data) if marker in _FRAME_MARKERS), None)
-
-
-def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield marker, begin and end of the segments of a JPEG before its first scan."""
-    at = 2
-    while data[:2] == b"\xff\xd8" and at + 4 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker == _SCAN:
-            return
-        if marker == 0xFF:
-            at += 1
-        elif marker in _SEGMENTS_WITHOUT_LENGTH:
-            at += 2
-        else:
-            end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-            yield marker, at, end
-            at = end
-
-
-def _without_app1(data: bytes) -> bytes:
-    """Return a JPEG without its Exif and XMP blocks; all else stays byte for byte."""
-    kept, after = [], 0
-    for marker, begin, end in _segments(data):
-        if marker == _APP1:
-            kept.append(data[after:begin])
-            after = end
-    return b"".join([*kept, data[after:]]) if kept else data
 
 
 def _to_plain(image: Image.Image) -> Image.Image:

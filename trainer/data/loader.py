@@ -5,9 +5,9 @@ limit without the copies and start-up time of worker processes. They live as lon
 """
 
 from collections import deque
-from collections.abc import Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import simplejpeg
@@ -17,17 +17,30 @@ from torch import Tensor
 from trainer.config import LoaderConfig
 from trainer.data.order import SampleStream, forward_passes, rank_positions
 from trainer.data.shard_index import ShardDataset
-from trainer.data.transforms import Sample, augment, color_map, letterbox
+from trainer.data.transforms import (
+    Sample,
+    View,
+    color_map,
+    move_boxes,
+    random_view,
+    render,
+    whole_view,
+)
 from trainer.distributed import World
 from trainer.errors import DataError
 from trainer.model.loss import PADDING
+
+_ANNOUNCEMENTS = 8
+"""How often in a window of shards it is said which are read next."""
+_BATCHES_AHEAD = 64
+"""Batches of an evaluation after which that is said anew."""
 
 
 class Batch(NamedTuple):
     """What a training step or an evaluation step reads."""
 
     images: Tensor
-    """uint8 [B, 3, S, S]."""
+    """uint8 [B, 3, S, S], in the memory format channels_last."""
     boxes: Tensor
     """fp32 [B, M, 4] in pixels of the square; zeros where padded."""
     labels: Tensor
@@ -50,6 +63,10 @@ class Batch(NamedTuple):
         return Batch(images, boxes, labels, color, self.image_ids, self.scales)
 
 
+Loaded: TypeAlias = tuple[int, Sample, np.ndarray | None]
+"""Image id, sample and colour map."""
+
+
 class TrainLoader:
     """Training batches from a position of the sample stream on, without end.
 
@@ -68,25 +85,29 @@ class TrainLoader:
 
     def batches(self, start: int) -> Generator[Batch, None, None]:
         """Batches of this rank from stream position `start` on, on the device."""
-        pending: deque[list[Future[tuple[int, Sample, np.ndarray | None]]]] = deque()
+        pending: deque[_Pending] = deque()
         source = self._positions(start)
         try:
             while True:
                 while len(pending) < self._config.prefetch:
-                    pending.append([self._pool.submit(self._load, *item) for item in next(source)])
-                loaded = [future.result() for future in pending.popleft()]
-                yield collate(loaded, pin=self._world.device.type == "cuda").to(self._world.device)
+                    pending.append(_Pending(self._pool, self._load, next(source), self._config, self._world))
+                yield pending.popleft().batch(self._world.device)
         finally:
-            for futures in pending:
-                for future in futures:
-                    future.cancel()
+            for batch in pending:
+                batch.cancel()
 
     def close(self) -> None:
-        """End the decoding threads."""
+        """End the decoding threads, and let go of the shards."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._dataset.expect(np.zeros(0, np.int64))
 
     def _positions(self, start: int) -> Iterator[list[tuple[int, int]]]:
+        announced = start
         while True:
+            if start >= announced:
+                ahead = self._stream.ahead(start)
+                self._dataset.expect(ahead)
+                announced = start + max(1, len(ahead) // _ANNOUNCEMENTS)
             for positions in rank_positions(
                 start, self._global_batch, self._batch_size, world_size=self._world.size,
                 rank=self._world.rank,
@@ -94,14 +115,17 @@ class TrainLoader:
                 yield [self._stream[position] for position in positions]
             start += self._global_batch
 
-    def _load(self, epoch: int, index: int) -> tuple[int, Sample, np.ndarray | None]:
+    def _load(self, place: tuple[int, int], square: np.ndarray) -> Loaded:
         # The randomness of a sample depends on nothing but seed, epoch and index, so that a
         # resumed run, or one on another number of ranks, sees the same pictures.
+        epoch, index = place
         generator = np.random.default_rng([self._seed, epoch, index])
-        image, record = read_sample(self._dataset, index)
-        boxes, labels = targets(record)
-        sample = augment(image, boxes, labels, self._config, generator)
-        return record["image_id"], sample, color_map(self._config, generator)
+        data, record = self._dataset.read(index)
+        view = random_view(record["width"], record["height"], self._config, generator)
+        _draw(self._dataset, data, record, view, square)
+        boxes, labels = move_boxes(*targets(record), view, len(square))
+        color = color_map(self._config, generator)
+        return record["image_id"], Sample(_planes(square), boxes, labels, view.scale), color
 
 
 class EvalLoader:
@@ -117,23 +141,60 @@ class EvalLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         with ThreadPoolExecutor(self._config.workers, thread_name_prefix="decode") as pool:
-            pending: deque[list[Future[tuple[int, Sample, np.ndarray | None]]]] = deque()
-            for batch in self._batches:
-                pending.append([pool.submit(self._load, index) for index in batch])
+            pending: deque[_Pending] = deque()
+            for number, indices in enumerate(self._batches):
+                if number % _BATCHES_AHEAD == 0:
+                    coming = self._batches[number : number + 4 * _BATCHES_AHEAD]
+                    self._dataset.expect(np.concatenate(coming))
+                pending.append(_Pending(pool, self._load, indices, self._config, self._world))
                 if len(pending) > self._config.prefetch:
-                    yield self._collate(pending.popleft())
+                    yield pending.popleft().batch(self._world.device)
             while pending:
-                yield self._collate(pending.popleft())
+                yield pending.popleft().batch(self._world.device)
+            self._dataset.expect(np.zeros(0, np.int64))
 
-    def _load(self, index: int) -> tuple[int, Sample, np.ndarray | None]:
-        image, record = read_sample(self._dataset, index)
-        square, scale = letterbox(image, self._config.image_size)
-        nothing = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
-        return record["image_id"], Sample(square, *nothing, scale), None
+    def _load(self, index: int, square: np.ndarray) -> Loaded:
+        data, record = self._dataset.read(index)
+        view = whole_view(record["width"], record["height"], len(square))
+        _draw(self._dataset, data, record, view, square)
+        nothing = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
+        return record["image_id"], Sample(_planes(square), *nothing, view.scale), None
 
-    def _collate(self, futures: list[Future[tuple[int, Sample, np.ndarray | None]]]) -> Batch:
-        pin = self._world.device.type == "cuda"
-        return collate([future.result() for future in futures], pin=pin).to(self._world.device)
+
+class _Pending:
+    """A batch whose images are being drawn, each straight to its place in it."""
+
+    def __init__(
+        self, pool: ThreadPoolExecutor, load: Callable[[Any, np.ndarray], Loaded], places: Sequence[Any],
+        config: LoaderConfig, world: World,
+    ) -> None:  # fmt: skip
+        size = config.image_size
+        self._pin = world.device.type == "cuda"
+        self._images = torch.empty(len(places), size, size, 3, dtype=torch.uint8, pin_memory=self._pin)
+        squares = self._images.numpy()
+        self._futures = [pool.submit(load, *pair) for pair in zip(places, squares, strict=True)]
+
+    def batch(self, device: torch.device) -> Batch:
+        """Wait for the images; give the batch on a device."""
+        # Woken once, not for every image: the two threads would take the interpreter's lock from each other.
+        wait(self._futures, return_when=FIRST_EXCEPTION)
+        loaded = [future.result() for future in self._futures]
+        return collate(loaded, pin=self._pin, images=self._images.permute(0, 3, 1, 2)).to(device)
+
+    def cancel(self) -> None:
+        """Leave out what was not begun."""
+        for future in self._futures:
+            future.cancel()
+
+
+def _draw(dataset: ShardDataset, data: bytes, record: dict[str, Any], view: View, square: np.ndarray) -> None:
+    """Decode a sample and draw a view of it."""
+    render(decode_sample(dataset.uri, data, record, view.divisor), view, square)
+
+
+def _planes(square: np.ndarray) -> Tensor:
+    """The pixels [S, S, 3] as [3, S, S], without a copy."""
+    return torch.from_numpy(square).permute(2, 0, 1)
 
 
 def read_sample(dataset: ShardDataset, index: int) -> tuple[Tensor, dict[str, Any]]:
@@ -146,38 +207,79 @@ def read_sample(dataset: ShardDataset, index: int) -> tuple[Tensor, dict[str, An
         DataError: the stored bytes are no JPEG any more, naming the image.
     """
     data, record = dataset.read(index)
+    return decode_sample(dataset.uri, data, record), record
+
+
+def decode(jpeg: bytes, width: int, height: int, divisor: int = 1) -> Tensor:
+    """Decode a JPEG.
+
+    Args:
+        jpeg: its bytes.
+        width: of the stored image, pixels.
+        height: of the stored image, pixels.
+        divisor: 1, 2, 4 or 8: by how much the sides are to be divided, rounded up.
+
+    Returns:
+        uint8 RGB [3, H, W].
+
+    Raises:
+        ValueError: it is no JPEG of that size.
+    """
+    wanted = (-(-height // divisor), -(-width // divisor))
+    least = wanted if divisor > 1 else (0, 0)
+    pixels = simplejpeg.decode_jpeg(jpeg, colorspace="RGB", min_height=least[0], min_width=least[1])
+    if pixels.shape[:2] != wanted:
+        raise ValueError(f"it is of {pixels.shape[1]}x{pixels.shape[0]} pixels, not {wanted[1]}x{wanted[0]}")
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def decode_sample(uri: str, data: bytes, record: dict[str, Any], divisor: int = 1) -> Tensor:
+    """Decode a sample of the shards at a URI, see `decode`.
+
+    Raises:
+        DataError: naming the image, where that fails.
+    """
     try:
-        pixels = simplejpeg.decode_jpeg(data, colorspace="RGB")
+        return decode(data, record["width"], record["height"], divisor)
     except ValueError as error:
         raise DataError(
-            f"image {record['file_name']} in the shards at {dataset.uri} cannot be decoded: {error}",
+            f"image {record['file_name']} in the shards at {uri} cannot be decoded: {error}",
             fix="the shard has changed since it was written: delete that folder and run the shard step again",
         ) from None
-    return torch.from_numpy(pixels).permute(2, 0, 1), record
 
 
-def targets(record: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def targets(record: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Boxes fp32 [M, 4] (x1 y1 x2 y2) and labels int64 [M] of a sample, crowd regions left out."""
     kept = [item for item in record["annotations"] if not item["iscrowd"]]
-    boxes = torch.tensor([item["bbox"] for item in kept], dtype=torch.float32).reshape(-1, 4)
+    boxes = np.array([item["bbox"] for item in kept], np.float32).reshape(-1, 4)
     boxes[:, 2:] += boxes[:, :2]
-    return boxes, torch.tensor([item["category_id"] for item in kept], dtype=torch.int64)
+    return boxes, np.array([item["category_id"] for item in kept], np.int64)
 
 
-def collate(loaded: list[tuple[int, Sample, np.ndarray | None]], *, pin: bool) -> Batch:
-    """Put samples into one batch, targets padded to the longest (at least one row)."""
+def collate(loaded: Sequence[Loaded], *, pin: bool, images: Tensor | None = None) -> Batch:
+    """Put samples into one batch, targets padded to the longest (at least one row).
+
+    Args:
+        loaded: image id, sample and colour map of each.
+        pin: whether to use memory from which a GPU copies by itself.
+        images: uint8 [B, 3, S, S], the samples' images, where they lie side by side already.
+    """
     samples = [sample for _, sample, _ in loaded]
     rows = max(1, *(len(sample.labels) for sample in samples))
-    boxes = torch.zeros(len(samples), rows, 4)
-    labels = torch.full((len(samples), rows), PADDING, dtype=torch.int64)
+    # Filled with NumPy: for a handful of numbers each operation of torch costs several times as much.
+    padded = np.zeros((len(samples), rows, 4), np.float32)
+    names = np.full((len(samples), rows), PADDING, np.int64)
     for row, sample in enumerate(samples):
-        boxes[row, : len(sample.labels)] = sample.boxes
-        labels[row, : len(sample.labels)] = sample.labels
+        padded[row, : len(sample.labels)] = sample.boxes
+        names[row, : len(sample.labels)] = sample.labels
+    boxes, labels = torch.from_numpy(padded), torch.from_numpy(names)
     maps = [color for _, _, color in loaded if color is not None]
     color = torch.from_numpy(np.stack(maps)) if maps else None
-    images = torch.stack([sample.image for sample in samples])
+    if images is None:
+        stacked = torch.stack([sample.image for sample in samples])
+        images = stacked.pin_memory() if pin else stacked
     if pin:
-        images, boxes, labels = images.pin_memory(), boxes.pin_memory(), labels.pin_memory()
+        boxes, labels = boxes.pin_memory(), labels.pin_memory()
         color = color.pin_memory() if color is not None else None
     ids, scales = [image_id for image_id, _, _ in loaded], [sample.scale for sample in samples]
     return Batch(images, boxes, labels, color, ids, scales)

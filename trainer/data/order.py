@@ -54,11 +54,23 @@ class SampleStream:
     def __getitem__(self, position: int) -> tuple[int, int]:
         """Epoch and sample index at a position of the stream (0 is the run's first sample)."""
         epoch, offset = divmod(position, self._samples)
+        return epoch, int(self._order(epoch)[offset])
+
+    def ahead(self, position: int) -> np.ndarray:
+        """Indices of the samples from a position on, as many as a window has: int64 [N]."""
+        epoch, offset = divmod(position, self._samples)
+        count = -(-self._samples * min(WINDOW, len(self._shard_sizes)) // len(self._shard_sizes))
+        indices = self._order(epoch)[offset : offset + count]
+        if len(indices) < count:
+            indices = np.concatenate([indices, self._order(epoch + 1)[: count - len(indices)]])
+        return indices
+
+    def _order(self, epoch: int) -> np.ndarray:
         if epoch not in self._orders:
             # A batch touches two epochs at most; older orders are no longer needed.
-            self._orders = {key: order for key, order in self._orders.items() if key >= epoch - 1}
+            self._orders = {key: order for key, order in self._orders.items() if abs(key - epoch) <= 1}
             self._orders[epoch] = epoch_order(self._shard_sizes, self._seed, epoch)
-        return epoch, int(self._orders[epoch][offset])
+        return self._orders[epoch]
 
 
 def global_batch(samples: int, *, batch_size: int, accumulate: int, processes: int, asked: int = 0) -> int:

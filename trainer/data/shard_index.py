@@ -2,15 +2,18 @@
 
 import io
 import json
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trainer import storage
 from trainer.data import statistics
+from trainer.data.ground_truth import GroundTruthWriter, ground_truth
 from trainer.data.problems import Problems
 from trainer.data.shard_cache import ShardCache
 from trainer.data.shard_files import ShardFiles
@@ -30,10 +33,9 @@ SAMPLE = np.dtype(
     ]
 )
 """One row a sample: its shard, where the bytes of its JPEG and its JSON are, its size, and the CRC-32
-(ISO 3309, as in zlib) of both; 0 where it is not known."""
+(ISO 3309, as in zlib) of both together."""
 
 _COLUMNS = SAMPLE.names or ()
-_IMAGE_KEYS = ("file_name", "width", "height", "original_id", "extra")
 _READERS = 8
 _QUARANTINED_SHOWN = 100
 
@@ -58,25 +60,29 @@ def write_index(
     tables: dict[str, _Tables] = {}
     splits = {}
     quarantined: list[dict[str, str]] = []
-    for split, shards in names.items():
-        tables[split] = _Tables(categories, keeps_truth=split != "train")
-        for sidecar in _sidecars(uri, shards):
-            tables[split].add(sidecar)
-            problems.merge(sidecar["problems"])
-            quarantined += sidecar["quarantined"][: _QUARANTINED_SHOWN - len(quarantined)]
-    check()
-    for split, table in tables.items():
-        buffer = io.BytesIO()
-        np.save(buffer, table.samples(), allow_pickle=False)
-        storage.write_bytes(storage.join(uri, f"{split}.samples.npy"), buffer.getvalue())
-        if table.truth is not None:
-            truth = _ground_truth(table.truth, categories)
-            storage.write_json(storage.join(uri, "annotations", f"{split}.json"), truth)
-        splits[split] = {
-            "samples": sum(shard["samples"] for shard in table.shards),
-            "boxes": sum(shard["boxes"] for shard in table.shards),
-            "shards": table.shards,
-        }
+    with tempfile.TemporaryDirectory(prefix="kubedet-") as temporary:
+        for split, shards in names.items():
+            folder = Path(temporary) / split
+            folder.mkdir()
+            tables[split] = _Tables(
+                categories, GroundTruthWriter(categories, folder) if split != "train" else None
+            )
+            for sidecar in _sidecars(uri, shards):
+                tables[split].add(sidecar)
+                problems.merge(sidecar["problems"])
+                quarantined += sidecar["quarantined"][: _QUARANTINED_SHOWN - len(quarantined)]
+        check()
+        for split, table in tables.items():
+            buffer = io.BytesIO()
+            np.save(buffer, table.samples(), allow_pickle=False)
+            storage.write_bytes(storage.join(uri, f"{split}.samples.npy"), buffer.getvalue())
+            if table.truth is not None:
+                table.truth.write(storage.join(uri, "annotations", f"{split}.json"))
+            splits[split] = {
+                "samples": sum(shard["samples"] for shard in table.shards),
+                "boxes": sum(shard["boxes"] for shard in table.shards),
+                "shards": table.shards,
+            }
     described = {split: table.statistics for split, table in tables.items()}
     index = {
         **header,
@@ -109,41 +115,24 @@ def _sidecars(uri: str, names: list[str]) -> Iterator[dict[str, Any]]:
 class _Tables:
     """What the index tells of a split, gathered shard by shard."""
 
-    def __init__(self, categories: list[dict[str, Any]], *, keeps_truth: bool) -> None:
+    def __init__(self, categories: list[dict[str, Any]], truth: GroundTruthWriter | None) -> None:
         self._rows: list[np.ndarray] = []
         self.shards: list[dict[str, Any]] = []
         self.statistics = statistics.describe([], len(categories))
-        self.truth: list[dict[str, Any]] | None = [] if keeps_truth else None
-        """Rows of all shards, where they are the ground truth of an evaluation."""
+        self.truth = truth
+        """Takes the rows of all shards, where they are the ground truth of an evaluation."""
 
     def add(self, sidecar: dict[str, Any]) -> None:
-        rows = [(len(self.shards), *(row.get(name, 0) for name in _COLUMNS[1:])) for row in sidecar["rows"]]
+        rows = [(len(self.shards), *(row[name] for name in _COLUMNS[1:])) for row in sidecar["rows"]]
         self._rows.append(np.array(rows, dtype=SAMPLE))
         self.shards.append({key: sidecar[key] for key in ("name", "samples", "boxes", "bytes", "sha256")})
         self.statistics = statistics.add(self.statistics, sidecar["statistics"])
         if self.truth is not None:
-            self.truth += sidecar["rows"]
+            self.truth.add(sidecar["block"], sidecar["rows"])
 
     def samples(self) -> np.ndarray:
         """Rows of SAMPLE, shard after shard."""
         return np.concatenate([np.zeros(0, SAMPLE), *self._rows])
-
-
-def _ground_truth(rows: list[dict[str, Any]], categories: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return samples in COCO's form, in order of their ids; labels are the category ids."""
-    rows = sorted(rows, key=lambda row: row["image_id"])
-    images = [{"id": row["image_id"], **{key: row[key] for key in _IMAGE_KEYS if key in row}} for row in rows]
-    labels = {category["name"]: category["id"] for category in categories}
-    for image in images:
-        if "verified" in image.get("extra", {}):
-            # Of the classes that people looked for in the image, those that are kept.
-            image["verified"] = sorted(labels[name] for name in image["extra"]["verified"] if name in labels)
-    annotations = [
-        {"image_id": row["image_id"], **annotation} for row in rows for annotation in row["annotations"]
-    ]
-    for number, annotation in enumerate(annotations, start=1):
-        annotation["id"] = number
-    return {"categories": categories, "images": images, "annotations": annotations}
 
 
 class ShardDataset:
@@ -211,7 +200,7 @@ class ShardDataset:
             return storage.read_json(storage.join(self.uri, "annotations", f"{self.split}.json"))
         names = [shard["name"].removesuffix(".tar") for shard in self.shards]
         rows = [row for sidecar in _sidecars(self.uri, names) for row in sidecar["rows"]]
-        return _ground_truth(rows, self.categories)
+        return ground_truth(rows, self.categories)
 
     def expect(self, indices: np.ndarray) -> None:
         """Say which samples are read next: their shards are fetched ahead, all others let go."""
@@ -228,10 +217,10 @@ class ShardDataset:
             StorageError: it is missing or cannot be read.
         """
         row = self.samples[index]
-        shard, start = int(row["shard"]), int(row["offset"])
-        length = int(row["json_offset"]) + int(row["json_length"]) - start
+        shard, start, length, json_start, json_length = row.item()[:5]
         while True:
-            sample = parse_sample(row, self._files.read(shard, start, length))
+            data = self._files.read(shard, (start, length), (json_start, json_length))
+            sample = parse_sample(row, *data)
             if sample is not None:
                 return sample
             if not self._files.distrust(shard):
@@ -244,21 +233,21 @@ class ShardDataset:
         )
 
 
-def parse_sample(row: np.void, data: bytes) -> tuple[bytes, dict[str, Any]] | None:
-    """Return JPEG and record from the bytes of both and what lies between; None if they are wrong.
+def parse_sample(row: np.void, jpeg: bytes, text: bytes) -> tuple[bytes, dict[str, Any]] | None:
+    """Return JPEG and record of a sample from its bytes; None if they are not those of the row.
 
     Args:
         row: of SAMPLE.
-        data: the shard's bytes from the row's offset on.
+        jpeg: the bytes where its JPEG is.
+        text: the bytes where its JSON is.
     """
-    jpeg = data[: int(row["length"])]
-    text = data[int(row["json_offset"]) - int(row["offset"]) :]
-    if len(text) != row["json_length"] or jpeg[:2] != b"\xff\xd8":
+    if len(jpeg) != row["length"] or len(text) != row["json_length"] or jpeg[:2] != b"\xff\xd8":
         return None
-    if row["crc32"] and zlib.crc32(text, zlib.crc32(jpeg)) != row["crc32"]:
+    if zlib.crc32(text, zlib.crc32(jpeg)) != row["crc32"]:
         return None
     try:
         record = json.loads(text)
     except ValueError:
         return None
-    return (jpeg, record) if record.get("image_id") == row["image_id"] else None
+    sound = isinstance(record, dict) and record.get("image_id") == row["image_id"]
+    return (jpeg, record) if sound else None

@@ -7,6 +7,7 @@ so that the same input gives the same bytes.
 import hashlib
 import json
 import tarfile
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,8 @@ from trainer.data.table import Table
 from trainer.errors import StorageError
 
 _RECORD = 10240  # tar files end at a multiple of this
+_WINDOW = 64 * 1024 * 1024
+"""Bytes of raw images that are fetched ahead at most, or one image."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,14 @@ class ShardTask:
     """Block of the table that its images are from."""
     rows: list[int]
     """Their positions in the block, in the order of the shard."""
+    sizes: list[int]
+    """Bytes of each one's raw image."""
     labels: int
     """How many categories there are."""
     max_side: int
     jpeg_quality: int
     min_box_side: float
+    decode_check: bool
     readers: int
     """Raw images that are fetched at the same time, where that takes time."""
 
@@ -55,7 +61,8 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
     """Write a shard and then its sidecar; return the sidecar.
 
     Raises:
-        StorageError: it cannot be written (disk full, refused). Nothing is left of it then.
+        StorageError: it cannot be written (disk full, refused), or a raw image cannot be read, or is
+            not as it was downloaded. Nothing is left of it then.
     """
     problems = Problems()
     samples: list[dict[str, Any]] = []
@@ -72,6 +79,7 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
                 problems.add(reasons.IMAGE_UNREADABLE, f"{name}: {error}")
         tar.close()
     sidecar = {
+        "block": task.block,
         "samples": len(samples),
         "boxes": sum(len(sample["annotations"]) for sample in samples),
         "bytes": tar.size,
@@ -85,7 +93,7 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
     return sidecar
 
 
-def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes | StorageError]]:
+def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes]]:
     """Yield the rows of a shard with the bytes of their images, read a little ahead."""
     rows = Table(task.table_uri).rows(task.block, task.rows)
     uris = [
@@ -93,32 +101,39 @@ def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes | StorageEr
         for row in rows
     ]
     if storage.is_local(task.images_uri):
-        yield from zip(rows, map(_read, uris), strict=True)
+        yield from zip(rows, map(_read, uris, task.sizes), strict=True)
         return
     with ThreadPoolExecutor(task.readers) as readers:
-        ahead: deque[Future[bytes | StorageError]] = deque()
-        waiting = iter(uris)
-        for row in rows:
-            while len(ahead) < 2 * task.readers and (uri := next(waiting, None)):
-                ahead.append(readers.submit(_read, uri))
+        ahead: deque[Future[bytes]] = deque()
+        fetched = at = 0  # Bytes in the window; images that were asked for.
+        for number, row in enumerate(rows):
+            while at < len(uris) and len(ahead) < 2 * task.readers:
+                if ahead and fetched + task.sizes[at] > _WINDOW:
+                    break
+                ahead.append(readers.submit(_read, uris[at], task.sizes[at]))
+                fetched += task.sizes[at]
+                at += 1
             yield row, ahead.popleft().result()
+            fetched -= task.sizes[number]
 
 
-def _read(uri: str) -> bytes | StorageError:
-    try:
-        return storage.read_bytes(uri)
-    except StorageError as error:
-        return error
+def _read(uri: str, size: int) -> bytes:
+    """Read a raw image. What cannot be read now is no bad image: left out, it would be lost for good."""
+    data = storage.read_bytes(uri)
+    if len(data) != size:
+        raise StorageError(
+            f"{uri} is not as it was downloaded: {len(data)} bytes, not {size}",
+            fix="delete it and the folder of its raw manifest, and run the download step again",
+        )
+    return data
 
 
 def _add_sample(
-    tar: "_Tar", task: ShardTask, row: dict[str, Any], data: bytes | StorageError, problems: Problems
+    tar: "_Tar", task: ShardTask, row: dict[str, Any], data: bytes, problems: Problems
 ) -> dict[str, Any]:
     """Append one image and its cleaned boxes; return what the index needs of it."""
     where = row["file_name"]
-    if isinstance(data, StorageError):
-        raise UnreadableImage(data.message)
-    normal = normalize(data, task.max_side, task.jpeg_quality, row["orientation"])
+    normal = normalize(data, task.max_side, task.jpeg_quality, row["orientation"], decode=task.decode_check)
     size = (row["width"], row["height"])
     if not size_agrees(normal, *size):
         shown = f"{size[0]}x{size[1]} annotated, {normal.stored_width}x{normal.stored_height} stored"
@@ -140,13 +155,14 @@ def _add_sample(
     text = json.dumps(sample).encode()
     offset = tar.add(f"{key}.jpg", normal.jpeg)
     json_offset = tar.add(f"{key}.json", text)
-    place = {
+    found = {
         "offset": offset,
         "length": len(normal.jpeg),
         "json_offset": json_offset,
         "json_length": len(text),
+        "crc32": zlib.crc32(text, zlib.crc32(normal.jpeg)),
     }
-    return {**sample, **place}
+    return {**sample, **found}
 
 
 def _place(box: dict[str, Any], image: NormalImage, size: tuple[int, int]) -> dict[str, Any]:
@@ -163,6 +179,27 @@ def _place(box: dict[str, Any], image: NormalImage, size: tuple[int, int]) -> di
     }
 
 
+def _blank_header() -> bytearray:
+    blank = tarfile.TarInfo()
+    blank.mode = 0o644
+    return bytearray(blank.tobuf(tarfile.USTAR_FORMAT))
+
+
+_BLANK = _blank_header()
+_NAME, _SIZE, _SUM = 0, 124, 148
+"""Where in a header they stand (POSIX.1-1988, section 10.1.1)."""
+
+
+def _header(name: str, size: int) -> bytes:
+    """Return the header of a member: as tarfile makes it, in a tenth of the time."""
+    header = _BLANK.copy()
+    header[_NAME : _NAME + len(name)] = name.encode("ascii")
+    header[_SIZE : _SIZE + 11] = b"%011o" % size
+    header[_SUM : _SUM + 8] = b" " * 8
+    header[_SUM : _SUM + 8] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
 class _Tar:
     """Appends members to a tar file, and knows where each one's bytes are."""
 
@@ -173,10 +210,7 @@ class _Tar:
 
     def add(self, name: str, data: bytes) -> int:
         """Append a member; return the offset of its bytes."""
-        header = tarfile.TarInfo(name)
-        header.size = len(data)
-        header.mode = 0o644
-        self._write(header.tobuf(tarfile.USTAR_FORMAT))
+        self._write(_header(name, len(data)))
         offset = self.size
         self._write(data)
         self._write(bytes(-len(data) % tarfile.BLOCKSIZE))

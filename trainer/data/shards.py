@@ -33,8 +33,11 @@ from trainer.log import progress
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 """Raise it when the same raw images give other shards."""
+
+_READERS = 16
+"""Connections of each process: more than these a processor cannot keep busy."""
 
 
 def shard(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, Any]:
@@ -55,8 +58,7 @@ def shard(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, 
         DataError: too many images or boxes are bad, or a worker was killed.
         StorageError: the data root cannot be read or written.
     """
-    if not storage.exists(storage.join(place(raw, data_root, config), "index.json")):
-        shard_partition(raw, data_root, config)
+    shard_partition(raw, data_root, config)
     return join(raw, data_root, config)
 
 
@@ -64,7 +66,7 @@ def place(raw: dict[str, Any], data_root: str, config: DataConfig) -> str:
     """Return the URI of the folder of the shards of raw images, which need not be there."""
     name = fingerprint(
         "shards", VERSION, raw["fingerprint"], config.shard_bytes, config.max_side, config.jpeg_quality,
-        config.min_box_side,
+        config.min_box_side, config.decode_check,
     )  # fmt: skip
     return storage.join(storage.absolute(data_root), "shards", name)
 
@@ -86,11 +88,12 @@ def shard_partition(
         StorageError: the data root cannot be read or written.
     """
     uri = place(raw, data_root, config)
+    if storage.exists(storage.join(uri, "index.json")):
+        return
     storage.remove_stale(uri)
     there = storage.list_states(uri)
     tasks = [task for number, task in enumerate(_plan(raw, uri, config)) if number % partitions == partition]
-    missing = [task for task in tasks if f"{task.name}.tar" not in there or f"{task.name}.json" not in there]
-    missing += [task for task in tasks if task not in missing and not _whole(uri, task.name, there)]
+    missing = [task for task in tasks if not _whole(uri, task.name, there)]
     if len(missing) < len(tasks):
         logger.info("%d of %d shards are there already", len(tasks) - len(missing), len(tasks))
     workers = min(config.processes or pool.available_cores(), max(1, len(missing)))
@@ -157,9 +160,10 @@ def _plan(raw: dict[str, Any], uri: str, config: DataConfig) -> Iterator[ShardTa
             for rows in _cut(columns["key"], there, config.shard_bytes):
                 yield ShardTask(
                     table_uri=table_uri, images_uri=raw["images"], shards_uri=uri, split=split,
-                    name=f"{split}-{number:05}", block=block, rows=rows, labels=len(raw["categories"]),
-                    max_side=config.max_side, jpeg_quality=config.jpeg_quality,
-                    min_box_side=config.min_box_side, readers=config.threads,
+                    name=f"{split}-{number:05}", block=block, rows=rows, sizes=there[rows].tolist(),
+                    labels=len(raw["categories"]), max_side=config.max_side,
+                    jpeg_quality=config.jpeg_quality, min_box_side=config.min_box_side,
+                    decode_check=config.decode_check, readers=min(config.threads, _READERS),
                 )  # fmt: skip
                 number += 1
 
@@ -183,7 +187,9 @@ def _write_one(task: ShardTask) -> tuple[int, int]:
 
 
 def _whole(uri: str, name: str, there: dict[str, storage.FileState]) -> bool:
-    """Whether a shard's tar is as long as its sidecar says."""
+    """Whether a shard and its sidecar are there, and its tar is as long as that says."""
+    if f"{name}.tar" not in there or f"{name}.json" not in there:
+        return False
     return storage.read_json(storage.join(uri, f"{name}.json"))["bytes"] == there[f"{name}.tar"].size
 
 

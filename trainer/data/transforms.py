@@ -25,10 +25,25 @@ class Sample(NamedTuple):
 
     image: Tensor
     """uint8 [3, S, S]."""
-    boxes: Tensor
+    boxes: np.ndarray
     """fp32 [M, 4], x1 y1 x2 y2 in pixels of the square."""
-    labels: Tensor
+    labels: np.ndarray
     """int64 [M]."""
+    scale: float
+    """Pixels of the square for one pixel of the stored image."""
+
+
+class View(NamedTuple):
+    """Which part of an image is seen, and where in the square."""
+
+    divisor: int
+    """What the decoder divides the sides by: 1, 2, 4 or 8. The crop is in pixels of what it gives."""
+    crop: tuple[int, int, int, int]
+    """Left, top, width, height."""
+    place: tuple[int, int, int, int]
+    """Left, top, width, height in pixels of the square."""
+    flip: bool
+    flip_vertical: bool
     scale: float
     """Pixels of the square for one pixel of the stored image."""
 
@@ -43,45 +58,104 @@ def letterbox(image: Tensor, size: int) -> tuple[Tensor, float]:
     Returns:
         uint8 [3, size, size], and the scale: divide boxes in the square by it.
     """
-    height, width = image.shape[-2:]
+    view = whole_view(image.shape[-1], image.shape[-2], size)
+    square = np.empty((size, size, 3), np.uint8)
+    render(image, view, square)
+    return torch.from_numpy(square).permute(2, 0, 1).contiguous(), view.scale
+
+
+def whole_view(width: int, height: int, size: int) -> View:
+    """The view of `letterbox` for an image of that size."""
     scale = size / max(height, width)
-    resized = _resize(image, round(height * scale), round(width * scale))
-    return _place(resized, size, 0, 0), scale
+    place = (0, 0, max(1, round(width * scale)), max(1, round(height * scale)))
+    return View(1, (0, 0, width, height), place, False, False, scale)
 
 
-def augment(
-    image: Tensor, boxes: Tensor, labels: Tensor, config: LoaderConfig, generator: np.random.Generator
-) -> Sample:
+def random_view(width: int, height: int, config: LoaderConfig, generator: np.random.Generator) -> View:
     """Scale jitter with crop or padding at a random place, and flips.
 
     Args:
-        image: uint8 [3, H, W].
-        boxes: fp32 [M, 4] in pixels of the image.
-        labels: int64 [M].
+        width: of the stored image, pixels.
+        height: of the stored image, pixels.
         config: sizes and probabilities.
         generator: source of all randomness; five numbers are drawn whatever the configuration.
     """
     jitter, place_x, place_y, flip, flip_vertical = generator.random(5)
-    size = config.image_size
     low, high = config.scale
     # Uniform in log scale: as often half as large as twice as large.
-    factor = low * (high / low) ** jitter
-    height, width = image.shape[-2:]
-    scale = size / max(height, width) * factor
-    new_height, new_width = max(1, round(height * scale)), max(1, round(width * scale))
-    left = _offset(place_x, size, new_width)
-    top = _offset(place_y, size, new_height)
-    square = _place(_resize(image, new_height, new_width), size, left, top)
-    ratio = torch.tensor([new_width / width, new_height / height] * 2)
-    moved = boxes * ratio + torch.tensor([left, top] * 2, dtype=torch.float32)
-    boxes, labels = _visible(moved, labels, size)
-    if flip < config.flip:
-        square = square.flip(-1)
-        boxes = torch.stack([size - boxes[:, 2], boxes[:, 1], size - boxes[:, 0], boxes[:, 3]], dim=1)
-    if flip_vertical < config.flip_vertical:
-        square = square.flip(-2)
-        boxes = torch.stack([boxes[:, 0], size - boxes[:, 3], boxes[:, 2], size - boxes[:, 1]], dim=1)
-    return Sample(square, boxes, labels, scale)
+    scale = config.image_size / max(height, width) * low * (high / low) ** jitter
+    # libjpeg decodes by halves for less than it costs to decode and resize.
+    divisor = next(number for number in (8, 4, 2, 1) if number * scale <= 1 or number == 1)
+    left, crop_width, x, place_width = _span(width, scale, divisor, config.image_size, place_x)
+    top, crop_height, y, place_height = _span(height, scale, divisor, config.image_size, place_y)
+    return View(
+        divisor, (left, top, crop_width, crop_height), (x, y, place_width, place_height),
+        bool(flip < config.flip), bool(flip_vertical < config.flip_vertical), scale,
+    )  # fmt: skip
+
+
+def _span(length: int, scale: float, divisor: int, size: int, place: float) -> tuple[int, int, int, int]:
+    """One axis of a view: start and length of the crop, start and length in the square."""
+    decoded = -(-length // divisor)
+    wanted = max(1, round(length * scale))
+    if wanted <= size:
+        return 0, decoded, round(place * (size - wanted)), wanted
+    seen = min(decoded, max(1, round(size / (scale * divisor))))
+    return round(place * (decoded - seen)), seen, 0, size
+
+
+def render(image: Tensor, view: View, square: np.ndarray) -> None:
+    """Draw what a view shows of an image.
+
+    Args:
+        image: uint8 [3, H, W], as the decoder gave it with the view's divisor.
+        view: of this image.
+        square: uint8 [S, S, 3], receives it. The channels of a pixel lie side by side, as decoders
+            give them and networks read them: by planes it takes ten times as long.
+    """
+    left, top, width, height = view.crop
+    x, y, place_width, place_height = view.place
+    seen = image[:, top : top + height, left : left + width]
+    if (height, width) != (place_height, place_width):
+        seen = tv.resize(seen, [place_height, place_width], antialias=True)
+    turned = [axis for axis, flip in ((-1, view.flip), (-2, view.flip_vertical)) if flip]
+    if turned:
+        seen = seen.flip(turned)
+        x = len(square) - x - place_width if view.flip else x
+        y = len(square) - y - place_height if view.flip_vertical else y
+    below, right = y + place_height, x + place_width
+    for border in (square[:y], square[below:], square[y:below, :x], square[y:below, right:]):
+        border.fill(FILL)
+    square[y:below, x:right] = seen.permute(1, 2, 0).numpy()
+
+
+def move_boxes(boxes: np.ndarray, labels: np.ndarray, view: View, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bring boxes into the square of a view; those that are mostly outside are dropped.
+
+    Args:
+        boxes: fp32 [M, 4], x1 y1 x2 y2 in pixels of the stored image.
+        labels: int64 [M].
+        view: of the image.
+        size: side of the square, pixels.
+
+    Returns:
+        The same of the boxes that remain, in pixels of the square.
+    """
+    left, top, width, height = view.crop
+    x, y, place_width, place_height = view.place
+    ratio = np.array([place_width / width, place_height / height] * 2, np.float32)
+    shift = np.array([x, y] * 2, np.float32) - np.array([left, top] * 2, np.float32) * ratio
+    moved = boxes * (ratio / view.divisor) + shift
+    clipped = moved.clip(0, size)
+    sides = clipped[:, 2:] - clipped[:, :2]
+    whole = (moved[:, 2:] - moved[:, :2]).prod(axis=1)
+    kept = (sides.prod(axis=1) >= MIN_VISIBLE * whole) & (sides > 1).all(axis=1)
+    inside = clipped[kept]
+    if view.flip:
+        inside[:, [0, 2]] = size - inside[:, [2, 0]]
+    if view.flip_vertical:
+        inside[:, [1, 3]] = size - inside[:, [3, 1]]
+    return inside, labels[kept]
 
 
 def color_map(config: LoaderConfig, generator: np.random.Generator) -> np.ndarray | None:
@@ -109,33 +183,3 @@ def _hue_rotation(turns: float) -> np.ndarray:
     cosine, sine = np.cos(2 * np.pi * turns), np.sin(2 * np.pi * turns)
     rotation = np.array([[1, 0, 0], [0, cosine, -sine], [0, sine, cosine]])
     return np.linalg.inv(to_yiq) @ rotation @ to_yiq
-
-
-def _resize(image: Tensor, height: int, width: int) -> Tensor:
-    if image.shape[-2:] == (height, width):
-        return image
-    return tv.resize(image, [max(1, height), max(1, width)], antialias=True)
-
-
-def _offset(place: float, size: int, length: int) -> int:
-    """Where an edge of that length goes in the square: inside it, or cropped at random."""
-    return round(place * (size - length))
-
-
-def _place(image: Tensor, size: int, left: int, top: int) -> Tensor:
-    """Copy an image into a square of FILL at (left, top), which may be negative."""
-    height, width = image.shape[-2:]
-    square = torch.full((3, size, size), FILL, dtype=torch.uint8)
-    y0, y1 = max(top, 0), min(top + height, size)
-    x0, x1 = max(left, 0), min(left + width, size)
-    square[:, y0:y1, x0:x1] = image[:, y0 - top : y1 - top, x0 - left : x1 - left]
-    return square
-
-
-def _visible(boxes: Tensor, labels: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Clip boxes to the square and drop those that are mostly outside."""
-    clipped = boxes.clamp(0, size)
-    whole = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    sides = clipped[:, 2:] - clipped[:, :2]
-    kept = (sides.prod(dim=1) >= MIN_VISIBLE * whole) & (sides > 1).all(dim=1)
-    return clipped[kept], labels[kept]

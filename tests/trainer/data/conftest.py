@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty_store import hurried, proxy
 from PIL import Image
+
+__all__ = ["hurried", "proxy"]
 
 
 def jpeg(width: int = 40, height: int = 30, seed: int = 0) -> bytes:

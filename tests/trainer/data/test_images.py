@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from trainer.data import images
+from trainer.data import images, jpeg
 from trainer.data.images import NormalImage, UnreadableImage, normalize, place_box, size_agrees
 
 
@@ -47,7 +47,8 @@ def bright_extent(data: bytes) -> list[float]:
 
 
 def is_baseline(data: bytes) -> bool:
-    return images._frame_marker(data) == 0xC0 and not decode(data).info.get("progressive")
+    header = jpeg.parse(data)
+    return header is not None and header.plain and not decode(data).info.get("progressive")
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
@@ -177,13 +178,6 @@ def test_unreadable_images_say_why(data, reason):
         normalize(data, 1600, 95)
 
 
-def test_the_frame_marker_of_each_coding():
-    assert images._frame_marker(encode(picture())) == 0xC0
-    assert images._frame_marker(encode(picture(), progressive=True)) == 0xC2
-    assert images._frame_marker(b"\xff\xd8" + b"\xff\xda\0\0") is None
-    assert images._frame_marker(encode(picture(), "PNG")) is None
-
-
 def test_a_normal_image_is_named_turned_by_its_orientation():
     assert [NormalImage(b"", 1, 1, 1, 1, value).turned for value in range(1, 9)] == [False] * 4 + [True] * 4
 
@@ -221,3 +215,66 @@ def test_only_exif_and_xmp_are_stripped():
     data = plain[:2] + segment(0xE1, exif) + kept + segment(0xE1, xmp) + plain[2:]
     assert normalize(data, 1600, 95).jpeg == plain[:2] + kept + plain[2:]
     assert decode(data).tobytes() == decode(plain).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({"subsampling": "4:4:4"}, True), ({"subsampling": "4:2:2"}, True), ({"subsampling": "4:2:0"}, True),
+        ({"progressive": True}, False), ({"optimize": True}, True), ({"restart_marker_rows": 1}, True),
+    ],
+)  # fmt: skip
+def test_what_can_stay_is_known_by_its_headers_alone(options, plain, monkeypatch):
+    data = encode(picture(), **options)
+    header = jpeg.parse(data)
+    assert (header.width, header.height, header.plain) == (60, 40, plain)
+    monkeypatch.setattr(images, "_load", lambda image: pytest.fail("decoded"))
+    if plain:
+        assert normalize(data, 1600, 95).jpeg == data
+
+
+def with_byte(data: bytes, at: int, value: int) -> bytes:
+    return data[:at] + bytes([value]) + data[at + 1 :]
+
+
+def test_headers_that_some_decoder_refuses_are_written_anew():
+    data = encode(picture())
+    frame = data.index(b"\xff\xc0")
+    odd = with_byte(data, frame + 11, 0x31)  # a sampling of 3x1
+    assert not jpeg.parse(odd).plain and jpeg.parse(encode(picture(mode="CMYK"))).plain is False
+    tables = data.index(b"\xff\xc4")
+    assert not jpeg.parse(data[:tables] + data[data.index(b"\xff\xda") :]).plain
+    for nothing in (b"", b"\xff\xd8", data[:frame], b"\xff\xd8\xff\xda\0\0", encode(picture(), "PNG")):
+        assert jpeg.parse(nothing) is None
+
+
+def test_every_cut_of_a_file_is_found_by_its_headers():
+    data = encode(picture(300, 300))
+    for length in range(1, len(data) - 2, 97):
+        header = jpeg.parse(data[:length])
+        assert header is None or not jpeg.is_whole(data[:length], header)
+    assert jpeg.is_whole(data, jpeg.parse(data))
+    # What follows the end is of no harm; an end in a thumbnail before the pixels is not the image's.
+    assert jpeg.is_whole(data + bytes(10), jpeg.parse(data))
+    thumbnail = b"\xff\xe1\0\x08ab\xff\xd9cd"
+    cut = data[:2] + thumbnail + data[2:-20]
+    assert not jpeg.is_whole(cut, jpeg.parse(cut))
+
+
+def test_damage_inside_is_found_only_where_all_is_decoded():
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (200, 200), dtype=np.uint8))
+    data = encode(noise)
+    damaged = data[: len(data) // 2] + b"\xff\x00" * 200 + data[len(data) // 2 + 400 :]
+    assert normalize(damaged, 1600, 95).jpeg == damaged
+    with pytest.raises(UnreadableImage, match="damaged"):
+        normalize(damaged, 1600, 95, decode=True)
+    assert normalize(data, 1600, 95, decode=True).jpeg == data
+
+
+def test_a_huge_jpeg_is_not_decoded_at_full_size(monkeypatch):
+    sizes = []
+    real = images._load
+    monkeypatch.setattr(images, "_load", lambda image: (real(image), sizes.append(image.size)))
+    normal = normalize(encode(picture(2400, 1600)), 300, 95)
+    assert (normal.width, normal.height, normal.stored_width) == (300, 200, 2400)
+    assert sizes == [(600, 400)]

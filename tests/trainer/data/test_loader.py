@@ -1,12 +1,20 @@
 """Batches: the same whatever the workers and ranks, complete, padded, and clear when data is broken."""
 
 import dataclasses
+import io
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
+from PIL import Image
 
 from trainer.config import LoaderConfig
-from trainer.data.loader import EvalLoader, TrainLoader, read_sample, targets
+from trainer.data.loader import EvalLoader, TrainLoader, decode, read_sample, targets
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World
 from trainer.errors import DataError
@@ -110,3 +118,81 @@ def test_an_image_that_was_damaged_is_named(dataset, monkeypatch):
     monkeypatch.setattr(dataset, "read", lambda index: (data[:300], record))
     with pytest.raises(DataError, match=record["file_name"]):
         read_sample(dataset, 3)
+
+
+def test_an_image_is_decoded_at_half_its_size_where_that_is_enough():
+    buffer = io.BytesIO()
+    Image.linear_gradient("L").resize((203, 101)).convert("RGB").save(buffer, "JPEG", quality=95)
+    whole = decode(buffer.getvalue(), 203, 101)
+    for divisor in (2, 4, 8):
+        small = decode(buffer.getvalue(), 203, 101, divisor)
+        assert small.shape == (3, -(-101 // divisor), -(-203 // divisor))
+        means = torch.nn.functional.avg_pool2d(whole.float(), divisor)
+        assert (small[:, : means.shape[1], : means.shape[2]] - means).abs().max() < 4
+    with pytest.raises(ValueError, match="203x101"):
+        decode(buffer.getvalue(), 203, 100)
+
+
+READER = """
+import hashlib, os, sys
+from pathlib import Path
+import torch
+from trainer.config import LoaderConfig
+from trainer.data.loader import TrainLoader
+from trainer.data.shard_cache import ShardCache
+from trainer.data.shard_index import ShardDataset
+from trainer.distributed import World
+
+def read(uri, cache, start):
+    dataset = ShardDataset(uri, "train", ShardCache(cache))
+    loader = TrainLoader(
+        dataset, LoaderConfig(image_size=96, workers=3, prefetch=2), global_batch=4, batch_size=4, seed=5,
+        world=World(0, 1, torch.device("cpu")),
+    )
+    batches = loader.batches(4 * start)
+    for number in range(start, 30):
+        batch = next(batches)
+        digest = hashlib.sha256(batch.images.numpy().tobytes() + batch.boxes.numpy().tobytes()).hexdigest()
+        print(number, batch.image_ids, digest, flush=True)
+    loader.close()
+
+# Forked where nothing runs yet: importing torch takes longer than all the rest.
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        print(os.getpid(), flush=True)
+        read(sys.argv[1 if int(line) < 0 else 2], Path(sys.argv[3]), max(0, int(line)))
+        os._exit(0)
+    os.waitpid(child, 0)
+    print("ended", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_reader_that_is_killed_anywhere_and_started_again_reads_the_same(shards, bucket, tmp_path):
+    shutil.copytree(shards, bucket / "shards")
+    cache, moments = tmp_path / "cache", random.Random(4)
+    command = [sys.executable, "-c", READER, shards, "s3://bucket/shards", str(cache)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+
+        def run(start, kill_at):
+            """Lines that a reader prints which is killed after some of them."""
+            process.stdin.write(f"{start}\n")
+            process.stdin.flush()
+            pid, lines = int(process.stdout.readline()), []
+            while (line := process.stdout.readline()) != "ended\n":
+                lines.append(line)
+                if len(lines) == kill_at:
+                    os.kill(pid, signal.SIGKILL)
+            return lines
+
+        expected, found, starts = run(-1, None), [], 0
+        while len(found) < 30:
+            found += run(len(found), moments.randint(1, 9))
+            starts += 1
+        process.stdin.close()
+    assert len(expected) == 30 and starts > 3
+    assert found == expected
+    copies = list(cache.glob("*.tar"))
+    assert copies

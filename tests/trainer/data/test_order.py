@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 from trainer.data.order import SampleStream, epoch_order, forward_passes, global_batch, rank_positions
 from trainer.errors import ConfigError, DataError
@@ -69,3 +71,52 @@ def test_a_stream_can_be_entered_anywhere():
     from_start = SampleStream([4, 9], seed=7)
     whole = [from_start[position] for position in range(40)]
     assert [SampleStream([4, 9], seed=7)[position] for position in range(40)] == whole
+
+
+SHARDS = some.lists(some.integers(1, 9), min_size=1, max_size=90)
+
+
+def read(sizes, seed, start, steps, whole, batch, world):
+    """What all ranks read in some steps from a place on, in the order of the stream."""
+    streams = [SampleStream(sizes, seed) for _ in range(world)]
+    found = []
+    for step in range(steps):
+        for rank, stream in enumerate(streams):
+            passes = rank_positions(start + step * whole, whole, batch, world_size=world, rank=rank)
+            found += [stream[position] for turn in passes for position in turn]
+    return found
+
+
+@given(SHARDS, some.integers(0, 5), some.integers(1, 7), some.integers(1, 5), some.data())
+def test_every_sample_is_read_once_an_epoch_at_any_world_size(sizes, seed, world, batch, data):
+    samples = sum(sizes)
+    whole = data.draw(some.integers(world, world + 20), "global batch")
+    found = read(sizes, seed, 0, -(-2 * samples // whole), whole, batch, world)
+    for epoch in range(2):
+        assert sorted(index for e, index in found if e == epoch) == list(range(samples))
+
+
+@given(SHARDS, some.integers(0, 5), some.lists(some.integers(1, 7), min_size=1, max_size=4), some.data())
+def test_a_run_that_stops_anywhere_goes_on_at_any_world_size(sizes, seed, worlds, data):
+    whole = data.draw(some.integers(max(worlds), max(worlds) + 20), "global batch")
+    found, start = [], 0
+    for world in worlds:
+        steps = data.draw(some.integers(0, 6), "steps")
+        found += read(sizes, seed, start, steps, whole, data.draw(some.integers(1, 5), "batch"), world)
+        start += steps * whole
+    stream = SampleStream(sizes, seed)
+    assert found == [stream[position] for position in range(start)]
+
+
+@given(SHARDS, some.integers(0, 5), some.integers(0, 300))
+def test_what_is_announced_is_what_comes(sizes, seed, position):
+    stream = SampleStream(sizes, seed)
+    ahead = stream.ahead(position)
+    assert ahead.tolist() == [stream[position + place][1] for place in range(len(ahead))]
+    assert 1 <= len(ahead) <= sum(sizes)
+
+
+def test_an_epoch_is_entered_in_the_middle_of_millions():
+    sizes = [220] * 7900
+    epoch, index = SampleStream(sizes, seed=0)[6 * sum(sizes) + 1000]
+    assert epoch == 6 and index == epoch_order(sizes, 0, 6)[1000]

@@ -1,6 +1,7 @@
 import json
 import os
 import pickle
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from trainer.config import DataConfig
-from trainer.data import shard_index
+from trainer.data import shard_files
 from trainer.data.download import download
+from trainer.data.shard_cache import ShardCache
 from trainer.data.shard_index import SAMPLE, ShardDataset
 from trainer.data.shards import shard
 from trainer.errors import DataError, StorageError
@@ -42,7 +44,6 @@ def test_it_reads_every_sample(uri, source):
         assert data == (source / "train" / sample["file_name"]).read_bytes()
         assert sample["image_id"] == dataset.image_ids[index]
         assert len(sample["annotations"]) == 2
-    dataset.verify()
 
 
 def test_the_table_is_plain_numpy(uri):
@@ -52,18 +53,18 @@ def test_the_table_is_plain_numpy(uri):
 
 
 def test_threads_read_the_same_with_few_open_files(uri, monkeypatch):
-    monkeypatch.setattr(shard_index, "_OPEN_FILES", 1)
+    monkeypatch.setattr(shard_files, "_OPEN_FILES", 1)
     dataset = ShardDataset(uri, "train")
     alone = [dataset.read(index) for index in range(20)]
     order = list(np.random.default_rng(0).integers(0, 20, 2000))
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(dataset.read, order))
     assert all(found == alone[index] for found, index in zip(together, order, strict=True))
-    assert len(dataset._files) == 1
+    assert len(dataset._files._files) == 1
 
 
 def test_open_files_stay_few(uri, monkeypatch):
-    monkeypatch.setattr(shard_index, "_OPEN_FILES", 2)
+    monkeypatch.setattr(shard_files, "_OPEN_FILES", 2)
     dataset = ShardDataset(uri, "train")
     before = len(os.listdir("/proc/self/fd"))
     for index in range(20):
@@ -97,21 +98,24 @@ def flip_a_byte(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 0xFF]))
 
 
-def test_verify_finds_one_wrong_byte(uri):
+def test_every_byte_of_a_sample_counts(uri):
     dataset = ShardDataset(uri, "train")
-    flip_a_byte(first_shard(uri), 700)
-    with pytest.raises(DataError, match=r"train-00000\.tar is damaged") as caught:
-        dataset.verify()
-    assert "run the shard step again" in caught.value.fix
+    row = dataset.samples[2]
+    for at in (
+        row["offset"],
+        row["offset"] + row["length"] // 2,
+        row["json_offset"] + row["json_length"] - 2,
+    ):
+        flip_a_byte(first_shard(uri), int(at))
+        with pytest.raises(DataError, match=r"train-00000\.tar is damaged") as caught:
+            dataset.read(2)
+        assert "run the shard step again" in caught.value.fix
+        flip_a_byte(first_shard(uri), int(at))
+    dataset.read(2)
 
 
-def test_verify_finds_a_cut_shard_and_a_missing_one(uri):
-    os.truncate(first_shard(uri), 5000)
-    with pytest.raises(DataError, match=r"train-00000\.tar is damaged"):
-        ShardDataset(uri, "train").verify()
+def test_a_missing_shard_is_named(uri):
     first_shard(uri).unlink()
-    with pytest.raises(StorageError, match=r"train-00000\.tar"):
-        ShardDataset(uri, "train").verify()
     with pytest.raises(StorageError, match=r"train-00000\.tar"):
         ShardDataset(uri, "train").read(0)
 
@@ -147,14 +151,84 @@ def test_a_damaged_table_is_an_error(uri, damage):
         ShardDataset(uri, "train")
 
 
-def test_shards_in_an_object_store_are_read_through_a_cache(source, bucket, tmp_path):
+@pytest.fixture
+def remote(source, bucket) -> str:
+    """Shards in an object store."""
     raw = download(str(source), "s3://bucket/data", CONFIG)
-    index = shard(raw, "s3://bucket/data", CONFIG)
-    dataset = ShardDataset(index["uri"], "train", tmp_path / "cache")
+    return shard(raw, "s3://bucket/data", CONFIG)["uri"]
+
+
+def stored(remote, bucket, name) -> Path:
+    return bucket / remote.removeprefix("s3://bucket/") / name
+
+
+def copies(folder) -> list[Path]:
+    return sorted(Path(folder).glob("*.tar"))
+
+
+def wait_for(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_shards_in_an_object_store_are_read_in_ranges_unless_expected(remote, tmp_path):
+    dataset = ShardDataset(remote, "train", ShardCache(tmp_path / "cache"))
     samples = [dataset.read(position) for position in range(len(dataset))]
     assert {sample["file_name"] for _, sample in samples} == set(NAMES)
-    assert len(list((tmp_path / "cache").iterdir())) == len(dataset.shards)
-    dataset.verify()
+    assert not copies(tmp_path / "cache")
+    dataset.expect(np.arange(20))
+    wait_for(lambda: len(copies(tmp_path / "cache")) == len(dataset.shards))
+
+
+def test_expected_shards_are_read_from_their_copies(remote, bucket, tmp_path):
+    dataset = ShardDataset(remote, "train", ShardCache(tmp_path / "cache"))
+    whole = [dataset.read(position) for position in range(20)]
+    dataset.expect(np.arange(20))
+    wait_for(lambda: len(dataset._files._files) == len(dataset.shards))
+    for shard_of in dataset.shards:
+        stored(remote, bucket, shard_of["name"]).unlink()
+    assert [dataset.read(position) for position in range(20)] == whole
+
+
+def test_the_shards_of_what_comes_first_are_fetched_first_and_others_let_go(remote, tmp_path):
+    dataset = ShardDataset(remote, "train", ShardCache(tmp_path / "cache"))
+    asked = []
+    dataset._files.expect = asked.extend
+    shard_of = dataset.samples["shard"]
+    dataset.expect(np.array([19, 0, 18, 1]))
+    assert asked == [shard_of[19], shard_of[0]]
+
+
+def test_a_damaged_copy_is_replaced_by_what_the_store_has(remote, tmp_path):
+    dataset = ShardDataset(remote, "train", ShardCache(tmp_path / "cache"))
+    whole = dataset.read(0)
+    dataset.expect(np.array([0]))
+    wait_for(lambda: dataset._files._files)
+    (copy,) = copies(tmp_path / "cache")
+    flip_a_byte(copy, int(dataset.samples[0]["offset"]) + 50)
+    assert dataset.read(0) == whole
+    assert not copy.exists()
+
+
+def test_a_shard_that_is_damaged_in_the_store_is_named(remote, bucket, tmp_path):
+    dataset = ShardDataset(remote, "train", ShardCache(tmp_path / "cache"))
+    flip_a_byte(stored(remote, bucket, "train-00000.tar"), int(dataset.samples[0]["offset"]) + 50)
+    with pytest.raises(DataError, match=r"train-00000\.tar is damaged"):
+        dataset.read(0)
+    dataset.expect(np.array([0]))
+    wait_for(lambda: dataset._files._failed)
+    with pytest.raises(StorageError, match=r"train-00000\.tar is damaged: its sha256"):
+        dataset.read(1)
+
+
+def test_without_room_nothing_waits(remote, tmp_path):
+    dataset = ShardDataset(remote, "train", ShardCache(tmp_path / "cache", 6000))
+    dataset.expect(np.arange(20))
+    assert len({dataset.read(position)[1]["image_id"] for position in range(20)}) == 20
+    wait_for(lambda: not dataset._files._fetchers)
+    assert sum(path.stat().st_size for path in copies(tmp_path / "cache")) <= 6000
 
 
 def test_a_split_without_samples_is_empty(source, tmp_path):

@@ -2,11 +2,9 @@ import io
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import tarfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -240,63 +238,6 @@ def test_a_shard_without_sidecar_or_of_another_size_is_written_again(make_coco, 
     assert made(root, tmp_path) == index
     assert contents(index) == whole
     assert (folder / "train-00002.tar").stat().st_mtime_ns == kept
-
-
-def start_sharding(raw: dict, root: Path) -> subprocess.Popen[bytes]:
-    code = (
-        "import json, sys; from trainer.data.shards import shard; from trainer.config import DataConfig\n"
-        "shard(json.loads(sys.argv[1]), sys.argv[2], DataConfig(processes=2, shard_bytes=20000))\n"
-    )
-    command = [sys.executable, "-c", code, json.dumps(raw), str(root)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE)
-
-
-@pytest.mark.slow
-def test_a_killed_conversion_goes_on_where_it_was(make_coco, tmp_path):
-    root = make_coco(train=[f"{number}.jpg" for number in range(12)])
-    for number in range(12):
-        Image.effect_noise((1000, 1000), 90).save(root / "train" / f"{number}.jpg", progressive=True)
-    config = replace(CONFIG, processes=2, shard_bytes=20_000)
-    raw = download(str(root), str(tmp_path / "data"), config)
-    process = start_sharding(raw, tmp_path / "data")
-    shards = tmp_path / "data" / "shards"
-    deadline = time.monotonic() + 60
-    while len(list(shards.rglob("train-*.json"))) < 3:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    time.sleep(1)
-    before = {path: path.stat().st_mtime_ns for path in shards.rglob("train-*.json")}
-    assert 3 <= len(before) < 11 and list(shards.rglob("index.json")) == []
-    index = shard(raw, str(tmp_path / "data"), config)
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    fresh = shard(raw, str(tmp_path / "fresh"), config)
-    for item in fresh["splits"]["train"]["shards"]:
-        again, anew = (Path(found["uri"]) / item["name"] for found in (index, fresh))
-        assert again.read_bytes() == anew.read_bytes()
-
-
-@pytest.mark.slow
-def test_a_killed_worker_is_told_of(make_coco, tmp_path):
-    root = make_coco(train=[f"{number}.jpg" for number in range(12)])
-    for number in range(12):
-        Image.effect_noise((1000, 1000), 90).save(root / "train" / f"{number}.jpg", progressive=True)
-    raw = download(str(root), str(tmp_path / "data"), CONFIG)
-    process = start_sharding(raw, tmp_path / "data")
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "data").rglob("train-*.json")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    workers = [
-        pid for pid in map(int, children) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    os.kill(workers[0], signal.SIGKILL)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "a worker process was killed" in errors.decode()
-    assert list((tmp_path / "data").rglob("index.json")) == []
 
 
 def test_workers_do_not_import_torch():

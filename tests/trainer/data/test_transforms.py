@@ -7,9 +7,19 @@ import pytest
 import torch
 
 from trainer.config import LoaderConfig
-from trainer.data.transforms import FILL, augment, color_map, letterbox
+from trainer.data.transforms import FILL, Sample, color_map, letterbox, move_boxes, random_view, render
 
 CONFIG = LoaderConfig(image_size=96, flip=0.0)
+
+
+def augment(image, boxes, labels, config, generator):
+    view = random_view(image.shape[-1], image.shape[-2], config, generator)
+    # What a decoder that divides the sides gives, nearly: means of squares.
+    small = torch.nn.functional.avg_pool2d(image.float(), view.divisor, ceil_mode=True).to(torch.uint8)
+    pixels = np.empty((config.image_size, config.image_size, 3), np.uint8)
+    render(small, view, pixels)
+    square = torch.from_numpy(pixels).permute(2, 0, 1)
+    return Sample(square, *move_boxes(boxes, labels, view, config.image_size), view.scale)
 
 
 def picture(height, width, box):
@@ -17,7 +27,7 @@ def picture(height, width, box):
     image = torch.zeros(3, height, width, dtype=torch.uint8)
     x1, y1, x2, y2 = box
     image[:, y1:y2, x1:x2] = 255
-    return image, torch.tensor([box], dtype=torch.float32), torch.tensor([1])
+    return image, np.array([box], np.float32), np.array([1])
 
 
 def white_box(image):
@@ -55,16 +65,16 @@ def test_flips_move_the_box_to_the_other_side():
 
 def test_a_box_that_is_cropped_away_is_dropped_with_its_label():
     image = torch.zeros(3, 96, 96, dtype=torch.uint8)
-    boxes = torch.tensor([[0.0, 0.0, 6.0, 6.0], [30.0, 30.0, 66.0, 66.0]])
+    boxes = np.array([[0, 0, 6, 6], [30, 30, 66, 66]], np.float32)
     config = dataclasses.replace(CONFIG, scale=[2.0, 2.0])
-    kept = [augment(image, boxes, torch.tensor([3, 4]), config, np.random.default_rng(s)) for s in range(30)]
+    kept = [augment(image, boxes, np.array([3, 4]), config, np.random.default_rng(s)) for s in range(30)]
     assert any(sample.labels.tolist() == [4] for sample in kept)
     assert all(len(sample.boxes) == len(sample.labels) for sample in kept)
 
 
 def test_an_image_without_boxes_stays_without():
     sample = augment(
-        torch.zeros(3, 50, 80, dtype=torch.uint8), torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64),
+        torch.zeros(3, 50, 80, dtype=torch.uint8), np.zeros((0, 4), np.float32), np.zeros(0, np.int64),
         dataclasses.replace(CONFIG, flip=1.0, scale=[0.5, 2.0]), np.random.default_rng(1),
     )  # fmt: skip
     assert sample.boxes.shape == (0, 4) and sample.image.shape == (3, 96, 96)

@@ -132,7 +132,10 @@ def _sorted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     found = list(batches)
     if found:
         rows = pa.concat_batches(found)
-        yield rows.take(pc.sort_indices(rows["ImageID"]))
+        found.clear()
+        order = pc.sort_indices(rows["ImageID"])
+        for first in range(0, len(order), _ROWS):
+            yield rows.take(order.slice(first, _ROWS))
 
 
 def _whole_images(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,184 @@
+"""Raw images of a store as shards in the same store: images a second of CPU time, and memory.
+
+    python -m benchmarks.conversion
+    python -m benchmarks.conversion --images 2000 --rows 200000 --rounds 3
+
+rclone serves S3 on this machine. `shard` reads every image from it and writes tars, sidecars and
+index to it, once with header checks and once decoding everything, in turns; counted is the CPU time
+of its process and its workers, not the server's. `memory` downloads and shards tables of Open
+Images' form with many small images, in processes of their own, and adds up the memory that the
+process and its workers have to themselves (PSS): that of the larger table must not be more.
+"""
+
+import csv
+import io
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.common import arguments, report
+from benchmarks.loader import picture
+from benchmarks.storage import KEYS, store
+from trainer import storage
+from trainer.config import DataConfig
+from trainer.data.download import download
+from trainer.data.shards import place, shard
+from trainer.data.sources.openimages import BOXES, DESCRIPTIONS
+
+GOALS = {"headers": 900, "decoding": 350}
+"""Images of 640x480 pixels a second of CPU time."""
+MEMORY_GOAL = 1000
+"""MB that download and sharding may take, with the processes of two cores, whatever the size."""
+_BEGIN = """
+import sys
+from trainer.config import DataConfig
+from trainer.data.download import download
+from trainer.data.shards import shard
+source, root = sys.argv[1:]
+"""
+STEPS = {
+    "download": _BEGIN + "download(source, root, DataConfig())",
+    "shard": _BEGIN + "shard(download(source, root, DataConfig()), root, DataConfig(shard_bytes=1_000_000))",
+}
+
+
+def mirror(folder: Path, images: int, boxes_each: int, picture_of: Callable[[int], bytes]) -> str:
+    """Write CSVs of Open Images' form and that many images, which share files; give the source."""
+    pixels = folder / "pixels" / "train"
+    pixels.mkdir(parents=True)
+    kinds = min(images, 64)
+    for number in range(kinds):
+        (folder / f"{number}.jpg").write_bytes(picture_of(number))
+    names = [f"/m/0{number:03}" for number in range(100)]
+    for name, header in (
+        (DESCRIPTIONS, ["LabelName", "DisplayName"]),
+        (BOXES["train"], ["ImageID", "LabelName", "XMin", "XMax", "YMin", "YMax", "IsGroupOf"]),
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        with (folder / name).open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(header)
+            if name == DESCRIPTIONS:
+                rows.writerows([mid, f"class {mid}"] for mid in names)
+                continue
+            for number in range(images):
+                image_id = f"{number:016x}"
+                (pixels / f"{image_id}.jpg").symlink_to(folder / f"{number % kinds}.jpg")
+                for box in range(boxes_each):
+                    x = 0.05 * box
+                    rows.writerow([image_id, names[(number + box) % 100], x, x + 0.4, 0.1, 0.6, 0])
+    (folder / "ids.txt").write_text("".join(f"train/{number:016x}\n" for number in range(images)))
+    return f"openimages:images={folder}/ids.txt,base={folder},pixels={folder}/pixels,labels=none"
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(found.ru_utime + found.ru_stime for found in used)
+
+
+def convert(raw: dict[str, Any], root: str, config: DataConfig) -> float:
+    """Shard raw images anew; return images a second of CPU time."""
+    for name in storage.list_files(place(raw, root, config)):
+        storage.delete(storage.join(place(raw, root, config), name))
+    began = cpu_seconds()
+    index = shard(raw, root, config)
+    used = cpu_seconds() - began
+    return sum(split["samples"] for split in index["splits"].values()) / used
+
+
+def speed(images: int, rounds: int, processes: int) -> dict[str, float]:
+    """Medians of images a CPU second, by kind of check."""
+    rates: dict[str, list[float]] = {name: [] for name in GOALS}
+    with tempfile.TemporaryDirectory() as temporary, store() as port:
+        os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"] = KEYS
+        os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
+        root = "s3://bucket/data"
+        source = mirror(Path(temporary), images, 8, lambda seed: picture(640, 480, seed))
+        config = DataConfig(processes=processes)
+        raw = download(source, root, config)
+        for number in range(rounds + 1):
+            for name, found in rates.items():
+                rate = convert(raw, root, replace(config, decode_check=name == "decoding"))
+                if number:  # the first opens connections and warms the store
+                    found.append(rate)
+    return {name: statistics.median(found) for name, found in rates.items()}
+
+
+def small_picture(seed: int) -> bytes:
+    """A JPEG of a kilobyte."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).resize((64, 48)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def peak(step: str, source: str, root: str) -> float:
+    """Run a step in a process of its own; return the most memory that it and its children had."""
+    process = subprocess.Popen([sys.executable, "-c", STEPS[step], source, root], stderr=subprocess.DEVNULL)
+    most = 0
+    while process.poll() is None:
+        most = max(most, sum(map(_own_memory, _family(process.pid))))
+        time.sleep(0.05)
+    if process.returncode:
+        raise SystemExit(f"{step} ended with {process.returncode}")
+    return most
+
+
+def _family(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [pid, *(one for child in children for one in _family(int(child)))]
+
+
+def _own_memory(pid: int) -> int:
+    """Bytes of a process; what it shares with others is divided among them."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:  # it has ended
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def memory(rows: int) -> dict[str, float]:
+    """Peaks of download and shard with that many images of eight boxes."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        source = mirror(folder / "source", rows, 8, small_picture)
+        root = str(folder / "data")
+        return {step: peak(step, source, root) for step in STEPS}
+
+
+def main() -> None:
+    """Measure, and print the figures."""
+    options = arguments(__doc__, images=1500, rows=200_000, processes=1)
+    began, load = time.time(), os.getloadavg()[0]
+    figures: dict[str, Any] = {}
+    for name, rate in speed(options.images, options.rounds, options.processes).items():
+        figures[f"{name}_images_per_cpu_s"] = rate
+    for rows in (options.rows // 10, options.rows):
+        for name, most in memory(rows).items():
+            figures[f"{name}_peak_mb_of_{rows}_rows"] = most / 1e6
+    figures |= {"load_before": load, "load_after": os.getloadavg()[0], "seconds": time.time() - began}
+    reached = [figures[f"{name}_images_per_cpu_s"] / goal for name, goal in GOALS.items()]
+    figures["memory_within_goal"] = (
+        max(most for name, most in figures.items() if "peak" in name) < MEMORY_GOAL
+    )
+    report("conversion", min(reached), figures, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Step 1a: list the source, and divide the download and the sharding among pods."""
+
+from kfp import dsl
+
+from components.images import COMPONENT_IMAGE
+
+
+@dsl.component(base_image=COMPONENT_IMAGE, install_kfp_package=False)
+def plan(
+    source: str, recipe: str, overrides: dict, data_root: str, data_version: str, partitions: int
+) -> list:
+    """List a source, write its annotations as tables, and divide the work; return the parts.
+
+    Args:
+        source: see the step `download`.
+        recipe: name of a recipe; its `data` section counts here.
+        overrides: dotted configuration keys and their values.
+        data_root: URI under which data is kept.
+        data_version: name for the data as they are now, or a known one; empty is none.
+        partitions: pods that share the work.
+    """
+    from components import partitions as parts
+    from components.steps import reported
+    from trainer import recipes
+
+    with reported("plan"):
+        return parts.plan(source, data_root, recipes.load(recipe, overrides).data, data_version, partitions)

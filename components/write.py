@@ -1,0 +1,24 @@
+"""Step 2a, once for each part: write its shards."""
+
+from kfp import dsl
+
+from components.images import COMPONENT_IMAGE
+
+
+@dsl.component(base_image=COMPONENT_IMAGE, install_kfp_package=False)
+def write(raw: dsl.Input[dsl.Dataset], part: dict, recipe: str, overrides: dict, data_root: str) -> dict:
+    """Write the shards of a part; those that are whole are left as they are. Returns the part.
+
+    Args:
+        raw: manifest of the raw images.
+        part: of those that the step `plan` returns.
+        recipe: name of a recipe; its `data` section counts here.
+        overrides: dotted configuration keys and their values.
+        data_root: URI under which data is kept.
+    """
+    from components import partitions
+    from components.steps import manifest, reported
+    from trainer import recipes
+
+    with reported("write"):
+        return partitions.write(manifest(raw), data_root, recipes.load(recipe, overrides).data, part)

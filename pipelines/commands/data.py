@@ -1,0 +1,193 @@
+"""`kubedet data`: look at data, check it, and see it."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.commands import Commands
+from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WHAT = "a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://"
+_SHOWN_CLASSES = 20
+
+
+def add(commands: Commands) -> None:
+    """Declare the command and what it can do."""
+    parser = commands.add_parser(
+        "data", help="look at data: counts, hashes, pictures",
+        description="Look at shards, raw images or a source: what they hold, whether they are whole, and "
+        "what they look like.",
+    )  # fmt: skip
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    inspect = verbs.add_parser(
+        "inspect", help="count images, boxes, classes and problems",
+        description="Count images, boxes, classes and problems of shards, raw images or a source, and tell "
+        "how large they are. Nothing is downloaded but annotations. Exit code: 0; 2 where the data cannot "
+        "be used.",
+    )  # fmt: skip
+    inspect.add_argument("uri", metavar="URI", help=f"{_WHAT}, or a source: sample, coco:PATH, voc:PATH, ...")
+    inspect.add_argument("--all", action="store_true", help=f"all classes, not the first {_SHOWN_CLASSES}")
+    inspect.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
+    inspect.set_defaults(command=_inspect)
+    verify = verbs.add_parser(
+        "verify", help="compare all hashes and decode every image",
+        description="Read all of the shards or raw images: compare sizes and hashes with those that were "
+        "written down, and decode every image. Exit code: 0 if all is well; 2 if anything is damaged or "
+        "missing, each thing named.",
+    )  # fmt: skip
+    verify.add_argument("uri", metavar="URI", help=_WHAT)
+    verify.add_argument("--threads", type=int, default=0, metavar="N", help="default: one for each core")
+    verify.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
+    verify.set_defaults(command=_verify)
+    preview = verbs.add_parser(
+        "preview", help="draw a contact sheet of images with their boxes",
+        description="Draw images of a split, chosen at random, with their boxes on one PNG.",
+    )  # fmt: skip
+    preview.add_argument("uri", metavar="URI", help=f"{_WHAT}, or a source")
+    preview.add_argument("-n", type=int, default=16, metavar="N", dest="count", help="images (default: 16)")
+    preview.add_argument(
+        "--split", default="", metavar="NAME", help="train, val or test (default: the first)"
+    )
+    preview.add_argument("--seed", type=int, default=0, metavar="N", help="another one shows other images")
+    preview.add_argument("-o", "--output", default="preview.png", metavar="FILE", help="default: %(default)s")
+    preview.set_defaults(command=_preview)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from trainer.data.inspection import inspect
+
+    found = inspect(options.uri)
+    if options.output == "json":
+        print(json.dumps(found, indent=2))
+        return 0
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    of = f" (fingerprint {found['fingerprint']})" if found["fingerprint"] else ""
+    console.print(f"{found['kind']} {found['uri']}{of}\n", soft_wrap=True)
+    _show_splits(console, found)
+    _show_classes(console, found, None if options.all else _SHOWN_CLASSES)
+    _show_problems(console, found)
+    return 0
+
+
+def _show_splits(console: "Console", found: dict[str, Any]) -> None:
+    stored = found["kind"] == "shards"
+    rows = []
+    for split, counts in found["splits"].items():
+        of = found["statistics"][split]
+        row = [split, counts["images"], counts["boxes"], of["images_without_boxes"], of["crowds"]]
+        row += [_median(of, "box_side"), _median(of, "image_side")]
+        rows.append([*row, counts["shards"], _size(counts["bytes"])] if stored else row)
+    heads = ["split", "images", "boxes", "images without", "crowds", "median box, px", "median image, px"]
+    console.print(_table([*heads, "shards", "size"] if stored else heads, rows))
+    console.print()
+
+
+def _median(of: dict[str, Any], name: str) -> str:
+    """Return the bin that holds the median of a histogram, as text."""
+    from trainer.data.statistics import BINS
+
+    counts, edges = of[name], BINS[name]
+    half = sum(counts) / 2
+    if not half:
+        return "-"
+    passed = 0
+    for place, count in enumerate(counts):
+        passed += count
+        if passed >= half:
+            return f"{edges[place]:g} to {edges[place + 1]:g}"
+    raise AssertionError("unreachable")
+
+
+def _show_classes(console: "Console", found: dict[str, Any], most: int | None) -> None:
+    of_split = found["statistics"]
+    first = next(iter(of_split))
+    order = sorted(range(len(found["classes"])), key=lambda label: -of_split[first]["boxes_of_class"][label])
+    rows = [
+        [found["classes"][label], *(counts["boxes_of_class"][label] for counts in of_split.values()),
+         *(counts["images_of_class"][label] for counts in of_split.values())]
+        for label in order[:most]
+    ]  # fmt: skip
+    heads = [f"{what} in {split}" for what in ("boxes", "images") for split in of_split]
+    console.print(_table(["class", *heads], rows))
+    console.print()
+    if len(rows) < len(order):
+        console.print(f"... and {len(order) - len(rows)} more classes: --all shows them\n")
+    empty = [
+        name
+        for name, boxes in zip(found["classes"], of_split[first]["boxes_of_class"], strict=True)
+        if not boxes
+    ]
+    if empty:
+        names = ", ".join(empty[:_SHOWN_CLASSES]) + (", ..." if len(empty) > _SHOWN_CLASSES else "")
+        have = "class has" if len(empty) == 1 else "classes have"
+        console.print(f"{len(empty)} {have} no box in {first}: {names}\n")
+
+
+def _show_problems(console: "Console", found: dict[str, Any]) -> None:
+    if not found["problems"]:
+        console.print("no problems")
+        return
+    console.print("problems")
+    for reason, count in found["problems"].items():
+        console.print(f"  {count:,} {reason}")
+        for example in found["examples"].get(reason, [])[:3]:
+            console.print(f"      {example}", soft_wrap=True)
+
+
+def _table(heads: list[str], rows: list[list[Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="right" if place else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
+    return table
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from trainer.data.verification import check, verify
+
+    if options.threads < 0:
+        raise ConfigError(f"--threads {options.threads} is less than zero", fix="use 0 for one for each core")
+    found = verify(options.uri, options.threads)
+    if options.output == "json":
+        print(json.dumps(asdict(found), indent=2))
+    check(found)
+    if options.output == "text":
+        files = f"{found.files:,} shards, " if found.kind == "shards" else ""
+        sure = "every hash agrees" if found.kind == "shards" else "every one is as long as it was"
+        told = f"{files}{found.images:,} images, {_size(found.bytes)}"
+        print(f"all is well: {told}; {sure}, and every image can be decoded")
+    return 0
+
+
+def _preview(options: argparse.Namespace) -> int:
+    from trainer import storage
+    from trainer.data.preview import contact_sheet
+
+    if options.count < 1:
+        raise ConfigError(f"-n {options.count} is less than one", fix="use -n 16")
+    if Path(options.output).suffix.lower() != ".png":
+        raise ConfigError(f"--output {options.output} is no PNG", fix="use -o preview.png")
+    sheet, pictures = contact_sheet(options.uri, options.count, options.split, options.seed)
+    with storage.new_file(options.output, sync=False) as path:
+        sheet.save(path, "PNG")
+    boxes = sum(len(picture.boxes) for picture in pictures)
+    print(f"{len(pictures)} images with {boxes} boxes in {options.output}")
+    bad = [f"  {picture.file_name}: {picture.fault}" for picture in pictures if picture.fault]
+    if bad:
+        print(f"{len(bad)} cannot be read:\n" + "\n".join(bad))
+    return 0

@@ -1,0 +1,183 @@
+"""`kubedet data`: what it prints, what it draws, and its exit codes."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipelines import cli
+from trainer import recipes
+from trainer.data.download import download
+from trainer.data.preview import TILE
+from trainer.data.shards import shard
+
+SOURCE = "sample:images=12,seed=2,size=96"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Raw images and shards of a small sample; no test may change them."""
+    root = str(tmp_path_factory.mktemp("data"))
+    config = recipes.load("debug", {"data.processes": 1}).data
+    raw = download(SOURCE, root, config)
+    return raw["uri"], shard(raw, root, config)["uri"]
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """Shards of a test's own."""
+    config = recipes.load("debug", {"data.processes": 1}).data
+    return Path(shard(download(SOURCE, str(tmp_path), config), str(tmp_path), config)["uri"])
+
+
+@pytest.fixture
+def data(capsys):
+    def run(*words):
+        code = cli.main(["data", *map(str, words)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def flip_a_byte(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0xFF
+    path.write_bytes(content)
+
+
+def test_all_three_forms_of_the_same_data_have_the_same_counts(data, made):
+    found = [json.loads(data("inspect", uri, "-o", "json")[1]) for uri in (SOURCE, *made)]
+    assert [each["kind"] for each in found] == ["source", "raw images", "shards"]
+    for each in found:
+        assert each["statistics"] == found[0]["statistics"]
+        assert {split: of["images"] for split, of in each["splits"].items()} == {
+            "train": 12, "val": 2, "test": 2,
+        }  # fmt: skip
+    assert found[2]["splits"]["train"]["shards"] == 1
+    assert found[2]["splits"]["train"]["bytes"] == (Path(made[1]) / "train-00000.tar").stat().st_size
+
+
+def test_the_text_has_splits_classes_and_problems(data, made):
+    code, out, _ = data("inspect", made[1])
+    assert code == 0
+    assert out.startswith(f"shards {made[1]} (fingerprint {Path(made[1]).name})\n")
+    assert "circle" in out and out.endswith("no problems\n")
+
+
+def test_what_is_wrong_with_a_source_is_counted_with_examples(data, tmp_path):
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg")
+    boxes = [[0, 0, 10, 10], [5, 5, 0, 4], [90, 90, 5, 5], [30, 20, 20, 20]]
+    form = {
+        "images": [
+            {"id": 1, "file_name": "a.jpg", "width": 40, "height": 30},
+            {"id": 2, "file_name": "gone.jpg", "width": 40, "height": 30},
+        ],
+        "annotations": [
+            {"id": number, "image_id": 1, "category_id": 1, "bbox": box, "area": 1, "iscrowd": 0}
+            for number, box in enumerate(boxes)
+        ],
+        "categories": [{"id": 1, "name": "[a] class"}, {"id": 2, "name": "none"}],
+    }
+    (tmp_path / "x.json").write_text(json.dumps(form))
+    code, out, _ = data("inspect", f"coco:{tmp_path}/x.json")
+    assert code == 0
+    assert "  1 box without area\n      a.jpg [5.0, 5.0, 0.0, 4.0]\n" in out
+    assert "  1 box outside the image\n" in out and "  1 box clipped to the image\n" in out
+    assert "[a] class" in out and "1 class has no box in train: none" in out
+    _, out, _ = data("preview", f"coco:{tmp_path}/x.json", "-o", tmp_path / "p.png")
+    assert "gone.jpg: " in out
+
+
+def test_many_classes_are_cut_short_unless_all_are_asked_for(data, tmp_path):
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg")
+    form = {
+        "images": [{"id": 1, "file_name": "a.jpg", "width": 40, "height": 30}],
+        "annotations": [
+            {"id": label, "image_id": 1, "category_id": label, "bbox": [1, 1, 9, 9], "area": 81, "iscrowd": 0}
+            for label in range(1, 31)
+        ],
+        "categories": [{"id": label, "name": f"class-{label:02}"} for label in range(1, 31)],
+    }
+    (tmp_path / "x.json").write_text(json.dumps(form))
+    _, out, _ = data("inspect", f"coco:{tmp_path}/x.json")
+    assert out.count("class-") == 20 and "... and 10 more classes: --all shows them" in out
+    _, out, _ = data("inspect", f"coco:{tmp_path}/x.json", "--all")
+    assert out.count("class-") == 30
+
+
+def test_sound_data_is_verified(data, made):
+    raw, shards = made
+    code, out, _ = data("verify", shards)
+    assert code == 0 and out.startswith("all is well: 3 shards, 16 images, ")
+    code, out, _ = data("verify", raw, "--threads", 2)
+    assert code == 0 and out.startswith("all is well: 16 images, ")
+
+
+def test_everything_that_is_damaged_is_named_at_once(data, broken):
+    rows = np.load(broken / "train.samples.npy")
+    flip_a_byte(broken / "train-00000.tar", int(rows[3]["offset"]) + 200)
+    os.truncate(broken / "val-00000.tar", 3000)
+    (broken / "test-00000.tar").unlink()
+    code, out, err = data("verify", broken)
+    assert code == 2 and not out
+    assert "train-00000.tar: its sha256 is" in err
+    assert (
+        f"train-00000.tar, image id {rows[3]['image_id']}: its bytes differ from what the index says" in err
+    )
+    assert "val-00000.tar: 3,000 bytes, not" in err
+    assert "test-00000.tar" in err and "fix: delete this folder and run the shard step again" in err
+    code, out, _ = data("verify", broken, "-o", "json")
+    assert code == 2 and len(json.loads(out)["problems"]) >= 4
+
+
+def test_one_wrong_byte_anywhere_in_a_shard_is_found(data, broken):
+    flip_a_byte(broken / "train-00000.tar", 100)  # a header: no sample's
+    code, _, err = data("verify", broken)
+    assert code == 2 and "1 problems" in err and "its sha256 is" in err
+
+
+def test_raw_images_that_changed_are_named(data, tmp_path):
+    config = recipes.load("debug", {"data.processes": 1}).data
+    raw = download(SOURCE, str(tmp_path), config)
+    first, second = sorted(Path(raw["images"]).rglob("*.jpg"))[:2]
+    first.write_bytes(first.read_bytes()[:-100])
+    second.write_bytes(bytes(second.stat().st_size))
+    code, _, err = data("verify", raw["uri"])
+    assert code == 2 and "2 problems" in err
+    assert "bytes, not" in err and "cannot be decoded" in err
+
+
+def test_a_source_cannot_be_verified(data):
+    code, _, err = data("verify", SOURCE)
+    assert code == 2 and "is a source: there is nothing to compare it with" in err
+
+
+@pytest.mark.parametrize("which", ["source", "raw", "shards"])
+def test_a_sheet_shows_images_with_boxes(data, made, tmp_path, which):
+    uri = {"source": SOURCE, "raw": made[0], "shards": made[1]}[which]
+    code, out, _ = data("preview", uri, "-n", 5, "-o", tmp_path / "sheet.png")
+    assert code == 0 and out.startswith("5 images with ") and "cannot be read" not in out
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.format == "PNG" and sheet.width > 3 * TILE and 2 * TILE < sheet.height < 3 * TILE
+        # The colour of the boxes' frames and names is that of their class.
+        colors = {color for _, color in sheet.convert("RGB").getcolors(10**7)}
+    assert colors & {(11, 132, 165), (209, 73, 91), (46, 147, 60), (143, 45, 155), (224, 122, 31)}
+
+
+def test_a_seed_shows_the_same_images_and_another_one_others(data, made, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        data("preview", made[1], "-n", 4, "--seed", seed, "-o", tmp_path / f"{name}.png")
+    first, again, other = ((tmp_path / f"{name}.png").read_bytes() for name in "abc")
+    assert first == again != other
+
+
+def test_mistakes_are_told(data, made, tmp_path):
+    assert "no split 'dev'" in data("preview", made[1], "--split", "dev")[2]
+    assert "-n 0 is less than one" in data("preview", made[1], "-n", 0)[2]
+    assert "is no PNG" in data("preview", made[1], "-o", "x.jpg")[2]
+    assert "--threads -1" in data("verify", made[1], "--threads", -1)[2]
+    code, _, err = data("inspect", tmp_path / "nothing")
+    assert code == 2 and "does not exist" in err

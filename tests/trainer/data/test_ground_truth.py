@@ -1,0 +1,46 @@
+import json
+
+import pytest
+
+from trainer.data.ground_truth import GroundTruthWriter, ground_truth
+from trainer.errors import StorageError
+
+CATEGORIES = [{"id": 0, "name": "Käfer", "original_id": 3}]
+
+
+def row(number: int, boxes: int) -> dict:
+    found = [{"category_id": 0, "bbox": [1, 2, 3, box], "area": 6, "iscrowd": 0} for box in range(boxes)]
+    extra = {"extra": {"verified": ["Käfer", "gone"]}} if number % 2 else {}
+    size = {"image_id": number, "file_name": f"{number}.jpg", "width": 9, "height": 9}
+    return {**size, **extra, "annotations": found, "offset": 1}
+
+
+def test_what_is_written_block_by_block_is_what_all_at_once_gives(tmp_path):
+    rows = [row(number, number % 3) for number in range(1, 30)]
+    writer = GroundTruthWriter(CATEGORIES, tmp_path)
+    for begin in range(0, 29, 10):
+        block = rows[begin : begin + 10][::-1]
+        for shard in (block[::2], block[1::2]):
+            writer.add(begin // 10, shard)
+    writer.write(str(tmp_path / "truth.json"))
+    found = json.loads((tmp_path / "truth.json").read_text(encoding="utf-8"))
+    assert found == ground_truth(rows, CATEGORIES)
+    assert [box["id"] for box in found["annotations"]] == list(range(1, 31))
+    assert found["images"][0]["verified"] == [0] and "verified" not in found["images"][1]
+
+
+@pytest.mark.parametrize("rows", [[], [row(2, 0)]])
+def test_without_images_or_boxes_it_is_empty(rows, tmp_path):
+    writer = GroundTruthWriter(CATEGORIES, tmp_path)
+    writer.add(0, rows)
+    writer.write(str(tmp_path / "truth.json"))
+    found = json.loads((tmp_path / "truth.json").read_text())
+    assert len(found["images"]) == len(rows) and found["annotations"] == []
+
+
+def test_it_is_written_whole_or_not_at_all(tmp_path):
+    writer = GroundTruthWriter(CATEGORIES, tmp_path)
+    writer.add(0, [row(1, 2)])
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError):
+        writer.write(str(tmp_path / "file" / "truth.json"))

@@ -1,0 +1,248 @@
+"""Download and sharding that are killed, and stores that fail: nothing lost, nothing half-written."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from trainer import storage
+from trainer.config import DataConfig
+from trainer.data.download import download
+from trainer.data.shards import shard
+from trainer.errors import StorageError
+
+CONFIG = DataConfig(processes=1, threads=4, shard_bytes=3000)
+NAMES = [f"{number}.jpg" for number in range(12)]
+
+
+def convert(source: str | Path, root: str | Path, config: DataConfig = CONFIG) -> dict:
+    return shard(download(str(source), str(root), config), str(root), config)
+
+
+def results(root: str | Path) -> dict[str, bytes]:
+    """All that lies under a data root, the root's name left out of it."""
+    own = storage.absolute(str(root)).encode()
+    names = [name for name in storage.list_files(str(root)) if not name.startswith("source/")]
+    return {name: storage.read_bytes(f"{root}/{name}").replace(own, b"ROOT") for name in names}
+
+
+def tars(found: dict[str, bytes]) -> list[bytes]:
+    return [data for name, data in sorted(found.items()) if name.endswith(".tar")]
+
+
+@pytest.fixture
+def expected(make_coco, bucket, tmp_path):
+    """A source in the bucket, and the shards that it gives where nothing fails."""
+    root = make_coco(train=NAMES, val=["v.jpg"])
+    for path in root.rglob("*"):
+        if path.is_file():
+            target = bucket / "source" / path.relative_to(root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    convert(root, tmp_path / "calm")
+    found = tars(results(tmp_path / "calm"))
+    assert len(found) > 3
+    return found
+
+
+def assert_whole(root: str, index: dict, expected: list[bytes]) -> None:
+    assert index["problems"] == {} and index["quarantined"] == []
+    found = results(root)
+    assert tars(found) == expected
+    assert not [name for name in found if name.endswith(".tmp")]
+
+
+IMAGE = {"query": ".jpg"}
+FAULTS = {
+    "busy": [("status", {"times": 6}), ("status", {"times": 4, "method": "PUT"})],
+    "reset": [("drop", {"times": 6}), ("lost", {"times": 4, "method": "PUT"})],
+    "cut": [("cut", {"times": 6, "after": 100, **IMAGE}), ("short", {"times": 3, "after": 50, **IMAGE})],
+    "corrupt": [("corrupt", {"times": 6, "after": 300, **IMAGE}), ("spoil", {"times": 2, "method": "PUT"})],
+    "stall": [("stall", {"times": 3, "after": 100, **IMAGE})],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_store_that_fails_now_and_then(kind, expected, proxy):
+    for fault, details in FAULTS[kind]:
+        proxy.fail(fault, **details)
+    raw = download("coco:s3://bucket/source", "s3://bucket/data", CONFIG)
+    assert sum(split["images"] for split in raw["splits"].values()) == 13 and raw["problems"] == {}
+    assert proxy.faults == []
+    for fault, details in FAULTS[kind]:
+        proxy.fail(fault, **details)
+    assert_whole("s3://bucket/data", shard(raw, "s3://bucket/data", CONFIG), expected)
+    assert proxy.faults == []
+
+
+def go_away(proxy, after: int, seconds: float) -> threading.Thread:
+    """Let the store die after some more requests, and come back after some time."""
+    limit = len(proxy.requests) + after
+
+    def act() -> None:
+        while len(proxy.requests) < limit:
+            time.sleep(0.001)
+        port = proxy.port
+        proxy.stop()
+        time.sleep(seconds)
+        proxy.start(port)
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("after", [3, 20])
+def test_a_store_that_dies_and_comes_back(after, expected, proxy, hurried):
+    hurried(first=10.0)
+    death = go_away(proxy, after, 0.3)
+    raw = download("coco:s3://bucket/source", "s3://bucket/data", CONFIG)
+    death.join()
+    assert raw["problems"] == {}
+    death = go_away(proxy, after, 0.3)
+    index = shard(raw, "s3://bucket/data", CONFIG)
+    death.join()
+    assert_whole("s3://bucket/data", index, expected)
+
+
+def test_a_store_that_stays_away_costs_no_image(expected, proxy, hurried, bucket):
+    raw = download("coco:s3://bucket/source", "s3://bucket/data", CONFIG)
+    hurried(total=0.5)
+    proxy.fail("status", times=10**6, query="/images/", status=503)
+    with pytest.raises(StorageError):
+        shard(raw, "s3://bucket/data", CONFIG)
+    assert [path for path in (bucket / "data" / "shards").rglob("*") if path.is_file()] == []
+    proxy.faults.clear()
+    hurried()
+    assert_whole("s3://bucket/data", shard(raw, "s3://bucket/data", CONFIG), expected)
+
+
+def test_a_raw_image_that_is_gone_or_another_stops_it(make_coco, tmp_path):
+    raw = download(str(make_coco(train=NAMES)), str(tmp_path), CONFIG)
+    image = next(Path(raw["images"]).rglob("7-*.jpg"))
+    data = image.read_bytes()
+    image.write_bytes(data[:100])
+    with pytest.raises(StorageError, match="not as it was downloaded: 100 bytes"):
+        shard(raw, str(tmp_path), CONFIG)
+    image.unlink()
+    with pytest.raises(StorageError, match=image.name):
+        shard(raw, str(tmp_path), CONFIG)
+    image.write_bytes(data)
+    assert shard(raw, str(tmp_path), CONFIG)["splits"]["train"]["samples"] > 8
+
+
+WHOLE = (
+    "import sys; from trainer.data.download import download; from trainer.data.shards import shard\n"
+    "from trainer.config import DataConfig\n"
+    "config = DataConfig(processes=2, shard_bytes=60000)\n"
+    "shard(download('sample:images=160,size=160', sys.argv[1], config), sys.argv[1], config)\n"
+)
+
+
+@pytest.mark.slow
+def test_killed_at_random_points_the_result_is_the_same(tmp_path):
+    """Killed without warning, again and again, in download and in sharding."""
+    began = time.monotonic()
+    subprocess.run(
+        [sys.executable, "-c", WHOLE, str(tmp_path / "calm")], check=True, stderr=subprocess.DEVNULL
+    )
+    took = time.monotonic() - began
+    chance = random.Random()
+    killed = 0
+    for _ in range(4):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WHOLE, str(tmp_path / "killed")], stderr=subprocess.DEVNULL
+        )
+        try:
+            process.wait(chance.uniform(0.3, 0.9) * took)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            killed += 1
+        for path in (tmp_path / "killed").rglob("*.tar"):
+            with tarfile.open(path) as tar:  # what has its name is whole
+                assert len(tar.getnames()) % 2 == 0
+    assert killed >= 1
+    subprocess.run(
+        [sys.executable, "-c", WHOLE, str(tmp_path / "killed")], check=True, stderr=subprocess.DEVNULL
+    )
+    calm, after = results(tmp_path / "calm"), results(tmp_path / "killed")
+    assert calm.keys() == after.keys()
+    assert [name for name in calm if calm[name] != after[name]] == []
+
+
+def start_sharding(raw: dict, root: Path) -> subprocess.Popen[bytes]:
+    code = (
+        "import json, sys; from trainer.data.shards import shard; from trainer.config import DataConfig\n"
+        "shard(json.loads(sys.argv[1]), sys.argv[2], DataConfig(processes=2, shard_bytes=20000))\n"
+    )
+    command = [sys.executable, "-c", code, json.dumps(raw), str(root)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE)
+
+
+@pytest.mark.slow
+def test_a_killed_conversion_goes_on_where_it_was(make_coco, tmp_path):
+    root = make_coco(train=[f"{number}.jpg" for number in range(12)])
+    for number in range(12):
+        Image.effect_noise((1000, 1000), 90).save(root / "train" / f"{number}.jpg", progressive=True)
+    config = replace(CONFIG, processes=2, shard_bytes=20_000)
+    raw = download(str(root), str(tmp_path / "data"), config)
+    process = start_sharding(raw, tmp_path / "data")
+    shards = tmp_path / "data" / "shards"
+    deadline = time.monotonic() + 60
+    while len(list(shards.rglob("train-*.json"))) < 3:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(1)
+    before = {path: path.stat().st_mtime_ns for path in shards.rglob("train-*.json")}
+    assert 3 <= len(before) < 11 and list(shards.rglob("index.json")) == []
+    index = shard(raw, str(tmp_path / "data"), config)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    fresh = shard(raw, str(tmp_path / "fresh"), config)
+    for item in fresh["splits"]["train"]["shards"]:
+        again, anew = (Path(found["uri"]) / item["name"] for found in (index, fresh))
+        assert again.read_bytes() == anew.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_told_of(make_coco, tmp_path):
+    root = make_coco(train=[f"{number}.jpg" for number in range(12)])
+    for number in range(12):
+        Image.effect_noise((1000, 1000), 90).save(root / "train" / f"{number}.jpg", progressive=True)
+    raw = download(str(root), str(tmp_path / "data"), CONFIG)
+    process = start_sharding(raw, tmp_path / "data")
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "data").rglob("train-*.json")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [
+        pid for pid in map(int, children) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    os.kill(workers[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "a worker process was killed" in errors.decode()
+    assert list((tmp_path / "data").rglob("index.json")) == []
+
+
+def test_the_report_of_a_partition_does_not_depend_on_who_was_first(make_coco, tmp_path):
+    root = make_coco(train=NAMES)
+    reports = []
+    for threads in (1, 4):
+        config = replace(CONFIG, threads=threads)
+        made = download(str(root), str(tmp_path / str(threads)), config)
+        reports.append(storage.read_bytes(f"{made['uri']}/fetched/0-of-1.parquet"))
+    assert reports[0] == reports[1]

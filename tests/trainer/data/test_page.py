@@ -1,0 +1,25 @@
+"""The page that the shard step shows."""
+
+import re
+
+from trainer import storage
+from trainer.data.page import class_plots, page
+
+
+def test_it_shows_counts_plots_and_what_was_left_out_and_needs_no_other_file(shards):
+    index = storage.read_json(storage.join(shards, "index.json"))
+    index["categories"][0]["name"] = "<b> $x_1$"
+    index["quarantined"] = [{"file_name": "<script>.jpg", "reason": "cut off"}]
+    text = page(index)
+    assert text.count("<svg") == 5 and "The 25 most frequent" not in text
+    assert re.search(r"<td>train</td><td>24</td>\s*<td>\d+</td>", text)
+    assert "&lt;script&gt;.jpg: cut off" in text and "<script>" not in text and "<b> $x" not in text
+    assert not re.search(r'(?:src|href)="(?!#)', text)
+
+
+def test_of_many_classes_the_most_frequent_are_named():
+    counts = {"boxes_of_class": [0, *range(1, 60)]}
+    bars, curve = class_plots([f"name-{label}" for label in range(60)], {"train": counts, "val": counts})
+    assert bars.title == "The 25 most frequent of 60 classes"
+    assert "name-59<" in bars.svg and "name-35<" in bars.svg and "name-34<" not in bars.svg
+    assert [label for _, label in curve.legend] == ["train", "val"]

@@ -1,0 +1,191 @@
+"""Copies on the local disk: bounded, shared, checked on arrival, and whole whatever is killed."""
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from trainer.data import shard_cache
+from trainer.data.shard_cache import FOLDER, LIMIT, Fetched, ShardCache
+from trainer.errors import ConfigError, StorageError
+
+SIZE = 1000
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A folder that plays the store; gives what writes shards there: URI, sha256 and bytes of each."""
+
+    def write(*contents):
+        found = []
+        for number, content in enumerate(contents):
+            path = tmp_path / "store" / f"{number}.tar"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+            found.append((str(path), hashlib.sha256(content).hexdigest(), len(content)))
+        return found
+
+    return write
+
+
+def shards(store, count):
+    return store(*(bytes([number]) * SIZE for number in range(count)))
+
+
+def names(folder):
+    return {path.stem for path in Path(folder).glob("*.tar")}
+
+
+def test_a_copy_is_made_once_and_read(store, tmp_path):
+    (one,) = shards(store, 1)
+    cache = ShardCache(tmp_path / "cache", 10 * SIZE)
+    assert cache.open(*one[1:]) is None
+    assert cache.fetch(*one) is Fetched.THERE
+    Path(one[0]).unlink()
+    assert ShardCache(tmp_path / "cache", 10 * SIZE).fetch(*one) is Fetched.THERE
+    descriptor = cache.open(*one[1:])
+    assert os.pread(descriptor, SIZE, 0) == bytes(SIZE)
+    os.close(descriptor)
+
+
+def test_the_least_recently_used_make_room(store, tmp_path):
+    four = shards(store, 4)
+    cache = ShardCache(tmp_path, 2 * SIZE)
+    for age, one in enumerate(four[:2]):
+        cache.fetch(*one)
+        os.utime(tmp_path / f"{one[1]}.tar", (age, age))
+    os.close(cache.open(*four[0][1:]))  # Now the second was not used for longest.
+    assert cache.fetch(*four[2]) is Fetched.THERE
+    assert names(tmp_path) == {four[0][1], four[2][1]}
+
+
+def test_what_is_read_is_not_evicted(store, tmp_path, caplog):
+    three = shards(store, 3)
+    cache, another = ShardCache(tmp_path, 2 * SIZE), ShardCache(tmp_path, 2 * SIZE)
+    descriptors = []
+    for one in three[:2]:
+        cache.fetch(*one)
+        descriptors.append(cache.open(*one[1:]))
+    assert another.fetch(*three[2]) is Fetched.FULL
+    assert another.fetch(*three[2]) is Fetched.FULL
+    assert caplog.text.count(LIMIT) == 1
+    os.close(descriptors[1])
+    assert another.fetch(*three[2]) is Fetched.THERE
+    assert names(tmp_path) == {three[0][1], three[2][1]}
+    os.close(descriptors[0])
+
+
+def test_no_cache_is_none(store, tmp_path):
+    (one,) = shards(store, 1)
+    assert ShardCache(tmp_path / "cache", 0).fetch(*one) is Fetched.FULL
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_limit_holds_when_many_fetch(store, tmp_path):
+    many = shards(store, 40)
+    folder = tmp_path / "cache"
+    most, ended = [0], threading.Event()
+
+    def watch():
+        while not ended.is_set():
+            with suppress(FileNotFoundError):
+                most[0] = max(most[0], sum(path.stat().st_size for path in folder.glob("*.tar")))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda one: ShardCache(folder, 5 * SIZE).fetch(*one), many))
+    ended.set()
+    watcher.join()
+    assert 0 < most[0] <= 5 * SIZE
+    assert not list(folder.glob("*.part"))
+
+
+def test_a_shard_that_another_fetches_is_left_to_it(store, tmp_path):
+    (one,) = shards(store, 1)
+    (tmp_path / "locks").mkdir()
+    with (tmp_path / "locks" / one[1][:2]).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert ShardCache(tmp_path, SIZE).fetch(*one) is Fetched.BUSY
+    assert ShardCache(tmp_path, SIZE).fetch(*one) is Fetched.THERE
+
+
+def test_what_arrives_damaged_once_is_fetched_again(store, tmp_path, monkeypatch):
+    (one,) = shards(store, 1)
+    answers = [b"x" * SIZE, bytes(SIZE)]
+    monkeypatch.setattr(shard_cache.storage, "read_range", lambda *_: answers.pop(0))
+    assert ShardCache(tmp_path, SIZE).fetch(*one) is Fetched.THERE
+
+
+def test_what_arrives_damaged_always_is_named_and_not_kept(store, tmp_path):
+    uri, sha256, size = shards(store, 1)[0]
+    Path(uri).write_bytes(b"x" * SIZE)
+    with pytest.raises(StorageError, match=r"0\.tar is damaged: its sha256 is"):
+        ShardCache(tmp_path / "cache", SIZE).fetch(uri, sha256, size)
+    assert not names(tmp_path / "cache") and not list((tmp_path / "cache").glob("*.part"))
+
+
+def test_a_copy_that_was_cut_is_no_copy(store, tmp_path):
+    (one,) = shards(store, 1)
+    cache = ShardCache(tmp_path / "cache", SIZE)
+    cache.fetch(*one)
+    os.truncate(tmp_path / "cache" / f"{one[1]}.tar", 10)
+    assert cache.open(*one[1:]) is None
+    assert cache.fetch(*one) is Fetched.THERE
+
+
+def test_what_is_given_up_leaves_nothing(store, tmp_path, monkeypatch):
+    (one,) = shards(store, 1)
+    monkeypatch.setattr(shard_cache, "_PIECE", 100)
+    answers = iter([False, False, True])
+    assert ShardCache(tmp_path, SIZE).fetch(*one, lambda: next(answers)) is Fetched.GIVEN_UP
+    assert not names(tmp_path) and not list(tmp_path.glob("*.part"))
+
+
+def test_what_a_killed_process_left_is_removed_and_its_room_free(store, tmp_path):
+    two = shards(store, 2)
+    script = (
+        "import sys, time; from trainer.data import shard_cache as s; from pathlib import Path\n"
+        "def read(*_):\n    print('reading', flush=True); time.sleep(60)\n"
+        "s.storage.read_range = read\n"
+        "s.ShardCache(Path(sys.argv[1]), 1000).fetch(sys.argv[2], sys.argv[3], 1000)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path), *two[0][:2]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        assert ShardCache(tmp_path, SIZE).fetch(*two[0]) is Fetched.BUSY
+        assert ShardCache(tmp_path, SIZE).fetch(*two[1]) is Fetched.FULL
+        process.kill()
+        process.wait()
+    assert list(tmp_path.glob("*.part"))
+    assert ShardCache(tmp_path, SIZE).fetch(*two[1]) is Fetched.THERE
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_the_environment_says_where_and_how_much(monkeypatch, tmp_path):
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setenv(LIMIT, "1.5")
+    assert ShardCache().folder == tmp_path and ShardCache().limit() == 1_500_000_000
+    monkeypatch.delenv(LIMIT)
+    assert 0 < ShardCache().limit() <= 100 * 10**9
+    for wrong in ("many", "-1", "inf"):
+        monkeypatch.setenv(LIMIT, wrong)
+        with pytest.raises(ConfigError, match=LIMIT):
+            ShardCache()
+
+
+def test_a_last_use_is_noted(store, tmp_path):
+    (one,) = shards(store, 1)
+    cache = ShardCache(tmp_path, SIZE)
+    cache.fetch(*one)
+    os.utime(tmp_path / f"{one[1]}.tar", (5, 5))
+    os.close(cache.open(*one[1:]))
+    assert time.time() - (tmp_path / f"{one[1]}.tar").stat().st_mtime < 60

@@ -1,0 +1,218 @@
+"""Data as one looks at it: shards, raw images or a source, each with rows and pictures."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from trainer import storage
+from trainer.data import sources
+from trainer.data.images import UnreadableImage, normalize, place_box
+from trainer.data.keys import place
+from trainer.data.loader import decode_sample
+from trainer.data.problems import Problems
+from trainer.data.shard_index import ShardDataset
+from trainer.data.table import Table
+from trainer.errors import DataError, StorageError
+
+_LARGEST, _QUALITY = 1600, 95
+
+
+class Picture(NamedTuple):
+    """An image with its boxes."""
+
+    file_name: str
+    image: Image.Image | None
+    """None where it cannot be read: `fault` says why."""
+    boxes: list[tuple[int, list[float], bool]]
+    """Label, [x, y, width, height] in pixels of the image, and whether it is a crowd region."""
+    fault: str = ""
+
+
+class View(Protocol):
+    """What a URI holds."""
+
+    kind: str
+    uri: str
+    names: list[str]
+    """Of the classes, by label."""
+
+    @property
+    def splits(self) -> list[str]:
+        """Names of the splits."""
+        ...
+
+    def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
+        """Return some images of a split, chosen at random; all where there are no more."""
+        ...
+
+
+def open_view(text: str) -> "Shards | RawImages | SourceRows":
+    """Open what a text names: a folder of shards or of raw images, or a source.
+
+    Raises:
+        DataError: it names nothing that is known.
+        StorageError: it cannot be reached.
+    """
+    kind = storage.scheme(text)
+    if kind in ("", "file", *storage.OBJECT_STORES):
+        for name in ("index.json", "manifest.json"):
+            uri = storage.join(storage.absolute(text), name)
+            if storage.exists(uri):
+                manifest = storage.read_json(uri)
+                found = manifest.get("kind") if isinstance(manifest, dict) else None
+                if found == "shards":
+                    return Shards(storage.absolute(text), manifest)
+                if found == "raw":
+                    return RawImages(manifest)
+    return SourceRows(text)
+
+
+class Shards:
+    """A folder that the shard step wrote."""
+
+    kind = "shards"
+
+    def __init__(self, uri: str, index: dict[str, Any]) -> None:
+        self.uri, self.index = uri, index
+        self.names = [category["name"] for category in index["categories"]]
+
+    @property
+    def splits(self) -> list[str]:
+        """Names of the splits."""
+        return list(self.index["splits"])
+
+    def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
+        """Return some samples of a split, chosen at random, in the order of the shards."""
+        dataset = ShardDataset(self.uri, split)
+        chosen = np.sort(generator.choice(len(dataset), min(count, len(dataset)), replace=False))
+        return [self._picture(dataset, int(index)) for index in chosen]
+
+    def _picture(self, dataset: ShardDataset, index: int) -> Picture:
+        try:
+            data, record = dataset.read(index)
+            image = Image.fromarray(decode_sample(dataset.uri, data, record).permute(1, 2, 0).numpy())
+        except (DataError, StorageError) as error:
+            return Picture(f"sample {index}", None, [], error.message)
+        boxes = [(box["category_id"], box["bbox"], bool(box["iscrowd"])) for box in record["annotations"]]
+        return Picture(record["file_name"], image, boxes)
+
+
+@dataclass
+class RawImages:
+    """A folder that the download step wrote."""
+
+    manifest: dict[str, Any]
+    kind = "raw images"
+
+    def __post_init__(self) -> None:
+        self.uri: str = self.manifest["uri"]
+        self.names = [category["name"] for category in self.manifest["categories"]]
+
+    @property
+    def splits(self) -> list[str]:
+        """Names of the splits."""
+        return list(self.manifest["splits"])
+
+    def table(self, split: str) -> Table:
+        """Return the table of a split."""
+        return Table(storage.join(self.uri, f"{split}.parquet"))
+
+    def sizes(self) -> np.ndarray:
+        """Return the bytes of each image by id - 1; 0 where it is not to be had."""
+        data = storage.read_bytes(storage.join(self.uri, "sizes.npy"))
+        return np.load(io.BytesIO(data), allow_pickle=False)
+
+    def place(self, row: dict[str, Any]) -> str:
+        """Return the URI of a row's image."""
+        name = place(row["key"], row["file_name"], row["origin"], row["version"])
+        return storage.join(self.manifest["images"], name)
+
+    def blocks(self, split: str) -> Iterator[list[dict[str, Any]]]:
+        """Yield the rows of the images that are to be had, a block at a time."""
+        table, sizes = self.table(split), self.sizes()
+        for block in range(table.blocks):
+            yield [row for row in table.rows(block) if sizes[row["image_id"] - 1]]
+
+    def problems(self) -> Problems:
+        """Return what the source and the download found."""
+        found = Problems()
+        found.merge(self.manifest["problems"])
+        return found
+
+    def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
+        """Return some images of a split, chosen at random."""
+        table, sizes = self.table(split), self.sizes()
+        ids = [table.columns(block, ["image_id"])["image_id"] for block in range(table.blocks)]
+        there = [(block, row) for block, of in enumerate(ids) for row, i in enumerate(of) if sizes[i - 1]]
+        chosen = np.sort(generator.choice(len(there), min(count, len(there)), replace=False))
+        rows = [table.rows(block, [row])[0] for block, row in (there[index] for index in chosen)]
+        return [_as_picture(row, storage.read_bytes, self.place(row)) for row in rows]
+
+
+class SourceRows:
+    """A source, as it is published."""
+
+    kind = "source"
+
+    def __init__(self, text: str) -> None:
+        """List it.
+
+        Raises:
+            DataError: it is missing, empty or not of its format.
+        """
+        self._source = sources.parse(text)
+        self._listing = self._source.listing()
+        self.uri = self._source.uri
+        self.names = [category.name for category in self._listing.categories]
+
+    @property
+    def splits(self) -> list[str]:
+        """Names of the splits."""
+        return list(self._listing.splits)
+
+    def blocks(self, split: str) -> Iterator[list[dict[str, Any]]]:
+        """Yield the rows of a split, a bounded number at a time."""
+        for batch in self._listing.splits[split].batches():
+            yield batch.to_pylist()
+
+    def problems(self) -> Problems:
+        """Return what the source found; whole when all rows have been gone through."""
+        found = Problems()
+        found.merge(self._listing.problems.to_json())
+        return found
+
+    def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
+        """Return some images of a split, chosen at random in one pass."""
+        drawn: list[tuple[float, pa.RecordBatch]] = []
+        for batch in self._listing.splits[split].batches():
+            lots = generator.random(batch.num_rows)
+            best = np.argsort(lots)[:count]
+            drawn += [(float(lots[row]), batch.take([row])) for row in best]
+            drawn = sorted(drawn, key=lambda pair: pair[0])[:count]
+        rows = [row.to_pylist()[0] for _, row in drawn]
+        return [_as_picture(row, self._source.read, row["origin"]) for row in rows]
+
+
+def _as_picture(row: dict[str, Any], read: Any, origin: str) -> Picture:
+    """Return the image of a row as the shard step would take it up."""
+    name = row["file_name"]
+    if row["fault_reason"]:
+        return Picture(name, None, [], row["fault_detail"] or row["fault_reason"])
+    try:
+        normal = normalize(read(origin), _LARGEST, _QUALITY, row["orientation"])
+        image = Image.open(io.BytesIO(normal.jpeg)).convert("RGB")
+    except (StorageError, DataError) as error:
+        return Picture(name, None, [], error.message)
+    except (UnreadableImage, OSError) as error:
+        return Picture(name, None, [], str(error))
+    size = (row["width"], row["height"])
+    boxes = [
+        (box["category"], place_box([box[axis] for axis in "xywh"], normal, *size), bool(box["iscrowd"]))
+        for box in row["boxes"]
+    ]
+    return Picture(name, image, boxes)

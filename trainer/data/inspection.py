@@ -1,0 +1,123 @@
+"""What data holds: images, boxes and classes of each split, sizes and shapes, and what is wrong."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainer import log
+from trainer.data import problems as reasons
+from trainer.data import statistics
+from trainer.data.cleaning import clean
+from trainer.data.explore import RawImages, Shards, SourceRows, open_view
+from trainer.data.images import SHARES
+from trainer.data.problems import Problems
+
+_OF_PIXELS = ("box_side", "box_share", "box_aspect", "image_side", "image_aspect")
+_STAND_IN = 1000
+
+
+def inspect(text: str) -> dict[str, Any]:
+    """Describe shards, raw images or a source.
+
+    Args:
+        text: a URI of either folder, or a source as `trainer.data.sources` takes it.
+
+    Returns:
+        kind, uri, fingerprint ("" for a source), classes (names by label), splits (of each: images,
+        boxes, and of shards shards and bytes), statistics (of each split; see
+        `trainer.data.statistics`), problems (counts by reason) and examples (texts by reason).
+        Of raw images and sources the boxes are counted that cleaning would keep.
+
+    Raises:
+        DataError: it is missing, empty or not of its format.
+        StorageError: it cannot be reached.
+    """
+    view = open_view(text)
+    if isinstance(view, Shards):
+        return _of_shards(view)
+    found = {split: _describe(view, split) for split in view.splits}
+    problems = view.problems()
+    for _, wrong in found.values():
+        problems.merge(wrong.to_json())
+    described = {split: of for split, (of, _) in found.items()}
+    return {
+        "kind": view.kind,
+        "uri": view.uri,
+        "fingerprint": view.manifest["fingerprint"] if isinstance(view, RawImages) else "",
+        "classes": view.names,
+        "splits": {
+            split: {"images": of["images"], "boxes": sum(of["boxes_of_class"])}
+            for split, of in described.items()
+        },
+        "statistics": described,
+        "problems": dict(sorted(problems.counts.items())),
+        "examples": problems.examples,
+    }
+
+
+def _of_shards(view: Shards) -> dict[str, Any]:
+    index = view.index
+    left_out = [f"{item['file_name']}: {item['reason']}" for item in index["quarantined"]]
+    return {
+        "kind": view.kind,
+        "uri": view.uri,
+        "fingerprint": index["fingerprint"],
+        "classes": view.names,
+        "splits": {
+            split: {
+                "images": of["samples"],
+                "boxes": of["boxes"],
+                "shards": len(of["shards"]),
+                "bytes": sum(shard["bytes"] for shard in of["shards"]),
+            }
+            for split, of in index["splits"].items()
+        },
+        "statistics": index["statistics"],
+        "problems": index["problems"],
+        "examples": {reasons.IMAGE_UNREADABLE: left_out[: reasons.EXAMPLES]} if left_out else {},
+    }
+
+
+def _describe(view: RawImages | SourceRows, split: str) -> tuple[dict[str, Any], Problems]:
+    """Count the rows of a split, a block at a time."""
+    labels = len(view.names)
+    total = statistics.describe([], labels)
+    problems = Problems()
+    count = view.manifest["splits"][split]["images"] if isinstance(view, RawImages) else None
+    with log.progress(f"inspect {split}", count, "images") as bar:
+        for rows in view.blocks(split):
+            sound = [row for row in rows if not row["fault_reason"]]
+            for row in rows:
+                if row["fault_reason"]:
+                    problems.add(row["fault_reason"], f"{row['file_name']}: {row['fault_detail']}")
+            sized = [row for row in sound if _is_sized(row)]
+            others = [row for row in sound if not _is_sized(row)]
+            total = statistics.add(total, statistics.describe(_samples(sized, labels, problems), labels))
+            unsized = statistics.describe(_samples(others, labels, problems), labels)
+            for name in _OF_PIXELS:
+                unsized[name] = [0] * len(unsized[name])
+            total = statistics.add(total, unsized)
+            bar.update(len(rows))
+    return total, problems
+
+
+def _is_sized(row: dict[str, Any]) -> bool:
+    """Whether a row tells how large its image is, in pixels."""
+    size = (row["width"], row["height"])
+    return 0 not in size and size != SHARES
+
+
+def _samples(rows: list[dict[str, Any]], labels: int, problems: Problems) -> Iterator[dict[str, Any]]:
+    """Yield rows as samples with the boxes that cleaning keeps; a size that is not told stands in."""
+    for row in rows:
+        width, height, unit = row["width"], row["height"], 1
+        if (width, height) == SHARES:
+            width, height, unit = _STAND_IN, _STAND_IN, _STAND_IN
+        elif 0 in (width, height):
+            width = height = 2**31
+        boxes = [
+            {"category_id": box["category"], "bbox": [unit * box[axis] for axis in "xywh"], "area": 0.0,
+             "iscrowd": box["iscrowd"]}
+            for box in row["boxes"]
+        ]  # fmt: skip
+        kept = clean(boxes, width, height, labels, problems, row["file_name"])
+        yield {"width": width, "height": height, "annotations": kept}
