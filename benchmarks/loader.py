@@ -16,7 +16,6 @@ import io
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -137,9 +136,8 @@ def first_batch(uri: str, size: int, workers: int, cache: ShardCache) -> float:
 
 def cold(folder: Path, images: int, size: int, workers: int) -> float:
     """Seconds to the first batch of shards in an S3 store behind a slow link, nothing being here."""
-    sys.path.append(str(Path(__file__).parent))  # These two are made to be run as scripts.
-    from slow_link import slow_link
-    from storage import KEYS, store
+    from benchmarks.slow_link import slow_link
+    from benchmarks.storage import KEYS, store
 
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(slow_link(stack.enter_context(store())))

@@ -124,7 +124,7 @@ def main() -> None:
         case.prepare()
         for part in ("focal", "loss", "conv_loss"):
             candidates = {"stock": getattr(case, f"stock_{part}"), "ours": getattr(case, part)}
-            seconds = interleaved(candidates, options.rounds, options.device)
+            seconds = interleaved(candidates, options.rounds, options.device, options.clock)
             for who, value in seconds.items():
                 figures[f"{part}_{classes}_{who}_s"] = value
             figures[f"{part}_{classes}_ratio"] = seconds["stock"] / seconds["ours"]

@@ -66,7 +66,9 @@ def main() -> None:
         def our_way(detector=detector, logits=logits, offsets=offsets, anchors=anchors) -> Detections:
             return detector.detections(logits, offsets, anchors, (size, size))
 
-        seconds = interleaved({"stock": torchvision_way, "ours": our_way}, options.rounds, device)
+        seconds = interleaved(
+            {"stock": torchvision_way, "ours": our_way}, options.rounds, device, options.clock
+        )
         expected = torchvision_way()
         figures[f"stock_{classes}_s"], figures[f"ours_{classes}_s"] = seconds["stock"], seconds["ours"]
         figures[f"ratio_{classes}"] = seconds["stock"] / seconds["ours"]

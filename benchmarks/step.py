@@ -74,7 +74,7 @@ def main() -> None:
             "ours": ours(batch, classes, options.device),
         }
         steps = {name: candidate.step for name, candidate in candidates.items()}
-        seconds = interleaved(steps, options.rounds, options.device)
+        seconds = interleaved(steps, options.rounds, options.device, options.clock)
         case = f"{classes}_{size}px"
         for name, value in seconds.items():
             figures[f"{name}_{case}_s"] = value

@@ -24,8 +24,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from minio import Minio
-from slow_link import slow_link
 
+from benchmarks.slow_link import slow_link
 from trainer import storage
 
 GOAL = 4.0

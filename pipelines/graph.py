@@ -128,7 +128,9 @@ def train_detector(
             ),
             cpu="1", memory="4Gi", retries=3,
         )  # fmt: skip
-        scored = pods.step(evaluate(model=trained.outputs["model"]), cpu="4", memory="8Gi", retries=1)
+        scored = pods.step(
+            evaluate(model=trained.outputs["model"], rules=gate), cpu="4", memory="8Gi", retries=1
+        )
         decided = pods.step(
             decide(model=trained.outputs["model"], metrics=scored.outputs["metrics"], rules=gate),
             cpu="1", memory="2Gi", retries=1,

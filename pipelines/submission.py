@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from components import jobs, versions
+from components import jobs, partitions, versions
 from components.launchers import names
 from pipelines import kubeflow
 from pipelines.compile import compile_pipeline
@@ -47,7 +47,15 @@ class Submission:
         Raises:
             ConfigError: naming all that cannot be used.
         """
-        checks = (self._recipe, self._gate, self._job, self._version, self._names, self._places)
+        checks = (
+            self._recipe,
+            self._gate,
+            self._job,
+            self._version,
+            self._partitions,
+            self._names,
+            self._places,
+        )
         problems = [line for check in checks for line in _problems(check)]
         if problems:
             raise ConfigError("this cannot be run:\n" + "\n".join(problems), fix="correct these")
@@ -96,6 +104,9 @@ class Submission:
         version = self._get("data_version")
         if version and version != versions.SCHEDULED_TIME:
             versions.check(version)
+
+    def _partitions(self) -> None:
+        partitions.check(self._get("partitions", 1))
 
     def _names(self) -> None:
         wrong = []

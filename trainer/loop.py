@@ -21,11 +21,11 @@ from trainer.data.loader import Batch, TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World, broadcast, gather, mean, process_group
 from trainer.errors import Interrupted, TrainingError
-from trainer.evaluation.coco import evaluate as evaluate_coco
 from trainer.evaluation.inference import predict_split
 from trainer.model.loss import Losses
 from trainer.optim import gradient_norm, learning_rate, set_learning_rate
 from trainer.precision import autocast
+from trainer.recorder import CHECKPOINTS, Recorder
 from trainer.resume import newest_checkpoint, step_size
 from trainer.signals import StopRequest, stop_request
 from trainer.state import TrainState
@@ -58,13 +58,16 @@ def train(config: Config, shards_uri: str, output_uri: str, *, resume: str = "au
 
     Raises:
         Interrupted: stopped by SIGTERM or SIGINT, after saving.
-        TrainingError: a loss that is not finite.
+        TrainingError: a loss or gradient that is not finite.
         CheckpointError, DataError, StorageError: see there.
     """
     with process_group() as world, stop_request() as stop:
         run = _Run(config, shards_uri, output_uri, world, resume)
         try:
             return run.fit(stop)
+        except Interrupted:
+            run.settle()  # It says that the state is saved.
+            raise
         finally:
             run.close()
 
@@ -74,7 +77,7 @@ class _Run:
 
     def __init__(self, config: Config, shards_uri: str, output_uri: str, world: World, resume: str) -> None:
         self.config, self.world, self.output = config, world, output_uri
-        self.checkpoints = storage.join(output_uri, "checkpoints")
+        self.checkpoints = storage.join(output_uri, CHECKPOINTS)
         self.train_set = ShardDataset(shards_uri, "train")
         self.val_set = ShardDataset(shards_uri, "val") if "val" in self.train_set.splits else None
         saved = newest_checkpoint(self.checkpoints, world) if resume == "auto" else None
@@ -93,7 +96,10 @@ class _Run:
         if config.train.gradient_compression:
             compress_gradients(self.model)
         self.guard = StepGuard(self.state.optimizer, world)
-        self.log = TrainingLog(output_uri, self.state.step) if world.is_main else None
+        self.log = self.recorder = None
+        if world.is_main:
+            self.log = TrainingLog(output_uri, self.state.step, self.state.validated)
+            self.recorder = Recorder(config, output_uri, self.log, saved["best"] if saved else {})
 
     @property
     def epoch(self) -> int:
@@ -115,10 +121,9 @@ class _Run:
                 if stopping and state.step < self.steps:
                     raise self._interrupted()
                 if self._validation_due():
-                    # The state is saved: a signal may end a validation at once.
+                    # The state is being saved: a signal may end a validation at once.
                     with stop.at_once(self._interrupted):
                         self._validate()
-                    self._save()
                     self._keep_compiled()
                 if state.step == self.steps:
                     break
@@ -164,19 +169,23 @@ class _Run:
         losses = torch.zeros(2, device=self.world.device)
         for turn, batch in enumerate(batches):
             losses += self._forward_backward(batch, last=turn == len(batches) - 1)
+        state.scaler.unscale_(state.optimizer)
+        norm = gradient_norm(state.parameters, self.config.train.clip_norm).float()[None]
+        found = torch.cat([losses, norm])
+        if state.scaler.is_enabled():
+            # A gradient beyond fp16 is the scaler's: it leaves out the step and scales less.
+            found = torch.cat([losses, losses.new_zeros(1)])
+            norm = torch.where(norm.isfinite(), norm, 0.0)
         # All ranks learn here, in one message, what any of them found, and go on together; the
         # host reads it a step later, so that it never waits for the device.
         ids = [image_id for batch in batches for image_id in batch.image_ids]
-        verdict = self.guard.judge(state.step + 1, losses, ids, stopping=stop.asked)
-        stopping = self._accept(verdict)
-        state.scaler.unscale_(state.optimizer)
-        norm = gradient_norm(state.parameters, self.config.train.clip_norm)
+        stopping = self._accept(self.guard.judge(state.step + 1, found, ids, stopping=stop.asked))
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=True)
         if state.ema:
             state.ema.update(state.step)
-        return torch.cat([losses.sum()[None], losses, norm[None].float()]), stopping
+        return torch.cat([losses.sum()[None], losses, norm]), stopping
 
     def _forward_backward(self, batch: Batch, *, last: bool) -> Tensor:
         # Gradients are exchanged in the last backward pass of a step only.
@@ -201,9 +210,10 @@ class _Run:
         reports = gather((self.world.rank, verdict.losses, verdict.image_ids), self.world)
         bad = [report for report in reports if not all(map(math.isfinite, report[1]))]
         raise TrainingError(
-            f"the loss is not finite at step {verdict.step} of {self.steps} (epoch {self.epoch + 1}): "
+            f"loss or gradient not finite at step {verdict.step} of {self.steps} (epoch {self.epoch + 1}): "
             + "; ".join(
-                f"rank {rank}: classification {values[0]:g}, boxes {values[1]:g}, image ids {ids}"
+                f"rank {rank}: classification {values[0]:g}, boxes {values[1]:g}, "
+                f"norm of the gradient {values[2]:g}, image ids {ids}"
                 for rank, values, ids in bad
             ),
             fix="lower train.lr, raise train.warmup_steps, set train.clip_norm or train.precision=fp32, "
@@ -223,6 +233,8 @@ class _Run:
                 "lr": state.optimizer.param_groups[0]["lr"], "images_per_second": rate,
             }  # fmt: skip
             self.log.add("train", row)
+        if self.recorder:
+            self.recorder.check()
         return f"loss {total:.3f}, {rate:.0f} images/s"
 
     def _checkpoint_due(self, saved_at: float) -> bool:
@@ -235,43 +247,28 @@ class _Run:
         return broadcast(time.monotonic() - saved_at > config.checkpoint_minutes * 60, self.world)
 
     def _validate(self) -> None:
-        """Score the weights on the validation split and keep them if they are the best."""
-        state, metric = self.state, self.config.evaluation.metric
+        """Detect objects in the validation split; rank 0 scores them while training goes on."""
+        state = self.state
         assert self.val_set is not None
+        state.share_buffers()
         found = predict_split(state.evaluated(), self.val_set, self.config, self.world, task="validate")
         state.detector.train()
         state.validated = state.step
-        if self.world.is_main:
-            metrics = evaluate_coco(self.val_set.annotations(), found).metrics
-            shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in ("coco/AP", "coco/AP50"))
-            _LOG.info("epoch %d: %s", self.epoch, shown)
-            if self.log:
-                self.log.add("val", {"step": state.step, "epoch": self.epoch, **metrics})
-            if not state.best or metrics[metric] > state.best["metrics"][metric]:
-                state.best = {"step": state.step, "epoch": self.epoch, "metrics": metrics}
-                self._write_best()
+        if self.recorder:
+            self.recorder.score(self.val_set.annotations, found)
 
-    def _write_best(self) -> None:
-        contents = {**self._description(), **self.state.best, "model": self.state.evaluated().state_dict()}
-        checkpoint.write(contents, storage.join(self.output, checkpoint.BEST))
-        self.state.detector.train()
-
-    def _description(self) -> dict[str, Any]:
-        return {
+    def _save(self) -> None:
+        """Write everything needed to go on from here, while training goes on."""
+        state = {
             "config": configuration.to_json(self.config),
             "categories": self.train_set.categories,
             "fingerprint": self.train_set.fingerprint,
             "global_batch": self.global_batch,
+            "epoch": self.epoch,
+            **self.state.state_dict(),
         }
-
-    def _save(self) -> None:
-        """Write everything needed to go on from here."""
-        contents = {**self._description(), "epoch": self.epoch, **self.state.state_dict()}
-        if self.world.is_main and self.log:
-            self.log.publish()
-            checkpoint.write_step(
-                contents, self.checkpoints, self.state.step, self.config.train.keep_checkpoints
-            )
+        if self.recorder:
+            self.recorder.save(state)
 
     def _keep_compiled(self) -> None:
         """Keep compiled code once, for processes that go on after this one."""
@@ -291,11 +288,12 @@ class _Run:
         return self.state.step
 
     def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
-        if self.world.is_main and not self.state.best:
+        self.settle()
+        if self.recorder and not self.recorder.best:
             # Without a validation split the last weights are the ones to use.
-            self.state.best = {"step": self.state.step, "epoch": self.epoch, "metrics": {}}
-            self._write_best()
-        best = self.state.best
+            self.recorder.keep_last()
+            self.settle()
+        best = self.recorder.best if self.recorder else {}
         result = {
             "checkpoint": storage.join(self.output, checkpoint.BEST),
             "metric": self.config.evaluation.metric,
@@ -313,8 +311,14 @@ class _Run:
             storage.write_json(storage.join(self.output, "result.json"), result)
         return result
 
+    def settle(self) -> None:
+        """Wait until what is to be written is written. Raises what failed."""
+        if self.recorder:
+            self.recorder.wait()
+
     def close(self) -> None:
         """End threads and close files."""
         self.loader.close()
-        if self.log:
+        if self.recorder and self.log:
+            self.recorder.close()
             self.log.close()

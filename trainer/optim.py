@@ -2,7 +2,7 @@
 
 import copy
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,9 @@ class MovingAverage:
             mean.copy_(value)
 
 
-def gradient_norm(parameters: list[Any], limit: float) -> Tensor:
-    """Norm of the whole gradient, clipped to `limit` in place where that is above 0."""
-    return nn.utils.clip_grad_norm_(parameters, limit if limit > 0 else math.inf)
+def gradient_norm(parameters: Sequence[Tensor], limit: float) -> Tensor:
+    """Norm of the whole gradient, which is clipped to `limit` in place where that is above 0."""
+    if limit > 0:
+        return nn.utils.clip_grad_norm_(parameters, limit)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return nn.utils.get_total_norm(gradients)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -42,8 +43,6 @@ class TrainState:
         """Optimiser steps done."""
         self.samples = 0
         """Samples read so far: the position in the stream, whatever the processes were."""
-        self.best: dict[str, Any] = {}
-        """step, epoch and metrics of the best validation so far; empty before the first."""
         self.validated = 0
         """Step of the last validation."""
 
@@ -51,14 +50,25 @@ class TrainState:
         """The detector that exchanges gradients. Call it after `load_state_dict`."""
         if self.world.size == 1:
             return self.detector
-        # Only BatchNorm's running statistics change; without it there is nothing to send.
-        buffers: dict[str, Any] = {_SYNC_BUFFERS: self.detector.config.norm == "batch"}
+        # No buffer is sent in a step: training does not read those that change (BatchNorm's running
+        # statistics). Rank 0's are the ones that count; `share_buffers` gives them to all.
+        buffers: dict[str, Any] = {_SYNC_BUFFERS: False}
         return DistributedDataParallel(
             self.detector,
             device_ids=[self.world.device.index] if self.world.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
             **buffers,
         )
+
+    def share_buffers(self) -> None:
+        """Give all ranks the running statistics of rank 0, which are saved. A collective."""
+        if self.world.size == 1 or self.detector.config.norm != "batch":
+            return
+        buffers = [value for value in self.evaluated().buffers() if value.is_floating_point()]
+        together = torch.cat([value.flatten() for value in buffers])
+        dist.broadcast(together, src=0)
+        for value, sent in zip(buffers, together.split([len(b.flatten()) for b in buffers]), strict=True):
+            value.copy_(sent.view_as(value))
 
     def evaluated(self) -> Detector:
         """The detector whose weights are scored and exported, in evaluation mode."""
@@ -69,7 +79,6 @@ class TrainState:
         return {
             "step": self.step,
             "samples": self.samples,
-            "best": self.best,
             "validated": self.validated,
             "model": self.detector.state_dict(),
             "ema": self.ema.model.state_dict() if self.ema else None,
@@ -86,7 +95,7 @@ class TrainState:
             self.ema.model.load_state_dict(state["ema"])
         self.scaler.load_state_dict(state["scaler"])
         self.step, self.samples = state["step"], state["samples"]
-        self.best, self.validated = state["best"], state["validated"]
+        self.validated = state["validated"]
         self._set_random_state(state["random"])
 
     def _set_random_state(self, ranks: list[dict[str, Tensor]]) -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,26 @@ class TrainingLog:
     """Rows of numbers by step. A resumed run goes on in the same file, without repetition.
 
     Where the run's folder is not local the files grow in a temporary folder and are
-    uploaded by `publish`. All methods raise StorageError where the folder cannot be written.
+    uploaded by `publish`. All methods raise StorageError where the folder cannot be written;
+    threads may share them.
     """
 
-    def __init__(self, output_uri: str, step: int) -> None:
-        """Open the log of a run that stands at `step`; later rows of a lost run are dropped."""
+    def __init__(self, output_uri: str, step: int, validated: int = 0) -> None:
+        """Open the log of a run that stands at `step`; later rows of a lost run are dropped.
+
+        Args:
+            output_uri: the run's folder.
+            step: optimiser steps done.
+            validated: step of the last validation that the run remembers: later ones it repeats.
+        """
         self._uri = output_uri
+        self._lock = threading.Lock()
         self._local = storage.is_local(output_uri)
         self._folder = storage.local_path(output_uri) if self._local else Path(tempfile.mkdtemp())
         rows = read_rows(output_uri) if step else []
         self._path = self._folder / "metrics.jsonl"
-        kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step)
+        last = {"train": step, "val": validated}
+        kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= last[row["kind"]])
         storage.write_bytes(str(self._path), kept.encode())
         with explained(output_uri, "write"):
             self._file = self._path.open("a")
@@ -35,7 +45,7 @@ class TrainingLog:
 
     def add(self, kind: str, row: dict[str, Any]) -> None:
         """Write one row; `kind` is "train" or "val", row["step"] the optimiser steps done."""
-        with explained(self._uri, "write"):
+        with self._lock, explained(self._uri, "write"):
             self._file.write(json.dumps({"kind": kind, **row}) + "\n")
             self._file.flush()
             for name, value in row.items():
@@ -49,7 +59,9 @@ class TrainingLog:
         if not self._local:
             for path in self._folder.rglob("*"):
                 if path.is_file():
-                    storage.upload(path, storage.join(self._uri, *path.relative_to(self._folder).parts))
+                    # As it is now: rows may be added while it is sent.
+                    uri = storage.join(self._uri, *path.relative_to(self._folder).parts)
+                    storage.write_bytes(uri, path.read_bytes())
 
     def close(self) -> None:
         """Close the files."""

@@ -26,6 +26,7 @@ _NUMBERS = {
     "nodes": "machines that train (default: 1)",
     "nproc": "training processes on each (default: one for each GPU, or one)",
     "gpus": "GPUs of each machine (default: 0)",
+    "partitions": "pods that share the download, and then the sharding (default: 1)",
 }
 
 

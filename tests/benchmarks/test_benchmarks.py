@@ -1,6 +1,7 @@
 """Every benchmark runs and ends with one line of JSON; how fast, is not for a test to say."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,18 @@ CASES = {
     "step": ["--cases", "5:128", "--images", "1"],
     "postprocess": ["--size", "128", "--images", "1"],
     "scaling": ["--size", "128", "--images", "1", "--classes", "3", "--steps", "1"],
+    "checkpoint": ["--classes", "3"],
+    "accuracy": ["--source", "sample:images=24,seed=3,size=96", "--epochs", "1", "--seeds", "1"],
 }
+
+
+def test_make_bench_runs_all_but_the_long_one():
+    listed = subprocess.run(
+        ["make", "-n", "bench"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    here = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
+    others_call = {"large_split", "slow_link", "slow_server"}
+    assert set(re.findall(r"-m benchmarks\.(\w+)", listed)) == here - others_call - {"accuracy"}
 
 
 @pytest.mark.slow

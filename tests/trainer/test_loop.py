@@ -2,16 +2,18 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from trainer import checkpoint
+from trainer import checkpoint, recorder
 from trainer.configuration import to_json
 from trainer.errors import (
     CheckpointError,
@@ -96,6 +98,41 @@ def test_resumed_bit_for_bit(asked, stopped, unbroken, shards, tiny, tmp_path, m
     ]
     assert_same_weights(final_weights(output), final_weights(unbroken[0]))
     assert result["metrics"] == unbroken[1]["metrics"]
+
+
+def test_training_goes_on_while_a_validation_is_scored(unbroken, shards, tiny, tmp_path, monkeypatch):
+    """The score of step 6 is held back until step 8 is logged: a loop that waits for it never gets there."""
+    later, score, add = threading.Event(), recorder.evaluate_coco, TrainingLog.add
+
+    def adding(self, kind, row):
+        add(self, kind, row)
+        if kind == "train" and row["step"] == 8:
+            later.set()
+
+    monkeypatch.setattr(TrainingLog, "add", adding)
+    monkeypatch.setattr(recorder, "evaluate_coco", lambda *a, **o: later.wait(30) and score(*a, **o))
+    result = train(tiny(), shards, str(tmp_path))
+    assert result["metrics"] == unbroken[1]["metrics"] and result["best_step"] == unbroken[1]["best_step"]
+    rows = [(row["kind"], row["step"]) for row in read_rows(str(tmp_path))]
+    assert rows.index(("val", 6)) > rows.index(("train", 8))
+
+
+def test_a_validation_that_was_cut_off_is_repeated(unbroken, shards, tiny, tmp_path):
+    """Killed after the state was saved and before it was scored, or in the middle of that."""
+    output = shutil.copytree(unbroken[0], tmp_path / "run")
+    before = checkpoint.read_step(f"{output}/checkpoints", 6)
+    last = {**checkpoint.read_step(f"{output}/checkpoints", 12), "validated": 6, "best": before["best"]}
+    checkpoint.write_step(last, f"{output}/checkpoints", 12, keep=2)
+    result = train(tiny(), shards, str(output))
+    assert result["resumed_from"] == 12 and result["metrics"] == unbroken[1]["metrics"]
+    assert read_rows(str(output)) == read_rows(unbroken[0])
+    assert checkpoint.read_step(f"{output}/checkpoints", 12)["validated"] == 12
+
+
+def test_a_state_that_cannot_be_written_ends_the_run(shards, tiny, tmp_path):
+    (tmp_path / "checkpoints").write_text("in the way")
+    with pytest.raises(StorageError, match="checkpoints"):
+        train(tiny(), shards, str(tmp_path))
 
 
 def test_a_finished_run_is_found_finished(unbroken, shards, tiny):

@@ -168,8 +168,9 @@ class ShardCache:
 
     def _make_room(self, size: int) -> bool:
         """Evict what was not used for longest until another shard fits; False if all is in use."""
-        copies = self._copies()
+        # In this order: what arrives meanwhile is counted twice rather than not at all.
         coming = sum(map(self._coming, self.folder.glob("*.part")))
+        copies = self._copies()
         excess = sum(found for _, found, _ in copies) + coming + size - self.limit()
         disk = shutil.disk_usage(self.folder)
         excess = max(excess, size + min(_LEFT_FREE, disk.total // 20) - disk.free)

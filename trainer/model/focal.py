@@ -113,8 +113,8 @@ class _ConvFocalLoss(torch.autograd.Function):
     ) -> Tensor:
         kernel, offset = weight.detach().to(dtype), bias.detach().to(dtype)
         wanted = [any(ctx.needs_input_grad[5:]), *ctx.needs_input_grad[1:3]]
-        weight_grad = torch.zeros_like(weight)
-        bias_grad = torch.zeros_like(bias)
+        weight_grad: Tensor | None = None
+        bias_grad: Tensor | None = None
         loss = torch.zeros((), dtype=torch.promote_types(dtype, torch.float32), device=weight.device)
         level_grads = []
         for level, level_labels, level_weights in zip(levels, labels, weights, strict=True):
@@ -130,12 +130,12 @@ class _ConvFocalLoss(torch.autograd.Function):
                 if any(wanted):
                     of_features, of_kernel, of_bias = _conv_backward(logits, features, kernel, wanted)
                     parts.append(of_features)
-                    weight_grad += of_kernel if wanted[1] else 0
-                    bias_grad += of_bias if wanted[2] else 0
+                    if wanted[1]:
+                        weight_grad = _added(weight_grad, of_kernel, weight)
+                    if wanted[2]:
+                        bias_grad = _added(bias_grad, of_bias, bias)
             level_grads.append(torch.cat(parts).to(level.dtype) if wanted[0] else None)
-        ctx.save_for_backward(
-            weight_grad if wanted[1] else None, bias_grad if wanted[2] else None, *level_grads
-        )
+        ctx.save_for_backward(weight_grad, bias_grad, *level_grads)
         return loss
 
     @staticmethod
@@ -143,6 +143,11 @@ class _ConvFocalLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         scaled = [None if part is None else part * grad for part in ctx.saved_tensors]
         return None, scaled[0], scaled[1], None, None, *scaled[2:]
+
+
+def _added(total: Tensor | None, part: Tensor, like: Tensor) -> Tensor:
+    """The sum so far, in the type and memory order of the parameter: no pass to write zeros first."""
+    return torch.empty_like(like).copy_(part) if total is None else total.add_(part)
 
 
 def _conv_backward(
@@ -158,6 +163,35 @@ def _chunks(level: Tensor, channels: int, dtype: torch.dtype) -> list[slice]:
     image_bytes = channels * level.shape[2] * level.shape[3] * dtype.itemsize
     count = max(1, CHUNK_BYTES // image_bytes)
     return [slice(first, first + count) for first in range(0, level.shape[0], count)]
+
+
+def _merged(levels: list[Tensor], fill: float) -> list[Tensor]:
+    """The first two levels, and the others in one map: the third, right of it the rest in a column.
+
+    Each has a border of `fill` to its neighbours, so that a 3x3 convolution of the map is that of
+    the levels. A convolution with thousands of channels costs the same for 2x2 places as for 8x8:
+    reading its weights and writing their gradient.
+
+    Args:
+        levels: [B, X, h, w] each, from the finest on.
+        fill: value where no level is.
+    """
+    third, rest = levels[2], levels[3:]
+    width = max(level.shape[3] for level in rest)
+    # One column to the left of the rest, one row below each.
+    column = torch.cat([F.pad(level, (1, width - level.shape[3], 0, 1), value=fill) for level in rest], dim=2)
+    height = max(third.shape[2], column.shape[2])
+    sides = [F.pad(side, (0, 0, 0, height - side.shape[2]), value=fill) for side in (third, column)]
+    return [*levels[:2], torch.cat(sides, dim=3)]
+
+
+def _merged_rows(rows: list[Tensor], levels: list[Tensor], fill: float) -> list[Tensor]:
+    """What is known of each anchor, [B, h * w * A] of each level, in the places of `_merged`."""
+    maps = [
+        row.view(len(row), *level.shape[2:], -1).permute(0, 3, 1, 2)
+        for row, level in zip(rows, levels, strict=True)
+    ]
+    return [merged.permute(0, 2, 3, 1).flatten(1) for merged in _merged(maps, fill)]
 
 
 def conv_focal_loss(
@@ -184,6 +218,10 @@ def conv_focal_loss(
     counted = [
         torch.where(part == IGNORED, 0.0, factor) for part, factor in zip(labels, weights, strict=True)
     ]
+    if len(levels) > 3:
+        labels = _merged_rows(labels, levels, IGNORED)
+        counted = _merged_rows(counted, levels, 0.0)
+        levels = _merged(levels, 0.0)
     return _ConvFocalLoss.apply(dtype, weight, bias, tuple(labels), tuple(counted), *levels)
 
 

@@ -96,8 +96,8 @@ def test_the_limit_holds_when_many_fetch(store, tmp_path):
 
     def watch():
         while not ended.is_set():
-            with suppress(FileNotFoundError):
-                most[0] = max(most[0], sum(path.stat().st_size for path in folder.glob("*.tar")))
+            with suppress(FileNotFoundError):  # One listing is one moment; sizes one by one are not.
+                most[0] = max(most[0], sum(name.endswith(".tar") for name in os.listdir(folder)))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -105,7 +105,7 @@ def test_the_limit_holds_when_many_fetch(store, tmp_path):
         list(pool.map(lambda one: ShardCache(folder, 5 * SIZE).fetch(*one), many))
     ended.set()
     watcher.join()
-    assert 0 < most[0] <= 5 * SIZE
+    assert 0 < most[0] <= 5
     assert not list(folder.glob("*.part"))
 
 

@@ -112,6 +112,24 @@ def test_convolution_and_loss_in_chunks(chunk_bytes, monkeypatch):
         assert (one - other).norm() < 1e-5 * other.norm()
 
 
+@pytest.mark.parametrize(
+    "shapes", [[(8, 8), (4, 4), (2, 2), (1, 1)], [(9, 4), (5, 7), (3, 2), (2, 1), (1, 1)]]
+)
+def test_small_levels_in_one_map_stay_themselves(shapes):
+    """From four levels on; with no neighbour's values across the borders."""
+    last = torch.nn.Conv2d(6, 2 * 4, 3, padding=1)
+    levels = [torch.randn(2, 6, *shape, requires_grad=True) for shape in shapes]
+    labels = [torch.randint(-2, 4, (2, height * width * 2), dtype=torch.int32) for height, width in shapes]
+    weights = [torch.rand(part.shape) for part in labels]
+    parameters = [*levels, last.weight, last.bias]
+    found = conv_focal_loss(levels, last.weight, last.bias, labels, weights)
+    expected = unchunked(last, levels, labels, weights)
+    assert torch.allclose(found, expected, rtol=1e-5)
+    ours, theirs = (torch.autograd.grad(loss, parameters) for loss in (found, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one - other).norm() < 1e-5 * other.norm()
+
+
 def test_convolution_and_loss_gradcheck():
     last, levels, labels, weights = head_case(classes=2, images=1)
     last.double()

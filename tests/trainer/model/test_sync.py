@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from waiting import Counter
 
 from trainer.config import ModelConfig
 from trainer.model.detector import build
@@ -14,30 +14,6 @@ from trainer.recipes import load
 
 NARROW = ModelConfig(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
 SIZE = 96
-WAITING = {
-    "_local_scalar_dense", "is_nonzero", "nonzero", "nonzero_numpy", "masked_select", "equal",
-    "_unique2", "unique_dim", "unique_consecutive", "repeat_interleave", "nms", "bincount", "lift_fresh",
-}  # fmt: skip
-"""Operations that read a value or a shape back from the device, or (lift_fresh) copy from the host."""
-
-
-class Counter(TorchDispatchMode):
-    """Counts operations, and those that would wait for a GPU."""
-
-    def __init__(self):
-        super().__init__()
-        self.operations, self.waiting = 0, []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.operations += 1
-        name = func._schema.name.split("::")[1]
-        indices = args[1] if name.startswith(("index", "_index", "_unsafe_index")) and len(args) > 1 else ()
-        masks = isinstance(indices, (list, tuple)) and any(
-            isinstance(x, torch.Tensor) and x.dtype in (torch.bool, torch.uint8) for x in indices
-        )
-        if name in WAITING or masks:
-            self.waiting.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 def count(images, counts, config=NARROW, precision=torch.bfloat16):

@@ -1,0 +1,72 @@
+"""How long a checkpoint keeps the training loop waiting: a copy of the state, or all of its writing.
+
+    python -m benchmarks.checkpoint                        # to a local disk
+    python -m benchmarks.checkpoint --folder s3://bucket/bench
+
+`written` is until the file is whole at its place, as a loop waits that writes it itself; `held` is
+what the loop waits for when a thread writes a copy. The state is that of the published network with
+AdamW and a moving average. The disk's own pace decides `written`: a store is many times slower.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.common import arguments, interleaved, report
+from trainer import checkpoint, configuration, recipes, storage
+from trainer.config import Config
+from trainer.configuration import with_overrides
+from trainer.distributed import World
+from trainer.recorder import Recorder
+from trainer.state import TrainState
+from trainer.training_log import TrainingLog
+
+
+def trained(config: Config, classes: int, device: torch.device) -> TrainState:
+    """A state with all that the optimiser keeps."""
+    state = TrainState(config, classes, World(0, 1, device))
+    for parameter in state.parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    return state
+
+
+def main() -> None:
+    """Measure both in turn and print the ratio."""
+    options = arguments(__doc__, classes=91, folder="")
+    config = with_overrides(recipes.load("finetune"), {"model.weights": ""}, where="this benchmark")
+    state = trained(config, options.classes, options.device)
+    described = {
+        "config": configuration.to_json(config), "categories": [], "fingerprint": "", "global_batch": 1,
+        "epoch": 1,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as local:
+        folder = options.folder or local
+        log = TrainingLog(folder, 0)
+        recorder = Recorder(config, folder, log, {})
+        held: list[float] = []
+
+        def plain() -> None:
+            contents = {**described, **state.state_dict(), "best": {}}
+            checkpoint.write_step(contents, storage.join(folder, "plain"), 1, keep=1)
+
+        def ours() -> None:
+            start = time.perf_counter()
+            recorder.save({**described, **state.state_dict()})
+            held.append(time.perf_counter() - start)
+            recorder.wait()
+
+        seconds = interleaved({"written": plain, "beside": ours}, options.rounds, options.device)
+        size = Path(storage.local_copy(storage.join(folder, "plain", "step-00000001.pt"))).stat().st_size
+        recorder.close()
+        log.close()
+    waiting = sorted(held[1:])[len(held[1:]) // 2]
+    figures = {"megabytes": size / 1e6, "written_s": seconds["written"], "held_s": waiting}
+    report("checkpoint", seconds["written"] / waiting, figures, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""What a run writes while it trains on: checkpoints, and the scores of its validations.
+
+A thread of rank 0 works on copies in the host's memory, so that neither a slow store nor the
+scoring of many detections holds the devices up.
+"""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from torch import Tensor
+
+from trainer import checkpoint, storage
+from trainer.config import Config
+from trainer.evaluation.coco import evaluate as evaluate_coco
+from trainer.evaluation.tables import Predictions, Truth
+from trainer.training_log import TrainingLog
+
+CHECKPOINTS = "checkpoints"
+"""Folder of a run's checkpoints, in its own."""
+_DESCRIPTION = ("config", "categories", "fingerprint", "global_batch")
+"""What best.pt has of a state besides the weights."""
+_LOG = logging.getLogger("train")
+
+
+class Recorder:
+    """Writes states and scores them, one after another in the order in which that was asked for.
+
+    The first failure ends the work, and every later call raises it: no checkpoint is written
+    that would claim what has not been done.
+    """
+
+    def __init__(self, config: Config, output_uri: str, log: TrainingLog, best: dict[str, Any]) -> None:
+        """Go on from `best`: step, epoch and metrics of the best validation so far, or empty."""
+        self.best = best
+        """Of the best validation so far. To be read after `wait`."""
+        self._config, self._output, self._log = config, output_uri, log
+        self._saved: dict[str, Any] = {}
+        self._jobs: list[Future[None]] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")
+        self._error: Exception | None = None
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Write a checkpoint of a step.
+
+        Waits for what was asked for before: there is never more than one copy of the state.
+
+        Args:
+            state: everything needed to go on but `best`. It may change afterwards.
+        """
+        self.wait()
+        self._saved = _copied(state)
+        self._start(self._write)
+
+    def score(self, truth: Callable[[], Truth | dict[str, Any]], found: Predictions) -> None:
+        """Score what the weights of the state that was saved last detect, and keep the best as best.pt.
+
+        Args:
+            truth: gives the ground truth of the validation split.
+            found: all detections in it.
+        """
+        self._start(lambda: self._score(truth, found))
+
+    def keep_last(self) -> None:
+        """Keep the weights that were saved last as the best, where nothing validates them."""
+        self._start(lambda: self._keep({}))
+
+    def check(self) -> None:
+        """Raise what has failed, if anything has; does not wait."""
+        if self._error:
+            raise self._error
+
+    def wait(self) -> None:
+        """Wait until all that was asked for is done. Raises what has failed."""
+        for job in self._jobs:
+            job.result()
+        self._jobs.clear()
+        self.check()
+
+    def close(self) -> None:
+        """Finish what was asked for and end the thread."""
+        self._thread.shutdown(wait=True)
+
+    def _start(self, job: Callable[[], None]) -> None:
+        self._jobs.append(self._thread.submit(self._guarded, job))
+
+    def _guarded(self, job: Callable[[], None]) -> None:
+        if self._error:
+            return
+        try:
+            job()
+        except Exception as error:
+            self._error = error
+
+    def _write(self) -> None:
+        self._log.publish()
+        folder, step = storage.join(self._output, CHECKPOINTS), self._saved["step"]
+        state = {**self._saved, "best": self.best}
+        checkpoint.write_step(state, folder, step, self._config.train.keep_checkpoints)
+
+    def _score(self, truth: Callable[[], Truth | dict[str, Any]], found: Predictions) -> None:
+        state, evaluation = self._saved, self._config.evaluation
+        metrics = evaluate_coco(truth(), found, engine=evaluation.engine).metrics
+        shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in ("coco/AP", "coco/AP50"))
+        _LOG.info("epoch %d: %s", state["epoch"], shown)
+        self._log.add("val", {"step": state["step"], "epoch": state["epoch"], **metrics})
+        if not self.best or metrics[evaluation.metric] > self.best["metrics"][evaluation.metric]:
+            self._keep(metrics)
+        # Once more: a run that goes on from here need not validate again.
+        state["validated"] = state["step"]
+        self._write()
+
+    def _keep(self, metrics: dict[str, float]) -> None:
+        state = self._saved
+        self.best = {"step": state["step"], "epoch": state["epoch"], "metrics": metrics}
+        kept = {key: state[key] for key in _DESCRIPTION}
+        weights = {"model": checkpoint.model_state(state)}
+        checkpoint.write({**kept, **self.best, **weights}, storage.join(self._output, checkpoint.BEST))
+
+
+def _copied(state: Any) -> Any:
+    """The same in the host's memory, sharing none of it."""
+    if isinstance(state, Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in state.items()}
+    return [_copied(value) for value in state] if isinstance(state, list | tuple) else state
