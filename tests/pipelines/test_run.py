@@ -72,7 +72,7 @@ def test_the_whole_pipeline(tmp_path):
     assert [step["status"] for step in summary["steps"]] == ["done"] * 6
     assert all(step["seconds"] > 0 for step in summary["steps"])
     assert summary["training"]["images_per_second"] > 0 and summary["training"]["processes"] == 2
-    assert len(summary["metrics"]) == 12 and {"torch", "kfp", "python"} <= summary["versions"].keys()
+    assert len(summary["metrics"]) == 13 and {"torch", "kfp", "python"} <= summary["versions"].keys()
     for path in summary["paths"].values():
         assert os.path.exists(path), path
         assert os.path.relpath(path) in done.stdout or path in done.stdout

@@ -1,11 +1,8 @@
 """`kubedet submit`: what is sent, what is shown, and how it ends."""
 
-import os
 import shlex
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -135,9 +132,10 @@ def test_a_token_that_is_refused_ends_the_waiting(kfp_server, capsys):
 
 
 def test_who_stops_waiting_learns_that_the_run_goes_on(kfp_server, capsys, monkeypatch):
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
     kfp_server.states = ["RUNNING"]
-    monkeypatch.setattr(
-        wait.time, "sleep", lambda seconds: threading.Timer(0, os.kill, [os.getpid(), signal.SIGINT]).run()
-    )
+    monkeypatch.setattr(wait.time, "sleep", interrupted)
     assert cli.main([*ARGUMENTS, "--wait"]) == 130
     assert "the run goes on: http" in capsys.readouterr().err

@@ -99,7 +99,7 @@ def test_on_a_terminal_the_keys_the_size_and_ctrl_c_are_the_pods(core, fake_clus
         terminal.type("stty size; tty -s && echo ter''minal\r")
         terminal.until("33 77")
         terminal.until("terminal")
-        terminal.type("sleep 60; echo sle''pt\r")
+        terminal.type("sleep 60 && echo sle''pt\r")
         terminal.until("sle''pt")
         time.sleep(0.2)  # Until the shell has read the line: the key would end the line otherwise.
         terminal.type("\x03echo wo''ken; exit 5\r")
