@@ -3,7 +3,8 @@
 pycocotools takes a NaN score and an unknown category in silence, hotcoco an unknown image.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,21 @@ def check_predictions(truth: Truth, predictions: Predictions) -> None:
     problems.append(("a non-finite score", ~np.isfinite(predictions.scores), predictions.scores))
     problems.append(("a box outside of its image", _outside(truth, predictions), predictions.boxes))
     _refuse("detections", problems)
+
+
+def class_difference(trained: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> str:
+    """Say in what the classes of a model and of data differ; "" where they are the same, in one order.
+
+    Args:
+        trained: the model's categories, in the order of their labels.
+        given: those of the data.
+    """
+    known, names = ([category["name"] for category in side] for side in (trained, given))
+    if names == known:
+        return ""
+    apart = sorted(set(names) ^ set(known))
+    told = f"{len(apart)} differ: {', '.join(apart[:10])}" if apart else "the same names in another order"
+    return f"{len(known)} against {len(names)} classes, {told}"
 
 
 _Problem = tuple[str, np.ndarray, np.ndarray]

@@ -13,6 +13,7 @@ from trainer.errors import EvaluationError
 from trainer.evaluation import baseline as baselines
 from trainer.evaluation import coco, gate, models, scoring
 from trainer.evaluation.baseline import Baseline
+from trainer.evaluation.checks import class_difference
 from trainer.evaluation.collect import collect
 from trainer.evaluation.gate import Evidence, Verdict
 from trainer.evaluation.inference import predict_split
@@ -86,12 +87,9 @@ def _dataset(shards_uri: str, wanted: str) -> ShardDataset:
 
 
 def _check_classes(trained: list[dict[str, Any]], given: list[dict[str, Any]], uri: str) -> None:
-    names, known = [c["name"] for c in given], [c["name"] for c in trained]
-    if names != known:
-        differing = sorted(set(names) ^ set(known)) or ["the same names in another order"]
+    if difference := class_difference(trained, given):
         raise EvaluationError(
-            f"the model {uri} has {len(known)} classes and the data {len(names)}; "
-            f"{len(differing)} differ: {', '.join(differing[:10])}",
+            f"the classes of the model {uri} are not those of the data: {difference}",
             fix="evaluate on shards made with the classes of the training (data.classes)",
         )
 

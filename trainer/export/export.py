@@ -18,6 +18,7 @@ from trainer import checkpoint, storage
 from trainer.config import Config
 from trainer.data.shard_index import ShardDataset
 from trainer.errors import ExportError
+from trainer.evaluation.checks import class_difference
 from trainer.export import bundle, sbom, signing
 from trainer.export.card import model_card
 from trainer.export.formats import FORMATS, Maker, check_formats
@@ -121,12 +122,10 @@ def _check_set(shards_uri: str) -> ShardDataset:
 def _check_classes(
     trained: list[dict[str, Any]], given: list[dict[str, Any]], checkpoint_uri: str, shards_uri: str
 ) -> None:
-    names, known = [item["name"] for item in given], [item["name"] for item in trained]
-    if names != known:
-        differing = sorted(set(names) ^ set(known)) or ["the same names in another order"]
+    if difference := class_difference(trained, given):
         raise ExportError(
-            f"the checkpoint {checkpoint_uri} has {len(known)} classes and the shards {shards_uri} "
-            f"{len(names)}; they differ in: {', '.join(differing[:10])}",
+            f"the classes of the checkpoint {checkpoint_uri} are not those of the shards {shards_uri}: "
+            f"{difference}",
             fix="export with the shards that the model was trained on",
         )
 

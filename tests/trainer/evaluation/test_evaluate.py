@@ -68,7 +68,7 @@ def test_everything_is_written_and_agrees(saved, shards, config, tmp_path):
 
 def test_other_classes_are_refused_by_name(saved, shards, config, tmp_path):
     categories = [{"id": i, "name": n, "original_id": i} for i, n in enumerate("abcde")]
-    with pytest.raises(EvaluationError, match="5 classes and the data 5; 10 differ: "):
+    with pytest.raises(EvaluationError, match="5 against 5 classes, 10 differ: "):
         evaluate(saved(categories=categories), shards, str(tmp_path / "e"), config)
     assert not (tmp_path / "e").exists()
 
