@@ -34,12 +34,7 @@ def register_model(exported: dict[str, Any], server: str, run_id: str) -> dict[s
         ExportError: the registry cannot be reached or refuses.
         StorageError: the bundle is damaged.
     """
-    parts = urlsplit(server)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(
-            f"the model registry {server!r} is no URL",
-            fix="write it like http://model-registry-service.kubeflow:8080",
-        )
+    check_server(server)
     metadata = bundle.load(exported["model"]).metadata
     try:
         import aiohttp
@@ -63,6 +58,20 @@ def register_model(exported: dict[str, Any], server: str, run_id: str) -> dict[s
             f"the model registry {server} cannot be reached: {str(error) or type(error).__name__}",
             fix="check the URL, the namespace and network policies, and run again",
         ) from error
+
+
+def check_server(server: str) -> None:
+    """Refuse what cannot be the URL of a registry.
+
+    Raises:
+        ConfigError: saying how it is written.
+    """
+    parts = urlsplit(server)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(
+            f"the model registry {server!r} is no URL",
+            fix="write it like http://model-registry-service.kubeflow:8080",
+        )
 
 
 async def _register(metadata: dict[str, Any], uri: str, server: str, run_id: str) -> dict[str, str]:

@@ -23,3 +23,6 @@ SHARED = {
     "write": "Write a part of the shards",
 }
 """Further steps of a run in a cluster, by which pods share the work of a step."""
+
+OPTIONAL = {"register": "Register the model"}
+"""Steps that a run has only where it asks for them."""

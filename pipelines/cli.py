@@ -1,11 +1,11 @@
 """The operator's command line: `kubedet COMMAND`. Each command is a file in `pipelines/commands`."""
 
-import argparse
 import importlib
 import os
 import sys
 from importlib.metadata import version
 
+from pipelines.commands.parser import Parser
 from trainer.errors import EXIT_FAILURE, KubedetError
 
 COMMANDS = (
@@ -36,10 +36,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="kubedet",
         description="Train an object detector on Kubeflow, or on one machine, with one pipeline.",
+        epilog="`kubedet COMMAND --help` tells more. To begin with: `kubedet run`, which needs no data.",
     )
     parser.add_argument("--version", action="version", version=f"kubedet {version('kubedet')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines.follow import Follower, Step
-from trainer.log import clock
+from trainer.log import clock, describe
 
 _PLAIN_SECONDS = 10.0
 _WIDE = 100
@@ -63,13 +63,15 @@ class PlainDisplay:
         for step in self._run.steps.values():
             if step.state != self._shown.get(step.name, "waiting"):
                 self._shown[step.name] = step.state
-                self._print(describe_step(step))
+                # After a failure nobody needs a line for each step that did not begin.
+                if step.state != "skipped" or step.note:
+                    self._print(describe_step(step))
         running = self._run.running
         silent = time.monotonic() - self._spoke > _PLAIN_SECONDS
         if running and silent:
             if running.bar and running.bar is not self._bar and not running.bar["end"]:
                 self._bar = running.bar
-                self._print("  " + describe_bar(running.bar))
+                self._print("  " + describe(running.bar))
             elif time.monotonic() - self._spoke > 6 * _PLAIN_SECONDS:
                 self._print(f"  {running.title}: still running, {clock(running.elapsed)}")
 
@@ -158,18 +160,6 @@ def describe_step(step: Step) -> str:
     took = "" if step.state == "skipped" else f" in {clock(step.seconds)}"
     outcome = _outcome(step)
     return f"{step.title}: {step.state}{took}{', ' if outcome else ''}{outcome}"
-
-
-def describe_bar(event: dict[str, Any]) -> str:
-    """One line of a progress event: `train 120/600 steps 20%, 3.1 steps/s, 2:35 left, loss 0.71`."""
-    done, total, unit = event["done"], event["total"], event["unit"]
-    share = f"/{total} {unit} {100 * done / total:.0f}%" if total else f" {unit}"
-    parts = [f"{event['task']} {done}{share}", f"{event['rate']:.1f} {unit}/s"]
-    if event["eta"]:
-        parts.append(f"{clock(event['eta'])} left")
-    if event["note"]:
-        parts.append(event["note"])
-    return ", ".join(parts)
 
 
 def _outcome(step: Step) -> str:

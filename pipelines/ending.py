@@ -1,6 +1,10 @@
 """The last words of `kubedet run`: the table of metrics, the verdict, what was made, or what went wrong."""
 
+import json
+import shlex
+import shutil
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +17,67 @@ def exit_code(record: dict[str, Any]) -> int:
     return record["error"]["exit_code"] if "error" in record else 0
 
 
-def tell(record: dict[str, Any], run: Follower, folder: Path) -> None:
+def tell(record: dict[str, Any], run: Follower, folder: Path, *, again: str) -> None:
     """Print how a run went: results on stdout, what went wrong on stderr.
 
     Args:
         record: the whole summary.
         run: the state of the run's steps, with their last lines.
         folder: the run's folder.
+        again: the command line that goes on with the run.
     """
+    _results(record, folder)
+    took = datetime.fromisoformat(record["ended"]) - datetime.fromisoformat(record["started"])
+    print(f"\nrun {record['name']}: {record['status']} in {clock(took.total_seconds())}")
+    _table({what: _short(path) for what, path in record["paths"].items()})
+    if "model" in record["paths"]:
+        model = shlex.quote(_short(record["paths"]["model"]))
+        print("\ntry the model")
+        _table({"on images": f"{program()} predict {model} IMAGES... -o DIR",
+                "in a browser": f"{program()} serve {model}"})  # fmt: skip
+    sys.stdout.flush()
+    if "error" in record:
+        print("\n" + _wrong(record, run, again), file=sys.stderr)
+
+
+def program() -> str:
+    """Return how a person calls this program: by its name, or by its path where the name is not found."""
+    called = Path(sys.argv[0])
+    return (
+        "kubedet" if called.name != "kubedet" or shutil.which("kubedet") else _short(str(called.absolute()))
+    )
+
+
+def _results(record: dict[str, Any], folder: Path) -> None:
     if "metrics" in record:
-        print("\n" + (folder / "evaluation" / "table.txt").read_text().rstrip())
+        scored = json.loads((folder / "evaluation" / "metrics.json").read_text())
+        table = (folder / "evaluation" / "table.txt").read_text()
+        print(f"\n{scored['images']} images of the {scored['split']} split\n\n{table.rstrip()}")
+    if "training" in record or "gate" in record:
+        print()
     if "training" in record and record["training"]["images_per_second"]:
         training = record["training"]
         print(
-            f"\ntraining: {training['steps']} steps in {clock(training['seconds'])}, "
+            f"training: {training['steps']} steps in {clock(training['seconds'])}, "
             f"{training['images_per_second']:.1f} images/s on {training['processes']} processes"
         )
     if "gate" in record:
         held = record["gate"]
         print(f"gate: {'passed' if held['passed'] else 'failed, no model was exported'}")
         print("".join(f"  {line}\n" for line in held["reason"].splitlines()), end="")
-    print()
-    width = max(len(what) for what in record["paths"])
-    for what, path in record["paths"].items():
-        print(f"{what:<{width}}  {_short(path)}")
-    sys.stdout.flush()
-    if "error" in record:
-        print("\n" + _wrong(record, run), file=sys.stderr)
 
 
-def _wrong(record: dict[str, Any], run: Follower) -> str:
+def _table(rows: dict[str, str]) -> None:
+    width = max(map(len, rows))
+    for what, value in rows.items():
+        print(f"  {what:<{width}}  {value}")
+
+
+def _wrong(record: dict[str, Any], run: Follower, again: str) -> str:
     error, step = record["error"], run.failed
     if record["status"] == "interrupted":
         at = f" in step {error['step']}" if error["step"] else ""
-        return f"interrupted{at}; go on with the same command and --name {record['name']}"
+        return f"interrupted{at}; to go on with it:\n  {again}"
     if step is None:
         return _with_lines(f"error: {error['message']}", list(run.outside))
     head = f"error in step {step.name}: {error['message']}"

@@ -65,6 +65,8 @@ class Follower:
         self.steps = {name: Step(name, title) for name, title in TITLES.items()}
         self.running: Step | None = None
         self.outside: deque[str] = deque(maxlen=_LAST_LINES)
+        self.stopping = False
+        """The run was asked to stop, which is why a step fails."""
         self._events = events
         self._position = 0
         self._own_output = False
@@ -100,7 +102,8 @@ class Follower:
         self.read_events()
         step = self.steps[name]
         step.seconds = step.elapsed
-        step.state = "done" if ok else "failed"
+        stopped = self.stopping or step.exit_code == EXIT_RETRY
+        step.state = "done" if ok else "stopped" if stopped else "failed"
         self.running = None
 
     def _step_line(self, step: Step, line: str) -> str | None:
@@ -148,16 +151,10 @@ class Follower:
             step.message, step.exit_code = event["message"], event["exit_code"]
             step.known = event.get("known", False)
 
-    def finish(self, *, stopped: bool = False) -> None:
-        """Settle what the run left open: a step that was cut off has failed, others never began.
-
-        Args:
-            stopped: the run was asked to stop, which is why a step failed.
-        """
+    def finish(self) -> None:
+        """Settle what the run left open: a step that was cut off has failed, others never began."""
         if self.running is not None:
             self._end(self.running.name, ok=False)
-        if self.failed and (stopped or self.failed.exit_code == EXIT_RETRY):
-            self.failed.state = "stopped"
         for step in self.steps.values():
             if step.state == "waiting":
                 step.state = "skipped"

@@ -19,11 +19,13 @@ from components.gate import gate as decide
 from components.images import COMPONENT_IMAGE
 from components.jobs import VOLUME
 from components.plan import plan
+from components.register import register
 from components.shard import shard
+from components.signing import FOLDER, SIGNING
 from components.stores import CREDENTIALS, SECRET_KEYS
 from components.train import train
 from components.write import write
-from pipelines import NAME, SHARED, TITLES
+from pipelines import NAME, OPTIONAL, SHARED, TITLES
 
 DATA_ROOT = f"{VOLUME}/kubedet"
 """The data root of a pipeline with a volume, where nobody names another."""
@@ -37,7 +39,7 @@ class _Pods:
     claim: Any
 
     def step(self, task: dsl.PipelineTask, *, cpu: str, memory: str, retries: int) -> dsl.PipelineTask:
-        _run(task, (TITLES | SHARED)[task.name], cpu, memory, retries)
+        _run(task, (TITLES | SHARED | OPTIONAL)[task.name], cpu, memory, retries)
         # Keys that are not in the Secret, or no such Secret, leave the variables unset.
         kubernetes.use_secret_as_env(task, self.credentials, SECRET_KEYS, optional=True)
         if self.claim:
@@ -73,6 +75,8 @@ def train_detector(
     claim: str = "",
     data_version: str = "",
     partitions: int = 1,
+    signing: str = SIGNING,
+    registry: str = "",
 ) -> None:
     """Train a detector on a source of images, score it, and export it if it is good enough.
 
@@ -96,6 +100,8 @@ def train_detector(
         claim: PersistentVolumeClaim that every pod mounts at /data.
         data_version: name for the data as they are now; a known one brings its data back.
         partitions: pods that share the download, and then the sharding; the result is the same.
+        signing: Secret whose `private.pem` signs the exported model; the default one need not exist.
+        registry: URL of the Kubeflow Model Registry that is told of the exported model; empty is none.
     """
     pods = _Pods(credentials, claim)
     ending = cleanup(launcher=launcher, run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
@@ -136,7 +142,16 @@ def train_detector(
             cpu="1", memory="2Gi", retries=1,
         )  # fmt: skip
         with dsl.If(decided.outputs["Output"] == "pass", name="passed"):
-            pods.step(export(model=trained.outputs["model"]), cpu="2", memory="8Gi", retries=1)
+            exported = pods.step(
+                export(model=trained.outputs["model"], signing=signing), cpu="2", memory="8Gi", retries=1
+            )
+            kubernetes.use_secret_as_volume(exported, signing, FOLDER, optional=True)
+            with dsl.If(registry != "", name="registered"):
+                registering = register(
+                    exported=exported.outputs["exported"], server=registry,
+                    run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+                )  # fmt: skip
+                pods.step(registering, cpu="100m", memory="512Mi", retries=3)
 
 
 def pipeline(*, volume: bool) -> Any:

@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import queue
-import re
 import shutil
 import signal
 import sys
@@ -12,7 +11,6 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -21,77 +19,14 @@ from typing import IO, Any
 from components.launchers.process import GuardedProcess
 from pipelines import display, ending, summary
 from pipelines.follow import Follower
-from trainer import log, recipes, storage
+from pipelines.options import Options, check
+from trainer import log, storage
 from trainer.errors import ConfigError, StorageError
-from trainer.evaluation.gate import parse, split_rules
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Longer than a training launcher's own patience: it kills what does not stop, then says so.
 _GRACE_SECONDS = 90.0
 _TICK_SECONDS = 0.2
 _STOPPING = "stopping: the running step saves what it can and ends; Ctrl-C again kills it"
-
-
-@dataclass(frozen=True)
-class Options:
-    """What `kubedet run` was asked for."""
-
-    name: str
-    """Name of the run and of its folder."""
-    source: str = "sample"
-    """Where the images come from."""
-    recipe: str = "debug"
-    """Name of the configuration."""
-    overrides: dict[str, Any] = field(default_factory=dict)
-    """Dotted configuration keys and their values."""
-    nproc: int = 2
-    """Training processes."""
-    data_root: str = "data_root"
-    """URI under which data is kept."""
-    output: str = "runs"
-    """Folder that receives the run's folder."""
-    gate: str = ""
-    """Rules for the export; empty takes the recipe's."""
-    verbose: bool = False
-    """Show the local runner's own log too."""
-
-    @property
-    def folder(self) -> Path:
-        """The run's folder, absolute."""
-        return Path(self.output).absolute() / self.name
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the pipeline's parameters."""
-        return {
-            "data_root": storage.absolute(self.data_root),
-            "source": self.source,
-            "recipe": self.recipe,
-            "overrides": self.overrides,
-            "nodes": 1,
-            "nproc": self.nproc,
-            "launcher": "local",
-            "output": str(self.folder),
-            "gate": self.gate,
-        }
-
-
-def check(options: Options) -> None:
-    """Refuse what cannot run before anything is started or written.
-
-    Raises:
-        ConfigError: a name, recipe, key, value or number of processes that cannot be used.
-        EvaluationError: a gate rule that cannot be read.
-    """
-    if not _NAME.fullmatch(options.name):
-        raise ConfigError(
-            f"the name {options.name!r} cannot be a folder's",
-            fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit",
-        )
-    if options.nproc < 1:
-        raise ConfigError(f"--nproc must be 1 or more, not {options.nproc}", fix="use --nproc 1")
-    config = recipes.load(options.recipe, options.overrides)
-    for rule in split_rules(options.gate) or config.evaluation.gate:
-        parse(rule)
 
 
 def run(options: Options) -> int:
@@ -112,6 +47,7 @@ def run(options: Options) -> int:
         record = summary.begin(options.arguments(), options.name)
         _write(folder, record)
         print(f"run {options.name}: recipe {options.recipe}, source {options.source}", flush=True)
+        _warn_of_processes(options.nproc)
         with tempfile.TemporaryDirectory(prefix="kubedet-", ignore_cleanup_errors=True) as temporary:
             follower = Follower(Path(temporary) / "progress.jsonl")
             try:
@@ -122,8 +58,14 @@ def run(options: Options) -> int:
                 raise
         record = summary.complete(record, follower, folder, stopped=stopped)
         _write(folder, record)
-        ending.tell(record, follower, folder)
+        ending.tell(record, follower, folder, again=options.command())
         return ending.exit_code(record)
+
+
+def _warn_of_processes(count: int) -> None:
+    cores = len(os.sched_getaffinity(0))
+    if count > cores:
+        print(f"warning: {count} training processes share {cores} cores", file=sys.stderr, flush=True)
 
 
 def _write(folder: Path, record: dict[str, Any]) -> None:
@@ -153,7 +95,7 @@ def _execute(options: Options, follower: Follower, temporary: Path, lock: int) -
         told = 0
         for line in _timed_lines(process):
             if len(stopped) > told:
-                told = len(stopped)
+                told, follower.stopping = len(stopped), True
                 shown.line(_STOPPING if told == 1 else "killing what still runs")
             if line is not None:
                 log_file.write(line)
@@ -164,7 +106,8 @@ def _execute(options: Options, follower: Follower, temporary: Path, lock: int) -
             follower.read_events()
             shown.tick()
         process.wait()
-        follower.finish(stopped=bool(stopped))
+        follower.stopping = bool(stopped)
+        follower.finish()
     return bool(stopped)
 
 

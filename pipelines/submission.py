@@ -3,20 +3,20 @@
 import json
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from components import jobs, partitions, versions
+from components import jobs, partitions, registry, versions
 from components.launchers import names
-from pipelines import kubeflow
+from pipelines import kubeflow, problems
 from pipelines.compile import compile_pipeline
 from pipelines.graph import DATA_ROOT
 from trainer import recipes, storage
-from trainer.errors import ConfigError, KubedetError
+from trainer.errors import ConfigError
 from trainer.evaluation.gate import parse, split_rules
 
 FILE = "pipeline.yaml"
@@ -55,10 +55,9 @@ class Submission:
             self._partitions,
             self._names,
             self._places,
+            self._registry,
         )
-        problems = [line for check in checks for line in _problems(check)]
-        if problems:
-            raise ConfigError("this cannot be run:\n" + "\n".join(problems), fix="correct these")
+        problems.refuse(checks)
 
     def package(self) -> dict[str, Any]:
         """Return the compiled pipeline in the form that the API takes.
@@ -110,13 +109,17 @@ class Submission:
 
     def _names(self) -> None:
         wrong = []
-        for parameter in ("credentials", "claim"):
+        for parameter in ("credentials", "claim", "signing"):
             try:
                 names.dns_required(self._get(parameter, parameter))
             except ValueError as error:
                 wrong.append(f"{parameter}: {error}")
         if wrong:
             raise ConfigError("\n".join(wrong))
+
+    def _registry(self) -> None:
+        if server := self._get("registry"):
+            registry.check_server(server)
 
     def _places(self) -> None:
         """Refuse folders of the machine that this is typed on: no pod has them."""
@@ -158,18 +161,6 @@ def _looks_otherwise(text: str) -> bool:
             continue
         return True
     return text.lower() in ("true", "false")
-
-
-def _problems(check: Callable[[], None]) -> list[str]:
-    """Return what a check says, a line for each problem."""
-    try:
-        check()
-    except KubedetError as error:
-        lines = error.message.splitlines()
-        if len(lines) > 1 and lines[1].startswith("  "):
-            return lines[1:]  # Below a heading that says no more than ours.
-        return [f"  {line}" for line in lines[:-1]] + [f"  {lines[-1]}{'; ' if error.fix else ''}{error.fix}"]
-    return []
 
 
 def _below(place: str, mounts: list[str]) -> bool:

@@ -89,7 +89,7 @@ def paths(folder: Path, done: set[str]) -> dict[str, str]:
         "tensorboard": ("train", folder / "train" / "tensorboard"),
         "metrics": ("evaluate", folder / "evaluation" / "metrics.json"),
         "report": ("evaluate", folder / "evaluation" / "report.html"),
-        "model": ("export", folder / "model" / "model.onnx"),
+        "model": ("export", folder / "model"),
         "summary": ("", folder / "summary.json"),
         "log": ("", folder / "log.txt"),
     }

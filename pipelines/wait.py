@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from pipelines import SHARED, TITLES
+from pipelines import OPTIONAL, SHARED, TITLES
 from pipelines.kubeflow import Server, Unavailable
 from trainer.errors import LaunchError
 from trainer.log import clock
@@ -15,7 +15,7 @@ PATIENCE = 900.0
 """How long Kubeflow Pipelines may be away before nobody waits any more, in seconds."""
 
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
-_STEPS = SHARED | TITLES
+_STEPS = SHARED | TITLES | OPTIONAL
 _NAMES = _STEPS | {title: title for title in _STEPS.values()} | {"cleanup": "Clean up"}
 
 

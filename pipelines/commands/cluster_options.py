@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 _TEXTS = {
     "data_root": ("URI", "where the data are kept, e.g. s3://bucket/kubedet; with a volume: "
                   "/data/kubedet, unless another path below /data is named"),
-    "source": ("URI", "sample (drawn by the program), coco:URI, voc:URI (default: sample)"),
+    "source": ("URI", "images and boxes: sample (drawn by the program), coco:URI, coco:2017, voc:URI, "
+               "openimages: (default: sample)"),
     "recipe": ("NAME", "see `kubedet recipes` (default: debug)"),
     "gate": ("RULE", "what a model must reach to be exported (default: the recipe's)"),
     "launcher": ("NAME", "kubernetes (a PyTorchJob) or local (in the step's own pod) (default: kubernetes)"),
@@ -21,6 +22,9 @@ _TEXTS = {
     "output": ("URI", "folder of the run (default: <data-root>/runs/<run id>)"),
     "credentials": ("SECRET", "Secret with the object store's keys (default: kubedet-object-store)"),
     "claim": ("PVC", "PersistentVolumeClaim that every pod mounts at /data"),
+    "signing": ("SECRET", "Secret whose private.pem signs the exported model (default: kubedet-signing, if "
+                "there is one)"),
+    "registry": ("URL", "Kubeflow Model Registry that is told of the exported model (default: none)"),
 }  # fmt: skip
 _NUMBERS = {
     "nodes": "machines that train (default: 1)",
@@ -56,12 +60,13 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name}", type=int, metavar="N", help=meaning)
     group.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="change one value of the recipe, e.g. train.lr=0.01; may be given again",
+        help="change one value of the recipe, e.g. train.lr=0.01; may be given again; `kubedet recipes "
+        "--explain` says what there is",
     )  # fmt: skip
     group.add_argument(
         "--job", action="append", default=[], metavar="FIELD=VALUE",
         help="set one further field of the training job, e.g. memory_limit=64Gi or "
-        "network.profile=rdma; may be given again",
+        "network.profile=rdma; may be given again; `kubedet job fields` says what there is",
     )  # fmt: skip
     group.add_argument(
         "--experiment", default="kubedet", metavar="NAME", help="experiment of the runs (default: kubedet)"
@@ -110,6 +115,6 @@ def _job(texts: list[str]) -> dict[str, Any]:
     if problems:
         raise ConfigError(
             "--job cannot be used:\n" + "\n".join(problems),
-            fix="correct these; components/launchers/spec.py says what each field means",
+            fix="correct these; `kubedet job fields` says what each means",
         )
     return tree

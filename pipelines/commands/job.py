@@ -49,6 +49,12 @@ def add(commands: Commands) -> None:
         "--target", default="pytorchjob", metavar="TARGET", help="pytorchjob (default), indexed-job or runai"
     )
     add_specification(render)
+    fields = verbs.add_parser(
+        "fields", help="say what each field of a job means",
+        description="Say what each field of a job means, and its default; * stands for a number.",
+    )  # fmt: skip
+    fields.add_argument("text", nargs="?", default="", metavar="TEXT", help="only those that name it")
+    fields.set_defaults(command=_fields)
     _output(_verb(verbs, "list", _list, "list the jobs of the namespace"))
     _output(_named(_verb(verbs, "status", _status, "tell how a job and its pods are")))
     logs = _named(_verb(verbs, "logs", _logs, "print the log of a job"))
@@ -96,6 +102,14 @@ def _pod_options(parser: CommandParser) -> None:
         "--rank", type=int, default=None, metavar="N", help="the pod of this rank (default: 0)"
     )
     which.add_argument("--pod", default="", metavar="NAME", help="the pod of this name")
+
+
+def _fields(options: argparse.Namespace) -> int:
+    from components.launchers.spec import JobSpec
+    from pipelines.commands.fields import describe
+
+    print(describe(JobSpec, options.text))
+    return 0
 
 
 def _submit(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
+from pipelines.commands.parser import Parser
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _FLAGS = {
 _WHERE = "the job's specification"
 
 
-class CommandParser(argparse.ArgumentParser):
+class CommandParser(Parser):
     """A parser that leaves everything after the first `--` alone, in `options.arguments`.
 
     argparse itself cannot have options between a name and a list of words, and takes a `--`
@@ -101,7 +102,7 @@ def specification(options: argparse.Namespace) -> "JobSpec":
     if problems:
         raise ConfigError(
             "\n".join([f"{_WHERE} cannot be used:", *problems]),
-            fix="correct these; components/launchers/spec.py says what each field means",
+            fix="correct these; `kubedet job fields` says what each means",
         )
     return job
 

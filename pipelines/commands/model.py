@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pipelines.commands import Commands
+from pipelines.commands import Commands, options
 
 if TYPE_CHECKING:
     from trainer.export.bundle import Bundle
@@ -17,22 +17,19 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser("model", help="list, show, verify, promote and lay out exported models")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     root = argparse.ArgumentParser(add_help=False)
-    root.add_argument(
-        "--data-root", default="./data_root", metavar="URI",
-        help="where published models are (default: %(default)s)",
-    )  # fmt: skip
+    options.add_published(root)
     one = argparse.ArgumentParser(add_help=False)
-    one.add_argument("model", metavar="MODEL", help="an exported model's folder, NAME or NAME@VERSION")
+    options.add_model(one)
     _add(actions, "list", _list, "models and their versions", root)
-    _add(actions, "show", _show, "the model card", root, one)
-    verify = _add(actions, "verify", _verify, "compare a model with its checksums and signature", root, one)
+    _add(actions, "show", _show, "the model card", one)
+    verify = _add(actions, "verify", _verify, "compare a model with its checksums and signature", one)
     verify.add_argument("--public-key", default="", metavar="FILE", help="PEM file of the signer's key")
     promote = _add(actions, "promote", _promote, "make a version the current one", root)
     promote.add_argument("name", metavar="NAME")
     promote.add_argument("version", metavar="VERSION")
     rollback = _add(actions, "rollback", _rollback, "go back to the version before the current one", root)
     rollback.add_argument("name", metavar="NAME")
-    layout = _add(actions, "layout", _layout, "write a Triton repository and a KServe service", root, one)
+    layout = _add(actions, "layout", _layout, "write a Triton repository and a KServe service", one)
     layout.add_argument("-o", "--output", required=True, metavar="URI", help="folder to write to")
     layout.add_argument(
         "--format",
@@ -62,16 +59,16 @@ def _add(
     return parser
 
 
-def _list(options: argparse.Namespace) -> int:
+def _list(asked: argparse.Namespace) -> int:
     from trainer.export import models
 
-    names = models.names(options.data_root)
+    names = models.names(asked.data_root)
     if not names:
-        print(f"no models are published under {options.data_root}")
+        print(f"no models are published under {asked.data_root}")
     for name in names:
-        now = models.current(options.data_root, name)
+        now = models.current(asked.data_root, name)
         print(name)
-        for found in models.versions(options.data_root, name):
+        for found in models.versions(asked.data_root, name):
             version = found.uri.rstrip("/").rpartition("/")[2]
             mark = "*" if now and now["version"] == version else " "
             ap = found.metadata["metrics"]["values"].get("coco/AP")
@@ -81,66 +78,66 @@ def _list(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show(options: argparse.Namespace) -> int:
+def _show(asked: argparse.Namespace) -> int:
     from trainer.export import bundle
 
-    found = _load(options)
+    found = _load(asked)
     with found.files([bundle.CARD]) as folder:
         print((folder / bundle.CARD).read_text(), end="")
     print(f"\nIn `{found.uri}`")
     return 0
 
 
-def _verify(options: argparse.Namespace) -> int:
+def _verify(asked: argparse.Namespace) -> int:
     from trainer.export.signing import check_signature
 
-    found = _load(options)
+    found = _load(asked)
     found.check()
     print(f"{found.uri}: {len(found.checksums)} files are as they were written")
-    if options.public_key:
-        check_signature(found, options.public_key)
-        print(f"signed by the key of {options.public_key}")
+    if asked.public_key:
+        check_signature(found, asked.public_key)
+        print(f"signed by the key of {asked.public_key}")
     return 0
 
 
-def _promote(options: argparse.Namespace) -> int:
+def _promote(asked: argparse.Namespace) -> int:
     from trainer.export import models
 
-    now = models.promote(options.data_root, options.name, options.version)
-    print(f"current version of {options.name}: {now['version']}")
+    now = models.promote(asked.data_root, asked.name, asked.version)
+    print(f"current version of {asked.name}: {now['version']}")
     return 0
 
 
-def _rollback(options: argparse.Namespace) -> int:
+def _rollback(asked: argparse.Namespace) -> int:
     from trainer.export import models
 
-    now = models.rollback(options.data_root, options.name)
-    print(f"current version of {options.name}: {now['version']}")
+    now = models.rollback(asked.data_root, asked.name)
+    print(f"current version of {asked.name}: {now['version']}")
     return 0
 
 
-def _layout(options: argparse.Namespace) -> int:
+def _layout(asked: argparse.Namespace) -> int:
     import yaml
 
     from trainer import storage
     from trainer.export.serving import kserve_service, write_triton
 
-    found = _load(options)
-    repository = storage.join(options.output, "triton")
-    written = write_triton(found, repository, kind=options.kind, max_batch=options.max_batch)
+    found = _load(asked)
+    repository = storage.join(asked.output, "triton")
+    written = write_triton(found, repository, kind=asked.kind, max_batch=asked.max_batch)
     print(f"Triton: {written}")
-    place = options.storage_uri or ("" if storage.is_local(repository) else repository)
+    place = asked.storage_uri or ("" if storage.is_local(repository) else repository)
     if not place:
         print("KServe: not written; give --storage-uri, the bucket or volume that will hold triton/")
         return 0
-    service = kserve_service(found.metadata, place, options.service_account)
-    uri = storage.join(options.output, "kserve.yaml")
+    service = kserve_service(found.metadata, place, asked.service_account)
+    uri = storage.join(asked.output, "kserve.yaml")
     storage.write_bytes(uri, yaml.safe_dump(service, sort_keys=False).encode())
     print(f"KServe: {uri}")
     return 0
 
 
-def _load(options: argparse.Namespace) -> Bundle:
+def _load(asked: argparse.Namespace) -> Bundle:
     from trainer.export import bundle, models
 
-    return bundle.load(models.resolve(options.model, options.data_root))
+    return bundle.load(models.resolve(asked.model, asked.data_root))

@@ -1,11 +1,13 @@
 """`kubedet predict`: look at what an exported model finds in images."""
 
 import argparse
+import glob
 import json
 import os
 from pathlib import Path
 
 from pipelines.commands import Commands
+from pipelines.commands.options import add_model, add_runtime
 from trainer.errors import ConfigError, KubedetError
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
@@ -21,27 +23,16 @@ def add(commands: Commands) -> None:
         "detections.json with all of them. Exit code: 0; 2 where an image or the model cannot be used "
         "(the other images are done nevertheless).",
     )
+    add_model(parser)
     parser.add_argument(
-        "model", metavar="MODEL",
-        help="an exported model's folder (RUN/model, also on s3://), or NAME or NAME@VERSION of a "
-        "published one",
+        "images", nargs="+", metavar="IMAGES",
+        help="image files, folders whose images are taken, or patterns such as 'images/*.jpg'",
     )  # fmt: skip
-    parser.add_argument(
-        "images", nargs="+", metavar="IMAGES", help="image files, or folders whose images are taken"
-    )
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder for the results")
     parser.add_argument(
         "--score", type=float, default=0.3, metavar="S", help="least score (default: %(default)s)"
     )
-    parser.add_argument(
-        "--format", default="", metavar="F", dest="kind",
-        help="format of the model to run: onnx, openvino, onnx-int8, torch-export (default: the first there "
-        "is)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--data-root", default="./data_root", metavar="URI",
-        help="where published models are (default: %(default)s)",
-    )  # fmt: skip
+    add_runtime(parser)
     parser.set_defaults(command=_predict)
 
 
@@ -85,9 +76,16 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _images(given: list[str]) -> list[Path]:
-    """Files as they are named, folders as the images in them."""
+    """Files as they are named, folders as the images in them, patterns as what they match."""
     paths: list[Path] = []
-    for each in map(Path, given):
+    for text in given:
+        each = Path(text)
+        if glob.has_magic(text) and not each.exists():
+            matches = sorted(map(Path, glob.glob(text, recursive=True)))
+            if not matches:
+                raise ConfigError(f"no file matches the pattern {text}", fix="check it with `ls`")
+            paths += [path for path in matches if path.is_file()]
+            continue
         if not each.is_dir():
             paths.append(each)
             continue

@@ -1,19 +1,37 @@
 """`kubedet recipes`: the named configurations."""
 
 import argparse
+from dataclasses import asdict
 
 from pipelines.commands import Commands
 from trainer import configuration, recipes
+from trainer.config import Config
 
 
 def add(commands: Commands) -> None:
     """Declare the command."""
-    parser = commands.add_parser("recipes", help="list the named configurations")
+    parser = commands.add_parser(
+        "recipes",
+        help="list the named configurations, and what their keys mean",
+        description="List the named configurations; a run takes one (--recipe) and changes single keys of it "
+        "(--set).",
+    )
     parser.add_argument("--show", metavar="NAME", help="print one with all its keys, as JSON")
+    parser.add_argument(
+        "--explain", nargs="?", const="", metavar="TEXT",
+        help="say what each key means, or each that names TEXT, e.g. train. or anchor; with the values of "
+        "--show NAME, or the defaults",
+    )  # fmt: skip
     parser.set_defaults(command=_recipes)
 
 
 def _recipes(options: argparse.Namespace) -> int:
+    if options.explain is not None:
+        from pipelines.commands.fields import describe
+
+        values = asdict(recipes.load(options.show)) if options.show else None
+        print(describe(Config, options.explain, values))
+        return 0
     if options.show:
         print(configuration.to_json(recipes.load(options.show)), end="")
         return 0

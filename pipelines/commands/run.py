@@ -2,6 +2,7 @@
 
 import argparse
 from datetime import datetime
+from pathlib import Path
 
 from pipelines.commands import Commands
 from pipelines.commands.options import add_training
@@ -18,7 +19,10 @@ def add(commands: Commands) -> None:
         "export back; 2 for a mistake in what was asked or given; 143 when stopped; 1 otherwise.",
     )
     add_training(parser)
-    parser.add_argument("--nproc", type=int, default=2, metavar="N", help="training processes (default: 2)")
+    parser.add_argument(
+        "--nproc", type=int, metavar="N",
+        help="training processes (default: one for each GPU; 2 without GPUs)",
+    )  # fmt: skip
     parser.add_argument(
         "--data-root", default="./data_root", metavar="URI", help="where data is kept (default: %(default)s)"
     )
@@ -31,7 +35,8 @@ def add(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from pipelines.run import Options, run
+    from pipelines.options import Options
+    from pipelines.run import run
 
     return run(
         Options(
@@ -39,10 +44,18 @@ def _run(options: argparse.Namespace) -> int:
             source=options.source,
             recipe=options.recipe,
             overrides=parse_overrides(options.overrides),
-            nproc=options.nproc,
+            nproc=_processes() if options.nproc is None else options.nproc,
             data_root=options.data_root,
             output=options.output,
             gate=options.gate,
             verbose=options.verbose,
         )
     )
+
+
+def _processes() -> int:
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return 2  # Without importing torch, which takes seconds: the steps do that.
+    import torch
+
+    return torch.cuda.device_count() or 2

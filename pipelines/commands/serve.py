@@ -3,6 +3,7 @@
 import argparse
 
 from pipelines.commands import Commands
+from pipelines.commands.options import add_model, add_runtime
 from trainer.errors import ConfigError
 
 
@@ -15,16 +16,10 @@ def add(commands: Commands) -> None:
         "on it, and the Open Inference Protocol v2 that clients of KServe and Triton speak. It is for trying "
         "a model, not for production: see `kubedet model layout` for that.",
     )
-    parser.add_argument("model", metavar="MODEL", help="an exported model's folder, NAME or NAME@VERSION")
+    add_model(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8080, help="port; 0 is any (default: %(default)s)")
-    parser.add_argument(
-        "--format", default="", dest="kind", metavar="F", help="format to run (default: the first there is)"
-    )
-    parser.add_argument(
-        "--data-root", default="./data_root", metavar="URI",
-        help="where published models are (default: %(default)s)",
-    )  # fmt: skip
+    add_runtime(parser)
     parser.set_defaults(command=_serve)
 
 

@@ -7,13 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from components import cleanup, download, evaluate, export, fetch, gate, plan, shard, steps, train, write
+from components import (
+    cleanup,
+    download,
+    evaluate,
+    export,
+    fetch,
+    gate,
+    plan,
+    register,
+    shard,
+    steps,
+    train,
+    write,
+)
 from components.images import COMPONENT_IMAGE
 from trainer.errors import DataError
 
 COMPONENTS = [
     module.__dict__[module.__name__.split(".")[-1]]
-    for module in (plan, fetch, download, write, shard, train, evaluate, gate, export, cleanup)
+    for module in (plan, fetch, download, write, shard, train, evaluate, gate, export, register, cleanup)
 ]
 
 

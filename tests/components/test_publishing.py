@@ -32,8 +32,8 @@ def exports(monkeypatch, tmp_path):
     asked = []
 
     def write(version):
-        def export(checkpoint, shards, output, config, *, evaluation_uri):
-            asked.append((checkpoint, shards, output, evaluation_uri))
+        def export(checkpoint, shards, output, config, *, evaluation_uri, signing_key):
+            asked.append((checkpoint, shards, output, evaluation_uri, signing_key))
             if version == "bad":
                 raise ExportError("the exported model differs")
             made = make_bundle(tmp_path / version, version=version)
@@ -48,9 +48,10 @@ def exports(monkeypatch, tmp_path):
 
 def test_it_publishes_under_the_shards_data_root(trained, exports, tmp_path):
     asked = exports("v1")
-    made = export_and_publish(trained)
+    made = export_and_publish(trained, "/keys/private.pem")
     run = tmp_path / "run"
-    assert asked == [("best.pt", trained["shards"], str(run / "model"), str(run / "evaluation"))]
+    places = (trained["shards"], str(run / "model"), str(run / "evaluation"))
+    assert asked == [("best.pt", *places, "/keys/private.pem")]
     assert made["kind"] == "exported model" and made["version"] == 1 and made["model_version"] == "v1"
     assert made["model"] == str(tmp_path / "data_root" / "models" / "pets" / "v1")
     assert json.loads((tmp_path / "data_root/models/pets/current").read_text())["model"] == made["model"]
@@ -74,5 +75,5 @@ def test_a_name_that_is_none_is_refused_before_any_work(trained, exports, tmp_pa
     assert not asked
 
 
-def test_the_component_takes_the_model_alone():
-    assert set(component.component_spec.inputs) == {"model"}
+def test_the_component_takes_the_model_and_the_name_of_a_secret():
+    assert set(component.component_spec.inputs) == {"model", "signing"}

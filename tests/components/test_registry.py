@@ -6,7 +6,6 @@ import pytest
 from bundles import make_bundle
 from registry_server import RegistryServer
 
-from components.register import register
 from components.registry import register_model
 from trainer.errors import ConfigError, ExportError, StorageError
 
@@ -104,7 +103,3 @@ def test_a_damaged_bundle_is_not_registered(server, exported, tmp_path):
     with pytest.raises(StorageError, match="model_metadata"):
         register_model(exported, server.url, "")
     assert not server.calls
-
-
-def test_the_component_is_thin():
-    assert register.component_spec.implementation.container.image

@@ -7,15 +7,16 @@ import pytest
 import yaml
 
 from components.images import COMPONENT_IMAGE
+from components.signing import FOLDER
 from components.stores import SECRET_KEYS
-from pipelines import SHARED, TITLES
+from pipelines import OPTIONAL, SHARED, TITLES
 from pipelines.compile import compile_pipeline
 from pipelines.local import for_this_machine
 from trainer.errors import StorageError
 
 PARAMETERS = {
     "data_root", "source", "recipe", "overrides", "gate", "launcher", "nodes", "nproc", "gpus", "image",
-    "job", "output", "credentials", "data_version", "partitions",
+    "job", "output", "credentials", "data_version", "partitions", "signing", "registry",
 }  # fmt: skip
 FORMS = pytest.mark.parametrize("compiled", ["bucket", "volume"], indirect=True)
 
@@ -52,6 +53,22 @@ def pods(compiled):
     return compiled[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
 
 
+def holders(spec, name):
+    """Conditional tasks around a task, the innermost first."""
+    holding = {
+        inner: task
+        for task in tasks(spec).values()
+        for inner in spec["components"][task["componentRef"]["name"]].get("dag", {}).get("tasks", {})
+        if "condition" in task.get("triggerPolicy", {})
+    }
+    names = {id(task): name for name, task in tasks(spec).items()}
+    found = []
+    while name in holding:
+        found.append(holding[name])
+        name = names[id(holding[name])]
+    return found
+
+
 def test_the_form_for_a_bucket_requires_a_data_root(spec):
     parameters = spec["root"]["inputDefinitions"]["parameters"]
     assert set(parameters) == PARAMETERS
@@ -71,8 +88,8 @@ def test_the_form_for_a_volume_requires_a_claim(spec):
 def test_every_step_has_image_title_resources_retries_and_no_cache(spec):
     executors = spec["deploymentSpec"]["executors"]
     found = tasks(spec)
-    assert set(executors) == {f"exec-{name}" for name in (*TITLES, *SHARED, "cleanup")}
-    for name, title in (TITLES | SHARED | {"cleanup": "Clean up"}).items():
+    assert set(executors) == {f"exec-{name}" for name in (*TITLES, *SHARED, *OPTIONAL, "cleanup")}
+    for name, title in (TITLES | SHARED | OPTIONAL | {"cleanup": "Clean up"}).items():
         assert found[name]["taskInfo"]["name"] == title
         assert found[name]["retryPolicy"]["maxRetryCount"] >= 1
         assert not found[name].get("cachingOptions", {}).get("enableCache")
@@ -86,12 +103,21 @@ def test_every_step_has_image_title_resources_retries_and_no_cache(spec):
 
 @FORMS
 def test_every_step_reads_keys_from_the_secret_that_the_run_names(compiled):
-    assert set(pods(compiled)) == {f"exec-{name}" for name in TITLES | SHARED}
+    assert set(pods(compiled)) == {f"exec-{name}" for name in TITLES | SHARED | OPTIONAL}
     for pod in pods(compiled).values():
         (secret,) = pod["secretAsEnv"]
         assert secret["optional"] is True
         assert secret["secretNameParameter"] == {"componentInputParameter": "pipelinechannel--credentials"}
         assert {pair["secretKey"]: pair["envVar"] for pair in secret["keyToEnv"]} == SECRET_KEYS
+
+
+@FORMS
+def test_only_the_export_mounts_the_key_that_the_run_names(compiled):
+    mounts = {name: pod["secretAsVolume"] for name, pod in pods(compiled).items() if "secretAsVolume" in pod}
+    ((mount,),) = mounts.values()
+    assert set(mounts) == {"exec-export"}
+    assert mount["mountPath"] == FOLDER and mount["optional"] is True
+    assert mount["secretNameParameter"] == {"componentInputParameter": "pipelinechannel--signing"}
 
 
 def test_the_form_for_a_bucket_mounts_nothing(compiled):
@@ -116,6 +142,7 @@ def test_names_of_secret_and_claim_reach_every_graph_that_holds_a_step(compiled)
             pod = pods(compiled).get(task["componentRef"]["name"].replace("comp-", "exec-"), {})
             named = [secret["secretNameParameter"] for secret in pod.get("secretAsEnv", [])]
             named += [mount["pvcNameParameter"] for mount in pod.get("pvcMount", [])]
+            named += [mount["secretNameParameter"] for mount in pod.get("secretAsVolume", [])]
             for name in named:
                 assert name["componentInputParameter"] in graph["inputDefinitions"]["parameters"]
 
@@ -139,12 +166,18 @@ def test_a_clean_up_follows_however_the_steps_end(spec):
 
 
 def test_only_a_pass_exports(spec):
-    (condition,) = [
-        task
-        for task in tasks(spec).values()
-        if "triggerPolicy" in task and "condition" in task["triggerPolicy"]
-    ]
-    assert "'pass'" in condition["triggerPolicy"]["condition"]
+    (condition,) = [of["triggerPolicy"]["condition"] for of in holders(spec, "export")]
+    assert "'pass'" in condition
+
+
+def test_only_a_run_that_names_a_registry_registers_and_after_the_export(spec):
+    inner, outer = holders(spec, "register")
+    assert inner["triggerPolicy"]["condition"].endswith("['pipelinechannel--registry'] != ''")
+    assert "'pass'" in outer["triggerPolicy"]["condition"]
+    assert inner["dependentTasks"] == ["export"]
+    given = tasks(spec)["register"]["inputs"]["parameters"]
+    assert given["server"] == {"componentInputParameter": "pipelinechannel--registry"}
+    assert given["run_id"] == {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
 
 
 def test_no_secret_and_no_path_of_this_machine(folder, monkeypatch):
@@ -157,7 +190,7 @@ def test_no_secret_and_no_path_of_this_machine(folder, monkeypatch):
             assert word not in text
     # The names of variables and of keys in a Secret stand beside each other, and nowhere else.
     (first, _) = yaml.safe_load_all(text)
-    assert "SECRET" not in yaml.safe_dump(first).upper().replace("SECRET WITH THE OBJECT STORE", "")
+    assert not [name for name in (*SECRET_KEYS, *SECRET_KEYS.values()) if name in yaml.safe_dump(first)]
 
 
 def test_the_image_can_be_another_registrys(tmp_path):

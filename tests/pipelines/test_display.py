@@ -91,6 +91,25 @@ def test_a_step_that_was_cut_off_has_failed(run):
     assert run.failed is run.steps["train"] and not run.failed.message
 
 
+def test_a_step_that_ends_because_the_run_was_stopped_has_not_failed(run, capsys):
+    with PlainDisplay(run) as display:
+        run.feed(BEGINS.format("train"))
+        display.tick()
+        run.stopping = True
+        run.feed(ENDS.format("ERROR", "train", "FAILURE"))
+        display.tick()
+        run.finish()
+    assert capsys.readouterr().out.splitlines() == ["Train ...", "Train: stopped in 0:00"]
+
+
+def test_after_a_failure_the_steps_that_never_began_are_not_told(run, capsys):
+    with PlainDisplay(run) as display:
+        step(run, "download", ok=False)
+        display.tick()
+        run.finish()
+    assert capsys.readouterr().out.splitlines() == ["Download images: failed in 0:00"]
+
+
 def test_an_export_that_the_gate_held_back_says_so(run):
     for name in list(TITLES)[:-1]:
         step(run, name)

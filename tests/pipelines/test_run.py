@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -43,6 +44,8 @@ SOURCE = ["--source", "sample:images=24,seed=5,size=96"]
         (["--nproc", "0"], "--nproc"),
         (["--gate", "coco/AP50 is good"], "coco/AP50 is good"),
         (["--set", 'evaluation.gate=["coco/AP > high"]'], "coco/AP > high"),
+        (["--source", "coco:/nonexistent"], "/nonexistent does not exist"),
+        (["--source", "yolo:here"], "unknown kind 'yolo'"),
     ],
 )
 def test_mistakes_are_refused_before_anything_starts(arguments, said, tmp_path):
@@ -77,7 +80,7 @@ def test_the_whole_pipeline(tmp_path):
         assert os.path.exists(path), path
         assert os.path.relpath(path) in done.stdout or path in done.stdout
     assert "AP50" in done.stdout and "gate: passed" in done.stdout
-    inputs = onnxruntime.InferenceSession(summary["paths"]["model"]).get_inputs()
+    inputs = onnxruntime.InferenceSession(f"{summary['paths']['model']}/model.onnx").get_inputs()
     assert inputs[0].shape[1:] == [3, 96, 96]
     # The same file runs on a cluster; and a second run finds its data.
     assert (folder / "pipeline.yaml").exists()
@@ -92,10 +95,14 @@ def test_the_whole_pipeline(tmp_path):
 
 @pytest.mark.slow
 def test_a_failing_step_fails_the_run_and_says_why(tmp_path):
-    done = kubedet("run", "--name", "bad", "--source", "coco:/nonexistent", *settings(tmp_path, TINY))
+    annotations = tmp_path / "set" / "annotations" / "instances_train.json"
+    annotations.parent.mkdir(parents=True)
+    annotations.write_text('{"images": [')
+    done = kubedet("run", "--name", "bad", "--source", f"coco:{tmp_path}/set", *settings(tmp_path, TINY))
     assert done.returncode == 2
-    assert "error in step download" in done.stderr and "/nonexistent" in done.stderr
+    assert "error in step download" in done.stderr and str(annotations) in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+    assert "Download images: failed" in done.stdout and "Train" not in done.stdout
     summary = json.loads((tmp_path / "runs" / "bad" / "summary.json").read_text())
     assert summary["status"] == "failed" and summary["error"]["step"] == "download"
 
@@ -165,8 +172,10 @@ def test_stopped_and_continued(tmp_path):
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 143, output
-    assert "go on with the same command" in output and "Traceback" not in output
-    done = kubedet("run", *options)
+    assert "Train: stopped" in output and "failed" not in output and "Traceback" not in output
+    again = shlex.split(output.splitlines()[-1])
+    assert output.splitlines()[-2] == "interrupted in step train; to go on with it:" and again[0] == "kubedet"
+    done = kubedet(*again[1:])
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "runs" / "stopped" / "summary.json").read_text())
     assert summary["training"]["resumed_from"] > 0

@@ -19,7 +19,7 @@ def test_what_can_be_run_passes():
     asked(
         recipe="coco_r50", overrides={"train.epochs": 3}, gate="coco/AP50 >= 0.3", nodes=2, gpus=8,
         job={"memory_limit": "64Gi"}, claim="sets", output="/data/runs/a", source="coco:/data/coco",
-        data_version="[[ScheduledTime]]",
+        data_version="[[ScheduledTime]]", signing="keys", registry="https://registry.example",
     ).check()  # fmt: skip
     Submission("a", "b", {"claim": "sets"}).check()
     asked(launcher="local", nproc=2, source="https://host/annotations.json").check()
@@ -40,6 +40,8 @@ def test_what_can_be_run_passes():
         ({"data_version": "a/b"}, "data_version 'a/b' cannot be a name"),
         ({"credentials": "A_B"}, "credentials: "),
         ({"claim": "my claim"}, "claim: "),
+        ({"signing": "My_key"}, "signing: "),
+        ({"registry": "registry:8080"}, "the model registry 'registry:8080' is no URL"),
         ({"data_root": ""}, "data_root: is missing"),
         ({"data_root": "./data"}, "data_root: no pod finds ./data: use a bucket, or a volume"),
         ({"data_root": "/home/me", "claim": "sets"}, "use a bucket or a path below /data"),

@@ -33,8 +33,9 @@ _LOG = logging.getLogger("export")
 
 
 def export(
-    checkpoint_uri: str, shards_uri: str, output_uri: str, config: Config, *, evaluation_uri: str = ""
-) -> dict[str, Any]:
+    checkpoint_uri: str, shards_uri: str, output_uri: str, config: Config, *,
+    evaluation_uri: str = "", signing_key: str = "",
+) -> dict[str, Any]:  # fmt: skip
     """Write a bundle (see `bundle`) of the formats in config.export.
 
     Everything is made and checked in a temporary folder first.
@@ -46,19 +47,24 @@ def export(
         output_uri: folder to publish to.
         config: the export section.
         evaluation_uri: folder of the run's evaluation, whose metrics.json is told; "" is none.
+        signing_key: path of the PEM file that signs the bundle; "" takes the one that the
+            environment variable KUBEDET_SIGNING_KEY names, and without that signs nothing.
 
     Returns:
         model (the bundle's URI), name, model_version, files (name -> URI), bytes (name -> size),
         formats (name -> check), metrics and fingerprint.
 
     Raises:
-        ExportError: a format cannot be made here, the checkpoint's classes are not the shards', or
-            an exported model does not match the trained one; nothing is published.
+        ExportError: a format cannot be made here, the key cannot sign, the checkpoint's classes are
+            not the shards', or an exported model does not match the trained one; nothing is published.
         CheckpointError: the checkpoint cannot be read.
         StorageError: the target cannot be written; said before any work.
     """
     names = list(dict.fromkeys(config.export.formats))
     check_formats(names)
+    key = signing_key or os.environ.get(SIGNING_KEY, "")
+    if key:
+        signing.check_key(key)
     _check_writable(output_uri)
     detector, meta = checkpoint.load_model(checkpoint_uri)
     dataset = _check_set(shards_uri)
@@ -77,7 +83,7 @@ def export(
         _tell(checks)
         scored = _scored(evaluation_uri)
         described = _metadata(detector, meta, config, checkpoint_uri, scored, checks, made, maker.graph.rows)
-        _complete(made, described)
+        _complete(made, described, key)
         bundle.publish(made, output_uri)
         files = sorted(path.name for path in made.iterdir())
         sizes = {each: (made / each).stat().st_size for each in files}
@@ -93,15 +99,15 @@ def export(
     }
 
 
-def _complete(made: Path, described: dict[str, Any]) -> None:
+def _complete(made: Path, described: dict[str, Any], key: str) -> None:
     """Add what describes the model, the list of checksums, and the signature where there is a key."""
     (made / bundle.METADATA).write_text(json.dumps(described, indent=2, ensure_ascii=False) + "\n")
     (made / bundle.CARD).write_text(model_card(described))
     sbom.write_sbom(made, made / bundle.SBOM, described["name"], described["model_version"])
     bundle.seal(made)
-    key = os.environ.get(SIGNING_KEY)
     if key:
         signing.sign(made, key)
+        _LOG.info("signed")
 
 
 def _check_writable(uri: str) -> None:

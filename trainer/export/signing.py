@@ -9,6 +9,22 @@ from trainer.export import bundle
 from trainer.export.bundle import Bundle
 
 
+def check_key(private_key: str) -> None:
+    """Refuse a key that cannot sign: better before minutes of work than after them.
+
+    Args:
+        private_key: path of a PEM file.
+
+    Raises:
+        ExportError: the package is missing, or the key cannot be used.
+    """
+    signing = _module("signing")
+    try:
+        signing.Config().use_elliptic_key_signer(private_key=private_key)
+    except Exception as error:  # the package has no common error of its own
+        raise _unusable(private_key, error) from None
+
+
 def sign(folder: Path, private_key: str) -> None:
     """Write model.sig over all files of a sealed folder.
 
@@ -24,11 +40,7 @@ def sign(folder: Path, private_key: str) -> None:
         config = signing.Config().use_elliptic_key_signer(private_key=private_key)
         config.set_hashing_config(_hashing(folder)).sign(folder, folder / bundle.SIGNATURE)
     except Exception as error:  # the package has no common error of its own
-        raise ExportError(
-            f"the bundle cannot be signed with {private_key}: {_reason(error)}",
-            fix="give an unencrypted PEM file of an elliptic-curve private key "
-            "(openssl ecparam -name prime256v1 -genkey -noout)",
-        ) from None
+        raise _unusable(private_key, error) from None
 
 
 def check_signature(source: Bundle, public_key: str) -> None:
@@ -57,6 +69,14 @@ def check_signature(source: Bundle, public_key: str) -> None:
                 f"the signature of {source.uri} does not fit {public_key}: {_reason(error)}",
                 fix="check that the key is the signer's; do not use this model",
             ) from None
+
+
+def _unusable(private_key: str, error: Exception) -> ExportError:
+    return ExportError(
+        f"the bundle cannot be signed with {private_key}: {_reason(error)}",
+        fix="give an unencrypted PEM file of an elliptic-curve private key "
+        "(openssl ecparam -name prime256v1 -genkey -noout)",
+    )
 
 
 def _module(name: str) -> Any:

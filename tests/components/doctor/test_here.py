@@ -1,6 +1,10 @@
 """What `kubedet run` needs of this machine."""
 
+import os
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from components.doctor import here
 from trainer.doctor import Needs
@@ -33,4 +37,32 @@ def test_a_missing_package_names_the_extra_that_has_it(monkeypatch, absent, fix)
     found = list(here.check(Needs()))
     assert found[0].state == "missing"
     assert found[0].fix == fix
-    assert (len(found) == 1) is ("torch" in absent)
+    assert ("shared memory" in {check.title for check in found}) is ("torch" not in absent)
+
+
+def test_versions_cores_memory_and_space_are_told(tmp_path):
+    found = {check.title: check for check in here.check(Needs(output=str(tmp_path / "not" / "there")))}
+    assert f"torch {torch.__version__.partition('+')[0]}" in found["packages"].detail
+    assert found["machine"].detail.startswith(f"{len(os.sched_getaffinity(0))} cores, ")
+    assert found["disk"].detail.endswith(f" GiB free at {tmp_path}")
+
+
+def test_no_gpu_is_no_fault_where_none_is_asked_for():
+    (gpus,) = (check for check in here.check(Needs()) if check.title == "GPUs")
+    assert gpus.state == "ok"
+    assert gpus.fix == "" and (torch.cuda.is_available() or "training is on the CPU" in gpus.detail)
+
+
+@pytest.mark.parametrize(("kib", "state"), [(8 * 2**20, "ok"), (2**20, "warning")])
+def test_little_memory_is_a_warning(tmp_path, kib, state):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable: {kib} kB\n")
+    (machine,) = (check for check in here.check(Needs(), tmp_path) if check.title == "machine")
+    assert machine.state == state and f"{kib / 2**20:.1f} GiB" in machine.detail
+    assert bool(machine.fix) is (state == "warning")
+
+
+def test_a_full_disk_is_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(here.shutil, "disk_usage", lambda place: SimpleNamespace(free=2**20))
+    (disk,) = (check for check in here.check(Needs(output=str(tmp_path))) if check.title == "disk")
+    assert disk.state == "warning" and str(tmp_path) in disk.detail and "--output" in disk.fix

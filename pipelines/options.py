@@ -1,0 +1,101 @@
+"""What `kubedet run` is asked to do, and whether that can be done."""
+
+import json
+import re
+import shlex
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipelines import ending, problems
+from trainer import recipes, storage
+from trainer.configuration import parse_value
+from trainer.data import sources
+from trainer.errors import ConfigError
+from trainer.evaluation.gate import parse, split_rules
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `kubedet run` was asked for."""
+
+    name: str
+    """Name of the run and of its folder."""
+    source: str = "sample"
+    """Where the images come from."""
+    recipe: str = "debug"
+    """Name of the configuration."""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Dotted configuration keys and their values."""
+    nproc: int = 2
+    """Training processes."""
+    data_root: str = "./data_root"
+    """URI under which data is kept."""
+    output: str = "./runs"
+    """Folder that receives the run's folder."""
+    gate: str = ""
+    """Rules for the export; empty takes the recipe's."""
+    verbose: bool = False
+    """Show the local runner's own log too."""
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, absolute."""
+        return Path(self.output).absolute() / self.name
+
+    def command(self) -> str:
+        """Return the command line that starts this run, or goes on with it."""
+        words = [ending.program(), "run", "--name", self.name]
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name not in ("name", "overrides", "verbose") and value != item.default:
+                words += [f"--{item.name.replace('_', '-')}", str(value)]
+        for key, value in self.overrides.items():
+            plain = isinstance(value, str) and parse_value(value) == value
+            words += ["--set", f"{key}={value if plain else json.dumps(value)}"]
+        return shlex.join(words)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the pipeline's parameters."""
+        return {
+            "data_root": storage.absolute(self.data_root),
+            "source": self.source,
+            "recipe": self.recipe,
+            "overrides": self.overrides,
+            "nodes": 1,
+            "nproc": self.nproc,
+            "launcher": "local",
+            "output": str(self.folder),
+            "gate": self.gate,
+        }
+
+
+def check(options: Options) -> None:
+    """Refuse what cannot run before anything is started or written.
+
+    Raises:
+        ConfigError: naming every name, source, recipe, key, value, rule and number that cannot be used.
+    """
+
+    def name() -> None:
+        if not _NAME.fullmatch(options.name):
+            raise ConfigError(
+                f"the name {options.name!r} cannot be a folder's",
+                fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit",
+            )
+
+    def processes() -> None:
+        if options.nproc < 1:
+            raise ConfigError(f"--nproc must be 1 or more, not {options.nproc}", fix="use --nproc 1")
+
+    def gate_of_recipe() -> None:
+        config = recipes.load(options.recipe, options.overrides)
+        for rule in [] if options.gate else config.evaluation.gate:
+            parse(rule)
+
+    rules = (partial(parse, rule) for rule in split_rules(options.gate))
+    source = partial(sources.parse, options.source)
+    problems.refuse([name, processes, source, gate_of_recipe, *rules])

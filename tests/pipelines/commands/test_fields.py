@@ -1,0 +1,58 @@
+"""What keys and fields mean is told without a look into the code."""
+
+import re
+from dataclasses import asdict
+
+import pytest
+
+from components.launchers.spec import JobSpec
+from pipelines.commands import fields
+from pipelines.commands.fields import describe
+from trainer import recipes
+from trainer.config import Config
+
+
+def leaves(tree, prefix=""):
+    for name, value in tree.items():
+        yield from leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name]
+
+
+def test_every_key_of_a_recipe_has_a_meaning(kubedet):
+    code, out, _ = kubedet("recipes", "--explain")
+    assert code == 0
+    paragraphs = re.findall(r"^(\S+) = .*\n((?:    .+\n)+)", out, re.MULTILINE)
+    assert [name for name, _ in paragraphs] == list(leaves(asdict(recipes.load("debug"))))
+
+
+def test_every_field_of_a_job_has_a_meaning(kubedet):
+    code, out, _ = kubedet("job", "fields")
+    assert code == 0
+    found = re.findall(r"^(\S+) = (.*)\n    (\S.*)", out, re.MULTILINE)
+    names = {name: value for name, value, _ in found}
+    assert len(names) == len(re.findall(r"^\S", out, re.MULTILINE))
+    tops = {name.partition(".")[0] for name in names}
+    assert tops == set(JobSpec.__pydantic_fields__)
+    expected = {"command": "(required)", "nodes": "1", "shared_memory": "8Gi", "run_as_non_root": "true",
+                "mounts.*.path": "(required)", "elastic.min_nodes": "1", "network.profile": "default",
+                "ttl": "86400", "run_as_user": "null", "env": "{}", "capabilities": "[]"}  # fmt: skip
+    assert expected.items() <= names.items()
+
+
+def test_the_values_are_those_of_the_recipe(kubedet):
+    _, defaults, _ = kubedet("recipes", "--explain", "train.epochs")
+    _, shown, _ = kubedet("recipes", "--explain", "train.epochs", "--show", "small")
+    assert (defaults.splitlines()[0], shown.splitlines()[0]) == ("train.epochs = 26", "train.epochs = 45")
+
+
+def test_what_is_looked_for_is_found_in_names_and_meanings(kubedet):
+    code, out, _ = kubedet("recipes", "--explain", "WARM-UP")
+    assert code == 0 and "train.warmup_steps = " in out and "train.schedule = " in out and "hue" not in out
+    code, _, error = kubedet("job", "fields", "zebra")
+    assert code == 2 and "no field holds 'zebra'" in error
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_lines_fit_the_terminal(width, monkeypatch):
+    monkeypatch.setattr(fields.shutil, "get_terminal_size", lambda: type("Size", (), {"columns": width}))
+    lines = [line for line in describe(Config).splitlines() if line.startswith(" ")]
+    assert max(map(len, lines)) <= min(width, 110) and len(lines) > 90

@@ -1,0 +1,49 @@
+"""Mistakes on the command line: the usage of the command that is wrong, and what was perhaps meant."""
+
+import pytest
+
+from pipelines import cli
+
+
+def said(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "usage", "guess"),
+    [
+        (["runn"], "kubedet [-h]", "run"),
+        (["run", "--sorce", "x"], "kubedet run ", "--source"),
+        (["run", "--sorce=x"], "kubedet run ", "--source"),
+        (["job", "submitt"], "kubedet job ", "submit"),
+        (["job", "submit", "--imge", "x", "--", "echo"], "kubedet job submit ", "--image"),
+        (["data", "inspect", "x", "-o", "jsn"], "kubedet data inspect ", "json"),
+    ],
+)
+def test_a_slip_is_recognised(words, usage, guess, capsys):
+    text = said(capsys, *words)
+    assert text.startswith(f"usage: {usage}")
+    assert text.endswith(f"\n  fix: did you mean {guess}?\n")
+
+
+@pytest.mark.parametrize("words", [["run", "extra"], ["run", "--zzz"], ["zzz"]])
+def test_nothing_is_made_up(words, capsys):
+    text = said(capsys, *words)
+    assert "did you mean" not in text and words[-1] in text
+
+
+def test_an_abbreviation_is_no_option(capsys):
+    assert "unrecognized arguments: --sour x" in said(capsys, "run", "--sour", "x")
+
+
+@pytest.mark.parametrize("words", [[], ["job"], ["data"], ["model"]])
+def test_a_command_alone_tells_what_there_is(words, capsys):
+    text = said(capsys, *words)
+    assert "positional arguments:" in text and "error" not in text
+
+
+def test_a_missing_argument_is_named(capsys):
+    assert "required: URI" in said(capsys, "data", "inspect")

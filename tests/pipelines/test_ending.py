@@ -1,0 +1,79 @@
+"""The last words of a run: what came out, where it is, and what to do next."""
+
+import json
+
+import pytest
+
+from pipelines import ending
+from pipelines.follow import Follower
+
+AGAIN = "kubedet run --name first"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation" / "metrics.json").write_text(json.dumps({"images": 80, "split": "test"}))
+    (tmp_path / "evaluation" / "table.txt").write_text("precision AP\n          0.5\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def record(folder):
+    return {
+        "name": "first", "status": "succeeded",
+        "started": "2026-01-01T10:00:00+00:00", "ended": "2026-01-01T11:00:05+00:00",
+        "training": {"steps": 10, "seconds": 62.0, "images_per_second": 12.34, "processes": 2},
+        "metrics": {"coco/AP": 0.5},
+        "gate": {"passed": True, "reason": "coco/AP 0.5 >= 0: passed"},
+        "paths": {"report": str(folder / "evaluation" / "report.html"), "model": str(folder / "a model")},
+    }  # fmt: skip
+
+
+def tell(record, folder):
+    ending.tell(record, Follower(folder / "events"), folder, again=AGAIN)
+
+
+def test_a_run_that_went_well(record, folder, capsys):
+    tell(record, folder)
+    told = capsys.readouterr()
+    assert (
+        told.out
+        == """
+80 images of the test split
+
+precision AP
+          0.5
+
+training: 10 steps in 1:02, 12.3 images/s on 2 processes
+gate: passed
+  coco/AP 0.5 >= 0: passed
+
+run first: succeeded in 1:00:05
+  report  evaluation/report.html
+  model   a model
+
+try the model
+  on images     kubedet predict 'a model' IMAGES... -o DIR
+  in a browser  kubedet serve 'a model'
+"""
+    )
+    assert told.err == ""
+
+
+def test_without_a_model_there_is_none_to_try(record, folder, capsys):
+    del record["paths"]["model"]
+    record["gate"] = {"passed": False, "reason": "coco/AP 0.5 >= 0.9: failed"}
+    record["training"]["images_per_second"] = 0.0
+    tell(record, folder)
+    told = capsys.readouterr().out
+    assert "try the model" not in told and "training:" not in told
+    assert "\n\ngate: failed, no model was exported\n  coco/AP 0.5 >= 0.9: failed\n\nrun first" in told
+
+
+def test_a_run_that_was_stopped_goes_on_with_one_command(record, folder, capsys):
+    record |= {"status": "interrupted", "error": {"step": "train", "message": "stopped", "exit_code": 143}}
+    tell(record, folder)
+    assert capsys.readouterr().err == f"\ninterrupted in step train; to go on with it:\n  {AGAIN}\n"
+    assert ending.exit_code(record) == 143
