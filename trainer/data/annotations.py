@@ -35,6 +35,9 @@ class Built:
 
     categories: list[dict[str, Any]]
     """Of all splits: id (the label), name, original_id."""
+    hierarchy: dict[str, list[int]]
+    """Labels of all categories above one, by its label as text, as JSON has it; one with none above
+    it is left out."""
     splits: dict[str, dict[str, int]]
     """Rows and boxes of each table, as "images" and "boxes"."""
 
@@ -67,9 +70,8 @@ def build(listing: Listing, config: DataConfig, folder: str) -> Built:
             "no training images", fix="name a source with a train split that has boxes of data.classes"
         )
     _check_classes(categories, splits["train"].boxes_of_label, listing.problems)
-    return Built(
-        categories, {name: {"images": part.images, "boxes": part.boxes} for name, part in splits.items()}
-    )
+    counts = {name: {"images": part.images, "boxes": part.boxes} for name, part in splits.items()}
+    return Built(categories, _hierarchy(listing, categories), counts)
 
 
 @dataclass
@@ -223,6 +225,16 @@ def _select_classes(listing: Listing, wanted: list[str]) -> tuple[list[dict[str,
     ]
     labels = [position.get(category, _DROPPED) for category in listing.categories]
     return categories, np.array([*labels, UNKNOWN])
+
+
+def _hierarchy(listing: Listing, categories: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """Return the hierarchy of the categories that are kept, by labels."""
+    labels = {category["original_id"]: category["id"] for category in categories}
+    above = {
+        label: sorted(labels[one] for one in listing.hierarchy.get(original_id, ()) if one in labels)
+        for original_id, label in labels.items()
+    }
+    return {str(label): others for label, others in above.items() if others}
 
 
 def _check_classes(categories: list[dict[str, Any]], counts: Counter[int], problems: Problems) -> None:

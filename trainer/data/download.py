@@ -31,7 +31,7 @@ from trainer.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 """Raise it when the same source gives other raw tables."""
 
 
@@ -72,7 +72,7 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
 
     Returns:
         kind, version, uri, fingerprint, source, images (URI of the images' folder), splits
-        (images and boxes of each), categories, problems; it is in `<uri>/plan.json` too.
+        (images and boxes of each), categories, hierarchy, problems; it is in `<uri>/plan.json` too.
 
     Raises:
         DataError: the source is missing, empty or not of its format.
@@ -100,6 +100,7 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
         "images": storage.join(root, "images", fingerprint(found.images_uri)),
         "splits": built.splits,
         "categories": built.categories,
+        "hierarchy": built.hierarchy,
         "problems": listing.problems.to_json(),
     }
     storage.write_json(plan_uri, made)

@@ -5,7 +5,7 @@ That of a large split is written block by block: no more than a block is in memo
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,42 @@ Row = dict[str, Any]
 """A sample as a sidecar has it."""
 
 
+class Classes:
+    """What the classes of a data set are, and in what order."""
+
+    def __init__(self, categories: list[dict[str, Any]], hierarchy: Mapping[str, Sequence[int]]) -> None:
+        """Take categories (id, name, original_id) and the labels above each, by its label as text."""
+        self.told: dict[str, Any] = {"categories": categories}
+        if hierarchy:
+            self.told["hierarchy"] = dict(hierarchy)
+        self._labels = {category["name"]: category["id"] for category in categories}
+        self._above = {int(label): set(others) for label, others in hierarchy.items()}
+        self._below: dict[int, set[int]] = {}
+        for label, others in self._above.items():
+            for other in others:
+                self._below.setdefault(other, set()).add(label)
+
+    def verified(self, said: Mapping[str, int]) -> list[int]:
+        """Return the labels that are known to be in an image or not.
+
+        What is in it holds for the classes above, what is not for those below.
+
+        Args:
+            said: 1 or 0 by class name; classes that are not kept are left out.
+        """
+        found: set[int] = set()
+        for label, there in ((self._labels.get(name), there) for name, there in said.items()):
+            if label is not None:
+                found |= {label} | (self._above if there else self._below).get(label, set())
+        return sorted(found)
+
+
 class GroundTruthWriter:
     """Takes the samples of shards in order, and writes them as one JSON file."""
 
-    def __init__(self, categories: list[dict[str, Any]], folder: Path) -> None:
+    def __init__(self, classes: Classes, folder: Path) -> None:
         """Keep what comes in an empty local folder until `write`."""
-        self._categories = categories
+        self._classes = classes
         self._parts = {name: folder / name for name in ("images", "annotations")}
         for path in self._parts.values():
             path.touch()
@@ -35,10 +65,10 @@ class GroundTruthWriter:
         self._pending += rows
 
     def write(self, uri: str) -> None:
-        """Write `{"categories", "images", "annotations"}`, whole or not at all."""
+        """Write what `ground_truth` gives of all samples, whole or not at all."""
         self._flush()
         with storage.new_file(uri) as path, path.open("w", encoding="utf-8") as whole:
-            whole.write(f'{{"categories": {json.dumps(self._categories, ensure_ascii=False)}')
+            whole.write(json.dumps(self._classes.told, ensure_ascii=False)[:-1])
             for name, part in self._parts.items():
                 whole.write(f', "{name}": [')
                 with part.open(encoding="utf-8") as file:
@@ -47,7 +77,7 @@ class GroundTruthWriter:
             whole.write("}")
 
     def _flush(self) -> None:
-        made = ground_truth(self._pending, self._categories, self._boxes)
+        made = ground_truth(self._pending, self._classes, self._boxes)
         for name, part in self._parts.items():
             if made[name]:
                 with part.open("a", encoding="utf-8") as file:
@@ -57,26 +87,26 @@ class GroundTruthWriter:
         self._pending = []
 
 
-def ground_truth(
-    rows: Iterable[Row], categories: list[dict[str, Any]], boxes_before: int = 0
-) -> dict[str, Any]:
+def ground_truth(rows: Iterable[Row], classes: Classes, boxes_before: int = 0) -> dict[str, Any]:
     """Return samples in COCO's form, in order of their ids; labels are the category ids.
+
+    Beside what COCO has, images have "verified" where the source tells: the labels that people looked
+    for in them. The whole has "hierarchy" where the classes have an order: the labels of all classes
+    above one, by its label as text.
 
     Args:
         rows: of sidecars.
-        categories: of the data set.
+        classes: of the data set.
         boxes_before: the number after which those of the boxes begin.
     """
     rows = sorted(rows, key=lambda row: row["image_id"])
     images = [{"id": row["image_id"], **{key: row[key] for key in _IMAGE_KEYS if key in row}} for row in rows]
-    labels = {category["name"]: category["id"] for category in categories}
     for image in images:
         if "verified" in image.get("extra", {}):
-            # Of the classes that people looked for in the image, those that are kept.
-            image["verified"] = sorted(labels[name] for name in image["extra"]["verified"] if name in labels)
+            image["verified"] = classes.verified(image["extra"]["verified"])
     annotations = [
         {"image_id": row["image_id"], **annotation} for row in rows for annotation in row["annotations"]
     ]
     for number, annotation in enumerate(annotations, start=boxes_before + 1):
         annotation["id"] = number
-    return {"categories": categories, "images": images, "annotations": annotations}
+    return {**classes.told, "images": images, "annotations": annotations}

@@ -13,7 +13,7 @@ import numpy as np
 
 from trainer import storage
 from trainer.data import statistics
-from trainer.data.ground_truth import GroundTruthWriter, ground_truth
+from trainer.data.ground_truth import Classes, GroundTruthWriter, ground_truth
 from trainer.data.problems import Problems
 from trainer.data.shard_cache import ShardCache
 from trainer.data.shard_files import ShardFiles
@@ -48,7 +48,7 @@ def write_index(
     Sidecars are read one after the other, so that memory holds a row of SAMPLE for each image.
 
     Args:
-        header: kind, version, uri, fingerprints and categories.
+        header: kind, version, uri, fingerprints, categories and their hierarchy.
         names: the shards of each split, in order.
         problems: of what was read before; those of the shards are added.
         check: refuses the whole when all problems are known.
@@ -57,6 +57,7 @@ def write_index(
         The index.
     """
     uri, categories = header["uri"], header["categories"]
+    classes = Classes(categories, header["hierarchy"])
     tables: dict[str, _Tables] = {}
     splits = {}
     quarantined: list[dict[str, str]] = []
@@ -64,9 +65,8 @@ def write_index(
         for split, shards in names.items():
             folder = Path(temporary) / split
             folder.mkdir()
-            tables[split] = _Tables(
-                categories, GroundTruthWriter(categories, folder) if split != "train" else None
-            )
+            truth = GroundTruthWriter(classes, folder) if split != "train" else None
+            tables[split] = _Tables(len(categories), truth)
             for sidecar in _sidecars(uri, shards):
                 tables[split].add(sidecar)
                 problems.merge(sidecar["problems"])
@@ -115,10 +115,10 @@ def _sidecars(uri: str, names: list[str]) -> Iterator[dict[str, Any]]:
 class _Tables:
     """What the index tells of a split, gathered shard by shard."""
 
-    def __init__(self, categories: list[dict[str, Any]], truth: GroundTruthWriter | None) -> None:
+    def __init__(self, labels: int, truth: GroundTruthWriter | None) -> None:
         self._rows: list[np.ndarray] = []
         self.shards: list[dict[str, Any]] = []
-        self.statistics = statistics.describe([], len(categories))
+        self.statistics = statistics.describe([], labels)
         self.truth = truth
         """Takes the rows of all shards, where they are the ground truth of an evaluation."""
 
@@ -160,6 +160,7 @@ class ShardDataset:
             known = ", ".join(index.get("splits", {}))
             raise DataError(f"no split {split!r} in the shards {uri}", fix=f"splits are: {known or 'none'}")
         self.categories: list[dict[str, Any]] = index["categories"]
+        self._hierarchy: dict[str, list[int]] = index.get("hierarchy", {})
         self.fingerprint: str = index["fingerprint"]
         self.splits: dict[str, dict[str, Any]] = index["splits"]
         self.class_counts: dict[str, dict[str, int]] = index["class_counts"]
@@ -200,7 +201,7 @@ class ShardDataset:
             return storage.read_json(storage.join(self.uri, "annotations", f"{self.split}.json"))
         names = [shard["name"].removesuffix(".tar") for shard in self.shards]
         rows = [row for sidecar in _sidecars(self.uri, names) for row in sidecar["rows"]]
-        return ground_truth(rows, self.categories)
+        return ground_truth(rows, Classes(self.categories, self._hierarchy))
 
     def expect(self, indices: np.ndarray) -> None:
         """Say which samples are read next: their shards are fetched ahead, all others let go."""

@@ -33,7 +33,7 @@ from trainer.log import progress
 
 logger = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 """Raise it when the same raw images give other shards."""
 
 _READERS = 16
@@ -136,6 +136,7 @@ def join(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, A
         "fingerprint": uri.rpartition("/")[2],
         "raw_fingerprint": raw["fingerprint"],
         "categories": raw["categories"],
+        "hierarchy": raw["hierarchy"],
     }
     index = write_index(header, names, problems, lambda: _check(problems, raw, config))
     told = f" ({problems.summary()})" if problems.counts else ""

@@ -2,36 +2,36 @@ import json
 
 import pytest
 
-from trainer.data.ground_truth import GroundTruthWriter, ground_truth
+from trainer.data.ground_truth import Classes, GroundTruthWriter, ground_truth
 from trainer.errors import StorageError
 
-CATEGORIES = [{"id": 0, "name": "Käfer", "original_id": 3}]
+CLASSES = Classes([{"id": 0, "name": "Käfer", "original_id": 3}], {})
 
 
 def row(number: int, boxes: int) -> dict:
     found = [{"category_id": 0, "bbox": [1, 2, 3, box], "area": 6, "iscrowd": 0} for box in range(boxes)]
-    extra = {"extra": {"verified": ["Käfer", "gone"]}} if number % 2 else {}
+    extra = {"extra": {"verified": {"Käfer": 1, "gone": 0}}} if number % 2 else {}
     size = {"image_id": number, "file_name": f"{number}.jpg", "width": 9, "height": 9}
     return {**size, **extra, "annotations": found, "offset": 1}
 
 
 def test_what_is_written_block_by_block_is_what_all_at_once_gives(tmp_path):
     rows = [row(number, number % 3) for number in range(1, 30)]
-    writer = GroundTruthWriter(CATEGORIES, tmp_path)
+    writer = GroundTruthWriter(CLASSES, tmp_path)
     for begin in range(0, 29, 10):
         block = rows[begin : begin + 10][::-1]
         for shard in (block[::2], block[1::2]):
             writer.add(begin // 10, shard)
     writer.write(str(tmp_path / "truth.json"))
     found = json.loads((tmp_path / "truth.json").read_text(encoding="utf-8"))
-    assert found == ground_truth(rows, CATEGORIES)
+    assert found == ground_truth(rows, CLASSES)
     assert [box["id"] for box in found["annotations"]] == list(range(1, 31))
     assert found["images"][0]["verified"] == [0] and "verified" not in found["images"][1]
 
 
 @pytest.mark.parametrize("rows", [[], [row(2, 0)]])
 def test_without_images_or_boxes_it_is_empty(rows, tmp_path):
-    writer = GroundTruthWriter(CATEGORIES, tmp_path)
+    writer = GroundTruthWriter(CLASSES, tmp_path)
     writer.add(0, rows)
     writer.write(str(tmp_path / "truth.json"))
     found = json.loads((tmp_path / "truth.json").read_text())
@@ -39,8 +39,24 @@ def test_without_images_or_boxes_it_is_empty(rows, tmp_path):
 
 
 def test_it_is_written_whole_or_not_at_all(tmp_path):
-    writer = GroundTruthWriter(CATEGORIES, tmp_path)
+    writer = GroundTruthWriter(CLASSES, tmp_path)
     writer.add(0, [row(1, 2)])
     (tmp_path / "file").touch()
     with pytest.raises(StorageError):
         writer.write(str(tmp_path / "file" / "truth.json"))
+
+
+def test_what_is_verified_holds_for_classes_above_or_below(tmp_path):
+    names = ["Animal", "Cat", "Dog", "Tree"]
+    categories = [
+        {"id": label, "name": name, "original_id": f"/m/{label}"} for label, name in enumerate(names)
+    ]
+    classes = Classes(categories, {"1": [0], "2": [0]})
+    assert classes.verified({"Cat": 1, "gone": 1}) == [0, 1]
+    assert classes.verified({"Animal": 0}) == [0, 1, 2]
+    assert classes.verified({"Animal": 1, "Dog": 0, "Tree": 0}) == [0, 2, 3]
+    writer = GroundTruthWriter(classes, tmp_path)
+    writer.write(str(tmp_path / "truth.json"))
+    found = json.loads((tmp_path / "truth.json").read_text())
+    assert found == ground_truth([], classes)
+    assert found["hierarchy"] == {"1": [0], "2": [0]} and "hierarchy" not in ground_truth([], CLASSES)

@@ -1,7 +1,7 @@
 """What every source gives: a listing of its images and boxes, and each image's bytes."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -80,6 +80,9 @@ class Listing:
     """What was wrong; whole when all rows have been gone through."""
     exhaustive: bool = True
     """Whether every object of the categories is annotated, so that an image without boxes has none."""
+    hierarchy: Mapping[Any, Collection[int | str]] = field(default_factory=dict)
+    """Original ids of all categories above one, for evaluation; empty where they have no order, or
+    where each object has boxes of these too."""
 
 
 class Source(Protocol):

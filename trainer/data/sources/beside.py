@@ -7,10 +7,10 @@ from pathlib import PurePosixPath
 from trainer import storage
 from trainer.data import problems as reasons
 from trainer.data.sources.base import Entry
+from trainer.data.sources.folder import Folder
 from trainer.errors import DataError
 
 _FETCHED = (*storage.WEB, *storage.OBJECT_STORES)
-_PROBES = 20
 _SPLIT_FOLDERS = {
     "train": ("train2017", "train2014", "train"),
     "val": ("val2017", "val2014", "val", "valid", "validation"),
@@ -18,79 +18,65 @@ _SPLIT_FOLDERS = {
 }
 
 
-def locate(entries: list[Entry], uri: str, split: str) -> str:
-    """Set each entry's `origin`, or its `fault` if it is nowhere.
+class Beside:
+    """Tells where each image of an annotation file is: beside it, else by the `coco_url`."""
 
-    A file beside the annotations comes first, then the `coco_url` that stands in `origin`.
+    def __init__(self, uri: str, split: str, probes: list[Entry]) -> None:
+        """Find the folder that holds the images.
 
-    Args:
-        entries: of one annotation file.
-        uri: of that file.
-        split: the split it is.
+        Args:
+            uri: of the annotation file.
+            split: the split it is.
+            probes: some of its images; `origin` is the `coco_url`.
 
-    Returns:
-        Text that changes when one of the files does.
+        Raises:
+            DataError: none of them is beside the file and none has a URL.
+        """
+        self._on_web = storage.scheme(uri) in storage.WEB
+        self._base = storage.parent(uri)
+        self._folders: dict[str, Folder] = {}
+        places = [] if self._on_web else list(_places(uri, split))
+        hits = {place: sum(self._look(place, probe) is not None for probe in probes) for place in places}
+        best = max(places, key=lambda place: hits[place], default=None)
+        self._best = best if best is not None and hits[best] else None
+        if self._best is None and places and not any(_is_url(probe.origin) for probe in probes):
+            raise DataError(
+                f"the images of {uri} are not beside it; looked for {probes[0].file_name} in {self._base} "
+                f"and {storage.parent(self._base)}, and in their folders {', '.join(_folders(uri, split))}",
+                fix="put the images in one of these folders, or give them a coco_url",
+            )
 
-    Raises:
-        DataError: none of the images is beside the file and none has a URL.
-    """
-    listings: dict[str, _Folder] = {}
-    places = [] if storage.scheme(uri) in storage.WEB else list(_places(uri, split))
-    probes = entries[:: max(1, len(entries) // _PROBES)][:_PROBES]
-    hits = {place: sum(_look(place, probe, listings) is not None for probe in probes) for place in places}
-    best = max(places, key=lambda place: hits[place], default=None)
-    if best is not None and hits[best] == 0:
-        best = None
-    if best is None and places and not any(_is_url(entry.origin) for entry in probes):
-        folder = storage.parent(uri)
-        raise DataError(
-            f"the images of {uri} are not beside it; looked for {probes[0].file_name} in {folder} and "
-            f"{storage.parent(folder)}, and in their folders {', '.join(_folders(uri, split))}",
-            fix="put the images in one of these folders, or give them a coco_url",
-        )
-    states = []
-    for entry in entries:
-        found = _look(best, entry, listings) if best else None
+    def place(self, entry: Entry) -> str:
+        """Set an entry's `origin` and `version`, or its `fault` if it is nowhere.
+
+        Returns:
+            Text that changes when its file does.
+        """
+        found = self._look(self._best, entry) if self._best else None
         if found:
-            entry.origin, state = found
-            entry.version = f"{state.size} {state.version}"
-            states.append(f"{entry.file_name} {state}")
-        elif _is_url(entry.origin):
-            states.append(f"{entry.file_name} {entry.origin}")
-        elif best is None and storage.scheme(uri) in storage.WEB:
-            entry.origin = storage.join(storage.parent(uri), entry.file_name)
-        else:
-            entry.fault = entry.fault or (reasons.IMAGE_MISSING, f"not in {best}, and without a coco_url")
-            states.append(f"{entry.file_name} missing")
-    return "\n".join(states)
+            entry.origin, entry.version = found
+            return f"{entry.file_name} {entry.version}"
+        if _is_url(entry.origin):
+            return f"{entry.file_name} {entry.origin}"
+        if self._best is None and self._on_web:
+            entry.origin = storage.join(self._base, entry.file_name)
+            return ""
+        entry.fault = entry.fault or (reasons.IMAGE_MISSING, f"not in {self._best}, and without a coco_url")
+        return f"{entry.file_name} missing"
 
-
-class _Folder:
-    """The files of a folder by name; also without regard to case and to how accents are encoded."""
-
-    def __init__(self, uri: str) -> None:
-        self.states = storage.list_states(uri)
-        self._folded: dict[str, str] = {}
-        self._uri = uri
-        for name in sorted(self.states, reverse=True):
-            self._folded[_fold(name)] = name
-
-    def find(self, name: str) -> tuple[str, storage.FileState] | None:
-        actual = name if name in self.states else self._folded.get(_fold(name))
-        return None if actual is None else (storage.join(self._uri, actual), self.states[actual])
+    def _look(self, place: str, entry: Entry) -> tuple[str, str] | None:
+        """Return URI and version of an entry's file under a place, or None."""
+        path = PurePosixPath(entry.file_name)
+        holder = place if path.parent == PurePosixPath(".") else storage.join(place, str(path.parent))
+        if holder not in self._folders:
+            self._folders[holder] = Folder(holder, _fold)
+        found = self._folders[holder].find(path.name)
+        return found and (storage.join(holder, found[0]), found[1])
 
 
 def _fold(name: str) -> str:
+    """Leave out how a name is written in capitals, and how its accents are encoded."""
     return unicodedata.normalize("NFC", name).casefold()
-
-
-def _look(place: str, entry: Entry, listings: dict[str, _Folder]) -> tuple[str, storage.FileState] | None:
-    """Return URI and state of an entry's file under a place, or None."""
-    path = PurePosixPath(entry.file_name)
-    holder = place if path.parent == PurePosixPath(".") else storage.join(place, str(path.parent))
-    if holder not in listings:
-        listings[holder] = _Folder(holder)
-    return listings[holder].find(path.name)
 
 
 def _folders(uri: str, split: str) -> list[str]:

@@ -10,23 +10,21 @@ import hashlib
 import json
 import os
 import threading
-import zipfile
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from io import BufferedIOBase
 
 import pyarrow as pa
 
 from trainer import storage
 from trainer.data import problems as reasons
 from trainer.data.problems import Problems
-from trainer.data.sources.base import Category, Listing
+from trainer.data.sources.base import Category, Entry, Listing
 from trainer.data.sources.coco import merge_categories
-from trainer.data.sources.coco_json import CocoFile, read_entries
-from trainer.data.sources.zips import Zip
+from trainer.data.sources.coco_images import CocoImages
+from trainer.data.sources.coco_json import CocoFile
+from trainer.data.sources.coco_rows import CocoRows
+from trainer.data.sources.zips import Zip, open_member
 from trainer.errors import DataError
 
 BASE = "http://images.cocodataset.org"
@@ -115,30 +113,22 @@ class _Split:
         Raises:
             DataError: the annotations or the zip are not of their form.
         """
-        entries = read_entries(self.file, self.categories, self.problems)
-        images = _directory(self.zip_uri, anew=True)
-        for entry in entries:
+        images = CocoImages(self.file, self.problems)
+        directory = _directory(self.zip_uri, anew=True)
+
+        def place(entry: Entry) -> None:
             name = f"{self.folder}/{entry.file_name}"
-            entry.origin, entry.version = f"{self.zip_uri}#{name}", images.state(name)
+            entry.origin, entry.version = f"{self.zip_uri}#{name}", directory.state(name)
             if not entry.version:
                 entry.fault = entry.fault or (reasons.IMAGE_MISSING, f"no {name} in {self.zip_uri}")
-        yield from entries.batches()
+
+        yield from CocoRows(self.file, images, self.categories, self.problems, place).batches()
 
 
 def _annotations(zip_uri: str, name: str) -> CocoFile:
     """Return the annotation file of a split, which is unpacked while it is read."""
     member = f"annotations/instances_{name}.json"
-    return CocoFile(f"{zip_uri}#{member}", partial(_open_member, zip_uri, member))
-
-
-@contextmanager
-def _open_member(zip_uri: str, member: str) -> Iterator[BufferedIOBase]:
-    try:
-        with zipfile.ZipFile(storage.local_copy(zip_uri)) as archive, archive.open(member) as file:
-            assert isinstance(file, BufferedIOBase)
-            yield file
-    except (zipfile.BadZipFile, KeyError, EOFError, zlib.error) as error:
-        raise DataError(f"{member} in {zip_uri} cannot be read: {error}", fix="fetch the zip again") from None
+    return CocoFile(f"{zip_uri}#{member}", partial(open_member, zip_uri, member))
 
 
 def _directory(uri: str, *, anew: bool = False) -> Zip:

@@ -63,8 +63,9 @@ class OpenImagesSource:
     """URI of a list of images, a line `split/image_id` each, as the official downloader takes it."""
     subset: Literal["all", "mlperf"] = "all"
     """mlperf takes the 264 classes of MLPerf's detector."""
-    hierarchy: Literal["none", "expand"] = "none"
-    """expand gives each object a box of every class above its own, too."""
+    hierarchy: Literal["keep", "expand", "none"] = "keep"
+    """keep tells evaluation which classes are above another; expand gives each object a box of every
+    class above its own instead, to train on; none reads no hierarchy."""
     rotation: Literal["none", "apply"] = "none"
     """apply turns images and boxes upright; without it they stay as they are stored."""
     labels: Literal["keep", "none"] = "keep"
@@ -122,13 +123,11 @@ class OpenImagesSource:
         described = classes.read_descriptions(described_in)
         kept = classes.select(described, CLASSES, described_in) if self.subset == "mlperf" else described
         above: dict[str, set[str]] = {}
-        if self.hierarchy == "expand":
+        if self.hierarchy != "none":
             above = classes.read_hierarchy(self._file(HIERARCHY, states))
-        below: dict[str, set[str]] = {}
-        for mid, higher in above.items():
-            for one in higher:
-                below.setdefault(one, set()).add(mid)
-        present, absent = Meaning.of(described, kept, above), Meaning.of(described, kept, below)
+        expanded = above if self.hierarchy == "expand" else {}
+        present = Meaning.of(described, kept, expanded)
+        absent = Meaning.of(described, kept, classes.turned(expanded))
         splits = {}
         for split in wanted:
             splits["train" if len(wanted) == 1 else _SPLITS[split]] = BoxRows(
@@ -138,7 +137,8 @@ class OpenImagesSource:
                 labels=self._file(LABELS[split], states) if self.labels == "keep" and split in LABELS else "",
             )  # fmt: skip
         state = hashlib.sha256(json.dumps(states).encode()).hexdigest()
-        return Listing(kept, splits, state, exhaustive=False)
+        told = {} if self.hierarchy == "expand" else above
+        return Listing(kept, splits, state, exhaustive=False, hierarchy=told)
 
     def read(self, origin: str) -> bytes:
         """Return an image's bytes."""
@@ -156,7 +156,8 @@ class OpenImagesSource:
         if state is None:
             raise DataError(
                 f"source {self.uri}: no file {uri}",
-                fix="check base; without the files of verified classes use labels=none",
+                fix="check base; a mirror without the files of verified classes needs labels=none, one "
+                "without the hierarchy hierarchy=none",
             )
         return uri, state.size, state.version
 

@@ -74,6 +74,15 @@ def read_hierarchy(uri: str) -> dict[str, set[str]]:
     return above
 
 
+def turned(above: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return the MIDs below each MID from those above each."""
+    below: dict[str, set[str]] = {}
+    for mid, higher in above.items():
+        for one in higher:
+            below.setdefault(one, set()).add(mid)
+    return below
+
+
 @dataclass(frozen=True)
 class Meaning:
     """What categories a box of each MID counts for: none, its own, and those above it."""

@@ -1,14 +1,16 @@
 """The form in which a source gives its images: rows, a bounded number at a time."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
 from trainer.data.sources.base import Box, Entry
 
-_ROWS = 1000
+ROWS = 1000
+"""Images of a batch of rows."""
 
 BOX = pa.struct(
     [("category", pa.int32()), *((name, pa.float64()) for name in "xywh"), ("area", pa.float64()),
@@ -39,18 +41,25 @@ _NAN = (float("nan"),) * 4
 class Entries(list[Entry]):
     """The images of a split that fits in memory, as a list."""
 
-    boxes: pa.ListArray | None = None
-    """Boxes of each image, where they are not in the entries: as columns they take an eighth."""
-
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield rows of SOURCE_ROW, a thousand at a time."""
-        for first in range(0, len(self), _ROWS):
-            boxes = None if self.boxes is None else self.boxes.slice(first, _ROWS)
-            yield _batch_of(self[first : first + _ROWS], boxes)
+        yield from batches_of(self)
 
 
-def _batch_of(entries: list[Entry], boxes: pa.ListArray | None) -> pa.RecordBatch:
-    """Return entries as rows of SOURCE_ROW."""
+def batches_of(entries: Iterable[Entry]) -> Iterator[pa.RecordBatch]:
+    """Yield entries as rows of SOURCE_ROW, ROWS at a time."""
+    rest = iter(entries)
+    while batch := list(islice(rest, ROWS)):
+        yield batch_of(batch)
+
+
+def batch_of(entries: list[Entry], boxes: pa.ListArray | None = None) -> pa.RecordBatch:
+    """Return entries as rows of SOURCE_ROW.
+
+    Args:
+        entries: images.
+        boxes: those of each image, where they are not in the entries.
+    """
     rows = [
         {
             "file_name": _text(entry.file_name),

@@ -11,24 +11,33 @@ of the annotator and no box of one pixel: such a box has no area here, as it has
 """
 
 import hashlib
+import json
 import re
 import xml.etree.ElementTree as ET
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from itertools import islice
 from pathlib import PurePosixPath
+from tempfile import TemporaryFile
 from xml.parsers import expat
+
+import pyarrow as pa
 
 from trainer import storage
 from trainer.data import pool
 from trainer.data import problems as reasons
 from trainer.data.problems import Problems
 from trainer.data.sources.base import UNKNOWN, Box, Category, Entry, Listing
-from trainer.data.sources.rows import Entries
+from trainer.data.sources.folder import Folder
+from trainer.data.sources.rows import batches_of
 from trainer.errors import DataError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
 
 _IMAGE_FOLDERS = ("JPEGImages", "images", "Images", "Annotations")
 _READERS = 16
+_BATCH = 1000
+"""Annotation files that are in memory at once."""
 
 
 @dataclass
@@ -66,28 +75,27 @@ class VocSource:
         Raises:
             DataError: the folder has no annotations or no images.
         """
-        names = storage.list_states(storage.join(self.folder, "Annotations"))
-        files = {name[:-4]: name for name in names if name.lower().endswith(".xml")}
+        names = Folder(
+            storage.join(self.folder, "Annotations"), str, lambda name: name.lower().endswith(".xml")
+        )
+        files = {name[:-4]: name for name in names.names()}
         if not files:
             raise DataError(
                 f"{self.uri}: no Annotations/*.xml",
                 fix="name the folder that holds Annotations, JPEGImages and ImageSets",
             )
-        images = _Images.find(self.folder)
+        images = _images(self.folder)
         splits = _read_splits(self.folder, sorted(files))
         wanted = sorted({stem for stems in splits.values() for stem in stems} & files.keys())
         digest = hashlib.sha256()
-        annotations = {}
-        for stem, data in sorted(_read_all(self.folder, {stem: files[stem] for stem in wanted}).items()):
+        annotations = _Annotations()
+        for stem, data in _read_all(self.folder, [(stem, files[stem]) for stem in wanted]):
             digest.update(f"{stem} {len(data)}\n".encode() + data)
-            annotations[stem] = _parse(data)
+            annotations.add(stem, _parse(data))
         # Sorted, so that labels do not depend on which image comes first.
-        classes = sorted({item[0] for found in annotations.values() for item in found.objects} - {""})
+        classes = sorted(annotations.classes - {""})
         labels = {name: index for index, name in enumerate(classes)}
-        found = {
-            split: Entries(_entry(stem, annotations.get(stem), images, labels) for stem in stems)
-            for split, stems in splits.items()
-        }
+        found = {split: VocRows(stems, annotations, images, labels) for split, stems in splits.items()}
         for split, entries in found.items():
             for entry in entries:
                 digest.update(f"{split} {entry.file_name} {entry.version}\n".encode())
@@ -101,37 +109,60 @@ class VocSource:
         return storage.read_bytes(origin)
 
 
-@dataclass
-class _Images:
-    """The folder with the images, by file name and by stem without regard to case."""
+class _Annotations:
+    """What the XML files say, on the disk: memory holds where."""
 
-    folder: str
-    states: dict[str, storage.FileState]
-    by_stem: dict[str, str]
+    def __init__(self) -> None:
+        self._lines = TemporaryFile()  # noqa: SIM115 (lives as long as this does)
+        self._places: dict[str, int] = {}
+        self.classes: set[str] = set()
+        """Names of the objects."""
 
-    @classmethod
-    def find(cls, root: str) -> "_Images":
-        for name in _IMAGE_FOLDERS:
-            folder = storage.join(root, name)
-            states = {
-                file: state
-                for file, state in storage.list_states(folder).items()
-                if file.lower().endswith(IMAGE_SUFFIXES)
-            }
-            if states:
-                stems = {PurePosixPath(file).stem.lower(): file for file in sorted(states, reverse=True)}
-                return cls(folder, states, stems)
-        raise DataError(f"voc:{root}: no images in JPEGImages", fix="put the images there")
+    def add(self, stem: str, found: _Annotation) -> None:
+        """Keep what the file of this stem says."""
+        self._places[stem] = self._lines.tell()
+        self.classes.update(item[0] for item in found.objects)
+        self._lines.write(json.dumps(astuple(found)).encode() + b"\n")
 
-    def name(self, stem: str, annotated: str) -> str | None:
-        """Return the file of an annotation: the one it names if it has its stem, else any of that stem."""
-        if annotated in self.states and PurePosixPath(annotated).stem == stem:
-            return annotated
-        return self.by_stem.get(stem.lower())
+    def get(self, stem: str) -> _Annotation | None:
+        """Return what the file of this stem says; None if there is none."""
+        if stem not in self._places:
+            return None
+        self._lines.seek(self._places[stem])
+        width, height, name, objects, fault = json.loads(self._lines.readline())
+        boxes = [(label, tuple(box), crowd) for label, box, crowd in objects]
+        return _Annotation(width, height, name, boxes, fault)
 
-    def version(self, name: str) -> str:
-        state = self.states.get(name)
-        return f"{state.size} {state.version}" if state else ""
+
+@dataclass(frozen=True)
+class VocRows:
+    """The images of a split."""
+
+    stems: list[str]
+    annotations: _Annotations
+    images: Folder
+    labels: dict[str, int]
+    """Position of each class, by name."""
+
+    def __iter__(self) -> Iterator[Entry]:
+        return (_entry(stem, self.annotations.get(stem), self.images, self.labels) for stem in self.stems)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield rows of SOURCE_ROW."""
+        return batches_of(self)
+
+
+def _images(root: str) -> Folder:
+    """Return the folder with the images, in which names of the same stem count as equal."""
+    for name in _IMAGE_FOLDERS:
+        folder = Folder(storage.join(root, name), _stem, lambda file: file.lower().endswith(IMAGE_SUFFIXES))
+        if len(folder):
+            return folder
+    raise DataError(f"voc:{root}: no images in JPEGImages", fix="put the images there")
+
+
+def _stem(name: str) -> str:
+    return PurePosixPath(name).stem.lower()
 
 
 def _read_splits(root: str, stems: list[str]) -> dict[str, list[str]]:
@@ -165,10 +196,12 @@ def _read_split(uri: str, known: set[str]) -> list[str]:
     return list(dict.fromkeys(stems))
 
 
-def _read_all(root: str, files: dict[str, str]) -> dict[str, bytes]:
-    tasks = [(stem, storage.join(root, "Annotations", name)) for stem, name in files.items()]
+def _read_all(root: str, files: list[tuple[str, str]]) -> Iterator[tuple[str, bytes]]:
+    """Yield stem and content of annotation files in their order, some at the same time."""
     workers = 1 if storage.is_local(root) else _READERS
-    return dict(pool.run(_read_one, tasks, workers, processes=False))
+    tasks = iter([(stem, storage.join(root, "Annotations", name)) for stem, name in files])
+    while batch := list(islice(tasks, _BATCH)):
+        yield from sorted(pool.run(_read_one, batch, workers, processes=False))
 
 
 def _read_one(task: tuple[str, str]) -> tuple[str, bytes]:
@@ -227,12 +260,15 @@ def _flag(text: str | None) -> int:
     return int((text or "").strip() == "1")
 
 
-def _entry(stem: str, found: _Annotation | None, images: _Images, labels: dict[str, int]) -> Entry:
-    name = images.name(stem, found.file_name if found else "")
-    if name is None:
-        fault = (reasons.IMAGE_MISSING, f"no file {stem}.* in {images.folder}")
+def _entry(stem: str, found: _Annotation | None, images: Folder, labels: dict[str, int]) -> Entry:
+    # The file that the annotation names if it has the same stem, else any of that stem.
+    named = found.file_name if found and PurePosixPath(found.file_name).stem == stem else ""
+    file = images.find(named, stem.lower())
+    if file is None:
+        fault = (reasons.IMAGE_MISSING, f"no file {stem}.* in {images.uri}")
         return Entry(stem, "", 0, 0, [], fault=fault)
-    origin, version = storage.join(images.folder, name), images.version(name)
+    name, version = file
+    origin = storage.join(images.uri, name)
     if found is None:
         fault = (reasons.IMAGE_UNREADABLE, f"no Annotations/{stem}.xml")
         return Entry(name, origin, 0, 0, [], fault=fault, version=version)

@@ -1,14 +1,21 @@
 """Members of a zip, each read by itself: of one on a server only the bytes of the member are fetched.
 
+Nothing that a zip tells of itself is believed: names that lead out of it, links, members that lie in
+each other, and such as would unpack to far more than they are, are refused.
+
 Format: PKWARE's APPNOTE 6.3.10, sections 4.3.7 (local file header) and 4.3.12 (central directory).
 """
 
+import stat
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedIOBase
 
 from trainer import storage
-from trainer.errors import MissingError, StorageError
+from trainer.errors import DataError, MissingError, StorageError
 
 _SIGNATURE, _HEADER = b"PK\x03\x04", 30
 _SLACK = 64
@@ -17,6 +24,10 @@ _SLACK = 64
 _STORED, _DEFLATED = 0, 8
 _ENCRYPTED = 0x1
 _LARGEST = 256 * 1024 * 1024
+"""Bytes of a member that is read at once: an image."""
+
+_RATIO, _HARMLESS = 200, 16 * 1024 * 1024
+"""Times that a member may be larger than it is packed, from so many bytes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,7 @@ class Zip:
         """Read the directory, which is at the zip's end.
 
         Raises:
+            DataError: it holds what is refused (see above).
             StorageError: it is missing, cannot be reached, or is no zip.
         """
         self.uri = uri
@@ -45,18 +57,13 @@ class Zip:
         try:
             with storage.open_reader(uri) as file, zipfile.ZipFile(file) as archive:
                 self._end = archive.start_dir
-                for item in archive.infolist():
-                    if not item.is_dir() and not item.flag_bits & _ENCRYPTED:
-                        self._members[item.filename] = _Member(
-                            item.header_offset, item.compress_size, item.file_size, item.CRC,
-                            item.compress_type, len(item.orig_filename.encode("utf-8", "replace")),
-                        )  # fmt: skip
+                for item in _checked(uri, archive):
+                    self._members[item.filename] = _Member(
+                        item.header_offset, item.compress_size, item.file_size, item.CRC,
+                        item.compress_type, len(item.orig_filename.encode("utf-8", "replace")),
+                    )  # fmt: skip
         except (zipfile.BadZipFile, NotImplementedError) as error:
             raise StorageError(f"{uri} is no zip that can be read: {error}", fix="fetch it again") from None
-
-    def names(self) -> list[str]:
-        """Return the members' names."""
-        return list(self._members)
 
     def state(self, name: str) -> str:
         """Return what changes when a member does; "" if there is none of this name."""
@@ -79,7 +86,7 @@ class Zip:
             raise self._damaged(name, f"{member.size} bytes are too many for an image")
         wanted = _HEADER + member.name_length + _SLACK + member.packed
         length = min(wanted, self._end - member.start)
-        if member.start < 0 or length < _HEADER:
+        if length < _HEADER:
             raise self._damaged(name, "the directory says that it is outside the zip")
         data = storage.read_range(self.uri, member.start, length)
         if data[:4] != _SIGNATURE:
@@ -106,3 +113,53 @@ class Zip:
 
     def _damaged(self, name: str, why: str) -> StorageError:
         return StorageError(f"{name} in {self.uri}: {why}", fix="fetch the zip again")
+
+
+@contextmanager
+def open_member(uri: str, name: str) -> Iterator[BufferedIOBase]:
+    """Open one member of a zip, however large it is; it is unpacked while it is read.
+
+    Args:
+        uri: of the zip; one that is not local is copied to the local cache.
+        name: of the member.
+
+    Raises:
+        DataError: the zip or the member is damaged, holds what is refused, or there is none of this name.
+        StorageError: the zip is missing or cannot be reached.
+    """
+    try:
+        with zipfile.ZipFile(storage.local_copy(uri)) as archive:
+            _checked(uri, archive)
+            with archive.open(name) as file:
+                assert isinstance(file, BufferedIOBase)
+                yield file
+    except (zipfile.BadZipFile, NotImplementedError, KeyError, EOFError, zlib.error) as error:
+        raise DataError(f"{name} in {uri} cannot be read: {error}", fix="fetch the zip again") from None
+
+
+def _checked(uri: str, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """Return a zip's members without its folders, in the order in which they are stored.
+
+    Raises:
+        DataError: one is refused.
+    """
+    items = sorted(
+        (item for item in archive.infolist() if not item.is_dir()), key=lambda item: item.header_offset
+    )
+    end = 0
+    for item in items:
+        bomb = item.file_size > max(_HARMLESS, _RATIO * item.compress_size)
+        why = (
+            "its name leads out of the zip" if storage.climbs(item.filename)
+            else "it is a link" if stat.S_ISLNK(item.external_attr >> 16)
+            else "it is encrypted" if item.flag_bits & _ENCRYPTED
+            else "it is outside the zip, or within another member" if item.header_offset < end
+            else f"{item.file_size:,} bytes are packed into {item.compress_size:,}" if bomb
+            else ""
+        )  # fmt: skip
+        if why:
+            raise DataError(
+                f"refused {item.filename!r} in {uri}: {why}", fix="take the zip from where it is published"
+            )
+        end = item.header_offset + _HEADER + item.compress_size
+    return items

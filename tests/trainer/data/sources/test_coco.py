@@ -1,5 +1,6 @@
 import json
 import math
+import random
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 
 from trainer.data import problems as reasons
 from trainer.data import sources
-from trainer.data.sources import coco_json
+from trainer.data.sources import coco_images, coco_json, coco_rows
 from trainer.data.sources.base import UNKNOWN, split_of
 from trainer.data.sources.coco import CocoSource
 from trainer.errors import DataError
@@ -19,9 +20,14 @@ def listing(path: Path):
     return CocoSource(str(path)).listing()
 
 
+def rows_of(rows) -> list[dict]:
+    """All rows of a split."""
+    return [row for batch in rows.batches() for row in batch.to_pylist()]
+
+
 def boxes_of(rows) -> list[list[dict]]:
     """The boxes of each image."""
-    return [row["boxes"] for batch in rows.batches() for row in batch.to_pylist()]
+    return [row["boxes"] for row in rows_of(rows)]
 
 
 def corners(box: dict) -> tuple[float, ...] | None:
@@ -46,8 +52,8 @@ def test_a_folder_as_published(make_coco):
     found = listing(make_coco(train2017=["000001.jpg", "000002.jpg"], val2017=["000003.jpg"]))
     assert {split: len(entries) for split, entries in found.splits.items()} == {"train": 2, "val": 1}
     assert [tuple(category) for category in found.categories] == [("cat", 3), ("dog", 17)]
-    entry = found.splits["train"][0]
-    assert (entry.width, entry.height, entry.original_id) == (40, 30, 100)
+    row = rows_of(found.splits["train"])[0]
+    assert (row["width"], row["height"], row["original_id"]) == (40, 30, "100")
     boxes = boxes_of(found.splits["train"])[0]
     assert [(box["category"], corners(box), box["area"]) for box in boxes] == [
         (0, (1, 2, 10, 8), 80), (1, (2, 2, 10, 8), 80),
@@ -64,7 +70,8 @@ def test_usual_places_of_images(make_coco, place):
     (root / place).mkdir(parents=True, exist_ok=True)
     for image in (root / "moved").iterdir():
         image.rename(root / place / image.name)
-    assert all(entry.fault is None for entry in listing(root).splits["train"])
+    rows = rows_of(listing(root).splits["train"])
+    assert [row["fault_reason"] for row in rows] == ["", ""] and all(row["version"] for row in rows)
 
 
 def test_a_roboflow_export(make_coco):
@@ -73,7 +80,7 @@ def test_a_roboflow_export(make_coco):
         (root / "annotations" / f"instances_{split}.json").rename(root / split / "_annotations.coco.json")
     (root / "annotations").rmdir()
     found = sources.parse(str(root)).listing()
-    assert {split: entries[0].file_name for split, entries in found.splits.items()} == {
+    assert {split: rows_of(rows)[0]["file_name"] for split, rows in found.splits.items()} == {
         "train": "a.jpg", "val": "b.jpg",
     }  # fmt: skip
 
@@ -81,7 +88,7 @@ def test_a_roboflow_export(make_coco):
 def test_one_json_is_train_whatever_its_name(make_coco):
     root = make_coco(val2017=["a.jpg"])
     found = sources.parse(str(root / "annotations" / "instances_val2017.json")).listing()
-    assert list(found.splits) == ["train"] and found.splits["train"][0].fault is None
+    assert list(found.splits) == ["train"] and rows_of(found.splits["train"])[0]["fault_reason"] == ""
     assert list(listing(root).splits) == ["train"]
 
 
@@ -95,9 +102,9 @@ def test_subfolders_backslashes_cases_and_accents(make_coco, edit_json):
             image["file_name"] = name
 
     edit_json(root / "annotations" / "instances_train.json", change)
-    found = listing(root).splits["train"]
-    assert [entry.fault for entry in found] == [None] * 3
-    assert [Path(entry.origin).relative_to(root / "train").as_posix() for entry in found] == names
+    found = rows_of(listing(root).splits["train"])
+    assert [row["fault_reason"] for row in found] == [""] * 3
+    assert [Path(row["origin"]).relative_to(root / "train").as_posix() for row in found] == names
 
 
 @pytest.mark.parametrize("name", ["../a.jpg", "/etc/passwd", "x/../../a.jpg", "C:\\a.jpg", "..\\a.jpg", ".."])
@@ -172,18 +179,18 @@ def test_two_images_with_one_id_are_both_faulty(make_coco, edit_json):
     root = make_coco(train=["a.jpg", "b.jpg", "c.jpg"])
     path = root / "annotations" / "instances_train.json"
     edit_json(path, lambda form: form["images"][1].update(id=100))
-    faults = {entry.file_name: entry.fault for entry in listing(root).splits["train"]}
-    assert faults == {
+    rows = rows_of(listing(root).splits["train"])
+    assert {row["file_name"]: (row["fault_reason"], row["fault_detail"]) for row in rows} == {
         "a.jpg": (reasons.IMAGE_ID_TWICE, "id 100"), "b.jpg": (reasons.IMAGE_ID_TWICE, "id 100"),
-        "c.jpg": None,
+        "c.jpg": ("", ""),
     }  # fmt: skip
 
 
 def test_missing_images_are_faults_and_none_at_all_is_an_error(make_coco):
     root = make_coco(train=["a.jpg", "b.jpg"])
     (root / "train" / "b.jpg").unlink()
-    faults = [entry.fault for entry in listing(root).splits["train"]]
-    assert faults[0] is None and faults[1][0] == reasons.IMAGE_MISSING
+    faults = [row["fault_reason"] for row in rows_of(listing(root).splits["train"])]
+    assert faults == ["", reasons.IMAGE_MISSING]
     shutil.rmtree(root / "train")
     with pytest.raises(DataError, match="are not beside it") as caught:
         listing(root)
@@ -245,7 +252,7 @@ def test_urls_that_cannot_be_fetched_are_not_followed(make_coco, edit_json):
     root = make_coco(train=["a.jpg", "b.jpg"])
     path = root / "annotations" / "instances_train.json"
     edit_json(path, lambda form: form["images"][1].update(coco_url="file:///etc/passwd", file_name="x.jpg"))
-    assert listing(root).splits["train"][1].fault[0] == reasons.IMAGE_MISSING
+    assert rows_of(listing(root).splits["train"])[1]["fault_reason"] == reasons.IMAGE_MISSING
 
 
 def test_a_source_in_an_object_store(make_coco, bucket):
@@ -254,7 +261,8 @@ def test_a_source_in_an_object_store(make_coco, bucket):
     source = sources.parse("s3://bucket/set")
     assert isinstance(source, CocoSource)
     found = source.listing()
-    assert source.read(found.splits["train"][1].origin) == (root / "train" / "b.jpg").read_bytes()
+    origin = rows_of(found.splits["train"])[1]["origin"]
+    assert source.read(origin) == (root / "train" / "b.jpg").read_bytes()
     before = found.state
     (bucket / "set" / "train" / "b.jpg").write_bytes(b"other")
     assert source.listing().state != before
@@ -264,7 +272,7 @@ def test_bytes_of_json_with_surrogates(make_coco, edit_json):
     root = make_coco(train=["a.jpg"])
     path = root / "annotations" / "instances_train.json"
     edit_json(path, lambda form: form["images"].append({"id": 1, "file_name": json.loads('"\\ud800.jpg"')}))
-    assert listing(root).splits["train"][1].fault[0] == reasons.IMAGE_MISSING
+    assert rows_of(listing(root).splits["train"])[1]["fault_reason"] == reasons.IMAGE_MISSING
 
 
 def test_words_that_are_no_json_wherever_a_block_ends(make_coco, monkeypatch):
@@ -275,7 +283,7 @@ def test_words_that_are_no_json_wherever_a_block_ends(make_coco, monkeypatch):
     for size in (7, 100, 5000):
         monkeypatch.setattr(coco_json, "_BLOCK", size)
         found = listing(root).splits["train"]
-        assert [entry.file_name for entry in found] == ["a.jpg", "NaN, Infinity.jpg"]
+        assert [row["file_name"] for row in rows_of(found)] == ["a.jpg", "NaN, Infinity.jpg"]
         (first, second), _ = boxes_of(found)
         assert corners(first) is None and first["area"] == 0 and corners(second) == (2, 2, 10, 8)
 
@@ -290,6 +298,69 @@ def test_lists_in_any_order(make_coco, edit_json):
 
     edit_json(root / "annotations" / "instances_train.json", change)
     assert boxes_of(listing(root).splits["train"]) == before
+
+
+def test_ids_of_any_kind(make_coco, edit_json):
+    root = make_coco(train=["a.jpg", "b.jpg", "c.jpg", "d.jpg", "e.jpg"])
+    ids = [-1, -2, "7", 7, 2**63 - 1]
+
+    def change(form):
+        for image, one in zip(form["images"], ids, strict=True):
+            image["id"] = one
+        form["annotations"] = [
+            {"image_id": one, "category_id": 3, "bbox": [place, 0, 1, 1]}
+            for place, one in [*enumerate(ids), *enumerate(ids, 10)]
+        ]
+
+    edit_json(root / "annotations" / "instances_train.json", change)
+    found = rows_of(listing(root).splits["train"])
+    assert [json.loads(row["original_id"]) for row in found] == ids
+    assert [[box["x"] for box in row["boxes"]] for row in found] == [[n, n + 10] for n in range(5)]
+
+
+def test_rows_are_the_same_wherever_parts_and_blocks_end(make_coco, edit_json, monkeypatch):
+    root = make_coco(train=[f"{number}.jpg" for number in range(23)])
+
+    def change(form):
+        form["annotations"] = [dict(box) for box in 3 * form["annotations"]]
+        random.Random(5).shuffle(form["annotations"])
+        for place, box in enumerate(form["annotations"]):
+            box["bbox"] = [place, 0, 1, 1]
+        form["images"].append({**form["images"][4], "id": 7})
+        form["annotations"].append({"image_id": 8, "category_id": 3, "bbox": [1, 2, 3, 4]})
+
+    edit_json(root / "annotations" / "instances_train.json", change)
+    before = rows_of(listing(root).splits["train"])
+    assert [len(row["boxes"]) for row in before] == [6] * 23
+    assert all(row["boxes"] == sorted(row["boxes"], key=lambda box: box["x"]) for row in before)
+    for rows, parts, pending in ((2, 3, 7), (5, 1, 1), (23, 1, 1000)):
+        monkeypatch.setattr(coco_rows, "ROWS", rows)
+        monkeypatch.setattr(coco_images, "ROWS", rows)
+        monkeypatch.setattr(coco_rows, "_PART", parts * rows)
+        monkeypatch.setattr(coco_rows, "_PENDING", pending)
+        found = listing(root)
+        for _ in range(2):  # Again and again; what was wrong is counted once.
+            assert rows_of(found.splits["train"]) == before
+            assert found.problems.counts == {reasons.IMAGE_LISTED_TWICE: 1, reasons.BOX_UNKNOWN_IMAGE: 1}
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_images_and_boxes(tmp_path):
+    """Five times as many images and boxes take no more than their twenty bytes an image."""
+    peaks = []
+    for count in (10_000, 50_000):
+        path = tmp_path / f"{count}.json"
+        with path.open("w") as file:
+            file.write('{"categories": [{"id": 1, "name": "x"}], "images": [')
+            file.write(",".join(f'{{"id": {n}, "file_name": "{n}.jpg", "coco_url": "http://x/{n}.jpg"}}'
+                                for n in range(count)))  # fmt: skip
+            file.write('], "annotations": [')
+            file.write(",".join(f'{{"image_id": {n * 7919 % count}, "category_id": 1, "bbox": [1, 2, 3, 4]}}'
+                                for n in range(4 * count)) + "]}")  # fmt: skip
+        boxes, peak = boxes_and_peak(path, "coco_rows._PENDING, coco_rows._PART = 2000, 2000")
+        assert boxes == 4 * count
+        peaks.append(peak)
+    assert peaks[1] - peaks[0] < 12  # Megabytes, for 40,000 images and 160,000 boxes.
 
 
 @pytest.mark.slow
@@ -307,13 +378,21 @@ def test_memory_does_not_grow_with_segmentations(tmp_path):
             f'{{"id": {n}, "file_name": "{n}.jpg", "coco_url": "http://x/{n}.jpg"}}' for n in range(1000)
         )
         file.write(",".join(images) + "]}")
+    boxes, peak = boxes_and_peak(path)
+    assert path.stat().st_size > 50e6 and boxes == 12_001
+    assert peak < 200
+
+
+def boxes_and_peak(path: Path, before: str = "") -> tuple[int, int]:
+    """Boxes of a file, and the most memory that a process takes to read it, in megabytes."""
     code = (
-        "import re, sys; from trainer.data.sources.coco import CocoSource\n"
+        "import re, sys; from trainer.data.sources import coco_rows\n"
+        "from trainer.data.sources.coco import CocoSource\n"
+        f"{before}\n"
         "boxes = sum(len(batch['boxes'].flatten()) for batch in "
         "CocoSource(sys.argv[1]).listing().splits['train'].batches())\n"
         "print(boxes, int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) // 1024)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
     boxes, peak = map(int, done.stdout.split())
-    assert path.stat().st_size > 50e6 and boxes == 12_001
-    assert peak < 200
+    return boxes, peak

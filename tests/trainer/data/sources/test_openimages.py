@@ -26,6 +26,7 @@ from trainer.data.sources.openimages import (
 )
 from trainer.data.sources.openimages_mlperf import CLASSES
 from trainer.errors import DataError
+from trainer.evaluation.openimages import image_labels
 
 BOX_COLUMNS = [
     "ImageID", "Source", "LabelName", "Confidence", "XMin", "XMax", "YMin", "YMax",
@@ -150,9 +151,30 @@ def test_the_hierarchy_gives_boxes_of_the_classes_above(mirror):
     found = rows_of(mirror, "hierarchy=expand")
     assert [labels(row) for row in found["train"]] == [[1, 0, 4, 3], [2, 0], [5], [0]]
     assert [box["iscrowd"] for box in found["train"][0]["boxes"]] == [0, 0, 1, 1]
+    assert source(mirror, "hierarchy=expand").listing().hierarchy == {}
     # What is in the image holds for the classes above, what is not for those below.
     first, _, last = (json.loads(row["extra"])["verified"] for row in found["val"])
     assert first == {"Cat": 1, "Animal": 1, "Dog": 0} and last == {"Animal": 0, "Cat": 0, "Dog": 0}
+
+
+def test_evaluation_learns_the_hierarchy_of_the_classes_kept(mirror, tmp_path):
+    config = DataConfig(processes=1, max_bad_fraction=0.5, classes=["Dog", "Cat", "Animal", "Tree, large"])
+    raw = download(source(mirror).uri, str(tmp_path / "data"), config)
+    index = shard(raw, str(tmp_path / "data"), config)
+    assert raw["hierarchy"] == index["hierarchy"] == {"0": [2], "1": [2]}
+    for split in ("train", "test"):
+        truth = ShardDataset(index["uri"], split).annotations()
+        assert truth["hierarchy"] == {"0": [2], "1": [2]}
+        assert [one["original_id"] for one in truth["categories"]] == [
+            MIDS[name] for name in config.classes
+        ]  # fmt: skip
+    # An object is one box; what is verified holds above and below: Cat is there, Dog not, Animal not.
+    assert [len(truth["annotations"]), *(image["verified"] for image in truth["images"])] == [
+        2, [0, 1, 2], [0, 1, 2],
+    ]  # fmt: skip
+    labels_of, above = image_labels(truth)
+    assert labels_of is not None and above == {0: [2], 1: [2]}
+    assert image_labels(ShardDataset(index["uri"], "train").annotations())[0] is None
 
 
 def test_rotation_becomes_an_orientation(mirror):
@@ -212,6 +234,11 @@ def test_files_that_are_missing_or_of_another_form(mirror, monkeypatch):
     monkeypatch.setattr(openimages_csv, "_SORTABLE", 10)
     with pytest.raises(DataError, match="do not follow each other"):
         rows_of(mirror, "splits=train")
+    (mirror / "base" / HIERARCHY).unlink()
+    with pytest.raises(DataError, match=r"no file .*hierarchy") as caught:
+        source(mirror, "splits=train").listing()
+    assert "hierarchy=none" in caught.value.fix
+    assert source(mirror, "splits=train,hierarchy=none").listing().hierarchy == {}
     (mirror / "base" / HIERARCHY).write_text("[]")
     with pytest.raises(DataError, match="no hierarchy"):
         source(mirror, "splits=train,hierarchy=expand").listing()

@@ -38,7 +38,7 @@ def make_voc(tmp_path, make_jpeg):
 
 
 def entries(root: Path, split: str = "train") -> list:
-    return VocSource(str(root)).listing().splits[split]
+    return list(VocSource(str(root)).listing().splits[split])
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_classes_are_those_of_all_splits_in_alphabetical_order(make_voc):
     root = make_voc({"a": xml(obj("zebra")), "b": xml(obj("ape"))}, train=["a"], val=["b"])
     listing = VocSource(str(root)).listing()
     assert [category.name for category in listing.categories] == ["ape", "zebra"]
-    assert listing.splits["train"][0].boxes[0].category == 1
+    assert next(iter(listing.splits["train"])).boxes[0].category == 1
 
 
 def test_an_object_without_name_or_box(make_voc):

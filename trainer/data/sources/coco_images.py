@@ -1,0 +1,135 @@
+"""The images of a COCO JSON: on the disk, for there may be millions; memory holds twenty bytes of each."""
+
+import json
+import math
+from array import array
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from tempfile import TemporaryFile
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from trainer.data import problems as reasons
+from trainer.data.problems import Problems
+from trainer.data.sources.base import Entry
+from trainer.data.sources.coco_json import FIX, CocoFile
+from trainer.data.sources.rows import ROWS
+from trainer.errors import DataError
+
+_PROBES = 20
+
+
+class CocoImages:
+    """The images of one file, each once, and which of them an id means."""
+
+    def __init__(self, file: CocoFile, problems: Problems) -> None:
+        """Read them; an image that is listed twice is taken once.
+
+        Args:
+            file: the COCO JSON.
+            problems: grows.
+
+        Raises:
+            DataError: the file is no COCO JSON, lists no images, or one has no name that can be used.
+        """
+        self._lines = TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 (lives as long as this does)
+        ids, names = array("q"), array("q")
+        for image in file.items("images"):
+            told = _told(image, file.uri)
+            ids.append(number(told[-1]))
+            names.append(hash(told[0]))
+            self._lines.write(json.dumps(told) + "\n")
+        if not ids:
+            raise DataError(f"{file.uri} lists no images", fix=FIX)
+        _, first, which = np.unique(np.array(names, np.int64), return_index=True, return_inverse=True)
+        owner = first[which]
+        """The first image of the same name, for each listed one."""
+        self._once = owner == np.arange(len(owner))
+        self.count = int(self._once.sum())
+        """Images, each counted once."""
+        place = np.cumsum(self._once) - 1
+        order = np.argsort(np.array(ids, np.int64), kind="stable")
+        self._ids = np.array(ids, np.int64)[order]
+        self._places = place[owner[order]].astype(np.int32)
+        # Nobody knows which of two images with one id its boxes belong to.
+        pair = np.flatnonzero((self._ids[1:] == self._ids[:-1]) & (self._places[1:] != self._places[:-1]))
+        self._clashing = np.zeros(self.count, bool)
+        self._clashing[self._places[np.concatenate([pair, pair + 1])]] = True
+        for name in self._names(~self._once):
+            problems.add(reasons.IMAGE_LISTED_TWICE, name)
+
+    def places(self, ids: list[Any]) -> np.ndarray:
+        """Return which image each id means, counted from 0 in the file's order; -1 for none."""
+        wanted = np.array([number(one) if isinstance(one, int | str) else 0 for one in ids], np.int64)
+        at = np.minimum(np.searchsorted(self._ids, wanted), len(self._ids) - 1)
+        known = (self._ids[at] == wanted) & np.array([isinstance(one, int | str) for one in ids], bool)
+        return np.where(known, self._places[at], -1)
+
+    def entries(self) -> Iterator[list[Entry]]:
+        """Yield the images in the file's order, ROWS at a time; `origin` is the `coco_url`."""
+        batch: list[Entry] = []
+        for place, line in enumerate(self._chosen(self._once)):
+            name, url, width, height, original_id = json.loads(line)
+            entry = Entry(name, url, width, height, [], original_id)
+            if self._clashing[place]:
+                entry.fault = (reasons.IMAGE_ID_TWICE, f"id {original_id}")
+            batch.append(entry)
+            if len(batch) == ROWS:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+    def probes(self) -> list[Entry]:
+        """Return a few images from all over the file."""
+        step = max(1, self.count // _PROBES)
+        found = []
+        for number_of_batch, batch in enumerate(self.entries()):
+            begin = -(number_of_batch * ROWS) % step
+            found += batch[begin::step]
+        return found[:_PROBES]
+
+    def _names(self, which: np.ndarray) -> Iterator[str]:
+        yield from (json.loads(line)[0] for line in self._chosen(which))
+
+    def _chosen(self, which: np.ndarray) -> Iterator[str]:
+        """Yield the lines of some of the listed images."""
+        if which.any():
+            self._lines.seek(0)
+            yield from (line for chosen, line in zip(which.tolist(), self._lines, strict=True) if chosen)
+
+
+def number(original_id: int | str) -> int:
+    """Return a number that stands for an id, which is an integer or a text."""
+    return original_id if isinstance(original_id, int) else hash(original_id)
+
+
+def positive(value: Any) -> float:
+    """Return a positive finite number as it is, and 0 for anything else."""
+    usable = isinstance(value, int | float) and math.isfinite(value) and 0 < value < 1e12
+    return float(value) if usable else 0.0
+
+
+def _told(image: dict[str, Any], uri: str) -> tuple[str, str, int, int, int | str]:
+    """Return name, URL, width, height and id of an image."""
+    original_id, url = image.get("id"), str(image.get("coco_url") or "")
+    name = image.get("file_name") or PurePosixPath(urlsplit(url).path).name
+    if not isinstance(original_id, int | str) or not isinstance(name, str) or not name:
+        raise DataError(
+            f"{uri}: image {json.dumps(image)[:80]} lacks an id or a file_name", fix="give it both"
+        )
+    size = int(positive(image.get("width"))), int(positive(image.get("height")))
+    return _relative(name, uri), url, *size, original_id
+
+
+def _relative(name: str, uri: str) -> str:
+    """Return a file_name with forward slashes; refuse one that leads out of the folder."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or not path.name or "\0" in name or ":" in path.parts[0]:
+        raise DataError(
+            f"{uri}: refused file_name {name!r}, which leads out of the images' folder",
+            fix="make file_name relative to the folder of the images",
+        )
+    return str(path)

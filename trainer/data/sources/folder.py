@@ -1,0 +1,80 @@
+"""The files of a folder by name, as many as there may be: some hundred bytes each."""
+
+import os
+from array import array
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from trainer import storage
+
+_BATCH = 10_000
+_COLUMNS = pa.schema([("name", pa.large_binary()), ("version", pa.large_string())])
+
+
+class Folder:
+    """Finds a file by its name, or by what is left of it when differences that do not matter are gone."""
+
+    def __init__(
+        self, uri: str, fold: Callable[[str], str], wanted: Callable[[str], bool] = lambda name: True
+    ) -> None:
+        """List the files, those in folders below left out.
+
+        Args:
+            uri: of the folder; one that is missing has no files.
+            fold: what is the same for names that count as equal.
+            wanted: tells by its name whether a file counts.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        self.uri = uri
+        self._fold = fold
+        batches = list(_listed(uri, wanted))
+        files = pa.Table.from_batches(batches, _COLUMNS).sort_by("name").combine_chunks()
+        batches.clear()
+        self._names, self._versions = (files[column].combine_chunks() for column in _COLUMNS.names)
+        hashes = np.array(array("q", (hash(fold(name)) for name in self.names())), np.int64)
+        self._order = np.argsort(hashes, kind="stable").astype(np.int32)
+        self._hashes = hashes[self._order]
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def names(self) -> Iterator[str]:
+        """Yield the names, sorted."""
+        for first in range(0, len(self._names), _BATCH):
+            yield from map(os.fsdecode, self._names.slice(first, _BATCH).to_pylist())
+
+    def find(self, name: str, folded: str | None = None) -> tuple[str, str] | None:
+        """Return name and version of a file; None if there is none.
+
+        Args:
+            name: of this name if there is one, else the first by name that counts as equal.
+            folded: what `fold` gives of it; by default that of `name`.
+        """
+        folded = self._fold(name) if folded is None else folded
+        own = hash(folded)
+        found: tuple[str, str] | None = None
+        at = int(np.searchsorted(self._hashes, own))
+        while at < len(self._hashes) and self._hashes[at] == own:
+            row = int(self._order[at])
+            actual = os.fsdecode(self._names[row].as_py())
+            if self._fold(actual) == folded and (found is None or actual == name):
+                found = actual, self._versions[row].as_py()
+            at += 1
+        return found
+
+
+def _listed(uri: str, wanted: Callable[[str], bool]) -> Iterator[pa.RecordBatch]:
+    names: list[bytes] = []
+    versions: list[str] = []
+    for name, state in storage.scan(uri, recursive=False):
+        if wanted(name):
+            names.append(os.fsencode(name))
+            versions.append(f"{state.size} {state.version}")
+        if len(names) == _BATCH:
+            yield pa.RecordBatch.from_pydict({"name": names, "version": versions}, schema=_COLUMNS)
+            names, versions = [], []
+    yield pa.RecordBatch.from_pydict({"name": names, "version": versions}, schema=_COLUMNS)
