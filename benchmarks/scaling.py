@@ -3,10 +3,12 @@
     python -m benchmarks.scaling                      # gloo, one core each
     python -m benchmarks.scaling --device cuda --processes 8 --classes 91 --size 800 --images 16
 
-In each round process 0 trains alone while the others wait, and then all train together, each with
-as many images as process 0 had. `ratio` is n-process images a second over n times those of one. With
-`--clock cpu` it is what process 0 computes for a step alone over what it computes in company: what
-exchanging gradients costs, but not what waiting for the slowest does.
+In each round process 0 trains alone while the others wait, then all train at the same time without
+a word (`apart`: what the machine can do at most), then together, exchanging gradients; each has as
+many images as process 0 had, and on a CPU a core of its own, to which it is bound. `ratio` is what n
+processes together do over n times what process 0 does alone. With `--clock cpu` it is what process 0
+computes for a step alone over what it computes in company: what exchanging gradients costs, but
+not what waiting for the slowest does.
 """
 
 import argparse
@@ -29,20 +31,23 @@ from trainer.state import TrainState
 
 def main() -> None:
     """Start the processes, measure, print."""
-    options = arguments(__doc__, processes=2, classes=91, size=256, images=2, steps=2)
+    options = arguments(__doc__, processes=2, classes=91, size=256, images=4, steps=2)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     results = multiprocessing.get_context("spawn").SimpleQueue()
     multiprocessing.spawn(_process, (options, port, results), nprocs=options.processes)
-    alone, together = results.get()
+    seconds = results.get()
     images = options.steps * options.images
     figures: dict[str, Any] = {
         "processes": options.processes,
-        "images_per_second_alone": images / alone,
-        "images_per_second_together": options.processes * images / together,
+        "images_per_second_alone": images / seconds["alone"],
+        "images_per_second_apart": options.processes * images / seconds["apart"],
+        "images_per_second_together": options.processes * images / seconds["together"],
+        "limit_of_the_machine": seconds["alone"] / seconds["apart"],
+        "share_of_that_limit": seconds["apart"] / seconds["together"],
     }
-    report("scaling", alone / together, figures, options)
+    report("scaling", seconds["alone"] / seconds["together"], figures, options)
 
 
 def _process(rank: int, options: argparse.Namespace, port: int, results: Any) -> None:
@@ -51,27 +56,42 @@ def _process(rank: int, options: argparse.Namespace, port: int, results: Any) ->
     device = torch.device("cuda", rank) if cuda else options.device
     if cuda:
         torch.cuda.set_device(device)
+    else:
+        _bind(rank, options.threads)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=options.processes)
-    fusion.choose(options.compiled, device)
+    fusion.choose(options.compiled, device, tell=rank == 0)
     batch = random_batch(options.images, options.size, options.classes, device)
-    alone = TrainState(Config(), options.classes, World(rank, 1, device))
-    together = TrainState(Config(), options.classes, World(rank, options.processes, device))
-    trained = (("alone", alone, alone.distributed()), ("together", together, together.distributed()))
-    seconds: dict[str, list[float]] = {"alone": [], "together": []}
+    own = TrainState(Config(), options.classes, World(rank, 1, device))
+    shared = TrainState(Config(), options.classes, World(rank, options.processes, device))
+    # The state, the model, and who trains.
+    ways = {
+        "alone": (own, own.distributed(), rank == 0),
+        "apart": (own, own.distributed(), True),
+        "together": (shared, shared.distributed(), True),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     now = CLOCKS[options.clock]
     for round_number in range(options.rounds + 1):
-        for name, state, model in trained:
+        for name, (state, model, trains) in ways.items():
             dist.barrier()
             start = now()
-            if rank == 0 or name == "together":
+            if trains:
                 _train(state, model, batch, options.steps)
             if round_number:
                 seconds[name].append(now() - start)
     if rank == 0:
-        results.put([statistics.median(seconds[name]) for name in ("alone", "together")])
+        results.put({name: statistics.median(values) for name, values in seconds.items()})
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _bind(rank: int, threads: int) -> None:
+    """Keep a process, whatever threads it has, on cores of its own, where there are enough."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))[rank * threads : (rank + 1) * threads]
+        if len(cores) == threads:
+            os.sched_setaffinity(0, cores)
 
 
 def _train(state: TrainState, model: nn.Module, batch: Any, steps: int) -> None:

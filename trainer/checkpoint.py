@@ -10,13 +10,16 @@ import logging
 from dataclasses import asdict
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
 from trainer import configuration, storage
 from trainer.config import Config
 from trainer.errors import CheckpointError
+from trainer.model import classes
 from trainer.model.detector import Detector, build
+from trainer.model.weights import torchvision_state
 
 VERSION = 2
 BEST = "best.pt"
@@ -29,6 +32,7 @@ _MAY_CHANGE = {
     "export",
     "loader.workers",
     "loader.prefetch",
+    "loader.decoder",
     "train.epochs",
     "train.log_every",
     "train.validate_every",
@@ -184,3 +188,30 @@ def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Detector, 
         "config": json.loads(state["config"]),
         **{key: state.get(key) for key in known},
     }
+
+
+def write_weights(uri: str, target: str) -> dict[str, Any]:
+    """Write the evaluated weights of a checkpoint for torchvision's `retinanet_*_fpn` models.
+
+    Args:
+        uri: the checkpoint.
+        target: URI of the file: .safetensors, or anything else for `torch.load`.
+
+    Returns:
+        weights (the URI) and num_classes, which torchvision's model has to be built with.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+        StorageError: the target cannot be written.
+    """
+    detector, meta = load_model(uri)
+    state = torchvision_state(detector, [category["name"] for category in meta["categories"]])
+    state = {name: value.contiguous() for name, value in state.items()}
+    if target.endswith(".safetensors"):
+        storage.write_bytes(target, safetensors.torch.save(state))
+    else:
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        storage.write_bytes(target, buffer.getvalue())
+    anchors = len(detector.config.anchor_scales) * len(detector.config.aspect_ratios)
+    return {"weights": target, "num_classes": classes.outputs(state, anchors)}

@@ -76,7 +76,10 @@ class LoaderConfig:
     """Side of the square that images are fitted into (aspect kept, padded), in pixels. At
     least 96: at 64 P6 is one pixel, and oneDNN's bf16 gradient of P7's weights is then NaN."""
     workers: Positive = 4
-    """Threads of each process that decode and augment."""
+    """Threads of each process that read, decode and augment."""
+    decoder: Literal["cpu", "gpu"] = "cpu"
+    """What decodes and resizes training images: these threads, or the GPU (nvJPEG; needs torchcodec),
+    where the host has too few cores for it."""
     prefetch: Positive = 4
     """Batches that are prepared ahead of the training step."""
     flip: Fraction = 0.5
@@ -138,8 +141,9 @@ class ModelConfig:
     box_loss: Literal["default", "l1", "smooth_l1", "giou"] = "default"
     """Box regression loss; default is the version's."""
     background_class: bool = False
-    """Keep an output for class 0 that is never a target, as torchvision's published
-    checkpoints do (91 outputs for COCO, 601 for Open Images)."""
+    """Keep an output for class 0 that is never a target, as torchvision's own models have it
+    (91 outputs for COCO, 601 for Open Images). Not needed to load their weights, nor to write
+    weights for them: `python -m trainer weights`."""
     weights: str = ""
     """URI of pretrained weights (.pt, .pth, .safetensors) of a detector or backbone in
     torchvision's layout, or torchvision:WEIGHTS_NAME; empty starts from scratch."""

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 TIMEOUT = datetime.timedelta(minutes=30)
-"""How long a collective waits: longer than rank 0 needs to score a large validation split."""
-
+"""How long a collective waits: longer than one rank may be behind, be it that it compiles, waits for
+a slow store, or that rank 0 waits until the checkpoint before has been written."""
 
 _ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 """What torchrun tells each process, and what holds outside torchrun."""
@@ -68,6 +68,15 @@ def gather(value: Any, world: World) -> list[Any]:
     values: list[Any] = [None] * world.size
     dist.all_gather_object(values, value)
     return values
+
+
+def gather_on_main(value: Any, world: World) -> list[Any]:
+    """Collect a picklable value of every rank on rank 0, in rank order; elsewhere [value]."""
+    if world.size == 1:
+        return [value]
+    values: list[Any] | None = [None] * world.size if world.is_main else None
+    dist.gather_object(value, values, dst=0)
+    return [value] if values is None else values
 
 
 def broadcast(value: Any, world: World) -> Any:

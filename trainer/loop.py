@@ -91,7 +91,7 @@ class _Run:
         self.resumed_from = self._take_up(saved) if saved else None
         if config.train.compile_cache:
             load_compiled(storage.join(output_uri, _COMPILED))
-        compile_detector(self.state.detector, config.train.compile, world.device)
+        compile_detector(self.state.detector, config.train.compile, world)
         self.model = self.state.distributed()
         if config.train.gradient_compression:
             compress_gradients(self.model)

@@ -95,7 +95,7 @@ def _to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     return host, copied
 
 
-def compile_detector(detector: Detector, mode: Compile, device: torch.device) -> None:
+def compile_detector(detector: Detector, mode: Compile, world: World) -> None:
     """Compile what the configuration asks for, as far as the machine can; log what is done.
 
     Compilation itself happens in the first steps. The weights' names do not change.
@@ -103,13 +103,14 @@ def compile_detector(detector: Detector, mode: Compile, device: torch.device) ->
     Args:
         detector: the network that is trained, on its device.
         mode: see `Compile`; "graphs" means "model" where there is no GPU.
-        device: where it runs.
+        world: this process and its device; rank 0 logs.
     """
-    if not fusion.choose(mode != "off", device) or mode not in ("model", "graphs"):
+    if not fusion.choose(mode != "off", world.device, tell=world.is_main) or mode not in ("model", "graphs"):
         return
-    graphs = mode == "graphs" and device.type == "cuda"
+    graphs = mode == "graphs" and world.device.type == "cuda"
     detector.compile_trunk("reduce-overhead" if graphs else "default")
-    _LOG.info("the network is compiled%s", ", with CUDA graphs" if graphs else "")
+    if world.is_main:
+        _LOG.info("the network is compiled%s", ", with CUDA graphs" if graphs else "")
 
 
 def load_compiled(uri: str) -> bool:

@@ -1,12 +1,15 @@
 """Checkpoints: whole or not at all, no code in them, and clear when they do not fit."""
 
+import json
 import pickle
 
 import pytest
+import safetensors.torch
 import torch
 
 from trainer import checkpoint
-from trainer.configuration import to_json
+from trainer.__main__ import main
+from trainer.configuration import from_json, to_json
 from trainer.errors import CheckpointError, StorageError
 from trainer.model.detector import build
 
@@ -38,6 +41,19 @@ def test_the_moving_average_is_what_is_evaluated(contents, tmp_path):
     detector, _ = checkpoint.load_model(str(tmp_path / "best.pt"))
     name = "head.classification_head.cls_logits.bias"
     assert torch.equal(detector.state_dict()[name], contents["model"][name] + 1)
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_weights_for_torchvision_are_written(contents, suffix, tmp_path, capsys):
+    checkpoint.write(contents, str(tmp_path / "best.pt"))
+    path = tmp_path / f"weights.{suffix}"
+    assert main(["weights", "--checkpoint", str(tmp_path / "best.pt"), "--output", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out) == {"weights": str(path), "num_classes": 3}
+    load = safetensors.torch.load_file if suffix == "safetensors" else torch.load
+    state, bias = load(path), "head.classification_head.cls_logits.bias"
+    assert state.keys() == contents["model"].keys()
+    assert torch.equal(state[bias].view(9, 3)[:, 1:].flatten(), contents["model"][bias])
+    build(from_json(contents["config"]).model, 3).load_state_dict(state)
 
 
 def test_the_newest_are_kept_and_found(contents, tmp_path):

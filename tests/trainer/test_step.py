@@ -63,13 +63,13 @@ def test_the_compiled_network_is_one_graph_with_the_same_result(monkeypatch):
         return compile_(function, backend="eager", **options)
 
     monkeypatch.setattr(torch, "compile", traced)
-    monkeypatch.setattr(fusion, "choose", lambda enabled, device: enabled)
+    monkeypatch.setattr(fusion, "choose", lambda enabled, device, tell: enabled)
     detector = tiny_detector()
     names = list(detector.state_dict())
     images = torch.randint(0, 256, (1, 3, 128, 128), dtype=torch.uint8)
     boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
     plain = detector(images, boxes, labels)
-    compile_detector(detector, "graphs", CPU)
+    compile_detector(detector, "graphs", SINGLE)
     assert len(calls) == 1 and calls[0]["fullgraph"] is True
     assert list(detector.state_dict()) == names
     for one, other in zip(plain, detector(images, boxes, labels), strict=True):
@@ -78,9 +78,9 @@ def test_the_compiled_network_is_one_graph_with_the_same_result(monkeypatch):
 
 @pytest.mark.parametrize("mode", ["off", "loss"])
 def test_the_network_is_compiled_only_when_asked(mode, monkeypatch):
-    monkeypatch.setattr(fusion, "choose", lambda enabled, device: enabled)
+    monkeypatch.setattr(fusion, "choose", lambda enabled, device, tell: enabled)
     detector = tiny_detector()
-    compile_detector(detector, mode, CPU)
+    compile_detector(detector, mode, SINGLE)
     assert detector._compiled_trunk is None
 
 

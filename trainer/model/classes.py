@@ -10,14 +10,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_LAYER = "head.classification_head.cls_logits."
+LAYER = "head.classification_head.cls_logits."
+"""Begin of the names of that convolution's weight and bias."""
 UNUSED_BIAS = -20.0
 """Bias of an output that is never detected: a score of 2e-9."""
 
 
 def outputs(state: dict[str, Tensor], anchors: int) -> int:
     """Classes that a detector's weights have outputs for, with `anchors` anchors at each place."""
-    return state[_LAYER + "bias"].shape[0] // anchors
+    return state[LAYER + "bias"].shape[0] // anchors
 
 
 def select(state: dict[str, Tensor], classes: Sequence[int], anchors: int) -> dict[str, Tensor]:
@@ -33,7 +34,7 @@ def select(state: dict[str, Tensor], classes: Sequence[int], anchors: int) -> di
     chosen = {
         name: value.unflatten(0, (anchors, count)).index_select(1, index.to(value.device)).flatten(0, 1)
         for name, value in state.items()
-        if name.startswith(_LAYER)
+        if name.startswith(LAYER)
     }
     return {**state, **chosen}
 
@@ -54,8 +55,8 @@ def spread(state: dict[str, Tensor], classes: Sequence[int], total: int, anchors
     index = torch.tensor(classes, dtype=torch.int64)
     wider = dict(state)
     for kind, unused in (("weight", 0.0), ("bias", UNUSED_BIAS)):
-        value = state[_LAYER + kind]
+        value = state[LAYER + kind]
         parts = value.unflatten(0, (anchors, count))
         target = value.new_full((anchors, total, *value.shape[1:]), unused)
-        wider[_LAYER + kind] = target.index_copy(1, index.to(value.device), parts).flatten(0, 1)
+        wider[LAYER + kind] = target.index_copy(1, index.to(value.device), parts).flatten(0, 1)
     return wider

@@ -24,22 +24,22 @@ class _Choice:
     compiles = False
 
 
-def choose(enabled: bool, device: torch.device) -> bool:
-    """Decide for this process whether `fused` functions are compiled, and log it.
+def choose(enabled: bool, device: torch.device, *, tell: bool = True) -> bool:
+    """Decide for this process whether `fused` functions are compiled.
 
     Args:
         enabled: what the configuration asks for.
         device: where they will run.
+        tell: whether to log it; of several processes one is enough.
 
     Returns:
         Whether they are: `enabled`, and the tools for the device are there.
     """
     missing = missing_tool(device.type) if enabled else "the configuration says so"
     _Choice.compiles = missing is None
-    if missing is None:
-        _LOG.info("the loss is compiled for %s", device.type)
-    else:
-        _LOG.info("the loss is not compiled: %s", missing)
+    if tell:
+        said = "compiled for " + device.type if missing is None else f"not compiled: {missing}"
+        _LOG.info("the loss is %s", said)
     return _Choice.compiles
 
 

@@ -1,12 +1,14 @@
 """Pretrained weights: where they come from and how they are fitted to a detector."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import safetensors.torch
 import torch
 from torch import Tensor
 from torchvision.models import get_weight
+from torchvision.models.detection import RetinaNet_ResNet50_FPN_V2_Weights
 
 from trainer import storage
 from trainer.errors import CheckpointError
@@ -14,6 +16,8 @@ from trainer.model import classes
 from trainer.model.detector import Detector
 
 _TORCHVISION = "torchvision:"
+_COCO_NAMES = RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1.meta["categories"]
+_UNUSED = ("__background__", "N/A")
 _LOG = logging.getLogger("weights")
 
 
@@ -34,7 +38,7 @@ def load_pretrained(detector: Detector, uri: str) -> None:
         CheckpointError: the file is no state dict, or does not fit the model.
         StorageError: the file cannot be read.
     """
-    state = _without_unused_classes(_as_detector_state(_read(uri), uri), uri, detector)
+    state = _without_unused_classes(_as_detector_state(_read(uri), uri), detector)
     own = detector.state_dict()
     replaced = [
         name
@@ -63,17 +67,42 @@ def load_pretrained(detector: Detector, uri: str) -> None:
     )
 
 
-def _without_unused_classes(state: dict[str, Tensor], uri: str, detector: Detector) -> dict[str, Tensor]:
-    """Drop background and unused ids of torchvision's detectors where the rest is our classes."""
-    if not uri.startswith(_TORCHVISION) or not any(name.startswith("head.") for name in state):
+def torchvision_state(detector: Detector, names: Sequence[str]) -> dict[str, Tensor]:
+    """Weights for torchvision's RetinaNet, whose labels count from 1, the background being 0.
+
+    Classes named as COCO's get the ids that torchvision's published weights give them: 91 outputs.
+    Else there is one output more than classes. `load_pretrained` takes both back.
+
+    Args:
+        detector: a detector of the published architecture; else no model of torchvision fits.
+        names: of its classes, in label order.
+    """
+    state = detector.state_dict()
+    if detector.label_offset:
         return state
-    names = get_weight(uri.removeprefix(_TORCHVISION)).meta["categories"]
-    real = [index for index, name in enumerate(names) if name not in ("__background__", "N/A")]
-    if detector.label_offset or len(real) != detector.num_classes:
+    places = {name: place for place, name in enumerate(_COCO_NAMES) if name not in _UNUSED}
+    if set(names) == set(places):
+        return classes.spread(
+            state, [places[name] for name in names], len(_COCO_NAMES), _anchors_at_a_place(detector)
+        )
+    count = detector.num_classes
+    return classes.spread(state, range(1, count + 1), count + 1, _anchors_at_a_place(detector))
+
+
+def _without_unused_classes(state: dict[str, Tensor], detector: Detector) -> dict[str, Tensor]:
+    """Drop background and unused ids of torchvision's layout where the rest is our classes."""
+    if classes.LAYER + "bias" not in state or detector.label_offset:
         return state
-    return classes.select(
-        state, real, len(detector.config.anchor_scales) * len(detector.config.aspect_ratios)
-    )
+    anchors, count = _anchors_at_a_place(detector), detector.num_classes
+    found = classes.outputs(state, anchors)
+    real = [place for place, name in enumerate(_COCO_NAMES) if name not in _UNUSED]
+    if (found, count) == (len(_COCO_NAMES), len(real)):
+        return classes.select(state, real, anchors)
+    return classes.select(state, range(1, found), anchors) if found == count + 1 else state
+
+
+def _anchors_at_a_place(detector: Detector) -> int:
+    return len(detector.config.anchor_scales) * len(detector.config.aspect_ratios)
 
 
 def _expected(name: str, has_head: bool) -> bool:

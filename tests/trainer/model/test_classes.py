@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 import torch
 from torchvision.models import get_weight
+from torchvision.models.detection import retinanet_resnet50_fpn_v2
 
 from trainer.config import ModelConfig
 from trainer.model import classes, weights
 from trainer.model.detector import build
-from trainer.model.weights import load_pretrained
+from trainer.model.weights import load_pretrained, torchvision_state
 
 CONFIG = ModelConfig(backbone="resnet18", backbone_width=8, fpn_channels=16, head_depth=1)
 ANCHORS = 9
@@ -67,3 +68,39 @@ def test_published_weights_are_trimmed_to_the_real_classes(monkeypatch):
     before = other.state_dict()["head.classification_head.cls_logits.bias"].clone()
     load_pretrained(other, COCO)
     assert torch.equal(other.state_dict()["head.classification_head.cls_logits.bias"], before)
+
+
+@pytest.mark.parametrize(("count", "outputs"), [(80, 91), (600, 601), (3, 4)])
+def test_weights_go_to_torchvision_and_back(count, outputs, tmp_path):
+    torch.manual_seed(7)
+    trained = build(CONFIG, count)
+    torch.nn.init.normal_(trained.head.classification_head.cls_logits.bias)
+    coco = get_weight(COCO.removeprefix("torchvision:")).meta["categories"]
+    names = [name for name in coco if name not in ("__background__", "N/A")] if count == 80 else []
+    names = names or [f"class {number}" for number in range(count)]
+    state = torchvision_state(trained, names)
+    theirs = build(CONFIG, outputs)
+    theirs.load_state_dict(state)
+    places = [coco.index(name) for name in names] if count == 80 else list(range(1, outputs))
+    assert torch.allclose(logits(theirs)[:, :, places], logits(trained), atol=1e-5)
+    torch.save(state, tmp_path / "theirs.pth")
+    again = build(CONFIG, count)
+    load_pretrained(again, str(tmp_path / "theirs.pth"))
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in trained.state_dict().items())
+
+
+@pytest.mark.slow
+def test_torchvisions_own_model_takes_the_weights_and_detects_the_same(tmp_path):
+    torch.manual_seed(8)
+    trained = build(ModelConfig(score_threshold=0.0), 4).eval()
+    torch.nn.init.normal_(trained.head.classification_head.cls_logits.weight, std=0.02)
+    theirs = retinanet_resnet50_fpn_v2(weights=None, weights_backbone=None, num_classes=5).eval()
+    theirs.load_state_dict(torchvision_state(trained, list("abcd")))
+    theirs.score_thresh, theirs.detections_per_img = 0.0, 100
+    theirs.transform.min_size, theirs.transform.max_size = (128,), 128
+    image = torch.randint(0, 256, (1, 3, 128, 128), dtype=torch.uint8)
+    found = trained.predict(image)
+    with torch.no_grad():
+        expected = theirs([image[0] / 255])[0]
+    assert torch.equal(found.labels[0] + 1, expected["labels"]) and int(found.num[0]) == 100
+    assert torch.allclose(found.scores[0], expected["scores"], atol=1e-5)
