@@ -37,6 +37,7 @@ class Recorder:
         """Of the best validation so far. To be read after `wait`."""
         self._config, self._output, self._log = config, output_uri, log
         self._saved: dict[str, Any] = {}
+        self._truth: Truth | None = None
         self._jobs: list[Future[None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")
         self._error: Exception | None = None
@@ -57,7 +58,7 @@ class Recorder:
         """Score what the weights of the state that was saved last detect, and keep the best as best.pt.
 
         Args:
-            truth: gives the ground truth of the validation split.
+            truth: gives the ground truth of the validation split; asked once, as that of a run is one.
             found: all detections in it.
         """
         self._start(lambda: self._score(truth, found))
@@ -101,7 +102,10 @@ class Recorder:
 
     def _score(self, truth: Callable[[], Truth | dict[str, Any]], found: Predictions) -> None:
         state, evaluation = self._saved, self._config.evaluation
-        metrics = evaluate_coco(truth(), found, engine=evaluation.engine).metrics
+        if self._truth is None:
+            given = truth()
+            self._truth = given if isinstance(given, Truth) else Truth.from_coco(given)
+        metrics = evaluate_coco(self._truth, found, engine=evaluation.engine).metrics
         shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in ("coco/AP", "coco/AP50"))
         _LOG.info("epoch %d: %s", state["epoch"], shown)
         self._log.add("val", {"step": state["step"], "epoch": state["epoch"], **metrics})

@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from typing import Any
 
 from pipelines.commands import Commands
 from trainer.configuration import parse_overrides
+from trainer.errors import Interrupted
 
 _CONFIG = "config.json"
 
@@ -21,7 +23,9 @@ def add(commands: Commands) -> None:
         "against the gate, and write report.html, metrics.json and the predictions. Exit code: 0; 1 where "
         "the rules of --gate do not hold; 2 for a mistake in what was asked or given.",
     )
-    parser.add_argument("model", metavar="MODEL", help="URI of best.pt, of an .onnx, or an exported folder")
+    parser.add_argument(
+        "model", metavar="MODEL", help="URI of best.pt, or of an exported folder or a file in it"
+    )
     parser.add_argument("--shards", required=True, metavar="URI", help="folder that the shard step wrote")
     parser.add_argument("-o", "--output", required=True, metavar="URI", help="folder for the evaluation")
     parser.add_argument(
@@ -88,11 +92,30 @@ def _processes(options: argparse.Namespace) -> int:
 
 
 def _share(options: argparse.Namespace, config_uri: str) -> int:
-    """Score in several processes; returns the exit code."""
-    command = [sys.executable, "-m", "trainer", "launch", "--nproc", str(_processes(options)), "--"]
+    """Score in several processes; returns the exit code.
+
+    Raises:
+        Interrupted: asked to stop by SIGTERM or SIGINT; the processes have ended.
+    """
+    from trainer.signals import stop_request
+
+    count = _processes(options)
+    command = [sys.executable, "-m", "trainer", "launch", "--nproc", str(count), "--"]
     command += ["evaluate", "--checkpoint", options.model, "--shards", options.shards]
     command += ["--output", options.output, "--config", config_uri]
-    return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
+    threads = max(1, len(os.sched_getaffinity(0)) // count)
+    environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
+    with (
+        stop_request() as stop,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as process,
+    ):
+        try:
+            with stop.at_once(lambda: Interrupted("the evaluation was stopped", fix="run it again")):
+                return process.wait()
+        except Interrupted:
+            # It would not learn of a signal that was sent to this process alone; `with` waits for it.
+            process.terminate()
+            raise
 
 
 def _show(summary: dict[str, Any], output: str) -> None:

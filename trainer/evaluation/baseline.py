@@ -16,6 +16,9 @@ NONE = "none"
 SUMMARY = "metrics.json"
 """File of an evaluation that names the rest of it; written last."""
 
+_FILES = (".pt", ".safetensors", ".onnx", ".pt2", ".xml")
+"""What names of files that are models end with."""
+
 
 @dataclass(frozen=True)
 class Baseline:
@@ -72,7 +75,7 @@ def find(config: Config, shards_uri: str) -> Baseline | None:
 
 
 def _named(uri: str) -> Baseline:
-    if uri.endswith((".pt", ".onnx")):
+    if uri.endswith(_FILES):
         return Baseline(uri, uri)
     for folder in (uri, storage.join(uri, "evaluation")):
         if storage.exists(storage.join(folder, SUMMARY)):

@@ -78,10 +78,16 @@ def _weights(images: int, samples: int, seed: int) -> np.ndarray:
 
 
 def _change(base: np.ndarray, new: np.ndarray) -> Change:
-    """Of values [1 + samples], the first of the data as they are."""
+    """Of values [1 + samples], the first of the data as they are.
+
+    With few objects of a class samples are off on the average: their precisions lie higher, and that
+    of a better model gains more. The interval is moved back by it.
+    """
     spread = (new - base)[1:]
     spread = spread[np.isfinite(spread)]
-    low, high = np.percentile(spread, [2.5, 97.5]) if len(spread) else (np.nan, np.nan)
+    low = high = np.nan
+    if len(spread):
+        low, high = np.percentile(spread, [2.5, 97.5]) - (spread.mean() - (new[0] - base[0]))
     return Change(float(base[0]), float(new[0]), float(low), float(high))
 
 

@@ -26,8 +26,13 @@ def check_truth(truth: Truth) -> None:
     _refuse("ground truth", problems)
 
 
-def check_predictions(truth: Truth, predictions: Predictions) -> None:
+def check_predictions(truth: Truth, predictions: Predictions, where: str = "detections") -> None:
     """Check that each prediction has a finite score and box inside of a known image, of a known category.
+
+    Args:
+        truth: ground truth.
+        predictions: predictions.
+        where: what an error calls them.
 
     Raises:
         EvaluationError: with the count of each problem and the first examples.
@@ -35,7 +40,7 @@ def check_predictions(truth: Truth, predictions: Predictions) -> None:
     problems = list(_known(truth, predictions)) + list(_boxes(predictions.boxes))
     problems.append(("a non-finite score", ~np.isfinite(predictions.scores), predictions.scores))
     problems.append(("a box outside of its image", _outside(truth, predictions), predictions.boxes))
-    _refuse("detections", problems)
+    _refuse(where, problems)
 
 
 def class_difference(trained: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> str:

@@ -7,7 +7,7 @@ area below 32 x 32 pixels, large one above 96 x 96. -1 stands for "no ground tru
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,6 @@ class CocoResult:
     100 detections an image and all sizes; -1 where a class has no boxes."""
     scores: np.ndarray
     """[T, R, K] score of the detection at which each of these precisions is reached."""
-    evaluator: Any = field(default=None, repr=False, compare=False)
-    """hotcoco's, for `analysis`; None with pycocotools."""
 
 
 def evaluate_files(
@@ -103,7 +101,6 @@ def evaluate(
         # Copies: a view would keep the other sizes and limits alive.
         precision=arrays.precision[:, :, :, 0, -1].copy(),
         scores=arrays.scores[:, :, :, 0, -1].copy(),
-        evaluator=arrays.evaluator,
     )
 
 

@@ -6,7 +6,8 @@ and pycocotools (https://github.com/ppwwyyxx/cocoapi).
 
 import contextlib
 import io
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from trainer.errors import EvaluationError
 from trainer.evaluation.tables import Predictions, Truth
 
 ENGINES = ("hotcoco", "pycocotools")
+_AT_ONCE = 1_000_000
+"""Predictions, about, that hotcoco gets at once: each takes some 300 bytes there."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,6 @@ class Arrays:
     """[T, K, A, M], -1 where there is no ground truth."""
     scores: np.ndarray
     """[T, R, K, A, M]: score of the detection at which each precision is reached."""
-    evaluator: Any = None
-    """hotcoco's, which finds more than the metrics; None with pycocotools."""
 
 
 def run(engine: str, truth: Truth, predictions: Predictions) -> Arrays:
@@ -48,21 +49,58 @@ def run(engine: str, truth: Truth, predictions: Predictions) -> Arrays:
     if engine == "pycocotools":
         return _pycocotools(truth, predictions)
     if engine == "hotcoco":
-        evaluator = hotcoco(truth, predictions)
-        evaluator.evaluate()
-        evaluator.accumulate()
-        found = evaluator.eval  # Copied by each access, and large.
-        precision, recall, scores = (np.asarray(found[name]) for name in ("precision", "recall", "scores"))
-        return Arrays(precision, recall, scores, evaluator)
+        return _hotcoco(truth, predictions)
     raise EvaluationError(f"no evaluator {engine!r}", fix=f"use one of: {', '.join(ENGINES)}")
 
 
-def hotcoco(truth: Truth, predictions: Predictions) -> Any:
-    """Return hotcoco's evaluator of predictions: for the metrics, and for what it finds beside them.
+def evaluator(truth: Truth, predictions: Predictions) -> Any:
+    """Return hotcoco's evaluator with all classes matched at IoU 0.5: for what it finds beside the metrics.
+
+    It holds gigabytes of a large split.
 
     Raises:
         EvaluationError: it is not installed.
     """
+    made = _loaded(truth, predictions)
+    params = made.params
+    params.iou_thrs, params.max_dets = [0.5], [100]
+    params.area_rng, params.area_rng_lbl = params.area_rng[:1], params.area_rng_lbl[:1]
+    made.params = params
+    made.evaluate()
+    return made
+
+
+def _hotcoco(truth: Truth, predictions: Predictions) -> Arrays:
+    """A few classes after the others: they do not depend on each other, and it takes less memory."""
+    parts = []
+    for ids in _portions(truth, predictions):
+        here = np.isin(truth.labels, ids)
+        columns = ("image_ids", "labels", "boxes", "areas", "crowd")
+        part = replace(
+            truth,
+            categories=[category for category in truth.categories if ids[0] <= category["id"] <= ids[-1]],
+            **{name: getattr(truth, name)[here] for name in columns},
+        )
+        made = _loaded(part, predictions.take(np.isin(predictions.labels, ids)))
+        made.evaluate()
+        made.accumulate()
+        found = made.eval  # Copied by each access, and large.
+        parts.append([np.asarray(found[name]) for name in ("precision", "recall", "scores")])
+    precision, recall, scores = zip(*parts, strict=True)
+    return Arrays(
+        *(np.concatenate(each, axis=axis) for each, axis in ((precision, 2), (recall, 1), (scores, 2)))
+    )
+
+
+def _portions(truth: Truth, predictions: Predictions) -> Iterator[np.ndarray]:
+    """Ids of classes, in order, parted so that each part has about _AT_ONCE predictions at most."""
+    ids = truth.category_ids
+    counts = np.bincount(np.searchsorted(ids, predictions.labels), minlength=len(ids))
+    before = np.cumsum(counts) - counts
+    yield from np.split(ids, np.flatnonzero(np.diff(before // _AT_ONCE)) + 1)
+
+
+def _loaded(truth: Truth, predictions: Predictions) -> Any:
     try:
         from hotcoco import COCO, COCOeval
     except ImportError as error:

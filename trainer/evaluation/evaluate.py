@@ -31,8 +31,8 @@ def evaluate(
     """Score a model; the processes that torchrun started share the images.
 
     Args:
-        model_uri: best.pt of a run (its metrics.jsonl beside it gives the curves), an .onnx file, or
-            the folder of an exported model.
+        model_uri: best.pt of a run (its metrics.jsonl beside it gives the curves), the folder of an
+            exported model, or a file in it, see models.load.
         shards_uri: folder that the shard step wrote.
         output_uri: folder for metrics.json, predictions.parquet (or .json), gate.json, table.txt,
             report.html, report.md.
@@ -96,7 +96,8 @@ def _check_classes(trained: list[dict[str, Any]], given: list[dict[str, Any]], u
 
 def _predict(model: Model, dataset: ShardDataset, config: Config, world: World) -> Predictions:
     loader = replace(config.loader, image_size=model.image_size)
-    return predict_split(model, dataset, replace(config, loader=loader), world)
+    changed = replace(config, loader=loader)
+    return predict_split(model, dataset, changed, world, reentrant=model.reentrant)
 
 
 def _baseline_predictions(

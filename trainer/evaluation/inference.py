@@ -1,6 +1,8 @@
 """Detections of a whole split, shared over the processes, every image once."""
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
@@ -9,9 +11,9 @@ from torch import Tensor
 
 from trainer import log
 from trainer.config import Config
-from trainer.data.loader import EvalLoader
+from trainer.data.loader import Batch, EvalLoader
 from trainer.data.shard_index import ShardDataset
-from trainer.distributed import World, gather
+from trainer.distributed import World, gather_on_main
 from trainer.evaluation.tables import Predictions
 from trainer.model.postprocess import Detections
 from trainer.precision import autocast
@@ -27,8 +29,9 @@ class Predictor(Protocol):
 
 
 def predict_split(
-    detector: Predictor, dataset: ShardDataset, config: Config, world: World, *, task: str = "evaluate"
-) -> Predictions:
+    detector: Predictor, dataset: ShardDataset, config: Config, world: World, *, task: str = "evaluate",
+    reentrant: bool = True,
+) -> Predictions:  # fmt: skip
     """Detect objects in all images of a split.
 
     Args:
@@ -37,21 +40,66 @@ def predict_split(
         config: image size, batch size, precision.
         world: the processes that share the images.
         task: name for the progress display.
+        reentrant: whether several threads may ask the detector at once.
 
     Returns:
-        On every rank, all predictions, in order of image id: labels are contiguous from 0,
-        boxes in pixels of the stored image.
+        On rank 0, all predictions, in order of image id: labels are contiguous from 0,
+        boxes in pixels of the stored image. On the others, those of their own images.
     """
-    loader = EvalLoader(dataset, config.loader, batch_size=config.evaluation.batch_size, world=world)
+    lanes = _lanes(config.evaluation.batch_size, world) if reentrant else 1
+    images = -(-config.evaluation.batch_size // lanes)
+    loader = EvalLoader(
+        dataset, config.loader, batch_size=images, world=world, max_bad_fraction=config.data.max_bad_fraction
+    )
     sizes = dict(zip(dataset.image_ids.tolist(), dataset.sizes, strict=True))
+
+    def detect(batch: Batch) -> tuple[int, Predictions]:
+        # Both contexts hold for the thread that enters them.
+        with torch.inference_mode(), autocast(world.device, config.evaluation.precision):
+            detections = detector.predict(batch.images)
+        return len(batch.image_ids), in_images(detections, batch.image_ids, batch.scales, sizes)
+
     found = [Predictions.from_coco([])]
-    with torch.inference_mode(), log.progress(task, len(dataset), "images", shown=world.is_main) as bar:
-        for batch in loader:
-            with autocast(world.device, config.evaluation.precision):
-                detections = detector.predict(batch.images)
-            found.append(in_images(detections, batch.image_ids, batch.scales, sizes))
-            bar.update(min(len(batch.image_ids) * world.size, len(dataset) - bar.done))
-    return Predictions.join(gather(Predictions.join(found), world))
+    with log.progress(task, len(dataset), "images", shown=world.is_main) as bar:
+        for count, predictions in _side_by_side(detect, loader, lanes):
+            found.append(predictions)
+            bar.update(min(count * world.size, len(dataset) - bar.done))
+    parts = gather_on_main(Predictions.join(found), world)
+    return Predictions.join(parts) if world.is_main else parts[0]
+
+
+def _lanes(batch_size: int, world: World) -> int:
+    """How many forward passes go side by side, which share the images of a batch.
+
+    On a CPU one for each core, each with a thread of its own: threads that share one pass wait for each
+    other after every layer, and its small layers are too small for them.
+    """
+    return min(torch.get_num_threads(), batch_size) if world.device.type == "cpu" else 1
+
+
+def _side_by_side(
+    detect: Callable[[Batch], tuple[int, Predictions]], batches: Iterable[Batch], lanes: int
+) -> Iterator[tuple[int, Predictions]]:
+    """Apply `detect` to batches, in their order, in so many threads that share PyTorch's."""
+    if lanes == 1:
+        yield from map(detect, batches)
+        return
+    threads = torch.get_num_threads()
+    pending: deque[Future[tuple[int, Predictions]]] = deque()
+    pool = ThreadPoolExecutor(
+        lanes, thread_name_prefix="detect", initializer=torch.set_num_threads, initargs=(threads // lanes,)
+    )
+    try:
+        for batch in batches:
+            pending.append(pool.submit(detect, batch))
+            if len(pending) > lanes:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        # What a thread sets holds for those that come after it as well.
+        torch.set_num_threads(threads)
 
 
 def in_images(

@@ -5,13 +5,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
-from trainer import checkpoint, storage
-from trainer.errors import EvaluationError
-from trainer.export.bundle import METADATA, file_sha256
+from trainer import checkpoint, configuration, storage
+from trainer.errors import CheckpointError, EvaluationError, KubedetError
+from trainer.evaluation.folding import fold
+from trainer.evaluation.tables import EXAMPLES
+from trainer.export import bundle
+from trainer.export.bundle import METADATA, WEIGHTS, Bundle, file_sha256
+from trainer.model.detector import Detector, build
 from trainer.model.postprocess import Detections
+
+_PREFERRED = ("onnx", "openvino", "onnx-int8", "torch-export", "raw")
+"""Which form of an exported model is scored where its folder is given, as `kubedet predict` chooses."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +29,8 @@ class Model:
     uri: str
     predict: Callable[[Tensor], Detections]
     """Detections in uint8 squares [B, 3, S, S]."""
+    reentrant: bool
+    """Whether several threads may call it at once."""
     categories: list[dict[str, Any]]
     """Classes in the order of its labels."""
     image_size: int
@@ -34,21 +44,24 @@ class Model:
 
 
 def load(uri: str, device: torch.device) -> Model:
-    """Load a checkpoint (.pt), or an exported model: its .onnx file or the folder with it.
+    """Load a model.
+
+    Args:
+        uri: a checkpoint (.pt); the folder of an exported model, or one of the files in it: weights
+            (.safetensors), .onnx, .pt2 or OpenVINO's .xml.
+        device: where a checkpoint or weights compute; other files run on the CPU.
 
     Raises:
-        EvaluationError: it is neither, or the runtime for it is not installed.
-        CheckpointError: the checkpoint is damaged or does not fit.
-        StorageError: it cannot be read.
+        EvaluationError: it is none of these, or the runtime for it is not installed.
+        CheckpointError: the checkpoint is damaged, does not fit, or holds numbers that are not finite.
+        StorageError: it cannot be read, or has changed since it was written.
     """
-    metadata_uri = _metadata(uri)
-    if metadata_uri:
-        return _exported(uri, metadata_uri)
+    found = _exported(uri)
+    if found:
+        return _weights(*found, device) if found[1] == WEIGHTS else _served(*found)
     detector, meta = checkpoint.load_model(uri, device)
-    if device.type == "cpu":
-        detector = detector.to(memory_format=torch.channels_last)
     return Model(
-        uri, detector.predict, meta["categories"], meta["config"]["loader"]["image_size"],
+        uri, _ready(detector, device, uri), True, meta["categories"], meta["config"]["loader"]["image_size"],
         file_sha256(storage.local_copy(uri)), meta["step"], meta["config"],
     )  # fmt: skip
 
@@ -57,43 +70,101 @@ def trained_with(uri: str) -> dict[str, Any]:
     """Return the configuration of a model's training, without loading the model.
 
     Raises:
-        CheckpointError, StorageError: as `load`.
+        EvaluationError, CheckpointError, StorageError: as `load`.
     """
-    metadata_uri = _metadata(uri)
-    if metadata_uri:
-        return storage.read_json(metadata_uri).get("config", {})
-    return json.loads(checkpoint.read(uri)["config"])
+    found = _exported(uri)
+    return found[0].metadata.get("config", {}) if found else json.loads(checkpoint.read(uri)["config"])
 
 
-def _metadata(uri: str) -> str:
-    """URI of the file that describes an exported model; empty for a checkpoint."""
-    if uri.endswith(".onnx"):
-        return storage.join(storage.parent(uri), METADATA)
-    beside = storage.join(uri, METADATA)
-    return beside if not uri.endswith(".pt") and storage.exists(beside) else ""
+def _exported(uri: str) -> tuple[Bundle, str] | None:
+    """The bundle and the file in it that a URI stands for; None for a checkpoint.
+
+    Raises:
+        EvaluationError: it is a folder or file of something else.
+    """
+    if uri.endswith(".pt"):
+        return None
+    if storage.exists(storage.join(uri, METADATA)):
+        source = bundle.load(uri)
+        formats = source.metadata["formats"]
+        kind = next((name for name in _PREFERRED if name in formats), None)
+        return source, formats[kind]["files"][0] if kind else WEIGHTS
+    folder, _, name = uri.rpartition("/")
+    if storage.exists(storage.join(folder or ".", METADATA)):
+        source = bundle.load(folder or ".")
+        files = [WEIGHTS, *(known["files"][0] for known in source.metadata["formats"].values())]
+        if name in files:
+            return source, name
+        raise EvaluationError(
+            f"{uri} is not a model of that folder", fix=f"take the folder, or one of: {', '.join(files)}"
+        )
+    raise EvaluationError(
+        f"{uri} is neither a checkpoint nor an exported model",
+        fix="give a best.pt that the training wrote, or the folder that the export wrote",
+    )
 
 
-def _exported(uri: str, metadata_uri: str) -> Model:
-    from trainer.export.runtimes import OnnxRuntime
+def _ready(detector: Detector, device: torch.device, uri: str) -> Callable[[Tensor], Detections]:
+    """A detector's `predict`, with its weights as inference is fastest.
 
-    uri = uri if uri.endswith(".onnx") else storage.join(uri, "model.onnx")
-    known, path = storage.read_json(metadata_uri), storage.local_copy(uri)
+    Raises:
+        CheckpointError: weights are not finite: it would find nothing, whatever it is shown.
+    """
+    wrong = [name for name, value in detector.state_dict().items() if not value.isfinite().all()]
+    if wrong:
+        raise CheckpointError(
+            f"{len(wrong)} tensors of the model {uri} hold numbers that are not finite: "
+            + ", ".join(wrong[:EXAMPLES]),
+            fix="take a checkpoint from before the training broke",
+        )
+    detector = fold(detector)
+    return (detector.to(memory_format=torch.channels_last) if device.type == "cpu" else detector).predict
+
+
+def _weights(source: Bundle, name: str, device: torch.device) -> Model:
+    known = source.metadata
+    trained = configuration.from_json(json.dumps(known["config"]), where=storage.join(source.uri, METADATA))
+    detector, uri = build(trained.model, len(known["classes"])), storage.join(source.uri, name)
+    with source.files([name]) as folder:
+        try:
+            detector.load_state_dict(safetensors.torch.load_file(folder / name))
+        except (RuntimeError, safetensors.SafetensorError) as error:
+            reason = str(error).splitlines()[0]
+            raise CheckpointError(
+                f"{uri} does not fit its configuration: {reason}", fix="export the model again"
+            ) from None
+    return _described(source, name, _ready(detector.to(device).eval(), device, uri), reentrant=True)
+
+
+def _served(source: Bundle, name: str) -> Model:
+    """A file in the runtime that serves it."""
+    uri = storage.join(source.uri, name)
     try:
-        runtime = OnnxRuntime(path)
+        from trainer.export.formats import FORMATS
+        from trainer.export.verify import Served
+
+        kind, form = next(item for item in FORMATS.items() if item[1].files[0] == name)
+        trained = configuration.from_json(json.dumps(source.metadata["config"]), where=uri)
+        with source.files(source.metadata["formats"][kind]["files"]) as folder:
+            served = Served(form, folder / name, trained.model)
     except ImportError as error:
         raise EvaluationError(
             f"{uri} cannot be run: {error}", fix="install kubedet[export], or score the checkpoint"
         ) from None
-    except Exception as error:  # onnxruntime has no common error of its own
+    except KubedetError:
+        raise
+    except Exception as error:  # The runtimes have no common error.
         raise EvaluationError(
             f"{uri} cannot be run: {str(error).splitlines()[0]}", fix="export the model again"
         ) from None
+    return _described(source, name, lambda images: served.predict(images.cpu().numpy()), reentrant=False)
 
-    def predict(images: Tensor) -> Detections:
-        return Detections(*map(torch.from_numpy, runtime.run(images.cpu().numpy())))
 
-    trained = known.get("trained_on", {})
+def _described(
+    source: Bundle, name: str, predict: Callable[[Tensor], Detections], *, reentrant: bool
+) -> Model:
+    known = source.metadata
     return Model(
-        uri, predict, known["classes"], known["input"]["input_size"], file_sha256(path), trained.get("step"),
-        known.get("config", {}),
+        storage.join(source.uri, name), predict, reentrant, known["classes"], known["input"]["input_size"],
+        source.checksums[name], known.get("trained_on", {}).get("step"), known.get("config", {}),
     )  # fmt: skip

@@ -112,7 +112,7 @@ def tide(errors: Mapping[str, tuple[float, int]]) -> Plot:
             fontsize=9, color=TEXT,
         )  # fmt: skip
     axes.grid(axis="y", visible=False)
-    axes.set_xlim(0, max(max(costs) * 1.7, 1e-3))
+    axes.set_xlim(0, max(max(costs) * 1.7, 0.01))
     axes.locator_params(axis="x", nbins=4)
     return Plot("Kinds of errors, and how many there are", svg(drawn))
 

@@ -53,6 +53,7 @@ def html(data: ReportData) -> str:
         number=number,
         columns=rows.columns(data),
         classes=rows.classes(data),
+        nothing_found=_nothing_found(data),
         curves=_curves(data),
         errors=_errors(data),
         confusion=rows.confusion(data.confusion) if data.confusion else None,
@@ -77,9 +78,13 @@ def _curves(data: ReportData) -> list[plots.Plot]:
 def _errors(data: ReportData) -> list[plots.Plot]:
     found = [
         plots.tide(data.tide) if data.tide else None,
-        plots.calibration(data.calibration) if data.calibration else None,
+        plots.calibration(data.calibration) if data.calibration and not _nothing_found(data) else None,
     ]
     return [plot for plot in found if plot]
+
+
+def _nothing_found(data: ReportData) -> bool:
+    return data.calibration is not None and not data.calibration.count.any()
 
 
 def markdown(data: ReportData) -> str:

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from trainer.evaluation.report_data import ReportData
 
 _THUMBNAIL = 560
 """Longer side of the gallery's images, pixels."""
+_NAMED, _LONGEST = 8, 24
+"""Wrong boxes of each side that the gallery names in an image, and letters of a name."""
 _WORDS = {1: "better", -1: "worse", 0: "same"}
 
 
@@ -95,8 +97,8 @@ def pictures(data: ReportData) -> list[dict[str, Any]] | None:
 
 
 def _picture(item: GalleryImage, load_image: Callable[[int], bytes]) -> dict[str, Any]:
-    truth = [_drawn(box, "truth", "right" if box.matched else "missed") for box in item.truth]
-    found = [_drawn(box, "found", "right" if box.matched else "false") for box in item.predictions]
+    truth = _all_drawn(item.truth, "truth", "missed")
+    found = _all_drawn(item.predictions, "found", "false")
     return {
         "source": _thumbnail(load_image(item.image_id)),
         "file_name": item.file_name,
@@ -111,13 +113,26 @@ def _picture(item: GalleryImage, load_image: Callable[[int], bytes]) -> dict[str
     }
 
 
+def _all_drawn(boxes: Sequence[Marked], side: str, wrong: str) -> list[dict[str, Any]]:
+    """Boxes of one side; the first wrong ones show their names, for more would cover the image."""
+    drawn = [_drawn(box, side, "right" if box.matched else wrong) for box in boxes]
+    wrong_ones = [(one, box) for one, box in zip(drawn, boxes, strict=True) if not box.matched]
+    for one, box in wrong_ones[:_NAMED]:
+        short = box.name if len(box.name) <= _LONGEST else box.name[: _LONGEST - 1] + "…"
+        one["shown"] = _label(short, box.score)
+    return drawn
+
+
 def _drawn(box: Marked, side: str, kind: str) -> dict[str, Any]:
     x, y, width, height = (round(value, 1) for value in box.box)
-    label = box.name if box.score is None else f"{box.name} {box.score:.2f}"
     return {
-        "kind": f"{kind} {side}", "label": label, "shown": not box.matched,
+        "kind": f"{kind} {side}", "label": _label(box.name, box.score), "shown": "",
         "x": x, "y": y, "width": width, "height": height,
     }  # fmt: skip
+
+
+def _label(name: str, score: float | None) -> str:
+    return name if score is None else f"{name} {score:.2f}"
 
 
 def _thumbnail(encoded: bytes) -> str:

@@ -1,14 +1,15 @@
 """All that is found out about predictions, each thing once."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from trainer.evaluation import analysis, bootstrap, coco, openimages
+from trainer.evaluation import analysis, bootstrap, coco, engines, openimages
 from trainer.evaluation.analysis import Calibration, Confusion, OperatingPoint
 from trainer.evaluation.change import Change
+from trainer.evaluation.checks import check_predictions
 from trainer.evaluation.coco import CocoResult
 from trainer.evaluation.gallery import SCORE
 from trainer.evaluation.matching import Matches, match
@@ -52,11 +53,8 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
     """
     result = coco.evaluate(truth, predictions, engine=engine)
     tide = confusion = None
-    if result.evaluator is not None:
-        tide = analysis.tide(result.evaluator)
-        confusion = analysis.confusion(result.evaluator, score=SCORE)
-        # It holds gigabytes of a large split, and has no further use.
-        result = replace(result, evaluator=None)
+    if engine == "hotcoco":
+        tide, confusion = _errors(truth, predictions)
     verified, ancestors = openimages.image_labels(dataset)
     open_images = openimages.evaluate(truth, predictions, verified=verified, ancestors=ancestors)
     matches = match(truth, predictions, coco.IOU_THRESHOLDS)
@@ -70,6 +68,12 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
         tide=tide,
         confusion=confusion,
     )
+
+
+def _errors(truth: Truth, predictions: Predictions) -> tuple[dict[str, tuple[float, int]], Confusion]:
+    """What only hotcoco finds; the gigabytes that it takes are free again afterwards."""
+    evaluator = engines.evaluator(truth, predictions)
+    return analysis.tide(evaluator), analysis.confusion(evaluator, score=SCORE)
 
 
 def changes(truth: Truth, base: Predictions, scores: Scores, *, samples: int) -> dict[str, Change]:
@@ -88,7 +92,7 @@ def changes(truth: Truth, base: Predictions, scores: Scores, *, samples: int) ->
     Raises:
         EvaluationError: the baseline's predictions are not of these images and classes.
     """
-    coco.check_predictions(truth, base)
+    check_predictions(truth, base, "the baseline's detections")
     before = match(truth, base, coco.IOU_THRESHOLDS)
     found = bootstrap.compare(before, scores.matches, truth.names, samples=samples)
     of_classes = {f"AP[{name}]": change for name, change in found.per_class.items()}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.evaluation.test_engines import odd_case
-from trainer.evaluation import analysis, coco
+from trainer.evaluation import analysis, coco, engines
 from trainer.evaluation.matching import Matches, match
 from trainer.evaluation.tables import Predictions, Truth
 
@@ -86,7 +86,7 @@ def test_kinds_of_errors() -> None:
         (0, place(truth, 0), 0.9), (0, place(truth, 0), 0.8), (0, shifted, 0.7), (1, place(truth, 2), 0.6),
         (0, FAR, 0.5),
     ])  # fmt: skip
-    errors = analysis.tide(coco.evaluate(truth, found).evaluator)
+    errors = analysis.tide(engines.evaluator(truth, found))
     assert {kind: count for kind, (_, count) in errors.items()} == {
         "Cls": 1, "Loc": 1, "Both": 0, "Dupe": 1, "Bkg": 1, "Miss": 2,
     }  # fmt: skip
@@ -98,7 +98,7 @@ def test_confusion_and_its_background() -> None:
     found = predictions([
         (0, place(truth, 0), 0.9), (1, place(truth, 1), 0.8), (0, FAR, 0.7), (1, place(truth, 2), 0.1),
     ])  # fmt: skip
-    result = analysis.confusion(coco.evaluate(truth, found).evaluator, score=0.3)
+    result = analysis.confusion(engines.evaluator(truth, found), score=0.3)
     assert result.names == ["cat", "dog", "background"]
     assert result.counts.tolist() == [[1, 1, 0], [0, 0, 1], [1, 0, 0]]
 
@@ -108,7 +108,7 @@ def test_many_classes_are_named_by_their_number_of_objects() -> None:
     truth = scene(labels, classes=30)
     truth.images[0]["width"] = 60 * len(labels)
     found = predictions([(29, place(truth, number), 0.9) for number in range(len(labels))])
-    result = analysis.confusion(coco.evaluate(truth, found).evaluator, score=0.3, top=5)
+    result = analysis.confusion(engines.evaluator(truth, found), score=0.3, top=5)
     assert result.names == [
         "class 29",
         "class 28",

@@ -76,6 +76,25 @@ def test_the_cases_are_odd_enough() -> None:
     assert 0.05 < np.mean(scores) < 0.8
 
 
+def test_a_few_classes_after_the_others_give_the_same(monkeypatch) -> None:
+    parts = []
+    portions = engines._portions
+    monkeypatch.setattr(
+        engines, "_portions", lambda *given: parts.append(list(portions(*given))) or parts[-1]
+    )
+    for seed in range(60):
+        truth, found = odd_case(seed)
+        whole = engines.run("hotcoco", truth, found)
+        assert len(parts[-1]) == 1
+        with monkeypatch.context() as small:
+            small.setattr(engines, "_AT_ONCE", 20)
+            apart = engines.run("hotcoco", truth, found)
+        assert np.concatenate(parts[-1]).tolist() == truth.category_ids.tolist()
+        for name in ("precision", "recall", "scores"):
+            assert np.array_equal(getattr(apart, name), getattr(whole, name)), (seed, name)
+    assert max(map(len, parts)) >= 4
+
+
 def test_an_unknown_evaluator() -> None:
     with pytest.raises(EvaluationError, match="no evaluator 'torch'"):
         coco.evaluate(*odd_case(1), engine="torch")

@@ -2,10 +2,12 @@
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +19,10 @@ from trainer.configuration import to_json
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import SINGLE
 from trainer.errors import EvaluationError
-from trainer.evaluation import coco
+from trainer.evaluation import coco, openimages
 from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.inference import in_images, predict_split
-from trainer.evaluation.tables import Predictions
+from trainer.evaluation.tables import Predictions, Truth
 from trainer.export.export import export
 from trainer.model.detector import build
 from trainer.model.postprocess import Detections
@@ -85,6 +87,48 @@ def test_every_image_is_predicted_once_whatever_the_batch(shards, tiny):
     assert first.scores == pytest.approx(second.scores, abs=1e-5)
 
 
+def test_passes_side_by_side_find_the_same_and_leave_the_threads_as_they_were(shards, tiny, monkeypatch):
+    torch.manual_seed(0)
+    dataset, config = ShardDataset(shards, "train"), tiny(evaluation__batch_size=4)
+    detector, threads = build(config.model, 5).eval(), torch.get_num_threads()
+    seen = set()
+
+    class Watched:
+        def predict(self, images):
+            seen.add((len(images), torch.get_num_threads(), threading.current_thread() is main))
+            return detector.predict(images)
+
+    main = threading.main_thread()
+    try:
+        torch.set_num_threads(2)
+        alone = predict_split(Watched(), dataset, config, SINGLE, reentrant=False)
+        assert seen == {(4, 2, True)}
+        seen.clear()
+        shared = predict_split(Watched(), dataset, config, SINGLE)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    # As many images at once in all, each pass with a thread of its own.
+    assert seen == {(2, 1, False)}
+    assert shared.image_ids.tolist() == alone.image_ids.tolist()
+    assert shared.scores == pytest.approx(alone.scores, abs=1e-5)
+
+
+def test_what_fails_side_by_side_ends_it(shards, tiny):
+    class Failing:
+        def predict(self, images):
+            raise ValueError("as told")
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(ValueError, match="as told"):
+            predict_split(Failing(), ShardDataset(shards, "train"), tiny(), SINGLE)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_boxes_come_back_to_the_image_and_are_clipped():
     found = Detections(
         torch.tensor([[[10.0, 20.0, 30.0, 96.0], [0.0, 0.0, 0.0, 0.0]]]), torch.tensor([[0.5, 0.0]]),
@@ -129,6 +173,24 @@ def test_a_baseline_of_other_classes_is_an_obstacle_and_fails_rules_about_it(sav
     assert "cannot be compared" in (tmp_path / "e" / "report.html").read_text()
 
 
+def test_the_order_of_classes_in_the_shards_counts_for_open_images(
+    saved, shards, config, tmp_path, monkeypatch
+):
+    copy = tmp_path / "shards"
+    shutil.copytree(shards, copy)
+    path = copy / "annotations" / "test.json"
+    told = json.loads(path.read_text()) | {"hierarchy": {"1": [0], "2": [0]}}
+    path.write_text(json.dumps(told))
+    truth = Truth.from_coco(told)
+    exact = Predictions(truth.image_ids, truth.labels, truth.boxes, np.ones(len(truth.labels)))
+    monkeypatch.setattr("trainer.evaluation.evaluate.predict_split", lambda *given, **named: exact)
+    plain = evaluate(saved(), shards, str(tmp_path / "plain"), config)["metrics"]
+    ordered = evaluate(saved(), str(copy), str(tmp_path / "ordered"), config)["metrics"]
+    expected = openimages.evaluate(truth, exact, ancestors={1: [0], 2: [0]}).average
+    assert plain["oid/AP50"] == 1 and 0.5 < ordered["oid/AP50"] == expected < 1
+    assert ordered["coco/AP50"] == plain["coco/AP50"]
+
+
 def test_a_rule_that_cannot_be_read_is_refused_before_any_work(shards, config, tmp_path):
     with pytest.raises(EvaluationError, match="cannot be read"):
         evaluate(str(tmp_path / "none.pt"), shards, str(tmp_path / "e"), config, rules=["coco/AP = 1"])
@@ -165,12 +227,32 @@ def test_two_processes_find_what_one_finds_each_image_once(saved, shards, config
 
 
 @pytest.mark.slow
-def test_an_exported_model_is_scored_like_its_checkpoint(saved, shards, config, tmp_path):
+def test_every_form_of_an_exported_model_is_scored_like_its_checkpoint(saved, shards, config, tmp_path):
     pytest.importorskip("onnxruntime")
-    checkpoint_uri = saved()
-    export(checkpoint_uri, shards, str(tmp_path / "model"), config)
-    by_checkpoint = evaluate(checkpoint_uri, shards, str(tmp_path / "a"), config)
-    by_onnx = evaluate(str(tmp_path / "model"), shards, str(tmp_path / "b"), config)
-    assert by_onnx["checkpoint"].endswith("model.onnx") and by_onnx["sha256"] != by_checkpoint["sha256"]
-    assert by_onnx["metrics"] == pytest.approx(by_checkpoint["metrics"], abs=1e-3)
-    assert by_onnx["images"] == by_checkpoint["images"]
+    forms = {
+        "model.onnx": "onnx",
+        "model.int8.onnx": "onnx-int8",
+        "model.pt2": "torch-export",
+        "model.raw.onnx": "raw",
+    }
+    if importlib.util.find_spec("openvino"):
+        forms["model.xml"] = "openvino"
+    wanted = dataclasses.replace(config.export, formats=list(forms.values()), calibration_images=4)
+    checkpoint_uri, bundle = saved(), tmp_path / "model"
+    export(checkpoint_uri, shards, str(bundle), dataclasses.replace(config, export=wanted))
+    expected = evaluate(checkpoint_uri, shards, str(tmp_path / "a"), config)
+    for name in ("", "model.safetensors", *forms):
+        scored = evaluate(str(bundle / name).rstrip("/"), shards, str(tmp_path / "b"), config)
+        known = name or "model.onnx"
+        assert scored["checkpoint"] == str(bundle / known)
+        assert scored["sha256"] == hashlib.sha256((bundle / known).read_bytes()).hexdigest()
+        allowed = 0.05 if name == "model.int8.onnx" else 1e-3
+        assert scored["metrics"] == pytest.approx(expected["metrics"], abs=allowed), name
+        assert (scored["images"], scored["step"]) == (expected["images"], expected["step"])
+
+
+def test_what_is_no_model_is_refused(shards, config, tmp_path):
+    (tmp_path / "notes.txt").write_text("none")
+    for uri in (tmp_path, tmp_path / "notes.txt", tmp_path / "gone"):
+        with pytest.raises(EvaluationError, match="neither a checkpoint nor an exported model"):
+            evaluate(str(uri), shards, str(tmp_path / "e"), config)

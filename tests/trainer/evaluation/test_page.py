@@ -7,6 +7,7 @@ import pytest
 from tests.trainer.evaluation.test_report import data
 from trainer.evaluation import analysis, report
 from trainer.evaluation.change import Change
+from trainer.evaluation.gate import Verdict
 from trainer.evaluation.report_data import Compared
 
 pytestmark = [
@@ -23,24 +24,29 @@ CHANGES = {
 NAMES = "Array.from(document.querySelectorAll('#classes tbody tr:not([hidden]) td.name'), e => e.textContent)"
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
+def write(path, classes):
+    """Write a report about classes with these APs; returns its URI."""
     rows = {
         name: {"AP": ap, "AP50": ap, "APs": ap, "APm": -1.0, "APl": ap, "boxes": 10 * i}
-        for i, (name, ap) in enumerate(CLASSES.items())
+        for i, (name, ap) in enumerate(classes.items())
     }
     whole = data(
         per_class=rows, precision=np.full((10, 101, len(rows)), 0.5),
-        compared=Compared("detector 7", CHANGES, 200), trained_boxes=dict.fromkeys(CLASSES, 7),
-        points={name: analysis.OperatingPoint(0.4, 0.5, 0.6, 0.7) for name in CLASSES},
-        f1={name: np.linspace(0, 1, 101) for name in CLASSES},
+        verdict=Verdict(passed=False, reason=f"AP[*] >= 0.2: failed by {', '.join(classes)}"),
+        compared=Compared("detector 7", CHANGES, 200), trained_boxes=dict.fromkeys(classes, 7),
+        points={name: analysis.OperatingPoint(0.4, 0.5, 0.6, 0.7) for name in classes},
+        f1={name: np.linspace(0, 1, 101) for name in classes},
         tide=dict.fromkeys(analysis.TIDE, (0.1, 1234)),
-        confusion=analysis.Confusion(["person", "dog", "background"], np.arange(9).reshape(3, 3)),
+        confusion=analysis.Confusion([*list(classes)[:2], "background"], np.arange(9).reshape(3, 3)),
         calibration=analysis.Calibration(0.1, *(np.linspace(0.05, 0.95, 10),) * 2, np.arange(10)),
     )  # fmt: skip
-    path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(report.html(whole))
     return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("page") / "report.html", CLASSES)
 
 
 def test_the_table_sorts_and_filters_without_complaints(url, tmp_path):
@@ -64,9 +70,11 @@ def test_the_table_sorts_and_filters_without_complaints(url, tmp_path):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_it_fits_a_phone_and_the_readers_colours(url, tmp_path, dark):
+def test_it_fits_a_phone_and_the_readers_colours(tmp_path, dark):
+    url = write(tmp_path / "report.html", {"x" * 60: 0.1, **CLASSES})
     with browser.page(url, tmp_path, width=390, dark=dark) as page:
         assert page.run("document.documentElement.scrollWidth") <= 390
+        assert page.run("table.parentElement.scrollWidth - table.parentElement.clientWidth") <= 0
         background = page.run("getComputedStyle(document.body).backgroundColor")
         assert background == ("rgb(18, 22, 28)" if dark else "rgb(246, 247, 249)")
         page.screenshot(tmp_path / "page.png")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer.evaluation import coco, report
+from trainer.evaluation import analysis, coco, report
 from trainer.evaluation.gallery import GalleryImage, Marked
 from trainer.evaluation.gate import Verdict
 
@@ -124,6 +124,22 @@ def test_parts_that_are_not_given_are_left_out():
 
 def test_gallery_images_are_made_small():
     assert len(report.html(data())) < 60_000
+
+
+def test_a_crowded_image_names_some_boxes_and_shortens_long_names():
+    many = tuple(Marked((i, i, 9, 9), f"{i} " + "long " * 9, matched=False, score=0.5) for i in range(20))
+    page = report.html(data(gallery=[GalleryImage(1, "a.jpg", 1200, 900, 0.0, (), many)]))
+    shown = re.findall(r"<text [^>]*>([^<]*)</text>", page.partition('class="gallery"')[2])
+    assert len(shown) == 8 and shown[0] == "0 long long long long l… 0.50"
+    assert page.count(f"<title>7 {'long ' * 9} 0.50</title>") == 1
+
+
+def test_a_model_that_finds_nothing_is_told_so():
+    empty = np.full(analysis.BINS, np.nan)
+    nothing = analysis.Calibration(0.0, empty, empty, np.zeros(analysis.BINS, int))
+    page = report.html(data(calibration=nothing))
+    assert "The model found nothing in any image." in page and "Calibration" not in page
+    assert "found nothing" not in report.html(data())
 
 
 def test_markdown():
