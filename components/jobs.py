@@ -69,7 +69,7 @@ class Request:
         if problems:
             raise ConfigError(
                 "the training job cannot be used:\n" + "\n".join(problems),
-                fix="correct these; components/launchers/spec.py says what each field of a job means",
+                fix="correct these; `kubedet job fields` says what each field of a job means",
             )
         return spec
 

@@ -1,8 +1,16 @@
 """What `kubedet run` needs of this machine."""
 
+import os
+import platform
+import re
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 
+from trainer import storage
 from trainer.doctor import Check, Needs, examine
 
 _PACKAGES = {
@@ -12,20 +20,31 @@ _PACKAGES = {
 }
 """What is imported, by the extra of kubedet that installs it."""
 
+# What the recipe `debug` takes on the sample with two processes, and some more.
+_MEMORY = 3 * 2**30
+_DISK = 2**30
 
-def check(needs: Needs) -> Iterator[Check]:
+
+def check(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
     """Check this machine. What is not there is told only if it is asked for: one machine needs little.
 
     Args:
         needs: what must be there.
+        root: where /proc, /sys and /dev are found.
 
     Yields:
-        One check for each thing; the installed packages alone where PyTorch is missing.
+        One check for each thing; of what needs PyTorch none where that is missing.
     """
     packages = _packages()
     yield packages
+    yield _machine(root)
+    yield _disk(needs.output)
     if packages.state == "ok" or find_spec("torch"):
-        yield from (found for found in examine(needs) if found.state != "warning" or needs.gpus > 1)
+        for found in examine(needs, root):
+            if found.title == "GPUs" and found.state == "warning":
+                yield replace(found, state="ok", detail=f"{found.detail}: training is on the CPU", fix="")
+            elif found.state != "warning" or needs.gpus > 1:
+                yield found
 
 
 def _packages() -> Check:
@@ -33,6 +52,30 @@ def _packages() -> Check:
     extras = [extra for extra, names in absent.items() if names and extra]
     names = [name for group in absent.values() for name in group]
     if not names:
-        return Check("packages", "ok", "all that a run imports is installed")
+        there = ", ".join(f"{name} {version(name)}" for name in ("kubedet", "torch", "torchvision", "kfp"))
+        return Check("packages", "ok", f"all that a run imports; {there}, Python {platform.python_version()}")
     wanted = f"kubedet[{','.join(extras)}]" if extras else "kubedet"
     return Check("packages", "missing", f"not installed: {', '.join(names)}", f"pip install '{wanted}'")
+
+
+def _machine(root: Path) -> Check:
+    """Tell the cores that this process may use, and the memory that nobody uses yet."""
+    free = re.search(r"MemAvailable:\s*(\d+) kB", (root / "proc/meminfo").read_text())
+    amount = int(free[1]) * 1024 if free else 0
+    detail = f"{len(os.sched_getaffinity(0))} cores, {amount / 2**30:.1f} GiB of memory free"
+    if amount >= _MEMORY:
+        return Check("machine", "ok", detail)
+    fix = f"end other programs, or use --nproc 1: a run of the recipe debug takes {_MEMORY / 2**30:.0f} GiB"
+    return Check("machine", "warning", detail, fix)
+
+
+def _disk(uri: str) -> Check:
+    """Tell the space where data and runs go; what lies in a bucket needs none here."""
+    place = Path(storage.absolute(uri)) if uri and storage.is_local(uri) else Path.cwd()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    detail = f"{free / 2**30:.1f} GiB free at {place}"
+    if free >= _DISK:
+        return Check("disk", "ok", detail)
+    return Check("disk", "warning", detail, "free space there, or choose another --data-root and --output")

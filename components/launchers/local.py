@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from components.launchers.backend import JobStatus, LogLine, Phase, PodStatus
+from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus
 from components.launchers.failure import LAST_LINES, indented, own_message
 from components.launchers.process import GuardedProcess
 from components.launchers.spec import JobSpec
 from trainer.errors import EXIT_RETRY, ConfigError, Interrupted, LaunchError
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """Runs a job as processes of this machine, one job for each object."""
 
     def __init__(self) -> None:

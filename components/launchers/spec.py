@@ -298,7 +298,7 @@ def from_fields(fields: Mapping[str, Any], *, where: str = "the job's specificat
             raise ConfigError(f"{where} is not JSON: {error}", fix="use strings, numbers and lists") from None
         raise ConfigError(
             f"{where} cannot be used:\n" + "\n".join(_lines(error)),
-            fix="correct these fields; components/launchers/spec.py says what each means",
+            fix="correct these fields; `kubedet job fields` says what each means",
         ) from None
 
 

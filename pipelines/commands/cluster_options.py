@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from pipelines.commands.options import add_overrides
 from trainer.configuration import parse_overrides
 from trainer.errors import ConfigError
 
@@ -58,11 +59,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=meaning)
     for name, meaning in _NUMBERS.items():
         group.add_argument(f"--{name}", type=int, metavar="N", help=meaning)
-    group.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="change one value of the recipe, e.g. train.lr=0.01; may be given again; `kubedet recipes "
-        "--explain` says what there is",
-    )  # fmt: skip
+    add_overrides(group)
     group.add_argument(
         "--job", action="append", default=[], metavar="FIELD=VALUE",
         help="set one further field of the training job, e.g. memory_limit=64Gi or "
@@ -107,7 +104,7 @@ def submission(options: argparse.Namespace, name: str) -> "Submission":
 def _job(texts: list[str]) -> dict[str, Any]:
     """Read `field=value` texts as `kubedet job` does: what JobSpec says is text stays text."""
     from components.launchers.spec import JobSpec
-    from pipelines.commands.job_options import _set as set_field
+    from pipelines.commands.job_options import set_field
 
     tree: dict[str, Any] = {}
     parse_overrides(texts, "--job")

@@ -81,13 +81,13 @@ def specification(options: argparse.Namespace) -> "JobSpec":
     tree = _from_file(options.spec) if options.spec else {}
     problems: list[str] = []
     for text in options.fields:
-        problems += _set(tree, JobSpec, text)
+        problems += set_field(tree, JobSpec, text)
     for name in (*_FLAGS, "namespace"):
         if getattr(options, name) is not None:
-            problems += _set(tree, JobSpec, f"{name}={getattr(options, name)}")
+            problems += set_field(tree, JobSpec, f"{name}={getattr(options, name)}")
     for text in options.env:
         ok = text.partition("=")[1]
-        problems += _set(tree, JobSpec, f"env.{text}") if ok else [f"  --env {text!r} is not NAME=VALUE"]
+        problems += set_field(tree, JobSpec, f"env.{text}") if ok else [f"  --env {text!r} is not NAME=VALUE"]
     problems += _mount(tree, options.mount)
     if options.arguments:
         tree["command"] = options.arguments
@@ -154,8 +154,17 @@ def _loader() -> Any:
     return Loader
 
 
-def _set(tree: dict[str, Any], kind: Any, text: str) -> list[str]:
-    """Put one `path=value` into a tree of fields; returns problems as lines."""
+def set_field(tree: dict[str, Any], kind: Any, text: str) -> list[str]:
+    """Put one `path=value` into a tree of fields.
+
+    Args:
+        tree: what is changed: mappings and lists.
+        kind: the dataclass that says which fields there are, and how their values are read.
+        text: path with dots, =, value.
+
+    Returns:
+        What is wrong with it as lines, nothing where it was put in.
+    """
     path, equals, value = text.partition("=")
     path = path.strip()
     if not equals or not path:

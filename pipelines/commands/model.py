@@ -68,13 +68,16 @@ def _list(asked: argparse.Namespace) -> int:
     for name in names:
         now = models.current(asked.data_root, name)
         print(name)
-        for found in models.versions(asked.data_root, name):
-            version = found.uri.rstrip("/").rpartition("/")[2]
+        whole, damaged = models.versions(asked.data_root, name)
+        for version, found in whole.items():
             mark = "*" if now and now["version"] == version else " "
             ap = found.metadata["metrics"]["values"].get("coco/AP")
             scored = "-" if ap is None else f"{ap:.3f}"
             formats = ", ".join(found.metadata["formats"])
             print(f"{mark} {version}  {found.metadata['created']}  AP {scored}  {formats}")
+        for version, problem in damaged.items():
+            mark = "*" if now and now["version"] == version else " "
+            print(f"{mark} {version}  damaged: {problem.splitlines()[-1].strip()}")
     return 0
 
 
@@ -124,13 +127,14 @@ def _layout(asked: argparse.Namespace) -> int:
 
     found = _load(asked)
     repository = storage.join(asked.output, "triton")
+    place = asked.storage_uri or ("" if storage.is_local(repository) else repository)
+    # Before anything is written: it may refuse the place.
+    service = kserve_service(found.metadata, place, asked.service_account) if place else {}
     written = write_triton(found, repository, kind=asked.kind, max_batch=asked.max_batch)
     print(f"Triton: {written}")
-    place = asked.storage_uri or ("" if storage.is_local(repository) else repository)
     if not place:
         print("KServe: not written; give --storage-uri, the bucket or volume that will hold triton/")
         return 0
-    service = kserve_service(found.metadata, place, asked.service_account)
     uri = storage.join(asked.output, "kserve.yaml")
     storage.write_bytes(uri, yaml.safe_dump(service, sort_keys=False).encode())
     print(f"KServe: {uri}")

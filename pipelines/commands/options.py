@@ -3,6 +3,15 @@
 import argparse
 
 
+def add_overrides(parser: "argparse._ActionsContainer") -> None:
+    """Declare --set, in a parser or a group of it."""
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+        help="change one value of the recipe, e.g. train.lr=0.01; may be given again; `kubedet recipes "
+        "--explain` says what there is",
+    )  # fmt: skip
+
+
 def add_training(parser: argparse.ArgumentParser) -> None:
     """Declare what to train on and how."""
     parser.add_argument(
@@ -16,11 +25,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a whole configuration, see `kubedet recipes` (default: debug)",
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="change one value of the recipe, e.g. train.lr=0.01; may be given again; `kubedet recipes "
-        "--explain` says what there is",
-    )  # fmt: skip
+    add_overrides(parser)
     parser.add_argument(
         "--gate", default="", metavar="RULE",
         help="what a model must reach to be exported, e.g. 'coco/AP50 >= 0.5' (default: the recipe's)",

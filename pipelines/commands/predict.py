@@ -10,7 +10,7 @@ from pipelines.commands import Commands
 from pipelines.commands.options import add_model, add_runtime
 from trainer.errors import ConfigError, KubedetError
 
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
 def add(commands: Commands) -> None:
@@ -69,7 +69,7 @@ def _predict(options: argparse.Namespace) -> int:
     if failed:
         raise ConfigError(
             f"{len(failed)} of {len(paths)} images cannot be used:\n" + "\n".join(failed),
-            fix="the others are done; give JPEG, PNG or WebP files",
+            fix=f"the others are done, in {options.output}; give JPEG, PNG, WebP, BMP, GIF or TIFF files",
         )
     print(f"results in {options.output}")
     return 0

@@ -123,14 +123,22 @@ def seal(folder: Path) -> None:
 def publish(folder: Path, uri: str) -> None:
     """Copy a sealed local folder to a URI; the checksums come last.
 
+    What a bundle that lay there has and this one has not is deleted: an old signature or format would
+    be taken for one of the new files.
+
     Raises:
         StorageError: the target cannot be written.
     """
     sums = storage.join(uri, CHECKSUMS)
+    names = sorted(path.name for path in folder.iterdir() if path.name != CHECKSUMS)
+    before = {SIGNATURE}
     if storage.exists(sums):
+        before |= set(_parse(storage.read_bytes(sums), sums))
         # Files that are being replaced must not be vouched for by the list of those before.
         storage.delete(sums)
-    for name in sorted(path.name for path in folder.iterdir() if path.name != CHECKSUMS):
+    for name in sorted(before - set(names)):
+        storage.delete(storage.join(uri, name))
+    for name in names:
         storage.upload(folder / name, storage.join(uri, name))
     storage.upload(folder / CHECKSUMS, sums)
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import tempfile
 from datetime import UTC, datetime
 from functools import cache
@@ -67,7 +68,8 @@ def export(
         signing.check_key(key)
     _check_writable(output_uri)
     detector, meta = checkpoint.load_model(checkpoint_uri)
-    dataset = _check_set(shards_uri)
+    index = storage.read_json(storage.join(shards_uri, "index.json"))
+    dataset = _check_set(shards_uri, index)
     _check_classes(meta["categories"], dataset.categories, checkpoint_uri, shards_uri)
     size = meta["config"]["loader"]["image_size"]
     with tempfile.TemporaryDirectory(prefix="kubedet-") as temporary:
@@ -83,6 +85,7 @@ def export(
         _tell(checks)
         scored = _scored(evaluation_uri)
         described = _metadata(detector, meta, config, checkpoint_uri, scored, checks, made, maker.graph.rows)
+        described["trained_on"] |= _data(index, shards_uri)
         _complete(made, described, key)
         bundle.publish(made, output_uri)
         files = sorted(path.name for path in made.iterdir())
@@ -117,8 +120,7 @@ def _check_writable(uri: str) -> None:
     storage.delete(probe)
 
 
-def _check_set(shards_uri: str) -> ShardDataset:
-    index = storage.read_json(storage.join(shards_uri, "index.json"))
+def _check_set(shards_uri: str, index: dict[str, Any]) -> ShardDataset:
     for split in ("val", "test", "train"):
         if index["splits"].get(split, {}).get("samples"):
             return ShardDataset(shards_uri, split)
@@ -142,6 +144,30 @@ def _scored(evaluation_uri: str) -> dict[str, Any]:
     if not uri or not storage.exists(uri):
         return {}
     return storage.read_json(uri) | {"uri": storage.absolute(evaluation_uri)}
+
+
+def _data(index: dict[str, Any], shards_uri: str) -> dict[str, Any]:
+    """What the shards were made from, and how many images and boxes each split has."""
+    data_root = storage.parent(storage.parent(shards_uri))
+    raw = storage.join(data_root, "raw", index["raw_fingerprint"], "manifest.json")
+    source = storage.read_json(raw)["source"] if storage.exists(raw) else ""
+    return {
+        # Without what may open it: a name and password, a signed query.
+        "source": re.sub("//[^/@]*@", "//", source.partition("?")[0]),
+        "splits": {
+            name: {"images": split["samples"], "boxes": split["boxes"]}
+            for name, split in index["splits"].items()
+        },
+    }
+
+
+def _of_classes(scored: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Of each class that was scored: AP, AP50, boxes, and the score at which its F1 is best."""
+    thresholds = scored.get("thresholds", {})
+    return {
+        name: {key: found.get(key) for key in ("AP", "AP50", "boxes")} | {"threshold": thresholds.get(name)}
+        for name, found in scored.get("per_class", {}).items()
+    }
 
 
 def _tell(checks: dict[str, Check]) -> None:
@@ -208,6 +234,8 @@ def _metadata(
             "images": scored.get("images", 0),
             "evaluation": scored.get("uri", ""),
             "values": scored.get("metrics") or meta["metrics"] or {},
+            "gate": (scored.get("verdict") or {}).get("reason", ""),
+            "per_class": _of_classes(scored),
         },
         "sha256": shas,
         "versions": _versions(),

@@ -109,15 +109,22 @@ def names(data_root: str) -> list[str]:
     return sorted({name.split("/")[0] for name in found if name.endswith(f"/{bundle.CHECKSUMS}")})
 
 
-def versions(data_root: str, name: str) -> list[Bundle]:
-    """Whole versions of a model, oldest first."""
-    root = folder(data_root, name)
-    found = [
-        bundle.load(storage.join(root, path.split("/")[0]))
-        for path in storage.list_files(root)
-        if path.endswith(f"/{bundle.CHECKSUMS}") and path.count("/") == 1
-    ]
-    return sorted(found, key=lambda one: one.metadata["created"])
+def version_names(data_root: str, name: str) -> list[str]:
+    """Names of a model's versions, sorted; what is in them is not looked at."""
+    found = storage.list_files(folder(data_root, name))
+    ends = f"/{bundle.CHECKSUMS}"
+    return sorted(path.removesuffix(ends) for path in found if path.endswith(ends) and path.count("/") == 1)
+
+
+def versions(data_root: str, name: str) -> tuple[dict[str, Bundle], dict[str, str]]:
+    """Versions of a model by name, the oldest first; and of those that are damaged, what is wrong."""
+    found, damaged = {}, {}
+    for version in version_names(data_root, name):
+        try:
+            found[version] = bundle.load(storage.join(folder(data_root, name), version))
+        except StorageError as error:
+            damaged[version] = error.message
+    return dict(sorted(found.items(), key=lambda item: item[1].metadata["created"])), damaged
 
 
 def resolve(model: str, data_root: str) -> str:
@@ -135,7 +142,11 @@ def resolve(model: str, data_root: str) -> str:
             fix="give the folder of an exported model (RUN/model), or NAME or NAME@VERSION with --data-root",
         )
     if version:
-        return storage.join(folder(data_root, name), version)
+        check_name(version)
+        uri = storage.join(folder(data_root, name), version)
+        if not bundle.exists(uri):
+            raise _no_version(data_root, name, version)
+        return uri
     now = current(data_root, name)
     if now is None:
         known = ", ".join(names(data_root)) or "none"
@@ -145,6 +156,14 @@ def resolve(model: str, data_root: str) -> str:
         )
     # By name, not by the URI in `current`: a volume may be mounted elsewhere here.
     return storage.join(folder(data_root, name), now["version"])
+
+
+def _no_version(data_root: str, name: str, version: str) -> StorageError:
+    known = ", ".join(version_names(data_root, name))
+    return StorageError(
+        f"no version {version} of the model {name} in {data_root}",
+        fix=f"versions: {known}" if known else f"models there: {', '.join(names(data_root)) or 'none'}",
+    )
 
 
 def _history(data_root: str, name: str, version: str) -> list[str]:
@@ -160,10 +179,7 @@ def _switch(data_root: str, name: str, version: str, history: list[str]) -> dict
     check_name(version)
     uri = storage.join(folder(data_root, name), version)
     if not bundle.exists(uri):
-        known = ", ".join(one.metadata["model_version"] for one in versions(data_root, name)) or "none"
-        raise StorageError(
-            f"no version {version} of the model {name} in {data_root}", fix=f"versions: {known}"
-        )
+        raise _no_version(data_root, name, version)
     chosen = bundle.load(uri)
     chosen.check()
     record = {

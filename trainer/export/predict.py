@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageDraw, ImageFont
 
+from trainer.data.images import UnreadableImage, read_upright
 from trainer.errors import DataError, ExportError
 from trainer.export.bundle import Bundle
 from trainer.export.formats import FORMATS
@@ -90,24 +91,33 @@ def open_bundle(source: Bundle, kind: str = "") -> Iterator[Predictor]:
         yield Predictor(source.metadata, runtime, kind)
 
 
-def open_image(file: Path | IO[bytes], name: str = "") -> Image.Image:
-    """Open and decode an image as people see it: turned by its EXIF orientation, RGB.
-
-    Args:
-        file: its path, or the open file.
-        name: what to call it in an error; "" is the path.
+def open_image(path: Path) -> Image.Image:
+    """Open and decode an image as people see it, and as the training saw it: upright, 8 bits, RGB.
 
     Raises:
         DataError: it is missing, no image, or damaged.
     """
-    name = name or str(file)
     try:
-        return ImageOps.exif_transpose(Image.open(file)).convert("RGB")
-    except UnidentifiedImageError:
-        raise DataError(f"{name} is not an image", fix="give JPEG, PNG or WebP files") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"{name} cannot be read: {reason}", fix="check the path and the file") from None
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", fix="check the path") from None
+    return decode_image(data, str(path))
+
+
+def decode_image(data: bytes, name: str) -> Image.Image:
+    """The same from the bytes of a file.
+
+    Args:
+        data: a JPEG, PNG, WebP, BMP, GIF or TIFF file.
+        name: what to call it in an error.
+
+    Raises:
+        DataError: it is no image, or damaged.
+    """
+    try:
+        return read_upright(data)
+    except UnreadableImage as error:
+        raise DataError(f"{name}: {error}", fix="give JPEG, PNG, WebP, BMP, GIF or TIFF files") from None
 
 
 def draw(image: Image.Image, found: list[Found]) -> Image.Image:

@@ -5,6 +5,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from trainer.data.images import plain
 from trainer.data.transforms import FILL, letterbox
 
 RULE = (
@@ -19,7 +20,8 @@ def preprocess(image: Image.Image | np.ndarray, input_size: int) -> tuple[Tensor
     """Make the input of an exported model.
 
     Args:
-        image: PIL image (its EXIF orientation is applied), or uint8 RGB [H, W, 3].
+        image: PIL image (its EXIF orientation is applied, 16 bits become 8, transparent parts white, as
+            in the training), or uint8 RGB [H, W, 3].
         input_size: side of the model's square, pixels.
 
     Returns:
@@ -27,6 +29,6 @@ def preprocess(image: Image.Image | np.ndarray, input_size: int) -> tuple[Tensor
     """
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image)
-    upright = ImageOps.exif_transpose(image).convert("RGB")
+    upright = plain(ImageOps.exif_transpose(image)).convert("RGB")
     pixels = torch.from_numpy(np.array(upright)).permute(2, 0, 1).contiguous()
     return letterbox(pixels, input_size)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from trainer.data.loader import read_sample
+from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import letterbox
 from trainer.errors import ExportError

@@ -4,7 +4,6 @@ It is not for production: one process, one request at a time, no authentication.
 are Triton and KServe (`kubedet model layout`), which speak the same protocol.
 """
 
-import io
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +21,7 @@ from starlette.routing import Route
 
 from trainer.errors import ConfigError, DataError, KubedetError
 from trainer.export import protocol
-from trainer.export.predict import Predictor, as_json, open_image
+from trainer.export.predict import Predictor, as_json, decode_image
 
 MOST_BYTES = 256 * 1024 * 1024
 """Largest body of a request."""
@@ -97,7 +96,7 @@ class _Server:
         return JSONResponse(await run_in_threadpool(self._detect, body))
 
     def _detect(self, body: bytes) -> dict[str, Any]:
-        image = open_image(io.BytesIO(body), "what was sent")
+        image = decode_image(body, "what was sent")
         with self._one_at_a_time:
             found = self._predictor(image)
         return {"model": f"{self._name} {self._version}", **as_json(found, image)}

@@ -29,6 +29,7 @@ def write_triton(source: Bundle, uri: str, *, kind: str = "onnx", max_batch: int
         URI of the model's folder: config.pbtxt, labels.txt and version 1.
 
     Raises:
+        ConfigError: the largest batch is below 1.
         ExportError: the bundle has no such format.
         StorageError: a file has changed, or the target cannot be written.
     """
@@ -38,17 +39,18 @@ def write_triton(source: Bundle, uri: str, *, kind: str = "onnx", max_batch: int
             f"the bundle {source.uri} has no format {kind} that Triton serves",
             fix=f"formats for it: {', '.join(usable) or 'none; export onnx'}",
         )
+    config = triton_config(source.metadata, kind, max_batch)
     folder = storage.join(uri, source.metadata["name"])
     names = source.metadata["formats"][kind]["files"]
     with source.files(names) as local:
         for name, served in zip(names, _TRITON[kind][1], strict=True):
             storage.upload(local / name, storage.join(folder, "1", served))
+    for served in {name for _, files in _TRITON.values() for name in files} - set(_TRITON[kind][1]):
+        storage.delete(storage.join(folder, "1", served))  # Of another format that was laid out there.
     labels = "".join(f"{item['name']}\n" for item in source.metadata["classes"])
     storage.write_bytes(storage.join(folder, "labels.txt"), labels.encode())
     # Last: without it Triton does not see the model.
-    storage.write_bytes(
-        storage.join(folder, "config.pbtxt"), triton_config(source.metadata, kind, max_batch).encode()
-    )
+    storage.write_bytes(storage.join(folder, "config.pbtxt"), config.encode())
     return folder
 
 
@@ -94,8 +96,12 @@ def kserve_service(metadata: dict[str, Any], storage_uri: str, service_account: 
             fix="copy the repository to a bucket or a volume and give its URI as --storage-uri "
             "(s3://bucket/triton, pvc://claim/triton)",
         )
-    model: dict[str, Any] = {"modelFormat": {"name": "onnx"}, "protocolVersion": "v2"}
-    model["storageUri"] = place
+    model = {
+        "modelFormat": {"name": "triton"},  # What lies there is a repository, whatever the model's format.
+        "runtime": "kserve-tritonserver",
+        "protocolVersion": "v2",
+        "storageUri": place,
+    }
     predictor: dict[str, Any] = {"model": model}
     if service_account:
         predictor["serviceAccountName"] = service_account

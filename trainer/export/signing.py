@@ -51,10 +51,18 @@ def check_signature(source: Bundle, public_key: str) -> None:
         public_key: path of a PEM file.
 
     Raises:
-        ExportError: there is no signature, or it is not by this key or not of these files.
+        ExportError: the key cannot be used, there is no signature, or it is not by this key or not of
+            these files.
         StorageError: a file differs from its checksum.
     """
     verifying = _module("verifying")
+    try:
+        config = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
+    except Exception as error:  # the package has no common error of its own
+        raise ExportError(
+            f"{public_key} is no public key: {_reason(error)}",
+            fix="give the PEM file that `openssl ec -in private.pem -pubout` writes",
+        ) from None
     with bundle.materialised(source) as folder:
         if not (folder / bundle.SIGNATURE).exists():
             raise ExportError(
@@ -62,7 +70,6 @@ def check_signature(source: Bundle, public_key: str) -> None:
                 fix="export with a key (KUBEDET_SIGNING_KEY), or verify without --public-key",
             )
         try:
-            config = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
             config.set_hashing_config(_hashing(folder)).verify(folder, folder / bundle.SIGNATURE)
         except Exception as error:  # the package has no common error of its own
             raise ExportError(

@@ -17,7 +17,7 @@ from torchvision.ops import batched_nms
 
 from trainer import log
 from trainer.config import Config, ModelConfig
-from trainer.data.loader import read_sample
+from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import FILL, letterbox
 from trainer.errors import ExportError

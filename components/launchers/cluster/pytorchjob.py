@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from components.launchers.backend import JobStatus, LogLine, Phase
+from components.launchers.backend import Backend, JobStatus, LogLine, Phase
 from components.launchers.cluster import client, conditions, objects, pods
 from components.launchers.cluster.feed import Feed
 from components.launchers.cluster.owner import own
@@ -27,7 +27,7 @@ TAIL = 100
 _TRIES = 5  # To get hold of a name that others delete and take.
 
 
-class PyTorchJobBackend:
+class PyTorchJobBackend(Backend):
     """Runs jobs through the Training Operator, in one namespace.
 
     Args:

@@ -9,7 +9,6 @@ import time
 import numpy as np
 import pytest
 
-from trainer.errors import ConfigError
 from trainer.export import bundle, serving
 from trainer.export.predict import open_bundle
 
@@ -90,8 +89,3 @@ def test_triton_reads_the_configuration(made, kind):
         "boxes": [5, 4], "scores": [5], "labels": [5], "num": [1],
     }  # fmt: skip
     assert outputs["labels"].label_filename == "labels.txt" and outputs["num"].HasField("reshape")
-
-
-def test_a_batch_of_nothing_is_refused(made):
-    with pytest.raises(ConfigError, match="must be 1 or more"):
-        serving.triton_config(bundle.load(made).metadata, "onnx", 0)

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import sys
-from dataclasses import asdict
 
 import numpy as np
 import onnx
@@ -21,6 +20,7 @@ from trainer.export import bundle, formats
 from trainer.export import export as exporting
 from trainer.export.graph import DeploymentGraph
 from trainer.loop import train
+from trainer.model import boxes as box_ops
 from trainer.model.detector import build
 
 SIZE = 96
@@ -31,23 +31,6 @@ def trained(tmp_path_factory, shards, tiny):
     """A checkpoint of a short training, which says enough to be compared."""
     config = tiny(train__epochs=8, train__validate_every=8, model__score_threshold=0.03)
     return train(config, shards, str(tmp_path_factory.mktemp("trained")))["checkpoint"]
-
-
-@pytest.fixture
-def untrained(tiny, shards, tmp_path):
-    """Write a checkpoint of random weights, changed as asked."""
-
-    def write(**changes):
-        config = tiny()
-        detector = build(config.model, 5)
-        state = {
-            "model": detector.state_dict(), "config": json.dumps(asdict(config)), "step": 0, "epoch": 0,
-            "categories": ShardDataset(shards, "val").categories, "metrics": {}, "fingerprint": "f",
-        }  # fmt: skip
-        checkpoint.write({**state, **changes}, str(tmp_path / "best.pt"))
-        return str(tmp_path / "best.pt")
-
-    return write
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +87,46 @@ def test_the_files_are_what_they_should_be(exported):
         assert [a.i for a in given[1].attribute if a.name == "axis"] == [0]
     others = [node.op_type for node in quantised.node if node.op_type in ("MatMul", "Mul", "Sigmoid")]
     assert others  # What is not a convolution is still there in fp32.
+
+
+# Of those that onnx-tensorrt's docs/operators.md lists, what a detector's graph may need.
+TENSORRT_TAKES = {
+    "Add", "Cast", "Clip", "Concat", "Constant", "Conv", "Div", "Exp", "Expand", "Gather", "Identity",
+    "InstanceNormalization", "MaxPool", "Mul", "Relu", "Reshape", "Resize", "Shape", "Sigmoid", "Slice",
+    "Squeeze", "Sub", "Transpose", "Unsqueeze",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_raw_graph_is_one_that_tensorrt_takes(exported):
+    graph = onnx.load(exported[0] / "model.raw.onnx").graph
+    assert {node.op_type for node in graph.node} <= TENSORRT_TAKES
+    assert {node.domain for node in graph.node} <= {"", "ai.onnx"}
+    # TensorRT has uint8 for inputs alone, to be cast at once.
+    (image,) = graph.input
+    assert {node.op_type for node in graph.node if image.name in node.input} <= {"Cast", "Shape"}
+    shapes = {
+        item.name: [side.dim_param or side.dim_value for side in item.type.tensor_type.shape.dim]
+        for item in graph.output
+    }
+    anchors = 9 * sum(side * side for side in (12, 6, 3, 2, 1))
+    assert shapes == {"boxes": ["batch", anchors, 4], "scores": ["batch", anchors, 5]}
+
+
+@pytest.mark.slow
+def test_the_raw_graphs_outputs_are_the_models_boxes_and_scores(exported, trained):
+    detector, _ = checkpoint.load_model(trained)
+    images = np.random.default_rng(0).integers(0, 256, (2, 3, SIZE, SIZE), dtype=np.uint8)
+    session = onnxruntime.InferenceSession(str(exported[0] / "model.raw.onnx"))
+    boxes, scores = session.run(None, {"images": images})
+    with torch.inference_mode():
+        logits, offsets, shapes = detector.outputs(detector.normalize(torch.from_numpy(images)))
+        anchors = torch.cat(detector.anchors(shapes, (SIZE, SIZE)))
+    # For every anchor and class, no threshold and no limit: the plugin applies those.
+    assert np.abs(scores - torch.sigmoid(torch.cat(logits, dim=1)).numpy()).max() < 1e-4
+    expected = box_ops.decode(torch.cat(offsets, dim=1), anchors).clamp(0, SIZE)
+    assert np.abs(boxes - expected.numpy()).max() < 0.01
+    assert (boxes[..., 2:] >= boxes[..., :2]).all() and boxes.min() >= 0 and boxes.max() <= SIZE
 
 
 @pytest.mark.slow
@@ -189,7 +212,11 @@ def test_the_whole_way_around_a_bundle(untrained, shards, tiny, tmp_path, monkey
         ),
     )  # fmt: skip
     (tmp_path / "evaluation").mkdir()
-    scored = {"split": "test", "images": 4, "metrics": {"coco/AP": 0.25}}
+    scored = {
+        "split": "test", "images": 4, "metrics": {"coco/AP": 0.25}, "thresholds": {"star": 0.41},
+        "per_class": {"star": {"AP": 0.3, "AP50": 0.5, "AP75": 0.2, "boxes": 7}},
+        "verdict": {"passed": True, "reason": "coco/AP 0.250 >= 0.1: passed"},
+    }  # fmt: skip
     (tmp_path / "evaluation" / "metrics.json").write_text(json.dumps(scored))
     config = tiny(export__min_match=0.0, export__max_ap_change=1.0, export__name="pets")
     given, target, scores = untrained(), str(tmp_path / "model"), str(tmp_path / "evaluation")
@@ -197,7 +224,14 @@ def test_the_whole_way_around_a_bundle(untrained, shards, tiny, tmp_path, monkey
     metadata = bundle.load(str(tmp_path / "model")).metadata
     assert metadata["metrics"] == {
         "split": "test", "images": 4, "values": {"coco/AP": 0.25}, "evaluation": str(tmp_path / "evaluation"),
+        "gate": "coco/AP 0.250 >= 0.1: passed",
+        "per_class": {"star": {"AP": 0.3, "AP50": 0.5, "boxes": 7, "threshold": 0.41}},
     }  # fmt: skip
+    assert metadata["trained_on"]["splits"]["train"]["images"] == 24
+    assert metadata["trained_on"]["source"] == "sample:images=24,seed=3,size=96"
+    card = (tmp_path / "model" / "MODEL_CARD.md").read_text()
+    assert "- coco/AP 0.250 >= 0.1: passed" in card and "| 3 | star | 4 | 7 | 0.300 | 0.500 | 0.410 |" in card
+    assert "| 0 | circle | 1 | 0 | - | - | - |" in card and "train 24 images with" in card
     assert metadata["name"] == "pets" and metadata["model_version"] == result["model_version"]
     again = exporting.export(given, shards, target, config)
     assert again["model_version"] == result["model_version"]  # The same files are the same version.

@@ -33,7 +33,7 @@ def test_publishing_makes_a_version_current(tmp_path, root):
 def test_promote_and_roll_back(tmp_path, root):
     for hour, version in enumerate(("v1", "v2", "v3"), start=1):
         models.publish(_bundle(tmp_path, version, hour), root, "pets")
-    assert [found.metadata["model_version"] for found in models.versions(root, "pets")] == ["v1", "v2", "v3"]
+    assert [*models.versions(root, "pets")[0]] == ["v1", "v2", "v3"]
     assert models.names(root) == ["pets"]
     assert models.rollback(root, "pets")["version"] == "v2"
     assert models.rollback(root, "pets")["version"] == "v1"
@@ -65,7 +65,7 @@ def test_a_failure_while_copying_leaves_current_as_it_was(tmp_path, root, monkey
     with pytest.raises(StorageError, match="the disk is full"):
         models.publish(second, root, "pets")
     assert models.current(root, "pets")["version"] == "v1"
-    assert [found.metadata["model_version"] for found in models.versions(root, "pets")] == ["v1"]
+    assert [*models.versions(root, "pets")[0]] == ["v1"]
     monkeypatch.undo()
     assert models.publish(second, root, "pets")["history"] == ["v1"]
 
@@ -108,7 +108,11 @@ def test_what_a_person_means_by_a_model(tmp_path, root):
         models.resolve("pets", root)
     models.publish(source, root, "pets")
     assert models.resolve("pets", root) == f"{root}/models/pets/v1"
-    assert models.resolve("pets@v0", root) == f"{root}/models/pets/v0"
+    assert models.resolve("pets@v1", root) == f"{root}/models/pets/v1"
+    with pytest.raises(StorageError, match=r"(?s)no version v0 of the model pets.*versions: v1"):
+        models.resolve("pets@v0", root)
+    with pytest.raises(StorageError, match=r"(?s)no version v1 of the model dogs.*models there: pets"):
+        models.resolve("dogs@v1", root)
     with pytest.raises(StorageError, match="holds no bundle"):
         models.resolve(str(tmp_path), root)
 

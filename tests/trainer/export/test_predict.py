@@ -5,11 +5,13 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from trainer.data.images import normalize
 from trainer.errors import DataError, ExportError, StorageError
 from trainer.export import bundle
-from trainer.export.predict import Found, as_json, draw, open_bundle, open_image
+from trainer.export.predict import Found, as_json, decode_image, draw, open_bundle, open_image
 from trainer.export.preprocess import preprocess
 
 SIZE = 96
@@ -49,14 +51,17 @@ def test_drawing_changes_a_copy_alone():
 
 def test_what_is_no_image(tmp_path):
     (tmp_path / "a.jpg").write_text("junk")
-    with pytest.raises(DataError, match=r"a\.jpg is not an image"):
+    with pytest.raises(DataError, match=r"a\.jpg: not an image that can be read"):
         open_image(tmp_path / "a.jpg")
     with pytest.raises(DataError, match=r"b\.jpg cannot be read: No such file"):
         open_image(tmp_path / "b.jpg")
     whole = io.BytesIO()
     Image.effect_noise((64, 64), 90).convert("RGB").save(whole, "JPEG")
-    with pytest.raises(DataError, match="what was sent cannot be read"):
-        open_image(io.BytesIO(whole.getvalue()[:300]), "what was sent")
+    with pytest.raises(DataError, match="what was sent: damaged or cut off"):
+        decode_image(whole.getvalue()[:1500], "what was sent")
+    # A format whose reader starts another program must not be opened.
+    with pytest.raises(DataError, match="not an image that can be read"):
+        decode_image(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "it")
 
 
 def _turned():
@@ -70,7 +75,40 @@ def _turned():
 
 
 def test_images_are_seen_upright():
-    assert open_image(_turned(), "it").size == (20, 40)
+    seen = decode_image(_turned().getvalue(), "it")
+    assert seen.size == (20, 40)
+    # It says no more that it must be turned: that would be done again.
+    assert torch.equal(preprocess(seen, SIZE)[0], preprocess(Image.open(_turned()), SIZE)[0])
+
+
+def _written(image, kind):
+    buffer = io.BytesIO()
+    image.save(buffer, kind)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "BMP", "GIF", "TIFF", "JPEG"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "P", "RGBA", "LA", "1", "I;16"])
+def test_images_are_seen_as_the_training_saw_them(kind, mode):
+    """What a shard holds of the same file, as `normalize` writes it."""
+    scene = Image.new("RGB", (32, 16), (204, 51, 0))
+    scene.paste((0, 51, 204), (16, 0, 32, 16))
+    image = Image.fromarray(np.array(scene.convert("L"), np.uint16) * 257) if mode == "I;16" else None
+    image = image or scene.convert(mode)
+    try:
+        data = _written(image, kind)
+    except (OSError, KeyError, ValueError):
+        pytest.skip(f"{kind} has no {mode}")
+    stored = Image.open(io.BytesIO(normalize(data, 1000, 100).jpeg)).convert("RGB")
+    seen = decode_image(data, "it")
+    assert seen.mode == "RGB" and np.abs(np.asarray(seen, int) - np.asarray(stored, int)).mean() < 6
+    square, _ = preprocess(Image.open(io.BytesIO(data)), 32)
+    assert np.abs(square[:, :16].permute(1, 2, 0).numpy().astype(int) - np.asarray(seen)).mean() < 6
+
+
+def test_transparent_parts_are_white():
+    image = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    assert decode_image(_written(image, "PNG"), "it").getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_preprocessing_turns_by_exif_and_keeps_the_scale():

@@ -161,13 +161,27 @@ def _jpeg():
     return buffer.getvalue()
 
 
+def _turned():
+    buffer, image = io.BytesIO(), Image.new("RGB", (192, 96), "white")
+    exif = image.getexif()
+    exif[0x0112] = 6
+    image.save(buffer, "JPEG", exif=exif)
+    return buffer.getvalue()
+
+
+def test_detections_of_an_image_that_must_be_turned(ask):
+    answer = json.loads(ask("POST", "/detect", _turned())[2])
+    assert (answer["width"], answer["height"]) == (96, 192)
+    assert answer["detections"][0]["box"] == [24, 12, 96, 60]  # Of the square, by a scale of a half.
+
+
 def test_detections_of_an_image(ask):
     status, _, body = ask("POST", "/detect", _jpeg())
     answer = json.loads(body)
     assert status == 200 and answer["model"] == "pets v1" and (answer["width"], answer["height"]) == (192, 96)
     assert answer["detections"][0]["box"] == [24, 12, 96, 60]
     status, _, body = ask("POST", "/detect", b"junk")
-    assert status == 400 and json.loads(body)["error"] == "what was sent is not an image"
+    assert status == 400 and json.loads(body)["error"] == "what was sent: not an image that can be read"
 
 
 def test_a_request_that_is_too_large(ask, monkeypatch):
@@ -202,6 +216,7 @@ def test_the_page_shows_a_dropped_images_detections(address, tmp_path):
         page = browser.new_page()
         wrong = []
         page.on("pageerror", lambda error: wrong.append(error))
+        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
         page.goto("http://{}:{}/".format(*address))
         page.evaluate(_DROP, base64.b64encode(_jpeg()).decode())
         page.wait_for_selector("#found tbody tr")
@@ -215,8 +230,20 @@ def test_the_page_shows_a_dropped_images_detections(address, tmp_path):
         assert drawn[:3] != [255, 255, 255]  # The lower side of the box.
         page.fill("#least", "0.99")
         assert "0 found, 1 below" in page.inner_text("#message")
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        colour = "getComputedStyle(document.body).color"
+        light = page.evaluate(colour)
+        page.emulate_media(color_scheme="dark")
+        assert page.evaluate(colour) != light
+        # An image that must be turned: as wide as people see it.
+        page.evaluate(_DROP, base64.b64encode(_turned()).decode())
+        page.wait_for_function("document.getElementById('picture').width == 96")
+        assert page.eval_on_selector("#picture", "it => [it.width, it.height]") == [96, 192]
+        assert not wrong
         (tmp_path / "junk.jpg").write_text("junk")
         page.set_input_files("#file", str(tmp_path / "junk.jpg"))
         page.wait_for_selector("#message.wrong")
-        assert "is not an image" in page.inner_text("#message") and not wrong
+        assert "not an image that can be read" in page.inner_text("#message")
+        assert all("400" in each for each in wrong)  # What the browser says of a refused request.
         browser.close()

@@ -34,6 +34,13 @@ def test_a_damaged_bundle_is_not_laid_out(made, tmp_path):
     assert not (tmp_path / "triton").exists()
 
 
+def test_a_model_that_is_laid_out_anew_leaves_nothing_of_another_format(made, tmp_path):
+    (tmp_path / "triton/pets/1").mkdir(parents=True)
+    (tmp_path / "triton/pets/1/model.xml").write_text("of a layout of OpenVINO's")
+    write_triton(bundle.load(made), str(tmp_path / "triton"))
+    assert [path.name for path in (tmp_path / "triton/pets/1").iterdir()] == ["model.onnx"]
+
+
 @pytest.mark.parametrize("kind", ["onnx-int8", "torch-export", "nonsense"])
 def test_a_format_that_is_not_there(made, tmp_path, kind):
     with pytest.raises(ExportError, match=f"no format {kind} that Triton serves"):
@@ -47,7 +54,8 @@ def test_a_kserve_service(made):
     assert service["spec"]["predictor"] == {
         "serviceAccountName": "models",
         "model": {
-            "modelFormat": {"name": "onnx"}, "protocolVersion": "v2", "storageUri": "s3://bucket/triton",
+            "modelFormat": {"name": "triton"}, "runtime": "kserve-tritonserver", "protocolVersion": "v2",
+            "storageUri": "s3://bucket/triton",
         },
     }  # fmt: skip
 

@@ -1,0 +1,100 @@
+"""kill -9 at every point of a publication: `current` names a whole bundle, the old one or the new one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bundles import make_bundle
+
+from trainer import storage
+from trainer.export import bundle, models
+
+PUBLISH = """
+import json, os, signal, sys
+from trainer import storage
+from trainer.export import bundle, models
+
+source, root, points, most = sys.argv[1], sys.argv[2], set(json.loads(sys.argv[3])), int(sys.argv[4])
+before = models.current(root, "pets")
+
+
+def publish(at):
+    # In a process of its own, which dies at the `at`-th of these points: every way to touch a file or a
+    # server passes one of them. Tells whether it died.
+    pid = os.fork()
+    if not pid:
+        passed = 0
+
+        def count(event, arguments):
+            nonlocal passed
+            if event in points:
+                passed += 1
+                if passed == at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(count)
+        models.publish(source, root, "pets")
+        os._exit(0)
+    status = os.waitpid(pid, 0)[1]
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, status
+    return os.WIFSIGNALED(status)
+
+
+deaths = 0
+for at in range(1, most):
+    died = publish(at)
+    now = models.current(root, "pets")
+    bundle.load(now["model"]).check()  # Whole, whichever it is.
+    if now["version"] == "v2":  # Again from the start: as it was before.
+        storage.write_json(f"{root}/models/pets/current", before)
+        for name in storage.list_files(f"{root}/models/pets/v2"):
+            storage.delete(f"{root}/models/pets/v2/{name}")
+    if not died:
+        break
+    deaths += 1
+print(json.dumps({"deaths": deaths, "last": now["version"]}))
+"""
+FILES = ["open", "os.rename", "os.remove", "os.mkdir", "os.link", "shutil.copyfile"]
+
+
+def _die_everywhere(tmp_path, root, points):
+    models.publish(make_bundle(tmp_path / "v1", version="v1"), root, "pets")
+    source = make_bundle(tmp_path / "v2", version="v2")
+    done = subprocess.run(
+        [sys.executable, "-c", PUBLISH, source, root, json.dumps(points), "500"],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["last"] == "v2"  # The last one was not killed.
+    # What the killed ones left does not keep the next from publishing.
+    assert models.publish(source, root, "pets")["version"] == "v2"
+    bundle.load(models.resolve("pets", root)).check()
+    return result["deaths"]
+
+
+def test_on_a_disk(tmp_path):
+    assert _die_everywhere(tmp_path, str(tmp_path / "data_root"), FILES) > 30
+
+
+@pytest.mark.slow
+def test_in_an_object_store(tmp_path, bucket):
+    assert _die_everywhere(tmp_path, "s3://bucket/root", ["http.client.send", "os.rename"]) > 10
+
+
+def test_a_bundle_that_replaces_another_leaves_nothing_of_it(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    make_bundle(old)
+    (old / "model.int8.onnx").write_bytes(b"of the old one")
+    bundle.seal(old)
+    (old / bundle.SIGNATURE).write_text("of the old one")
+    make_bundle(new, version="v2")
+    target = str(tmp_path / "model")
+    bundle.publish(old, target)
+    (tmp_path / "model" / "notes.txt").write_text("a person's own")
+    bundle.publish(new, target)
+    assert set(storage.list_files(target)) == {*(path.name for path in new.iterdir()), "notes.txt"}
+    assert not os.path.exists(f"{target}/{bundle.SIGNATURE}")
