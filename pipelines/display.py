@@ -43,7 +43,8 @@ class Display(Protocol):
 
 def choose(run: Follower) -> Display:
     """Return the display that suits stdout."""
-    return TerminalDisplay(run) if sys.stdout.isatty() else PlainDisplay(run)
+    drawn = sys.stdout.isatty() and not Console().is_dumb_terminal
+    return TerminalDisplay(run) if drawn else PlainDisplay(run)
 
 
 class PlainDisplay:
@@ -127,8 +128,8 @@ class TerminalDisplay:
             bar = ProgressBar(total=step.bar["total"], completed=step.bar["done"], width=width)
             row.add_row(bar, Text(_beside_bar(step), overflow="ellipsis"))
             return row
-        if step.state == "running" and step.bar is None:
-            return Text("starting", "dim")
+        if step.state == "running":
+            return Text("finishing" if step.bar else "starting", "dim")
         return Text(_outcome(step), "dim")
 
     def __enter__(self) -> "TerminalDisplay":

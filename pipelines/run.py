@@ -205,8 +205,8 @@ def _locked(folder: Path) -> Iterator[int]:
 def _check_same(folder: Path, options: Options) -> None:
     """Refuse to go on with a run under other settings: its checkpoint would not fit, or would mislead."""
     path = folder / "summary.json"
-    if not path.exists():
-        return
+    if not path.exists() or not (folder / "train").exists():
+        return  # A mistake that ended it before the training may be mended under the same name.
     before = storage.read_json(str(path)).get("arguments", {})
     changed = [
         f"  {key}: was {json.dumps(before[key])}, now {json.dumps(value)}"

@@ -10,10 +10,11 @@ import logging
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -24,12 +25,33 @@ PROGRESS_FILE = "KUBEDET_PROGRESS"
 
 _PLAIN_INTERVAL = 10.0
 _FILE_INTERVAL = 0.2
+_RATE_SECONDS = 30.0
+_OURS = ("trainer.", "components.", "pipelines.", "kubedet.")
+
+
+class _Formatter(logging.Formatter):
+    """`12:34:56 download: message`: a person reads the part of the program, not its Python path."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(part)s: %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write a record as a line."""
+        ours = record.name.startswith(_OURS)
+        record.part = record.name.rpartition(".")[2] if ours else record.name
+        return super().format(record)
 
 
 def setup(level: int = logging.INFO) -> None:
-    """Send log lines to stderr as `12:34:56 name: message`, once for a process."""
+    """Send log lines to stderr as `12:34:56 name: message`, once for a process.
+
+    Of the processes that torchrun starts on one machine the first speaks for all; from the
+    others come warnings and errors alone.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_Formatter())
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        level = max(level, logging.WARNING)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # Of what it tries again, the storage tells once.
     for noisy in ("torch.distributed", "onnxscript", "onnx_ir", "matplotlib", "fontTools"):
@@ -49,34 +71,55 @@ class Bar:
 
     def __init__(self, task: str, total: int | None, unit: str, sink: Sink, done: int = 0) -> None:
         self.task, self.total, self.unit, self.note = task, total, unit, ""
-        self.done = self._start_done = done
+        self.done = done
         self._sink = sink
-        self._start = time.monotonic()
+        self._worked = 0
+        self._start = (time.monotonic(), 0)
+        self._marks = deque([self._start])
 
     def update(self, amount: int = 1, *, note: str | None = None) -> None:
         """Count `amount` more units as done; `note` replaces the free text (a loss, failures)."""
         self.done += amount
+        self._worked += amount
+        self._mark()
         if note is not None:
             self.note = note
         self._sink.show(self)
 
     def skip(self, amount: int = 1) -> None:
         """Count `amount` units as done that were found done: they say nothing about the rate."""
-        self._start_done += amount
         self.done += amount
         self._sink.show(self)
 
+    def _mark(self) -> None:
+        now = time.monotonic()
+        if now - self._marks[-1][0] >= 1:
+            self._marks.append((now, self._worked))
+        while len(self._marks) > 1 and now - self._marks[1][0] > _RATE_SECONDS:
+            self._marks.popleft()
+
     @property
     def rate(self) -> float:
-        """Units a second since the task began in this process."""
-        return (self.done - self._start_done) / max(time.monotonic() - self._start, 1e-9)
+        """Units a second in this process, of late: the first minute of a task is not like the others."""
+        return self._rate_since(self._marks[0])
+
+    def _rate_since(self, mark: tuple[float, int]) -> float:
+        return (self._worked - mark[1]) / max(time.monotonic() - mark[0], 1e-9)
 
     @property
     def eta(self) -> float | None:
         """Seconds to the end at this rate, or None where that is unknown."""
-        if self.total is None or self.done == self._start_done:
+        if self.total is None or self._worked == self._marks[0][1]:
             return None
         return max(self.total - self.done, 0) / self.rate
+
+    def event(self, *, end: bool = False) -> dict[str, Any]:
+        """Return where it stands, as PROGRESS_FILE takes it; at the end with the rate of the whole."""
+        rate = self._rate_since(self._start) if end else self.rate
+        return {
+            "task": self.task, "done": self.done, "total": self.total, "unit": self.unit,
+            "note": self.note, "rate": rate, "eta": self.eta, "end": end,
+        }  # fmt: skip
 
 
 @contextmanager
@@ -130,13 +173,9 @@ class _FileSink:
         if now < self._next and not end:
             return
         self._next = now + _FILE_INTERVAL
-        event = {
-            "task": bar.task, "done": bar.done, "total": bar.total, "unit": bar.unit,
-            "note": bar.note, "rate": bar.rate, "eta": bar.eta, "end": end,
-        }  # fmt: skip
         # One short write to a file opened for appending is atomic between processes.
         with self._path.open("a") as file:
-            file.write(json.dumps(event) + "\n")
+            file.write(json.dumps(bar.event(end=end)) + "\n")
 
 
 class _LineSink:
@@ -150,17 +189,18 @@ class _LineSink:
         if now < self._next and not end:
             return
         self._next = now + _PLAIN_INTERVAL
-        logging.getLogger("kubedet").info(describe(bar))
+        logging.getLogger("kubedet").info(describe(bar.event(end=end)))
 
 
-def describe(bar: Bar) -> str:
-    """One line of progress: `train 120/600 steps 20%, 3.1 steps/s, 2:35 left, loss 0.71`."""
-    share = f"/{bar.total} {bar.unit} {100 * bar.done / bar.total:.0f}%" if bar.total else f" {bar.unit}"
-    parts = [f"{bar.task} {bar.done}{share}", f"{bar.rate:.1f} {bar.unit}/s"]
-    if bar.eta:
-        parts.append(f"{clock(bar.eta)} left")
-    if bar.note:
-        parts.append(bar.note)
+def describe(event: dict[str, Any]) -> str:
+    """One line of a progress event: `train 120/600 steps 20%, 3.1 steps/s, 2:35 left, loss 0.71`."""
+    done, total, unit = event["done"], event["total"], event["unit"]
+    share = f"/{total} {unit} {100 * done / total:.0f}%" if total else f" {unit}"
+    parts = [f"{event['task']} {done}{share}", f"{event['rate']:.1f} {unit}/s"]
+    if event["eta"]:
+        parts.append(f"{clock(event['eta'])} left")
+    if event["note"]:
+        parts.append(event["note"])
     return ", ".join(parts)
 
 
@@ -178,7 +218,7 @@ class _TerminalSink:
         self._id: TaskID | None = None
 
     def show(self, bar: Bar, *, end: bool = False) -> None:
-        text = f"{bar.unit} {bar.rate:.1f}/s {bar.note}"
+        text = f"{bar.unit} {bar.event(end=end)['rate']:.1f}/s {bar.note}"
         if self._id is None:
             self._bars.start()
             self._id = self._bars.add_task(bar.task, total=bar.total, text=text)

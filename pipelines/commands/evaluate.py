@@ -43,8 +43,8 @@ def add(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--nproc", type=int, default=0, metavar="N",
-        help="processes that share the images (default: one for each GPU; without GPUs one, with a thread "
-        "for each core; on a busy CPU several are faster)",
+        help="processes that share the images (default: one for each GPU; without GPUs one, which uses all "
+        "cores)",
     )  # fmt: skip
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",

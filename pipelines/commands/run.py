@@ -53,8 +53,9 @@ def _run(options: argparse.Namespace) -> int:
     )
 
 
-def _processes() -> int:
-    if not any(Path("/dev").glob("nvidia[0-9]*")):
+def _processes(devices: Path = Path("/dev")) -> int:
+    """Return how many processes train where nobody says: one for each GPU that PyTorch can use."""
+    if not any(devices.glob("nvidia[0-9]*")):
         return 2  # Without importing torch, which takes seconds: the steps do that.
     import torch
 

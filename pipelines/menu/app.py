@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 
 SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi")
 """What is run in a pod: the better shell that its image has."""
+
+
+_PHASE_STYLES = {
+    "running": "green", "succeeded": "green", "pending": "yellow", "restarting": "yellow",
+    "suspended": "yellow", "failed": "bold red",
+}  # fmt: skip
+"""Of jobs, and of pods, which Kubernetes writes with a capital."""
 
 
 class Menu(App[None]):
@@ -215,14 +223,18 @@ def _fill(table: DataTable, rows: dict[str, tuple[str, ...]]) -> None:
     before = _chosen(table)
     if list(rows) == [str(key.value) for key in table.rows]:
         for key, cells in rows.items():
-            for column, cell in zip(list(table.columns), cells, strict=True):
+            for column, cell in zip(list(table.columns), _coloured(cells), strict=True):
                 table.update_cell(key, column, cell, update_width=True)
         return
     table.clear()
     for key, cells in rows.items():
-        table.add_row(*cells, key=key)
+        table.add_row(*_coloured(cells), key=key)
     if before in rows:
         table.move_cursor(row=table.get_row_index(before))
+
+
+def _coloured(cells: tuple[str, ...]) -> list[Text]:
+    return [Text(cell, _PHASE_STYLES.get(cell.lower(), "")) for cell in cells]
 
 
 def _chosen(table: DataTable) -> str:

@@ -1,8 +1,9 @@
-"""The operator's guide says what is true: its examples, commands, paths and messages are the code's own."""
+"""The guides say what is true: its examples, commands, paths and messages are the code's own."""
 
 import argparse
 import ast
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ import yaml
 
 from components.launchers.spec import from_fields
 from pipelines import cli
+from trainer import recipes
+from trainer.__main__ import _parser as trainer_parser
+from trainer.data import sources
 
 ROOT = Path(__file__).parents[2]
-PAGES = {name: (ROOT / name).read_text() for name in ("docs/operations.md", "deploy/README.md")}
+PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/operations.md", "deploy/README.md")}
 TEXT = PAGES["docs/operations.md"]
 MESSAGES = TEXT.partition("## Messages, and what to do")[2].partition("\n## ")[0]
 CLUSTERS_OWN = (
@@ -83,3 +87,19 @@ def test_messages_are_the_codes(row):
     message = re.findall("`([^`]+)`", row)[0]
     pieces = [piece.strip(" :") for piece in re.split(r"\.\.\.|hint: |\b[A-Z]\b|\d+|[()]", message)]
     assert max(pieces, key=len) in code, message
+
+
+def test_the_readme_names_every_recipe_and_source():
+    recipes_table = PAGES["README.md"].partition("| recipe | for |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", recipes_table, re.MULTILINE)) == set(recipes.RECIPES)
+    kinds = set(
+        re.findall(r"`(\w+)(?=[:`])", PAGES["README.md"].partition("| source |")[2].partition("\n\n")[0])
+    )
+    assert kinds >= set(re.findall(r"^    (\w+)[: ]", sources.__doc__, re.MULTILINE)) - {"PATH"}
+
+
+def test_the_readmes_steps_can_be_given():
+    commands = re.findall(r"^    python -m trainer (.*)$", PAGES["README.md"], re.MULTILINE)
+    assert len(commands) == 5
+    for command in commands:
+        trainer_parser().parse_args(shlex.split(command))

@@ -2,12 +2,13 @@
 
 import io
 import json
+import sys
 
 import pytest
 from rich.console import Console
 
 from pipelines import TITLES
-from pipelines.display import PlainDisplay, TerminalDisplay
+from pipelines.display import PlainDisplay, TerminalDisplay, choose
 from pipelines.follow import Follower
 
 BEGINS = "01:50:54.828 - INFO - Executing task \x1b[96m'{}'\x1b[0m"
@@ -56,6 +57,17 @@ def test_titles_and_times_stay_whole_on_any_terminal(run, events, width):
     assert len(lines) == len(TITLES)
     assert [title in line for title, line in zip(TITLES.values(), lines, strict=True)] == [True] * len(lines)
     assert "0:00" in lines[2] and "0:03 left" in lines[2] and all(len(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("terminal", "kind", "shown"),
+    [(True, "xterm-256color", TerminalDisplay), (True, "dumb", PlainDisplay), (False, "xterm", PlainDisplay)],
+)
+def test_nothing_is_drawn_where_nothing_can_be(run, monkeypatch, terminal, kind, shown):
+    monkeypatch.setenv("TERM", kind)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    assert type(choose(run)) is shown
 
 
 def test_only_the_steps_own_lines_are_shown(run):
@@ -116,6 +128,14 @@ def test_an_export_that_the_gate_held_back_says_so(run):
     run.finish()
     assert run.failed is None
     assert "held back by the gate" in screen(run, 100)[-1]
+
+
+def test_a_running_step_always_says_what_it_does(run, events):
+    run.feed(BEGINS.format("train"))
+    assert screen(run, 80)[2].rstrip().endswith("starting")
+    tell(events, TRAINING | {"end": True})
+    run.read_events()
+    assert screen(run, 80)[2].rstrip().endswith("finishing")
 
 
 def test_a_torn_event_costs_nothing(run, events):

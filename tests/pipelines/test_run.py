@@ -8,10 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import onnxruntime
 import pytest
+import torch
+
+from pipelines.commands.run import _processes
+from pipelines.options import Options
+from pipelines.run import _check_same, _warn_of_processes
+from trainer.errors import ConfigError
 
 KUBEDET = [sys.executable, "-m", "pipelines.cli"]
 
@@ -53,6 +60,37 @@ def test_mistakes_are_refused_before_anything_starts(arguments, said, tmp_path):
     assert done.returncode == 2
     assert said in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_other_settings_are_refused_once_it_has_trained(tmp_path):
+    before = Options(name="a", output=str(tmp_path), overrides={"train.epochs": 1})
+    after = replace(before, overrides={"train.epochs": 2})
+    record = {"arguments": before.arguments()}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "summary.json").write_text(json.dumps(record))
+    _check_same(before.folder, after)
+    (tmp_path / "a" / "train").mkdir()
+    _check_same(before.folder, before)
+    with pytest.raises(ConfigError, match=r'overrides: was {"train\.epochs": 1}, now {"train\.epochs": 2}'):
+        _check_same(before.folder, after)
+
+
+def test_more_processes_than_cores_are_told(capsys):
+    cores = len(os.sched_getaffinity(0))
+    _warn_of_processes(cores)
+    assert capsys.readouterr().err == ""
+    _warn_of_processes(cores + 1)
+    assert capsys.readouterr().err == f"warning: {cores + 1} training processes share {cores} cores\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "usable", "processes"), [([], 4, 2), (["nvidia0"], 4, 4), (["nvidia0"], 0, 2)]
+)
+def test_all_gpus_train_unless_told_otherwise(tmp_path, monkeypatch, files, usable, processes):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: usable)
+    for name in [*files, "nvidiactl"]:
+        (tmp_path / name).touch()
+    assert _processes(tmp_path) == processes
 
 
 def test_recipes_are_listed_and_shown():
@@ -117,7 +155,7 @@ def processes_of(tmp_path):
     return found
 
 
-def wait_until(condition, seconds=60):
+def wait_until(condition, seconds=240):
     for _ in range(seconds * 20):
         if condition():
             return
@@ -165,10 +203,9 @@ def test_stopped_and_continued(tmp_path):
         [*KUBEDET, "run", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     metrics = tmp_path / "runs" / "stopped" / "train" / "metrics.jsonl"
-    for _ in range(1200):
-        if process.poll() is not None or (metrics.exists() and metrics.read_text().count('"train"') > 1):
-            break
-        time.sleep(0.05)
+    wait_until(
+        lambda: process.poll() is not None or (metrics.exists() and metrics.read_text().count('"train"') > 1)
+    )
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 143, output

@@ -1,6 +1,8 @@
 """Progress: events for a waiting parent, plain lines elsewhere, nothing where it is not wanted."""
 
 import json
+import logging
+import re
 
 import pytest
 
@@ -73,3 +75,60 @@ def test_the_rate_counts_this_process_alone():
     assert bar.eta is None
     bar.update(5)
     assert bar.rate > 0 and bar.eta == pytest.approx(5 / bar.rate, rel=0.5)
+
+
+def test_the_rate_is_that_of_late_and_at_the_end_that_of_the_whole(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(log.time, "monotonic", lambda: now[0])
+    bar = log.Bar("train", 1000, "steps", log._NoSink())
+    for seconds in [10.0] * 10 + [0.5] * 100:  # Slow for 100 s while it warms up, then fast for 50 s.
+        now[0] += seconds
+        bar.update()
+    assert bar.rate == pytest.approx(2.0, rel=0.05)
+    assert bar.eta == pytest.approx(890 / 2.0, rel=0.05)
+    assert bar.event(end=True)["rate"] == pytest.approx(110 / 150)
+
+
+def test_one_step_in_minutes_still_has_a_rate(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(log.time, "monotonic", lambda: now[0])
+    bar = log.Bar("train", 10, "steps", log._NoSink())
+    for _ in range(4):
+        now[0] += 120
+        bar.update()
+        assert (bar.rate, bar.eta) == (pytest.approx(1 / 120), pytest.approx((10 - bar.done) * 120))
+
+
+@pytest.fixture
+def logging_restored():
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    root.handlers[:], _ = before
+    root.setLevel(before[1])
+
+
+@pytest.mark.usefixtures("logging_restored")
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("trainer.data.download", "download"),
+        ("kubedet.train", "train"),
+        ("urllib3.connection", "urllib3.connection"),
+    ],
+)
+def test_a_line_names_the_part_of_the_program(name, part, capsys, monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    log.setup()
+    logging.getLogger(name).error("it broke")
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d {re.escape(part)}: it broke\n", capsys.readouterr().err)
+
+
+@pytest.mark.usefixtures("logging_restored")
+@pytest.mark.parametrize(("rank", "said"), [("0", ["told", "wrong"]), ("1", ["wrong"])])
+def test_of_several_processes_one_tells_and_all_warn(rank, said, capsys, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    log.setup()
+    logging.getLogger("train").info("told")
+    logging.getLogger("train").warning("wrong")
+    assert [line.rpartition(" ")[2] for line in capsys.readouterr().err.splitlines()] == said

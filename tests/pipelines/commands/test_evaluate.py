@@ -1,6 +1,15 @@
 """`kubedet evaluate`."""
 
+import contextlib
 import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,20 +20,26 @@ from trainer.model.detector import build
 
 
 @pytest.fixture
-def model(tiny, shards, tmp_path):
-    torch.manual_seed(0)
-    config = tiny(model__score_threshold=0.0)
-    dataset = ShardDataset(shards, "test")
-    uri = str(tmp_path / "best.pt")
-    checkpoint.write(
-        {
+def write_model(tiny, shards, tmp_path):
+    def write(name="best.pt", **changes):
+        torch.manual_seed(0)
+        config = tiny(model__score_threshold=0.0)
+        dataset = ShardDataset(shards, "test")
+        uri = str(tmp_path / name)
+        state = {
             "config": configuration.to_json(config), "categories": dataset.categories, "step": 7, "epoch": 1,
             "metrics": {}, "fingerprint": dataset.fingerprint, "global_batch": 8,
             "model": build(config.model, len(dataset.categories)).state_dict(),
-        },
-        uri,
-    )  # fmt: skip
-    return uri
+        }  # fmt: skip
+        checkpoint.write({**state, **changes}, uri)
+        return uri
+
+    return write
+
+
+@pytest.fixture
+def model(write_model):
+    return write_model()
 
 
 @pytest.mark.slow
@@ -49,3 +64,73 @@ def test_mistakes_are_told_before_any_work(kubedet, model, shards, tmp_path):
     code, _, err = kubedet("evaluate", tmp_path / "no.pt", *words[2:])
     assert code == 2 and "no.pt" in err
     assert not (tmp_path / "e").exists()
+
+
+def test_a_model_of_other_classes_is_refused_with_their_names(kubedet, write_model, shards, tmp_path):
+    categories = [{"id": i, "name": n, "original_id": i} for i, n in enumerate("abcde")]
+    other = write_model("other.pt", categories=categories)
+    code, _, err = kubedet("evaluate", other, "--shards", shards, "-o", tmp_path / "e")
+    assert code == 2 and f"the classes of the model {other} are not those of the data" in err
+    assert "10 differ: a, b, c" in err and not (tmp_path / "e").exists()
+
+
+def test_a_model_of_broken_numbers_is_refused_with_its_tensors(kubedet, write_model, shards, tmp_path):
+    state = torch.load(write_model(), weights_only=True)["model"]
+    state["backbone.body.conv1.weight"][0] = float("nan")
+    broken = write_model("broken.pt", model=state)
+    code, _, err = kubedet("evaluate", broken, "--shards", shards, "-o", tmp_path / "e")
+    assert code == 2 and "1 tensors of the model" in err and "not finite: backbone.body.conv1.weight" in err
+
+
+def test_an_empty_split_is_refused_with_what_there_is(kubedet, model, shards, tmp_path):
+    copy = tmp_path / "shards"
+    shutil.copytree(shards, copy)
+    index = json.loads((copy / "index.json").read_text())
+    del index["splits"]["val"]
+    (copy / "index.json").write_text(json.dumps(index))
+    code, _, err = kubedet("evaluate", model, "--shards", copy, "-o", tmp_path / "e", "--split", "val")
+    assert code == 2 and "no images of the split val" in err and "train (24 images)" in err
+
+
+def test_kept_predictions_that_cannot_be_right_are_refused_with_examples(kubedet, model, shards, tmp_path):
+    words = ("evaluate", model, "--shards", shards, "--set", "evaluation.bootstrap=5")
+    kept = tmp_path / "kept"
+    assert kubedet(*words, "-o", kept, "--set", "evaluation.predictions=json")[0] == 0
+    items = json.loads((kept / "predictions.json").read_text())
+    items[0]["image_id"], items[1]["score"], items[2]["bbox"] = 987654, float("nan"), [90, 90, 50, 50]
+    (kept / "predictions.json").write_text(json.dumps(items))
+    code, _, err = kubedet(*words, "-o", tmp_path / "e", "--baseline", kept)
+    assert code == 2 and f"the baseline's detections ({len(items)} in all) cannot be scored" in err
+    assert "1 with an unknown image id: 987654 (item 0)" in err
+    assert "1 with a non-finite score: nan (item 1)" in err
+    assert re.search(r"1 with a box outside of its image: \[90.0, 90.0, 50.0, 50.0\] \(item 2\)", err)
+
+
+@pytest.mark.slow
+def test_several_processes_end_where_only_the_command_is_told_to(model, shards, tmp_path):
+    output = str(tmp_path / "by itself")
+    command = [sys.executable, "-m", "pipelines.cli", "evaluate", model, "--shards", shards, "-o", output]
+    process = subprocess.Popen([*command, "--nproc", "2"], stderr=subprocess.PIPE)
+    # The command, the launcher and two workers.
+    started = wait_for(lambda: len(running(output)) == 4)
+    os.kill(process.pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert started and process.returncode == 143, err
+    assert b"error: the evaluation was stopped" in err
+    assert running(output) == []
+
+
+def running(word):
+    """Processes that were started with a word."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # It ended meanwhile.
+            found += [path.parent.name] * (word.encode() in path.read_bytes())
+    return found
+
+
+def wait_for(condition):
+    end = time.monotonic() + 90
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.1)
+    return condition()

@@ -66,7 +66,11 @@ def test_predict_does_the_other_images(kubedet, published, images):
     (images / "c.jpg").write_text("junk")
     code, out, err = kubedet("predict", "pets", "images/a.jpg", "images/c.jpg", "none.jpg", "-o", "out")
     assert code == 2 and "images/a.jpg: 1 dog" in out
-    assert "2 of 3 images cannot be used" in err and "c.jpg is not an image" in err and "none.jpg" in err
+    assert (
+        "2 of 3 images cannot be used" in err
+        and "c.jpg: not an image that can be read" in err
+        and "none.jpg" in err
+    )
 
 
 def test_predict_keeps_apart_what_has_the_same_name(kubedet, published, images, tmp_path):
@@ -81,7 +85,8 @@ def test_predict_keeps_apart_what_has_the_same_name(kubedet, published, images, 
     ("words", "said"),
     [
         (["nothing", "images"], "no model nothing is current"),
-        (["pets@v9", "images"], "v9 holds no bundle"),
+        (["pets@v9", "images"], "no version v9 of the model pets"),
+        (["pets", "no/*.jpg"], "no file matches the pattern no/*.jpg"),
         (["pets", "empty"], "the folder empty holds no images"),
         (["pets", "images", "--score", "30"], "--score must be from 0 to 1"),
         (["pets", "images", "--format", "tflite"], "no format tflite"),
@@ -117,6 +122,32 @@ def test_verify_finds_a_changed_byte(kubedet, published, tmp_path):
     assert code == 2 and "model.safetensors: its bytes have changed" in err and "Traceback" not in err
 
 
+def test_a_damaged_version_does_not_hide_the_others(kubedet, published, tmp_path):
+    with (tmp_path / "data_root/models/pets/v2/model_metadata.json").open("ab") as file:
+        file.write(b"x")
+    code, out, _ = kubedet("model", "list")
+    assert code == 0 and out.splitlines()[1].startswith("  v1  2026")
+    assert out.splitlines()[2] == (
+        "* v2  damaged: model_metadata.json: its bytes have changed since the bundle was written"
+    )
+
+
+@pytest.mark.parametrize("file", ["model_metadata.json", "model.onnx"])
+def test_a_changed_byte_is_refused_by_every_command(kubedet, published, images, tmp_path, file):
+    path = tmp_path / "data_root/models/pets/v2" / file
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    commands = [
+        "model verify pets", "model promote pets v2", "model layout pets -o out", "serve pets --port 0",
+        "predict pets images -o out",
+    ]  # fmt: skip
+    for words in map(str.split, commands):
+        code, _, err = kubedet(*words)
+        assert code == 2 and f"{file}: its bytes have changed" in err and "Traceback" not in err, words
+    assert not (tmp_path / "out").exists()
+
+
 def test_layouts(kubedet, published, tmp_path):
     code, out, _ = kubedet("model", "layout", "pets", "-o", "serving")
     assert code == 0 and "KServe: not written" in out
@@ -126,6 +157,20 @@ def test_layouts(kubedet, published, tmp_path):
     service = yaml.safe_load((tmp_path / "serving/kserve.yaml").read_text())
     assert service["kind"] == "InferenceService"
     assert service["spec"]["predictor"]["model"]["storageUri"] == "s3://bucket/triton"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--max-batch", "0"], "the largest batch must be 1 or more"),
+        (["--storage-uri", "/models"], "KServe cannot read models from /models"),
+        (["--format", "openvino"], "no format openvino that Triton serves"),
+    ],
+)
+def test_a_layout_that_cannot_be_writes_nothing(kubedet, published, tmp_path, options, said):
+    code, _, err = kubedet("model", "layout", "pets", "-o", "serving", *options)
+    assert code in (1, 2) and said in err
+    assert not (tmp_path / "serving").exists()
 
 
 @pytest.mark.slow

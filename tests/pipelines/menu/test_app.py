@@ -70,6 +70,22 @@ def test_jobs_and_the_pods_of_the_chosen_one_are_shown_and_kept_up_to_date(backe
     drive(backend, script)
 
 
+def test_a_failure_catches_the_eye(backend, fake_cluster):
+    fake_cluster.lives |= {"good-master-0": endless, "bad-master-0": endless}
+    backend.submit(job("good"))
+    backend.submit(job("bad"))
+
+    async def script(app, pilot):
+        await until(pilot, lambda: [row[1] for row in rows(app)] == ["running", "running"])
+        fake_cluster.pod("bad-master-0").exit(1)
+        await until(pilot, lambda: "failed" in [row[1] for row in rows(app)])
+        table = app.screen_stack[0].query_one("#jobs", DataTable)
+        styles = {str(table.get_row(key)[0]): table.get_row(key)[1].style for key in table.rows}
+        assert styles == {"good": "green", "bad": "bold red"}
+
+    drive(backend, script)
+
+
 def test_the_cursor_stays_with_its_job_when_another_comes(backend, fake_cluster):
     fake_cluster.lives |= {f"{name}-master-0": endless for name in ("one", "two", "three")}
     backend.submit(job("one"))
