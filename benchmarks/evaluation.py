@@ -3,32 +3,37 @@
     python -m benchmarks.evaluation                        # all; some ten minutes on two cores
     python -m benchmarks.evaluation --part metrics         # 5000 images x 80 classes x 100 detections
     python -m benchmarks.evaluation --part large           # 41,620 x 601, 4.16 million detections
-    python -m benchmarks.evaluation --part inference --threads 2
+    python -m benchmarks.evaluation --part inference       # 48 images of 320 px, all cores
 
 `metrics` compares the twelve numbers as well. `large` runs in processes of their own, for their peak
 memory: `evaluate` is the COCO metrics with all checks, `report` all that `kubedet evaluate` does after
 inference, a comparison with a baseline included. `inference` is torchvision's reference loop (images one
 by one, decoded by PIL, pycocotools fed image by image), with one thread, as its script sets it, and with
-all; against ours on the same images and weights.
+one for each core; against ours, which takes all cores, on the same images and weights. Detections of both
+are compared one by one. Images are square: torchvision would pad others less.
 """
 
 import argparse
 import contextlib
 import io
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torchvision.transforms.functional import pil_to_tensor
 
-from benchmarks.common import arguments, report, stock_model
+from benchmarks.common import CLOCKS, arguments, report, stock_model
 from benchmarks.large_split import synthetic
 from trainer import recipes
 from trainer.config import Config
@@ -37,10 +42,15 @@ from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.distributed import SINGLE
 from trainer.evaluation import coco
+from trainer.evaluation.folding import fold
 from trainer.evaluation.inference import predict_split
-from trainer.evaluation.tables import Truth
+from trainer.evaluation.tables import Predictions, Truth
+from trainer.export.matching import EXACT, Comparison, Matches
 from trainer.model.detector import build
+from trainer.model.postprocess import Detections
 
+CLASSES = 80
+"""Of `inference`."""
 LIMITS = {"evaluate": 15.0, "report": 60.0}
 """Seconds that the parts of `large` may take."""
 
@@ -72,39 +82,86 @@ def large(options: argparse.Namespace) -> None:
 
 def inference(options: argparse.Namespace) -> None:
     """Images a second from shards to scored detections."""
+    options.threads = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as root:
-        changes = {"loader.image_size": options.size, "model.background_class": True}
-        config = recipes.load("coco_r50", changes)
-        raw = download(f"sample:images={options.samples},size={options.size},seed=1", root, config.data)
+        # As torchvision's model has it.
+        changes = {"model.background_class": True, "model.detections_per_image": 300}
+        config = recipes.load("coco_r50", {"loader.image_size": options.size, **changes})
+        source = _squares(Path(root) / "squares", options.samples, options.size)
+        raw = download(f"coco:{source}", root, config.data)
         dataset = ShardDataset(shard(raw, root, config.data)["uri"], "train")
-        classes = len(dataset.categories)
-        stock = stock_model(classes + 1, options.size, torch.device("cpu")).eval()
-        detector = build(config.model, classes).eval()
+        stock = _confident(stock_model(CLASSES + 1, options.size, torch.device("cpu")).eval())
+        detector = build(config.model, CLASSES).eval()
         detector.load_state_dict(stock.state_dict())
-        detector = detector.to(memory_format=torch.channels_last)
-        threads = options.threads
+        detector = fold(detector).to(memory_format=torch.channels_last)
         candidates = {
             "reference_1_thread": lambda: reference(stock, dataset, 1),
-            "reference": lambda: reference(stock, dataset, threads),
-            "ours": lambda: ours(detector, dataset, config, threads),
+            "reference": lambda: reference(stock, dataset, options.threads),
+            "ours": lambda: ours(detector, dataset, config, options.threads),
         }
-        found: dict[str, list[float]] = {name: [] for name in candidates}
+        matched = _compared(candidates["reference"](), candidates["ours"]())
+        seconds: dict[str, list[float]] = {name: [] for name in candidates}
         for _ in range(options.rounds):
             for name, candidate in candidates.items():
-                start = time.perf_counter()
+                start = CLOCKS[options.clock]()
                 candidate()
-                found[name].append(len(dataset) / (time.perf_counter() - start))
-    rates = {name: sorted(values)[len(values) // 2] for name, values in found.items()}
+                seconds[name].append(CLOCKS[options.clock]() - start)
+    rates = {name: len(dataset) / statistics.median(values) for name, values in seconds.items()}
     figures: dict[str, Any] = {f"{name}_images_per_second": rate for name, rate in rates.items()}
     figures["ratio_at_equal_threads"] = rates["ours"] / rates["reference"]
+    figures |= {"detections": matched.detections, "matched": matched.matched}
     report("evaluation-inference", rates["ours"] / rates["reference_1_thread"], figures, options)
 
 
+def _squares(folder: Path, count: int, size: int) -> Path:
+    """Write images of coloured clouds with a few boxes, in COCO's form; returns the JSON file."""
+    random = np.random.default_rng(0)
+    folder.mkdir()
+    images, annotations = [], []
+    for number in range(1, count + 1):
+        picture = Image.fromarray(random.integers(0, 256, (12, 12, 3), np.uint8)).resize((size, size))
+        picture.save(folder / f"{number}.jpg", quality=92)
+        images.append({"id": number, "file_name": f"{number}.jpg", "width": size, "height": size})
+        for x, y, width, height in (size * random.uniform(0.1, 0.4, (5, 4))).tolist():
+            annotations.append({
+                "id": len(annotations) + 1, "image_id": number, "bbox": [x, y, width, height],
+                "category_id": int(random.integers(1, CLASSES + 1)), "area": width * height, "iscrowd": 0,
+            })  # fmt: skip
+    categories = [{"id": number, "name": f"class {number}"} for number in range(1, CLASSES + 1)]
+    whole = {"images": images, "annotations": annotations, "categories": categories}
+    (folder / "instances_train.json").write_text(json.dumps(whole))
+    return folder / "instances_train.json"
+
+
+def _confident(model: Any) -> Any:
+    """Give a model of random weights scores as a trained one has: hundreds of detections, no background."""
+    last = model.head.classification_head.cls_logits
+    with torch.no_grad():
+        last.weight.mul_(3)
+        last.bias.view(-1, CLASSES + 1)[:, 0] = -20
+    return model
+
+
+def _compared(one: Predictions, other: Predictions) -> Matches:
+    """Pair the detections of both, image by image."""
+    comparison = Comparison(EXACT)
+    for image_id in np.unique(np.r_[one.image_ids, other.image_ids]):
+        here = [_detections(side.take(side.image_ids == image_id)) for side in (one, other)]
+        comparison.add(*here)
+    return comparison.result()
+
+
+def _detections(found: Predictions) -> Detections:
+    corners = np.concatenate([found.boxes[:, :2], found.boxes[:, :2] + found.boxes[:, 2:]], axis=1)
+    parts = (torch.from_numpy(part)[None] for part in (corners, found.scores, found.labels))
+    return Detections(*parts, torch.tensor([len(found)]))
+
+
 @torch.inference_mode()
-def reference(model: Any, dataset: ShardDataset, threads: int) -> None:
+def reference(model: Any, dataset: ShardDataset, threads: int) -> Predictions:
     """Score as torchvision's references/detection does: one image at a time."""
     torch.set_num_threads(threads)
-    truth = dataset.annotations()
+    truth, everything = dataset.annotations(), []
     with contextlib.redirect_stdout(io.StringIO()):
         known = COCO()
         known.dataset = truth
@@ -121,16 +178,19 @@ def reference(model: Any, dataset: ShardDataset, threads: int) -> None:
                 {"image_id": record["image_id"], "category_id": label - 1, "bbox": box, "score": score}
                 for box, score, label in rows
             ]
+            everything += results
             scorer.cocoDt = known.loadRes(results) if results else COCO()
             scorer.params.imgIds = [record["image_id"]]
             scorer.evaluate()
+    return Predictions.from_coco(everything)
 
 
-def ours(detector: Any, dataset: ShardDataset, config: Config, threads: int) -> None:
+def ours(detector: Any, dataset: ShardDataset, config: Config, threads: int) -> Predictions:
     """Score as `evaluate` does, with the same annotations read."""
     torch.set_num_threads(threads)
     found = predict_split(detector, dataset, config, SINGLE)
     coco.evaluate(Truth.from_coco(dataset.annotations()), found)
+    return found
 
 
 PARTS = {"metrics": metrics, "large": large, "inference": inference}

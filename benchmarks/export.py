@@ -3,16 +3,22 @@
     python -m benchmarks.export --size 320 --threads 2 --rounds 15
     python -m benchmarks.export --case topk --threads 2 --rounds 15
 
-latency: one image through the model in PyTorch (eager), in onnxruntime (fp32 and static
-int8) and in OpenVINO where that is installed, in turn; the ratio is fp32's in onnxruntime. The
-weights are random, which decides nothing here but how many boxes reach the suppression: the bias
-of the scores is set so that about a hundred do. int8 is calibrated on random images.
+latency: one image through the deployment graph in PyTorch (eager, in inference mode), in onnxruntime
+(fp32 and static int8) and in OpenVINO where that is installed, in turn, each with the same
+threads. The ratio is fp32's in onnxruntime to eager; `onnx_over_tuned` and `onnx_over_torchvision` are
+to what the evaluation runs in PyTorch (normalisation folded into the convolutions, weights in the layout
+they like best on a CPU), and to torchvision's own model. The weights are random, which decides nothing
+here but how many boxes reach the suppression: the bias of the scores is set so that about a hundred do.
+int8 is calibrated on random images. `gflops` counts the convolutions: by the time, how near the CPU's
+limit.
 
 topk: the two stages of the graph's top-k against a sort of all pairs of anchor and class,
 on the finest level (100 x 100 x 9 anchors) at 601 classes and 800 px, in onnxruntime.
 """
 
+import copy
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +27,11 @@ import onnxruntime
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.common import arguments, interleaved, report
+from benchmarks.common import arguments, interleaved, report, stock_model
 from trainer.config import ModelConfig
+from trainer.evaluation.folding import fold
 from trainer.export.graph import INPUT, DeploymentGraph, best_pairs
 from trainer.export.onnx import write_onnx
 from trainer.export.quantize import quantize
@@ -61,13 +69,16 @@ def latency(options: Any) -> None:
     size = options.size
     images = torch.randint(0, 256, (1, 3, size, size), dtype=torch.uint8)
     detector = _detector(images)
-    fast = detector.to(memory_format=torch.channels_last)
+    graph = DeploymentGraph(detector, size).eval()
+    tuned = fold(copy.deepcopy(detector)).to(memory_format=torch.channels_last)
+    stock = stock_model(CLASSES, size, options.device).eval()
+    stock.load_state_dict(detector.state_dict(), strict=False)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         safetensors.torch.save_file(
             {name: value.contiguous() for name, value in detector.state_dict().items()}, folder / "weights"
         )
-        write_onnx(DeploymentGraph(detector, size), folder / "fp32.onnx", 18)
+        write_onnx(graph, folder / "fp32.onnx", 18)
         random = np.random.default_rng(0)
         calibration = [random.integers(0, 256, (3, size, size), dtype=np.uint8) for _ in range(8)]
         quantize(folder / "fp32.onnx", folder / "int8.onnx", _Images([images[0].numpy(), *calibration]))
@@ -76,21 +87,36 @@ def latency(options: Any) -> None:
             "onnx-int8": OnnxRuntime(folder / "int8.onnx", options.threads),
         }
         openvino = _openvino(folder, options.threads)
-        candidates: dict[str, Any] = {"eager": lambda: fast.predict(images)}
+        candidates: dict[str, Any] = {
+            "eager": _without_gradients(graph, images),
+            "tuned": _without_gradients(tuned.predict, images),
+            "torchvision": _without_gradients(stock, [images[0].float() / 255]),
+        }
         pixels = images.numpy()
         for name, runtime in (runtimes | openvino).items():
             candidates[name] = lambda runtime=runtime: runtime.run(pixels)
-        seconds = interleaved(candidates, options.rounds, options.device)
+        seconds = interleaved(candidates, options.rounds, options.device, options.clock)
         weights = (folder / "weights").stat().st_size
         figures: dict[str, Any] = {f"{name}_ms": value * 1000 for name, value in seconds.items()}
         figures |= {
-            f"{name}_times": seconds["eager"] / seconds[name] for name in candidates if name != "eager"
+            f"{name}_times": seconds["eager"] / seconds[name]
+            for name in candidates
+            if name not in ("eager", "tuned", "torchvision")
         }
+        figures |= {f"onnx_over_{name}": seconds[name] / seconds["onnx"] for name in ("tuned", "torchvision")}
+        figures["gflops"] = _convolutions(graph, images) / 1e9
         figures["onnx_size_ratio"] = (folder / "fp32.onnx").stat().st_size / weights
         figures["int8_size_ratio"] = (folder / "int8.onnx").stat().st_size / weights
         figures["weights_mb"] = weights / 1e6
         figures["detections"] = int(detector.predict(images).num[0])
     report("export", figures["onnx_times"], figures, options)
+
+
+def _convolutions(graph: nn.Module, images: Tensor) -> int:
+    """Floating-point operations of a graph's convolutions."""
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        graph(images)
+    return counter.get_total_flops()
 
 
 def _openvino(folder: Path, threads: int) -> dict[str, Any]:
@@ -125,7 +151,7 @@ class _OneSort(_TwoStages):
         return boxes, torch.sigmoid(best), pair % classes
 
 
-def _without_gradients(module: nn.Module, *inputs: Tensor) -> Any:
+def _without_gradients(module: Callable[..., Any], *inputs: Any) -> Any:
     return torch.inference_mode()(lambda: module(*inputs))
 
 
@@ -153,7 +179,7 @@ def topk(options: Any) -> None:
             candidates[f"{name}_eager"] = torch.inference_mode()(
                 lambda module=module: module(logits, offsets)
             )
-        seconds = interleaved(candidates, options.rounds, options.device)
+        seconds = interleaved(candidates, options.rounds, options.device, options.clock)
     figures = {f"{name}_ms": value * 1000 for name, value in seconds.items()}
     report("export_topk", seconds["one_sort_ort"] / seconds["two_stages_ort"], figures, options)
 

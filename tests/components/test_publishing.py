@@ -1,11 +1,12 @@
 """The export step: where it publishes, and what it leaves when it fails."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from bundles import make_bundle
 
-from components import publishing
+from components import publishing, signing
 from components.export import export as component
 from components.publishing import export_and_publish
 from trainer import recipes
@@ -75,5 +76,14 @@ def test_a_name_that_is_none_is_refused_before_any_work(trained, exports, tmp_pa
     assert not asked
 
 
-def test_the_component_takes_the_model_and_the_name_of_a_secret():
+def test_the_component_takes_the_model_and_the_name_of_a_secret(trained, exports, tmp_path, monkeypatch):
     assert set(component.component_spec.inputs) == {"model", "signing"}
+    asked = exports("v1")
+    monkeypatch.setattr(signing, "mounted_key", lambda secret: f"/mounted/{secret}/private.pem")
+    (tmp_path / "trained.json").write_text(json.dumps(trained))
+    model = SimpleNamespace(path=str(tmp_path / "trained.json"))
+    told = SimpleNamespace(path=str(tmp_path / "exported.json"), metadata={})
+    component.python_func(model=model, signing="ours", exported=told)
+    assert asked[0][-1] == "/mounted/ours/private.pem"
+    assert told.metadata["model_version"] == "v1" and told.metadata["name"] == "pets"
+    assert "private.pem" not in (tmp_path / "exported.json").read_text() + json.dumps(told.metadata)

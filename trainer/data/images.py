@@ -113,7 +113,7 @@ def _written_anew(data: bytes, max_side: int, quality: int, orientation: int) ->
         # A JPEG is decoded at a half, quarter or eighth, but at no less than twice what is wanted.
         image.draft(None, (2 * size[0], 2 * size[1]))
     _load(image)
-    image = _to_plain(image)
+    image = plain(image)
     if scale < 1:
         image = image.resize(size, Image.Resampling.LANCZOS)
     if orientation != 1:
@@ -121,6 +121,24 @@ def _written_anew(data: bytes, max_side: int, quality: int, orientation: int) ->
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=quality)
     return NormalImage(buffer.getvalue(), *image.size, *stored, orientation)
+
+
+def read_upright(data: bytes) -> Image.Image:
+    """Decode an image as people see it, and as `normalize` makes it for the shards: upright, 8 bits, RGB.
+
+    Args:
+        data: a JPEG, PNG, WebP, BMP, GIF or TIFF file.
+
+    Raises:
+        UnreadableImage: it is no image, cut off, or too large to decode.
+    """
+    image = _open(data)
+    orientation = _orientation(image)
+    _load(image)
+    image = plain(image).convert("RGB")
+    if orientation != 1:
+        image = image.transpose(_TRANSPOSES[orientation])
+    return Image.fromarray(np.asarray(image))  # Without what the file said of its orientation.
 
 
 def place_box(
@@ -199,8 +217,12 @@ def _orientation(image: Image.Image) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def _to_plain(image: Image.Image) -> Image.Image:
-    """Return the image as 8-bit greyscale or RGB; transparent parts become white."""
+def plain(image: Image.Image) -> Image.Image:
+    """Return the image as 8-bit greyscale or RGB; transparent parts become white.
+
+    Raises:
+        UnreadableImage: its pixels have a depth without an agreed white.
+    """
     if image.mode in ("L", "RGB"):
         return image
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
@@ -225,6 +247,8 @@ def _same_proportions(a: tuple[int, int], b: tuple[int, int]) -> bool:
 
 def _turn(bbox: list[float], width: int, height: int, orientation: int) -> list[float]:
     """Turn a box of a stored image of that size the way `orientation` turns the image."""
+    if orientation == 1:
+        return bbox
     x, y, w, h = bbox
     right, below = width - x - w, height - y - h
     turned = {

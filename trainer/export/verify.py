@@ -7,6 +7,7 @@ one. Then the edges: batches, an image without objects, inputs of a wrong shape;
 import platform
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -86,10 +87,14 @@ def verify(
         image_size: side of the input square.
 
     Raises:
-        ExportError: AP changes by too much, too few detections match, a batch gives other results
-            than single images, an image without objects fails, or a wrong shape is accepted.
+        ExportError: a file cannot be run, AP changes by too much, too few detections match, a batch
+            gives other results than single images, an image without objects fails, or a wrong shape is
+            accepted.
     """
-    served = {name: Served(FORMATS[name], folder / FORMATS[name].files[0], detector.config) for name in names}
+    served = {}
+    for name in names:
+        with _running(name, "cannot be opened by the runtime that serves it"):
+            served[name] = Served(FORMATS[name], folder / FORMATS[name].files[0], detector.config)
     indices = spread(len(dataset), config.export.check_images)
     comparisons = {name: Comparison(FORMATS[name].tolerance) for name in names}
     found: dict[str, list[Predictions]] = {name: [Predictions.from_coco([])] for name in ["", *names]}
@@ -101,7 +106,8 @@ def verify(
             trained = detector.predict(images)
             found[""].append(in_images(trained, image_ids, scales, sizes))
             for name, one in served.items():
-                detections = one.predict(images.numpy())
+                with _running(name, "fails on validation images"):
+                    detections = one.predict(images.numpy())
                 comparisons[name].add(trained, detections)
                 found[name].append(in_images(detections, image_ids, scales, sizes))
             bar.update(len(images))
@@ -116,6 +122,15 @@ def verify(
             latency(one.runtime, squares[:1].numpy()),
         )  # fmt: skip
     return checks
+
+
+@contextmanager
+def _running(name: str, failing: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the runtimes have no common error
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise ExportError(f"the exported model ({name}) {failing}: {reason}", fix=_OTHER_VERSIONS) from error
 
 
 def describe(check: Check) -> dict[str, Any]:
@@ -226,8 +241,11 @@ def _judge(name: str, change: float, matches: Matches, images: int, config: Conf
 def _check_edges(name: str, served: Served, squares: torch.Tensor, image_size: int) -> None:
     """Batches equal single images, an image without objects works, wrong shapes are refused."""
     empty = torch.full((3, image_size, image_size), FILL, dtype=torch.uint8)
+    with _running(name, "fails on an image without objects"):
+        served.predict(empty[None].numpy())
     batch = torch.stack([*squares[:3], empty]).numpy()
-    together = served.predict(batch)
+    with _running(name, "fails on a batch"):
+        together = served.predict(batch)
     # Eight bits are rounded alike in any batch: here int8 must be as exact as the rest.
     comparison = Comparison(EXACT)
     for row in range(len(batch)):

@@ -60,6 +60,8 @@ def test_everything_is_written_and_agrees(saved, shards, config, tmp_path):
         *("metrics.json", "predictions.parquet", "gate.json", "table.txt", "report.html", "report.md")
     }
     assert json.loads((tmp_path / "evaluation" / "metrics.json").read_text()) == summary
+    # Each is a line of the Kubeflow UI, and metadata of an artifact must stay small.
+    assert len(summary["metrics"]) <= 15 and all(isinstance(v, float) for v in summary["metrics"].values())
     predictions, made_of = Predictions.read(str(tmp_path / "evaluation" / "predictions.parquet"))
     assert made_of["fingerprint"] == summary["fingerprint"]
     truth = ShardDataset(shards, "test").annotations()

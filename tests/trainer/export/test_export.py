@@ -85,8 +85,18 @@ def test_the_files_are_what_they_should_be(exported):
         given = [producers[name] for name in node.input[:2]]
         assert [one.op_type for one in given] == ["DequantizeLinear"] * 2
         assert [a.i for a in given[1].attribute if a.name == "axis"] == [0]
-    others = [node.op_type for node in quantised.node if node.op_type in ("MatMul", "Mul", "Sigmoid")]
-    assert others  # What is not a convolution is still there in fp32.
+    # By channel: a scale for each output. And of the convolutions alone: no other weight has eight bits.
+    values = {tensor.name: tensor for tensor in quantised.initializer}
+    for node in (producers[node.input[1]] for node in convolutions):
+        assert list(values[node.input[1]].dims) == [values[node.input[0]].dims[0]]
+    eight = {name for name, tensor in values.items() if tensor.data_type == onnx.TensorProto.INT8}
+    read = {name: node for node in quantised.node for name in node.input if name in eight}
+    weighted = {producers[node.input[1]].name for node in convolutions}
+    assert {node.name for node in read.values() if len(values[node.input[0]].dims) == 4} == weighted
+    # Static: no range is found while it runs, and nothing computes in integers but what is asked to.
+    kinds = {node.op_type for node in quantised.node}
+    assert not kinds & {"DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul"}
+    assert {"Mul", "Sigmoid"} <= kinds
 
 
 # Of those that onnx-tensorrt's docs/operators.md lists, what a detector's graph may need.

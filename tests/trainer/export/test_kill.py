@@ -82,7 +82,8 @@ def test_on_a_disk(tmp_path):
 
 @pytest.mark.slow
 def test_in_an_object_store(tmp_path, bucket):
-    assert _die_everywhere(tmp_path, "s3://bucket/root", ["http.client.send", "os.rename"]) > 10
+    # Every file of the bundle and `current` is a request at least.
+    assert _die_everywhere(tmp_path, "s3://bucket/root", ["http.client.send", "os.rename"]) > 5
 
 
 def test_a_bundle_that_replaces_another_leaves_nothing_of_it(tmp_path):

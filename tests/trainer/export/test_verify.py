@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from trainer.config import Config, ExportConfig
+from trainer.data.shard_index import ShardDataset
 from trainer.errors import ExportError
 from trainer.export import verify
 from trainer.export.matching import Matches
+from trainer.export.quantize import spread
+from trainer.model.detector import build
 
 SIZE = 96
 
@@ -19,10 +22,12 @@ class Runtime:
 
     name, threads = "a runtime", 1
 
-    def __init__(self, *, lenient=False, mixed=False):
-        self.lenient, self.mixed = lenient, mixed
+    def __init__(self, *, lenient=False, mixed=False, needs_objects=False):
+        self.lenient, self.mixed, self.needs_objects = lenient, mixed, needs_objects
 
     def run(self, images):
+        if self.needs_objects and images.max() <= 200:
+            raise RuntimeError("Reshape: a dimension is 0\nof a node")
         if not self.lenient and images.shape[1:] != (3, SIZE, SIZE):
             raise ValueError("a wrong shape")
         images = images.reshape(-1, *images.shape[-3:]) if images.ndim == 4 else images[None]
@@ -60,6 +65,28 @@ def test_a_file_that_mixes_up_a_batch_is_refused():
 def test_a_file_that_takes_any_shape_is_refused():
     with pytest.raises(ExportError, match=r"accepts an input of shape \[1, 3, 128, 96\]"):
         verify._check_edges("onnx", _served(lenient=True), _squares(), SIZE)
+
+
+def test_a_file_that_fails_on_an_image_without_objects_is_refused():
+    with pytest.raises(ExportError, match=r"\(onnx\) fails on an image without objects: Reshape: a dim.*0$"):
+        try:
+            verify._check_edges("onnx", _served(needs_objects=True), _squares(), SIZE)
+        except ExportError as error:
+            raise ExportError(error.message) from None
+
+
+def test_a_file_that_its_runtime_does_not_open_is_refused(shards, tiny, tmp_path):
+    (tmp_path / "model.onnx").write_bytes(b"junk")
+    config = tiny()
+    detector = build(config.model, 5).eval()
+    with pytest.raises(ExportError, match=r"\(onnx\) cannot be opened by the runtime that serves it"):
+        verify.verify(tmp_path, ["onnx"], detector, ShardDataset(shards, "val"), config, SIZE)
+
+
+def test_five_hundred_images_or_all_of_them():
+    assert ExportConfig().check_images >= 500
+    assert len(set(spread(5000, 500))) == 500 and spread(5000, 500)[[0, -1]].tolist() == [0, 4999]
+    assert spread(33, 500).tolist() == list(range(33))
 
 
 def _judge(name, change, matched):
