@@ -14,8 +14,11 @@ from typing import Any
 
 import torch
 import torchvision
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+from torchvision.ops.misc import FrozenBatchNorm2d
 
 from trainer import log
+from trainer.config import ModelConfig
 from trainer.model import fusion
 
 Times = dict[str, float]
@@ -90,11 +93,28 @@ def random_batch(
     return pixels, boxes, labels, lists
 
 
-def stock_model(classes: int, size: int, device: torch.device) -> Any:
-    """The RetinaNet v2 of torchvision with random weights, for squares of that size, in training mode."""
-    model = torchvision.models.detection.retinanet_resnet50_fpn_v2(
-        weights=None, weights_backbone=None, num_classes=classes
-    )
+def stock_model(
+    classes: int, size: int, device: torch.device, config: ModelConfig | None = None
+) -> torchvision.models.detection.RetinaNet:
+    """A RetinaNet of torchvision with random weights, for squares of that size, in training mode.
+
+    Args:
+        classes: outputs.
+        size: side of the images, pixels.
+        device: where it runs.
+        config: whose version, backbone and frozen layers it takes; None is resnet50, v2.
+    """
+    detection = torchvision.models.detection
+    if config is None or (config.version, config.backbone) == ("v2", "resnet50"):
+        model = detection.retinanet_resnet50_fpn_v2(weights=None, weights_backbone=None, num_classes=classes)
+    else:
+        norm = FrozenBatchNorm2d if config.norm == "frozen" else torch.nn.BatchNorm2d
+        backbone = detection.backbone_utils.resnet_fpn_backbone(
+            backbone_name=config.backbone, weights=None, norm_layer=norm,
+            trainable_layers=config.trainable_layers, returned_layers=[2, 3, 4],
+            extra_blocks=LastLevelP6P7(256, 256),
+        )  # fmt: skip
+        model = detection.RetinaNet(backbone, classes)
     model.transform.min_size, model.transform.max_size = (size,), size
     return model.to(device).train()
 

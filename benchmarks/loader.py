@@ -1,14 +1,17 @@
 """The training loader against the limit that decoding and resizing set, and its first batch.
 
     python -m benchmarks.loader
-    python -m benchmarks.loader --cases 640x480:512,1024x768:512 --images 256 --rounds 9
+    python -m benchmarks.loader --cases 1024x768:512 --images 256 --rounds 9
 
-`full_decode` decodes and resizes JPEGs that lie in memory, in one thread, and does nothing else;
-`half_dct` lets the decoder divide the sides where the target is small enough, as the loader does: it
-is the limit. `loader` makes batches of the same images from shards: reading, checking, boxes, flips.
-All are images a second of CPU time. `first_batch` is the time from opening the shards to a batch:
-warm from a local disk, cold from an S3 server behind a link of 20 ms and 60 MB/s a connection.
-`resume` opens the stream of 1.74 million samples in the middle of an epoch.
+The limit is what decoding and resizing the same JPEGs takes, which lie in memory, in as many threads as
+the loader has, and nothing else: `full_decode`, and `half_dct`, which lets the decoder divide the sides
+where the target is small enough, as the loader does. `one_thread` is the latter without a second thread
+that shares the caches. `loader` makes batches of the same images from shards: reading, checking, boxes,
+flips. All are images a second of CPU time. `stock` is torchvision's way, a DataLoader of as many
+processes over single files, PIL and the transforms of v2; it and `loader_wall` are by the clock.
+`first_batch` is the time from opening the shards to a batch: warm from a local disk, cold from an S3
+server behind a link of 20 ms and 60 MB/s a connection. `resume` opens a split of 1.74 million samples
+and finds the samples in the middle of an epoch that are read next.
 """
 
 import contextlib
@@ -18,22 +21,28 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from torchvision import tv_tensors
+from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
 from benchmarks.common import arguments, report
 from trainer.config import DataConfig, LoaderConfig
+from trainer.data.decoding import decode
 from trainer.data.download import download
-from trainer.data.loader import TrainLoader, decode
+from trainer.data.loader import Batch, TrainLoader
 from trainer.data.order import SampleStream
 from trainer.data.shard_cache import ShardCache
-from trainer.data.shard_index import ShardDataset
+from trainer.data.shard_index import SAMPLE, ShardDataset
 from trainer.data.shards import shard
 from trainer.data.transforms import random_view
 from trainer.distributed import World
@@ -77,10 +86,17 @@ def make_shards(folder: Path, images: int, width: int, height: int, target: str 
     return shard(download(f"coco:{folder}", target, config), target, config)["uri"]
 
 
-def cpu_rate(work: Callable[[], int]) -> float:
-    """Images for a second of this process's CPU time, all threads together."""
-    start = time.process_time()
-    return work() / (time.process_time() - start)
+def in_turn(
+    ways: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float]
+) -> dict[str, np.ndarray]:
+    """Seconds of each way in each round, after one that does not count."""
+    seconds = {name: np.zeros(rounds + 1) for name in ways}
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            start = clock()
+            way()
+            seconds[name][number] = clock() - start
+    return {name: of[1:] for name, of in seconds.items()}
 
 
 def measure(uri: str, size: int, rounds: int, workers: int) -> dict[str, float]:
@@ -89,49 +105,101 @@ def measure(uri: str, size: int, rounds: int, workers: int) -> dict[str, float]:
     jpegs = [dataset.read(index)[0] for index in range(len(dataset))]
     # One batch ahead: nothing is decoded while another way is measured.
     config = LoaderConfig(image_size=size, workers=workers, prefetch=1)
-    loader = TrainLoader(dataset, config, global_batch=BATCH, batch_size=BATCH, seed=0, world=HERE)
-    batches = loader.batches(0)
+    sizes = dataset.sizes.tolist()
 
-    def limit(scaled: bool) -> int:
-        for jpeg, (width, height) in zip(jpegs, dataset.sizes.tolist(), strict=True):
+    def limit(scaled: bool, part: slice) -> None:
+        for jpeg, (width, height) in zip(jpegs[part], sizes[part], strict=True):
             view = random_view(width, height, config, np.random.default_rng(0))
             image = decode(jpeg, width, height, view.divisor if scaled else 1)
             if image.shape[1:] != view.place[:1:-1]:
                 tv.resize(image, view.place[:1:-1], antialias=True)
-        return len(jpegs)
 
-    def ours() -> int:
-        return sum(len(next(batches).image_ids) for _ in range(len(dataset) // BATCH))
+    def side_by_side(scaled: bool) -> None:
+        list(pool.map(limit, [scaled] * workers, [slice(k, None, workers) for k in range(workers)]))
 
-    ways: dict[str, Callable[[], int]] = {
-        "full_decode": lambda: limit(False), "half_dct": lambda: limit(True), "loader": ours,
+    def ours() -> None:
+        for _ in range(len(dataset) // BATCH):
+            next(batches)
+
+    ways: dict[str, Callable[[], None]] = {
+        "full_decode": lambda: side_by_side(False), "half_dct": lambda: side_by_side(True),
+        "one_thread": lambda: limit(True, slice(None)), "loader": ours,
     }  # fmt: skip
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    for round_number in range(rounds + 1):
-        for name, way in ways.items():
-            rate = cpu_rate(way)
-            if round_number:
-                rates[name].append(rate)
-    batches.close()
-    loader.close()
-    shares = [ours / half for ours, half in zip(rates["loader"], rates["half_dct"], strict=True)]
-    medians = {name: statistics.median(of) for name, of in rates.items()}
-    return medians | {"share_of_limit": statistics.median(shares)}
+    with ThreadPoolExecutor(workers) as pool, training(dataset, config) as batches:
+        seconds = in_turn(ways, rounds, time.process_time)
+    rates = {name: float(len(dataset) / np.median(of)) for name, of in seconds.items()}
+    shares = seconds["half_dct"] / seconds["loader"]
+    return rates | {"share_of_limit": float(np.median(shares))}
+
+
+@contextlib.contextmanager
+def training(dataset: ShardDataset, config: LoaderConfig) -> Iterator[Iterator[Batch]]:
+    """Batches of a training that begins."""
+    loader = TrainLoader(
+        dataset, config, global_batch=BATCH, batch_size=BATCH, seed=0, world=HERE, max_bad_fraction=0.0
+    )
+    batches = loader.batches(0)
+    try:
+        yield batches
+    finally:
+        batches.close()
+        loader.close()
+
+
+class Files(Dataset[Any]):
+    """Single files with eight boxes each, as torchvision's reference takes them in."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self._paths, self._size = sorted(folder.glob("*.jpg")), size
+        self._flip, self._sanitize = v2.RandomHorizontalFlip(0.5), v2.SanitizeBoundingBoxes()
+        self._boxes = torch.tensor([[20.0, 20.0, 200.0, 220.0]]).repeat(8, 1)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        image = tv.to_image(Image.open(self._paths[index]).convert("RGB"))
+        height, width = image.shape[-2:]
+        boxes = tv_tensors.BoundingBoxes(self._boxes, format="XYXY", canvas_size=(height, width))  # type: ignore[call-overload]
+        image, target = self._flip(image, {"boxes": boxes, "labels": torch.zeros(8, dtype=torch.int64)})
+        scale = self._size / max(height, width)
+        high, wide = round(height * scale), round(width * scale)
+        image, target = v2.Resize([high, wide], antialias=True)(image, target)
+        image, target = v2.Pad([0, 0, self._size - wide, self._size - high], fill=114)(image, target)
+        return self._sanitize(image, target)
+
+
+def against_stock(uri: str, folder: Path, size: int, rounds: int, workers: int) -> dict[str, float]:
+    """Images a second by the clock, of whole epochs in turn, and the median of the ratios."""
+    dataset = ShardDataset(uri, "train")
+    stock = DataLoader(
+        Files(folder, size), BATCH, shuffle=True, drop_last=True, num_workers=workers,
+        persistent_workers=True,
+        collate_fn=lambda pairs: (torch.stack([image for image, _ in pairs]), [of for _, of in pairs]),
+    )  # fmt: skip
+
+    def ours() -> None:
+        with training(dataset, LoaderConfig(image_size=size, workers=workers)) as batches:
+            for _ in range(len(stock)):
+                next(batches)
+
+    seconds = in_turn({"stock": lambda: deque(stock, maxlen=0), "loader": ours}, rounds, time.perf_counter)
+    images = len(stock) * BATCH
+    return {
+        "stock": float(images / np.median(seconds["stock"])),
+        "loader_wall": float(images / np.median(seconds["loader"])),
+        "times_stock": float(np.median(seconds["stock"] / seconds["loader"])),
+    }
 
 
 def first_batch(uri: str, size: int, workers: int, cache: ShardCache) -> float:
     """Seconds from opening the shards to the first batch."""
     start = time.perf_counter()
-    loader = TrainLoader(
-        ShardDataset(uri, "train", cache), LoaderConfig(image_size=size, workers=workers), global_batch=BATCH,
-        batch_size=BATCH, seed=0, world=HERE,
-    )  # fmt: skip
-    batches = loader.batches(0)
-    next(batches)
-    seconds = time.perf_counter() - start
-    batches.close()
-    loader.close()
-    return seconds
+    with training(
+        ShardDataset(uri, "train", cache), LoaderConfig(image_size=size, workers=workers)
+    ) as batches:
+        next(batches)
+        return time.perf_counter() - start
 
 
 def cold(folder: Path, images: int, size: int, workers: int) -> float:
@@ -147,25 +215,51 @@ def cold(folder: Path, images: int, size: int, workers: int) -> float:
         return first_batch(uri, size, workers, ShardCache(folder / "cache"))
 
 
-def resume(samples: int = 1_743_042, shard_size: int = 220) -> float:
-    """Seconds to the first sample after a resume in the middle of the seventh epoch."""
-    sizes = [shard_size] * (samples // shard_size)
-    start = time.perf_counter()
-    _ = SampleStream(sizes, seed=0)[6 * sum(sizes) + sum(sizes) // 2]
-    return time.perf_counter() - start
+def write_large(folder: Path, samples: int = 1_743_042, shard_size: int = 220) -> None:
+    """Write the index and the table of a split of so many samples, without the shards."""
+    table = np.zeros(samples, SAMPLE)
+    table["shard"], table["image_id"] = np.arange(samples) // shard_size, np.arange(samples)
+    folder.mkdir()
+    np.save(folder / "train.samples.npy", table)
+    shards = [
+        {
+            "name": f"train-{number:05}.tar",
+            "samples": count,
+            "boxes": 8 * count,
+            "bytes": 2**26,
+            "sha256": "0" * 64,
+        }
+        for number, count in enumerate(np.bincount(table["shard"]).tolist())
+    ]
+    split = {"samples": samples, "boxes": 8 * samples, "shards": shards}
+    index = {
+        "kind": "shards",
+        "categories": [],
+        "fingerprint": "",
+        "class_counts": {},
+        "splits": {"train": split},
+    }
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+def resume(folder: Path) -> tuple[float, float]:
+    """Seconds by the clock and of the CPU until it is known what is read next in the seventh epoch."""
+    start, cpu = time.perf_counter(), time.process_time()
+    dataset = ShardDataset(str(folder), "train")
+    stream = SampleStream(dataset.shard_sizes, seed=0)
+    dataset.expect(stream.ahead(6 * len(dataset) + len(dataset) // 2))
+    return time.perf_counter() - start, time.process_time() - cpu
 
 
 def main() -> None:
     """Measure every case and print the figures."""
-    options = arguments(
-        __doc__, cases="640x480:512,1024x768:512,1024x768:800", images=128, cold_images=1000, workers=2
-    )
+    options = arguments(__doc__, cases="1024x768:512,1024x768:800", images=96, cold_images=1000, workers=2)
     figures: dict[str, Any] = {}
     shares = []
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         made: dict[str, str] = {}
-        for case in options.cases.split(","):
+        for case in ["640x480:512", *filter(None, options.cases.split(","))]:
             sizes, _, size = case.partition(":")
             if sizes not in made:
                 made[sizes] = make_shards(folder / sizes, options.images, *map(int, sizes.split("x")))
@@ -173,7 +267,12 @@ def main() -> None:
             figures |= {f"{name}_{sizes}_to_{size}": value for name, value in found.items()}
             shares.append(found["share_of_limit"])
             uri, side = made[sizes], int(size)
-        figures["resume_1740000_s"] = min(resume() for _ in range(3))
+        figures |= against_stock(
+            made["640x480"], folder / "640x480" / "train", 512, options.rounds, options.workers
+        )
+        write_large(folder / "large")
+        resumed = [resume(folder / "large") for _ in range(3)]
+        figures["resume_1740000_s"], figures["resume_1740000_cpu_s"] = map(min, *resumed)
         warm = [first_batch(uri, side, options.threads, ShardCache(folder / "unused")) for _ in range(3)]
         figures["first_batch_warm_s"] = statistics.median(warm)
         if options.cold_images:

@@ -1,13 +1,17 @@
 """A whole training step against torchvision's: preprocessing, network, loss, gradients, optimiser.
 
     python -m benchmarks.step                # a CPU: 91 and 601 classes, 256 px; 601, 512 px
-    python -m benchmarks.step --cases 91:800,601:800 --images 16 --rounds 20     # a GPU
+    python -m benchmarks.step --cases 91:800,264:800:mlperf,601:800 --images 16 --network graphs   # a GPU
 
-`stock` is torchvision's model and SGD in fp32, `stock_bf16` the same with autocast and
-channels_last, `ours` the detector as the loop trains it. Images are ready in memory for all.
-`saved` is what a forward pass keeps for the backward pass.
+A case is CLASSES:SIZE or CLASSES:SIZE:RECIPE, whose network it takes. `stock` is torchvision's model
+and SGD in fp32, `stock_bf16` the same with autocast and channels_last, `ours` the detector as the loop
+trains it. Images are ready in memory for all. `saved` is what a forward pass keeps for the backward
+pass; on a GPU `peak` is the most memory that a step takes beside weights and optimiser, and
+`waits` how often the host waits for the device in it.
 """
 
+import argparse
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import arguments, interleaved, random_batch, report, saved_bytes, stock_model
+from trainer import recipes
 from trainer.config import ModelConfig
 from trainer.model.detector import build
 
@@ -35,10 +40,12 @@ class Candidate:
         self._optimizer.zero_grad(set_to_none=True)
 
 
-def stock(batch: Any, classes: int, size: int, device: torch.device, *, bf16: bool) -> Candidate:
+def stock(
+    batch: Any, config: ModelConfig, classes: int, size: int, device: torch.device, *, bf16: bool
+) -> Candidate:
     """The step of torchvision's reference script."""
     pixels, _, _, lists = batch
-    model = stock_model(classes, size, device)
+    model = stock_model(classes, size, device, config)
     if bf16:
         model = model.to(memory_format=torch.channels_last)
 
@@ -49,10 +56,14 @@ def stock(batch: Any, classes: int, size: int, device: torch.device, *, bf16: bo
     return Candidate(model, loss, fused=False)
 
 
-def ours(batch: Any, classes: int, device: torch.device) -> Candidate:
-    """Our step, as the loop does it."""
+def ours(
+    batch: Any, config: ModelConfig, classes: int, device: torch.device, *, network: str = ""
+) -> Candidate:
+    """Our step, as the loop does it; `network` is "", "model" or "graphs" (see `train.compile`)."""
     pixels, boxes, labels, _ = batch
-    detector = build(ModelConfig(), classes).to(device, memory_format=torch.channels_last).train()
+    detector = build(config, classes).to(device, memory_format=torch.channels_last).train()
+    if network:
+        detector.compile_trunk("reduce-overhead" if network == "graphs" else "default")
 
     def loss() -> Tensor:
         with torch.autocast(device.type, torch.bfloat16):
@@ -61,30 +72,57 @@ def ours(batch: Any, classes: int, device: torch.device) -> Candidate:
     return Candidate(detector, loss, fused=True)
 
 
+def on_a_gpu(candidate: Candidate, images: int) -> dict[str, float]:
+    """Memory of a step beside what stays, in GB an image, and how often the host waits in it."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        candidate.step()
+        torch.cuda.set_sync_debug_mode("default")
+    waits = sum("synchronizing" in str(one.message) for one in caught)
+    return {"peak_gb_per_image": (torch.cuda.max_memory_allocated() - before) / 1e9 / images, "waits": waits}
+
+
+def measure(case: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Figures of one case, by name without the case."""
+    classes, size, *recipe = case.split(":")
+    config = recipes.load(recipe[0]).model if recipe else ModelConfig()
+    outputs, side, device = int(classes), int(size), options.device
+    batch = random_batch(options.images, side, outputs, device)
+    candidates = {
+        "stock": stock(batch, config, outputs, side, device, bf16=False),
+        "stock_bf16": stock(batch, config, outputs, side, device, bf16=True),
+        "ours": ours(batch, config, outputs, device, network=options.network),
+    }
+    steps = {name: candidate.step for name, candidate in candidates.items()}
+    seconds = interleaved(steps, options.rounds, device, options.clock)
+    figures: dict[str, Any] = {f"{name}_s": value for name, value in seconds.items()}
+    figures["images_per_second"] = options.images / seconds["ours"]
+    figures["ratio"] = seconds["stock"] / seconds["ours"]
+    figures["ratio_to_bf16"] = seconds["stock_bf16"] / seconds["ours"]
+    for name, candidate in candidates.items():
+        if device.type == "cuda":
+            found = on_a_gpu(candidate, options.images)
+            figures |= {f"{name}_{key}": value for key, value in found.items()}
+        else:
+            saved = saved_bytes(candidate.loss)
+            figures[f"{name}_saved_gb_per_image"] = saved / 1e9 / options.images
+    return figures
+
+
 def main() -> None:
     """Measure every case and print the ratios."""
-    options = arguments(__doc__, images=2, cases="91:256,601:256,601:512")
-    cases = [tuple(map(int, case.split(":"))) for case in options.cases.split(",")]
+    options = arguments(__doc__, images=2, cases="91:256,601:256,601:512", network="")
+    cases = options.cases.split(",")
     figures: dict[str, Any] = {}
-    for classes, size in cases:
-        batch = random_batch(options.images, size, classes, options.device)
-        candidates = {
-            "stock": stock(batch, classes, size, options.device, bf16=False),
-            "stock_bf16": stock(batch, classes, size, options.device, bf16=True),
-            "ours": ours(batch, classes, options.device),
-        }
-        steps = {name: candidate.step for name, candidate in candidates.items()}
-        seconds = interleaved(steps, options.rounds, options.device, options.clock)
-        case = f"{classes}_{size}px"
-        for name, value in seconds.items():
-            figures[f"{name}_{case}_s"] = value
-        figures[f"images_per_second_{case}"] = options.images / seconds["ours"]
-        figures[f"ratio_{case}"] = seconds["stock"] / seconds["ours"]
-        figures[f"ratio_to_bf16_{case}"] = seconds["stock_bf16"] / seconds["ours"]
-        for name, candidate in candidates.items():
-            figures[f"{name}_saved_{case}_gb_per_image"] = saved_bytes(candidate.loss) / 1e9 / options.images
-    classes, size = cases[-1]
-    report("step", figures[f"ratio_{classes}_{size}px"], figures, options)
+    for case in cases:
+        label = "_".join(case.split(":")) + "px" if case.count(":") == 1 else case.replace(":", "_")
+        figures |= {f"{key}_{label}": value for key, value in measure(case, options).items()}
+        print(f"{case}: {figures[f'ratio_{label}']:.2f}", flush=True)
+    report("step", figures[f"ratio_{label}"], figures, options)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ train     train (in each process of torchrun)
 launch    run another verb in several processes: launch --nproc 2 -- train ...
 evaluate  score a checkpoint and write the report
 export    write the model for serving
+weights   write a checkpoint's weights for torchvision's models
 doctor    say what a run needs of this machine, and what is missing
 """
 
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def verb(name: str, *options: str) -> None:
         sub = verbs.add_parser(name)
-        if name not in ("launch", "doctor"):
+        if name not in ("launch", "doctor", "weights"):
             sub.add_argument("--config", help="URI of a config.json; without it the recipe counts")
             sub.add_argument("--recipe", default="debug", help="recipe, where no --config is given")
             sub.add_argument(
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     verb("train", "shards", "output")
     verb("evaluate", "checkpoint", "shards", "output")
     verb("export", "checkpoint", "shards", "output")
+    verb("weights", "checkpoint", "output")
     verb("launch")
     verb("doctor")
     choices = verbs.choices
@@ -131,6 +133,12 @@ def _export(options: argparse.Namespace) -> None:
     _show(export(options.checkpoint, options.shards, options.output, _config(options)))
 
 
+def _weights(options: argparse.Namespace) -> None:
+    from trainer.checkpoint import write_weights
+
+    _show(write_weights(options.checkpoint, options.output))
+
+
 def _launch(options: argparse.Namespace) -> int:
     # PyTorch reads it once, when imported: else waiting for other nodes prints stack traces of C++.
     chosen = os.environ.get(_CPP_LOG_LEVEL)
@@ -167,6 +175,7 @@ _VERBS = {
     "train": _train,
     "evaluate": _evaluate,
     "export": _export,
+    "weights": _weights,
     "launch": _launch,
     "doctor": _doctor,
 }

@@ -85,6 +85,7 @@ class _Run:
         self.loader = TrainLoader(
             self.train_set, config.loader, global_batch=self.global_batch,
             batch_size=config.train.batch_size, seed=config.train.seed, world=world,
+            max_bad_fraction=config.data.max_bad_fraction,
         )  # fmt: skip
         self.steps = math.ceil(config.train.epochs * len(self.train_set) / self.global_batch)
         self.state = TrainState(config, len(self.train_set.categories), world)

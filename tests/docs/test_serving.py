@@ -4,6 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 from bundles import make_bundle
 from PIL import Image
@@ -38,9 +40,48 @@ def test_its_commands_work(folder, capsys):
 
 
 def test_its_code_works(folder, capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    _, code = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     exec(compile(code, "docs/serving.md", "exec"), {"__name__": "guide"})
     assert re.match(r"dog <b> 0\.72\d* \[24\. 12\. 96\. 60\.\]", capsys.readouterr().out.strip())
+
+
+def test_its_plugin_gets_what_its_documentation_wants(folder):
+    """Names, types and values: TensorRT's plugin/efficientNMSPlugin/README.md."""
+    real = onnx.TensorProto.FLOAT
+    helper = onnx.helper
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["images"], ["float"], to=real),
+            helper.make_node("Reshape", ["float", "rows"], ["boxes"]),
+            helper.make_node("Sigmoid", ["boxes"], ["scores"]),
+        ],
+        "raw", [helper.make_tensor_value_info("images", onnx.TensorProto.UINT8, ["batch", 3, 96, 96])],
+        [helper.make_tensor_value_info(name, real, ["batch", 6912, 4]) for name in ("boxes", "scores")],
+        [onnx.numpy_helper.from_array(np.array([0, -1, 4]), "rows")],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph), "runs/a/model/model.raw.onnx")
+    code, _ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    exec(compile(code, "docs/serving.md", "exec"), {"__name__": "guide"})
+    made = onnx.load("model.trt.onnx")
+    node = made.graph.node[-1]
+    assert (node.op_type, node.domain, list(node.input)) == ("EfficientNMS_TRT", "TRT", ["boxes", "scores"])
+    given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    assert given.pop("plugin_version") == b"1"
+    integers = {"background_class": -1, "box_coding": 0, "score_activation": 0, "class_agnostic": 0}
+    assert given == {
+        **integers, "max_output_boxes": 5, "score_threshold": pytest.approx(0.05), "iou_threshold": 0.5,
+    }  # fmt: skip
+    assert all(isinstance(given[name], int) for name in integers)
+    outputs = {
+        item.name: (item.type.tensor_type.elem_type, len(item.type.tensor_type.shape.dim))
+        for item in made.graph.output
+    }
+    whole = onnx.TensorProto.INT32
+    assert outputs == {
+        "num_detections": (whole, 2), "detection_boxes": (real, 3), "detection_scores": (real, 2),
+        "detection_classes": (whole, 2),
+    }  # fmt: skip
+    assert list(node.output) == list(outputs)
 
 
 def test_its_tables_are_whole():

@@ -5,6 +5,7 @@ import http.client
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -171,6 +172,23 @@ class _Handler(BaseHTTPRequestHandler):
     def handle(self) -> None:
         with suppress(OSError):  # the client went away
             super().handle()
+
+
+def go_away(proxy: Proxy, after: int, seconds: float) -> threading.Thread:
+    """Let the store die after some more requests, and come back after some time."""
+    limit = len(proxy.requests) + after
+
+    def act() -> None:
+        while len(proxy.requests) < limit:
+            time.sleep(0.001)
+        port = proxy.port
+        proxy.stop()
+        time.sleep(seconds)
+        proxy.start(port)
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    return thread
 
 
 @pytest.fixture

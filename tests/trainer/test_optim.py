@@ -36,6 +36,7 @@ def test_norms_and_biases_are_not_decayed(kind, expected):
     model[0].bias.requires_grad_(False)
     optimizer = build_optimizer(model, TrainConfig(optimizer=kind, weight_decay=0.1))
     assert type(optimizer).__name__ == expected
+    assert all(group["fused"] for group in optimizer.param_groups)
     decayed, rest = optimizer.param_groups
     assert [p.ndim for p in decayed["params"]] == [4] and decayed["weight_decay"] == 0.1
     assert len(rest["params"]) == 2 and rest["weight_decay"] == 0.0

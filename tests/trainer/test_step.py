@@ -53,27 +53,66 @@ def tiny_detector():
     return build(NARROW, 3).train()
 
 
-def test_the_compiled_network_is_one_graph_with_the_same_result(monkeypatch):
-    # Tracing alone: what a backend then makes of the graph is torch's part.
+@pytest.fixture
+def traced(monkeypatch):
+    """Tracing alone: what a backend then makes of the graph is torch's part."""
     calls, compile_ = [], torch.compile
 
-    def traced(function, **options):
+    def trace(function, **options):
         calls.append(options)
         options.pop("mode")
         return compile_(function, backend="eager", **options)
 
-    monkeypatch.setattr(torch, "compile", traced)
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", trace)
     monkeypatch.setattr(fusion, "choose", lambda enabled, device, tell: enabled)
+    return calls
+
+
+def test_the_compiled_network_is_one_graph_with_the_same_result(traced):
     detector = tiny_detector()
     names = list(detector.state_dict())
     images = torch.randint(0, 256, (1, 3, 128, 128), dtype=torch.uint8)
     boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
     plain = detector(images, boxes, labels)
     compile_detector(detector, "graphs", SINGLE)
-    assert len(calls) == 1 and calls[0]["fullgraph"] is True
+    assert len(traced) == 1 and traced[0]["fullgraph"] is True
     assert list(detector.state_dict()) == names
     for one, other in zip(plain, detector(images, boxes, labels), strict=True):
         assert torch.allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("traced")
+def test_uneven_shares_have_a_graph_for_each_size_and_train_alike():
+    torch._dynamo.utils.counters.clear()
+    detectors = [tiny_detector(), tiny_detector()]
+    compile_detector(detectors[1], "graphs", SINGLE)
+    images = torch.randint(0, 256, (3, 3, 96, 96), dtype=torch.uint8)
+    boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
+    for count in (2, 1, 2, 1):  # the passes of a step with three images
+        for detector in detectors:
+            sum(detector(images[:count], boxes.expand(count, -1, -1), labels.expand(count, -1))).backward()
+    for one, other in zip(*(detector.parameters() for detector in detectors), strict=True):
+        assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("traced")
+def test_the_compiled_network_trains_in_a_process_group(tmp_path):
+    detector = tiny_detector()
+    compile_detector(detector, "graphs", SINGLE)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(detector, gradient_as_bucket_view=True)
+        images = torch.randint(0, 256, (1, 3, 96, 96), dtype=torch.uint8)
+        boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
+        for _ in range(2):
+            sum(model(images, boxes, labels)).backward()
+        assert all(torch.isfinite(parameter.grad).all() for parameter in detector.parameters())
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("mode", ["off", "loss"])

@@ -57,7 +57,7 @@ def _judge(
 ) -> tuple[str | None, list[float] | None]:
     """Return what is wrong with a box, if anything, and what can be used of it, if anything."""
     box = annotation["bbox"]
-    if len(box) != 4 or not all(math.isfinite(value) for value in box):
+    if len(box) != 4 or not math.isfinite(sum(box)):
         return reasons.BOX_NOT_FINITE, None
     if not 0 <= annotation["category_id"] < labels:
         return reasons.BOX_UNKNOWN_CATEGORY, None

@@ -104,6 +104,8 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
         "problems": listing.problems.to_json(),
     }
     storage.write_json(plan_uri, made)
+    counts = ", ".join(f"{split['images']} {name}" for name, split in built.splits.items())
+    logger.info("listed %s: %s images in %s", made["source"], counts, uri)
     return made
 
 
@@ -125,6 +127,8 @@ def fetch_partition(
         StorageError: the data root cannot be written.
     """
     if storage.exists(storage.join(planned["uri"], "manifest.json")):
+        if partitions > 1:  # Of a single one `join` tells.
+            logger.info("raw images of %s are there already: %s", planned["source"], planned["uri"])
         return
     report = storage.join(planned["uri"], "fetched", f"{partition}-of-{partitions}.parquet")
     if storage.exists(report) and not fetch.worth_another_try(report):
@@ -142,7 +146,8 @@ def join(planned: dict[str, Any], config: DataConfig, partitions: int = 1) -> di
         partitions: how many there were.
 
     Returns:
-        The manifest: as `planned`, with kind "raw", and splits and problems as they are now.
+        The manifest: as `planned`, with kind "raw", splits and problems as they are now, and content,
+        which tells which of the images are there.
 
     Raises:
         DataError: more cannot be had than `data.max_bad_fraction` allows.
@@ -164,10 +169,11 @@ def join(planned: dict[str, Any], config: DataConfig, partitions: int = 1) -> di
         ids, fetched, faults = fetch.read_report(report)
         sizes[ids - 1] = fetched
         failed += faults
-    for failure in failed:
+    for failure in sorted(failed):  # The examples are the same whatever the partitions are.
         problems.add(failure.reason, failure.told)
     manifest = planned | {
         "kind": "raw",
+        "content": hashlib.sha256(sizes.astype("<i4").tobytes()).hexdigest()[:16],
         "splits": _counts(planned, sizes),
         "problems": problems.to_json(),
     }

@@ -11,9 +11,9 @@ from PIL import Image
 
 from trainer import storage
 from trainer.data import sources
+from trainer.data.decoding import decode_sample
 from trainer.data.images import UnreadableImage, normalize, place_box
 from trainer.data.keys import place
-from trainer.data.loader import decode_sample
 from trainer.data.problems import Problems
 from trainer.data.shard_index import ShardDataset
 from trainer.data.table import Table

@@ -112,6 +112,7 @@ def run(planned: dict[str, Any], config: DataConfig, partition: int, partitions:
         for result in pool.run(_fetch, tally.again(), workers, processes=source.cpu_bound):
             tally.add(result)
             bar.update(0, note=tally.note())
+        bar.total = bar.done  # A partition's share was an estimate.
     tally.write(report)
 
 

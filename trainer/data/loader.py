@@ -10,30 +10,25 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import simplejpeg
 import torch
 from torch import Tensor
 
 from trainer.config import LoaderConfig
+from trainer.data.decoding import Decoder, empty_targets
+from trainer.data.device_decode import DeviceDecoder, Undrawn, decoder_for
+from trainer.data.memory import Memory
 from trainer.data.order import SampleStream, forward_passes, rank_positions
 from trainer.data.shard_index import ShardDataset
-from trainer.data.transforms import (
-    Sample,
-    View,
-    color_map,
-    move_boxes,
-    random_view,
-    render,
-    whole_view,
-)
+from trainer.data.transforms import FILL, View, color_map, move_boxes, random_view, render, whole_view
 from trainer.distributed import World
-from trainer.errors import DataError
 from trainer.model.loss import PADDING
 
 _ANNOUNCEMENTS = 8
 """How often in a window of shards it is said which are read next."""
 _BATCHES_AHEAD = 64
 """Batches of an evaluation after which that is said anew."""
+_RUN = 8
+"""Images that a thread takes at once, at most."""
 
 
 class Batch(NamedTuple):
@@ -63,8 +58,22 @@ class Batch(NamedTuple):
         return Batch(images, boxes, labels, color, self.image_ids, self.scales)
 
 
-Loaded: TypeAlias = tuple[int, Sample, np.ndarray | None]
-"""Image id, sample and colour map."""
+class Loaded(NamedTuple):
+    """What a batch takes of a sample besides its pixels."""
+
+    image_id: int
+    boxes: np.ndarray
+    """fp32 [M, 4], x1 y1 x2 y2 in pixels of the square."""
+    labels: np.ndarray
+    """int64 [M]."""
+    scale: float
+    """Pixels of the square for one pixel of the stored image."""
+    color: np.ndarray | None
+    """fp32 [3, 4], or None."""
+
+
+Square: TypeAlias = np.ndarray | Undrawn
+"""Where an image is drawn: uint8 [S, S, 3], or on the device, later."""
 
 
 class TrainLoader:
@@ -75,12 +84,15 @@ class TrainLoader:
 
     def __init__(
         self, dataset: ShardDataset, config: LoaderConfig, *, global_batch: int, batch_size: int, seed: int,
-        world: World,
+        world: World, max_bad_fraction: float,
     ) -> None:  # fmt: skip
         self._dataset, self._config, self._world = dataset, config, world
         self._global_batch, self._batch_size, self._seed = global_batch, batch_size, seed
         self.passes = forward_passes(global_batch, batch_size, world.size)
         self._stream = SampleStream(dataset.shard_sizes, seed)
+        self._pixels = Decoder(dataset, max_bad_fraction)
+        self._memory = Memory()
+        self._decoder = decoder_for(config, world.device, dataset.uri)
         self._pool = ThreadPoolExecutor(config.workers, thread_name_prefix="decode")
 
     def batches(self, start: int) -> Generator[Batch, None, None]:
@@ -90,7 +102,13 @@ class TrainLoader:
         try:
             while True:
                 while len(pending) < self._config.prefetch:
-                    pending.append(_Pending(self._pool, self._load, next(source), self._config, self._world))
+                    places = next(source)
+                    pending.append(
+                        _Pending(
+                            self._pool, self._load, places, self._config, self._world, self._memory,
+                            self._decoder,
+                        )
+                    )  # fmt: skip
                 yield pending.popleft().batch(self._world.device)
         finally:
             for batch in pending:
@@ -99,6 +117,8 @@ class TrainLoader:
     def close(self) -> None:
         """End the decoding threads, and let go of the shards."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._decoder:
+            self._decoder.close()
         self._dataset.expect(np.zeros(0, np.int64))
 
     def _positions(self, start: int) -> Iterator[list[tuple[int, int]]]:
@@ -115,24 +135,43 @@ class TrainLoader:
                 yield [self._stream[position] for position in positions]
             start += self._global_batch
 
-    def _load(self, place: tuple[int, int], square: np.ndarray) -> Loaded:
+    def _load(self, places: Sequence[tuple[int, int]], squares: Sequence[Square]) -> list[Loaded]:
+        # One step for all images, then the next: decoding pushes all else out of the processor's
+        # caches, and the small steps between take several times as long after it.
+        found = [self._dataset.read(index) for _, index in places]
         # The randomness of a sample depends on nothing but seed, epoch and index, so that a
         # resumed run, or one on another number of ranks, sees the same pictures.
-        epoch, index = place
-        generator = np.random.default_rng([self._seed, epoch, index])
-        data, record = self._dataset.read(index)
-        view = random_view(record["width"], record["height"], self._config, generator)
-        _draw(self._dataset, data, record, view, square)
-        boxes, labels = move_boxes(*targets(record), view, len(square))
-        color = color_map(self._config, generator)
-        return record["image_id"], Sample(_planes(square), boxes, labels, view.scale), color
+        generators = [np.random.default_rng([self._seed, *place]) for place in places]
+        views = [
+            random_view(record["width"], record["height"], self._config, generator)
+            for (_, record), generator in zip(found, generators, strict=True)
+        ]
+        drawn = [
+            _draw(self._pixels, index, *sample, view, square)
+            for (_, index), sample, view, square in zip(places, found, views, squares, strict=True)
+        ]
+        return [
+            Loaded(
+                record["image_id"],
+                *(move_boxes(*targets(record), view, len(square)) if there else empty_targets()),
+                view.scale,
+                color_map(self._config, generator),
+            )
+            for (_, record), view, square, there, generator in zip(
+                found, views, squares, drawn, generators, strict=True
+            )
+        ]
 
 
 class EvalLoader:
     """The images of a split for evaluation, each once over all ranks: rank, rank + size, ..."""
 
-    def __init__(self, dataset: ShardDataset, config: LoaderConfig, *, batch_size: int, world: World) -> None:
+    def __init__(
+        self, dataset: ShardDataset, config: LoaderConfig, *, batch_size: int, world: World,
+        max_bad_fraction: float,
+    ) -> None:  # fmt: skip
         self._dataset, self._config, self._world = dataset, config, world
+        self._pixels = Decoder(dataset, max_bad_fraction)
         indices = range(world.rank, len(dataset), world.size)
         self._batches = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
 
@@ -142,44 +181,59 @@ class EvalLoader:
     def __iter__(self) -> Iterator[Batch]:
         with ThreadPoolExecutor(self._config.workers, thread_name_prefix="decode") as pool:
             pending: deque[_Pending] = deque()
+            memory = Memory()
             for number, indices in enumerate(self._batches):
                 if number % _BATCHES_AHEAD == 0:
                     coming = self._batches[number : number + 4 * _BATCHES_AHEAD]
                     self._dataset.expect(np.concatenate(coming))
-                pending.append(_Pending(pool, self._load, indices, self._config, self._world))
+                pending.append(_Pending(pool, self._load, indices, self._config, self._world, memory))
                 if len(pending) > self._config.prefetch:
                     yield pending.popleft().batch(self._world.device)
             while pending:
                 yield pending.popleft().batch(self._world.device)
             self._dataset.expect(np.zeros(0, np.int64))
 
-    def _load(self, index: int, square: np.ndarray) -> Loaded:
-        data, record = self._dataset.read(index)
-        view = whole_view(record["width"], record["height"], len(square))
-        _draw(self._dataset, data, record, view, square)
-        nothing = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
-        return record["image_id"], Sample(_planes(square), *nothing, view.scale), None
+    def _load(self, indices: Sequence[int], squares: Sequence[Square]) -> list[Loaded]:
+        found = [self._dataset.read(index) for index in indices]
+        loaded = []
+        for index, (data, record), square in zip(indices, found, squares, strict=True):
+            view = whole_view(record["width"], record["height"], len(square))
+            _draw(self._pixels, index, data, record, view, square)
+            loaded.append(Loaded(record["image_id"], *empty_targets(), view.scale, None))
+        return loaded
 
 
 class _Pending:
     """A batch whose images are being drawn, each straight to its place in it."""
 
     def __init__(
-        self, pool: ThreadPoolExecutor, load: Callable[[Any, np.ndarray], Loaded], places: Sequence[Any],
-        config: LoaderConfig, world: World,
+        self, pool: ThreadPoolExecutor, load: Callable[[Sequence[Any], Any], list[Loaded]],
+        places: Sequence[Any], config: LoaderConfig, world: World, memory: Memory,
+        decoder: DeviceDecoder | None = None,
     ) -> None:  # fmt: skip
         size = config.image_size
-        self._pin = world.device.type == "cuda"
-        self._images = torch.empty(len(places), size, size, 3, dtype=torch.uint8, pin_memory=self._pin)
+        self._pin, self._decoder = world.device.type == "cuda", decoder
+        run = min(_RUN, -(-len(places) // config.workers))
+        parts = [slice(first, first + run) for first in range(0, len(places), run)]
+        if decoder:
+            undrawn = [Undrawn(size) for _ in places]
+            self._futures = [pool.submit(load, places[part], undrawn[part]) for part in parts]
+            self._drawn = decoder.submit(self._futures, undrawn)
+            return
+        shape = (len(places), size, size, 3)
+        self._images = torch.empty(shape, dtype=torch.uint8, pin_memory=True) if self._pin else memory(shape)
         squares = self._images.numpy()
-        self._futures = [pool.submit(load, *pair) for pair in zip(places, squares, strict=True)]
+        self._futures = [pool.submit(load, places[part], squares[part]) for part in parts]
 
     def batch(self, device: torch.device) -> Batch:
         """Wait for the images; give the batch on a device."""
         # Woken once, not for every image: the two threads would take the interpreter's lock from each other.
         wait(self._futures, return_when=FIRST_EXCEPTION)
-        loaded = [future.result() for future in self._futures]
-        return collate(loaded, pin=self._pin, images=self._images.permute(0, 3, 1, 2)).to(device)
+        loaded = [sample for future in self._futures for sample in future.result()]
+        if self._decoder:
+            images = self._decoder.take(self._drawn)
+            return collate(loaded, images, pin=self._pin).to(device)
+        return collate(loaded, self._images.permute(0, 3, 1, 2), pin=self._pin).to(device)
 
     def cancel(self) -> None:
         """Leave out what was not begun."""
@@ -187,65 +241,19 @@ class _Pending:
             future.cancel()
 
 
-def _draw(dataset: ShardDataset, data: bytes, record: dict[str, Any], view: View, square: np.ndarray) -> None:
-    """Decode a sample and draw a view of it."""
-    render(decode_sample(dataset.uri, data, record, view.divisor), view, square)
-
-
-def _planes(square: np.ndarray) -> Tensor:
-    """The pixels [S, S, 3] as [3, S, S], without a copy."""
-    return torch.from_numpy(square).permute(2, 0, 1)
-
-
-def read_sample(dataset: ShardDataset, index: int) -> tuple[Tensor, dict[str, Any]]:
-    """Read and decode one sample.
-
-    Returns:
-        The image as uint8 RGB [3, H, W], and its record (image_id, width, height, annotations).
-
-    Raises:
-        DataError: the stored bytes are no JPEG any more, naming the image.
-    """
-    data, record = dataset.read(index)
-    return decode_sample(dataset.uri, data, record), record
-
-
-def decode(jpeg: bytes, width: int, height: int, divisor: int = 1) -> Tensor:
-    """Decode a JPEG.
-
-    Args:
-        jpeg: its bytes.
-        width: of the stored image, pixels.
-        height: of the stored image, pixels.
-        divisor: 1, 2, 4 or 8: by how much the sides are to be divided, rounded up.
-
-    Returns:
-        uint8 RGB [3, H, W].
-
-    Raises:
-        ValueError: it is no JPEG of that size.
-    """
-    wanted = (-(-height // divisor), -(-width // divisor))
-    least = wanted if divisor > 1 else (0, 0)
-    pixels = simplejpeg.decode_jpeg(jpeg, colorspace="RGB", min_height=least[0], min_width=least[1])
-    if pixels.shape[:2] != wanted:
-        raise ValueError(f"it is of {pixels.shape[1]}x{pixels.shape[0]} pixels, not {wanted[1]}x{wanted[0]}")
-    return torch.from_numpy(pixels).permute(2, 0, 1)
-
-
-def decode_sample(uri: str, data: bytes, record: dict[str, Any], divisor: int = 1) -> Tensor:
-    """Decode a sample of the shards at a URI, see `decode`.
-
-    Raises:
-        DataError: naming the image, where that fails.
-    """
-    try:
-        return decode(data, record["width"], record["height"], divisor)
-    except ValueError as error:
-        raise DataError(
-            f"image {record['file_name']} in the shards at {uri} cannot be decoded: {error}",
-            fix="the shard has changed since it was written: delete that folder and run the shard step again",
-        ) from None
+def _draw(
+    decoder: Decoder, index: int, data: bytes, record: dict[str, Any], view: View, square: Square
+) -> bool:
+    """Decode a sample and draw a view of it, or leave both to the device; tell whether there is one."""
+    if isinstance(square, Undrawn):
+        square.jpeg, square.record, square.view = data, record, view
+        return True
+    image = decoder.decode(index, data, record, view.divisor, bgr=view.flip)
+    if image is None:
+        square.fill(FILL)
+        return False
+    render(image, view, square)
+    return True
 
 
 def targets(record: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -256,30 +264,26 @@ def targets(record: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     return boxes, np.array([item["category_id"] for item in kept], np.int64)
 
 
-def collate(loaded: Sequence[Loaded], *, pin: bool, images: Tensor | None = None) -> Batch:
+def collate(loaded: Sequence[Loaded], images: Tensor, *, pin: bool) -> Batch:
     """Put samples into one batch, targets padded to the longest (at least one row).
 
     Args:
-        loaded: image id, sample and colour map of each.
+        loaded: what is not in the images.
+        images: uint8 [B, 3, S, S].
         pin: whether to use memory from which a GPU copies by itself.
-        images: uint8 [B, 3, S, S], the samples' images, where they lie side by side already.
     """
-    samples = [sample for _, sample, _ in loaded]
-    rows = max(1, *(len(sample.labels) for sample in samples))
+    rows = max(1, *(len(sample.labels) for sample in loaded))
     # Filled with NumPy: for a handful of numbers each operation of torch costs several times as much.
-    padded = np.zeros((len(samples), rows, 4), np.float32)
-    names = np.full((len(samples), rows), PADDING, np.int64)
-    for row, sample in enumerate(samples):
+    padded = np.zeros((len(loaded), rows, 4), np.float32)
+    names = np.full((len(loaded), rows), PADDING, np.int64)
+    for row, sample in enumerate(loaded):
         padded[row, : len(sample.labels)] = sample.boxes
         names[row, : len(sample.labels)] = sample.labels
     boxes, labels = torch.from_numpy(padded), torch.from_numpy(names)
-    maps = [color for _, _, color in loaded if color is not None]
+    maps = [sample.color for sample in loaded if sample.color is not None]
     color = torch.from_numpy(np.stack(maps)) if maps else None
-    if images is None:
-        stacked = torch.stack([sample.image for sample in samples])
-        images = stacked.pin_memory() if pin else stacked
     if pin:
         boxes, labels = boxes.pin_memory(), labels.pin_memory()
         color = color.pin_memory() if color is not None else None
-    ids, scales = [image_id for image_id, _, _ in loaded], [sample.scale for sample in samples]
+    ids, scales = [sample.image_id for sample in loaded], [sample.scale for sample in loaded]
     return Batch(images, boxes, labels, color, ids, scales)

@@ -19,20 +19,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
+from typing import IO
 
 from trainer import storage
 from trainer.errors import ConfigError, StorageError
-from trainer.os_errors import explained
 
 FOLDER = "KUBEDET_CACHE_DIR"
 """Environment variable: where copies are kept; a folder under the system's temporary one if unset."""
 
 LIMIT = "KUBEDET_CACHE_GB"
-"""Environment variable: most gigabytes (10**9 bytes) of copies; half of the free disk, and 100 at most,
-if unset. 0 keeps none."""
+"""Environment variable: most gigabytes (10**9 bytes) of copies. 0 keeps none. If unset, half of the free
+disk, and 100 at most; in a pod a fifth of the disk is left free besides, see _NODES_SHARE."""
 
 _DEFAULT_LIMIT = 100 * 10**9
 _LEFT_FREE = 10**9
+_NODES_SHARE = 0.2
+"""Of the disk, which a pod has in common with its node: the kubelet evicts pods where less than 0.15 is
+free of the file system that holds containers (its default for imagefs.available)."""
 _PIECE = 4 * 1024 * 1024
 _TIMES = 2
 _LOG = logging.getLogger("data")
@@ -45,7 +48,7 @@ class Fetched(Enum):
     BUSY = "busy"
     """Another process or thread is fetching it, or one whose hash begins alike."""
     FULL = "full"
-    """No room: all copies are in use."""
+    """No room: all copies are in use, or the folder cannot be written."""
     GIVEN_UP = "given up"
 
 
@@ -64,7 +67,7 @@ class ShardCache:
         """
         self.folder = folder or _default_folder()
         self._asked = _asked_limit() if limit is None else limit
-        self._told_full = False
+        self._told = False
 
     def open(self, sha256: str, size: int) -> int | None:
         """Return a descriptor of the copy of a shard, which stays as long as that is open; or None."""
@@ -94,15 +97,20 @@ class ShardCache:
             given_up: asked now and then whether it is wanted no more.
 
         Raises:
-            StorageError: it cannot be read, is damaged however often it is read, or the folder
-                cannot be written.
+            StorageError: it cannot be read, or is damaged however often it is read.
         """
         if self._path(sha256).exists():
             return Fetched.THERE
         if self._asked == 0:
             return Fetched.FULL
-        with explained(str(self.folder), "write"):
-            (self.folder / "locks").mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            return self._fetch(uri, sha256, size, given_up)
+        except OSError as error:  # Of the folder: what the store refuses is a StorageError.
+            self._tell(f"cannot be written: {error.strerror}")
+            return Fetched.FULL
+
+    def _fetch(self, uri: str, sha256: str, size: int, given_up: Callable[[], bool]) -> Fetched:
+        (self.folder / "locks").mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._lock(sha256[:2], wait=False) as held:
             if not held:
                 return Fetched.BUSY
@@ -110,7 +118,7 @@ class ShardCache:
                 return Fetched.THERE
             part = self.folder / f"{sha256}-{size}.part"
             shutil.rmtree(part, ignore_errors=True)  # what was killed has left
-            with self._lock("room"), explained(str(self.folder), "write"):
+            with self._lock("room"):
                 if not self._make_room(size):
                     return Fetched.FULL
                 part.mkdir()
@@ -126,16 +134,15 @@ class ShardCache:
         """
         for _ in range(_TIMES):
             digest = hashlib.sha256()
-            with explained(str(self.folder), "write"), path.open("wb", buffering=0) as file:
+            with path.open("wb", buffering=0) as file:
                 for start in range(0, size, _PIECE):
                     if given_up():
                         return Fetched.GIVEN_UP
                     data = storage.read_range(uri, start, min(_PIECE, size - start))
                     digest.update(data)
-                    file.write(data)
+                    _write(file, data)
             if digest.hexdigest() == sha256:
-                with explained(str(self.folder), "write"):
-                    path.replace(self._path(sha256))
+                path.replace(self._path(sha256))
                 return Fetched.THERE
         raise StorageError(
             f"{uri} is damaged: its sha256 is {digest.hexdigest()}, not {sha256}, however often it is read",
@@ -151,8 +158,10 @@ class ShardCache:
         """Most bytes of all copies, as things are now."""
         if self._asked is not None:
             return self._asked
-        used = sum(size for _, size, _ in self._copies())
-        return min(_DEFAULT_LIMIT, (shutil.disk_usage(self.folder).free + used) // 2)
+        disk = shutil.disk_usage(self.folder)
+        room = disk.free + sum(size for _, size, _ in self._copies())
+        spared = int(_NODES_SHARE * disk.total) if "KUBERNETES_SERVICE_HOST" in os.environ else 0
+        return max(0, min(_DEFAULT_LIMIT, room // 2, room - spared))
 
     def _path(self, sha256: str) -> Path:
         return self.folder / f"{sha256}.tar"
@@ -179,14 +188,20 @@ class ShardCache:
                 break
             if _evict(path):
                 excess -= found
-        if excess > 0 and not self._told_full:
-            self._told_full = True
-            _LOG.warning(
-                "the cache of shards in %s has no room for more: images are read from the store one by one "
-                "instead; %s sets how many gigabytes it may take",
-                self.folder, LIMIT,
-            )  # fmt: skip
+        if excess > 0:
+            self._tell("has no room for more")
         return excess <= 0
+
+    def _tell(self, reason: str) -> None:
+        """Say once that this object's shards are not kept: training goes on, but reads more slowly."""
+        if self._told:
+            return
+        self._told = True
+        _LOG.warning(
+            "the cache of shards in %s %s: images are read from the store one by one instead; %s says where "
+            "it is, %s how many gigabytes it may take",
+            self.folder, reason, FOLDER, LIMIT,
+        )  # fmt: skip
 
     def _coming(self, part: Path) -> int:
         """Bytes that a shard which is being fetched will take; what was killed is removed."""
@@ -200,12 +215,18 @@ class ShardCache:
     @contextmanager
     def _lock(self, name: str, *, wait: bool = True) -> Iterator[bool]:
         """Hold a lock of the folder; without `wait`, False where another holds it."""
-        with explained(str(self.folder), "write"):
-            descriptor = os.open(self.folder / "locks" / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.folder / "locks" / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             yield _locked(descriptor, wait=wait)
         finally:
             os.close(descriptor)
+
+
+def _write(file: IO[bytes], data: bytes) -> None:
+    """Write all of it: a disk that is nearly full takes a part, and refuses the next."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def _locked(descriptor: int, *, wait: bool) -> bool:

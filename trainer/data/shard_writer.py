@@ -68,8 +68,9 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
     samples: list[dict[str, Any]] = []
     quarantined: list[dict[str, str]] = []
     target = storage.join(task.shards_uri, f"{task.name}.tar")
-    with storage.new_file(target) as path, path.open("wb") as file:
-        tar = _Tar(file)
+    digest = hashlib.sha256()
+    with storage.new_file(target, sha256=digest.hexdigest) as path, path.open("wb") as file:
+        tar = _Tar(file, digest)
         for row, data in _images(task):
             try:
                 samples.append(_add_sample(tar, task, row, data, problems))
@@ -83,7 +84,7 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
         "samples": len(samples),
         "boxes": sum(len(sample["annotations"]) for sample in samples),
         "bytes": tar.size,
-        "sha256": tar.sha256.hexdigest(),
+        "sha256": digest.hexdigest(),
         "quarantined": quarantined,
         "problems": problems.to_json(),
         "statistics": statistics.describe(samples, task.labels),
@@ -203,10 +204,9 @@ def _header(name: str, size: int) -> bytes:
 class _Tar:
     """Appends members to a tar file, and knows where each one's bytes are."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO, digest: "hashlib._Hash") -> None:
+        self._file, self._digest = file, digest
         self.size = 0
-        self.sha256 = hashlib.sha256()
 
     def add(self, name: str, data: bytes) -> int:
         """Append a member; return the offset of its bytes."""
@@ -223,5 +223,5 @@ class _Tar:
 
     def _write(self, data: bytes) -> None:
         self._file.write(data)
-        self.sha256.update(data)
+        self._digest.update(data)
         self.size += len(data)

@@ -22,6 +22,7 @@ from trainer import storage
 from trainer.config import DataConfig
 from trainer.data import pool
 from trainer.data import problems as reasons
+from trainer.data.download import VERSION as RAW_VERSION
 from trainer.data.download import fingerprint
 from trainer.data.keys import hash_fraction
 from trainer.data.problems import Problems
@@ -63,10 +64,18 @@ def shard(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, 
 
 
 def place(raw: dict[str, Any], data_root: str, config: DataConfig) -> str:
-    """Return the URI of the folder of the shards of raw images, which need not be there."""
+    """Return the URI of the folder of the shards of raw images, which need not be there.
+
+    Raises:
+        DataError: the raw images are those of another version of this program.
+    """
+    if raw["version"] != RAW_VERSION:
+        raise DataError(
+            f"{raw['uri']} was written by another version of this program", fix="run the download step again"
+        )
     name = fingerprint(
-        "shards", VERSION, raw["fingerprint"], config.shard_bytes, config.max_side, config.jpeg_quality,
-        config.min_box_side, config.decode_check,
+        "shards", VERSION, raw["fingerprint"], raw["content"], config.shard_bytes, config.max_side,
+        config.jpeg_quality, config.min_box_side, config.decode_check,
     )  # fmt: skip
     return storage.join(storage.absolute(data_root), "shards", name)
 
@@ -89,6 +98,8 @@ def shard_partition(
     """
     uri = place(raw, data_root, config)
     if storage.exists(storage.join(uri, "index.json")):
+        if partitions > 1:  # Of a single one `join` tells.
+            logger.info("shards of %s are there already: %s", raw["source"], uri)
         return
     storage.remove_stale(uri)
     there = storage.list_states(uri)

@@ -11,13 +11,14 @@ from PIL import Image
 
 from trainer import log, storage
 from trainer.data import pool
+from trainer.data.decoding import decode
 from trainer.data.explore import RawImages, Shards, open_view
-from trainer.data.loader import decode
 from trainer.data.shard_index import ShardDataset, parse_sample
 from trainer.errors import ConfigError, DataError, StorageError
 
 _BLOCK = 1024 * 1024
 _SHOWN = 20
+_UNDECODABLE = "cannot be decoded"
 
 
 @dataclass
@@ -88,11 +89,10 @@ def check(found: Verified) -> None:
         return
     shown = "".join(f"\n  {problem}" for problem in found.problems[:_SHOWN])
     more = f"\n  and {len(found.problems) - _SHOWN} more" if len(found.problems) > _SHOWN else ""
-    step = "shard" if found.kind == "shards" else "download"
-    raise DataError(
-        f"{found.uri}: {len(found.problems)} problems:{shown}{more}",
-        fix=f"delete this folder and run the {step} step again",
-    )
+    fix = f"delete this folder and run the {'shard' if found.kind == 'shards' else 'download'} step again"
+    if found.kind == "shards" and any(_UNDECODABLE in problem for problem in found.problems):
+        fix += ", with data.decode_check=true, which leaves out the images that cannot be decoded"
+    raise DataError(f"{found.uri}: {len(found.problems)} problems:{shown}{more}", fix=fix)
 
 
 def _shards(view: Shards, threads: int) -> Iterator[_Part]:
@@ -151,7 +151,7 @@ def _judge(row: np.void, data: bytes) -> str:
     try:
         decode(jpeg, record["width"], record["height"])
     except ValueError as error:
-        return f"cannot be decoded: {error}"
+        return f"{_UNDECODABLE}: {error}"
     return ""
 
 

@@ -60,20 +60,21 @@ def fused(function: _Function) -> _Function:
     """Let a function, of a tensor first, be compiled into one kernel once `choose` has decided so.
 
     Its arguments may change in every dimension without another compilation. Should the compiler
-    fail, that is logged once and the function goes on uncompiled.
+    fail, that is logged once and the function goes on uncompiled. It may round a * b + c once
+    instead of twice, which on a CPU takes a quarter off the focal loss.
     """
-    return _fused(function, ("cpu", "cuda"))
+    return _fused(function, ("cpu", "cuda"), {"cpp.enable_floating_point_contract_flag": "fast"})
 
 
 def fused_on_cpu(function: _Function) -> _Function:
     """Like `fused`, for results that must be right to the last bit: compiled for CPUs only.
 
-    On a GPU the compiler rounds a * b + c once instead of twice; on a CPU it does not.
+    On a GPU the compiler always rounds a * b + c once instead of twice; on a CPU it can be kept from it.
     """
-    return _fused(function, ("cpu",))
+    return _fused(function, ("cpu",), {"cpp.enable_floating_point_contract_flag": "off"})
 
 
-def _fused(function: _Function, device_types: tuple[str, ...]) -> _Function:
+def _fused(function: _Function, device_types: tuple[str, ...], options: dict[str, Any]) -> _Function:
     compiled: Callable[..., Any] | None = None
 
     @functools.wraps(function)
@@ -85,7 +86,7 @@ def _fused(function: _Function, device_types: tuple[str, ...]) -> _Function:
         from torch._dynamo.exc import TorchDynamoException
         from torch._inductor.exc import InductorError
 
-        compiled = compiled or torch.compile(function, dynamic=True, fullgraph=True)
+        compiled = compiled or torch.compile(function, dynamic=True, fullgraph=True, options=options)
         try:
             return compiled(*arguments)
         except (TorchDynamoException, InductorError) as error:

@@ -108,6 +108,16 @@ def test_an_empty_file_that_a_power_cut_left_is_fetched_again(make_coco, tmp_pat
     assert emptied.stat().st_size > 100
 
 
+def test_progress_counts_what_is_there_but_not_for_the_rate(make_coco, tmp_path, monkeypatch):
+    root = make_coco(train=["a.jpg", "b.jpg", "c.jpg"])
+    first = download(str(root), str(tmp_path / "data"), CONFIG)
+    shutil.rmtree(raw_folder(first))
+    monkeypatch.setenv("KUBEDET_PROGRESS", str(tmp_path / "events"))
+    assert download(str(root), str(tmp_path / "data"), CONFIG) == first
+    last = json.loads((tmp_path / "events").read_text().splitlines()[-1])
+    assert (last["done"], last["total"], last["end"], last["rate"]) == (3, 3, True, 0)
+
+
 def test_missing_images_are_recorded_and_left_out(make_coco, tmp_path):
     root = make_coco(train=[f"{number}.jpg" for number in range(20)], val=["v.jpg"])
     (root / "train" / "7.jpg").unlink()

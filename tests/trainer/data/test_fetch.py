@@ -16,6 +16,7 @@ from trainer import storage
 from trainer.config import DataConfig
 from trainer.data import problems as reasons
 from trainer.data.download import download, fetch_partition, join, plan
+from trainer.data.shards import shard
 from trainer.data.sources.coco import CocoSource
 from trainer.errors import DataError, StorageError
 from trainer.log import PROGRESS_FILE
@@ -56,6 +57,20 @@ def test_what_fails_is_tried_again_and_what_is_missing_is_not(make_coco, broken_
     manifest = download(str(root), str(tmp_path / "data"), config)
     assert reads["2.jpg"] == 4 and reads["1.jpg"] == 2 and reads["4.jpg"] == 1
     assert list(manifest["problems"]) == [reasons.IMAGE_MISSING]
+
+
+def test_images_that_came_later_are_in_other_shards(make_coco, broken_reads, tmp_path):
+    root = make_coco(train=[f"{number}.jpg" for number in range(20)])
+    config = replace(CONFIG, max_bad_fraction=0.1)
+    broken_reads({"2.jpg": 2})
+    first = download(str(root), str(tmp_path), config)
+    before = shard(first, str(tmp_path), config)
+    (Path(first["uri"]) / "manifest.json").unlink()
+    second = download(str(root), str(tmp_path), config)
+    after = shard(second, str(tmp_path), config)
+    assert first["uri"] == second["uri"] and before["uri"] != after["uri"]
+    counts = [sum(found["samples"] for found in index["splits"].values()) for index in (before, after)]
+    assert counts == [19, 20]
 
 
 def test_a_source_that_goes_down_ends_it_early_and_keeps_what_came(make_coco, broken_reads, tmp_path):
@@ -190,6 +205,25 @@ def test_a_killed_download_by_url_goes_on_where_it_was(image_server, make_jpeg, 
     assert [path.read_bytes() for path in images] == [
         make_jpeg(seed=int(path.name.partition("-")[0])) for path in images
     ]
+
+
+def test_partitions_tell_how_far_they_are_and_what_is_there(make_coco, tmp_path, monkeypatch, caplog):
+    root = make_coco(train=[f"{number}.jpg" for number in range(30)])
+    monkeypatch.setenv(PROGRESS_FILE, str(tmp_path / "progress"))
+    with caplog.at_level("INFO"):
+        planned = plan(str(root), str(tmp_path / "data"), CONFIG)
+        assert f"listed coco:{root}: 29 train, 1 val images in" in caplog.text
+        done = []
+        for number in range(3):
+            fetch_partition(planned, CONFIG, number, 3)
+            last = json.loads((tmp_path / "progress").read_text().splitlines()[-1])
+            assert last["done"] == last["total"] and last["end"]
+            done.append(last["done"])
+        assert sum(done) == 30
+        raw = join(planned, CONFIG, 3)
+        caplog.clear()
+        fetch_partition(planned, CONFIG, 1, 3)
+        assert f"are there already: {raw['uri']}" in caplog.text
 
 
 def test_partitions_that_failed_are_tried_again(make_coco, broken_reads, tmp_path):

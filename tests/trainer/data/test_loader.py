@@ -1,7 +1,6 @@
 """Batches: the same whatever the workers and ranks, complete, padded, and clear when data is broken."""
 
 import dataclasses
-import io
 import os
 import random
 import shutil
@@ -11,10 +10,10 @@ import sys
 
 import pytest
 import torch
-from PIL import Image
 
 from trainer.config import LoaderConfig
-from trainer.data.loader import EvalLoader, TrainLoader, decode, read_sample, targets
+from trainer.data.decoding import read_sample
+from trainer.data.loader import EvalLoader, TrainLoader, targets
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World
 from trainer.errors import DataError
@@ -30,7 +29,13 @@ def world(rank=0, size=1):
 def take(dataset, count, start=0, config=CONFIG, batch=4, whole=0, **place):
     here = world(**place)
     loader = TrainLoader(
-        dataset, config, global_batch=whole or batch * here.size, batch_size=batch, seed=5, world=here
+        dataset,
+        config,
+        global_batch=whole or batch * here.size,
+        batch_size=batch,
+        seed=5,
+        world=here,
+        max_bad_fraction=0.0,
     )
     batches = loader.batches(start)
     found = [next(batches) for _ in range(count)]
@@ -88,6 +93,24 @@ def test_uneven_shares_of_two_ranks_are_the_global_batch(dataset):
     assert [len(batch.image_ids) for batch in parts[1][:2]] == [1, 2]
 
 
+def test_a_batch_that_is_kept_stays_as_it_is_and_one_that_is_not_lends_its_memory(dataset):
+    loader = TrainLoader(
+        dataset, CONFIG, global_batch=4, batch_size=4, seed=5, world=world(), max_bad_fraction=0.0
+    )
+    batches = loader.batches(0)
+    kept = next(batches)
+    row, before = kept.images[2].numpy(), kept.images.clone()
+    places = {next(batches).images.data_ptr() for _ in range(20)}
+    assert torch.equal(kept.images, before) and kept.images.data_ptr() not in places
+    del kept
+    later = [next(batches) for _ in range(10)]
+    assert (row == before[2].numpy()).all(), "an array of a part holds the whole"
+    assert len(places) <= CONFIG.prefetch + 2
+    assert len({batch.images.data_ptr() for batch in later}) == 10
+    batches.close()
+    loader.close()
+
+
 def test_batches_are_padded_and_crowds_are_no_targets(dataset):
     for batch in take(dataset, 6):
         assert batch.images.dtype == torch.uint8 and batch.images.shape == (4, 3, 96, 96)
@@ -107,7 +130,7 @@ def test_evaluation_reads_every_image_once_over_all_ranks(dataset, size):
     read = [
         image_id
         for rank in range(size)
-        for batch in EvalLoader(dataset, CONFIG, batch_size=3, world=world(rank, size))
+        for batch in EvalLoader(dataset, CONFIG, batch_size=3, world=world(rank, size), max_bad_fraction=0.0)
         for image_id in batch.image_ids
     ]
     assert sorted(read) == sorted(dataset.image_ids.tolist())
@@ -118,19 +141,6 @@ def test_an_image_that_was_damaged_is_named(dataset, monkeypatch):
     monkeypatch.setattr(dataset, "read", lambda index: (data[:300], record))
     with pytest.raises(DataError, match=record["file_name"]):
         read_sample(dataset, 3)
-
-
-def test_an_image_is_decoded_at_half_its_size_where_that_is_enough():
-    buffer = io.BytesIO()
-    Image.linear_gradient("L").resize((203, 101)).convert("RGB").save(buffer, "JPEG", quality=95)
-    whole = decode(buffer.getvalue(), 203, 101)
-    for divisor in (2, 4, 8):
-        small = decode(buffer.getvalue(), 203, 101, divisor)
-        assert small.shape == (3, -(-101 // divisor), -(-203 // divisor))
-        means = torch.nn.functional.avg_pool2d(whole.float(), divisor)
-        assert (small[:, : means.shape[1], : means.shape[2]] - means).abs().max() < 4
-    with pytest.raises(ValueError, match="203x101"):
-        decode(buffer.getvalue(), 203, 100)
 
 
 READER = """
@@ -147,7 +157,7 @@ def read(uri, cache, start):
     dataset = ShardDataset(uri, "train", ShardCache(cache))
     loader = TrainLoader(
         dataset, LoaderConfig(image_size=96, workers=3, prefetch=2), global_batch=4, batch_size=4, seed=5,
-        world=World(0, 1, torch.device("cpu")),
+        world=World(0, 1, torch.device("cpu")), max_bad_fraction=0.0,
     )
     batches = loader.batches(4 * start)
     for number in range(start, 30):

@@ -45,6 +45,20 @@ def test_any_division_reads_the_same_global_batches(whole, world, batch):
         assert min(passes) >= 1 and max(passes) <= max(batch, 2)
 
 
+@pytest.mark.parametrize(
+    ("whole", "world", "batch"), [(16, 3, 4), (7, 2, 2), (32, 5, 4), (9, 4, 1), (8, 2, 4)]
+)
+def test_a_rank_has_the_same_one_or_two_batch_sizes_in_every_step(whole, world, batch):
+    # Compiled code and CUDA graphs are made for each size that occurs: few, and none new later on.
+    for rank in range(world):
+        steps = [
+            [len(part) for part in rank_positions(start, whole, batch, world_size=world, rank=rank)]
+            for start in range(0, 40 * whole, whole)
+        ]
+        assert all(sizes == steps[0] for sizes in steps)
+        assert max(steps[0]) - min(steps[0]) <= 1
+
+
 def test_accumulation_is_what_an_even_share_needs():
     assert forward_passes(24, 4, 2) == 3 and forward_passes(24, 4, 1) == 6 and forward_passes(24, 8, 3) == 1
 

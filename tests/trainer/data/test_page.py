@@ -15,6 +15,10 @@ def test_it_shows_counts_plots_and_what_was_left_out_and_needs_no_other_file(sha
     assert re.search(r"<td>train</td><td>24</td>\s*<td>\d+</td>", text)
     assert "&lt;script&gt;.jpg: cut off" in text and "<script>" not in text and "<b> $x" not in text
     assert not re.search(r'(?:src|href)="(?!#)', text)
+    # The table of classes: the most frequent in train first.
+    of_class = index["statistics"]["train"]["boxes_of_class"]
+    shown = [int(count) for count in re.findall(r"<tr><td>[^<]*</td><td>(\d+)</td>", text)[3:]]
+    assert shown[: len(of_class)] == sorted(of_class, reverse=True) and "<details open>" in text
 
 
 def test_of_many_classes_the_most_frequent_are_named():

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -180,6 +182,39 @@ def test_the_environment_says_where_and_how_much(monkeypatch, tmp_path):
         monkeypatch.setenv(LIMIT, wrong)
         with pytest.raises(ConfigError, match=LIMIT):
             ShardCache()
+
+
+@pytest.mark.parametrize(("free", "alone", "in_a_pod"), [(400, 100, 100), (150, 75, 50), (90, 45, 0)])
+def test_a_pod_leaves_its_node_what_keeps_it_from_evicting(monkeypatch, tmp_path, free, alone, in_a_pod):
+    disk = SimpleNamespace(total=500 * 10**9, free=free * 10**9)
+    monkeypatch.setattr(shard_cache.shutil, "disk_usage", lambda _: disk)
+    monkeypatch.delenv(LIMIT, raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert ShardCache(tmp_path).limit() == alone * 10**9
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert ShardCache(tmp_path).limit() == in_a_pod * 10**9
+    assert ShardCache(tmp_path, 80).limit() == 80, "what was asked for is taken as it is"
+
+
+def test_a_full_disk_ends_nothing_and_is_told(store, tmp_path, caplog):
+    many = shards(store, 2)
+    cache = ShardCache(tmp_path / "cache", 10 * SIZE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE // 2, limits[1]))  # The system refuses what is longer.
+    try:
+        assert [cache.fetch(*one) for one in many] == [Fetched.FULL] * 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not names(tmp_path / "cache") and not list((tmp_path / "cache").glob("*.part"))
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "cannot be written: File too large" in told and FOLDER in told
+    assert cache.fetch(*many[0]) is Fetched.THERE
+
+
+def test_a_folder_that_cannot_be_written_ends_nothing(store, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    assert ShardCache(tmp_path / "file" / "cache", 10 * SIZE).fetch(*shards(store, 1)[0]) is Fetched.FULL
+    assert "cannot be written: Not a directory" in caplog.text
 
 
 def test_a_last_use_is_noted(store, tmp_path):

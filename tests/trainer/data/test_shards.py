@@ -17,6 +17,7 @@ from trainer.data import problems as reasons
 from trainer.data import shard_writer, table
 from trainer.data.download import download, fetch_partition, plan
 from trainer.data.download import join as join_raw
+from trainer.data.fetch import read_report
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import join, shard, shard_partition
 from trainer.errors import DataError, StorageError
@@ -92,21 +93,35 @@ def test_the_result_does_not_depend_on_the_processes_nor_on_the_place(make_coco,
     assert {**one, "uri": ""} == {**other, "uri": ""}
 
 
-@pytest.mark.parametrize("partitions", [2, 3, 50])
+@pytest.mark.parametrize("partitions", [2, 7, 50])
 def test_the_result_does_not_depend_on_the_partitions(make_coco, tmp_path, monkeypatch, partitions):
     monkeypatch.setattr(table, "BLOCK", 7)
-    root = make_coco(train=[f"{number}.jpg" for number in range(20)], val=["v.jpg"])
-    whole = made(root, tmp_path / "whole")
-    planned = plan(str(root), str(tmp_path / "parts"), CONFIG)
+    config = replace(CONFIG, max_bad_fraction=0.6)
+    root = make_coco(train=[f"{number}.jpg" for number in range(40)], val=["v.jpg"])
+    (root / "train" / "33.jpg").write_bytes(b"no image")
+    plans = [plan(str(root), str(tmp_path / name), config) for name in ("whole", "parts")]
+    for number in range(0, 24, 2):  # More than there are examples of a problem.
+        (root / "train" / f"{number}.jpg").unlink()
+    fetch_partition(plans[0], config)
+    raw_whole = join_raw(plans[0], config)
+    whole = shard(raw_whole, str(tmp_path / "whole"), config)
     for number in reversed(range(partitions)):
-        fetch_partition(planned, CONFIG, number, partitions)
-    raw = join_raw(planned, CONFIG, partitions)
+        fetch_partition(plans[1], config, number, partitions)
+    raw = join_raw(plans[1], config, partitions)
+    assert {**raw, "uri": "", "images": ""} == {**raw_whole, "uri": "", "images": ""}
+    for name in ("failed.csv", "sizes.npy", "train.parquet"):
+        assert (Path(raw["uri"]) / name).read_bytes() == (Path(raw_whole["uri"]) / name).read_bytes()
+    reports = [len(read_report(str(path))[0]) for path in (Path(raw["uri"]) / "fetched").iterdir()]
+    assert sum(reports) == 41 and len(reports) == partitions  # Each image is one partition's.
     with pytest.raises(DataError, match="is missing"):
-        join(raw, str(tmp_path / "parts"), CONFIG)
+        join(raw, str(tmp_path / "parts"), config)
+    written = []
     for number in reversed(range(partitions)):
-        shard_partition(raw, str(tmp_path / "parts"), CONFIG, number, partitions)
-    index = join(raw, str(tmp_path / "parts"), CONFIG)
-    assert len(index["splits"]["train"]["shards"]) > 3
+        shard_partition(raw, str(tmp_path / "parts"), config, number, partitions)
+        written.append(len(list((tmp_path / "parts" / "shards").rglob("*.tar"))))
+    assert written[0] < written[-1]
+    index = join(raw, str(tmp_path / "parts"), config)
+    assert len(index["splits"]["train"]["shards"]) > 3 and len(index["quarantined"]) == 1
     assert {**whole, "uri": ""} == {**index, "uri": ""}
     first, second = contents(whole), contents(index)
     assert first.pop("index.json") != b"" and second.pop("index.json") != b""
@@ -137,6 +152,13 @@ def test_what_changes_the_fingerprint(make_coco, tmp_path):
     others = [replace(CONFIG, shard_bytes=1), replace(CONFIG, max_side=20), replace(CONFIG, jpeg_quality=50)]
     assert len({made(root, tmp_path, config)["fingerprint"] for config in same}) == 1
     assert len({made(root, tmp_path, config)["fingerprint"] for config in same + others}) == 4
+
+
+def test_raw_images_of_another_version_are_refused(make_coco, tmp_path):
+    raw = download(str(make_coco(train=["a.jpg", "b.jpg"])), str(tmp_path), CONFIG)
+    with pytest.raises(DataError, match="another version") as caught:
+        shard(raw | {"version": 3}, str(tmp_path), CONFIG)
+    assert "download step" in caught.value.fix
 
 
 def test_bad_boxes_are_dropped_clipped_and_told(make_coco, edit_json, tmp_path):

@@ -1,15 +1,22 @@
 """Geometry and colour of a sample, followed on pictures whose answer is known."""
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 from trainer.config import LoaderConfig
-from trainer.data.transforms import FILL, Sample, color_map, letterbox, move_boxes, random_view, render
+from trainer.data.transforms import FILL, color_map, letterbox, move_boxes, random_view, render
 
 CONFIG = LoaderConfig(image_size=96, flip=0.0)
+
+
+class Sample(NamedTuple):
+    image: torch.Tensor
+    boxes: np.ndarray
+    labels: np.ndarray
 
 
 def augment(image, boxes, labels, config, generator):
@@ -17,9 +24,9 @@ def augment(image, boxes, labels, config, generator):
     # What a decoder that divides the sides gives, nearly: means of squares.
     small = torch.nn.functional.avg_pool2d(image.float(), view.divisor, ceil_mode=True).to(torch.uint8)
     pixels = np.empty((config.image_size, config.image_size, 3), np.uint8)
-    render(small, view, pixels)
+    render(small.flip(0) if view.flip else small, view, pixels)
     square = torch.from_numpy(pixels).permute(2, 0, 1)
-    return Sample(square, *move_boxes(boxes, labels, view, config.image_size), view.scale)
+    return Sample(square, *move_boxes(boxes, labels, view, config.image_size))
 
 
 def picture(height, width, box):
@@ -61,6 +68,19 @@ def test_flips_move_the_box_to_the_other_side():
     config = dataclasses.replace(CONFIG, flip=1.0, flip_vertical=1.0)
     sample = augment(image, boxes, labels, config, np.random.default_rng(0))
     assert sample.boxes.tolist() == [[76.0, 86.0, 96.0, 96.0]]
+
+
+@pytest.mark.parametrize("flips", [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_every_pixel_and_channel_is_where_the_flips_put_it(flips):
+    image = torch.randint(0, 256, (3, 50, 96), dtype=torch.uint8, generator=torch.manual_seed(0))
+    config = dataclasses.replace(CONFIG, flip=float(flips[0]), flip_vertical=float(flips[1]))
+    sample = augment(image, np.zeros((0, 4), np.float32), np.zeros(0, np.int64), config,
+                     np.random.default_rng(0))  # fmt: skip
+    square = sample.image.flip([axis for axis, flip in ((2, flips[0]), (1, flips[1])) if flip])
+    top = next(row for row in range(96) if (square[:, row] != FILL).any())
+    assert torch.equal(square[:, top : top + 50], image)
+    square[:, top : top + 50] = FILL
+    assert (square == FILL).all()
 
 
 def test_a_box_that_is_cropped_away_is_dropped_with_its_label():

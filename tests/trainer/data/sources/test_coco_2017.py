@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faulty_store import Proxy, go_away
 
 from trainer import storage
 from trainer.config import DataConfig
 from trainer.data import problems as reasons
 from trainer.data import sources
-from trainer.data.download import download
+from trainer.data.download import download, fetch_partition, join, plan
 from trainer.data.sources.base import Category
 from trainer.data.sources.coco_2017 import ANNOTATIONS, Coco2017Source
 from trainer.data.table import Table
@@ -105,6 +106,39 @@ def test_images_come_one_by_one_from_zips_on_a_server(server, mirror, tmp_path):
     largest = [length for path, length in answers if path == "/zips/train2017.zip"]
     assert 12 <= len(largest) <= 18
     assert download(f"coco:2017,base={address}", str(tmp_path / "data"), CONFIG) == raw
+
+
+FAULTS = {
+    "busy": ("status", {"times": 8}),
+    "reset": ("drop", {"times": 8}),
+    "cut": ("cut", {"times": 6, "after": 100}),
+    "short": ("short", {"times": 6, "after": 100}),
+    "corrupt": ("corrupt", {"times": 6, "after": 300}),
+    "stall": ("stall", {"times": 3, "after": 100}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [*FAULTS, "death"])
+def test_a_server_of_zips_that_fails_now_and_then(kind, server, mirror, hurried, tmp_path):
+    hurried(first=10.0)
+    calm = download(f"coco:2017,base={mirror}", str(tmp_path / "calm"), CONFIG)
+    proxy = Proxy(server[0], mirror)
+    planned = plan(f"coco:2017,base={proxy.url}", str(tmp_path / "data"), CONFIG)
+    asked = len(proxy.requests)
+    if kind == "death":
+        go_away(proxy, 5, 0.3)
+    else:
+        proxy.fail(FAULTS[kind][0], **FAULTS[kind][1])
+    fetch_partition(planned, CONFIG)
+    raw = join(planned, CONFIG)
+    proxy.stop()
+    assert raw["problems"] == {} and raw["splits"] == calm["splits"] and proxy.faults == []
+    assert len(proxy.requests) >= asked + 16
+    found, wanted = (
+        {path.name.partition("-")[0]: path.read_bytes() for path in Path(made["images"]).rglob("*.jpg")}
+        for made in (raw, calm)
+    )
+    assert found == wanted and len(found) == 16
 
 
 def test_a_changed_zip_fetches_what_changed(mirror, make_jpeg, tmp_path):

@@ -1,19 +1,10 @@
-import csv
-import http.server
 import json
-import shutil
-import threading
-from functools import partial
 from pathlib import Path
 
 import pytest
+from openimages_mirror import BOX_COLUMNS, BOX_ROWS, IDS, MIDS, box, source, write_csv
 
-from trainer.config import DataConfig
-from trainer.data import problems as reasons
 from trainer.data import sources
-from trainer.data.download import download
-from trainer.data.shard_index import ShardDataset
-from trainer.data.shards import shard
 from trainer.data.sources import openimages_csv
 from trainer.data.sources.base import UNKNOWN
 from trainer.data.sources.openimages import (
@@ -21,90 +12,9 @@ from trainer.data.sources.openimages import (
     DESCRIPTIONS,
     HIERARCHY,
     LABELS,
-    ROTATIONS,
-    OpenImagesSource,
 )
 from trainer.data.sources.openimages_mlperf import CLASSES
 from trainer.errors import DataError
-from trainer.evaluation.openimages import image_labels
-
-BOX_COLUMNS = [
-    "ImageID", "Source", "LabelName", "Confidence", "XMin", "XMax", "YMin", "YMax",
-    "IsOccluded", "IsTruncated", "IsGroupOf", "IsDepiction", "IsInside",
-]  # fmt: skip
-CLICKS = [f"XClick{number}{axis}" for axis in "XY" for number in (1, 2, 3, 4)]
-MIDS = {
-    "Animal": "/m/0jbk", "Cat": "/m/01yrx", "Dog": "/m/0bt9lr", "Person": "/m/01g317", "Man": "/m/04yx4",
-    "Tree, large": "/m/07j7r",
-}  # fmt: skip
-BELOW = {
-    "/m/0bl9f": ["Animal", "Person", "Tree, large"], "Animal": ["Cat", "Dog"], "Person": ["Man"],
-}  # fmt: skip
-IDS = {
-    "train": ["000002b66c9c498e", "000002b97e5471a0", "000002c707c9895e", "0000048549557964"],
-    "validation": ["0001eeaf4aed83f9", "00075905539074f2", "0007cebe1b2ba653"],
-    "test": ["000026e7ee790996", "000062a39995e348"],
-}
-
-
-def box(image_id: str, name: str, corners=(0.1, 0.6, 0.2, 0.9), group: int = 0) -> list[object]:
-    return [image_id, "xclick", MIDS.get(name, name), 1, *corners, 0, 1, group, 0, -1]
-
-
-def write_csv(path: Path, header: list[str], rows: list[list[object]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
-
-
-def hierarchy(name: str) -> dict:
-    node: dict = {"LabelName": MIDS.get(name, name)}
-    if name in BELOW:
-        node["Subcategory"] = [hierarchy(child) for child in BELOW[name]]
-    return node
-
-
-BOX_ROWS = {
-    "train": [
-        box(IDS["train"][0], "Cat"), box(IDS["train"][0], "Man", (0.5, 0.75, 0.25, 0.5), 1),
-        box(IDS["train"][1], "Dog"), box(IDS["train"][2], "Tree, large"), box(IDS["train"][3], "Animal"),
-    ],
-    "validation": [box(IDS["validation"][0], "Cat"), box(IDS["validation"][1], "Person")],
-    "test": [box(IDS["test"][0], "Cat"), box(IDS["test"][1], "Dog"), box(IDS["test"][1], "/m/unheard")],
-}  # fmt: skip
-
-
-@pytest.fixture
-def mirror(tmp_path, make_jpeg) -> Path:
-    """The files of Open Images under base/ in their places, and pixels/<split>/<id>.jpg of 40x30."""
-    base = tmp_path / "base"
-    write_csv(base / DESCRIPTIONS, ["LabelName", "DisplayName"], [[mid, name] for name, mid in MIDS.items()])
-    (base / HIERARCHY).parent.mkdir()
-    (base / HIERARCHY).write_text(json.dumps(hierarchy("/m/0bl9f")))
-    for split, rows in BOX_ROWS.items():
-        clicks = CLICKS if split == "train" else []
-        write_csv(base / BOXES[split], BOX_COLUMNS + clicks, [row + [0.5] * len(clicks) for row in rows])
-        ids = [[image_id, 90.0 * number] for number, image_id in enumerate(IDS[split])]
-        ids[-1][1] = ""
-        write_csv(base / ROTATIONS[split], ["ImageID", "Rotation"], ids)
-        for number, image_id in enumerate(IDS[split]):
-            path = tmp_path / "pixels" / split / f"{image_id}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(make_jpeg(seed=number))
-    for split, path in LABELS.items():
-        said = [[image_id, "verification", MIDS["Dog"], 0] for image_id in IDS[split]]
-        said += [[IDS[split][0], "verification", MIDS["Cat"], 1], [IDS[split][0], "x", "/m/other", 1]]
-        said.append([IDS[split][-1], "verification", MIDS["Animal"], 0])
-        write_csv(base / path, ["ImageID", "Source", "LabelName", "Confidence"], said)
-    return tmp_path
-
-
-def source(mirror: Path | str, text: str = "") -> OpenImagesSource:
-    found = sources.parse(f"openimages:base={mirror}/base/,pixels={mirror}/pixels,{text}")
-    assert isinstance(found, OpenImagesSource)
-    return found
 
 
 def rows_of(mirror: Path | str, text: str = "") -> dict[str, list[dict]]:
@@ -155,26 +65,6 @@ def test_the_hierarchy_gives_boxes_of_the_classes_above(mirror):
     # What is in the image holds for the classes above, what is not for those below.
     first, _, last = (json.loads(row["extra"])["verified"] for row in found["val"])
     assert first == {"Cat": 1, "Animal": 1, "Dog": 0} and last == {"Animal": 0, "Cat": 0, "Dog": 0}
-
-
-def test_evaluation_learns_the_hierarchy_of_the_classes_kept(mirror, tmp_path):
-    config = DataConfig(processes=1, max_bad_fraction=0.5, classes=["Dog", "Cat", "Animal", "Tree, large"])
-    raw = download(source(mirror).uri, str(tmp_path / "data"), config)
-    index = shard(raw, str(tmp_path / "data"), config)
-    assert raw["hierarchy"] == index["hierarchy"] == {"0": [2], "1": [2]}
-    for split in ("train", "test"):
-        truth = ShardDataset(index["uri"], split).annotations()
-        assert truth["hierarchy"] == {"0": [2], "1": [2]}
-        assert [one["original_id"] for one in truth["categories"]] == [
-            MIDS[name] for name in config.classes
-        ]  # fmt: skip
-    # An object is one box; what is verified holds above and below: Cat is there, Dog not, Animal not.
-    assert [len(truth["annotations"]), *(image["verified"] for image in truth["images"])] == [
-        2, [0, 1, 2], [0, 1, 2],
-    ]  # fmt: skip
-    labels_of, above = image_labels(truth)
-    assert labels_of is not None and above == {0: [2], 1: [2]}
-    assert image_labels(ShardDataset(index["uri"], "train").annotations())[0] is None
 
 
 def test_rotation_becomes_an_orientation(mirror):
@@ -272,93 +162,3 @@ def test_the_state_follows_the_files(mirror):
         file.write(",".join(map(str, box("ffffffffffffffff", "Cat"))) + "\n")
     states.append(source(mirror).listing().state)
     assert states[0] == states[1] != states[2]
-
-
-def test_from_a_mirror_in_an_object_store_to_shards(mirror, bucket):
-    for folder in ("base", "pixels"):
-        for path in (mirror / folder).rglob("*.*"):
-            target = bucket / path.relative_to(mirror)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(path.read_bytes())
-    config = DataConfig(processes=1, max_bad_fraction=0.5, classes=["/m/01yrx", "Dog"])
-    text = "openimages:base=s3://bucket/base,pixels=s3://bucket/pixels,rotation=apply,hierarchy=expand"
-    raw = download(text, str(mirror / "data"), config)
-    assert raw["categories"] == [
-        {"id": 0, "name": "Cat", "original_id": "/m/01yrx"},
-        {"id": 1, "name": "Dog", "original_id": "/m/0bt9lr"},
-    ]
-    assert {split: counts["images"] for split, counts in raw["splits"].items()} == {
-        "train": 2, "val": 1, "test": 2,
-    }  # fmt: skip
-    assert raw["problems"][reasons.IMAGE_WITHOUT_BOXES]["count"] == 4
-    uri = shard(raw, str(mirror / "data"), config)["uri"]
-    # Evaluation reads the ids of the verified classes: Cat in the first image, Dog in both not.
-    assert [image["verified"] for image in ShardDataset(uri, "test").annotations()["images"]] == [
-        [0, 1],
-        [0, 1],
-    ]
-    data = ShardDataset(uri, "train")
-    samples = {sample["file_name"]: sample for _, sample in map(data.read, range(len(data)))}
-    upright, turned = (samples[f"{image_id}.jpg"] for image_id in IDS["train"][:2])
-    assert (upright["width"], upright["height"], turned["width"], turned["height"]) == (40, 30, 30, 40)
-    (found,) = (item["bbox"] for item in upright["annotations"])
-    assert found == pytest.approx([4, 6, 20, 21])
-    (found,) = (item["bbox"] for item in turned["annotations"])
-    assert found == pytest.approx([6, 16, 21, 20])  # 90 degrees counter-clockwise: y, and width - x - w
-    assert upright["original_id"] == IDS["train"][0]
-
-
-def test_from_a_mirror_on_the_web(mirror, monkeypatch, tmp_path):
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    (mirror / "pixels" / "train" / f"{IDS['train'][2]}.jpg").unlink()
-    handler = partial(QuietHandler, directory=str(mirror))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
-        threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
-        config = DataConfig(max_bad_fraction=0.5)
-        raw = download(source(f"http://127.0.0.1:{httpd.server_port}").uri, str(tmp_path / "data"), config)
-        httpd.shutdown()
-    counts = {split: found["images"] for split, found in raw["splits"].items()}
-    assert (
-        counts == {"train": 3, "val": 2, "test": 2} and raw["problems"][reasons.IMAGE_MISSING]["count"] == 1
-    )
-    (found,) = Path(raw["images"]).rglob(f"{IDS['test'][1]}-*.jpg")
-    assert found.read_bytes() == (mirror / "pixels" / "test" / f"{IDS['test'][1]}.jpg").read_bytes()
-
-
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-def test_images_and_empty_images(mirror):
-    counts = {}
-    for name, config in {
-        "auto": DataConfig(classes=["Cat"]), "keep": DataConfig(classes=["Cat"], empty_images="keep"),
-        "one": DataConfig(max_images=1),
-    }.items():  # fmt: skip
-        raw = download(source(mirror).uri, str(mirror / "data"), config)
-        counts[name] = {split: found["images"] for split, found in raw["splits"].items()}
-    assert counts == {
-        "auto": {"train": 1, "val": 1, "test": 1}, "keep": {"train": 4, "val": 3, "test": 2},
-        "one": {"train": 1, "val": 1, "test": 1},
-    }  # fmt: skip
-
-
-def test_more_images_and_other_parts_fetch_only_what_is_new(mirror):
-    config = DataConfig(val_fraction=0.5)
-    ids = mirror / "ids.txt"
-    ids.write_text("\n".join(f"train/{image_id}" for image_id in IDS["train"][:2]))
-    found = []
-    for text in (f"images={ids}", "splits=train", "splits=train,hierarchy=expand"):
-        raw = download(source(mirror, text).uri, str(mirror / "data"), config)
-        found.append({path.name: path.stat().st_mtime_ns for path in Path(raw["images"]).rglob("*.jpg")})
-    assert list(map(len, found)) == [2, 4, 4] and found[0].items() < found[1].items() == found[2].items()
-    row = box("0000ffffffffffff", "Cat") + [0.5] * len(CLICKS)
-    with (mirror / "base" / BOXES["train"]).open("a") as file:
-        file.write(",".join(map(str, row)) + "\n")
-    shutil.copy(mirror / "pixels/train" / f"{IDS['train'][0]}.jpg", mirror / "pixels/train" / f"{row[0]}.jpg")
-    after = download(source(mirror, "splits=train").uri, str(mirror / "data"), config)
-    assert after["splits"]["train"]["images"] + after["splits"]["val"]["images"] == 5
-    new = {path.name: path.stat().st_mtime_ns for path in Path(after["images"]).rglob("*.jpg")}
-    assert len(new) == 5 and found[2].items() < new.items()

@@ -4,6 +4,7 @@ import pytest
 
 from trainer.data import problems as reasons
 from trainer.data import sources
+from trainer.data.sources import voc
 from trainer.data.sources.base import UNKNOWN
 from trainer.data.sources.voc import VocSource
 from trainer.errors import DataError
@@ -168,3 +169,22 @@ def test_a_folder_that_is_not_voc(tmp_path):
     (tmp_path / "Annotations" / "a.xml").write_text(xml(obj()))
     with pytest.raises(DataError, match="no images in JPEGImages"):
         sources.parse(f"voc:{tmp_path}").listing()
+
+
+def test_the_state_does_not_depend_on_which_file_is_read_first(make_voc, monkeypatch):
+    root = make_voc({f"{number}": xml(obj()) for number in range(5)})
+    listing = VocSource(str(root)).listing()
+    run = voc.pool.run
+    monkeypatch.setattr(voc, "_BATCH", 2)
+    monkeypatch.setattr(voc.pool, "run", lambda *given, **named: reversed(list(run(*given, **named))))
+    again = VocSource(str(root)).listing()
+    assert again.state == listing.state
+    assert [entry.file_name for entry in again.splits["train"]] == [f"{number}.jpg" for number in range(5)]
+
+
+def test_of_two_files_of_a_stem_the_annotation_names_one(make_voc, make_jpeg):
+    annotation = xml(obj()).replace("x.jpg", "a.png")
+    root = make_voc({"a": annotation, "b": annotation})
+    for name in ("a.png", "b.bmp"):
+        (root / "JPEGImages" / name).write_bytes(make_jpeg(seed=9))
+    assert [entry.file_name for entry in entries(root)] == ["a.png", "b.bmp"]

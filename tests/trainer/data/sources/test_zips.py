@@ -1,6 +1,7 @@
 import os
 import stat
 import struct
+import tracemalloc
 import zipfile
 import zlib
 from pathlib import Path
@@ -139,6 +140,20 @@ def test_a_bomb_is_refused_before_it_is_unpacked(made):
         archive.writestr("a/bomb.jpg", bytes(17 * 2**20))
     with pytest.raises(DataError, match=r"refused 'a/bomb.jpg' .*17,825,792 bytes are packed into"):
         Zip(str(made))
+
+
+def test_a_bomb_that_says_to_be_small_is_not_unpacked(made):
+    with zipfile.ZipFile(made, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/bomb.jpg", bytes(8 * 2**20))
+    patch(made, b"a/bomb.jpg", 24, "<L", 10)
+    found = Zip(str(made))
+    tracemalloc.start()
+    try:
+        with pytest.raises(StorageError, match="its checksum is another one"):
+            found.read("a/bomb.jpg")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_member_is_read_as_a_stream(made, bucket):

@@ -1,0 +1,108 @@
+"""What the page about data says is what the program does."""
+
+import dataclasses
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from minio.lifecycleconfig import LifecycleConfig
+from minio.xml import unmarshal
+
+from pipelines import cli
+from trainer import recipes
+from trainer.config import DataConfig
+from trainer.configuration import parse_overrides
+from trainer.data import problems, shard_cache, sources
+from trainer.data.sources.openimages import OpenImagesSource
+
+TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+COMMANDS = [
+    line for block in re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines()
+]
+SHARDS = "data_root/shards/0123abcd"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, shards):
+    """A folder in which the page's names are: a COCO and a VOC set, and shards."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "VOCdevkit" / "VOC2012").mkdir(parents=True)
+    (tmp_path / "VOCdevkit" / "VOC2012" / "x").touch()
+    (tmp_path / "mine" / "annotations").mkdir(parents=True)
+    image = {"id": 1, "file_name": "a.jpg", "width": 9, "height": 9, "coco_url": "http://x/a.jpg"}
+    box = {"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}
+    form = {"images": [image], "annotations": [box], "categories": [{"id": 1, "name": "cat"}]}
+    (tmp_path / "mine" / "annotations" / "instances_train.json").write_text(json.dumps(form))
+    shutil.copytree(shards, tmp_path / SHARDS)
+    return tmp_path
+
+
+def rows(begin: str, end: str) -> dict[str, str]:
+    """First and second column of the tables between two headings."""
+    part = TEXT[TEXT.index(begin) : TEXT.index(end)]
+    found = re.findall(r"^\| `?([^`|]+?)`? \| (.*?) \|", part, re.MULTILINE)
+    return {
+        name: text for name, text in found if name not in ("parameter", "key", "reason", "variable", "---")
+    }
+
+
+def test_runs_name_sources_recipes_and_keys_that_exist(folder):
+    seen = []
+    for command in COMMANDS:
+        words = shlex.split(command)
+        if words[:2] in (["kubedet", "run"], ["kubedet", "submit"]):
+            options = cli._parser().parse_args(words[1:])
+            seen.append(sources.parse(options.source))
+            recipes.load(options.recipe, parse_overrides(options.overrides))
+    assert len(seen) >= 13 and len({type(source) for source in seen}) == 5
+
+
+def test_commands_that_look_at_data_work(folder, capsys):
+    looked = [shlex.split(command) for command in COMMANDS if command.startswith("kubedet data")]
+    assert len(looked) == 5
+    for words in looked:
+        assert cli.main(words[1:]) == 0, words
+    assert (folder / "sheet.png").stat().st_size > 1000
+    assert "all is well" in capsys.readouterr().out
+
+
+def test_shards_are_read_by_other_programs(folder):
+    (listing,) = (command for command in COMMANDS if command.startswith("tar "))
+    names = subprocess.run(shlex.split(listing), check=True, capture_output=True, text=True).stdout.split()
+    assert [Path(name).suffix for name in names] == [".jpg", ".json"] * (len(names) // 2)
+    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert len(done.stdout.splitlines()) > 20
+
+
+def test_its_tables_are_whole():
+    parameters = rows("### Open Images V7", "### COCO 2017")
+    fields = {field.name: field.default for field in dataclasses.fields(OpenImagesSource)}
+    assert parameters.keys() == fields.keys()
+    for name in ("splits", "subset", "hierarchy", "rotation", "labels"):
+        assert parameters[name] == f"`{fields[name]}`"
+    keys = {name.removeprefix("data.") for name in rows("## What is taken", "## What is missing")}
+    known = {field.name for field in dataclasses.fields(DataConfig)}
+    assert keys < known and known - keys == {"jpeg_quality", "processes", "threads"}
+    assert set(re.findall(r"`data\.(\w+)", TEXT)) == known
+    assert tuple(rows("## What is missing", "## Again and")) == problems.BAD_IMAGES
+    assert set(rows("## Copies of shards", "## Looking at")) == {shard_cache.FOLDER, shard_cache.LIMIT}
+
+
+def test_the_rule_of_the_bucket_is_one():
+    (text,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
+    (rule,) = json.loads(text)["Rules"]
+    days = rule["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"]
+    form = (
+        f"<LifecycleConfiguration><Rule><ID>{rule['ID']}</ID><Status>{rule['Status']}</Status>"
+        f"<Filter><Prefix>{rule['Filter']['Prefix']}</Prefix></Filter><AbortIncompleteMultipartUpload>"
+        f"<DaysAfterInitiation>{days}</DaysAfterInitiation></AbortIncompleteMultipartUpload>"
+        "</Rule></LifecycleConfiguration>"
+    )
+    (read,) = unmarshal(LifecycleConfig, form).rules
+    assert read.abort_incomplete_multipart_upload.days_after_initiation == 2

@@ -1,0 +1,170 @@
+"""Images that are damaged inside: named, counted, the same on every rank, and no end unless they are many."""
+
+import io
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from trainer.config import DataConfig, LoaderConfig
+from trainer.data import jpeg
+from trainer.data.decoding import Decoder, decode, read_sample
+from trainer.data.download import download
+from trainer.data.loader import EvalLoader, TrainLoader
+from trainer.data.shard_index import ShardDataset
+from trainer.data.shards import shard
+from trainer.data.transforms import FILL
+from trainer.data.verification import check, verify
+from trainer.distributed import World
+from trainer.errors import DataError
+
+DATA = DataConfig(val_fraction=0.0, processes=1, threads=1)
+CONFIG = LoaderConfig(image_size=96, workers=2, prefetch=2)
+SCAN, TABLE = "3.jpg", "5.jpg"
+
+
+def half_lost(data):
+    """What a picture is of whose second half something wrote over: its headers and its end are sound."""
+    middle = (jpeg.parse(data).scan + len(data)) // 2
+    return data[:middle] + bytes(len(data) - 2 - middle) + data[-2:]
+
+
+def without_a_table(data):
+    """Its first Huffman table says that there are more codes of one bit than there can be."""
+    broken = bytearray(data)
+    broken[data.index(b"\xff\xc4") + 5] = 200
+    return bytes(broken)
+
+
+@pytest.fixture
+def source(make_coco):
+    names = [f"{number}.jpg" for number in range(12)]
+    root = make_coco(train=names)
+    for name, harm in ((SCAN, half_lost), (TABLE, without_a_table)):
+        path = root / "train" / name
+        path.write_bytes(harm(path.read_bytes()))
+    return root
+
+
+@pytest.fixture
+def dataset(source, tmp_path):
+    return ShardDataset(made(source, tmp_path, DATA), "train")
+
+
+def made(source, tmp_path, config):
+    return shard(download(f"coco:{source}", str(tmp_path / "data"), config), str(tmp_path / "data"), config)[
+        "uri"
+    ]
+
+
+def named(dataset):
+    """Indices of the samples by name."""
+    return {dataset.read(index)[1]["file_name"]: index for index in range(len(dataset))}
+
+
+def an_epoch(dataset, *, max_bad_fraction=0.2, world=1, workers=2):
+    """Pixels and boxes of all samples by image id, read by so many ranks."""
+    found = {}
+    for rank in range(world):
+        loader = TrainLoader(
+            dataset, replace(CONFIG, workers=workers), global_batch=4, batch_size=4, seed=1,
+            world=World(rank, world, torch.device("cpu")), max_bad_fraction=max_bad_fraction,
+        )  # fmt: skip
+        batches = loader.batches(0)
+        try:
+            for _ in range(3):
+                batch = next(batches)
+                for row, image_id in enumerate(batch.image_ids):
+                    found[image_id] = (batch.images[row].clone(), (batch.labels[row] >= 0).sum().item())
+        finally:
+            batches.close()
+            loader.close()
+    return found
+
+
+def test_training_goes_on_and_names_them_once(dataset, caplog):
+    names = named(dataset)
+    found = an_epoch(dataset)
+    an_epoch(dataset)
+    assert len(found) == 12
+    pixels, boxes = found[dataset.image_ids[names[TABLE]]]
+    assert (pixels == FILL).all() and boxes == 0
+    pixels, boxes = found[dataset.image_ids[names[SCAN]]]
+    assert (pixels != FILL).any() and boxes == 2
+    told = sorted(record.getMessage() for record in caplog.records if "damaged image" in record.getMessage())
+    assert len(told) == 4, "once by each loader"
+    assert re.search(rf"{SCAN} in train-00000\.tar: .+; it is used as far as it can be decoded", told[0])
+    assert re.search(rf"{TABLE} in train-00000\.tar: .*; an empty picture takes its place", told[2])
+
+
+def test_they_are_the_same_at_any_number_of_ranks_and_workers(dataset):
+    alone, shared = an_epoch(dataset), an_epoch(dataset, world=2, workers=1)
+    assert alone.keys() == shared.keys()
+    for image_id, (pixels, boxes) in alone.items():
+        assert torch.equal(pixels, shared[image_id][0]) and boxes == shared[image_id][1]
+
+
+def test_too_many_end_the_run_with_their_names(dataset):
+    with pytest.raises(DataError, match=r"2 of 12 images of train .*max_bad_fraction 0\.1 allows") as caught:
+        an_epoch(dataset, max_bad_fraction=0.1)
+    assert SCAN in caught.value.message and TABLE in caught.value.message
+    assert "data.decode_check=true" in caught.value.fix
+
+
+def test_evaluation_goes_on_too(dataset):
+    loader = EvalLoader(
+        dataset, CONFIG, batch_size=5, world=World(0, 1, torch.device("cpu")), max_bad_fraction=0.2
+    )
+    assert sum(len(batch.image_ids) for batch in loader) == 12
+
+
+def test_full_decoding_when_sharded_leaves_them_out(source, tmp_path):
+    config = replace(DATA, decode_check=True, max_bad_fraction=0.2)
+    dataset = ShardDataset(made(source, tmp_path, config), "train")
+    assert sorted(named(dataset)) == sorted(f"{n}.jpg" for n in range(12) if f"{n}.jpg" not in (SCAN, TABLE))
+    an_epoch(dataset, max_bad_fraction=0.0)
+
+
+def test_verifying_names_them_and_what_leaves_them_out(dataset):
+    found = verify(dataset.uri)
+    assert len(found.problems) == 2 and all("cannot be decoded" in problem for problem in found.problems)
+    with pytest.raises(DataError) as caught:
+        check(found)
+    assert "data.decode_check=true" in caught.value.fix
+
+
+def test_no_more_than_some_are_named_in_the_log(dataset, caplog, monkeypatch):
+    monkeypatch.setattr("trainer.data.decoding._NAMED", 3)
+    decoder = Decoder(dataset, 1.0)
+    for index in range(6):
+        record = dataset.read(index)[1]
+        assert decoder.decode(index, b"no picture", record) is None
+    assert len(caplog.records) == 3
+    assert "kubedet data verify" in caplog.records[-1].getMessage()
+
+
+def test_one_sample_that_is_asked_for_is_an_error_that_names_it(dataset):
+    with pytest.raises(DataError, match=rf"image {SCAN} in the shards at .* cannot be decoded"):
+        read_sample(dataset, named(dataset)[SCAN])
+
+
+def test_an_image_is_decoded_at_half_its_size_where_that_is_enough():
+    buffer = io.BytesIO()
+    Image.linear_gradient("L").resize((203, 101)).convert("RGB").save(buffer, "JPEG", quality=95)
+    whole = decode(buffer.getvalue(), 203, 101)
+    for divisor in (2, 4, 8):
+        small = decode(buffer.getvalue(), 203, 101, divisor)
+        assert small.shape == (3, -(-101 // divisor), -(-203 // divisor))
+        means = torch.nn.functional.avg_pool2d(whole.float(), divisor)
+        assert (small[:, : means.shape[1], : means.shape[2]] - means).abs().max() < 4
+    with pytest.raises(ValueError, match="203x101"):
+        decode(buffer.getvalue(), 203, 100)
+
+
+def test_channels_in_reverse_are_the_same_ones(make_jpeg):
+    data = make_jpeg(40, 30)
+    assert torch.equal(decode(data, 40, 30).flip(0), decode(data, 40, 30, bgr=True))
+    assert np.ptp(decode(data, 40, 30).numpy(), axis=0).max() > 0

@@ -1,0 +1,155 @@
+"""Drawing on the device: the views of the host's path, and clear words where it cannot be done."""
+
+import dataclasses
+import sys
+import types
+from concurrent.futures import CancelledError, Future
+
+import numpy as np
+import pytest
+import simplejpeg
+import torch
+
+from trainer.config import LoaderConfig
+from trainer.data import device_decode
+from trainer.data.decoding import decode
+from trainer.data.device_decode import check, decoder_for, draw_views
+from trainer.data.loader import TrainLoader
+from trainer.data.shard_index import ShardDataset
+from trainer.data.transforms import random_view, render
+from trainer.distributed import World
+from trainer.errors import ConfigError, DataError
+
+CPU = torch.device("cpu")
+CONFIG = LoaderConfig(image_size=96, workers=2, scale=[0.5, 1.6], flip=0.5, flip_vertical=0.5, brightness=0.2)
+GPU = dataclasses.replace(CONFIG, decoder="gpu")
+
+
+def on_the_host(jpegs, device):
+    """Stands for nvJPEG: decodes on the CPU, and fails as it does."""
+    try:
+        return [
+            torch.from_numpy(simplejpeg.decode_jpeg(jpeg, colorspace="RGB")).permute(2, 0, 1)
+            for jpeg in jpegs
+        ]
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
+
+
+@pytest.fixture
+def anywhere(monkeypatch):
+    monkeypatch.setattr(device_decode, "check", lambda device: None)
+    monkeypatch.setattr(device_decode, "decode", on_the_host)
+
+
+@pytest.fixture(scope="module")
+def dataset(shards):
+    return ShardDataset(shards, "train")
+
+
+def batches(dataset, config, count, device=CPU):
+    loader = TrainLoader(
+        dataset, config, global_batch=4, batch_size=4, seed=5, world=World(0, 1, device),
+        max_bad_fraction=0.0,
+    )  # fmt: skip
+    source = loader.batches(0)
+    try:
+        return [next(source) for _ in range(count)]
+    finally:
+        source.close()
+        loader.close()
+
+
+def smooth(width, height):
+    """A picture without fine detail, in which a pixel is what its neighbours are."""
+    x, y = np.meshgrid(np.linspace(0, 3, width), np.linspace(0, 3, height))
+    waves = np.stack([np.sin(x + y), np.cos(x - y), np.sin(x * 2) * np.cos(y)], axis=2)
+    return simplejpeg.encode_jpeg(
+        np.ascontiguousarray((waves * 100 + 128).astype(np.uint8)), quality=98, colorsubsampling="444"
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(("width", "height"), [(90, 61), (200, 301), (801, 77)])
+def test_a_view_is_drawn_as_on_the_host(width, height, seed):
+    view = random_view(width, height, CONFIG, np.random.default_rng(seed))
+    jpeg, square = smooth(width, height), np.empty((96, 96, 3), np.uint8)
+    render(decode(jpeg, width, height, view.divisor, bgr=view.flip), view, square)
+    (drawn,) = draw_views([decode(jpeg, width, height)], [view], 96)
+    difference = (drawn.int() - torch.from_numpy(square).int()).abs().float()
+    # Blocks averaged are not quite what the decoder gives when it divides the sides itself.
+    assert difference.mean() < (0.01 if view.divisor == 1 else 1.5)
+    assert difference.max() <= (1 if view.divisor == 1 else 16)
+
+
+def test_batches_are_the_same_but_for_rounding(dataset, anywhere):
+    for host, device in zip(batches(dataset, CONFIG, 6), batches(dataset, GPU, 6), strict=True):
+        assert host.image_ids == device.image_ids and host.scales == device.scales
+        assert torch.equal(host.boxes, device.boxes) and torch.equal(host.labels, device.labels)
+        assert torch.equal(host.color, device.color)
+        assert device.images.shape == host.images.shape and device.images.dtype == torch.uint8
+        assert device.images.is_contiguous(memory_format=torch.channels_last)
+        assert (host.images.int() - device.images.int()).abs().float().mean() < 4
+
+
+@pytest.mark.parametrize("broken", ["bytes", "size"])
+def test_the_image_that_cannot_be_decoded_is_named(dataset, anywhere, broken, monkeypatch):
+    read, chosen = dataset.read, batches(dataset, CONFIG, 1)[0].image_ids[2]
+
+    def damaged(index):
+        data, record = read(index)
+        if record["image_id"] == chosen:
+            return (data[:100] if broken == "bytes" else smooth(31, 20)), record
+        return data, record
+
+    monkeypatch.setattr(dataset, "read", damaged)
+    name = next(row["file_name"] for row in (read(i)[1] for i in range(len(dataset)))
+                if row["image_id"] == chosen)  # fmt: skip
+    with pytest.raises(DataError, match=f"image {name} in the shards at .* cannot be decoded") as caught:
+        batches(dataset, GPU, 1)
+    assert "31x20 pixels, not" in caught.value.message or broken == "bytes"
+
+
+@pytest.mark.timeout(20)
+def test_it_ends_though_what_it_waits_for_was_cancelled():
+    decoder, brought = device_decode.DeviceDecoder(CPU, ""), Future()
+    drawn = decoder.submit([brought], [device_decode.Undrawn(96)])
+    brought.cancel()  # as by a pool that ends: nobody takes note of it
+    decoder.close()
+    with pytest.raises(CancelledError):
+        drawn.result()
+
+
+def test_without_a_gpu_it_is_refused(dataset):
+    assert decoder_for(CONFIG, CPU, "") is None
+    with pytest.raises(ConfigError, match=r"loader\.decoder=gpu needs an NVIDIA GPU") as caught:
+        batches(dataset, GPU, 1)
+    assert caught.value.fix == "set loader.decoder=cpu"
+
+
+@pytest.mark.parametrize("there", [None, "old"])
+def test_without_the_package_it_is_refused(there, monkeypatch):
+    old = types.ModuleType("torchcodec.decoders")  # before 0.16 it decoded videos only
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", old if there else None)
+    with pytest.raises(ConfigError, match=r"needs the package torchcodec, 0\.16 or newer: ") as caught:
+        check(torch.device("cuda", 0))
+    assert "pip install" in caught.value.fix
+
+
+def test_the_packages_decoder_gives_the_hosts_pixels():
+    pytest.importorskip("torchcodec")
+    jpegs = [smooth(90, 61), smooth(33, 40)]
+    for found, jpeg in zip(device_decode.decode(jpegs, CPU), jpegs, strict=True):
+        height, width = found.shape[1:]
+        assert (found.int() - decode(jpeg, width, height).int()).abs().max() <= 2
+    with pytest.raises(RuntimeError):
+        device_decode.decode([jpegs[0][:200]], CPU)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_decodes_the_same_batches(dataset):
+    pytest.importorskip("torchcodec")
+    gpu = torch.device("cuda", 0)
+    for host, device in zip(batches(dataset, CONFIG, 4), batches(dataset, GPU, 4, gpu), strict=True):
+        assert device.images.device == gpu and torch.equal(host.boxes, device.boxes.cpu())
+        assert (host.images.int() - device.images.cpu().int()).abs().float().mean() < 4

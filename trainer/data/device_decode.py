@@ -1,0 +1,205 @@
+"""Training images decoded and drawn by the GPU (`loader.decoder=gpu`): nvJPEG, then the same views.
+
+The loader's threads read the bytes and choose the views; one thread more hands a whole batch to the
+device, on a stream of its own, and the training's stream waits there until it is drawn. It pays
+where the host has too few cores for its GPUs. nvJPEG's pixels differ from libjpeg's by rounding,
+so that evaluation, whose scores shall not depend on the machine, keeps to the host's decoder.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchvision.transforms.v2 import functional as tv
+
+from trainer.config import LoaderConfig
+from trainer.data.transforms import FILL, View
+from trainer.errors import ConfigError, DataError
+
+Drawn = tuple[Tensor, torch.cuda.Event | None]
+"""uint8 [B, S, S, 3] on the device, and what tells that it is whole (None on a CPU)."""
+
+
+class Undrawn:
+    """The place of an image in a batch that the device will draw: a thread puts the bytes there."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.jpeg = b""
+        """The stored image."""
+        self.record: dict[str, Any] = {}
+        """Its record: file_name, width, height."""
+        self.view: View | None = None
+        """What is to be seen of it."""
+
+    def __len__(self) -> int:
+        """Side of the square, pixels."""
+        return self._size
+
+
+class DeviceDecoder:
+    """Draws batches on a device, in the order in which they are asked for."""
+
+    def __init__(self, device: torch.device, uri: str) -> None:
+        """Begin; `uri` is that of the shards, for errors."""
+        self._device, self._uri = device, uri
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="decode-device")
+
+    def submit(self, brought: Sequence[Future[Any]], places: Sequence[Undrawn]) -> "Future[Drawn]":
+        """Draw a batch once its places have been filled.
+
+        Args:
+            brought: done when the bytes are in their place.
+            places: one for each image.
+        """
+        return self._thread.submit(self._draw, brought, places)
+
+    def take(self, drawn: "Future[Drawn]") -> Tensor:
+        """The images of a batch, uint8 [B, 3, S, S] in channels_last, for the present stream.
+
+        Raises:
+            DataError: naming the image that cannot be decoded.
+        """
+        images, whole = drawn.result()
+        if whole is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(whole)
+            # Its memory belongs to the other stream, which must not use it again before this one is done.
+            images.record_stream(stream)
+        return images.permute(0, 3, 1, 2)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _draw(self, brought: Sequence[Future[Any]], places: Sequence[Undrawn]) -> Drawn:
+        # Not by `wait`: it does not see that a pool which ends has cancelled what it had not begun.
+        for future in brought:
+            future.result()
+        with torch.inference_mode(False), torch.no_grad(), torch.cuda.stream(self._stream):
+            images = draw_views(
+                self._decoded(places), [place.view for place in places if place.view], len(places[0])
+            )
+            if self._stream is None:
+                return images, None
+            whole = torch.cuda.Event()
+            whole.record(self._stream)
+            return images, whole
+
+    def _decoded(self, places: Sequence[Undrawn]) -> list[Tensor]:
+        """All images of a batch, uint8 [3, H, W] each, as large as they are stored."""
+        try:
+            images = decode([place.jpeg for place in places], self._device)
+        except RuntimeError:
+            # The whole batch fails, and does not say for which image.
+            images = [self._decoded_alone(place) for place in places]
+        for place, image in zip(places, images, strict=True):
+            found, stored = tuple(image.shape[1:]), (place.record["height"], place.record["width"])
+            if found != stored:
+                raise self._error(
+                    place, f"it is of {found[1]}x{found[0]} pixels, not {stored[1]}x{stored[0]}"
+                )
+        return images
+
+    def _decoded_alone(self, place: Undrawn) -> Tensor:
+        try:
+            return decode([place.jpeg], self._device)[0]
+        except RuntimeError as error:
+            raise self._error(place, (str(error) or "no reason given").splitlines()[0]) from None
+
+    def _error(self, place: Undrawn, reason: str) -> DataError:
+        return DataError(
+            f"image {place.record['file_name']} in the shards at {self._uri} cannot be decoded: {reason}",
+            fix="set loader.decoder=cpu if the GPU's decoder is at fault; if the shard has changed since it "
+            "was written, delete that folder and run the shard step again",
+        )
+
+
+def decoder_for(config: LoaderConfig, device: torch.device, uri: str) -> DeviceDecoder | None:
+    """The decoder that the configuration asks for; None where the loader's threads decode.
+
+    Raises:
+        ConfigError: there is no GPU, or the package is missing.
+    """
+    if config.decoder == "cpu":
+        return None
+    check(device)
+    return DeviceDecoder(device, uri)
+
+
+def check(device: torch.device) -> None:
+    """Make sure that the device can decode.
+
+    Raises:
+        ConfigError: saying what it lacks.
+    """
+    if device.type != "cuda":
+        raise ConfigError(
+            "loader.decoder=gpu needs an NVIDIA GPU, and this process has none", fix="set loader.decoder=cpu"
+        )
+    try:
+        from torchcodec.decoders import decode_jpeg  # noqa: F401
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"loader.decoder=gpu needs the package torchcodec, 0.16 or newer: {reason}",
+            fix="install it with `pip install 'kubedet[gpu]'`, or set loader.decoder=cpu",
+        ) from None
+
+
+def decode(jpegs: Sequence[bytes], device: torch.device) -> list[Tensor]:
+    """Decode a batch of JPEGs.
+
+    Args:
+        jpegs: their bytes.
+        device: where the pixels are wanted; a GPU decodes them itself.
+
+    Returns:
+        uint8 RGB [3, H, W] each.
+
+    Raises:
+        RuntimeError: one of them cannot be decoded.
+    """
+    from torchcodec.decoders import decode_jpeg
+
+    return decode_jpeg(list(jpegs), mode="RGB", device=device)
+
+
+def draw_views(images: Sequence[Tensor], views: Sequence[View], size: int) -> Tensor:
+    """Draw what views show of images, as `transforms.render` does on the host.
+
+    Args:
+        images: uint8 [3, H, W] each, as large as they are stored.
+        views: of these images. Where the host's decoder divides the sides, blocks of pixels are
+            averaged here.
+        size: side S of the square.
+
+    Returns:
+        uint8 [B, S, S, 3] on the images' device.
+    """
+    squares = torch.full((len(images), size, size, 3), FILL, dtype=torch.uint8, device=images[0].device)
+    for square, image, view in zip(squares, images, views, strict=True):
+        left, top, width, height = view.crop
+        x, y, place_width, place_height = view.place
+        seen = _divided(image, view.divisor)[:, top : top + height, left : left + width]
+        if (height, width) != (place_height, place_width):
+            seen = tv.resize(seen, [place_height, place_width], antialias=True)
+        turned = [axis for axis, flip in ((-1, view.flip), (-2, view.flip_vertical)) if flip]
+        if turned:
+            seen = seen.flip(turned)
+            x = size - x - place_width if view.flip else x
+            y = size - y - place_height if view.flip_vertical else y
+        square[y : y + place_height, x : x + place_width] = seen.permute(1, 2, 0)
+    return squares
+
+
+def _divided(image: Tensor, divisor: int) -> Tensor:
+    """The image with its sides divided, rounded up: means of blocks, those at the border smaller."""
+    if divisor == 1:
+        return image
+    means = F.avg_pool2d(image[None].float(), divisor, ceil_mode=True, count_include_pad=False)
+    return means[0].round_().to(torch.uint8)
