@@ -1,17 +1,16 @@
 """Our download against what Open Images' own downloader does, over a slow link, in turns.
 
-    python benchmarks/download.py [--images 1500] [--rounds 3] [--threads N]
+    python -m benchmarks.download
+    python -m benchmarks.download --images 5000 --rounds 3 --connections 32
 
 The official downloader (https://github.com/openimages/dataset/blob/main/downloader.py) takes a file of
 lines `split/image_id` and gives each line to one of five threads, which call boto3's `download_file`.
 That asks for the object's head, then for its bytes, over a connection that stays open. `plain` does the
 same with urllib3 alone, which costs less time than boto3. Ours is `download` whole: listing, tables,
-images and manifest. Both write images to the disk. The last line is JSON.
+images and manifest. Both write images to the disk. The ratio is the median of the rounds' ratios.
 """
 
-import argparse
 import csv
-import json
 import os
 import shutil
 import statistics
@@ -19,10 +18,12 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import urllib3
-from slow_server import DELAY, SPEED, slow_server
 
+from benchmarks.common import arguments, report
+from benchmarks.slow_server import DELAY, SPEED, slow_server
 from trainer.config import DataConfig
 from trainer.data.download import download
 from trainer.data.sources.openimages import BOXES, DESCRIPTIONS
@@ -47,10 +48,10 @@ def plain(lines: list[str], address: str, folder: Path) -> None:
         list(threads.map(one, lines))
 
 
-def ours(address: str, base: Path, folder: Path, threads: int) -> int:
+def ours(address: str, base: Path, folder: Path, connections: int) -> int:
     """Fetch the same images with `download`; return how many came."""
-    source = f"openimages:images={base}/ids.txt,base={base},pixels={address},labels=none"
-    made = download(source, str(folder), DataConfig(threads=threads))
+    source = f"openimages:images={base}/ids.txt,base={base},pixels={address},labels=none,hierarchy=none"
+    made = download(source, str(folder), DataConfig(threads=connections))
     return sum(split["images"] for split in made["splits"].values())
 
 
@@ -74,18 +75,15 @@ def _mirror(folder: Path, count: int) -> list[str]:
 
 
 def main() -> None:
-    """Run both in turns and print what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--images", type=int, default=1500)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=DataConfig().threads)
-    options = parser.parse_args()
+    """Run both in turns, and print the figures."""
+    options = arguments(__doc__, images=1000, connections=DataConfig().threads)
     times: dict[str, list[float]] = {"plain": [], "ours": []}
     cpu: dict[str, list[float]] = {"plain": [], "ours": []}
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as temporary, slow_server(_MEAN_SIZE) as address:
         folder = Path(temporary)
         lines = _mirror(folder / "base", options.images)
-        ours(address, folder / "base", folder / "warm", options.threads)  # imports, connections
+        ours(address, folder / "base", folder / "warm", options.connections)  # imports, connections
         shutil.rmtree(folder / "warm")
         for number in range(options.rounds):
             for name in times if number % 2 else reversed(times):
@@ -93,33 +91,25 @@ def main() -> None:
                 began, cpu_began = time.perf_counter(), time.process_time()
                 if name == "plain":
                     plain(lines, address, target)
-                elif ours(address, folder / "base", target, options.threads) != options.images:
-                    raise SystemExit("ours lost images")
-                times[name].append(time.perf_counter() - began)
+                elif ours(address, folder / "base", target, options.connections) != options.images:
+                    raise SystemExit("error: ours lost images")
+                times[name].append((time.perf_counter() - began) / options.images)
                 cpu[name].append((time.process_time() - cpu_began) / options.images)
                 shutil.rmtree(target)
-                print(
-                    f"round {number + 1} {name}: {options.images / times[name][-1]:.0f} images/s", flush=True
-                )
     ratios = [slow / fast for slow, fast in zip(*times.values(), strict=True)]
-    result = {
-        "benchmark": "download",
-        "images": options.images,
+    figures: dict[str, Any] = {
         "bytes_each": _MEAN_SIZE,
         "delay_s": DELAY,
         "bytes_per_s_and_connection": SPEED,
-        "threads": options.threads,
-        "cores": len(os.sched_getaffinity(0)),
-        "images_per_s": {
-            name: round(options.images / statistics.median(found)) for name, found in times.items()
-        },
-        "cpu_ms_an_image": {name: round(1e3 * statistics.median(found), 2) for name, found in cpu.items()},
-        "load_average": os.getloadavg()[0],
-        "times_as_fast": round(statistics.median(ratios), 1),
+        "lowest_ratio": min(ratios),
         "goal": GOAL,
-        "met": statistics.median(ratios) >= GOAL,
+        "load_before": load,
+        "load_after": os.getloadavg()[0],
     }
-    print(json.dumps(result))
+    for name, found in times.items():
+        figures[f"{name}_images_per_s"] = 1 / statistics.median(found)
+        figures[f"{name}_cpu_ms_an_image"] = 1e3 * statistics.median(cpu[name])
+    report("download", statistics.median(ratios), figures, options)
 
 
 if __name__ == "__main__":

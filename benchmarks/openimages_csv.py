@@ -1,13 +1,12 @@
 """CPU time to read Open Images' boxes, measured on some and told for all of the training split.
 
-    python benchmarks/openimages_csv.py [--boxes 1000000] [--rounds 3]
+    python -m benchmarks.openimages_csv
+    python -m benchmarks.openimages_csv --boxes 14610229 --rounds 1
 
 A CSV in the form of the training split (21 columns, 8.4 boxes an image) is written and read block by
-block, as `openimages:` reads it. The last line is JSON.
+block, as `openimages:` reads it. The ratio is how many times as fast as the goal that is.
 """
 
-import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common import arguments, report
 from trainer.data.sources import openimages_csv
 from trainer.data.sources.base import Category
 from trainer.data.sources.openimages_classes import Meaning
@@ -45,11 +45,8 @@ def write(path: Path, boxes: int, classes: int) -> None:
 
 
 def main() -> None:
-    """Run the rounds and print what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--boxes", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+    """Measure, and print the figures."""
+    options = arguments(__doc__, boxes=1_000_000)
     openimages_csv._SORTABLE = 0  # the whole file is larger than what is sorted in memory
     categories = [Category(f"class {number}", f"/m/{number:05}") for number in range(601)]
     meaning = Meaning.of(categories, categories)
@@ -57,22 +54,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "boxes.csv"
         write(path, options.boxes, len(categories))
-        for number in range(options.rounds):
+        for _ in range(options.rounds):
             rows = openimages_csv.BoxRows(str(path), "s3://images", categories, meaning, meaning)
             began = time.process_time()
             found = sum(len(batch["boxes"].flatten()) for batch in rows.batches())
             times.append((time.process_time() - began) * TRAIN_BOXES / options.boxes)
-            assert found == options.boxes
-            print(f"round {number + 1}: {times[-1]:.1f} CPU-s for all of train", flush=True)
-    result = {
-        "benchmark": "openimages_csv",
+            if found != options.boxes:
+                raise SystemExit(f"error: {found} boxes were read, not {options.boxes}")
+    figures = {
         "boxes": options.boxes,
-        "cores": len(os.sched_getaffinity(0)),
-        "cpu_s_of_train": round(statistics.median(times), 1),
-        "goal": GOAL,
-        "met": statistics.median(times) <= GOAL,
+        "cpu_s_of_train": statistics.median(times),
+        "goal_cpu_s": GOAL,
+        "load_after": os.getloadavg()[0],
     }
-    print(json.dumps(result))
+    report("openimages_csv", GOAL / statistics.median(times), figures, options)
 
 
 if __name__ == "__main__":

@@ -96,4 +96,4 @@ async def _carry(source: socket.socket, sink: socket.socket, delay: float, speed
 
 
 if __name__ == "__main__":
-    sys.exit("this is a part of other benchmarks: run python benchmarks/storage.py")
+    sys.exit("this is a part of other benchmarks: run python -m benchmarks.storage")

@@ -1,17 +1,15 @@
 """A large object of a store over a slow link: `trainer.storage` against one GET of the client.
 
-    python benchmarks/storage.py [--megabytes 64] [--rounds 5] [--delay 0.02] [--speed 60e6]
+    python -m benchmarks.storage
+    python -m benchmarks.storage --megabytes 256 --delay 0.05 --speed 20e6
 
 rclone serves S3 on this machine behind a link of 20 ms and 60 MB/s for each connection. The two
 ways take turns, so that both see the same machine. Both read into memory; `trainer.storage` also
-checks the object's sha256. The last line is JSON: "ratio" is the median of the rounds' ratios.
+checks the object's sha256. The ratio is the median of the rounds' ratios.
 """
 
-import argparse
 import contextlib
-import json
 import os
-import platform
 import shutil
 import socket
 import statistics
@@ -20,11 +18,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 from minio import Minio
 
+from benchmarks.common import arguments, report
 from benchmarks.slow_link import slow_link
 from trainer import storage
 
@@ -34,18 +32,10 @@ KEYS = ("benchmark", "benchmarkbenchmark")
 
 def main() -> None:
     """Measure, and print the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--megabytes", type=int, default=64, help="of 2**20 bytes")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--delay", type=float, default=0.020, help="seconds")
-    parser.add_argument("--speed", type=float, default=60e6, help="bytes a second and connection")
-    options = parser.parse_args()
-    size = options.megabytes * 2**20
+    options = arguments(__doc__, megabytes=64, delay=0.020, speed=60e6)
+    size, load = options.megabytes * 2**20, os.getloadavg()[0]
     with store() as port, slow_link(port, delay=options.delay, speed=options.speed) as far:
-        for name in [name for name in os.environ if name.startswith(("AWS_", "MINIO_"))]:
-            del os.environ[name]
-        os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"] = KEYS
-        os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{far}"
+        use(far)
         content = os.urandom(size)
         storage.write_bytes("s3://bucket/object", content)
         client = Minio(
@@ -57,25 +47,26 @@ def main() -> None:
             pieces = seconds(lambda: storage.read_bytes("s3://bucket/object"), content)
             if number:  # the first opens connections and warms the store's cache
                 rounds.append((single, pieces))
-                print(
-                    f"round {number}: {size / single / 1e6:6.1f} MB/s single, {size / pieces / 1e6:6.1f} MB/s"
-                )
     single, pieces = (statistics.median(times) for times in zip(*rounds, strict=True))
-    ratio = statistics.median(one / other for one, other in rounds)
+    ratios = [one / other for one, other in rounds]
     figures = {
-        "benchmark": "storage",
-        "claim": f"an object of {options.megabytes} MB at least {GOAL:g} times as fast as by a single GET",
-        "ratio": round(ratio, 2),
+        "megabytes": options.megabytes,
+        "single_mb_s": size / single / 1e6,
+        "storage_mb_s": size / pieces / 1e6,
+        "lowest_ratio": min(ratios),
         "goal": GOAL,
-        "single_mb_s": round(size / single / 1e6, 1),
-        "storage_mb_s": round(size / pieces / 1e6, 1),
-        "rounds": options.rounds,
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),
-        "machine": platform.platform(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "load_before": load,
+        "load_after": os.getloadavg()[0],
     }
-    print(json.dumps(figures))
+    report("storage", statistics.median(ratios), figures, options)
+
+
+def use(port: int) -> None:
+    """Let s3:// lead to the store at a port, and nothing else of the environment matter."""
+    for name in [name for name in os.environ if name.startswith(("AWS_", "MINIO_"))]:
+        del os.environ[name]
+    os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"] = KEYS
+    os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
 
 
 def single_get(client: Minio) -> bytes:
@@ -110,17 +101,8 @@ def store() -> Iterator[int]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "bucket").mkdir()
         # Without --etag-hash it reads and hashes the whole object for every request.
-        command = [
-            program,
-            "serve",
-            "s3",
-            "--config",
-            os.devnull,
-            "--etag-hash",
-            "",
-            "--auth-key",
-            ",".join(KEYS),
-        ]
+        command = [program, "serve", "s3", "--config", os.devnull, "--etag-hash", ""]
+        command += ["--auth-key", ",".join(KEYS)]
         server = subprocess.Popen(
             [*command, "--addr", f"127.0.0.1:{port}", folder],
             stdout=subprocess.DEVNULL,

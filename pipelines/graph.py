@@ -108,23 +108,7 @@ def train_detector(
     _run(ending, "Clean up", cpu="100m", memory="256Mi", retries=2)
     with dsl.ExitHandler(ending, name="steps"):
         data = {"recipe": recipe, "overrides": overrides, "data_root": data_root}
-        planned = pods.step(
-            plan(source=source, data_version=data_version, partitions=partitions, **data),
-            cpu="1", memory="4Gi", retries=2,
-        )  # fmt: skip
-        with dsl.ParallelFor(planned.output, name="fetching") as part:
-            fetched = pods.step(
-                fetch(part=part, recipe=recipe, overrides=overrides), cpu="2", memory="4Gi", retries=2
-            )
-        raw = pods.step(
-            download(source=source, data_version=data_version, parts=dsl.Collected(fetched.output), **data),
-            cpu="1", memory="4Gi", retries=2,
-        ).outputs["raw"]  # fmt: skip
-        with dsl.ParallelFor(planned.output, name="writing") as part:
-            written = pods.step(write(raw=raw, part=part, **data), cpu="4", memory="8Gi", retries=2)
-        sharded = pods.step(
-            shard(raw=raw, parts=dsl.Collected(written.output), **data), cpu="1", memory="4Gi", retries=2
-        )
+        sharded = _prepare(pods, source, data_version, partitions, data)
         trained = pods.step(
             train(
                 shards=sharded.outputs["shards"], recipe=recipe, overrides=overrides, launcher=launcher,
@@ -142,16 +126,45 @@ def train_detector(
             cpu="1", memory="2Gi", retries=1,
         )  # fmt: skip
         with dsl.If(decided.outputs["Output"] == "pass", name="passed"):
-            exported = pods.step(
-                export(model=trained.outputs["model"], signing=signing), cpu="2", memory="8Gi", retries=1
-            )
-            kubernetes.use_secret_as_volume(exported, signing, FOLDER, optional=True)
-            with dsl.If(registry != "", name="registered"):
-                registering = register(
-                    exported=exported.outputs["exported"], server=registry,
-                    run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-                )  # fmt: skip
-                pods.step(registering, cpu="100m", memory="512Mi", retries=3)
+            _publish(pods, trained, signing, registry)
+
+
+def _prepare(
+    pods: _Pods, source: str, data_version: str, partitions: int, data: dict[str, Any]
+) -> dsl.PipelineTask:
+    """Download and shard, each in as many pods as there are partitions; returns the sharding's end."""
+    planned = pods.step(
+        plan(source=source, data_version=data_version, partitions=partitions, **data),
+        cpu="1", memory="4Gi", retries=2,
+    )  # fmt: skip
+    with dsl.ParallelFor(planned.output, name="fetching") as part:
+        fetched = pods.step(
+            fetch(part=part, recipe=data["recipe"], overrides=data["overrides"]),
+            cpu="2", memory="4Gi", retries=2,
+        )  # fmt: skip
+    raw = pods.step(
+        download(source=source, data_version=data_version, parts=dsl.Collected(fetched.output), **data),
+        cpu="1", memory="4Gi", retries=2,
+    ).outputs["raw"]  # fmt: skip
+    with dsl.ParallelFor(planned.output, name="writing") as part:
+        written = pods.step(write(raw=raw, part=part, **data), cpu="4", memory="8Gi", retries=2)
+    return pods.step(
+        shard(raw=raw, parts=dsl.Collected(written.output), **data), cpu="1", memory="4Gi", retries=2
+    )
+
+
+def _publish(pods: _Pods, trained: dsl.PipelineTask, signing: str, registry: str) -> None:
+    """Export the model, and tell a registry of it where there is one."""
+    exported = pods.step(
+        export(model=trained.outputs["model"], signing=signing), cpu="2", memory="8Gi", retries=1
+    )
+    kubernetes.use_secret_as_volume(exported, signing, FOLDER, optional=True)
+    with dsl.If(registry != "", name="registered"):
+        registering = register(
+            exported=exported.outputs["exported"], server=registry,
+            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+        )  # fmt: skip
+        pods.step(registering, cpu="100m", memory="512Mi", retries=3)
 
 
 def pipeline(*, volume: bool) -> Any:

@@ -22,6 +22,15 @@ from trainer.config import Config
 from trainer.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError
 
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+_REQUIRED = {
+    "source": "images and boxes: sample, coco:URI, voc:URI, openimages: or a folder's path",
+    "data-root": "URI under which data is kept",
+    "raw": "URI of the folder that `download` wrote",
+    "shards": "URI of the folder that `shard` wrote",
+    "checkpoint": "URI of a checkpoint, e.g. best.pt of a run",
+    "output": "URI to write the results to",
+}
+"""Options that a verb requires, each with its help."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
                 help="one value of the configuration, e.g. train.epochs=10; may be given again",
             )  # fmt: skip
         for option in options:
-            sub.add_argument(f"--{option}", required=True)
+            sub.add_argument(f"--{option}", required=True, metavar="URI", help=_REQUIRED[option])
 
     verb("download", "source", "data-root")
     verb("shard", "raw", "data-root")

@@ -52,6 +52,8 @@ class DataConfig:
     empty_images: Literal["auto", "keep", "drop"] = "auto"
     """Images without a box of the kept classes: auto drops them where the source does not annotate
     every object (Open Images), for nobody knows what is in them."""
+    min_side: Count = 0
+    """Images with a shorter side, as they are stored, are left out, in pixels; 0 keeps all."""
     min_box_side: NonNegative = 0.0
     """Boxes with a shorter side are left out, in pixels of the image as it is sharded."""
     shard_bytes: Positive = 64 * 1024 * 1024

@@ -29,13 +29,21 @@ def from_json(text: str | bytes, *, where: str = "configuration") -> Config:
     Raises:
         ConfigError: naming every key that is unknown, of a wrong type or out of range.
     """
-    try:
-        return _ADAPTER.validate_json(text)
-    except ValidationError as error:
+    config, problems = _read(text)
+    if config is None:
         raise ConfigError(
-            f"{where} cannot be used:\n" + "\n".join(_problems(error)),
+            f"{where} cannot be used:\n" + "\n".join(problems),
             fix="correct these keys; `kubedet recipes --show NAME` lists a recipe's keys and values",
-        ) from None
+        )
+    return config
+
+
+def _read(text: str | bytes) -> tuple[Config | None, list[str]]:
+    """Return the configuration, or None and a line for each of its problems."""
+    try:
+        return _ADAPTER.validate_json(text), []
+    except ValidationError as error:
+        return None, _problems(error)
 
 
 def _problems(error: ValidationError) -> list[str]:
@@ -66,16 +74,21 @@ def parse_overrides(texts: Sequence[str], option: str = "--set") -> dict[str, An
         option: the option before each, for errors.
 
     Raises:
-        ConfigError: a text is not of that form.
+        ConfigError: naming every text that is not of that form.
     """
-    values = {}
+    values, wrong = {}, []
     for text in texts:
         key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise ConfigError(
-                f"{option} {text!r} is not key=value", fix=f"write it like {option} train.epochs=10"
-            )
-        values[key.strip()] = parse_value(value)
+        key = key.strip()
+        if key and equals:
+            values[key] = parse_value(value)
+        else:
+            wrong.append(repr(text))
+    if wrong:
+        each = "is not" if len(wrong) == 1 else "are not"
+        raise ConfigError(
+            f"{option} {', '.join(wrong)} {each} key=value", fix=f"write it like {option} train.epochs=10"
+        )
     return values
 
 
@@ -83,23 +96,33 @@ def with_overrides(config: Config, overrides: dict[str, Any], *, where: str = "o
     """Return the configuration with dotted keys replaced, e.g. {"train.lr": 0.02}.
 
     Raises:
-        ConfigError: a key does not exist (with the keys that do) or its value does not fit.
+        ConfigError: naming every key that does not exist (with those that are spelled alike) and every
+            value that does not fit.
     """
     tree = asdict(config)
-    for dotted, value in overrides.items():
-        if dotted not in _leaves(tree):
-            close = difflib.get_close_matches(dotted, _leaves(tree), n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(close)}?" if close else "sections are: " + ", ".join(tree)
-            raise ConfigError(
-                f"{where}: no key {dotted!r} in the configuration",
-                fix=f"{hint} `kubedet recipes --show {config.recipe}` lists all keys",
-            )
+    leaves = _leaves(tree)
+    unknown = [dotted for dotted in overrides if dotted not in leaves]
+    for dotted in overrides.keys() - set(unknown):
         *sections, name = dotted.split(".")
         node = tree
         for section in sections:
             node = node[section]
-        node[name] = value
-    return from_json(json.dumps(tree), where=where)
+        node[name] = overrides[dotted]
+    changed, problems = _read(json.dumps(tree))
+    if changed is None or unknown:
+        problems = [
+            f"  no key {dotted!r}: {_hint(dotted, leaves, list(tree))}" for dotted in unknown
+        ] + problems
+        raise ConfigError(
+            f"{where} cannot be used:\n" + "\n".join(problems),
+            fix=f"correct these; `kubedet recipes --show {config.recipe}` lists all keys and values",
+        )
+    return changed
+
+
+def _hint(dotted: str, leaves: list[str], sections: list[str]) -> str:
+    close = difflib.get_close_matches(dotted, leaves, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else "sections are: " + ", ".join(sections)
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> list[str]:

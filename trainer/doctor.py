@@ -8,16 +8,15 @@ import ipaddress
 import os
 import re
 import resource
-import secrets
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainer import storage
 from trainer.errors import ConfigError, StorageError
+from trainer.storage.probe import check_writable
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _CAP_IPC_LOCK = 14  # linux/capability.h
@@ -222,15 +221,8 @@ def writable(uri: str) -> Check:
     Args:
         uri: the folder.
     """
-    probe = storage.join(uri, f".doctor-{secrets.token_hex(4)}")
-    steps: list[Callable[[], object]] = [
-        lambda: storage.write_bytes(probe, b"kubedet"),
-        lambda: storage.read_bytes(probe),
-        lambda: storage.delete(probe),
-    ]
     try:
-        for step in steps:
-            step()
+        check_writable(uri)
     except StorageError as error:
         return Check("output", "missing", error.message, error.fix)
     return Check("output", "ok", f"{uri} was written, read and deleted from")

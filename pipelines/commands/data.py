@@ -83,7 +83,7 @@ def _show_splits(console: "Console", found: dict[str, Any]) -> None:
         row = [split, counts["images"], counts["boxes"], of["images_without_boxes"], of["crowds"]]
         row += [_median(of, "box_side"), _median(of, "image_side")]
         rows.append([*row, counts["shards"], _size(counts["bytes"])] if stored else row)
-    heads = ["split", "images", "boxes", "images without", "crowds", "median box, px", "median image, px"]
+    heads = ["split", "images", "boxes", "without boxes", "crowds", "median box, px", "median image, px"]
     console.print(_table([*heads, "shards", "size"] if stored else heads, rows))
     console.print()
 
@@ -167,7 +167,7 @@ def _verify(options: argparse.Namespace) -> int:
         print(json.dumps(asdict(found), indent=2))
     check(found)
     if options.output == "text":
-        files = f"{found.files:,} shards, " if found.kind == "shards" else ""
+        files = f"{found.files:,} shard{'s' * (found.files != 1)}, " if found.kind == "shards" else ""
         sure = "every hash agrees" if found.kind == "shards" else "every one is as long as it was"
         told = f"{files}{found.images:,} images, {_size(found.bytes)}"
         print(f"all is well: {told}; {sure}, and every image can be decoded")

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from pipelines.commands import Commands
+from pipelines.commands.options import add_overrides
 from trainer.configuration import parse_overrides
 from trainer.errors import Interrupted
 
@@ -46,10 +47,7 @@ def add(commands: Commands) -> None:
         help="processes that share the images (default: one for each GPU; without GPUs one, which uses all "
         "cores)",
     )  # fmt: skip
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="change one value of the configuration, e.g. evaluation.bootstrap=500; may be given again",
-    )  # fmt: skip
+    add_overrides(parser)
     parser.set_defaults(command=_evaluate)
 
 

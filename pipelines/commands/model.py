@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 def add(commands: Commands) -> None:
     """Declare the commands."""
-    parser = commands.add_parser("model", help="list, show, verify, promote and lay out exported models")
+    parser = commands.add_parser(
+        "model",
+        help="list, show, verify, promote and lay out exported models",
+        description="List and show exported models, compare one with its checksums and signature, make "
+        "another version of a published one the current one, and lay one out for Triton and KServe.",
+    )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     root = argparse.ArgumentParser(add_help=False)
     options.add_published(root)

@@ -7,7 +7,7 @@ import pytest
 
 from trainer import recipes
 from trainer.config import Config
-from trainer.configuration import from_json, parse_value, to_json, with_overrides
+from trainer.configuration import from_json, parse_overrides, parse_value, to_json, with_overrides
 from trainer.errors import ConfigError
 
 
@@ -62,6 +62,24 @@ def test_an_unknown_key_suggests_the_nearest():
     with pytest.raises(ConfigError) as caught:
         recipes.load("debug", {"train.epoch": 3})
     assert "'train.epoch'" in str(caught.value) and "did you mean train.epochs" in str(caught.value)
+
+
+def test_all_that_is_wrong_with_overrides_is_told_at_once():
+    wrong = {"train.epoch": 3, "train.lr": -1.0, "zzz": 1, "loader.workers": "many", "train.epochs": 5}
+    with pytest.raises(ConfigError) as caught:
+        recipes.load("debug", wrong)
+    lines = caught.value.message.splitlines()
+    assert len(lines) == 5 and all(line.startswith("  ") for line in lines[1:])
+    for key, words in (("train.epoch'", "did you mean"), ("zzz", "sections are: "), ("train.lr", "not -1.0"),
+                       ("loader.workers", 'not "many"')):  # fmt: skip
+        assert any(key in line and words in line for line in lines), key
+
+
+def test_all_texts_without_key_or_value_are_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        parse_overrides(["train.epochs", "train.lr=0.1", "=3", " =4"])
+    assert caught.value.message == "--set 'train.epochs', '=3', ' =4' are not key=value"
+    assert parse_overrides([" train.lr =0.1", "model.name="]) == {"train.lr": 0.1, "model.name": ""}
 
 
 def test_a_section_cannot_be_replaced_whole():

@@ -240,6 +240,13 @@ def _hierarchy(listing: Listing, categories: list[dict[str, Any]]) -> dict[str, 
 def _check_classes(categories: list[dict[str, Any]], counts: Counter[int], problems: Problems) -> None:
     """Note the classes that have no box in train; raise DataError if none has one."""
     empty = [category["name"] for category in categories if counts[category["id"]] == 0]
+    if len(empty) == len(categories) and problems.unlisted:
+        unlisted = [f"{name} ({count})" for name, count in problems.unlisted.most_common(5)]
+        raise DataError(
+            f"no training image has a box of {', '.join(empty[:20])}, but {problems.unlisted.total()} boxes "
+            f"are of categories that `categories` does not list: {', '.join(unlisted)}",
+            fix="list these in `categories`, or give the boxes the ids that are listed there",
+        )
     if len(empty) == len(categories):
         raise DataError(
             f"no training image has a box of {', '.join(empty[:20])}",

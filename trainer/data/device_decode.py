@@ -166,7 +166,7 @@ def decode(jpegs: Sequence[bytes], device: torch.device) -> list[Tensor]:
     """
     from torchcodec.decoders import decode_jpeg
 
-    return decode_jpeg(list(jpegs), mode="RGB", device=device)
+    return list(decode_jpeg(list(jpegs), mode="RGB", device=device))
 
 
 def draw_views(images: Sequence[Tensor], views: Sequence[View], size: int) -> Tensor:

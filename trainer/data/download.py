@@ -4,7 +4,7 @@
 <data_root>/raw/<fingerprint>/<split>.parquet              annotations (see trainer.data.table)
 <data_root>/raw/<fingerprint>/plan.json                    written when the tables are whole
 <data_root>/raw/<fingerprint>/fetched/<k>-of-<n>.parquet   what one of n partitions brought
-<data_root>/raw/<fingerprint>/sizes.npy                    bytes of each image, by id; 0: not to be had
+<data_root>/raw/<fingerprint>/sizes-<content>.npy          bytes of each image, by id; 0: not to be had
 <data_root>/raw/<fingerprint>/failed.csv                   each image that is not to be had, and why
 <data_root>/raw/<fingerprint>/manifest.json                written last
 
@@ -31,7 +31,7 @@ from trainer.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 """Raise it when the same source gives other raw tables."""
 
 
@@ -114,7 +114,8 @@ def fetch_partition(
 ) -> None:
     """Fetch the images of one of several partitions; those that are there are not fetched again.
 
-    Those that failed in an earlier call, and were not just missing, are tried again.
+    Those that failed in an earlier call, and were not just missing, are tried again; also where the
+    download was good enough without them, and then it stays so if the source is down.
 
     Args:
         planned: what `plan` returned.
@@ -126,7 +127,8 @@ def fetch_partition(
         DataError: far too many cannot be had.
         StorageError: the data root cannot be written.
     """
-    if storage.exists(storage.join(planned["uri"], "manifest.json")):
+    earlier = _finished(planned)
+    if earlier and not _incomplete(earlier):
         if partitions > 1:  # Of a single one `join` tells.
             logger.info("raw images of %s are there already: %s", planned["source"], planned["uri"])
         return
@@ -134,14 +136,19 @@ def fetch_partition(
     if storage.exists(report) and not fetch.worth_another_try(report):
         logger.info("the images of partition %d of %d are there already", partition + 1, partitions)
         return
-    fetch.run(planned, config, partition, partitions, report)
+    try:
+        fetch.run(planned, config, partition, partitions, report)
+    except fetch.SourceDown as error:
+        if not earlier or not storage.exists(report):
+            raise
+        logger.warning("%s; going on without what an earlier download did not get either", error.message)
 
 
 def join(planned: dict[str, Any], config: DataConfig, partitions: int = 1) -> dict[str, Any]:
-    """Put together what the partitions fetched.
+    """Put together what the partitions fetched, or find it there.
 
     Args:
-        planned: what `plan` returned.
+        planned: what `plan` returned; or a manifest, which is then left as it is.
         config: how much may be bad.
         partitions: how many there were.
 
@@ -154,18 +161,45 @@ def join(planned: dict[str, Any], config: DataConfig, partitions: int = 1) -> di
         StorageError: a partition's report is missing.
     """
     uri = planned["uri"]
-    manifest_uri = storage.join(uri, "manifest.json")
-    if storage.exists(manifest_uri):
-        manifest = storage.read_json(manifest_uri)
-        logger.info("raw images of %s are there already: %s", manifest["source"], uri)
-        _check(manifest, config)
-        return manifest
+    manifest = _finished(planned)
+    if not manifest or (_incomplete(manifest) and planned["kind"] == "plan"):
+        found, sizes, failed = _gather(planned, partitions)
+        if found != manifest:
+            _write_arrays(uri, sizes, failed)
+            _check(found, config)
+            storage.write_json(storage.join(uri, "manifest.json"), found)
+            counts = ", ".join(f"{split['images']} {name}" for name, split in found["splits"].items())
+            problems = Problems()
+            problems.merge(found["problems"])
+            told = f" ({problems.summary()})" if problems.counts else ""
+            logger.info("raw images of %s: %s in %s%s", found["source"], counts, uri, told)
+            return found
+    logger.info("raw images of %s are there already: %s", manifest["source"], uri)
+    _check(manifest, config)
+    return manifest
+
+
+def _finished(planned: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the manifest of a download that was good enough; None if there is none."""
+    uri = storage.join(planned["uri"], "manifest.json")
+    return storage.read_json(uri) if storage.exists(uri) else None
+
+
+def _incomplete(manifest: dict[str, Any]) -> bool:
+    """Tell whether it is worth to try again what a download did not get."""
+    return reasons.IMAGE_NOT_FETCHED in manifest["problems"]
+
+
+def _gather(
+    planned: dict[str, Any], partitions: int
+) -> tuple[dict[str, Any], np.ndarray, list[fetch.Failure]]:
+    """Return the manifest of what the partitions' reports tell, the bytes of each image, the failures."""
     problems = Problems()
     problems.merge(planned["problems"])
     sizes = np.zeros(sum(split["images"] for split in planned["splits"].values()), np.int32)
     failed: list[fetch.Failure] = []
     for partition in range(partitions):
-        report = storage.join(uri, "fetched", f"{partition}-of-{partitions}.parquet")
+        report = storage.join(planned["uri"], "fetched", f"{partition}-of-{partitions}.parquet")
         ids, fetched, faults = fetch.read_report(report)
         sizes[ids - 1] = fetched
         failed += faults
@@ -173,17 +207,16 @@ def join(planned: dict[str, Any], config: DataConfig, partitions: int = 1) -> di
         problems.add(failure.reason, failure.told)
     manifest = planned | {
         "kind": "raw",
-        "content": hashlib.sha256(sizes.astype("<i4").tobytes()).hexdigest()[:16],
+        "content": content_of(sizes),
         "splits": _counts(planned, sizes),
         "problems": problems.to_json(),
     }
-    _write_arrays(uri, sizes, failed)
-    _check(manifest, config)
-    storage.write_json(manifest_uri, manifest)
-    counts = ", ".join(f"{split['images']} {name}" for name, split in manifest["splits"].items())
-    told = f" ({problems.summary()})" if problems.counts else ""
-    logger.info("raw images of %s: %s in %s%s", manifest["source"], counts, uri, told)
-    return manifest
+    return manifest, sizes, failed
+
+
+def content_of(sizes: np.ndarray) -> str:
+    """Return 16 hex digits that tell which images are there, from the bytes of each (0: not there)."""
+    return hashlib.sha256(sizes.astype("<i4").tobytes()).hexdigest()[:16]
 
 
 def _counts(planned: dict[str, Any], sizes: np.ndarray) -> dict[str, dict[str, int]]:
@@ -205,7 +238,7 @@ def _counts(planned: dict[str, Any], sizes: np.ndarray) -> dict[str, dict[str, i
 def _write_arrays(uri: str, sizes: np.ndarray, failed: list[fetch.Failure]) -> None:
     buffer = io.BytesIO()
     np.save(buffer, sizes, allow_pickle=False)
-    storage.write_bytes(storage.join(uri, "sizes.npy"), buffer.getvalue())
+    storage.write_bytes(storage.join(uri, f"sizes-{content_of(sizes)}.npy"), buffer.getvalue())
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(fetch.Failure._fields)

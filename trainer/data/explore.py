@@ -55,7 +55,7 @@ def open_view(text: str) -> "Shards | RawImages | SourceRows":
     """Open what a text names: a folder of shards or of raw images, or a source.
 
     Raises:
-        DataError: it names nothing that is known.
+        DataError: it names nothing that is known, or was written by another version of this program.
         StorageError: it cannot be reached.
     """
     kind = storage.scheme(text)
@@ -68,6 +68,11 @@ def open_view(text: str) -> "Shards | RawImages | SourceRows":
                 if found == "shards":
                     return Shards(storage.absolute(text), manifest)
                 if found == "raw":
+                    if "content" not in manifest:
+                        raise DataError(
+                            f"{text} was written by another version of this program",
+                            fix="run the download step again, and name the folder that it writes",
+                        )
                     return RawImages(manifest)
     return SourceRows(text)
 
@@ -124,7 +129,7 @@ class RawImages:
 
     def sizes(self) -> np.ndarray:
         """Return the bytes of each image by id - 1; 0 where it is not to be had."""
-        data = storage.read_bytes(storage.join(self.uri, "sizes.npy"))
+        data = storage.read_bytes(storage.join(self.uri, f"sizes-{self.manifest['content']}.npy"))
         return np.load(io.BytesIO(data), allow_pickle=False)
 
     def place(self, row: dict[str, Any]) -> str:

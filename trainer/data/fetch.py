@@ -55,6 +55,10 @@ class Failure(NamedTuple):
         return f"{self.split}/{self.file_name}: {self.detail}"
 
 
+class SourceDown(StorageError):
+    """The source gives nothing any more."""
+
+
 @dataclass(frozen=True)
 class _Task:
     """One image of the partition."""
@@ -85,10 +89,14 @@ class _Result(NamedTuple):
 def run(planned: dict[str, Any], config: DataConfig, partition: int, partitions: int, report: str) -> None:
     """Fetch a partition's images and write its report. What failed is tried once more at the end.
 
+    What an earlier report says is missing is not asked for again.
+
     Raises:
         DataError: far more cannot be had than the configuration lets pass.
-        StorageError: the source answers no more, or the data root cannot be written.
+        SourceDown: the source answers no more.
+        StorageError: the data root cannot be written.
     """
+    lost = _lost(report) if storage.exists(report) else {}
     source = sources.parse(planned["source"])
     mine = _FOLDERS[partition::partitions]
     total = sum(split["images"] for split in planned["splits"].values())
@@ -99,7 +107,7 @@ def run(planned: dict[str, Any], config: DataConfig, partition: int, partitions:
     with progress("download", expected, "images") as bar:
 
         def waiting() -> Iterator[_Task]:
-            for task in _tasks(planned, source, set(mine), there):
+            for task in _tasks(planned, source, set(mine), there, lost):
                 if task.size and not task.fault:
                     tally.add(_Result(task.image_id, task.size))
                     bar.skip()
@@ -153,7 +161,7 @@ class _Tally:
         if result.task:
             self._again.append(result.task)
             if self._in_a_row >= self._patience:
-                raise StorageError(
+                raise SourceDown(
                     f"{self._in_a_row} images in a row could not be fetched; the last: {failure.detail}",
                     fix="check the source and the network, and run again: what came is kept",
                 )
@@ -198,8 +206,14 @@ class _Tally:
             pq.write_table(pa.concat_tables([came, lost]).sort_by("image_id"), path)
 
 
-def _tasks(planned: dict[str, Any], source: Source, folders: set[str], there: "_There") -> Iterator[_Task]:
-    """Yield the images of some folders, block by block."""
+def _tasks(
+    planned: dict[str, Any],
+    source: Source,
+    folders: set[str],
+    there: "_There",
+    lost: dict[int, tuple[str, str]],
+) -> Iterator[_Task]:
+    """Yield the images of some folders, block by block; the faults of those that are lost are known."""
     for split in planned["splits"]:
         table = Table(storage.join(planned["uri"], f"{split}.parquet"))
         for block in range(table.blocks):
@@ -209,7 +223,7 @@ def _tasks(planned: dict[str, Any], source: Source, folders: set[str], there: "_
                 if place[:2] in folders:
                     yield _Task(
                         source, image_id, split, name, origin, storage.join(planned["images"], place),
-                        (reason, detail) if reason else None, there.size(place),
+                        (reason, detail) if reason else lost.get(image_id), there.size(place),
                     )  # fmt: skip
 
 
@@ -272,6 +286,13 @@ def read_report(uri: str) -> tuple[np.ndarray, np.ndarray, list[Failure]]:
     failed = table.filter(pc.equal(table["bytes"], 0)).select(list(Failure._fields))
     failures = [Failure(**row) for row in failed.to_pylist()]
     return table["image_id"].to_numpy(), table["bytes"].to_numpy(), failures
+
+
+def _lost(uri: str) -> dict[int, tuple[str, str]]:
+    """Return reason and detail, by image id, of what a report says is not worth another try."""
+    wanted = (pc.field("bytes") == 0) & (pc.field("reason") != reasons.IMAGE_NOT_FETCHED)
+    failed = pq.read_table(storage.local_copy(uri), filters=wanted)
+    return {row["image_id"]: (row["reason"], row["detail"]) for row in failed.to_pylist()}
 
 
 def worth_another_try(uri: str) -> bool:

@@ -150,17 +150,20 @@ class TrainLoader:
             _draw(self._pixels, index, *sample, view, square)
             for (_, index), sample, view, square in zip(places, found, views, squares, strict=True)
         ]
+        boxes, labels, image_of = targets([
+            record["annotations"] if there else [] for (_, record), there in zip(found, drawn, strict=True)
+        ])  # fmt: skip
+        boxes, kept = move_boxes(boxes, image_of, views, self._config.image_size)
+        labels, ends = labels[kept], np.bincount(image_of[kept], minlength=len(views)).cumsum().tolist()
         return [
             Loaded(
-                record["image_id"],
-                *(move_boxes(*targets(record), view, len(square)) if there else empty_targets()),
-                view.scale,
+                record["image_id"], boxes[start:end], labels[start:end], view.scale,
                 color_map(self._config, generator),
             )
-            for (_, record), view, square, there, generator in zip(
-                found, views, squares, drawn, generators, strict=True
+            for (_, record), start, end, view, generator in zip(
+                found, [0, *ends[:-1]], ends, views, generators, strict=True
             )
-        ]
+        ]  # fmt: skip
 
 
 class EvalLoader:
@@ -256,12 +259,17 @@ def _draw(
     return True
 
 
-def targets(record: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Boxes fp32 [M, 4] (x1 y1 x2 y2) and labels int64 [M] of a sample, crowd regions left out."""
-    kept = [item for item in record["annotations"] if not item["iscrowd"]]
-    boxes = np.array([item["bbox"] for item in kept], np.float32).reshape(-1, 4)
+def targets(annotations: Sequence[list[dict[str, Any]]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gather the annotations of some samples, crowd regions left out.
+
+    Returns:
+        Boxes fp32 [M, 4] (x1 y1 x2 y2), labels int64 [M], and the sample of each, int64 [M].
+    """
+    kept = [(number, item) for number, of in enumerate(annotations) for item in of if not item["iscrowd"]]
+    boxes = np.array([item["bbox"] for _, item in kept], np.float32).reshape(-1, 4)
     boxes[:, 2:] += boxes[:, :2]
-    return boxes, np.array([item["category_id"] for item in kept], np.int64)
+    labels = np.array([item["category_id"] for _, item in kept], np.int64)
+    return boxes, labels, np.array([number for number, _ in kept], np.int64)
 
 
 def collate(loaded: Sequence[Loaded], images: Tensor, *, pin: bool) -> Batch:

@@ -15,7 +15,7 @@ _BARS = 25
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Shards {{ fingerprint }}</title>
+<title>Data of {{ source }}</title>
 <style>
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --text: #1b2330; --grid: #c9d0d9;
   --series-1: #1f6fd0; --series-2: #d4570a; --series-3: #14805a; }
@@ -35,7 +35,7 @@ figure { background: var(--card); border: 1px solid var(--grid); border-radius: 
 figure svg { width: 100%; height: auto; } .key { margin-right: 1rem; white-space: nowrap; }
 .key i { display: inline-block; width: .8rem; height: .8rem; margin-right: .35rem; border-radius: .2rem; }
 </style></head><body><main>
-<h1>Shards {{ fingerprint }}</h1><p>{{ uri }}</p>
+<h1>Data of {{ source }}</h1><p>Shards in {{ uri }}</p>
 <h2>Splits</h2>
 <div class="table"><table><tr><th>split</th><th>images</th><th>boxes</th><th>without boxes</th><th>crowds</th>
 <th>shards</th><th>MB</th></tr>

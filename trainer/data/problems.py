@@ -1,5 +1,6 @@
 """What was wrong with the input: counted by reason, with examples, and judged."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ BAD_BOXES = (BOX_WITHOUT_AREA, BOX_OUTSIDE, BOX_NOT_FINITE, BOX_UNKNOWN_CATEGORY
 
 BOX_CLIPPED = "box clipped to the image"
 BOX_SMALL = "box smaller than data.min_box_side"
+IMAGE_SMALL = "image smaller than data.min_side"
 SIZE_DIFFERS = "image size differs from the annotated one"
 IMAGE_LISTED_TWICE = "image listed twice"
 IMAGE_IN_TWO_SPLITS = "image in two splits"
@@ -40,6 +42,9 @@ class Problems:
 
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
+    unlisted: Counter[str] = field(default_factory=Counter)
+    """Boxes by category, of those categories that the source does not list; they are counted as bad
+    where boxes are cleaned."""
 
     def add(self, reason: str, example: str, count: int = 1) -> None:
         """Count one more case."""
@@ -90,5 +95,5 @@ class Problems:
             )
 
     def summary(self) -> str:
-        """Return one line: "2 box without area, 1 image missing", or "" if there is nothing."""
-        return ", ".join(f"{count} {reason}" for reason, count in sorted(self.counts.items()))
+        """Return one line: "box without area: 2, image missing: 1", or "" if there is nothing."""
+        return ", ".join(f"{reason}: {count:,}" for reason, count in sorted(self.counts.items()))

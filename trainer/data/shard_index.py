@@ -73,6 +73,11 @@ def write_index(
                 problems.merge(sidecar["problems"])
                 quarantined += sidecar["quarantined"][: _QUARANTINED_SHOWN - len(quarantined)]
         check()
+        if "train" in tables and not tables["train"].statistics["images"]:
+            raise DataError(
+                f"no training image is left in {uri}: {problems.summary()}",
+                fix="let smaller images pass with data.min_side, or mend the source",
+            )
         for split, table in tables.items():
             buffer = io.BytesIO()
             np.save(buffer, table.samples(), allow_pickle=False)
@@ -251,13 +256,14 @@ def parse_sample(row: np.void, jpeg: bytes, text: bytes) -> tuple[bytes, dict[st
         jpeg: the bytes where its JPEG is.
         text: the bytes where its JSON is.
     """
-    if len(jpeg) != row["length"] or len(text) != row["json_length"] or jpeg[:2] != b"\xff\xd8":
+    _, _, length, _, json_length, image_id, _, _, crc32 = row.item()
+    if len(jpeg) != length or len(text) != json_length or jpeg[:2] != b"\xff\xd8":
         return None
-    if zlib.crc32(text, zlib.crc32(jpeg)) != row["crc32"]:
+    if zlib.crc32(text, zlib.crc32(jpeg)) != crc32:
         return None
     try:
         record = json.loads(text)
     except ValueError:
         return None
-    sound = isinstance(record, dict) and record.get("image_id") == row["image_id"]
+    sound = isinstance(record, dict) and record.get("image_id") == image_id
     return (jpeg, record) if sound else None

@@ -49,6 +49,7 @@ class ShardTask:
     """Bytes of each one's raw image."""
     labels: int
     """How many categories there are."""
+    min_side: int
     max_side: int
     jpeg_quality: int
     min_box_side: float
@@ -72,12 +73,19 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
     with storage.new_file(target, sha256=digest.hexdigest) as path, path.open("wb") as file:
         tar = _Tar(file, digest)
         for row, data in _images(task):
+            name = row["file_name"]
             try:
-                samples.append(_add_sample(tar, task, row, data, problems))
+                normal = normalize(
+                    data, task.max_side, task.jpeg_quality, row["orientation"], decode=task.decode_check
+                )
             except UnreadableImage as error:
-                name = row["file_name"]
                 quarantined.append({"file_name": name, "reason": str(error)})
                 problems.add(reasons.IMAGE_UNREADABLE, f"{name}: {error}")
+                continue
+            if min(normal.stored_width, normal.stored_height) < task.min_side:
+                problems.add(reasons.IMAGE_SMALL, f"{name}: {normal.stored_width}x{normal.stored_height}")
+                continue
+            samples.append(_add_sample(tar, task, row, normal, problems))
         tar.close()
     sidecar = {
         "block": task.block,
@@ -130,11 +138,10 @@ def _read(uri: str, size: int) -> bytes:
 
 
 def _add_sample(
-    tar: "_Tar", task: ShardTask, row: dict[str, Any], data: bytes, problems: Problems
+    tar: "_Tar", task: ShardTask, row: dict[str, Any], normal: NormalImage, problems: Problems
 ) -> dict[str, Any]:
     """Append one image and its cleaned boxes; return what the index needs of it."""
     where = row["file_name"]
-    normal = normalize(data, task.max_side, task.jpeg_quality, row["orientation"], decode=task.decode_check)
     size = (row["width"], row["height"])
     if not size_agrees(normal, *size):
         shown = f"{size[0]}x{size[1]} annotated, {normal.stored_width}x{normal.stored_height} stored"

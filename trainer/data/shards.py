@@ -69,13 +69,14 @@ def place(raw: dict[str, Any], data_root: str, config: DataConfig) -> str:
     Raises:
         DataError: the raw images are those of another version of this program.
     """
-    if raw["version"] != RAW_VERSION:
+    if raw.get("version") != RAW_VERSION or "content" not in raw:
         raise DataError(
-            f"{raw['uri']} was written by another version of this program", fix="run the download step again"
+            f"{raw.get('uri', 'the raw manifest')} was written by another version of this program",
+            fix="run the download step again",
         )
     name = fingerprint(
-        "shards", VERSION, raw["fingerprint"], raw["content"], config.shard_bytes, config.max_side,
-        config.jpeg_quality, config.min_box_side, config.decode_check,
+        "shards", VERSION, raw["fingerprint"], raw["content"], config.shard_bytes, config.min_side,
+        config.max_side, config.jpeg_quality, config.min_box_side, config.decode_check,
     )  # fmt: skip
     return storage.join(storage.absolute(data_root), "shards", name)
 
@@ -111,9 +112,9 @@ def shard_partition(
     total = sum(len(task.rows) for task in tasks)
     bad = 0
     with progress("shard", total, "images", done=total - sum(len(task.rows) for task in missing)) as bar:
-        for samples, quarantined in pool.run(_write_one, missing, workers, processes=True):
+        for images, quarantined in pool.run(_write_one, missing, workers, processes=True):
             bad += quarantined
-            bar.update(samples + quarantined, note=f"{bad} unreadable" if bad else "")
+            bar.update(images, note=f"{bad} unreadable" if bad else "")
 
 
 def join(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, Any]:
@@ -145,6 +146,7 @@ def join(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, A
         "version": VERSION,
         "uri": uri,
         "fingerprint": uri.rpartition("/")[2],
+        "source": raw["source"],
         "raw_fingerprint": raw["fingerprint"],
         "categories": raw["categories"],
         "hierarchy": raw["hierarchy"],
@@ -161,7 +163,8 @@ def _plan(raw: dict[str, Any], uri: str, config: DataConfig) -> Iterator[ShardTa
 
     The order is that of a hash of each key, so every shard is a random sample of its block.
     """
-    sizes = np.load(io.BytesIO(storage.read_bytes(storage.join(raw["uri"], "sizes.npy"))))
+    sizes_uri = storage.join(raw["uri"], f"sizes-{raw['content']}.npy")
+    sizes = np.load(io.BytesIO(storage.read_bytes(sizes_uri)))
     for split in raw["splits"]:
         table_uri = storage.join(raw["uri"], f"{split}.parquet")
         table = Table(table_uri)
@@ -173,7 +176,7 @@ def _plan(raw: dict[str, Any], uri: str, config: DataConfig) -> Iterator[ShardTa
                 yield ShardTask(
                     table_uri=table_uri, images_uri=raw["images"], shards_uri=uri, split=split,
                     name=f"{split}-{number:05}", block=block, rows=rows, sizes=there[rows].tolist(),
-                    labels=len(raw["categories"]), max_side=config.max_side,
+                    labels=len(raw["categories"]), min_side=config.min_side, max_side=config.max_side,
                     jpeg_quality=config.jpeg_quality, min_box_side=config.min_box_side,
                     decode_check=config.decode_check, readers=min(config.threads, _READERS),
                 )  # fmt: skip
@@ -194,8 +197,8 @@ def _cut(keys: list[str], sizes: np.ndarray, shard_bytes: int) -> list[list[int]
 
 
 def _write_one(task: ShardTask) -> tuple[int, int]:
-    sidecar = write_shard(task)
-    return sidecar["samples"], len(sidecar["quarantined"])
+    """Return how many images were looked at, and how many of them are unreadable."""
+    return len(task.rows), len(write_shard(task)["quarantined"])
 
 
 def _whole(uri: str, name: str, there: dict[str, storage.FileState]) -> bool:

@@ -4,6 +4,7 @@ The geometry runs here, for each image, in the loader's threads. Photometric cha
 affine map of the colours for each image, applied to the whole batch on the device.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -67,7 +68,7 @@ def random_view(width: int, height: int, config: LoaderConfig, generator: np.ran
         config: sizes and probabilities.
         generator: source of all randomness; five numbers are drawn whatever the configuration.
     """
-    jitter, place_x, place_y, flip, flip_vertical = generator.random(5)
+    jitter, place_x, place_y, flip, flip_vertical = generator.random(5).tolist()
     low, high = config.scale
     # Uniform in log scale: as often half as large as twice as large.
     scale = config.image_size / max(height, width) * low * (high / low) ** jitter
@@ -77,7 +78,7 @@ def random_view(width: int, height: int, config: LoaderConfig, generator: np.ran
     top, crop_height, y, place_height = _span(height, scale, divisor, config.image_size, place_y)
     return View(
         divisor, (left, top, crop_width, crop_height), (x, y, place_width, place_height),
-        bool(flip < config.flip), bool(flip_vertical < config.flip_vertical), scale,
+        flip < config.flip, flip_vertical < config.flip_vertical, scale,
     )  # fmt: skip
 
 
@@ -119,33 +120,38 @@ def render(image: Tensor, view: View, square: np.ndarray) -> None:
     square[y:below, x:right] = pixels.numpy()[:: -1 if view.flip_vertical else 1]
 
 
-def move_boxes(boxes: np.ndarray, labels: np.ndarray, view: View, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bring boxes into the square of a view; those that are mostly outside are dropped.
+def move_boxes(
+    boxes: np.ndarray, image_of: np.ndarray, views: Sequence[View], size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bring the boxes of some images into their squares; those that are mostly outside are dropped.
+
+    Of several images at once: for a handful of boxes the calls cost more than what they compute.
 
     Args:
         boxes: fp32 [M, 4], x1 y1 x2 y2 in pixels of the stored image.
-        labels: int64 [M].
-        view: of the image.
-        size: side of the square, pixels.
+        image_of: int64 [M], the image of each box, a place in `views`.
+        views: of the images.
+        size: side of the squares, pixels.
 
     Returns:
-        The same of the boxes that remain, in pixels of the square.
+        The K boxes that remain, fp32 [K, 4] in pixels of the square, and which these are, bool [M].
     """
-    left, top, width, height = view.crop
-    x, y, place_width, place_height = view.place
-    ratio = np.array([place_width / width, place_height / height] * 2, np.float32)
-    shift = np.array([x, y] * 2, np.float32) - np.array([left, top] * 2, np.float32) * ratio
-    moved = boxes * (ratio / view.divisor) + shift
+    crops, places = (np.array([getattr(view, name) for view in views]) for name in ("crop", "place"))
+    ratios = (places[:, 2:] / crops[:, 2:]).astype(np.float32)
+    shifts = places[:, :2].astype(np.float32) - crops[:, :2].astype(np.float32) * ratios
+    divisors = np.array([[view.divisor] for view in views], np.float32)
+    table = np.concatenate([ratios / divisors] * 2 + [shifts] * 2, axis=1)[image_of]
+    moved = boxes * table[:, :4] + table[:, 4:]
     clipped = moved.clip(0, size)
     sides = clipped[:, 2:] - clipped[:, :2]
     whole = (moved[:, 2:] - moved[:, :2]).prod(axis=1)
     kept = (sides.prod(axis=1) >= MIN_VISIBLE * whole) & (sides > 1).all(axis=1)
     inside = clipped[kept]
-    if view.flip:
-        inside[:, [0, 2]] = size - inside[:, [2, 0]]
-    if view.flip_vertical:
-        inside[:, [1, 3]] = size - inside[:, [3, 1]]
-    return inside, labels[kept]
+    for axis, flips in enumerate(([view.flip for view in views], [view.flip_vertical for view in views])):
+        if any(flips):
+            turned = np.array(flips)[image_of[kept]]
+            inside[turned, axis::2] = size - inside[turned, axis::2][:, ::-1]
+    return inside, kept
 
 
 def color_map(config: LoaderConfig, generator: np.random.Generator) -> np.ndarray | None:

@@ -62,11 +62,6 @@ def compare(
     return Comparison(overall, at_half, per_class, samples)
 
 
-def average_precision(matches: Matches, place: int) -> float:
-    """Return the average precision of a class; NaN where it has no objects."""
-    return float(_precision(matches, place, np.ones((matches.image_count, 1), np.uint8))[0, 0])
-
-
 def _weights(images: int, samples: int, seed: int) -> np.ndarray:
     """[images, 1 + samples]: how often each image counts; the first column is the data as they are."""
     random = np.random.default_rng(seed)

@@ -8,16 +8,14 @@ area below 32 x 32 pixels, large one above 96 x 96. -1 stands for "no ground tru
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trainer.errors import EvaluationError
 from trainer.evaluation import engines
 from trainer.evaluation.checks import check_predictions, check_truth
 from trainer.evaluation.engines import Arrays
-from trainer.evaluation.tables import Predictions, Truth, parse_json
+from trainer.evaluation.tables import Predictions, Truth
 
 METRICS = {
     "coco/AP": "mean over IoU 0.50 to 0.95",
@@ -55,21 +53,6 @@ class CocoResult:
     100 detections an image and all sizes; -1 where a class has no boxes."""
     scores: np.ndarray
     """[T, R, K] score of the detection at which each of these precisions is reached."""
-
-
-def evaluate_files(
-    ground_truth_json: str | Path, detections_json: str | Path, *, engine: str = "hotcoco"
-) -> dict[str, float | dict[str, dict[str, float]]]:
-    """Score a file of detections against a file of ground truth, both in COCO's JSON form.
-
-    Returns:
-        The twelve numbers by name, and "per_class" as in CocoResult.
-
-    Raises:
-        EvaluationError: a file cannot be read, or does not fit the other one.
-    """
-    result = evaluate(_read(ground_truth_json), _read(detections_json), engine=engine)
-    return {**result.metrics, "per_class": result.per_class}
 
 
 def evaluate(
@@ -132,14 +115,6 @@ def _class_line(name: str, row: dict[str, float], width: int) -> str:
 def number(value: float) -> str:
     """A metric as people read it: three decimals, or a dash where there is no ground truth."""
     return "-" if np.isnan(value) or value < 0 else f"{value:.3f}"
-
-
-def _read(path: str | Path) -> Any:
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise EvaluationError(f"{path} cannot be read: {error.strerror}", fix="check the path") from None
-    return parse_json(data, path)
 
 
 def _twelve(arrays: Arrays) -> list[float]:

@@ -21,6 +21,7 @@ from trainer.evaluation.models import Model
 from trainer.evaluation.report import write_report
 from trainer.evaluation.scoring import Scores
 from trainer.evaluation.tables import Predictions, Truth
+from trainer.storage.probe import check_writable
 
 _LOG = logging.getLogger("evaluate")
 
@@ -47,6 +48,7 @@ def evaluate(
     Raises:
         EvaluationError: the model was trained for other classes, there is nothing to score, or a
             rule of the gate cannot be used.
+        StorageError: the folder for the results cannot be written; said before any prediction.
     """
     rules = list(config.evaluation.gate if rules is None else rules)
     for rule in rules:
@@ -55,6 +57,8 @@ def evaluate(
         dataset = _dataset(shards_uri, config.evaluation.split)
         model = models.load(model_uri, world.device)
         _check_classes(model.categories, dataset.categories, model_uri)
+        if world.is_main:
+            check_writable(output_uri)
         found = _predict(model, dataset, config, world)
         baseline = baselines.find(config, shards_uri)
         base, obstacle = _baseline_predictions(baseline, dataset, config, world)

@@ -18,6 +18,9 @@ _THUMBNAIL = 560
 """Longer side of the gallery's images, pixels."""
 _NAMED, _LONGEST = 8, 24
 """Wrong boxes of each side that the gallery names in an image, and letters of a name."""
+_LETTERS, _LETTER, _LINE, _LOWER = 0.034, 0.6, 1.25, 3
+"""Size of a label's letters as a share of the image's longer side; width of a letter and height of a
+line as shares of that; lines that a label may give way to others downwards."""
 _WORDS = {1: "better", -1: "worse", 0: "same"}
 
 
@@ -99,17 +102,19 @@ def pictures(data: ReportData) -> list[dict[str, Any]] | None:
 def _picture(item: GalleryImage, load_image: Callable[[int], bytes]) -> dict[str, Any]:
     truth = _all_drawn(item.truth, "truth", "missed")
     found = _all_drawn(item.predictions, "found", "false")
+    boxes = truth + found
+    _place_labels(boxes, item.width, item.height)
     return {
         "source": _thumbnail(load_image(item.image_id)),
         "file_name": item.file_name,
         "width": item.width,
         "height": item.height,
-        "side": max(item.width, item.height),
+        "letters": round(_LETTERS * max(item.width, item.height), 1),
         "f1": item.f1,
         "missed": item.missed,
         "false": item.false,
         "objects": len(item.truth),
-        "boxes": truth + found,
+        "boxes": boxes,
     }
 
 
@@ -121,6 +126,35 @@ def _all_drawn(boxes: Sequence[Marked], side: str, wrong: str) -> list[dict[str,
         short = box.name if len(box.name) <= _LONGEST else box.name[: _LONGEST - 1] + "…"
         one["shown"] = _label(short, box.score)
     return drawn
+
+
+def _place_labels(boxes: Sequence[dict[str, Any]], width: int, height: int) -> None:
+    """Give each shown label a place in the image that no other one has; without one it is not shown."""
+    letters = _LETTERS * max(width, height)
+    line = _LINE * letters
+    taken: list[tuple[float, float, float]] = []
+
+    def free(left: float, right: float, top: float) -> bool:
+        # Touching is no overlap; sums of floats may differ in their last bits.
+        inside = top + line <= height + 0.1
+        return inside and not any(
+            abs(top - y) < line - 0.1 and left < end and start < right for start, end, y in taken
+        )
+
+    for box in boxes:
+        if not box["shown"]:
+            continue
+        long = _LETTER * letters * len(box["shown"])
+        left = max(min(box["x"], width - long), 0.0)
+        first = max(min(box["y"], height - line), 0.0)
+        tops = (first + step * line for step in range(_LOWER))
+        top = next((top for top in tops if free(left, left + long, top)), None)
+        if top is None:
+            box["shown"] = ""
+            continue
+        taken.append((left, left + long, top))
+        # Text stands on its base line, a letter's height below the top.
+        box["label_x"], box["label_y"] = round(left + 0.15 * letters, 1), round(top + letters, 1)
 
 
 def _drawn(box: Marked, side: str, kind: str) -> dict[str, Any]:

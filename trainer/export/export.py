@@ -27,6 +27,7 @@ from trainer.export.graph import INPUT, OUTPUTS, RAW_OUTPUTS
 from trainer.export.preprocess import RULE
 from trainer.export.verify import Check, describe, verify
 from trainer.model.detector import Detector
+from trainer.storage.probe import check_writable
 
 SIGNING_KEY = "KUBEDET_SIGNING_KEY"
 """Environment variable: path of the PEM file that signs bundles; unset signs nothing."""
@@ -66,7 +67,7 @@ def export(
     key = signing_key or os.environ.get(SIGNING_KEY, "")
     if key:
         signing.check_key(key)
-    _check_writable(output_uri)
+    check_writable(output_uri)
     detector, meta = checkpoint.load_model(checkpoint_uri)
     index = storage.read_json(storage.join(shards_uri, "index.json"))
     dataset = _check_set(shards_uri, index)
@@ -111,13 +112,6 @@ def _complete(made: Path, described: dict[str, Any], key: str) -> None:
     if key:
         signing.sign(made, key)
         _LOG.info("signed")
-
-
-def _check_writable(uri: str) -> None:
-    """Write and delete a small file: a refusal must come before minutes of work."""
-    probe = storage.join(uri, ".writable")
-    storage.write_bytes(probe, b"")
-    storage.delete(probe)
 
 
 def _check_set(shards_uri: str, index: dict[str, Any]) -> ShardDataset:

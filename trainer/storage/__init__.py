@@ -9,13 +9,14 @@ says what is in it last. The remote backends are imported when first used.
     object_store.py  s3:// and minio://: reading, listing; uploads.py writes, environment.py says where
     web.py           http:// and https://
     transfer.py      pieces side by side, resumed and checked (answers.py, sinks.py); reader.py: as a file
+    quick.py         one request over a kept connection, where all goes well; signing.py signs it
     connections.py   deadlines and repeated attempts; failures.py: errors with their remedies
 """
 
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -83,7 +84,9 @@ def read_bytes(uri: str, *, sha256: str = "") -> bytes:
     """
     if is_local(uri):
         return local.read_bytes(uri, sha256)
-    return _fetch(uri, sha256=sha256)
+    from trainer.storage import transfer
+
+    return transfer.fetch_bytes(uri, _backend(uri).open_range(uri), sha256=sha256)
 
 
 def read_range(uri: str, start: int, length: int) -> bytes:
@@ -97,7 +100,9 @@ def read_range(uri: str, start: int, length: int) -> bytes:
     if is_local(uri):
         data = local.read_range(uri, start, length)
     else:
-        data = _fetch(uri, start=start, stop=start + length)
+        from trainer.storage import transfer
+
+        data = transfer.fetch_bytes(uri, _backend(uri).open_range(uri), start=start, stop=start + length)
     if len(data) != length:
         raise StorageError(
             f"{uri} ends before byte {start + length}", fix="it is cut off: delete it and write it again"
@@ -168,11 +173,17 @@ def create(uri: str, data: bytes) -> bool:
 
 
 @contextmanager
-def new_file(uri: str, *, sync: bool = True) -> Iterator[Path]:
+def new_file(uri: str, *, sync: bool = True, sha256: Callable[[], str] | None = None) -> Iterator[Path]:
     """Give a path to write to; what was written becomes the URI's content when the block ends.
 
     Local files are written beside their final name and renamed; remote ones are written to a
     temporary folder and uploaded. After an exception nothing is left.
+
+    Args:
+        uri: the file.
+        sync: whether to wait until a local disk has it.
+        sha256: tells, when the block has ended, the content's hash, where the writer knows it: what
+            goes to a store need not be read for it.
 
     Raises:
         StorageError: it cannot be written; an OSError inside the block is turned into one.
@@ -185,7 +196,7 @@ def new_file(uri: str, *, sync: bool = True) -> Iterator[Path]:
         path = Path(folder) / "file"
         with explained(uri, "write"):
             yield path
-        _writer(uri).upload(path, uri)
+        _writer(uri).upload(path, uri, sha256() if sha256 else "")
 
 
 def upload(source: str | Path, uri: str) -> None:
@@ -264,15 +275,6 @@ def remove_stale(uri: str) -> None:
     """Remove what killed writers left under a local folder more than an hour ago."""
     if is_local(uri):
         local.remove_stale(uri)
-
-
-def _fetch(uri: str, *, start: int = 0, stop: int | None = None, sha256: str = "") -> bytes:
-    from trainer.storage.sinks import MemorySink
-    from trainer.storage.transfer import fetch
-
-    sink = MemorySink()
-    fetch(uri, _backend(uri).open_range(uri), sink, start=start, stop=stop, sha256=sha256)
-    return sink.value()
 
 
 def _backend(uri: str) -> ModuleType:

@@ -4,16 +4,35 @@ import base64
 import re
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Any
-
-import urllib3
+from typing import Any, Protocol
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MD5 = re.compile(r"[0-9a-f]{32}")
+_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+_GOOGLE = re.compile(r"md5=([A-Za-z0-9+/]{22}==)")
 _KEYS = ("x-amz-server-side-encryption-customer-algorithm", "x-amz-server-side-encryption-aws-kms-key-id")
 
 
-@dataclass(frozen=True)
+class Response(Protocol):
+    """An answer whose body is not read yet: urllib3's, or one of `quick`."""
+
+    headers: Any
+    """A mapping; names in lower case find their value."""
+
+    def read1(self, amt: int = -1, decode_content: bool | None = None) -> bytes:
+        """Return what has arrived, b"" at the end; raises HTTPError of urllib3."""
+
+    def shutdown(self) -> None:
+        """Let a thread that reads from it end now."""
+
+    def close(self) -> None:
+        """Close its connection, unless all was read."""
+
+    def release_conn(self) -> None:
+        """Give its connection back."""
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """What an answer says of the whole file."""
 
@@ -29,18 +48,19 @@ class Head:
     """Hash of the whole content: "sha256" or "md5" and its hexadecimal digits, or "" and ""."""
 
 
-def head_of(response: urllib3.BaseHTTPResponse) -> Head:
+def head_of(response: Response) -> Head:
     """Return what an answer's headers say of the whole file."""
     headers = response.headers
-    etag = headers.get("ETag", "")
-    etag = etag if etag.strip('"') else ""
-    found = re.match(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))
-    length = headers.get("Content-Length")
+    etag = headers.get("etag", "")
+    bare = etag.strip('"')
+    told = headers.get("content-range")
+    found = _RANGE.match(told) if told else None
+    length = headers.get("content-length")
     start, size = 0, int(length) if length else None
     if found:
         start, size = int(found.group(1)), None if found.group(2) == "*" else int(found.group(2))
-    algorithm, digest = _hash_of(headers, etag.strip('"'))
-    return Head(size, start, etag, found is not None, algorithm, digest)
+    algorithm, digest = _hash_of(headers, bare)
+    return Head(size, start, etag if bare else "", found is not None, algorithm, digest)
 
 
 def _hash_of(headers: Any, etag: str) -> tuple[str, str]:
@@ -48,8 +68,8 @@ def _hash_of(headers: Any, etag: str) -> tuple[str, str]:
     ours = headers.get("x-amz-meta-sha256", "")
     if _SHA256.fullmatch(ours):
         return "sha256", ours
-    google = re.search(r"md5=([A-Za-z0-9+/]{22}==)", headers.get("x-goog-hash", ""))
-    if google and not headers.get("Content-Encoding"):
+    google = _GOOGLE.search(headers.get("x-goog-hash", ""))
+    if google and not headers.get("content-encoding"):
         return "md5", base64.b64decode(google.group(1)).hex()
     if headers.get("x-amz-request-id") and _MD5.fullmatch(etag) and not encrypted(headers):
         return "md5", etag

@@ -96,6 +96,11 @@ def until(deadline: Deadline) -> Iterator[None]:
         _current.deadline = before
 
 
+def current() -> Deadline:
+    """Return the deadline of this thread's work; a request's own where there is none."""
+    return getattr(_current, "deadline", None) or Deadline(PATIENCE.total)
+
+
 class _Attempts(urllib3.Retry):
     """Attempts until a deadline; bounded in number because each stands on the stack of the last."""
 
@@ -161,11 +166,15 @@ class _Patient:
     follow = True
     """Go where the server redirects. Not with signed requests: the signature holds for one host."""
 
+    trusted: ssl.SSLContext
+    lines: dict[Any, Any]
+    """Connections that `quick` keeps, by scheme and host."""
+
     def urlopen(self, method: str, url: str, redirect: bool = True, **options: Any) -> Any:
         address = urlsplit(url)
         server = (address.scheme, address.netloc)
         if "retries" not in options:  # else this is the second half of a redirect
-            deadline = getattr(_current, "deadline", None) or Deadline(PATIENCE.total)
+            deadline = current()
             attempts = _Attempts(
                 total=_ATTEMPTS,
                 redirect=10,
@@ -175,16 +184,23 @@ class _Patient:
             )
             attempts.server, attempts.deadline, attempts.start = server, deadline, time.monotonic()
             options["retries"] = attempts
+            # A connection that is new has this time to send the body, too.
+            sending = len(options.get("body") or b"") / PATIENCE.rate
             options["timeout"] = urllib3.Timeout(
-                connect=min(PATIENCE.connect, max(deadline.left(), 0.1)),
+                connect=min(PATIENCE.connect + sending, max(deadline.left(), 0.1)),
                 read=min(PATIENCE.silence, max(deadline.left(), 0.1)),
             )
         response = super().urlopen(method, url, redirect=redirect and self.follow, **options)  # type: ignore[misc]
-        _answered.add(server)
+        answered(server)
         return response
 
 
 _answered: set[tuple[str, str]] = set()
+
+
+def answered(server: tuple[str, str]) -> None:
+    """Note that a server, scheme and host, is there: what breaks from now on may come back."""
+    _answered.add(server)
 
 
 class _Direct(_Patient, urllib3.PoolManager):  # type: ignore[misc]
@@ -206,7 +222,8 @@ def pool(url: str, *, follow: bool = True) -> urllib3.PoolManager:
         StorageError: the CA bundle that the environment names cannot be used.
     """
     parts = urlsplit(url)
-    proxy = _proxy(parts.scheme, parts.hostname or "", tuple(map(os.environ.get, _PROXY_VARIABLES)))
+    variables = tuple(map(os.environ.get, _PROXY_VARIABLES))
+    proxy = _proxy(parts.scheme, parts.netloc.rpartition("@")[2], variables)
     bundle = next((name for name in _CA_VARIABLES if os.environ.get(name)), "")
     return _pool(proxy, bundle, os.environ.get(bundle, ""), follow, os.getpid())
 
@@ -233,5 +250,5 @@ def _pool(proxy: str | None, variable: str, bundle: str, follow: bool, _process:
             ) from error
     options: dict[str, Any] = {"maxsize": POOL, "ssl_context": trusted}
     made = _Proxied(proxy, **options) if proxy else _Direct(**options)
-    made.follow = follow
+    made.follow, made.trusted, made.lines = follow, trusted, {}
     return made

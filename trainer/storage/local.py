@@ -97,7 +97,8 @@ def _beside(uri: str) -> Iterator[tuple[Path, Path]]:
     temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with explained(uri, "write"):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.parent.is_dir():
+                target.parent.mkdir(parents=True, exist_ok=True)
             yield temporary, target
     finally:
         with suppress(OSError):

@@ -5,14 +5,15 @@ Reading and listing; `uploads.py` writes. Settings come from the environment (`e
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
-import urllib3
 from minio.error import MinioException
 
 from trainer.errors import StorageError
-from trainer.storage import answers, failures
+from trainer.storage import answers, failures, quick
 from trainer.storage.environment import client
 from trainer.storage.failures import explained
+from trainer.storage.signing import signed
 from trainer.storage.transfer import Empty, Opener
 from trainer.storage.uris import FileState, climbs, scheme
 
@@ -43,12 +44,15 @@ def open_range(uri: str) -> Opener:
     """Return what asks for ranges of an object."""
     bucket, key = split(uri)
 
-    def ask(start: int, stop: int, etag: str) -> urllib3.BaseHTTPResponse:
+    def ask(start: int, stop: int, etag: str) -> answers.Response:
+        headers: dict[str, Any] = {"If-Match": etag} if etag else {}
+        if stop > start:
+            headers["Range"] = f"bytes={start}-{stop - 1}"
         with explained(uri, "read"):
+            store = client(scheme(uri))
             try:
-                return client(scheme(uri)).get_object(
-                    bucket, key, start, stop - start, request_headers={"If-Match": etag} if etag else None
-                )
+                found = quick.get(store._http, *signed(store, "GET", bucket, key, headers))
+                return found or store.get_object(bucket, key, request_headers=headers)
             except MinioException as error:
                 if stop and failures.answer(error)[2] == 416:
                     raise Empty from error

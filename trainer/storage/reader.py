@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import IO, Any
 
-import urllib3
-
 from trainer.storage import connections
+from trainer.storage.answers import Response
 from trainer.storage.connections import Deadline
 from trainer.storage.sinks import FileSink
 from trainer.storage.transfer import PIECE, Check, Empty, Opener, Remote, fetch
@@ -32,7 +31,7 @@ def open_reader(uri: str, open_range: Opener, ahead: int) -> IO[bytes]:
         head = remote.head
         if head is not None and head.ranges and head.size is not None:
             return io.BufferedReader(_Reader(remote, first, head.size, ahead), _BUFFER)
-        first.close()
+        first[0].close()
     copy = tempfile.TemporaryFile(prefix="kubedet-", buffering=0)  # noqa: SIM115 (the caller closes it)
     try:
         fetch(uri, open_range, FileSink(copy.fileno()))
@@ -50,7 +49,7 @@ class _Reader(io.RawIOBase):
     the last bytes are given.
     """
 
-    def __init__(self, remote: Remote, first: urllib3.BaseHTTPResponse, size: int, ahead: int) -> None:
+    def __init__(self, remote: Remote, first: tuple[Response, int], size: int, ahead: int) -> None:
         super().__init__()
         assert remote.head is not None
         self._remote, self._size, self._ahead = remote, size, max(1, ahead)
@@ -119,12 +118,12 @@ class _Reader(io.RawIOBase):
         for number in sorted(self._pieces, key=distance)[self._ahead + 2 :]:
             self._pieces.pop(number).cancel()
 
-    def _fetch(self, number: int, response: urllib3.BaseHTTPResponse | None = None) -> bytearray:
+    def _fetch(self, number: int, first: tuple[Response, int] | None = None) -> bytearray:
         start = number * PIECE
         data = bytearray(min(PIECE, self._size - start))
 
         def write(place: int, block: bytes) -> None:
             data[place - start : place - start + len(block)] = block
 
-        self._remote.copy(start, start + len(data), write, response)
+        self._remote.copy(start, start + len(data), write, first)
         return data

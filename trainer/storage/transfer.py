@@ -1,7 +1,8 @@
 """Files read from servers: in pieces side by side, gone on with where a connection broke, and checked.
 
 A backend gives one function that asks for a range; everything else is the same for all. Pieces go
-straight to their place in a file or a buffer, so that memory does not grow with the file.
+straight to their place in a file or a buffer, so that memory does not grow with the file. A file of
+one piece, of which there may be millions, takes one request and no thread.
 """
 
 import hashlib
@@ -10,15 +11,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TypeVar
 
 import urllib3
 
 from trainer.errors import StorageError
 from trainer.storage import connections, failures
-from trainer.storage.answers import Head, head_of
+from trainer.storage.answers import Head, Response, head_of
 from trainer.storage.connections import Deadline, backoff
-from trainer.storage.sinks import Sink
+from trainer.storage.sinks import MemorySink, Sink
 
 PIECE = 4 * 1024 * 1024
 """Bytes of one request: large enough that 20 ms of waiting do not matter, small enough to repeat."""
@@ -29,9 +30,12 @@ THREADS = 16
 _BLOCK = 256 * 1024
 _TIMES = 3
 
-Opener = Callable[[int, int, str], urllib3.BaseHTTPResponse]
+Opener = Callable[[int, int, str], Response]
 """Asks for the bytes from `start` to before `stop` of the content with an ETag ("" for any), and
 returns the answer unread; (0, 0) asks for all. It raises `Empty` if there is nothing at `start`."""
+
+
+Result = TypeVar("Result")
 
 
 class Empty(Exception):
@@ -47,35 +51,41 @@ class Remote:
         """Known after the first answer, and binding from then on."""
         self._open = open_range
         self._given_up = threading.Event()
-        self._answers: set[urllib3.BaseHTTPResponse] = set()
+        self._answers: set[Response] = set()
 
-    def ask(self, start: int, stop: int) -> urllib3.BaseHTTPResponse:
-        """Ask for a range, and return the answer unread.
+    def ask(self, start: int, stop: int) -> tuple[Response, int]:
+        """Ask for a range; return the answer unread, and the place of its first byte.
 
         Raises:
             Empty: there is nothing.
             StorageError: it cannot be had, or is another file than before.
         """
-        changed = failures.Changed(
-            f"{self.uri} changed while it was read", fix="run again when nobody writes to it"
-        )
         try:
             response = self._open(start, stop, self.head.etag if self.head else "")
         except Empty:
             if self.head is None:
                 raise
-            raise changed from None  # there was a byte at this place before
+            raise self._changed() from None  # there was a byte at this place before
         head = head_of(response)
         if self.head is None:
             self.head = head
         same = (head.size, head.etag) == (self.head.size, self.head.etag)
         if not same or head.start > start:
             response.close()
-            raise changed
-        return response
+            raise self._changed()
+        return response, head.start
+
+    def _changed(self) -> failures.Changed:
+        return failures.Changed(
+            f"{self.uri} changed while it was read", fix="run again when nobody writes to it"
+        )
 
     def copy(
-        self, start: int, stop: int | None, write: Callable[[int, bytes], None], response: Any = None
+        self,
+        start: int,
+        stop: int | None,
+        write: Callable[[int, bytes], None],
+        first: tuple[Response, int] | None = None,
     ) -> int:
         """Read a range to its end, going on after every break, and return where it ended.
 
@@ -83,7 +93,7 @@ class Remote:
             start: the first byte.
             stop: the byte after the last; None for all that comes, where the size is not known.
             write: takes a place in the file and bytes.
-            response: an answer to `ask(start, ...)`, if there is one already.
+            first: what `ask(start, ...)` returned, if that was asked already.
 
         Raises:
             StorageError: the deadline has passed, or there is no sense in going on.
@@ -93,9 +103,10 @@ class Remote:
         with connections.until(deadline):
             while True:
                 error: Exception | None = None
+                answer: tuple[Response, int] | None = None
                 try:
-                    response = response or self.ask(place, stop or place + PIECE)
-                    for data in self._stream(response, place, stop, deadline):
+                    answer, first = first or self.ask(place, stop or place + PIECE), None
+                    for data in self._stream(*answer, place, stop, deadline):
                         write(place, data)
                         place, failed = place + len(data), 0
                     if stop is None or place >= stop:
@@ -103,8 +114,10 @@ class Remote:
                 except urllib3.exceptions.HTTPError as caught:
                     error = caught
                 finally:
-                    _close(response)
-                    response = None
+                    if answer is not None:
+                        # Gives the connection back, or closes it when something is left in it.
+                        answer[0].close()
+                        answer[0].release_conn()
                 failed += 1
                 if deadline.left() <= 0:
                     cause = error or urllib3.exceptions.ProtocolError(f"after {place:,} bytes")
@@ -112,10 +125,10 @@ class Remote:
                 deadline.sleep(backoff(failed))
 
     def _stream(
-        self, response: urllib3.BaseHTTPResponse, place: int, stop: int | None, deadline: Deadline
+        self, response: Response, begin: int, place: int, stop: int | None, deadline: Deadline
     ) -> Iterator[bytes]:
-        """Yield what an answer holds from `place` on, as it arrives."""
-        ahead = place - head_of(response).start
+        """Yield what an answer that begins at `begin` holds from `place` on, as it arrives."""
+        ahead = place - begin
         left = None if stop is None else stop - place
         self._answers.add(response)
         try:
@@ -141,18 +154,14 @@ class Remote:
                 response.shutdown()
 
 
-def fetch(
-    uri: str, open_range: Opener, sink: Sink, *, start: int = 0, stop: int | None = None, sha256: str = ""
-) -> int:
-    """Read a file, or a range of it, into a sink; check its hash where it is whole and one is known.
+def fetch(uri: str, open_range: Opener, sink: Sink, *, sha256: str = "") -> int:
+    """Read a file into a sink; check its hash where one is known.
 
     Args:
         uri: for messages.
         open_range: asks for ranges.
-        sink: takes the bytes, the first at place 0.
-        start: the first byte.
-        stop: the byte after the last; None for the end of the file.
-        sha256: what the whole file's hash must be; "" for what the store tells of it, if anything.
+        sink: takes the bytes.
+        sha256: what the file's hash must be; "" for what the store tells of it, if anything.
 
     Returns:
         the number of bytes.
@@ -160,10 +169,31 @@ def fetch(
     Raises:
         StorageError: it cannot be read, or arrives damaged again and again.
     """
+    return _repeated(uri, open_range, lambda remote: _Reading(remote, 0, None, sha256).into(sink))
+
+
+def fetch_bytes(
+    uri: str, open_range: Opener, *, start: int = 0, stop: int | None = None, sha256: str = ""
+) -> bytes:
+    """Read a file, or the bytes from `start` to before `stop` of it, into memory; otherwise as `fetch`."""
+
+    def read(remote: Remote) -> bytes:
+        reading = _Reading(remote, start, stop, sha256)
+        if len(reading.edges) == 1:
+            return reading.at_once()
+        sink = MemorySink()
+        reading.into(sink)
+        return sink.value()
+
+    return _repeated(uri, open_range, read)
+
+
+def _repeated(uri: str, open_range: Opener, read: Callable[[Remote], Result]) -> Result:
+    """Read again what changed meanwhile, or arrived damaged."""
     for attempt in range(1, _TIMES + 1):
         remote = Remote(uri, open_range)
         try:
-            return _fetch(remote, sink, start, stop, sha256)
+            return read(remote)
         except (failures.Changed, _Damaged):
             if attempt == _TIMES:
                 raise
@@ -177,38 +207,58 @@ class _Damaged(StorageError):
     """The bytes are not those whose hash is known."""
 
 
-def _fetch(remote: Remote, sink: Sink, start: int, stop: int | None, sha256: str) -> int:
-    with connections.until(Deadline(connections.PATIENCE.total)):
-        try:
-            first = remote.ask(start, start + PIECE if stop is None else min(stop, start + PIECE))
-        except Empty:
-            if start:
-                sink.resize(0)
-                return 0
-            first = remote.ask(0, 0)  # an empty file has no range, but a hash
-    head = remote.head
-    assert head is not None
-    end = head.size if stop is None or head.size is None else min(stop, head.size)
-    step = PIECE if head.ranges and end is not None else None
-    edges = [start, *range(start + step, end, step)] if step and end else [start]
-    stops = [*edges[1:], end]
-    check = Check(head, sha256, whole=start == 0 and end == head.size)
-    if end is not None:
-        sink.resize(end - start)
+class _Reading:
+    """A file, or a part of it, whose first piece was asked for."""
 
-    def read(edge: int, until: int | None, response: Any = None) -> int:
-        return remote.copy(edge, until, lambda place, data: sink.write(place - start, data), response)
+    def __init__(self, remote: Remote, start: int, stop: int | None, sha256: str) -> None:
+        self._remote, self._start = remote, start
+        with connections.until(Deadline(connections.PATIENCE.total)):
+            try:
+                self._first: tuple[Response, int] | None = remote.ask(
+                    start, start + PIECE if stop is None else min(stop, start + PIECE)
+                )
+            except Empty:
+                # An empty file has no range, but a hash.
+                self._first = None if start else remote.ask(0, 0)
+        head = remote.head or Head(start, start, "", True, "", "")
+        self._end = head.size if stop is None or head.size is None else min(stop, head.size)
+        step = PIECE if head.ranges and self._end is not None else None
+        self.edges = [start]
+        """Where its pieces begin."""
+        if step and self._end:
+            self.edges += range(start + step, self._end, step)
+        self._check = Check(head, sha256, whole=start == 0 and self._end == head.size)
 
-    with _threads(len(edges) - 1, remote) as submit:
-        others = [submit(read, edge, until) for edge, until in zip(edges[1:], stops[1:], strict=True)]
-        done = read(edges[0], stops[0], first)
-        check.update(sink.blocks(0, done - start))
-        for future in others:
-            before, done = done, future.result()
-            check.update(sink.blocks(before - start, done - start))
-    sink.resize(done - start)
-    check.compare(remote.uri)
-    return done - start
+    def at_once(self) -> bytes:
+        """Return what consists of one piece."""
+        if self._first is None:
+            return b""
+        blocks: list[bytes] = []
+        self._remote.copy(self._start, self._end, lambda _, data: blocks.append(data), self._first)
+        self._check.update(blocks)
+        self._check.compare(self._remote.uri)
+        return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+
+    def into(self, sink: Sink) -> int:
+        """Put it into a sink, the first byte at place 0, and return how many there are."""
+        start, remote = self._start, self._remote
+        if self._end is not None:
+            sink.resize(self._end - start)
+
+        def read(edge: int, until: int | None, first: tuple[Response, int] | None = None) -> int:
+            return remote.copy(edge, until, lambda place, data: sink.write(place - start, data), first)
+
+        with _threads(len(self.edges) - 1, remote) as submit:
+            stops = [*self.edges[1:], self._end]
+            others = [submit(read, *ends) for ends in zip(self.edges[1:], stops[1:], strict=True)]
+            done = read(self.edges[0], stops[0], self._first)
+            self._check.update(sink.blocks(0, done - start))
+            for future in others:
+                before, done = done, future.result()
+                self._check.update(sink.blocks(before - start, done - start))
+        sink.resize(done - start)
+        self._check.compare(remote.uri)
+        return done - start
 
 
 @contextmanager
@@ -244,10 +294,3 @@ class Check:
                 f"{uri} is damaged: its {self._name} is {self._hash.hexdigest()}, not {self._wanted}",
                 fix="it was read again and differs still: delete it and have it written again",
             )
-
-
-def _close(response: Any) -> None:
-    """Give the connection back, or close it when something is left in it."""
-    if response is not None:
-        response.close()
-        response.release_conn()

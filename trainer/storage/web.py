@@ -7,7 +7,7 @@ from typing import NoReturn
 import urllib3
 
 from trainer.errors import StorageError
-from trainer.storage import answers, failures
+from trainer.storage import answers, failures, quick
 from trainer.storage.connections import pool
 from trainer.storage.failures import explained
 from trainer.storage.transfer import Empty, Opener
@@ -37,12 +37,15 @@ def state(uri: str) -> FileState | None:
 def open_range(uri: str) -> Opener:
     """Return what asks for ranges of a file; a server may answer with all of it."""
 
-    def ask(start: int, stop: int, etag: str) -> urllib3.BaseHTTPResponse:
+    def ask(start: int, stop: int, etag: str) -> answers.Response:
         headers = {"Accept-Encoding": "identity"}
         if stop > start:
             headers["Range"] = f"bytes={start}-{stop - 1}"
         if etag and not etag.startswith("W/"):  # a weak mark holds for no range
             headers["If-Match"] = etag
+        found = quick.get(pool(uri), uri, headers)
+        if found is not None:
+            return found
         response = _request("GET", uri, headers)
         try:
             if stop and response.status == 416:
@@ -61,7 +64,7 @@ def write_bytes(uri: str, data: bytes) -> NoReturn:
     raise _read_only(uri)
 
 
-def upload(path: Path, uri: str) -> NoReturn:
+def upload(path: Path, uri: str, sha256: str = "") -> NoReturn:
     """Refuse to write."""
     raise _read_only(uri)
 

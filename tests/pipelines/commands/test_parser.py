@@ -1,8 +1,11 @@
 """Mistakes on the command line: the usage of the command that is wrong, and what was perhaps meant."""
 
+import argparse
+
 import pytest
 
 from pipelines import cli
+from trainer.__main__ import _parser as trainer_parser
 
 
 def said(capsys, *words):
@@ -47,3 +50,26 @@ def test_a_command_alone_tells_what_there_is(words, capsys):
 
 def test_a_missing_argument_is_named(capsys):
     assert "required: URI" in said(capsys, "data", "inspect")
+
+
+def parsers(parser):
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from parsers(below)
+
+
+@pytest.mark.parametrize("top", [cli._parser, trainer_parser])
+def test_every_option_of_every_command_is_explained(top):
+    bare = [
+        f"{parser.prog}: {'/'.join(action.option_strings) or action.dest}"
+        for parser in parsers(top())
+        for action in parser._actions
+        if not action.help and not isinstance(action, argparse._SubParsersAction)
+    ]
+    assert bare == []
+
+
+def test_every_command_says_what_it_does():
+    assert [parser.prog for parser in parsers(cli._parser()) if not parser.description] == []

@@ -36,7 +36,7 @@ def image_of(manifest: dict, row: dict) -> str:
 
 
 def sizes_of(manifest: dict) -> list[int]:
-    return np.load(raw_folder(manifest) / "sizes.npy").tolist()
+    return np.load(raw_folder(manifest) / f"sizes-{manifest['content']}.npy").tolist()
 
 
 def test_what_it_writes(make_coco, tmp_path):
@@ -236,3 +236,29 @@ def test_a_data_root_in_an_object_store(make_coco, bucket, tmp_path):
     assert download(str(root), "s3://bucket/data", CONFIG) == manifest
     storage.delete(f"{manifest['uri']}/manifest.json")
     assert download(str(root), "s3://bucket/data", CONFIG) == manifest
+
+
+def test_boxes_of_unlisted_categories_are_named(make_coco, edit_json, tmp_path):
+    root = make_coco(train=["a.jpg", "b.jpg"])
+
+    def change(form: dict) -> None:
+        for number, box in enumerate(form["annotations"]):
+            box["category_id"] = 9 if number else "x"
+
+    edit_json(root / "annotations" / "instances_train.json", change)
+    with pytest.raises(
+        DataError, match=r'cat, dog, but 4 boxes are of .* not list: 9 \(3\), "x" \(1\)'
+    ) as caught:
+        download(str(root), str(tmp_path / "data"), CONFIG)
+    assert "`categories`" in caught.value.fix
+
+
+def test_an_empty_val_may_be_removed(make_coco, tmp_path):
+    root = make_coco(train=["a.jpg", "b.jpg"], val=["v.jpg"])
+    val = root / "annotations" / "instances_val.json"
+    val.write_text('{"images": [], "annotations": [], "categories": []}')
+    with pytest.raises(DataError, match=r"instances_val\.json lists no images") as caught:
+        download(str(root), str(tmp_path / "data"), CONFIG)
+    assert "remove it" in caught.value.fix
+    val.unlink()
+    assert "val" in download(str(root), str(tmp_path / "data"), CONFIG)["splits"]

@@ -122,7 +122,9 @@ def test_batches_are_padded_and_crowds_are_no_targets(dataset):
     crowds = [record for record in records if any(item["iscrowd"] for item in record["annotations"])]
     assert crowds, "the sample has crowd regions"
     for record in crowds:
-        assert len(targets(record)[1]) == sum(not item["iscrowd"] for item in record["annotations"])
+        assert len(targets([record["annotations"]])[1]) == sum(
+            not item["iscrowd"] for item in record["annotations"]
+        )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

@@ -11,6 +11,7 @@ def test_it_shows_counts_plots_and_what_was_left_out_and_needs_no_other_file(sha
     index["categories"][0]["name"] = "<b> $x_1$"
     index["quarantined"] = [{"file_name": "<script>.jpg", "reason": "cut off"}]
     text = page(index)
+    assert f"<title>Data of {index['source']}</title>" in text and index["source"].startswith("sample:")
     assert text.count("<svg") == 5 and "The 25 most frequent" not in text
     assert re.search(r"<td>train</td><td>24</td>\s*<td>\d+</td>", text)
     assert "&lt;script&gt;.jpg: cut off" in text and "<script>" not in text and "<b> $x" not in text

@@ -44,7 +44,7 @@ def test_those_of_parts_add_up():
     one.merge(other.to_json())
     assert one.counts == {reasons.IMAGE_MISSING: 14, reasons.BOX_OUTSIDE: 1}
     assert len(one.examples[reasons.IMAGE_MISSING]) == EXAMPLES
-    assert one.summary() == "1 box outside the image, 14 image missing" and Problems().summary() == ""
+    assert one.summary() == "box outside the image: 1, image missing: 14" and Problems().summary() == ""
     again = Problems()
     again.merge(one.to_json())
     assert again == one

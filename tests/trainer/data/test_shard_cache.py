@@ -111,6 +111,53 @@ def test_the_limit_holds_when_many_fetch(store, tmp_path):
     assert not list(folder.glob("*.part"))
 
 
+_READER = """
+import hashlib, os, sys
+from pathlib import Path
+from trainer.data.shard_cache import ShardCache
+folder, limit, *shards = sys.argv[1:]
+cache = ShardCache(Path(folder), int(limit))
+copies = 0
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(3):
+    for number in range(0, len(shards), 3):
+        uri, sha256, size = shards[number], shards[number + 1], int(shards[number + 2])
+        cache.fetch(uri, sha256, size)
+        descriptor = cache.open(sha256, size)
+        if descriptor is not None:
+            copies += 1
+            assert hashlib.sha256(os.pread(descriptor, size, 0)).hexdigest() == sha256
+            os.close(descriptor)
+        kept = [name for name in os.listdir(folder) if name.endswith(".tar")]
+        assert len(kept) * size <= int(limit), kept
+print(copies)
+"""
+
+
+def test_processes_that_evict_each_others_copies_read_what_is_right(store, tmp_path):
+    many, folder, limit = shards(store, 24), tmp_path / "cache", 4 * SIZE
+    readers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _READER, str(folder), str(limit)]
+            + [str(part) for one in many[first::3] for part in one],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for first in range(3)
+    ]  # fmt: skip
+    for reader in readers:
+        assert reader.stdout.readline() == "ready\n"
+    for reader in readers:  # All are there, and begin together.
+        reader.stdin.write("go\n")
+        reader.stdin.flush()
+    for reader in readers:
+        told, _ = reader.communicate(timeout=30)
+        # Eight shards each, three times: of eight, no more than four would ever stay.
+        assert reader.returncode == 0 and int(told) > 8
+    assert len(names(folder)) <= 4
+    assert not list(folder.glob("*.part"))
+
+
 def test_a_shard_that_another_fetches_is_left_to_it(store, tmp_path):
     (one,) = shards(store, 1)
     (tmp_path / "locks").mkdir()

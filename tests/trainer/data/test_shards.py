@@ -109,7 +109,7 @@ def test_the_result_does_not_depend_on_the_partitions(make_coco, tmp_path, monke
         fetch_partition(plans[1], config, number, partitions)
     raw = join_raw(plans[1], config, partitions)
     assert {**raw, "uri": "", "images": ""} == {**raw_whole, "uri": "", "images": ""}
-    for name in ("failed.csv", "sizes.npy", "train.parquet"):
+    for name in ("failed.csv", f"sizes-{raw['content']}.npy", "train.parquet"):
         assert (Path(raw["uri"]) / name).read_bytes() == (Path(raw_whole["uri"]) / name).read_bytes()
     reports = [len(read_report(str(path))[0]) for path in (Path(raw["uri"]) / "fetched").iterdir()]
     assert sum(reports) == 41 and len(reports) == partitions  # Each image is one partition's.
@@ -159,6 +159,9 @@ def test_raw_images_of_another_version_are_refused(make_coco, tmp_path):
     with pytest.raises(DataError, match="another version") as caught:
         shard(raw | {"version": 3}, str(tmp_path), CONFIG)
     assert "download step" in caught.value.fix
+    for name in ("version", "content"):
+        with pytest.raises(DataError, match="another version"):
+            shard({key: value for key, value in raw.items() if key != name}, str(tmp_path), CONFIG)
 
 
 def test_bad_boxes_are_dropped_clipped_and_told(make_coco, edit_json, tmp_path):
@@ -313,11 +316,3 @@ def test_a_real_set(kind, tmp_path):
     assert sum(found["boxes"] for found in index["splits"].values()) == 4888 - 2
     assert index["problems"] == {reasons.BOX_WITHOUT_AREA: 2}
     assert sorted(category["name"] for category in index["categories"]) == ["Platelets", "RBC", "WBC"]
-
-
-def test_small_boxes_are_left_out_where_asked(make_coco, tmp_path):
-    raw = download(str(make_coco(train=["a.jpg", "b.jpg"])), str(tmp_path), CONFIG)
-    made = [shard(raw, str(tmp_path), replace(CONFIG, min_box_side=side)) for side in (0.0, 8.0, 9.0)]
-    assert len({index["uri"] for index in made}) == 3
-    found = [ShardDataset(index["uri"], "train").read(0)[1]["annotations"] for index in made]
-    assert list(map(len, found)) == [2, 2, 0]

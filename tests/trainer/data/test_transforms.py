@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainer.config import LoaderConfig
-from trainer.data.transforms import FILL, color_map, letterbox, move_boxes, random_view, render
+from trainer.data.transforms import FILL, color_map, letterbox, move_boxes, random_view, render, whole_view
 
 CONFIG = LoaderConfig(image_size=96, flip=0.0)
 
@@ -26,7 +26,10 @@ def augment(image, boxes, labels, config, generator):
     pixels = np.empty((config.image_size, config.image_size, 3), np.uint8)
     render(small.flip(0) if view.flip else small, view, pixels)
     square = torch.from_numpy(pixels).permute(2, 0, 1)
-    return Sample(square, *move_boxes(boxes, labels, view, config.image_size))
+    # One of two images, of which the other is seen as a whole and has no box.
+    views = [whole_view(*image.shape[:0:-1], config.image_size), view]
+    inside, kept = move_boxes(boxes, np.ones(len(boxes), np.int64), views, config.image_size)
+    return Sample(square, inside, labels[kept])
 
 
 def picture(height, width, box):

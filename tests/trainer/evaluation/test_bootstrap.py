@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.large_split import synthetic
-from tests.trainer.evaluation.test_engines import odd_case
+from tests.trainer.evaluation.test_engines import average_precision, odd_case
 from trainer.evaluation import bootstrap, coco
 from trainer.evaluation.matching import match
 from trainer.evaluation.tables import Predictions, Truth
@@ -29,7 +29,7 @@ def test_a_weight_is_the_image_so_many_times() -> None:
         copies = matched(repeated_truth, repeated)
         for place in range(len(truth.categories)):
             ours = bootstrap._precision(matches, place, weights[:, None].astype(np.uint8))[0, 0]
-            expected = bootstrap.average_precision(copies, place)
+            expected = average_precision(copies, place)
             assert np.isnan(ours) == np.isnan(expected)
             assert np.isnan(ours) or ours == pytest.approx(expected, abs=1e-9)
 

@@ -9,6 +9,7 @@ import pytest
 
 from trainer.errors import EvaluationError
 from trainer.evaluation import coco
+from trainer.evaluation.tables import Predictions
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "coco_eval"
 PUBLISHED = {
@@ -42,12 +43,11 @@ PERFECT = [found(item["image_id"], item["category_id"], item["bbox"]) for item i
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the COCO evaluation sample is not beside the repository")
 def test_equals_published_figures():
-    result = coco.evaluate_files(
-        SHARED / "instances_val2014_100.json", SHARED / "instances_val2014_fakebbox100_results.json"
-    )
-    assert {name: round(result[name], 6) for name in coco.METRICS} == PUBLISHED
-    assert len(result["per_class"]) == 80
-    assert sum(row["boxes"] for row in result["per_class"].values()) == 839 - 9
+    files = ("instances_val2014_100.json", "instances_val2014_fakebbox100_results.json")
+    result = coco.evaluate(*(json.loads((SHARED / name).read_text()) for name in files))
+    assert {name: round(value, 6) for name, value in result.metrics.items()} == PUBLISHED
+    assert len(result.per_class) == 80
+    assert sum(row["boxes"] for row in result.per_class.values()) == 839 - 9
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the COCO evaluation sample is not beside the repository")
@@ -184,16 +184,15 @@ def test_bad_ground_truth_is_refused():
         coco.evaluate(ground_truth, [])
 
 
-def test_files_that_cannot_be_read(tmp_path):
-    (tmp_path / "gt.json").write_text(json.dumps(TRUTH))
-    with pytest.raises(EvaluationError, match=re.escape(f"{tmp_path / 'none.json'} cannot be read")):
-        coco.evaluate_files(tmp_path / "gt.json", tmp_path / "none.json")
-    (tmp_path / "torn.json").write_text("[{")
-    with pytest.raises(EvaluationError, match="is not JSON"):
-        coco.evaluate_files(tmp_path / "gt.json", tmp_path / "torn.json")
-    (tmp_path / "dt.json").write_text(json.dumps({"detections": PERFECT}))
+def test_detections_that_are_no_list_are_refused():
     with pytest.raises(EvaluationError, match="detections are not a list"):
-        coco.evaluate_files(tmp_path / "gt.json", tmp_path / "dt.json")
+        coco.evaluate(TRUTH, {"detections": PERFECT})
+
+
+def test_a_torn_file_of_detections_is_refused(tmp_path):
+    (tmp_path / "torn.json").write_text("[{")
+    with pytest.raises(EvaluationError, match=r"torn\.json is not JSON"):
+        Predictions.read(str(tmp_path / "torn.json"))
 
 
 def test_table_shows_numbers_and_shortens_many_classes():

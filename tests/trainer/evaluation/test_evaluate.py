@@ -18,7 +18,7 @@ from trainer import checkpoint
 from trainer.configuration import to_json
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import SINGLE
-from trainer.errors import EvaluationError
+from trainer.errors import EvaluationError, StorageError
 from trainer.evaluation import coco, openimages
 from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.inference import in_images, predict_split
@@ -196,6 +196,19 @@ def test_the_order_of_classes_in_the_shards_counts_for_open_images(
 def test_a_rule_that_cannot_be_read_is_refused_before_any_work(shards, config, tmp_path):
     with pytest.raises(EvaluationError, match="cannot be read"):
         evaluate(str(tmp_path / "none.pt"), shards, str(tmp_path / "e"), config, rules=["coco/AP = 1"])
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_any_prediction(
+    saved, shards, config, tmp_path, monkeypatch
+):
+    """A file where the folder should be: it refuses root as well."""
+    (tmp_path / "e").write_text("a file, not a folder")
+    monkeypatch.setattr(
+        "trainer.evaluation.evaluate.predict_split", lambda *_, **__: pytest.fail("predicted")
+    )
+    with pytest.raises(StorageError, match="cannot write") as error:
+        evaluate(saved(), shards, str(tmp_path / "e"), config)
+    assert str(tmp_path / "e") in error.value.message and error.value.fix
 
 
 @pytest.mark.parametrize(

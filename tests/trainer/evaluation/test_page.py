@@ -7,6 +7,7 @@ import pytest
 from tests.trainer.evaluation.test_report import data
 from trainer.evaluation import analysis, report
 from trainer.evaluation.change import Change
+from trainer.evaluation.gallery import GalleryImage, Marked
 from trainer.evaluation.gate import Verdict
 from trainer.evaluation.report_data import Compared
 
@@ -79,4 +80,20 @@ def test_it_fits_a_phone_and_the_readers_colours(tmp_path, dark):
         assert background == ("rgb(18, 22, 28)" if dark else "rgb(246, 247, 249)")
         page.screenshot(tmp_path / "page.png")
         assert (tmp_path / "page.png").stat().st_size > 10_000
+        assert page.complaints == []
+
+
+def test_a_tap_in_a_box_of_the_gallery_names_all_boxes_there(tmp_path):
+    boxes = (
+        Marked((100, 100, 700, 600), "bus", matched=False),
+        Marked((300, 300, 250, 250), "dog", matched=True),
+    )
+    found = (Marked((100, 100, 720, 600), "train", matched=False, score=0.5),)
+    (tmp_path / "report.html").write_text(
+        report.html(data(gallery=[GalleryImage(3, "a.jpg", 1200, 900, 0.5, (bus, dog), found)]))
+    )
+    with browser.page((tmp_path / "report.html").as_uri(), tmp_path, width=390) as page:
+        page.click(".gallery rect:nth-of-type(2)")
+        assert page.run("document.querySelector('.gallery output').textContent") == "train 0.50, dog, bus"
+        page.screenshot(tmp_path / "page.png")
         assert page.complaints == []

@@ -3,6 +3,7 @@ import hashlib
 import io
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -127,11 +128,26 @@ def test_gallery_images_are_made_small():
 
 
 def test_a_crowded_image_names_some_boxes_and_shortens_long_names():
-    many = tuple(Marked((i, i, 9, 9), f"{i} " + "long " * 9, matched=False, score=0.5) for i in range(20))
+    many = tuple(
+        Marked((i, 80 * i, 9, 9), f"{i} " + "long " * 9, matched=False, score=0.5) for i in range(11)
+    )
     page = report.html(data(gallery=[GalleryImage(1, "a.jpg", 1200, 900, 0.0, (), many)]))
     shown = re.findall(r"<text [^>]*>([^<]*)</text>", page.partition('class="gallery"')[2])
     assert len(shown) == 8 and shown[0] == "0 long long long long l… 0.50"
     assert page.count(f"<title>7 {'long ' * 9} 0.50</title>") == 1
+
+
+def test_labels_give_way_to_each_other_and_stay_in_the_image():
+    same = tuple(Marked((1190, 100, 9, 9), f"cat {i}", matched=False, score=0.5) for i in range(6))
+    low = (Marked((300, 895, 9, 4), "dog", matched=False), Marked((310, 890, 9, 9), "cow", matched=False))
+    page = report.html(data(gallery=[GalleryImage(1, "a.jpg", 1200, 900, 0.0, low, same)]))
+    found = re.findall(r'<text [^>]*x="(.*?)" y="(.*?)" font-size="(.*?)">([^<]*)</text>', page)
+    assert [name for *_, name in found] == ["dog", "cat 0 0.50", "cat 1 0.50", "cat 2 0.50"]
+    letters = float(found[0][2])
+    for x, y, _, name in found:
+        assert float(x) + 0.5 * letters * len(name) <= 1200 and letters <= float(y) <= 900
+    heights = sorted(float(y) for _, y, _, name in found if name.startswith("cat"))
+    assert all(below - above >= letters for above, below in pairwise(heights))
 
 
 def test_a_model_that_finds_nothing_is_told_so():

@@ -1,24 +1,95 @@
 """What the tests of stores share; the fixtures `proxy` and `hurried` are in tests/support."""
 
+import os
+import secrets
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from faulty_store import hurried, proxy
 
+from trainer import storage
+from trainer.storage.environment import client
+
 __all__ = ["hurried", "proxy"]
+
+GIVEN = "KUBEDET_TEST_S3_ENDPOINT"
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[str]:
+    """The endpoint of a store in moto: unlike rclone it knows conditions and answers a range with 206."""
+    if find_spec("moto") is None or find_spec("flask_cors") is None:
+        pytest.skip("no moto to serve S3: pip install moto flask flask-cors")
+    port = _free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@pytest.fixture(params=["rclone", "moto", "given"])
+def any_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URI of a bucket, empty and of this test alone, in each store that can be had.
+
+    Another store than those that the tests start is named by KUBEDET_TEST_S3_ENDPOINT, e.g.
+    http://127.0.0.1:9000; keys and region come from the AWS_ variables as they do for users. A bucket
+    with a random name is made in it, and removed with all that is in it.
+    """
+    ours = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "MINIO_"))}
+    if request.param == "given":
+        endpoint = os.environ.get(GIVEN, "")
+        if not endpoint:
+            pytest.skip(f"{GIVEN} names no store")
+    else:
+        for name in [*ours, *(name for name in os.environ if name.lower().endswith("_proxy"))]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secretsecret")
+        if request.param == "moto":
+            endpoint = request.getfixturevalue("moto_server")
+        else:
+            endpoint, _ = request.getfixturevalue("object_store_server")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    bucket = f"kubedet-test-{secrets.token_hex(6)}"
+    store = client("s3")
+    store.make_bucket(bucket)
+    yield f"s3://{bucket}"
+    for name in storage.list_files(f"s3://{bucket}"):
+        storage.delete(f"s3://{bucket}/{name}")
+    store.remove_bucket(bucket)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _wait_for(port: int) -> None:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise TimeoutError(f"nobody listens at port {port}")
 
 
 @pytest.fixture
 def unhashed_store(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A store of its own for large objects: the shared one hashes the whole object for every request."""
     (tmp_path / "store" / "bucket").mkdir(parents=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{_free_port()}"
     command = [str(Path(sys.executable).with_name("rclone")), "serve", "s3", "--config", "/dev/null"]
     command += ["--etag-hash", "", "--auth-key", "key,secretsecret", "--addr", address]
     server = subprocess.Popen([*command, str(tmp_path / "store")], stderr=subprocess.DEVNULL)

@@ -3,15 +3,19 @@
 import errno
 import hashlib
 import os
+import re
+import socket
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 
 import pytest
 
 from trainer import storage
 from trainer.errors import StorageError
-from trainer.storage import uploads
+from trainer.storage import connections, quick, uploads
 from trainer.storage.environment import client
 
 KB = 1024
@@ -48,7 +52,8 @@ def test_a_small_file_is_sent_at_once(proxy, bucket, small_parts):
 
 @pytest.mark.parametrize("kind", ["drop", "lost", "status", "spoil"])
 @pytest.mark.parametrize("size", [10 * KB, 300 * KB])
-def test_what_arrives_wrongly_is_sent_again(proxy, bucket, small_parts, kind, size):
+def test_what_arrives_wrongly_is_sent_again(proxy, bucket, small_parts, hurried, kind, size):
+    hurried(silence=10.0)  # a loaded store that is given up takes its parts away meanwhile
     content = os.urandom(size)
     proxy.fail(kind, method="PUT", times=3)
     storage.write_bytes("s3://bucket/x", content)
@@ -82,16 +87,56 @@ def test_a_failed_upload_leaves_nothing(proxy, bucket, small_parts, hurried):
 def test_an_interrupted_upload_leaves_nothing(proxy, bucket, small_parts, monkeypatch):
     inner = uploads._put
 
-    def interrupted(store, uri, bucket, key, data, headers, query=None):
-        if query and query["partNumber"] == "3":
+    def interrupted(store, uri, data, headers, query):
+        if query["partNumber"] == "3":
             raise KeyboardInterrupt
-        return inner(store, uri, bucket, key, data, headers, query)
+        return inner(store, uri, data, headers, query)
 
     monkeypatch.setattr(uploads, "_put", interrupted)
     with pytest.raises(KeyboardInterrupt):
         storage.write_bytes("s3://bucket/x", bytes(500 * KB))
     assert unfinished() == []
     assert list(bucket.iterdir()) == []
+
+
+@pytest.fixture
+def slow_taker():
+    """A server that takes 12 MB a second; gives its address and what it took."""
+    taken = bytearray()
+
+    def serve(listener):
+        while listener.fileno() >= 0:
+            with suppress(OSError), listener.accept()[0] as connection:
+                del taken[:]
+                while b"\r\n\r\n" not in taken:
+                    taken.extend(connection.recv(KB))
+                head, _, body = bytes(taken).partition(b"\r\n\r\n")
+                del taken[:]
+                taken.extend(body)
+                length = int(re.search(rb"Content-Length: (\d+)", head)[1])
+                while len(taken) < length and (more := connection.recv(64 * KB)):
+                    taken.extend(more)
+                    time.sleep(0.005)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KB)
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/x", taken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("careful", [False, True])
+def test_a_slow_link_takes_a_large_part(slow_taker, hurried, careful):
+    hurried(connect=0.2, silence=1.5, total=20.0, rate=2e6)
+    address, taken = slow_taker
+    content = os.urandom(24 * 2**20)  # two seconds of the link: longer than it may be silent
+    pool = connections.pool(address)
+    if careful:
+        assert pool.request("PUT", address, body=content).status == 200
+    else:
+        assert quick.put(pool, address, {}, content) is not None
+    assert taken == content
 
 
 def test_a_failed_block_uploads_nothing(proxy, bucket):

@@ -14,7 +14,7 @@ import numpy as np
 from trainer.data import problems as reasons
 from trainer.data.problems import Problems
 from trainer.data.sources.base import Entry
-from trainer.data.sources.coco_json import FIX, CocoFile
+from trainer.data.sources.coco_json import CocoFile
 from trainer.data.sources.rows import ROWS
 from trainer.errors import DataError
 
@@ -42,7 +42,11 @@ class CocoImages:
             names.append(hash(told[0]))
             self._lines.write(json.dumps(told) + "\n")
         if not ids:
-            raise DataError(f"{file.uri} lists no images", fix=FIX)
+            raise DataError(
+                f"{file.uri} lists no images",
+                fix="add them; or, if it is not the training split, remove it: where there is no val a part "
+                "of train is held out",
+            )
         _, first, which = np.unique(np.array(names, np.int64), return_index=True, return_inverse=True)
         owner = first[which]
         """The first image of the same name, for each listed one."""

@@ -1,5 +1,6 @@
 """The rows of a COCO JSON: its boxes brought together by image on the disk, as they come in any order."""
 
+import json
 import math
 from array import array
 from collections.abc import Callable, Iterator
@@ -21,6 +22,9 @@ _PART = 16 * ROWS
 
 _PENDING = 100_000
 """Boxes that are gathered before they go to the disk."""
+
+_UNLISTED = 1000
+"""Unlisted categories that are told apart."""
 
 _RECORD = np.dtype([("image", "<i4"), ("category", "<i4"), ("values", "<f8", 5), ("crowd", "i1")])
 _NAN = (math.nan,) * 4
@@ -86,6 +90,8 @@ class CocoRows:
             pending.ids.append(item.get("image_id"))
             known = self._positions.get(category, UNKNOWN) if isinstance(category, int) else UNKNOWN
             pending.categories.append(known)
+            if known == UNKNOWN and self._problems is not None and len(self._problems.unlisted) < _UNLISTED:
+                self._problems.unlisted[json.dumps(category)[:40]] += 1
             pending.values.extend((*_bbox(item.get("bbox")), positive(item.get("area"))))
             pending.crowds.append(item.get("iscrowd") in (1, True))
             if len(pending.ids) == _PENDING:

@@ -1,0 +1,224 @@
+"""One request at once: plain answers are taken, all others are left to those who know them."""
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from trainer import storage
+from trainer.errors import StorageError
+from trainer.storage import connections, quick
+
+PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+
+
+class Server:
+    """Gives prepared answers, the last again and again; counts connections and requests."""
+
+    def __init__(self) -> None:
+        self.answers = [PLAIN]
+        self.closes = False
+        """Whether each connection is closed after an answer, without a word."""
+        self.after = b""
+        """What comes a moment after each answer, though nobody asked."""
+        self.connections = 0
+        self.requests: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/x"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection = self._listener.accept()[0]
+                self.connections += 1
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            request = b""
+            while more := connection.recv(65536):
+                request += more
+                if b"\r\n\r\n" not in request:
+                    continue
+                self.requests.append(request)
+                request = b""
+                answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+                connection.sendall(answer)
+                if self.after:
+                    time.sleep(0.03)
+                    connection.sendall(self.after)
+                head, end, _ = answer.partition(b"\r\n\r\n")
+                if self.closes or (end and (b"Content-Length" not in head or b"close" in head)):
+                    return
+
+    def stop(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def server(hurried) -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.stop()
+
+
+def quickly(server):
+    return quick.get(connections.pool(server.url), server.url, {})
+
+
+def test_requests_follow_each_other_over_one_connection(server):
+    for _ in range(5):
+        assert storage.read_bytes(server.url) == b"hello"
+    assert (server.connections, len(server.requests)) == (1, 5)
+
+
+def test_threads_have_connections_of_their_own_and_keep_them(server):
+    answers = [quickly(server) for _ in range(3)]
+    for answer in answers:
+        assert answer.read1() == b"hello" and answer.read1() == b""
+        answer.close()
+    answer.close()  # twice is once
+    for _ in range(3):
+        storage.read_bytes(server.url)
+    assert server.connections == 3
+
+
+def test_no_more_connections_are_kept_than_the_pool_has(server, monkeypatch):
+    monkeypatch.setattr(quick, "POOL", 1)
+    for answer in [quickly(server) for _ in range(3)]:
+        answer.read1()
+        answer.close()
+    line = connections.pool(server.url).lines["http", server.url.split("/")[2]]
+    assert len(line._idle) == 1
+
+
+def test_a_connection_with_something_left_in_it_is_not_kept(server):
+    quickly(server).close()
+    assert storage.read_bytes(server.url) == b"hello"
+    assert server.connections == 2
+
+
+def test_a_connection_on_which_more_came_than_was_asked_for_is_not_used_again(server):
+    server.after = PLAIN.replace(b"hello", b"WRONG")
+    for _ in range(2):
+        assert storage.read_bytes(server.url) == b"hello"
+        time.sleep(0.1)
+    assert server.connections == 2
+
+
+def test_a_thread_that_reads_can_be_ended(server):
+    server.answers = [PLAIN[:-1]]
+    answer = quickly(server)
+    threading.Timer(0.1, answer.shutdown).start()
+    start = time.monotonic()
+    assert b"".join(iter(answer.read1, b"")) == b"hell"
+    assert time.monotonic() - start < 0.4  # less than it may be silent
+    answer.close()
+
+
+def test_connections_that_the_server_closed_meanwhile_are_made_again_at_once(server, monkeypatch):
+    monkeypatch.setattr(quick, "backoff", lambda _: pytest.fail("it waited"))
+    server.closes = True
+    for _ in range(4):
+        assert storage.read_bytes(server.url) == b"hello"
+        time.sleep(0.02)
+    assert len(server.requests) == server.connections == 4
+
+
+CLOSED = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
+TO_THE_END = b"HTTP/1.1 200 OK\r\n\r\nhello"
+
+
+def test_a_connection_that_the_server_will_close_is_not_kept(server):
+    server.answers = [CLOSED]
+    assert [storage.read_bytes(server.url) for _ in range(3)] == [b"hello"] * 3
+    assert (server.connections, len(server.requests)) == (3, 3)
+
+
+@pytest.mark.parametrize("answer", [CHUNKED, TO_THE_END])
+def test_a_server_of_another_kind_is_asked_in_the_careful_way_from_then_on(server, answer):
+    server.answers = [answer]
+    assert [storage.read_bytes(server.url) for _ in range(3)] == [b"hello"] * 3
+    assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: five\r\n\r\nhello",
+        b"HTTP/1.1 2000 OK\r\nContent-Length: 5\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\nhello",
+        b"HTTP/2 200\r\nContent-Length: 5\r\n\r\nhello",
+        b"\r\n\r\n",
+        b"x" * 400_000,
+    ],
+)
+def test_what_is_no_plain_answer_is_not_read(server, answer):
+    server.answers = [answer]
+    assert quickly(server) is None
+
+
+@pytest.mark.parametrize("status", [b"404 Gone", b"503 Busy", b"301 Moved", b"206 Part"])
+def test_only_success_is_an_answer(server, status):
+    server.answers = [b"HTTP/1.1 %b\r\nContent-Length: 5\r\n\r\nhello" % status]
+    assert (quickly(server) is None) == (status[:2] != b"20")
+    assert server.connections == 1
+
+
+def test_a_redirect_is_followed_and_not_asked_for_again(server, hurried):
+    target = Server()
+    moved = f"HTTP/1.1 302 Found\r\nLocation: {target.url}\r\nContent-Length: 0\r\n\r\n".encode()
+    server.answers = [moved]
+    assert [storage.read_bytes(server.url) for _ in range(3)] == [b"hello"] * 3
+    assert (len(server.requests), len(target.requests)) == (4, 3)
+    target.stop()
+
+
+def test_a_busy_server_is_left_alone_for_as_long_as_it_asks(server):
+    busy = b"HTTP/1.1 503 Busy\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+    server.answers = [busy, PLAIN]
+    start = time.monotonic()
+    assert storage.read_bytes(server.url) == b"hello"
+    assert 0.9 < time.monotonic() - start < 5
+
+
+def test_a_head_that_never_ends_is_given_up(server, hurried):
+    server.answers = [b"HTTP/1.1 200 OK\r\nX: "]
+    hurried(total=1.0)
+    start = time.monotonic()
+    with pytest.raises(StorageError, match="cannot read"):
+        storage.read_bytes(server.url)
+    assert time.monotonic() - start < 8
+
+
+def test_a_proxy_is_not_passed_by(server, monkeypatch):
+    target = Server()
+    monkeypatch.setenv("HTTP_PROXY", server.url.removesuffix("/x"))
+    assert storage.read_bytes(target.url) == b"hello"
+    assert server.requests[0].startswith(f"GET {target.url}".encode()) and target.requests == []
+    target.stop()
+
+
+@pytest.mark.parametrize("path", ["/a b", "/é", "/a/../x", "/x#part"])
+def test_addresses_that_have_to_be_encoded_are_left_to_the_careful_way(server, path):
+    url = server.url.removesuffix("/x") + path
+    assert quick.get(connections.pool(url), url, {}) is None
+    assert storage.read_bytes(url) == b"hello"
+
+
+def test_a_forked_child_has_connections_of_its_own(server):
+    code = (
+        "import os, sys; from trainer import storage\n"
+        "assert storage.read_bytes(sys.argv[1]) == b'hello'; child = os.fork()\n"
+        "assert storage.read_bytes(sys.argv[1]) == b'hello'\n"
+        "os._exit(child and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, server.url], check=False).returncode == 0
+    assert (server.connections, len(server.requests)) == (2, 3)

@@ -1,0 +1,89 @@
+"""What every store must do for us, tried on each that can be had."""
+
+import hashlib
+import os
+
+import pytest
+
+from trainer import recipes, storage
+from trainer.data.download import download
+from trainer.data.shards import shard
+from trainer.errors import MissingError, StorageError
+from trainer.storage import uploads
+from trainer.storage.environment import client
+
+
+def test_a_file_and_its_folder(any_store):
+    uri = f"{any_store}/data/a b/x+é~'(1).json"
+    assert storage.state(uri) is None and storage.list_files(f"{any_store}/data") == []
+    storage.write_json(uri, {"a": 1})
+    storage.write_bytes(f"{any_store}/data/empty", b"")
+    assert storage.read_json(uri) == {"a": 1}
+    assert storage.read_bytes(f"{any_store}/data/empty") == b""
+    assert storage.state(uri).size == 8
+    assert storage.list_files(f"{any_store}/data") == ["a b/x+é~'(1).json", "empty"]
+    assert list(storage.list_states(f"{any_store}/data")) == ["empty"]
+    first = storage.state(uri).version
+    storage.write_json(uri, {"a": 2})
+    assert storage.read_json(uri) == {"a": 2} and storage.state(uri).version != first
+    storage.delete(uri)
+    storage.delete(uri)
+    assert not storage.exists(uri)
+
+
+def test_a_large_file_in_parts_and_pieces(any_store, tmp_path):
+    content = os.urandom(18 * 2**20 + 7)
+    (tmp_path / "x").write_bytes(content)
+    uri = f"{any_store}/large"
+    storage.upload(tmp_path / "x", uri)
+    assert storage.read_bytes(uri, sha256=hashlib.sha256(content).hexdigest()) == content
+    assert storage.read_range(uri, 2**22 - 5, 10) == content[2**22 - 5 : 2**22 + 5]
+    assert storage.local_copy(uri, tmp_path / "cache").read_bytes() == content
+    with storage.open_reader(uri) as file:
+        file.seek(-7, os.SEEK_END)
+        assert file.read() == content[-7:]
+    found = client("s3").stat_object(any_store.removeprefix("s3://"), "large")
+    assert found.metadata["x-amz-meta-sha256"] == hashlib.sha256(content).hexdigest()
+
+
+def test_an_upload_that_is_interrupted_leaves_nothing(any_store, monkeypatch):
+    inner = uploads._put
+
+    def interrupted(store, uri, data, headers, query):
+        if query["partNumber"] == "2":
+            raise KeyboardInterrupt
+        return inner(store, uri, data, headers, query)
+
+    monkeypatch.setattr(uploads, "_put", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        storage.write_bytes(f"{any_store}/x", bytes(18 * 2**20))
+    assert client("s3")._list_multipart_uploads(any_store.removeprefix("s3://")).uploads == []
+    assert not storage.exists(f"{any_store}/x")
+
+
+def test_a_file_is_created_once(any_store):
+    assert storage.create(f"{any_store}/lock", b"first")
+    assert not storage.create(f"{any_store}/lock", b"second")
+    assert storage.read_bytes(f"{any_store}/lock") == b"first"
+
+
+def test_what_is_not_there_is_named(any_store):
+    with pytest.raises(MissingError, match=f"no such file: {any_store}/none"):
+        storage.read_bytes(f"{any_store}/none")
+    with pytest.raises(StorageError, match="no such bucket"):
+        storage.write_bytes(f"{any_store}-that-is-not-there/x", b"")
+
+
+def test_the_same_data_makes_the_same_shards(any_store, tmp_path):
+    config = recipes.load("debug", {"data.processes": 1}).data
+
+    def made(root):
+        raw = download("sample:images=12,seed=1,size=96", root, config)
+        return shard(raw, root, config)["uri"]
+
+    here, there = made(str(tmp_path)), made(f"{any_store}/root")
+    names = storage.list_files(here)
+    assert any(name.endswith(".tar") for name in names) and storage.list_files(there) == names
+    for name in names:
+        if name.endswith((".tar", ".npy")):
+            assert storage.read_bytes(f"{here}/{name}") == storage.read_bytes(f"{there}/{name}"), name
