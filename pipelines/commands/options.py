@@ -7,8 +7,8 @@ def add_overrides(parser: "argparse._ActionsContainer") -> None:
     """Declare --set, in a parser or a group of it."""
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="change one value of the configuration, e.g. train.lr=0.01; may be given again; `kubedet recipes "
-        "--explain` says what there is",
+        help="change one value of the configuration, e.g. train.lr=0.01; may be given again; "
+        "`kubedet recipes --explain` says what there is",
     )  # fmt: skip
 
 

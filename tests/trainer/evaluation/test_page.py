@@ -90,7 +90,7 @@ def test_a_tap_in_a_box_of_the_gallery_names_all_boxes_there(tmp_path):
     )
     found = (Marked((100, 100, 720, 600), "train", matched=False, score=0.5),)
     (tmp_path / "report.html").write_text(
-        report.html(data(gallery=[GalleryImage(3, "a.jpg", 1200, 900, 0.5, (bus, dog), found)]))
+        report.html(data(gallery=[GalleryImage(3, "a.jpg", 1200, 900, 0.5, boxes, found)]))
     )
     with browser.page((tmp_path / "report.html").as_uri(), tmp_path, width=390) as page:
         page.click(".gallery rect:nth-of-type(2)")
