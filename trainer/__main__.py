@@ -85,7 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     verb("launch")
     verb("doctor")
     choices = verbs.choices
-    choices["train"].add_argument("--resume", choices=["auto", "none"], default="auto")
+    choices["train"].add_argument(
+        "--resume", choices=["auto", "none"], default="auto",
+        help="auto: go on from the newest checkpoint in the output; none: start anew (default: auto)",
+    )  # fmt: skip
     choices["launch"].add_argument("--nproc", help="processes on this machine (else PET_NPROC_PER_NODE)")
     choices["launch"].add_argument("arguments", nargs="+", metavar="-- VERB ...", help="what to run in each")
     doctor = choices["doctor"]

@@ -30,10 +30,10 @@ def add(commands: Commands) -> None:
     verify = _add(actions, "verify", _verify, "compare a model with its checksums and signature", one)
     verify.add_argument("--public-key", default="", metavar="FILE", help="PEM file of the signer's key")
     promote = _add(actions, "promote", _promote, "make a version the current one", root)
-    promote.add_argument("name", metavar="NAME")
-    promote.add_argument("version", metavar="VERSION")
+    promote.add_argument("name", metavar="NAME", help="of the model, as `kubedet model list` shows it")
+    promote.add_argument("version", metavar="VERSION", help="one of its versions, in full")
     rollback = _add(actions, "rollback", _rollback, "go back to the version before the current one", root)
-    rollback.add_argument("name", metavar="NAME")
+    rollback.add_argument("name", metavar="NAME", help="of the model, as `kubedet model list` shows it")
     layout = _add(actions, "layout", _layout, "write a Triton repository and a KServe service", one)
     layout.add_argument("-o", "--output", required=True, metavar="URI", help="folder to write to")
     layout.add_argument(
