@@ -1,6 +1,8 @@
 """What the tests of the export share."""
 
 import json
+import threading
+import time
 from dataclasses import asdict
 
 import pytest
@@ -8,6 +10,8 @@ from bundles import make_bundle
 
 from trainer import checkpoint
 from trainer.data.shard_index import ShardDataset
+from trainer.export import bundle
+from trainer.export.predict import open_bundle
 from trainer.model.detector import build
 
 
@@ -32,3 +36,22 @@ def untrained(tiny, shards, tmp_path):
         return str(tmp_path / "best.pt")
 
     return write
+
+
+@pytest.fixture
+def address(made):
+    """Host and port of a running server of the small model."""
+    uvicorn = pytest.importorskip("uvicorn")
+    server = pytest.importorskip("trainer.export.server")
+    with open_bundle(bundle.load(made)) as predictor:
+        app = server.application(predictor, ["127.0.0.1"])
+        running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
+        thread = threading.Thread(target=running.run, daemon=True)
+        thread.start()
+        end = time.monotonic() + 10
+        while not running.started:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        yield "127.0.0.1", running.servers[0].sockets[0].getsockname()[1]
+        running.should_exit = True
+        thread.join()

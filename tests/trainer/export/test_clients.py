@@ -3,39 +3,21 @@
 pip install 'tritonclient[http]'
 """
 
-import threading
-import time
-
 import numpy as np
 import pytest
 
 from trainer.export import bundle, serving
-from trainer.export.predict import open_bundle
 
 http = pytest.importorskip("tritonclient.http")
-uvicorn = pytest.importorskip("uvicorn")
-from trainer.export.server import application  # noqa: E402
 
 SIZE = 96
 
 
 @pytest.fixture
-def client(made):
+def client(address):
     """A client of a running server of the small model."""
-    with open_bundle(bundle.load(made)) as predictor:
-        app = application(predictor, ["127.0.0.1"])
-        running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
-        thread = threading.Thread(target=running.run, daemon=True)
-        thread.start()
-        end = time.monotonic() + 10
-        while not running.started:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        port = running.servers[0].sockets[0].getsockname()[1]
-        with http.InferenceServerClient(f"127.0.0.1:{port}") as it:
-            yield it
-        running.should_exit = True
-        thread.join()
+    with http.InferenceServerClient("{}:{}".format(*address)) as it:
+        yield it
 
 
 def test_health_and_metadata(client):

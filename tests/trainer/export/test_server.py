@@ -5,8 +5,6 @@ import http.client
 import io
 import json
 import shutil
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -20,23 +18,6 @@ uvicorn = pytest.importorskip("uvicorn")
 from trainer.export import server as serving  # noqa: E402
 
 SIZE = 96
-
-
-@pytest.fixture
-def address(made):
-    """Host and port of a running server of the small model."""
-    with open_bundle(bundle.load(made)) as predictor:
-        app = serving.application(predictor, ["127.0.0.1"])
-        running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
-        thread = threading.Thread(target=running.run, daemon=True)
-        thread.start()
-        end = time.monotonic() + 10
-        while not running.started:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        yield "127.0.0.1", running.servers[0].sockets[0].getsockname()[1]
-        running.should_exit = True
-        thread.join()
 
 
 @pytest.fixture
