@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -66,15 +67,23 @@ class Deadline:
 
     def __init__(self, seconds: float, given_up: threading.Event | None = None) -> None:
         self.end = time.monotonic() + seconds
-        self._given_up = given_up or threading.Event()
+        self._given_up = given_up
+
+    @property
+    def shared(self) -> bool:
+        """Whether another thread may give the work up."""
+        return self._given_up is not None
 
     def left(self) -> float:
         """Return the seconds that remain, 0 when it is over."""
-        return 0.0 if self._given_up.is_set() else max(0.0, self.end - time.monotonic())
+        if self._given_up is not None and self._given_up.is_set():
+            return 0.0
+        return max(0.0, self.end - time.monotonic())
 
     def sleep(self, seconds: float) -> None:
         """Wait, but not past the end."""
-        self._given_up.wait(min(seconds, self.left()))
+        wait = time.sleep if self._given_up is None else self._given_up.wait
+        wait(min(seconds, self.left()))
 
 
 def backoff(attempt: int) -> float:
@@ -166,9 +175,11 @@ class _Patient:
     follow = True
     """Go where the server redirects. Not with signed requests: the signature holds for one host."""
 
-    trusted: ssl.SSLContext
+    authorities: bytes
+    """Certificates in PEM form that are trusted."""
+
     lines: dict[Any, Any]
-    """Connections that `quick` keeps, by scheme and host."""
+    """What `quick` keeps, by scheme and host."""
 
     def urlopen(self, method: str, url: str, redirect: bool = True, **options: Any) -> Any:
         address = urlsplit(url)
@@ -239,10 +250,12 @@ def _pool(proxy: str | None, variable: str, bundle: str, follow: bool, _process:
     """Make connections; `_process` keeps those of a parent from being shared with a forked child."""
     # What is named comes on top of the public authorities: one process reads both the cluster's
     # store, under the cluster's own authority, and the web.
+    authorities = Path(certifi.where()).read_bytes()
     trusted = ssl.create_default_context(cafile=certifi.where())
     if bundle:
         try:
             trusted.load_verify_locations(bundle)
+            authorities += b"\n" + Path(bundle).read_bytes()
         except OSError as error:  # SSLError is one
             raise StorageError(
                 f"the CA bundle {bundle} cannot be read: {error.strerror or error}",
@@ -250,5 +263,5 @@ def _pool(proxy: str | None, variable: str, bundle: str, follow: bool, _process:
             ) from error
     options: dict[str, Any] = {"maxsize": POOL, "ssl_context": trusted}
     made = _Proxied(proxy, **options) if proxy else _Direct(**options)
-    made.follow, made.trusted, made.lines = follow, trusted, {}
+    made.follow, made.authorities, made.lines = follow, authorities, {}
     return made

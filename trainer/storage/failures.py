@@ -18,7 +18,11 @@ _KEYS = f"check the access keys in the environment ({_NAMES})"
 _REFUSED = "check what these keys may do; for a public bucket set AWS_SKIP_SIGNATURE=true"
 _BUSY = "the store is overloaded or down: run again later, what is finished is kept"
 
+_ALTERED = "the store got other bytes than were sent: check the network and the proxies on the way to it"
+
 _FIXES = {
+    "BadDigest": _ALTERED,
+    "XAmzContentSHA256Mismatch": _ALTERED,
     "NoSuchBucket": "create the bucket, or correct the URI",
     "InvalidBucketName": "correct the bucket's name: 3 to 63 of a-z, 0-9, '.' and '-'",
     "AccessDenied": _REFUSED,
@@ -136,10 +140,8 @@ def _explain_answer(error: MinioException, uri: str, verb: str) -> StorageError:
         )
     if code == "NoSuchBucket":
         message = "no such bucket"
-    if status in BUSY or code in _AGAIN:
-        fix = _BUSY
-    else:
-        fix = _FIXES.get(code, "check that the endpoint is one of S3, and the store's log")
+    otherwise = "check that the endpoint is one of S3, and the store's log"
+    fix = _FIXES.get(code) or (_BUSY if status in BUSY or code in _AGAIN else otherwise)
     what = ": ".join(part for part in (code, message[:300] or f"status {status}") if part)
     return StorageError(f"cannot {verb} {uri}: {what}", fix=fix)
 

@@ -13,7 +13,7 @@ from trainer.errors import StorageError
 from trainer.storage import answers, failures, quick
 from trainer.storage.environment import client
 from trainer.storage.failures import explained
-from trainer.storage.signing import signed
+from trainer.storage.signing import request
 from trainer.storage.transfer import Empty, Opener
 from trainer.storage.uris import FileState, climbs, scheme
 
@@ -51,7 +51,7 @@ def open_range(uri: str) -> Opener:
         with explained(uri, "read"):
             store = client(scheme(uri))
             try:
-                found = quick.get(store._http, *signed(store, "GET", bucket, key, headers))
+                found = quick.get(store._http, *request(store, "GET", bucket, key, headers))
                 return found or store.get_object(bucket, key, request_headers=headers)
             except MinioException as error:
                 if stop and failures.answer(error)[2] == 416:

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import io
 import mimetypes
-import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -24,12 +23,11 @@ from minio.error import MinioException, S3Error
 
 from trainer.errors import StorageError
 from trainer.storage import connections, failures, quick
-from trainer.storage.answers import encrypted
 from trainer.storage.connections import Deadline, backoff
 from trainer.storage.environment import client
 from trainer.storage.failures import explained
 from trainer.storage.object_store import split, state
-from trainer.storage.signing import UNSIGNED, signed
+from trainer.storage.signing import request
 from trainer.storage.uris import scheme
 
 PART = 8 * 1024 * 1024
@@ -132,34 +130,29 @@ def _put(
 ) -> str:
     """Send an object or a part, again if it arrived wrongly, and return its ETag.
 
-    Two hashes go with it: the store compares Content-MD5 with what it got, and most answer with an
-    ETag that is it; and what is signed holds the sha256, where the connection does not keep it safe.
+    A hash goes with it with which the store compares what it got: the sha256 that is signed, or the
+    MD5 where nothing is signed. A store that compares neither (there are such) keeps what came; then
+    the hash in the object's headers or in the manifest tells whoever reads it.
     """
     bucket, key = split(uri)
-    digest = hashlib.md5(data, usedforsecurity=False)
-    headers = {**headers, "Content-MD5": base64.b64encode(digest.digest()).decode()}
-    if not sha256:
-        sha256 = UNSIGNED if store._base_url.is_https else hashlib.sha256(data).hexdigest()
+    if store._provider is None:
+        digest = hashlib.md5(data, usedforsecurity=False).digest()
+        headers = {**headers, "Content-MD5": base64.b64encode(digest).decode()}
+    else:
+        sha256 = sha256 or hashlib.sha256(data).hexdigest()
     for attempt in range(1, _TIMES + 1):
         try:
-            request = signed(store, "PUT", bucket, key, headers, query=query, sha256=sha256)
-            answer: Any = quick.put(store._http, *request, data)
+            found = request(store, "PUT", bucket, key, headers, query=query, sha256=sha256)
+            answer: Any = quick.put(store._http, *found, data)
             if answer is None:
                 # A copy: the client adds the headers of this one request to it.
                 answer = store._put_object(bucket, key, data, dict(headers), query).http_headers
+            return str(answer.get("etag", "")).strip('"')
         except MinioException as error:
             if attempt == _TIMES or not failures.again(error):
                 raise
-        else:
-            etag = answer.get("etag", "").strip('"')
-            known = re.fullmatch("[0-9a-f]{32}", etag) and not encrypted(answer)
-            if not known or etag == digest.hexdigest():
-                return etag
         time.sleep(backoff(attempt))
-    raise StorageError(
-        f"cannot write {uri}: the store has other bytes than were sent, {_TIMES} times",
-        fix="check the network and the store; what it has is damaged: write it again",
-    )
+    raise AssertionError("unreachable")
 
 
 def _complete(store: Minio, uri: str, number: str, parts: list[Part], sha256: str, size: int) -> None:

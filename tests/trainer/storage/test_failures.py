@@ -12,7 +12,7 @@ import pytest
 
 from trainer import storage
 from trainer.errors import StorageError
-from trainer.storage import connections
+from trainer.storage import connections, quick
 
 REFUSALS = [
     (403, "AccessDenied", "", "AccessDenied", "AWS_SKIP_SIGNATURE=true"),
@@ -189,8 +189,9 @@ def test_a_private_authority_is_trusted_when_it_is_named(
     with pytest.raises(StorageError, match="no trusted connection"):
         storage.read_bytes(f"https://127.0.0.1:{tls_server}/x")
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
-    assert storage.read_bytes("s3://bucket/x") == b"hello"
-    assert storage.read_bytes(f"https://127.0.0.1:{tls_server}/x") == b"hello"
+    address = f"https://127.0.0.1:{tls_server}/x"
+    assert quick.get(connections.pool(address), address, {}).read1() == b"hello"
+    assert storage.read_bytes("s3://bucket/x") == storage.read_bytes(address) == b"hello"
     error = at(monkeypatch, f"https://localhost:{tls_server}")
     assert "certificate is for another name" in error.fix
 

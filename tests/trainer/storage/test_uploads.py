@@ -10,8 +10,10 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
+from minio import Minio
 
 from trainer import storage
 from trainer.errors import StorageError
@@ -70,8 +72,20 @@ def test_a_lost_answer_at_the_start_or_the_end_of_an_upload(proxy, bucket, small
 
 def test_a_store_that_takes_nothing_right_is_an_error(proxy, small_parts):
     proxy.fail("spoil", method="PUT", times=100)
-    with pytest.raises(StorageError, match="other bytes than were sent"):
+    with pytest.raises(StorageError, match="XAmzContentSHA256Mismatch") as caught:
         storage.write_bytes("s3://bucket/x", b"abc")
+    assert "other bytes than were sent" in caught.value.fix
+
+
+def test_what_nobody_signs_is_compared_too(proxy, bucket, small_parts, monkeypatch):
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    found = []
+    monkeypatch.setattr(quick, "put", lambda *request: found.append(request))
+    monkeypatch.setattr(Minio, "_put_object", lambda *_: SimpleNamespace(http_headers={}))
+    storage.write_bytes("s3://bucket/x", b"abc")
+    headers, keys = found[0][2:4]
+    assert keys is None and headers["Content-MD5"] == "kAFQmDzST7DWlj99KOF/cg=="
+    assert "x-amz-content-sha256" not in headers
 
 
 def test_a_failed_upload_leaves_nothing(proxy, bucket, small_parts, hurried):
@@ -135,7 +149,7 @@ def test_a_slow_link_takes_a_large_part(slow_taker, hurried, careful):
     if careful:
         assert pool.request("PUT", address, body=content).status == 200
     else:
-        assert quick.put(pool, address, {}, content) is not None
+        assert quick.put(pool, address, {}, None, content) is not None
     assert taken == content
 
 
