@@ -1,8 +1,9 @@
 """Versions of the data: a name for what a source held when it was looked at.
 
-<data_root>/versions/<version>-<digest of source and settings>.json names the raw folder.
-A run that gives a known version gets the same images and boxes again, whatever has become
-of the source; so a run that is cloned or retried trains on what its record says.
+<data_root>/versions/<version>-<digest of source and settings>.json names the raw folder, and which
+of its images were there. A run that gives a known version gets the same images and boxes again,
+whatever has become of the source, and whatever later runs got of what the first one did not; so a run
+that is cloned or retried trains on what its record says.
 """
 
 import logging
@@ -13,7 +14,7 @@ from typing import Any
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data.download import download, fingerprint, join
+from trainer.data.download import download, fingerprint, join, sizes_uri
 from trainer.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,10 @@ KEY = "data_version"
 SCHEDULED_TIME = "[[ScheduledTime]]"
 """What Kubeflow replaces, in a parameter of a recurring run, by the time as 20261121020000 (UTC)."""
 
+_PINNED = ("content", "splits", "problems")
+"""Of a raw manifest, what another download into the same folder may change."""
+
+_ANOTHER = "choose another data_version"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -49,7 +54,7 @@ def fetch(
     Raises:
         ConfigError: the version cannot be a name.
         DataError: the source cannot be used, or the data of a known version were deleted
-            and the source has changed since.
+            and are not the same any more.
         StorageError: the data root cannot be read or written.
     """
     version = _expanded(version)
@@ -61,14 +66,18 @@ def fetch(
         return made
     uri = _place(source, data_root, config, version)
     record = _record(uri)
+    pinned = {key: made[key] for key in _PINNED}
     if record and record["fingerprint"] != made["fingerprint"]:
         raise DataError(
-            f"the data of version {version} were deleted, and {source} has changed since",
-            fix="choose another data_version",
+            f"the data of version {version} were deleted, and {source} has changed since", fix=_ANOTHER
         )
-    raw = f"raw/{made['fingerprint']}"
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    same = {"source": source, "raw": raw, "fingerprint": made["fingerprint"], "recorded": now}
+    if record and record.get("pinned", pinned)["content"] != made["content"]:
+        raise DataError(
+            f"the data of version {version} were deleted, and not the same images of {source} can be had now",
+            fix=_ANOTHER,
+        )
+    same = {"source": source, "raw": f"raw/{made['fingerprint']}", "fingerprint": made["fingerprint"]}
+    same |= {"pinned": pinned, "recorded": datetime.now(UTC).isoformat(timespec="seconds")}
     storage.write_json(uri, {"kind": "data version", "version": 1, KEY: version, **same})
     return made | {KEY: version}
 
@@ -85,11 +94,13 @@ def known(source: str, data_root: str, config: DataConfig, version: str) -> dict
     version = _expanded(version)
     check(version)
     record = _record(_place(source, data_root, config, version))
-    if record:
-        manifest = storage.join(data_root, record["raw"], "manifest.json")
-        if storage.exists(manifest):
-            return join(storage.read_json(manifest), config) | {KEY: version}
-    return None
+    folder = storage.join(data_root, record["raw"]) if record else ""
+    if not record or not storage.exists(storage.join(folder, "manifest.json")):
+        return None
+    raw = storage.read_json(storage.join(folder, "manifest.json")) | record.get("pinned", {})
+    if not storage.exists(sizes_uri(folder, raw["content"])):  # the folder was deleted and made again
+        return None
+    return join(raw, config) | {KEY: version}
 
 
 def _place(source: str, data_root: str, config: DataConfig, version: str) -> str:

@@ -98,4 +98,5 @@ def check(options: Options) -> None:
 
     rules = (partial(parse, rule) for rule in split_rules(options.gate))
     source = partial(sources.parse, options.source)
-    problems.refuse([name, processes, source, gate_of_recipe, *rules])
+    data_root = partial(storage.check_place, options.data_root)
+    problems.refuse([name, processes, source, data_root, gate_of_recipe, *rules])

@@ -16,7 +16,8 @@ from pipelines import kubeflow, problems
 from pipelines.compile import compile_pipeline
 from pipelines.graph import DATA_ROOT
 from trainer import recipes, storage
-from trainer.errors import ConfigError
+from trainer.data import sources
+from trainer.errors import ConfigError, DataError, KubedetError, StorageError
 from trainer.evaluation.gate import parse, split_rules
 
 FILE = "pipeline.yaml"
@@ -122,22 +123,30 @@ class Submission:
             registry.check_server(server)
 
     def _places(self) -> None:
-        """Refuse folders of the machine that this is typed on: no pod has them."""
+        """Refuse folders of the machine that this is typed on, which no pod has, and impossible buckets."""
         root = self._get("data_root", DATA_ROOT if self.volume else "")
-        source = self._get("source", "sample")
-        kind, _, rest = source.partition(":")
-        source = rest if kind in ("coco", "voc") else "" if kind == "sample" else source
-        places = {"data_root": root, "output": self._get("output"), "source": source}
+        places = [("data_root", root), ("output", self._get("output"))]
+        wrong = []
+        try:
+            places += [("source", place) for place in sources.places(self._get("source", "sample"))]
+        except DataError as error:
+            wrong.append(_line(error))
         mounts = [jobs.VOLUME] if self.volume else []
         way = f"use a bucket or a path below {jobs.VOLUME}" if self.volume else "use a bucket, or a volume"
-        lost = [
-            f"{what}: no pod finds {place}: {way}"
-            for what, place in places.items()
-            if place and storage.is_local(place) and not _below(place, mounts)
-        ]
-        lost += [] if root else ["data_root: is missing: where the data are kept, e.g. s3://bucket/kubedet"]
-        if lost:
-            raise ConfigError("\n".join(lost))
+        for what, place in places:
+            if place and storage.is_local(place) and not _below(place, mounts):
+                wrong.append(f"{what}: no pod finds {place}: {way}")
+            try:
+                storage.check_place(place)
+            except StorageError as error:
+                wrong.append(f"{what}: {_line(error)}")
+        wrong += [] if root else ["data_root: is missing: where the data are kept, e.g. s3://bucket/kubedet"]
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+
+
+def _line(error: KubedetError) -> str:
+    return f"{error.message}; {error.fix}"
 
 
 def argument(value: Any) -> str:

@@ -10,6 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from trainer.errors import StorageError
+from trainer.storage.uris import check_bucket
+
 _STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
@@ -32,6 +35,15 @@ def _ascending(value: list[float]) -> list[float]:
     return value
 
 
+def _possible(value: str) -> str:
+    try:
+        check_bucket(value)
+    except StorageError as error:
+        raise ValueError(error.message) from None
+    return value
+
+
+Uri = Annotated[str, AfterValidator(_possible)]
 Range = Annotated[Sizes, Field(min_length=2, max_length=2), AfterValidator(_ascending)]
 
 
@@ -146,7 +158,7 @@ class ModelConfig:
     """Keep an output for class 0 that is never a target, as torchvision's own models have it
     (91 outputs for COCO, 601 for Open Images). Not needed to load their weights, nor to write
     weights for them: `python -m trainer weights`."""
-    weights: str = ""
+    weights: Uri = ""
     """URI of pretrained weights (.pt, .pth, .safetensors) of a detector or backbone in
     torchvision's layout, or torchvision:WEIGHTS_NAME; empty starts from scratch."""
     score_threshold: Fraction = 0.05
@@ -194,7 +206,7 @@ class TrainConfig:
     clip_norm: NonNegative = 0.0
     """Largest norm of the gradient; 0 does not clip."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """Arithmetic of convolutions. bf16 becomes fp32 on a CPU without bf16 instructions."""
+    """Arithmetic of convolutions. bf16 becomes fp32 on a CPU or GPU without bf16 instructions."""
     channels_last: bool = True
     """Keep images and weights in NHWC order."""
     compile: Literal["off", "loss", "model", "graphs"] = "loss"
@@ -245,7 +257,7 @@ class EvaluationConfig:
     """Form in which the predictions are kept; json is COCO's own results form, and larger."""
     split: Literal["", "train", "val", "test"] = ""
     """Split that is scored; empty is test, or val where there is no test."""
-    baseline: str = ""
+    baseline: Uri = ""
     """URI of the evaluation, checkpoint or exported model to compare with; empty is the last model
     that passed, under its name in the data root, and none compares with nothing."""
     gate: list[str] = field(default_factory=lambda: ["coco/AP >= 0.0"])

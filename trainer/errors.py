@@ -5,6 +5,8 @@ prints the message without a traceback; anything else that is raised is a bug of
 and keeps its traceback.
 """
 
+import re
+
 EXIT_FAILURE = 1
 """Something broke that is not the user's doing: a traceback was printed."""
 
@@ -19,15 +21,21 @@ operator takes exit codes >= 128 as worth a retry).
 """
 
 
+_PASSWORD = re.compile(r"(://[^/@\s:]*:)[^/@\s]+@")
+_SIGNATURE = re.compile(r"(?i)([?&](?:x-amz-(?:signature|security-token)|signature|sig|token)=)[^&\s]+")
+
+
 class KubedetError(Exception):
     """Base of all errors with a message for the user.
 
-    `message` names the thing and the place; `fix` is the remedy, in the imperative.
+    `message` names the thing and the place; `fix` is the remedy, in the imperative. Passwords and
+    signatures in addresses are left out: messages go to logs.
     """
 
     exit_code = EXIT_USAGE
 
     def __init__(self, message: str, *, fix: str = "") -> None:
+        message = _SIGNATURE.sub(r"\1***", _PASSWORD.sub(r"\1***@", message))
         super().__init__(message)
         self.message = message
         self.fix = fix

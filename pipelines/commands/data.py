@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _WHAT = "a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://"
 _SHOWN_CLASSES = 20
+_SHOWN_FAULTS = 10
 
 
 def add(commands: Commands) -> None:
@@ -185,9 +186,10 @@ def _preview(options: argparse.Namespace) -> int:
     sheet, pictures = contact_sheet(options.uri, options.count, options.split, options.seed)
     with storage.new_file(options.output, sync=False) as path:
         sheet.save(path, "PNG")
-    boxes = sum(len(picture.boxes) for picture in pictures)
-    print(f"{len(pictures)} images with {boxes} boxes in {options.output}")
     bad = [f"  {picture.file_name}: {picture.fault}" for picture in pictures if picture.fault]
+    boxes = sum(len(picture.boxes) for picture in pictures)
+    print(f"{len(pictures) - len(bad)} images with {boxes} boxes in {options.output}")
     if bad:
-        print(f"{len(bad)} cannot be read:\n" + "\n".join(bad))
+        more = f"\n  and {len(bad) - _SHOWN_FAULTS} more" if len(bad) > _SHOWN_FAULTS else ""
+        print(f"{len(bad)} cannot be read:\n" + "\n".join(bad[:_SHOWN_FAULTS]) + more)
     return 0

@@ -3,14 +3,18 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 from PIL import Image
 
 from components import versions
 from components.versions import SCHEDULED_TIME, fetch, label, run_name
+from trainer import storage
 from trainer.config import DataConfig
-from trainer.errors import ConfigError, DataError
+from trainer.data.shards import shard
+from trainer.data.sources.coco import CocoSource
+from trainer.errors import ConfigError, DataError, StorageError
 
 CONFIG = DataConfig(processes=1, threads=2, val_fraction=0.5)
 
@@ -70,6 +74,41 @@ def test_deleted_data_come_back_only_as_they_were(source, tmp_path):
     shutil.rmtree(first["uri"])
     with pytest.raises(DataError, match=r"version monday were deleted, and .* has changed since"):
         fetch(source(3), root, CONFIG, "monday")
+
+
+def test_what_a_later_run_gets_belongs_to_later_versions(source, tmp_path, monkeypatch):
+    root, uri, config = str(tmp_path / "data"), source(20), replace(CONFIG, max_bad_fraction=0.2)
+    refused = {"3.png"}
+
+    def read(self, origin):
+        if origin.rpartition("/")[2] in refused:
+            raise StorageError("refused")
+        return storage.read_bytes(origin)
+
+    monkeypatch.setattr(CocoSource, "read", read)
+    first = fetch(uri, root, config, "monday")
+    refused.clear()
+    second = fetch(uri, root, config, "tuesday")
+    assert first["uri"] == second["uri"] and (images_of(first), images_of(second)) == (19, 20)
+    again = fetch(uri, root, config, "monday")
+    assert again == first
+    made = [shard(raw, root, config) for raw in (again, second)]
+    assert [found["splits"]["train"]["samples"] for found in made] == [19, 20]
+    assert len(versions.known(uri, root, config, "monday")["problems"]) == 1
+    # The images are all there now: what is deleted comes back with one more.
+    shutil.rmtree(first["uri"])
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"version monday were deleted, and not the same images of"):
+            fetch(uri, root, config, "monday")
+        assert images_of(fetch(uri, root, config, "tuesday")) == 20
+
+
+def test_a_record_of_before_images_were_pinned_still_names_its_folder(source, tmp_path):
+    root = tmp_path / "data"
+    first = fetch(source(2), str(root), CONFIG, "monday")
+    (record,) = (root / "versions").iterdir()
+    record.write_text(json.dumps({k: v for k, v in json.loads(record.read_text()).items() if k != "pinned"}))
+    assert fetch(source(3), str(root), CONFIG, "monday") == first
 
 
 def test_a_version_is_part_of_a_files_name(source, tmp_path):

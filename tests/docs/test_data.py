@@ -17,8 +17,9 @@ from pipelines import cli
 from trainer import recipes
 from trainer.config import DataConfig
 from trainer.configuration import parse_overrides
-from trainer.data import problems, shard_cache, sources
+from trainer.data import problems, sources
 from trainer.data.sources.openimages import OpenImagesSource
+from trainer.storage import copies
 
 TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
 COMMANDS = [
@@ -91,7 +92,7 @@ def test_its_tables_are_whole():
     assert keys < known and known - keys == {"jpeg_quality", "processes", "threads"}
     assert set(re.findall(r"`data\.(\w+)", TEXT)) == known
     assert tuple(rows("## What is missing", "## Again and")) == problems.BAD_IMAGES
-    assert set(rows("## Copies of shards", "## Looking at")) == {shard_cache.FOLDER, shard_cache.LIMIT}
+    assert set(rows("## Copies of shards", "## Looking at")) == {copies.FOLDER, copies.LIMIT}
 
 
 def test_the_rule_of_the_bucket_is_one():

@@ -23,6 +23,8 @@ def test_what_can_be_run_passes():
     ).check()  # fmt: skip
     Submission("a", "b", {"claim": "sets"}).check()
     asked(launcher="local", nproc=2, source="https://host/annotations.json").check()
+    for source in ("coco:2017", "coco:2017,base=s3://mirror", "openimages:pixels=s3://mirror", "sample"):
+        asked(source=source).check()
 
 
 @pytest.mark.parametrize(
@@ -48,12 +50,35 @@ def test_what_can_be_run_passes():
         ({"data_root": "/database", "claim": "sets"}, "data_root: no pod finds /database"),
         ({"output": "/runs"}, "output: no pod finds /runs"),
         ({"source": "coco:/home/me/coco"}, "source: no pod finds /home/me/coco"),
+        ({"source": "openimages:images=/home/me/ids.txt"}, "source: no pod finds /home/me/ids.txt"),
+        ({"source": "openimages:split=val"}, "source openimages: cannot use 'split=val'; parameters: "),
+        ({"source": "yolo:s3://bucket/x"}, "unknown kind 'yolo'; use sample, "),
+        (
+            {"data_root": "s3://a..b/x"},
+            "data_root: s3://a..b/x: no bucket can be named 'a..b': it contains '..'",
+        ),
+        ({"output": "minio://-/x"}, "output: minio://-/x: no bucket can be named '-': its length is 1"),
+        ({"source": "coco:s3://ab/x"}, "source: s3://ab/x: no bucket can be named 'ab'"),
+        ({"source": "coco:2017,base=s3://ab/x"}, "source: s3://ab/x: no bucket can be named 'ab'"),
+        ({"overrides": {"model.weights": "s3://a..b/w.pt"}}, "no bucket can be named 'a..b'"),
+        ({"overrides": {"evaluation.baseline": "s3://a..b/w"}}, "no bucket can be named 'a..b'"),
     ],
 )
 def test_what_cannot_be_run_is_refused(parameters, said):
     with pytest.raises(ConfigError) as caught:
         asked(**parameters).check()
     assert f"  {said}" in str(caught.value) or said in str(caught.value)
+
+
+def test_a_name_that_amazon_refuses_is_told_unless_the_store_is_another(monkeypatch):
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    with pytest.raises(
+        ConfigError, match=r"data_root: s3://My_Bucket/x: .* 'B' 'M' '_'.* set AWS_ENDPOINT_URL"
+    ):
+        asked(data_root="s3://My_Bucket/x").check()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store:9000")
+    asked(data_root="s3://My_Bucket/x").check()
 
 
 def test_everything_that_is_wrong_is_told_at_once():

@@ -7,6 +7,7 @@ here, long after. One such image is no reason to end a training of days, and non
 
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ import simplejpeg
 import torch
 from torch import Tensor
 
+from trainer.data.memory import Scratch
 from trainer.data.shard_index import ShardDataset
+from trainer.data.transforms import FILL, Drawing, View
 from trainer.errors import DataError
 
 _NAMED = 20
@@ -22,9 +25,7 @@ _EXAMPLES = 10
 _LOG = logging.getLogger("data")
 
 
-def decode(
-    jpeg: bytes, width: int, height: int, divisor: int = 1, *, bgr: bool = False, strict: bool = True
-) -> Tensor:
+def decode(jpeg: bytes, width: int, height: int, divisor: int = 1, *, bgr: bool = False) -> Tensor:
     """Decode a JPEG.
 
     Args:
@@ -33,7 +34,6 @@ def decode(
         height: of the stored image, pixels.
         divisor: 1, 2, 4 or 8: by how much the sides are to be divided, rounded up.
         bgr: give the channels in the reverse order.
-        strict: refuse what is damaged inside; without, it is decoded as far as it goes.
 
     Returns:
         uint8 RGB [3, H, W], of which the channels of a pixel lie side by side.
@@ -41,14 +41,40 @@ def decode(
     Raises:
         ValueError: it is no JPEG of that size, or damaged.
     """
-    wanted = (-(-height // divisor), -(-width // divisor))
-    least = wanted if divisor > 1 else (0, 0)
-    pixels = simplejpeg.decode_jpeg(
-        jpeg, colorspace="BGR" if bgr else "RGB", min_height=least[0], min_width=least[1], strict=strict
-    )
-    if pixels.shape[:2] != wanted:
-        raise ValueError(f"it is of {pixels.shape[1]}x{pixels.shape[0]} pixels, not {wanted[1]}x{wanted[0]}")
+    pixels = np.empty((-(-height // divisor), -(-width // divisor), 3), np.uint8)
+    decode_into(pixels, jpeg, divisor, bgr=bgr)
     return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def decode_into(
+    pixels: np.ndarray, jpeg: bytes, divisor: int = 1, *, bgr: bool = False, strict: bool = True
+) -> None:
+    """Decode a JPEG into memory that is there already.
+
+    Args:
+        pixels: uint8 [H, W, 3], contiguous, receives the image; H and W are what it must have when its
+            sides are divided.
+        jpeg: its bytes.
+        divisor: see `decode`.
+        bgr: see `decode`.
+        strict: refuse what is damaged inside; without, it is decoded as far as it goes.
+
+    Raises:
+        ValueError: it is no JPEG of that size, or damaged.
+    """
+    least = pixels.shape[:2] if divisor > 1 else (0, 0)
+    try:
+        found = simplejpeg.decode_jpeg(
+            jpeg, colorspace="BGR" if bgr else "RGB", min_height=least[0], min_width=least[1],
+            buffer=pixels, strict=strict,
+        ).shape[:2]  # fmt: skip
+    except ValueError:
+        # It may be that it does not fit into the memory; of that the decoder speaks in bytes.
+        found = simplejpeg.decode_jpeg_header(jpeg, *least)[:2]
+        if found == pixels.shape[:2]:
+            raise
+    if found != pixels.shape[:2]:
+        raise ValueError(f"it is of {found[1]}x{found[0]} pixels, not {pixels.shape[1]}x{pixels.shape[0]}")
 
 
 def decode_sample(uri: str, data: bytes, record: dict[str, Any]) -> Tensor:
@@ -93,36 +119,59 @@ class Decoder:
         self._dataset, self._max_bad_fraction = dataset, max_bad_fraction
         self._damaged: dict[int, str] = {}
         self._lock = threading.Lock()
+        self._scratch = Scratch()
 
-    def decode(
-        self, index: int, data: bytes, record: dict[str, Any], divisor: int = 1, *, bgr: bool = False
-    ) -> Tensor | None:
-        """Decode a sample, see the function of that name.
+    def draw(
+        self, indices: Sequence[int], samples: Sequence[tuple[bytes, dict[str, Any]]],
+        views: Sequence[View], squares: np.ndarray,
+    ) -> list[bool]:  # fmt: skip
+        """Decode some samples and draw a view of each.
 
         Args:
-            index: of the sample in its split.
-            data: the stored image.
-            record: its record.
-            divisor: by how much the sides are to be divided.
-            bgr: give the channels in the reverse order.
+            indices: of the samples in their split.
+            samples: the stored image of each, and its record.
+            views: of the images.
+            squares: uint8 [B, S, S, 3], receives them; filled with grey where nothing can be decoded.
 
         Returns:
-            uint8 RGB [3, H, W]; None where nothing can be decoded.
+            Which of them could be decoded.
 
         Raises:
             DataError: too many images are damaged.
         """
-        size = (record["width"], record["height"], divisor)
+        ready = []
+        spare = self._scratch("square", *squares.shape[1:3])
+        for (_, record), view, square in zip(samples, views, squares, strict=True):
+            sides = (-(-record[side] // view.divisor) for side in ("height", "width"))
+            pixels = self._scratch("image", *sides)
+            ready.append((pixels, Drawing(pixels, view, square, spare)))
+        drawn = []
+        for index, (data, record), view, square, (pixels, drawing) in zip(
+            indices, samples, views, squares, ready, strict=True
+        ):
+            drawn.append(self._decode(pixels, index, data, record, view))
+            if drawn[-1]:
+                drawing.finish()
+            else:
+                square.fill(FILL)
+        return drawn
+
+    def _decode(
+        self, pixels: np.ndarray, index: int, data: bytes, record: dict[str, Any], view: View
+    ) -> bool:
+        """Decode a sample as far as it goes; tell whether there is anything."""
         try:
-            return decode(data, *size, bgr=bgr)
+            decode_into(pixels, data, view.divisor, bgr=view.flip)
+            return True
         except ValueError as error:
             reason = str(error)
         try:
-            image = decode(data, *size, bgr=bgr, strict=False)
+            decode_into(pixels, data, view.divisor, bgr=view.flip, strict=False)
+            found = True
         except ValueError:
-            image = None
-        self._note(index, record["file_name"], reason, used=image is not None)
-        return image
+            found = False
+        self._note(index, record["file_name"], reason, used=found)
+        return found
 
     def _note(self, index: int, name: str, reason: str, *, used: bool) -> None:
         """Log a damaged image the first time, and raise DataError if it is one too many."""
@@ -151,8 +200,3 @@ class Decoder:
             fix="mend the source, or run the shard step again with data.decode_check=true, which leaves such "
             "images out, or let more pass with data.max_bad_fraction",
         )
-
-
-def empty_targets() -> tuple[np.ndarray, np.ndarray]:
-    """Boxes fp32 [0, 4] and labels int64 [0]."""
-    return np.zeros((0, 4), np.float32), np.zeros(0, np.int64)

@@ -23,9 +23,10 @@ import numpy as np
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import annotations, fetch, sources
+from trainer.data import annotations, fetch, reports, sources
 from trainer.data import problems as reasons
 from trainer.data.problems import Problems
+from trainer.data.reports import Failure
 from trainer.data.table import Table
 from trainer.errors import DataError
 
@@ -132,16 +133,17 @@ def fetch_partition(
         if partitions > 1:  # Of a single one `join` tells.
             logger.info("raw images of %s are there already: %s", planned["source"], planned["uri"])
         return
-    report = storage.join(planned["uri"], "fetched", f"{partition}-of-{partitions}.parquet")
-    if storage.exists(report) and not fetch.worth_another_try(report):
+    report = reports.place(planned["uri"], partition, partitions)
+    if storage.exists(report) and not reports.worth_another_try(report):
         logger.info("the images of partition %d of %d are there already", partition + 1, partitions)
         return
     try:
-        fetch.run(planned, config, partition, partitions, report)
+        fetch.run(planned, config, partition, partitions)
     except fetch.SourceDown as error:
-        if not earlier or not storage.exists(report):
+        if not earlier:
             raise
         logger.warning("%s; going on without what an earlier download did not get either", error.message)
+        fetch.run(planned, config, partition, partitions, again=False)
 
 
 def join(planned: dict[str, Any], config: DataConfig, partitions: int = 1) -> dict[str, Any]:
@@ -161,7 +163,7 @@ def join(planned: dict[str, Any], config: DataConfig, partitions: int = 1) -> di
         StorageError: a partition's report is missing.
     """
     uri = planned["uri"]
-    manifest = _finished(planned)
+    manifest = _finished(planned) if planned["kind"] == "plan" else planned
     if not manifest or (_incomplete(manifest) and planned["kind"] == "plan"):
         found, sizes, failed = _gather(planned, partitions)
         if found != manifest:
@@ -190,17 +192,14 @@ def _incomplete(manifest: dict[str, Any]) -> bool:
     return reasons.IMAGE_NOT_FETCHED in manifest["problems"]
 
 
-def _gather(
-    planned: dict[str, Any], partitions: int
-) -> tuple[dict[str, Any], np.ndarray, list[fetch.Failure]]:
+def _gather(planned: dict[str, Any], partitions: int) -> tuple[dict[str, Any], np.ndarray, list[Failure]]:
     """Return the manifest of what the partitions' reports tell, the bytes of each image, the failures."""
     problems = Problems()
     problems.merge(planned["problems"])
     sizes = np.zeros(sum(split["images"] for split in planned["splits"].values()), np.int32)
-    failed: list[fetch.Failure] = []
+    failed: list[Failure] = []
     for partition in range(partitions):
-        report = storage.join(planned["uri"], "fetched", f"{partition}-of-{partitions}.parquet")
-        ids, fetched, faults = fetch.read_report(report)
+        ids, fetched, faults = reports.read(reports.place(planned["uri"], partition, partitions))
         sizes[ids - 1] = fetched
         failed += faults
     for failure in sorted(failed):  # The examples are the same whatever the partitions are.
@@ -219,6 +218,16 @@ def content_of(sizes: np.ndarray) -> str:
     return hashlib.sha256(sizes.astype("<i4").tobytes()).hexdigest()[:16]
 
 
+def sizes_uri(raw: str, content: str) -> str:
+    """Return where the bytes of each image are: a .npy file, int32 [images], 0 where one is not there.
+
+    Args:
+        raw: URI of the raw folder.
+        content: see `content_of`.
+    """
+    return storage.join(raw, f"sizes-{content}.npy")
+
+
 def _counts(planned: dict[str, Any], sizes: np.ndarray) -> dict[str, dict[str, int]]:
     """Return images and boxes of each split without those that cannot be had."""
     counts = {}
@@ -235,13 +244,13 @@ def _counts(planned: dict[str, Any], sizes: np.ndarray) -> dict[str, dict[str, i
     return counts
 
 
-def _write_arrays(uri: str, sizes: np.ndarray, failed: list[fetch.Failure]) -> None:
+def _write_arrays(uri: str, sizes: np.ndarray, failed: list[Failure]) -> None:
     buffer = io.BytesIO()
     np.save(buffer, sizes, allow_pickle=False)
-    storage.write_bytes(storage.join(uri, f"sizes-{content_of(sizes)}.npy"), buffer.getvalue())
+    storage.write_bytes(sizes_uri(uri, content_of(sizes)), buffer.getvalue())
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(fetch.Failure._fields)
+    writer.writerow(Failure._fields)
     writer.writerows(sorted(failed))
     storage.write_bytes(storage.join(uri, "failed.csv"), text.getvalue().encode())
 

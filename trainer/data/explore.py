@@ -1,6 +1,7 @@
 """Data as one looks at it: shards, raw images or a source, each with rows and pictures."""
 
 import io
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -12,6 +13,7 @@ from PIL import Image
 from trainer import storage
 from trainer.data import sources
 from trainer.data.decoding import decode_sample
+from trainer.data.download import sizes_uri
 from trainer.data.images import UnreadableImage, normalize, place_box
 from trainer.data.keys import place
 from trainer.data.problems import Problems
@@ -20,6 +22,12 @@ from trainer.data.table import Table
 from trainer.errors import DataError, StorageError
 
 _LARGEST, _QUALITY = 1600, 95
+_OF_SHARDS = ("fingerprint", "categories", "splits", "statistics", "problems", "quarantined")
+_OF_RAW = ("fingerprint", "content", "uri", "images", "categories", "splits", "problems")
+
+
+Box = tuple[int, list[float], bool]
+"""Label, [x, y, width, height] in pixels of the image, and whether it is a crowd region."""
 
 
 class Picture(NamedTuple):
@@ -28,8 +36,7 @@ class Picture(NamedTuple):
     file_name: str
     image: Image.Image | None
     """None where it cannot be read: `fault` says why."""
-    boxes: list[tuple[int, list[float], bool]]
-    """Label, [x, y, width, height] in pixels of the image, and whether it is a crowd region."""
+    boxes: list[Box]
     fault: str = ""
 
 
@@ -58,23 +65,56 @@ def open_view(text: str) -> "Shards | RawImages | SourceRows":
         DataError: it names nothing that is known, or was written by another version of this program.
         StorageError: it cannot be reached.
     """
-    kind = storage.scheme(text)
-    if kind in ("", "file", *storage.OBJECT_STORES):
-        for name in ("index.json", "manifest.json"):
-            uri = storage.join(storage.absolute(text), name)
-            if storage.exists(uri):
-                manifest = storage.read_json(uri)
-                found = manifest.get("kind") if isinstance(manifest, dict) else None
-                if found == "shards":
-                    return Shards(storage.absolute(text), manifest)
-                if found == "raw":
-                    if "content" not in manifest:
-                        raise DataError(
-                            f"{text} was written by another version of this program",
-                            fix="run the download step again, and name the folder that it writes",
-                        )
-                    return RawImages(manifest)
+    remote = storage.scheme(text) in storage.OBJECT_STORES
+    if remote or storage.is_local(text):
+        folder = storage.absolute(text)
+        index = _told(folder, "index.json", "shards", "shard", _OF_SHARDS)
+        if index:
+            return Shards(folder, index)
+        manifest = _told(folder, "manifest.json", "raw", "download", _OF_RAW)
+        if manifest:
+            return RawImages(folder, manifest)
+        _refuse_unfinished(folder)
+        if remote and not storage.exists(folder) and next(iter(storage.scan(folder)), None) is None:
+            raise DataError(f"there is nothing at {text}", fix="check the URI, and the endpoint it leads to")
     return SourceRows(text)
+
+
+def _refuse_unfinished(folder: str) -> None:
+    """Refuse a folder that a step has begun and not finished, which is no source either."""
+    names = storage.list_states(folder)
+    unfinished = ""
+    if any(name.endswith(".tar") and f"{name.removesuffix('.tar')}.json" in names for name in names):
+        unfinished = "shard"
+    elif "plan.json" in names and _told(folder, "plan.json", "plan", "download", ()):
+        unfinished = "download"
+    if unfinished:
+        raise DataError(
+            f"{folder} is not whole: the {unfinished} step has not finished",
+            fix="run it again: it goes on where it was",
+        )
+
+
+def _told(folder: str, name: str, kind: str, step: str, keys: tuple[str, ...]) -> dict[str, Any] | None:
+    """Return what a step wrote about a folder; None where there is nothing of this kind."""
+    uri = storage.join(folder, name)
+    if not storage.exists(uri):
+        return None
+    try:
+        found = json.loads(storage.read_bytes(uri))
+    except ValueError as error:
+        raise DataError(
+            f"{uri} is not JSON: {error}",
+            fix=f"it may be cut off: delete it and run the {step} step again, which finds what is whole",
+        ) from None
+    if not isinstance(found, dict) or found.get("kind") != kind:
+        return None
+    if not set(keys) <= found.keys():
+        raise DataError(
+            f"{folder} was written by another version of this program, or {name} was changed",
+            fix=f"run the {step} step again, and name the folder that it writes",
+        )
+    return found
 
 
 class Shards:
@@ -91,6 +131,20 @@ class Shards:
         """Names of the splits."""
         return list(self.index["splits"])
 
+    def absent(self) -> Problems:
+        """Return which files are missing or of another size, as a listing tells; see `verify` for more."""
+        there = storage.list_states(self.uri, recursive=True)
+        found = Problems()
+        for split, of in self.index["splits"].items():
+            others = [f"{split}.samples.npy"] + [f"annotations/{split}.json"] * (split != "train")
+            sizes = {shard["name"]: shard["bytes"] for shard in of["shards"]} | dict.fromkeys(others)
+            for name, size in sizes.items():
+                if name not in there:
+                    found.add("file missing", name)
+                elif size not in (None, there[name].size):
+                    found.add("file of another size", f"{name}: {there[name].size:,} bytes, not {size:,}")
+        return found
+
     def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
         """Return some samples of a split, chosen at random, in the order of the shards."""
         dataset = ShardDataset(self.uri, split)
@@ -102,7 +156,7 @@ class Shards:
             data, record = dataset.read(index)
             image = Image.fromarray(decode_sample(dataset.uri, data, record).permute(1, 2, 0).numpy())
         except (DataError, StorageError) as error:
-            return Picture(f"sample {index}", None, [], error.message)
+            return Picture(f"image id {dataset.samples[index]['image_id']}", None, [], error.message)
         boxes = [(box["category_id"], box["bbox"], bool(box["iscrowd"])) for box in record["annotations"]]
         return Picture(record["file_name"], image, boxes)
 
@@ -111,11 +165,16 @@ class Shards:
 class RawImages:
     """A folder that the download step wrote."""
 
+    uri: str
     manifest: dict[str, Any]
     kind = "raw images"
 
     def __post_init__(self) -> None:
-        self.uri: str = self.manifest["uri"]
+        images = self.manifest["images"]
+        if self.uri != self.manifest["uri"]:  # the data root was moved, or is mounted at another place
+            root = storage.parent(storage.parent(self.uri))
+            images = storage.join(root, "images", images.rpartition("/")[2])
+        self._images = images
         self.names = [category["name"] for category in self.manifest["categories"]]
 
     @property
@@ -129,13 +188,13 @@ class RawImages:
 
     def sizes(self) -> np.ndarray:
         """Return the bytes of each image by id - 1; 0 where it is not to be had."""
-        data = storage.read_bytes(storage.join(self.uri, f"sizes-{self.manifest['content']}.npy"))
+        data = storage.read_bytes(sizes_uri(self.uri, self.manifest["content"]))
         return np.load(io.BytesIO(data), allow_pickle=False)
 
     def place(self, row: dict[str, Any]) -> str:
         """Return the URI of a row's image."""
         name = place(row["key"], row["file_name"], row["origin"], row["version"])
-        return storage.join(self.manifest["images"], name)
+        return storage.join(self._images, name)
 
     def blocks(self, split: str) -> Iterator[list[dict[str, Any]]]:
         """Yield the rows of the images that are to be had, a block at a time."""

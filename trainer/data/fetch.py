@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import keys, pool, sources
+from trainer.data import keys, pool, reports, sources
 from trainer.data import problems as reasons
 from trainer.data.problems import Problems
+from trainer.data.reports import Failure
 from trainer.data.sources.base import Source
 from trainer.data.table import Table
 from trainer.errors import MissingError, StorageError
@@ -34,25 +32,6 @@ _PATIENCE = 50
 """Images in a row (and twice the connections) that may fail before the source counts as down."""
 
 _COLUMNS = ["image_id", "key", "file_name", "origin", "version", "fault_reason", "fault_detail"]
-_REPORT = pa.schema(
-    [("image_id", pa.int64()), ("bytes", pa.int32()), *((name, pa.string()) for name in
-     ("split", "file_name", "origin", "reason", "detail"))]
-)  # fmt: skip
-
-
-class Failure(NamedTuple):
-    """An image that cannot be had."""
-
-    split: str
-    file_name: str
-    origin: str
-    reason: str
-    detail: str
-
-    @property
-    def told(self) -> str:
-        """Say which image it is, and what is the matter."""
-        return f"{self.split}/{self.file_name}: {self.detail}"
 
 
 class SourceDown(StorageError):
@@ -86,17 +65,31 @@ class _Result(NamedTuple):
     """The task where another try may help."""
 
 
-def run(planned: dict[str, Any], config: DataConfig, partition: int, partitions: int, report: str) -> None:
+def run(
+    planned: dict[str, Any],
+    config: DataConfig,
+    partition: int,
+    partitions: int,
+    *,
+    again: bool = True,
+) -> None:
     """Fetch a partition's images and write its report. What failed is tried once more at the end.
 
-    What an earlier report says is missing is not asked for again.
+    What an earlier report says is missing is not asked for again, however many partitions there were.
+
+    Args:
+        planned: what `download.plan` returned.
+        config: connections, and how much may be bad.
+        partition: which, from 0.
+        partitions: how many.
+        again: whether to try again what failed otherwise than by being missing.
 
     Raises:
         DataError: far more cannot be had than the configuration lets pass.
         SourceDown: the source answers no more.
         StorageError: the data root cannot be written.
     """
-    lost = _lost(report) if storage.exists(report) else {}
+    lost = reports.lost(planned["uri"], partition, partitions, again=again)
     source = sources.parse(planned["source"])
     mine = _FOLDERS[partition::partitions]
     total = sum(split["images"] for split in planned["splits"].values())
@@ -121,7 +114,7 @@ def run(planned: dict[str, Any], config: DataConfig, partition: int, partitions:
             tally.add(result)
             bar.update(0, note=tally.note())
         bar.total = bar.done  # A partition's share was an estimate.
-    tally.write(report)
+    tally.write(reports.place(planned["uri"], partition, partitions))
 
 
 class _Tally:
@@ -194,16 +187,7 @@ class _Tally:
 
     def write(self, uri: str) -> None:
         """Write the report."""
-        lost = pa.Table.from_pylist(
-            [{"image_id": key, "bytes": 0, **failure._asdict()} for key, failure in self._failures.items()],
-            _REPORT,
-        )
-        columns = [np.array(self._ids, np.int64), np.array(self._sizes, np.int32)]
-        nothing = pa.nulls(len(self._ids), pa.string())
-        came = pa.Table.from_arrays([*map(pa.array, columns), *[nothing] * 5], schema=_REPORT)
-        with storage.new_file(uri) as path:
-            # In order, so that it does not depend on who was first, or how often it was begun.
-            pq.write_table(pa.concat_tables([came, lost]).sort_by("image_id"), path)
+        reports.write(uri, self._ids, self._sizes, self._failures)
 
 
 def _tasks(
@@ -213,18 +197,25 @@ def _tasks(
     there: "_There",
     lost: dict[int, tuple[str, str]],
 ) -> Iterator[_Task]:
-    """Yield the images of some folders, block by block; the faults of those that are lost are known."""
+    """Yield the images of some folders, block by block; the faults of those that are lost are known.
+
+    One that had not been fetched may have come later. A missing one stays so: whether another download
+    of the source has brought it meanwhile is not seen in every number of partitions.
+    """
     for split in planned["splits"]:
         table = Table(storage.join(planned["uri"], f"{split}.parquet"))
         for block in range(table.blocks):
             columns = table.columns(block, _COLUMNS)
             for image_id, key, name, origin, version, reason, detail in zip(*columns.values(), strict=True):
                 place = keys.place(key, name, origin, version)
-                if place[:2] in folders:
-                    yield _Task(
-                        source, image_id, split, name, origin, storage.join(planned["images"], place),
-                        (reason, detail) if reason else lost.get(image_id), there.size(place),
-                    )  # fmt: skip
+                if place[:2] not in folders:
+                    continue
+                size = there.size(place)
+                fault = (reason, detail) if reason else lost.get(image_id)
+                if size and fault and fault[0] == reasons.IMAGE_NOT_FETCHED:
+                    fault = None
+                target = storage.join(planned["images"], place)
+                yield _Task(source, image_id, split, name, origin, target, fault, size)
 
 
 def _fetch(task: _Task) -> _Result:
@@ -271,30 +262,3 @@ def _list(uri: str) -> tuple[np.ndarray, np.ndarray]:
     digests = [int(keys.place_digest(name), 16) for name in states]
     sizes = [state.size for state in states.values()]
     return np.array(digests, np.uint64), np.array(sizes, np.int32)
-
-
-def read_report(uri: str) -> tuple[np.ndarray, np.ndarray, list[Failure]]:
-    """Read what a partition brought.
-
-    Returns:
-        Ids of its images, their bytes (0 where it cannot be had), and its failures.
-
-    Raises:
-        StorageError: it is missing: that partition has not been fetched.
-    """
-    table = pq.read_table(storage.local_copy(uri))
-    failed = table.filter(pc.equal(table["bytes"], 0)).select(list(Failure._fields))
-    failures = [Failure(**row) for row in failed.to_pylist()]
-    return table["image_id"].to_numpy(), table["bytes"].to_numpy(), failures
-
-
-def _lost(uri: str) -> dict[int, tuple[str, str]]:
-    """Return reason and detail, by image id, of what a report says is not worth another try."""
-    wanted = (pc.field("bytes") == 0) & (pc.field("reason") != reasons.IMAGE_NOT_FETCHED)
-    failed = pq.read_table(storage.local_copy(uri), filters=wanted)
-    return {row["image_id"]: (row["reason"], row["detail"]) for row in failed.to_pylist()}
-
-
-def worth_another_try(uri: str) -> bool:
-    """Tell whether a partition's report names images that failed otherwise than by being missing."""
-    return any(failure.reason == reasons.IMAGE_NOT_FETCHED for failure in read_report(uri)[2])

@@ -57,6 +57,7 @@ def inspect(text: str) -> dict[str, Any]:
 def _of_shards(view: Shards) -> dict[str, Any]:
     index = view.index
     left_out = [f"{item['file_name']}: {item['reason']}" for item in index["quarantined"]]
+    absent = view.absent()
     return {
         "kind": view.kind,
         "uri": view.uri,
@@ -72,8 +73,9 @@ def _of_shards(view: Shards) -> dict[str, Any]:
             for split, of in index["splits"].items()
         },
         "statistics": index["statistics"],
-        "problems": index["problems"],
-        "examples": {reasons.IMAGE_UNREADABLE: left_out[: reasons.EXAMPLES]} if left_out else {},
+        "problems": index["problems"] | dict(sorted(absent.counts.items())),
+        "examples": ({reasons.IMAGE_UNREADABLE: left_out[: reasons.EXAMPLES]} if left_out else {})
+        | absent.examples,
     }
 
 

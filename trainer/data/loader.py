@@ -6,7 +6,7 @@ limit without the copies and start-up time of worker processes. They live as lon
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from trainer.config import LoaderConfig
-from trainer.data.decoding import Decoder, empty_targets
+from trainer.data.decoding import Decoder
 from trainer.data.device_decode import DeviceDecoder, Undrawn, decoder_for
 from trainer.data.memory import Memory
 from trainer.data.order import SampleStream, forward_passes, rank_positions
 from trainer.data.shard_index import ShardDataset
-from trainer.data.transforms import FILL, View, color_map, move_boxes, random_view, render, whole_view
+from trainer.data.transforms import View, color_map, move_boxes, random_view, sample_draws, whole_view
 from trainer.distributed import World
 from trainer.model.loss import PADDING
 
@@ -29,6 +29,7 @@ _BATCHES_AHEAD = 64
 """Batches of an evaluation after which that is said anew."""
 _RUN = 8
 """Images that a thread takes at once, at most."""
+_NO_TARGETS = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
 
 
 class Batch(NamedTuple):
@@ -72,8 +73,8 @@ class Loaded(NamedTuple):
     """fp32 [3, 4], or None."""
 
 
-Square: TypeAlias = np.ndarray | Undrawn
-"""Where an image is drawn: uint8 [S, S, 3], or on the device, later."""
+Squares: TypeAlias = np.ndarray | Sequence[Undrawn]
+"""Where images are drawn: uint8 [B, S, S, 3], or on the device, later."""
 
 
 class TrainLoader:
@@ -135,35 +136,25 @@ class TrainLoader:
                 yield [self._stream[position] for position in positions]
             start += self._global_batch
 
-    def _load(self, places: Sequence[tuple[int, int]], squares: Sequence[Square]) -> list[Loaded]:
+    def _load(self, places: Sequence[tuple[int, int]], squares: Squares) -> list[Loaded]:
         # One step for all images, then the next: decoding pushes all else out of the processor's
-        # caches, and the small steps between take several times as long after it.
+        # caches, and the small steps take several times as long after it.
         found = [self._dataset.read(index) for _, index in places]
         # The randomness of a sample depends on nothing but seed, epoch and index, so that a
         # resumed run, or one on another number of ranks, sees the same pictures.
-        generators = [np.random.default_rng([self._seed, *place]) for place in places]
+        draws = [sample_draws(self._seed, *place) for place in places]
         views = [
-            random_view(record["width"], record["height"], self._config, generator)
-            for (_, record), generator in zip(found, generators, strict=True)
+            random_view(record["width"], record["height"], self._config, numbers[:5])
+            for (_, record), numbers in zip(found, draws, strict=True)
         ]
-        drawn = [
-            _draw(self._pixels, index, *sample, view, square)
-            for (_, index), sample, view, square in zip(places, found, views, squares, strict=True)
-        ]
-        boxes, labels, image_of = targets([
-            record["annotations"] if there else [] for (_, record), there in zip(found, drawn, strict=True)
-        ])  # fmt: skip
-        boxes, kept = move_boxes(boxes, image_of, views, self._config.image_size)
-        labels, ends = labels[kept], np.bincount(image_of[kept], minlength=len(views)).cumsum().tolist()
-        return [
+        loaded = [
             Loaded(
-                record["image_id"], boxes[start:end], labels[start:end], view.scale,
-                color_map(self._config, generator),
+                record["image_id"], *move_boxes(record["annotations"], view, self._config.image_size),
+                view.scale, color_map(self._config, numbers[5:]),
             )
-            for (_, record), start, end, view, generator in zip(
-                found, [0, *ends[:-1]], ends, views, generators, strict=True
-            )
+            for (_, record), view, numbers in zip(found, views, draws, strict=True)
         ]  # fmt: skip
+        return _draw(self._pixels, [index for _, index in places], found, views, squares, loaded)
 
 
 class EvalLoader:
@@ -196,14 +187,16 @@ class EvalLoader:
                 yield pending.popleft().batch(self._world.device)
             self._dataset.expect(np.zeros(0, np.int64))
 
-    def _load(self, indices: Sequence[int], squares: Sequence[Square]) -> list[Loaded]:
+    def _load(self, indices: Sequence[int], squares: Squares) -> list[Loaded]:
         found = [self._dataset.read(index) for index in indices]
-        loaded = []
-        for index, (data, record), square in zip(indices, found, squares, strict=True):
-            view = whole_view(record["width"], record["height"], len(square))
-            _draw(self._pixels, index, data, record, view, square)
-            loaded.append(Loaded(record["image_id"], *empty_targets(), view.scale, None))
-        return loaded
+        views = [
+            whole_view(record["width"], record["height"], self._config.image_size) for _, record in found
+        ]
+        loaded = [
+            Loaded(record["image_id"], *_NO_TARGETS, view.scale, None)
+            for (_, record), view in zip(found, views, strict=True)
+        ]
+        return _draw(self._pixels, indices, found, views, squares, loaded)
 
 
 class _Pending:
@@ -216,7 +209,8 @@ class _Pending:
     ) -> None:  # fmt: skip
         size = config.image_size
         self._pin, self._decoder = world.device.type == "cuda", decoder
-        run = min(_RUN, -(-len(places) // config.workers))
+        # As long as leaves work for every thread in the batches ahead.
+        run = min(_RUN, -(-len(places) * config.prefetch // config.workers))
         parts = [slice(first, first + run) for first in range(0, len(places), run)]
         if decoder:
             undrawn = [Undrawn(size) for _ in places]
@@ -230,9 +224,9 @@ class _Pending:
 
     def batch(self, device: torch.device) -> Batch:
         """Wait for the images; give the batch on a device."""
-        # Woken once, not for every image: the two threads would take the interpreter's lock from each other.
-        wait(self._futures, return_when=FIRST_EXCEPTION)
-        loaded = [sample for future in self._futures for sample in future.result()]
+        # The last first: to be woken by every one costs, for the threads take each other the lock.
+        parts = [future.result() for future in reversed(self._futures)][::-1]
+        loaded = [sample for part in parts for sample in part]
         if self._decoder:
             images = self._decoder.take(self._drawn)
             return collate(loaded, images, pin=self._pin).to(device)
@@ -245,31 +239,19 @@ class _Pending:
 
 
 def _draw(
-    decoder: Decoder, index: int, data: bytes, record: dict[str, Any], view: View, square: Square
-) -> bool:
-    """Decode a sample and draw a view of it, or leave both to the device; tell whether there is one."""
-    if isinstance(square, Undrawn):
-        square.jpeg, square.record, square.view = data, record, view
-        return True
-    image = decoder.decode(index, data, record, view.divisor, bgr=view.flip)
-    if image is None:
-        square.fill(FILL)
-        return False
-    render(image, view, square)
-    return True
-
-
-def targets(annotations: Sequence[list[dict[str, Any]]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gather the annotations of some samples, crowd regions left out.
-
-    Returns:
-        Boxes fp32 [M, 4] (x1 y1 x2 y2), labels int64 [M], and the sample of each, int64 [M].
-    """
-    kept = [(number, item) for number, of in enumerate(annotations) for item in of if not item["iscrowd"]]
-    boxes = np.array([item["bbox"] for _, item in kept], np.float32).reshape(-1, 4)
-    boxes[:, 2:] += boxes[:, :2]
-    labels = np.array([item["category_id"] for _, item in kept], np.int64)
-    return boxes, labels, np.array([number for number, _ in kept], np.int64)
+    decoder: Decoder, indices: Sequence[int], samples: Sequence[tuple[bytes, dict[str, Any]]],
+    views: Sequence[View], squares: Squares, loaded: list[Loaded],
+) -> list[Loaded]:  # fmt: skip
+    """Decode samples and draw their views, or leave both to the device; an empty picture has no boxes."""
+    if isinstance(squares, np.ndarray):
+        drawn = decoder.draw(indices, samples, views, squares)
+        return [
+            sample if there else sample._replace(boxes=_NO_TARGETS[0], labels=_NO_TARGETS[1])
+            for sample, there in zip(loaded, drawn, strict=True)
+        ]
+    for square, sample, view in zip(squares, samples, views, strict=True):
+        square.jpeg, square.record, square.view = *sample, view
+    return loaded
 
 
 def collate(loaded: Sequence[Loaded], images: Tensor, *, pin: bool) -> Batch:

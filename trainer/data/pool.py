@@ -4,17 +4,17 @@ import math
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
 from typing import TypeVar
 
+from trainer import lifeline
 from trainer.errors import DataError
 
 Task = TypeVar("Task")
@@ -100,9 +100,4 @@ def _begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def _end_with(sentinel: int) -> None:
-    connection.wait([sentinel])
-    os._exit(1)
+        lifeline.end_with(parent.sentinel)

@@ -1,16 +1,19 @@
 """A contact sheet: images of a split side by side, with their boxes."""
 
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from trainer.data.explore import Picture, open_view
+from trainer.data.explore import Box, Picture, open_view
 from trainer.errors import DataError
 
 TILE = 320
 """Side of a picture's field on the sheet, pixels."""
 _CAPTION, _GAP = 18, 8
+_LETTERS, _LINES = 46, 10
+"""Of the text in the field of an image that cannot be read."""
 _PAPER, _INK, _MISSING = (250, 250, 250), (40, 40, 40), (160, 30, 30)
 _COLORS = (
     "#0b84a5", "#d1495b", "#2e933c", "#8f2d9b", "#e07a1f", "#3d5a98", "#8a6d1b", "#00897b",
@@ -47,48 +50,65 @@ def contact_sheet(text: str, count: int, split: str = "", seed: int = 0) -> tupl
 def _sheet(pictures: Sequence[Picture], names: Sequence[str]) -> Image.Image:
     """Lay pictures out in rows, as near to a square as they go."""
     columns = int(np.ceil(np.sqrt(len(pictures))))
-    rows = -(-len(pictures) // columns)
-    step_x, step_y = TILE + _GAP, TILE + _CAPTION + _GAP
-    sheet = Image.new("RGB", (columns * step_x + _GAP, rows * step_y + _GAP), _PAPER)
-    for number, picture in enumerate(pictures):
-        row, column = divmod(number, columns)
-        sheet.paste(_tile(picture, names), (_GAP + column * step_x, _GAP + row * step_y))
+    tiles = [_tile(picture, names) for picture in pictures]
+    rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
+    heights = [max(tile.height for tile in row) for row in rows]
+    size = (columns * (TILE + _GAP) + _GAP, sum(heights) + _GAP * (len(rows) + 1))
+    sheet = Image.new("RGB", size, _PAPER)
+    y = _GAP
+    for row, height in zip(rows, heights, strict=True):
+        for column, tile in enumerate(row):
+            sheet.paste(tile, (_GAP + column * (TILE + _GAP), y))
+        y += height + _GAP
     return sheet
 
 
 def _tile(picture: Picture, names: Sequence[str]) -> Image.Image:
-    """One picture in its field, with its name below."""
-    tile = Image.new("RGB", (TILE, TILE + _CAPTION), _PAPER)
+    """One picture, as large as fits into its field, with its name below."""
+    shown = _failed(picture.fault) if picture.image is None else _drawn(picture.image, picture.boxes, names)
+    tile = Image.new("RGB", (TILE, shown.height + _CAPTION), _PAPER)
+    tile.paste(shown, (0, 0))
     font = ImageFont.load_default(12)
     pen = ImageDraw.Draw(tile)
-    pen.text((0, TILE + 2), _cut(picture.file_name, pen, font), fill=_INK, font=font)
-    if picture.image is None:
-        text = "\n".join(picture.fault[at : at + 44] for at in range(0, min(len(picture.fault), 440), 44))
-        pen.rectangle((0, 0, TILE - 1, TILE - 1), outline=_MISSING)
-        pen.multiline_text((8, 8), text, fill=_MISSING, font=font)
-        return tile
-    scale = TILE / max(picture.image.size)
-    size = [max(1, round(side * scale)) for side in picture.image.size]
-    tile.paste(picture.image.resize((size[0], size[1]), Image.Resampling.LANCZOS), (0, 0))
-    # Large boxes first: small ones and their names stay visible.
-    for label, bbox, crowd in sorted(picture.boxes, key=lambda box: -box[1][2] * box[1][3]):
-        if np.isfinite(bbox).all():
-            name = names[label] if 0 <= label < len(names) else "?"
-            _draw_box(pen, [scale * value for value in bbox], label, name + (" (crowd)" if crowd else ""))
-    shown = Image.new("RGB", tile.size, _PAPER)
-    shown.paste(tile.crop((0, 0, size[0], size[1])), (0, 0))
-    shown.paste(tile.crop((0, TILE, TILE, TILE + _CAPTION)), (0, TILE))
+    pen.text((0, shown.height + 2), _cut(picture.file_name, pen, font), fill=_INK, font=font)
+    return tile
+
+
+def _failed(fault: str) -> Image.Image:
+    field = Image.new("RGB", (TILE, TILE // 2), _PAPER)
+    pen = ImageDraw.Draw(field)
+    pen.rectangle((0, 0, TILE - 1, TILE // 2 - 1), outline=_MISSING)
+    lines = textwrap.wrap(fault, _LETTERS)[:_LINES]
+    pen.multiline_text((8, 8), "\n".join(lines), fill=_MISSING, font=ImageFont.load_default(12))
+    return field
+
+
+def _drawn(image: Image.Image, found: Sequence[Box], names: Sequence[str]) -> Image.Image:
+    scale = TILE / max(image.size)
+    size = [max(1, round(side * scale)) for side in image.size]
+    shown = image.resize((size[0], size[1]), Image.Resampling.LANCZOS)
+    pen = ImageDraw.Draw(shown)
+    # Large boxes first: small ones and their names stay visible. Names last: no frame runs through them.
+    boxes = [
+        (label, [scale * value for value in bbox], crowd)
+        for label, bbox, crowd in sorted(found, key=lambda box: -box[1][2] * box[1][3])
+        if np.isfinite(bbox).all()
+    ]
+    for label, (x, y, width, height), _ in boxes:
+        corners = (x, y, x + max(width, 1), y + max(height, 1))
+        pen.rectangle(corners, outline=_COLORS[label % len(_COLORS)], width=2)
+    for label, (x, y, _, _), crowd in boxes:
+        name = names[label] if 0 <= label < len(names) else "?"
+        _write(pen, x, y, name + (" (crowd)" if crowd else ""), _COLORS[label % len(_COLORS)], size[0])
     return shown
 
 
-def _draw_box(pen: ImageDraw.ImageDraw, bbox: list[float], label: int, name: str) -> None:
-    color = _COLORS[label % len(_COLORS)]
-    x, y, width, height = bbox
-    pen.rectangle((x, y, x + max(width, 1), y + max(height, 1)), outline=color, width=2)
+def _write(pen: ImageDraw.ImageDraw, x: float, y: float, name: str, color: str, most: int) -> None:
+    """Write a name above a place, or below where there is no room."""
     font = ImageFont.load_default(11)
     left, top, right, bottom = pen.textbbox((0, 0), name, font=font)
     high, wide = bottom - top + 4, right - left + 6
-    text_x, text_y = max(0, min(x, TILE - wide)), max(0, y - high if y >= high else y)
+    text_x, text_y = max(0, min(x, most - wide)), max(0, y - high if y >= high else y)
     pen.rectangle((text_x, text_y, text_x + wide, text_y + high), fill=color)
     pen.text((text_x + 3 - left, text_y + 2 - top), name, fill="white", font=font)
 

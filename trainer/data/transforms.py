@@ -4,13 +4,14 @@ The geometry runs here, for each image, in the loader's threads. Photometric cha
 affine map of the colours for each image, applied to the whole batch on the device.
 """
 
+import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from hashlib import blake2b
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import functional as tv
 
 from trainer.config import LoaderConfig
 
@@ -18,6 +19,7 @@ FILL = 114
 """Grey of the padding, 0..255."""
 MIN_VISIBLE = 0.25
 """A cropped box is kept while at least this share of its area is visible."""
+_DRAWS = struct.Struct("<9I")
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601
 
 
@@ -59,16 +61,34 @@ def whole_view(width: int, height: int, size: int) -> View:
     return View(1, (0, 0, width, height), place, False, False, scale)
 
 
-def random_view(width: int, height: int, config: LoaderConfig, generator: np.random.Generator) -> View:
+def sample_draws(seed: int, epoch: int, index: int) -> list[float]:
+    """All randomness of a sample in an epoch: a function of these three and of nothing else.
+
+    A hash gives it for a tenth of what it takes to set up a generator, and its outputs of neighbouring
+    samples have as little to do with each other (BLAKE2b: RFC 7693).
+
+    Args:
+        seed: of the run.
+        epoch: number of the epoch, from 0.
+        index: of the sample in its split.
+
+    Returns:
+        Nine numbers, uniform in [0, 1): five for `random_view`, four for `color_map`.
+    """
+    digest = blake2b(b"%d %d %d" % (seed, epoch, index), digest_size=_DRAWS.size).digest()
+    return [word * 2.0**-32 for word in _DRAWS.unpack(digest)]
+
+
+def random_view(width: int, height: int, config: LoaderConfig, draws: Sequence[float]) -> View:
     """Scale jitter with crop or padding at a random place, and flips.
 
     Args:
         width: of the stored image, pixels.
         height: of the stored image, pixels.
         config: sizes and probabilities.
-        generator: source of all randomness; five numbers are drawn whatever the configuration.
+        draws: five numbers, uniform in [0, 1).
     """
-    jitter, place_x, place_y, flip, flip_vertical = generator.random(5).tolist()
+    jitter, place_x, place_y, flip, flip_vertical = draws
     low, high = config.scale
     # Uniform in log scale: as often half as large as twice as large.
     scale = config.image_size / max(height, width) * low * (high / low) ** jitter
@@ -97,67 +117,158 @@ def render(image: Tensor, view: View, square: np.ndarray) -> None:
 
     Args:
         image: uint8 [3, H, W], as the decoder gave it with the view's divisor: RGB, but BGR where the
-            view is flipped. Turning a row around byte by byte, which takes a third of the time of doing
-            so pixel by pixel, then turns both the picture and the order of the channels.
+            view is flipped, see `Drawing`.
         view: of this image.
-        square: uint8 [S, S, 3], receives it. The channels of a pixel lie side by side, as decoders
-            give them and networks read them: by planes it takes ten times as long.
+        square: uint8 [S, S, 3], receives it.
     """
-    left, top, width, height = view.crop
-    x, y, place_width, place_height = view.place
-    seen = image[:, top : top + height, left : left + width]
-    if (height, width) != (place_height, place_width):
-        seen = tv.resize(seen, [place_height, place_width], antialias=True)
-    pixels = seen.permute(1, 2, 0)
-    if view.flip:
-        pixels = pixels.reshape(place_height, -1).flip(1).view(place_height, place_width, 3)
-        x = len(square) - x - place_width
-    if view.flip_vertical:
-        y = len(square) - y - place_height
-    below, right = y + place_height, x + place_width
-    for border in (square[:y], square[below:], square[y:below, :x], square[y:below, right:]):
-        border.fill(FILL)
-    square[y:below, x:right] = pixels.numpy()[:: -1 if view.flip_vertical else 1]
+    pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+    Drawing(pixels, view, square, np.empty_like(square)).finish()
 
 
-def move_boxes(
-    boxes: np.ndarray, image_of: np.ndarray, views: Sequence[View], size: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Bring the boxes of some images into their squares; those that are mostly outside are dropped.
+class Drawing:
+    """A view of an image that is still to be decoded, made ready to be drawn.
 
-    Of several images at once: for a handful of boxes the calls cost more than what they compute.
+    Decoding pushes all else out of the processor's caches, and each small step after it takes several times
+    as long. So these are done before, for a run of images at once, and after the decoder only what touches
+    pixels remains.
+
+    The channels of a pixel lie side by side, as decoders give them and networks read them: by planes it
+    takes ten times as long. A flipped image is decoded as BGR: to turn the bytes of a row around then turns
+    both the picture and the order of its channels.
+    """
+
+    def __init__(self, pixels: np.ndarray, view: View, square: np.ndarray, spare: np.ndarray) -> None:
+        """Fill the padding, and find where all else comes from and goes to.
+
+        Args:
+            pixels: uint8 [H, W, 3], contiguous: will hold the image, see `render`.
+            view: of it.
+            square: uint8 [S, S, 3], contiguous, receives it.
+            spare: uint8 [S, S, 3], for use while it is drawn.
+        """
+        left, top, width, height = view.crop
+        x, y, place_width, place_height = view.place
+        size = len(square)
+        x = size - x - place_width if view.flip else x
+        y = size - y - place_height if view.flip_vertical else y
+        below, right = y + place_height, x + place_width
+        if y:
+            square[:y].fill(FILL)
+        if below < size:
+            square[below:].fill(FILL)
+        if x:
+            square[y:below, :x].fill(FILL)
+        if right < size:
+            square[y:below, right:].fill(FILL)
+        resized = (height, width) != (place_height, place_width)
+        turned = view.flip or view.flip_vertical
+        seen, place = pixels[top : top + height, left : left + width], square[y:below, x:right]
+        self._resized: tuple[Tensor, Tensor] | None = None
+        self._copies: list[tuple[np.ndarray, np.ndarray]] = []
+        if resized and place_width == size and not turned:
+            self._resized = _as_images(seen), _as_images(place)
+            return
+        if resized:
+            drawn = spare.reshape(-1)[: place.size].reshape(place.shape)
+            self._resized = _as_images(seen), _as_images(drawn)
+            source = _rows(drawn, 0, place_width)
+        else:
+            source = _rows(pixels, left, width)[top : top + height]
+        target = _rows(square, x, place_width)[y:below][:: -1 if view.flip_vertical else 1]
+        self._copies = _turned_around(source, target) if view.flip else [(source, target)]
+
+    def finish(self) -> None:
+        """Draw it, now that the pixels are there."""
+        if self._resized:
+            source, target = self._resized
+            # The operator of torch.nn.functional.interpolate, which has no `out`: on its own it would make
+            # an image that has to be copied. In integers, so that the pixels are the same on every machine.
+            torch.ops.aten._upsample_bilinear2d_aa.out(
+                source, target.shape[2:], align_corners=False, out=target
+            )
+        for source_pixels, place in self._copies:
+            place[...] = source_pixels
+
+
+def _as_images(pixels: np.ndarray) -> Tensor:
+    """uint8 [H, W, 3] as torch reads it: [1, 3, H, W]."""
+    return torch.from_numpy(pixels[None]).permute(0, 3, 1, 2)
+
+
+def _rows(pixels: np.ndarray, left: int, width: int) -> np.ndarray:
+    """The bytes of some columns of an image uint8 [H, W, 3]: uint8 [H, 3 * width]."""
+    return pixels.reshape(len(pixels), -1)[:, 3 * left : 3 * (left + width)]
+
+
+def _turned_around(source: np.ndarray, target: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Which arrays to copy to which, so that the bytes of each row (of uint8 [H, N]) are in reverse."""
+    # Eight bytes at once: a word of the other byte order is those in reverse.
+    length = source.shape[1]
+    rest = length % 8
+    copies = [(source[:, : length - rest].view(">u8"), target[:, rest:].view("<u8")[:, ::-1])]
+    if rest:
+        copies.append((source[:, length - rest :], target[:, rest - 1 :: -1]))
+    return copies
+
+
+def move_boxes(annotations: Sequence[dict[str, Any]], view: View, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bring the boxes of an image into its square, without crowd regions and what is mostly outside.
+
+    Box by box: up to a hundred in an image this takes less time than NumPy's calls for all at once.
 
     Args:
-        boxes: fp32 [M, 4], x1 y1 x2 y2 in pixels of the stored image.
-        image_of: int64 [M], the image of each box, a place in `views`.
-        views: of the images.
-        size: side of the squares, pixels.
+        annotations: of the image: bbox (x, y, width, height in its pixels), category_id, iscrowd.
+        view: of the image.
+        size: side of the square, pixels.
 
     Returns:
-        The K boxes that remain, fp32 [K, 4] in pixels of the square, and which these are, bool [M].
+        Boxes fp32 [M, 4], x1 y1 x2 y2 in pixels of the square, and labels int64 [M].
     """
-    crops, places = (np.array([getattr(view, name) for view in views]) for name in ("crop", "place"))
-    ratios = (places[:, 2:] / crops[:, 2:]).astype(np.float32)
-    shifts = places[:, :2].astype(np.float32) - crops[:, :2].astype(np.float32) * ratios
-    divisors = np.array([[view.divisor] for view in views], np.float32)
-    table = np.concatenate([ratios / divisors] * 2 + [shifts] * 2, axis=1)[image_of]
-    moved = boxes * table[:, :4] + table[:, 4:]
-    clipped = moved.clip(0, size)
-    sides = clipped[:, 2:] - clipped[:, :2]
-    whole = (moved[:, 2:] - moved[:, :2]).prod(axis=1)
-    kept = (sides.prod(axis=1) >= MIN_VISIBLE * whole) & (sides > 1).all(axis=1)
-    inside = clipped[kept]
-    for axis, flips in enumerate(([view.flip for view in views], [view.flip_vertical for view in views])):
-        if any(flips):
-            turned = np.array(flips)[image_of[kept]]
-            inside[turned, axis::2] = size - inside[turned, axis::2][:, ::-1]
-    return inside, kept
+    (factor_x, factor_y), (plus_x, plus_y) = _box_map(view, size)
+    boxes: list[float] = []
+    labels: list[int] = []
+    for item in annotations:
+        if item["iscrowd"]:
+            continue
+        left, top, width, height = item["bbox"]
+        x1, x2 = factor_x * left + plus_x, factor_x * (left + width) + plus_x
+        y1, y2 = factor_y * top + plus_y, factor_y * (top + height) + plus_y
+        whole = abs((x2 - x1) * (y2 - y1))
+        # What is flipped has its corners exchanged.
+        if x2 < x1:
+            x1, x2 = x2, x1
+        if y2 < y1:
+            y1, y2 = y2, y1
+        x1, y1, x2, y2 = max(x1, 0), max(y1, 0), min(x2, size), min(y2, size)
+        width, height = x2 - x1, y2 - y1
+        if width > 1 and height > 1 and width * height >= MIN_VISIBLE * whole:
+            boxes += (x1, y1, x2, y2)
+            labels.append(item["category_id"])
+    return np.array(boxes, np.float32).reshape(-1, 4), np.array(labels, np.int64)
 
 
-def color_map(config: LoaderConfig, generator: np.random.Generator) -> np.ndarray | None:
-    """Draw an affine map of RGB in 0..1: brightness, contrast, saturation and hue in one.
+def _box_map(view: View, size: int) -> tuple[tuple[float, float], tuple[float, float]]:
+    """What a view does to x and y of the stored image: factors, and what is added."""
+    left, top, width, height = view.crop
+    x, y, place_width, place_height = view.place
+    factor_x, factor_y = place_width / width, place_height / height
+    plus_x, plus_y = x - left * factor_x, y - top * factor_y
+    factor_x, factor_y = factor_x / view.divisor, factor_y / view.divisor
+    if view.flip:
+        factor_x, plus_x = -factor_x, size - plus_x
+    if view.flip_vertical:
+        factor_y, plus_y = -factor_y, size - plus_y
+    return (factor_x, factor_y), (plus_x, plus_y)
+
+
+def color_map(config: LoaderConfig, draws: Sequence[float]) -> np.ndarray | None:
+    """An affine map of RGB in 0..1: brightness, contrast, saturation and hue in one.
 
     Hue turns the colours in the YIQ plane; contrast is about mid grey.
+
+    Args:
+        config: the largest change of each.
+        draws: four numbers, uniform in [0, 1).
 
     Returns:
         fp32 [3, 4] (matrix and offset), or None where the configuration has no such change.
@@ -165,8 +276,8 @@ def color_map(config: LoaderConfig, generator: np.random.Generator) -> np.ndarra
     limits = (config.brightness, config.contrast, config.saturation, config.hue)
     if not any(limits):
         return None
-    brightness, contrast, saturation = 1 + (2 * generator.random(3) - 1) * limits[:3]
-    hue = (2 * generator.random() - 1) * config.hue
+    turns = [(2 * draw - 1) * limit for draw, limit in zip(draws, limits, strict=True)]
+    brightness, contrast, saturation, hue = 1 + turns[0], 1 + turns[1], 1 + turns[2], turns[3]
     grey = np.tile(_LUMA, (3, 1))
     matrix = brightness * (saturation * np.eye(3) + (1 - saturation) * grey) @ _hue_rotation(hue)
     offset = np.full((3, 1), 0.5 * (1 - contrast))

@@ -4,6 +4,7 @@ import hashlib
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from trainer.data import pool
 from trainer.data.decoding import decode
 from trainer.data.explore import RawImages, Shards, open_view
 from trainer.data.shard_index import ShardDataset, parse_sample
-from trainer.errors import ConfigError, DataError, StorageError
+from trainer.errors import ConfigError, DataError, MissingError, StorageError
 
 _BLOCK = 1024 * 1024
 _SHOWN = 20
@@ -37,6 +38,8 @@ class Verified:
 class _Part(NamedTuple):
     """What one task found."""
 
+    name: str
+    """Of the file."""
     files: int
     images: int
     bytes: int
@@ -47,7 +50,8 @@ def verify(text: str, threads: int = 0) -> Verified:
     """Read all of the shards, or of the raw images, of a folder.
 
     Of a shard its size and sha256 are compared with the index, the CRC-32, record and size of every
-    sample, and every image is decoded; of raw images the number of bytes, and each is decoded.
+    sample, and every image is decoded; of a split that is evaluated the ground truth is counted. Of raw
+    images the number of bytes is compared, and each is decoded.
 
     Args:
         text: URI of the folder.
@@ -72,14 +76,15 @@ def verify(text: str, threads: int = 0) -> Verified:
             "`kubedet data inspect` counts a source's problems",
         )
     found = Verified(view.kind, view.uri)
+    wrong: list[_Part] = []
     with log.progress("verify", total, "images") as bar:
         for part in parts:
             found.files += part.files
             found.images += part.images
             found.bytes += part.bytes
-            found.problems += part.problems
-            bar.update(part.images, note=f"{len(found.problems)} problems" if found.problems else "")
-    found.problems.sort()
+            wrong += [part] if part.problems else []
+            bar.update(part.images, note=f"problems in {len(wrong)} files" if wrong else "")
+    found.problems = [problem for part in sorted(wrong) for problem in part.problems]
     return found
 
 
@@ -89,16 +94,44 @@ def check(found: Verified) -> None:
         return
     shown = "".join(f"\n  {problem}" for problem in found.problems[:_SHOWN])
     more = f"\n  and {len(found.problems) - _SHOWN} more" if len(found.problems) > _SHOWN else ""
-    fix = f"delete this folder and run the {'shard' if found.kind == 'shards' else 'download'} step again"
+    fix = "delete this folder and run the shard step again"
+    if found.kind != "shards":
+        fix = (
+            "delete the images that are named, if they are there, and this folder, and run the download again"
+        )
     if found.kind == "shards" and any(_UNDECODABLE in problem for problem in found.problems):
         fix += ", with data.decode_check=true, which leaves out the images that cannot be decoded"
-    raise DataError(f"{found.uri}: {len(found.problems)} problems:{shown}{more}", fix=fix)
+    count = f"{len(found.problems):,} problem{'s' * (len(found.problems) != 1)}"
+    raise DataError(f"{found.uri}: {count}:{shown}{more}", fix=fix)
 
 
 def _shards(view: Shards, threads: int) -> Iterator[_Part]:
-    datasets = [ShardDataset(view.uri, split) for split in view.splits]
+    try:
+        datasets = [ShardDataset(view.uri, split) for split in view.splits]
+    except MissingError as error:
+        raise DataError(
+            error.message, fix=f"delete {view.uri}/index.json and run the shard step again"
+        ) from None
     tasks = [(dataset, shard) for dataset in datasets for shard in range(len(dataset.shards))]
-    return pool.run(_verify_shard, tasks, threads or pool.available_cores(), processes=False)
+    found = pool.run(_verify_shard, tasks, threads or pool.available_cores(), processes=False)
+    return chain(found, (_verify_truth(view, split) for split in view.splits if split != "train"))
+
+
+def _verify_truth(view: Shards, split: str) -> _Part:
+    """Compare what evaluation scores against with the index."""
+    name = f"annotations/{split}.json"
+    try:
+        truth = storage.read_json(storage.join(view.uri, name))
+        found = (len(truth["images"]), len(truth["annotations"]))
+    except StorageError as error:
+        return _Part(name, 0, 0, 0, [error.message])
+    except (KeyError, TypeError):
+        return _Part(name, 0, 0, 0, [f"{name}: no lists of images and annotations"])
+    listed = (view.index["splits"][split]["samples"], view.index["splits"][split]["boxes"])
+    if found == listed:
+        return _Part(name, 0, 0, 0, [])
+    told = [f"{images:,} images with {boxes:,} boxes" for images, boxes in (found, listed)]
+    return _Part(name, 0, 0, 0, [f"{name}: {told[0]}, not {told[1]}"])
 
 
 def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
@@ -108,7 +141,7 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
     rows = dataset.samples[dataset.samples["shard"] == number]
     problems: list[str] = []
     digest = hashlib.sha256()
-    size = images = 0
+    size = images = lost = 0
 
     def take(file: IO[bytes], count: int) -> bytes:
         nonlocal size
@@ -122,19 +155,24 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
             for row in rows:
                 take(file, int(row["offset"]) - size)
                 stop = int(row["json_offset"]) + int(row["json_length"])
-                wrong = _judge(row, take(file, stop - size))
+                data = take(file, stop - size)
                 images += 1
+                if size < stop:
+                    lost += 1
+                    continue
+                wrong = _judge(row, data)
                 if wrong:
                     problems.append(f"{shard['name']}, image id {row['image_id']}: {wrong}")
             while take(file, _BLOCK):
                 pass
     except StorageError as error:
-        return _Part(1, images, size, [*problems, error.message])
+        return _Part(shard["name"], 1, images, size, [error.message, *problems])
     if size != shard["bytes"]:
-        problems.insert(0, f"{shard['name']}: {size:,} bytes, not {shard['bytes']:,}")
+        without = f"; {lost} of its {len(rows)} images are not in it" if lost else ""
+        problems.insert(0, f"{shard['name']}: {size:,} bytes, not {shard['bytes']:,}{without}")
     elif digest.hexdigest() != shard["sha256"]:
         problems.insert(0, f"{shard['name']}: its sha256 is {digest.hexdigest()}, not {shard['sha256']}")
-    return _Part(1, images, size, problems)
+    return _Part(shard["name"], 1, images, size, problems)
 
 
 def _judge(row: np.void, data: bytes) -> str:
@@ -168,10 +206,11 @@ def _raw(view: RawImages, threads: int) -> Iterator[_Part]:
 
 def _verify_image(task: tuple[RawImages, dict[str, Any], int]) -> _Part:
     view, row, size = task
+    place = view.place(row)
     try:
-        data = storage.read_bytes(view.place(row))
+        data = storage.read_bytes(place)
     except StorageError as error:
-        return _Part(1, 1, 0, [error.message])
+        return _Part(row["file_name"], 1, 1, 0, [error.message])
     wrong = ""
     if len(data) != size:
         wrong = f"{len(data):,} bytes, not {size:,}"
@@ -181,4 +220,4 @@ def _verify_image(task: tuple[RawImages, dict[str, Any], int]) -> _Part:
                 image.load()
         except Exception as error:  # decoders of damaged bytes raise nearly anything
             wrong = f"cannot be decoded: {error}"
-    return _Part(1, 1, len(data), [f"{row['file_name']}: {wrong}"] if wrong else [])
+    return _Part(row["file_name"], 1, 1, len(data), [f"{place}: {wrong}"] if wrong else [])

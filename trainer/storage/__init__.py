@@ -30,6 +30,7 @@ from trainer.storage.uris import (
     WEB,
     FileState,
     absolute,
+    check_place,
     climbs,
     is_local,
     join,
@@ -39,8 +40,8 @@ from trainer.storage.uris import (
 )
 
 __all__ = [
-    "OBJECT_STORES", "WEB", "FileState", "absolute", "climbs", "create", "delete", "exists", "is_local",
-    "join", "list_files", "list_states", "local_copy", "local_path", "new_file", "open_reader",
+    "OBJECT_STORES", "WEB", "FileState", "absolute", "check_place", "climbs", "create", "delete", "exists",
+    "is_local", "join", "list_files", "list_states", "local_copy", "local_path", "new_file", "open_reader",
     "parent", "read_bytes", "read_json", "read_range", "remove_stale", "scan", "scheme", "size",
     "state", "upload", "write_bytes", "write_json",
 ]  # fmt: skip
@@ -136,7 +137,7 @@ def read_json(uri: str) -> Any:
     """
     try:
         return json.loads(read_bytes(uri))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StorageError(
             f"{uri} is not JSON: {error}", fix="it may be cut off: delete it and write it again"
         ) from error

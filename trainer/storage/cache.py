@@ -3,27 +3,65 @@
 import hashlib
 import os
 import re
-import tempfile
+import sys
+import threading
+from collections import OrderedDict
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from trainer.os_errors import explained
-from trainer.storage.local import new_file
+from trainer.storage.copies import Copies
 from trainer.storage.sinks import FileSink
 from trainer.storage.transfer import Opener, fetch
 from trainer.storage.uris import FileState
 
+_IN_USE = 32
+"""Copies that this process counts as in use: whoever got a path opens it later, perhaps more than once."""
+
+_LOCK = threading.Lock()
+_HELD: OrderedDict[Path, int] = OrderedDict()
+"""Their descriptors, the last used last. Nobody evicts a copy that is open here."""
+
 
 def copy(uri: str, found: FileState, open_range: Opener, folder: Path | None, sha256: str) -> Path:
-    """Return the copy of a file, downloaded if there is none of this version."""
-    folder = folder or Path(tempfile.gettempdir()) / f"kubedet-cache-{os.getuid()}"
+    """Return the copy of a file, downloaded if there is none of this version.
+
+    Args:
+        uri: the file.
+        found: what is known of it.
+        open_range: asks for its bytes.
+        folder: the caller's own; None for the one of all processes, where copies that were not used
+            for longest make room for others, but none that this process was given lately.
+        sha256: what the hash must be; "" for what the store tells of it.
+
+    Raises:
+        StorageError: the file cannot be read, or the copy cannot be written.
+    """
+    copies = Copies(folder, None if folder is None else sys.maxsize)
     name = re.sub(r"[^A-Za-z0-9._-]", "_", PurePosixPath(urlsplit(uri).path).name)[-80:]
-    digest = hashlib.sha256(f"{uri} {found.version}".encode()).hexdigest()[:16]
-    path = folder / f"{digest}-{name}"
-    if path.is_file() and path.stat().st_size == found.size:
-        return path
-    with explained(str(folder), "write"):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with new_file(str(path), sync=False) as temporary, temporary.open("w+b", buffering=0) as file:
-        fetch(uri, open_range, FileSink(file.fileno()), sha256=sha256)
-    return path
+    name = f"{hashlib.sha256(f'{uri} {found.version}'.encode()).hexdigest()}-{name}"
+
+    def write(path: Path) -> None:
+        with path.open("w+b", buffering=0) as file:
+            fetch(uri, open_range, FileSink(file.fileno()), sha256=sha256)
+
+    descriptor = copies.open(name, found.size)
+    if descriptor is None:
+        with explained(str(copies.folder), "write"):
+            descriptor = copies.add(name, found.size, write, needed=True)
+    if folder is None:
+        _hold(copies.path(name), descriptor)
+    else:
+        os.close(descriptor)
+    return copies.path(name)
+
+
+def _hold(path: Path, descriptor: int) -> None:
+    """Keep a copy from being evicted until it is one of the last in use no more."""
+    with _LOCK:
+        before = _HELD.pop(path, None)
+        if before is not None:
+            os.close(before)
+        _HELD[path] = descriptor
+        if len(_HELD) > _IN_USE:
+            os.close(_HELD.popitem(last=False)[1])

@@ -14,7 +14,8 @@ makes them anonymous in any case.
 
 import os
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
+from urllib.parse import urlsplit
 
 from minio import Minio
 from minio.credentials import AWSConfigProvider, IamAwsProvider, Provider
@@ -24,6 +25,7 @@ from trainer.errors import StorageError
 from trainer.storage.connections import pool
 
 _AMAZON = "s3.amazonaws.com"
+_AMAZONS = (".amazonaws.com", ".amazonaws.com.cn")
 _ENDPOINT = "give it as https://host:port, without a path"
 _ROLES = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -57,12 +59,8 @@ def settings(kind: str) -> Settings:
     Raises:
         StorageError: there is no endpoint, or half a pair of keys.
     """
-
-    def value(name: str, own: str = "") -> str:
-        own_name = f"MINIO_{own or name}"
-        return (kind == "minio" and os.environ.get(own_name)) or os.environ.get(f"AWS_{name}", "")
-
-    endpoint = value("ENDPOINT_URL_S3", "ENDPOINT") or value("ENDPOINT_URL")
+    value = partial(_value, kind)
+    endpoint = _endpoint(kind)
     if not endpoint and kind == "minio":
         raise StorageError(
             "minio:// URIs need an endpoint", fix="set MINIO_ENDPOINT, e.g. minio-service.kubeflow:9000"
@@ -93,6 +91,12 @@ def settings(kind: str) -> Settings:
         source,
         tuple(identity),
     )
+
+
+def is_amazon(kind: str) -> bool:
+    """Tell whether URIs of a scheme lead to Amazon's own store."""
+    endpoint = _endpoint(kind)
+    return (urlsplit(endpoint).hostname or "").endswith(_AMAZONS) if endpoint else kind == "s3"
 
 
 def client(kind: str) -> Minio:
@@ -131,6 +135,15 @@ def _client(found: Settings, connections: PoolManager) -> Minio:
         )
     except ValueError as error:
         raise StorageError(f"{unusable}: {error}", fix=_ENDPOINT) from error
+
+
+def _value(kind: str, name: str, own: str = "") -> str:
+    """Return a setting: under MinIO's name for its scheme, else under Amazon's."""
+    return (kind == "minio" and os.environ.get(f"MINIO_{own or name}")) or os.environ.get(f"AWS_{name}", "")
+
+
+def _endpoint(kind: str) -> str:
+    return _value(kind, "ENDPOINT_URL_S3", "ENDPOINT") or _value(kind, "ENDPOINT_URL")
 
 
 def _source(keys: bool) -> list[str]:

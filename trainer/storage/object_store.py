@@ -15,7 +15,7 @@ from trainer.storage.environment import client
 from trainer.storage.failures import explained
 from trainer.storage.signing import request
 from trainer.storage.transfer import Empty, Opener
-from trainer.storage.uris import FileState, climbs, scheme
+from trainer.storage.uris import FileState, check_bucket, climbs, scheme
 
 _REASONLESS = (301, 307, 400, 403)
 
@@ -95,9 +95,10 @@ def split(uri: str, *, folder: bool = False) -> tuple[str, str]:
     Raises:
         StorageError: there is none, or the key would be another one after normalisation.
     """
+    check_bucket(uri)
     bucket, _, key = uri.partition("://")[2].partition("/")
-    if not bucket or (not key and not folder):
-        raise StorageError(f"{uri} names no {'bucket' if folder else 'object'}", fix="use s3://bucket/key")
+    if not key and not folder:
+        raise StorageError(f"{uri} names no object", fix="use s3://bucket/key")
     if {".", ".."} & set(key.split("/")):
         raise StorageError(
             f"refused key {key!r} in {uri}", fix="use a key without '.' and '..' between slashes"

@@ -2,6 +2,9 @@
 
 import os
 import re
+from contextlib import suppress
+from functools import lru_cache
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -80,6 +83,63 @@ def join(uri: str, *parts: str) -> str:
         if climbs(part):
             raise StorageError(f"refused name {part!r} under {uri}", fix="use a relative name without '..'")
     return "/".join([uri.rstrip("/"), *parts])
+
+
+def check_bucket(uri: str, *, strict: bool = False) -> None:
+    """Refuse a URI of an object store whose bucket has a name that no bucket can have.
+
+    Args:
+        uri: any; nothing is said against those of other schemes.
+        strict: whether the store takes what Amazon S3 takes and no more. Others know capitals, `_`
+            and `:` too, as buckets of Amazon's early years did; the minio client lets these pass.
+            (https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html)
+
+    Raises:
+        StorageError: naming all that is wrong with the name.
+    """
+    if scheme(uri) not in OBJECT_STORES:
+        return
+    bucket = uri.partition("://")[2].partition("/")[0]
+    if not bucket:
+        raise StorageError(f"{uri} names no bucket", fix=f"use {scheme(uri)}://bucket/key")
+    if wrong := _wrong(bucket, strict):
+        known_elsewhere = strict and not _wrong(bucket, False)
+        raise StorageError(
+            f"{uri}: no bucket can be named {bucket!r}: {', '.join(wrong)}",
+            fix="a name has 3 to 63 of a-z 0-9 . - and begins and ends with a letter or digit"
+            + ("; for another store than Amazon's set AWS_ENDPOINT_URL" if known_elsewhere else ""),
+        )
+
+
+@lru_cache(maxsize=64)
+def _wrong(bucket: str, strict: bool) -> tuple[str, ...]:
+    """Return all that keeps a text from being a bucket's name."""
+    inside = "a-z0-9.-" if strict else "A-Za-z0-9._:-"
+    wrong = [] if 3 <= len(bucket) <= 63 else [f"its length is {len(bucket)}, not 3 to 63"]
+    if others := sorted(set(re.sub(f"[{inside}]", "", bucket))):
+        wrong.append(f"it contains {' '.join(map(repr, others))}")
+    if not re.fullmatch("[A-Za-z0-9](.*[A-Za-z0-9])?", bucket, re.DOTALL):
+        wrong.append("it does not begin and end with a letter or digit")
+    wrong += [f"it contains {pair!r}" for pair in ("..", ".-", "-.") if pair in bucket]
+    with suppress(ValueError):
+        IPv4Address(bucket)
+        wrong.append("it is an IP address")
+    wrong += [f"it ends in {end}" for end in ("-s3alias", "--ol-s3") if bucket.endswith(end)]
+    if strict and bucket.startswith("xn--"):
+        wrong.append("it begins with xn--")
+    return tuple(wrong)
+
+
+def check_place(uri: str) -> None:
+    """Refuse, without asking anybody, a URI that can name no file in the store that it would lead to.
+
+    Raises:
+        StorageError: the name of its bucket cannot be one.
+    """
+    if scheme(uri) in OBJECT_STORES:
+        from trainer.storage import environment
+
+        check_bucket(uri, strict=environment.is_amazon(scheme(uri)))
 
 
 def parent(uri: str) -> str:

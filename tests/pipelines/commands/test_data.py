@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -127,16 +129,69 @@ def test_everything_that_is_damaged_is_named_at_once(data, broken):
     assert (
         f"train-00000.tar, image id {rows[3]['image_id']}: its bytes differ from what the index says" in err
     )
-    assert "val-00000.tar: 3,000 bytes, not" in err
+    assert re.search(r"val-00000.tar: 3,000 bytes, not [\d,]+; 2 of its 2 images are not in it\n", err)
+    assert err.count("val-00000.tar") == 1, "once, and not for each of its images"
     assert "test-00000.tar" in err and "fix: delete this folder and run the shard step again" in err
     code, out, _ = data("verify", broken, "-o", "json")
-    assert code == 2 and len(json.loads(out)["problems"]) >= 4
+    problems = json.loads(out)["problems"]
+    assert code == 2 and [re.search(r"\w+-00000.tar", line)[0] for line in problems] == [
+        "test-00000.tar", "train-00000.tar", "train-00000.tar", "val-00000.tar"
+    ]  # fmt: skip
+    assert "sha256" in problems[1], "a file before what is in it"
+    code, out, _ = data("inspect", broken)
+    assert code == 0 and "1 file missing\n      test-00000.tar" in out
+    assert "1 file of another size\n      val-00000.tar: 3,000 bytes, not " in out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "no such file"),
+        ("{", "is not JSON"),
+        ("[]", "no lists of images and annotations"),
+        (
+            '{"images": [], "annotations": []}',
+            r"val.json: 0 images with 0 boxes, not 2 images with \d+ boxes",
+        ),
+    ],
+)
+def test_the_ground_truth_is_verified_too(data, broken, content, said):
+    truth = broken / "annotations" / "val.json"
+    truth.unlink() if content is None else truth.write_text(content)
+    code, _, err = data("verify", broken)
+    assert code == 2 and ": 1 problem:" in err and re.search(said, err)
+
+
+def test_a_table_of_samples_that_is_missing_is_told_with_the_remedy(data, broken):
+    (broken / "train.samples.npy").unlink()
+    code, _, err = data("verify", broken)
+    assert code == 2 and "train.samples.npy" in err and f"delete {broken}/index.json and run the shard" in err
+    assert "file missing\n      train.samples.npy" in data("inspect", broken)[1]
+
+
+@pytest.mark.parametrize("verb", ["inspect", "verify", "preview"])
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("index.json", "{", "is not JSON: "),
+        ("index.json", '{"kind": "shards"}', "written by another version of this program, or index.json was"),
+        ("manifest.json", "{", "is not JSON: "),
+        ("manifest.json", '{"kind": "raw", "content": "x"}', "or manifest.json was changed"),
+        ("plan.json", '{"kind": "plan"}', "is not whole: the download step has not finished"),
+        ("train-00000.tar", "", "is not whole: the shard step has not finished"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_told_as_such(data, tmp_path, verb, name, content, said):
+    (tmp_path / name).write_text(content)
+    (tmp_path / "train-00000.json").write_text("{}")
+    code, out, err = data(verb, tmp_path)
+    assert code == 2 and not out and said in err and "  fix: " in err
 
 
 def test_one_wrong_byte_anywhere_in_a_shard_is_found(data, broken):
     flip_a_byte(broken / "train-00000.tar", 100)  # a header: no sample's
     code, _, err = data("verify", broken)
-    assert code == 2 and "1 problems" in err and "its sha256 is" in err
+    assert code == 2 and ": 1 problem:" in err and "its sha256 is" in err
 
 
 def test_raw_images_that_changed_are_named(data, tmp_path):
@@ -146,8 +201,14 @@ def test_raw_images_that_changed_are_named(data, tmp_path):
     first.write_bytes(first.read_bytes()[:-100])
     second.write_bytes(bytes(second.stat().st_size))
     code, _, err = data("verify", raw["uri"])
-    assert code == 2 and "2 problems" in err
-    assert "bytes, not" in err and "cannot be decoded" in err
+    assert code == 2 and "2 problems" in err and "fix: delete the images that are named" in err
+    assert f"{first}: " in err and "bytes, not" in err and f"{second}: cannot be decoded" in err
+    # Doing so mends it.
+    first.unlink()
+    second.unlink()
+    shutil.rmtree(raw["uri"])
+    download(SOURCE, str(tmp_path), config)
+    assert data("verify", raw["uri"])[0] == 0
 
 
 def test_a_source_cannot_be_verified(data):
@@ -172,6 +233,17 @@ def test_a_seed_shows_the_same_images_and_another_one_others(data, made, tmp_pat
         data("preview", made[1], "-n", 4, "--seed", seed, "-o", tmp_path / f"{name}.png")
     first, again, other = ((tmp_path / f"{name}.png").read_bytes() for name in "abc")
     assert first == again != other
+
+
+def test_what_cannot_be_read_is_on_the_sheet_and_told(data, broken, tmp_path):
+    assert data("preview", broken, "-o", tmp_path / "whole.png")[1].startswith("12 images with ")
+    os.truncate(broken / "train-00000.tar", 3000)
+    code, out, _ = data("preview", broken, "-o", tmp_path / "broken.png")
+    assert code == 0 and out.startswith("0 images with 0 boxes in ") and "\n12 cannot be read:\n" in out
+    assert out.count("image id") == 10 and out.endswith("  and 2 more\n")
+    with Image.open(tmp_path / "broken.png") as sheet:
+        colors = {color for _, color in sheet.convert("RGB").getcolors(10**7)}
+        assert (160, 30, 30) in colors and sheet.height < 3 * TILE
 
 
 def test_mistakes_are_told(data, made, tmp_path):

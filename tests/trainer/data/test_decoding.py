@@ -16,7 +16,7 @@ from trainer.data.download import download
 from trainer.data.loader import EvalLoader, TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
-from trainer.data.transforms import FILL
+from trainer.data.transforms import FILL, whole_view
 from trainer.data.verification import check, verify
 from trainer.distributed import World
 from trainer.errors import DataError
@@ -141,7 +141,9 @@ def test_no_more_than_some_are_named_in_the_log(dataset, caplog, monkeypatch):
     decoder = Decoder(dataset, 1.0)
     for index in range(6):
         record = dataset.read(index)[1]
-        assert decoder.decode(index, b"no picture", record) is None
+        square, view = np.zeros((1, 96, 96, 3), np.uint8), whole_view(record["width"], record["height"], 96)
+        assert decoder.draw([index], [(b"no picture", record)], [view], square) == [False]
+        assert (square == FILL).all()
     assert len(caplog.records) == 3
     assert "kubedet data verify" in caplog.records[-1].getMessage()
 

@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from trainer.config import LoaderConfig
 from trainer.data.decoding import read_sample
-from trainer.data.loader import EvalLoader, TrainLoader, targets
+from trainer.data.loader import EvalLoader, TrainLoader
+from trainer.data.order import SampleStream
 from trainer.data.shard_index import ShardDataset
+from trainer.data.transforms import color_map, move_boxes, sample_draws, whole_view
 from trainer.distributed import World
 from trainer.errors import DataError
 from trainer.model.loss import PADDING
@@ -57,10 +60,20 @@ def assert_equal(one, other):
     assert torch.equal(one.boxes[:, :rows], other.boxes[:, :rows])
 
 
-def test_number_of_workers_and_prefetch_change_nothing(dataset):
-    other = dataclasses.replace(CONFIG, workers=1, prefetch=1)
+@pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (4, 1), (3, 2)])
+def test_number_of_workers_and_prefetch_change_nothing(dataset, workers, prefetch):
+    other = dataclasses.replace(CONFIG, workers=workers, prefetch=prefetch)
     for one, two in zip(take(dataset, 6), take(dataset, 6, config=other), strict=True):
         assert_equal(one, two)
+
+
+def test_the_colours_of_a_sample_follow_from_seed_epoch_and_index(dataset):
+    stream = SampleStream(dataset.shard_sizes, 5)
+    start = len(dataset) - 2  # into the second epoch
+    (batch,) = take(dataset, 1, start=start)
+    for row, color in enumerate(batch.color):
+        draws = sample_draws(5, *stream[start + row])
+        assert np.array_equal(color, color_map(CONFIG, draws[5:]))
 
 
 def test_entering_the_stream_later_gives_the_same_batches(dataset):
@@ -122,7 +135,8 @@ def test_batches_are_padded_and_crowds_are_no_targets(dataset):
     crowds = [record for record in records if any(item["iscrowd"] for item in record["annotations"])]
     assert crowds, "the sample has crowd regions"
     for record in crowds:
-        assert len(targets([record["annotations"]])[1]) == sum(
+        view = whole_view(record["width"], record["height"], 96)
+        assert len(move_boxes(record["annotations"], view, 96)[1]) == sum(
             not item["iscrowd"] for item in record["annotations"]
         )
 
@@ -153,6 +167,7 @@ from trainer.config import LoaderConfig
 from trainer.data.loader import TrainLoader
 from trainer.data.shard_cache import ShardCache
 from trainer.data.shard_index import ShardDataset
+from trainer.data.transforms import color_map, move_boxes, sample_draws, whole_view
 from trainer.distributed import World
 
 def read(uri, cache, start):

@@ -11,13 +11,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from trainer.data import shard_cache
-from trainer.data.shard_cache import FOLDER, LIMIT, Fetched, ShardCache
-from trainer.errors import ConfigError, StorageError
+from trainer.data.shard_cache import Fetched, ShardCache
+from trainer.errors import StorageError
+from trainer.storage.copies import FOLDER, LIMIT
 
 SIZE = 1000
 
@@ -217,30 +217,6 @@ def test_what_a_killed_process_left_is_removed_and_its_room_free(store, tmp_path
     assert list(tmp_path.glob("*.part"))
     assert ShardCache(tmp_path, SIZE).fetch(*two[1]) is Fetched.THERE
     assert not list(tmp_path.glob("*.part"))
-
-
-def test_the_environment_says_where_and_how_much(monkeypatch, tmp_path):
-    monkeypatch.setenv(FOLDER, str(tmp_path))
-    monkeypatch.setenv(LIMIT, "1.5")
-    assert ShardCache().folder == tmp_path and ShardCache().limit() == 1_500_000_000
-    monkeypatch.delenv(LIMIT)
-    assert 0 < ShardCache().limit() <= 100 * 10**9
-    for wrong in ("many", "-1", "inf"):
-        monkeypatch.setenv(LIMIT, wrong)
-        with pytest.raises(ConfigError, match=LIMIT):
-            ShardCache()
-
-
-@pytest.mark.parametrize(("free", "alone", "in_a_pod"), [(400, 100, 100), (150, 75, 50), (90, 45, 0)])
-def test_a_pod_leaves_its_node_what_keeps_it_from_evicting(monkeypatch, tmp_path, free, alone, in_a_pod):
-    disk = SimpleNamespace(total=500 * 10**9, free=free * 10**9)
-    monkeypatch.setattr(shard_cache.shutil, "disk_usage", lambda _: disk)
-    monkeypatch.delenv(LIMIT, raising=False)
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert ShardCache(tmp_path).limit() == alone * 10**9
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert ShardCache(tmp_path).limit() == in_a_pod * 10**9
-    assert ShardCache(tmp_path, 80).limit() == 80, "what was asked for is taken as it is"
 
 
 def test_a_full_disk_ends_nothing_and_is_told(store, tmp_path, caplog):

@@ -14,10 +14,9 @@ from PIL import Image
 from trainer import storage
 from trainer.config import DataConfig
 from trainer.data import problems as reasons
-from trainer.data import shard_writer, table
+from trainer.data import reports, shard_writer, table
 from trainer.data.download import download, fetch_partition, plan
 from trainer.data.download import join as join_raw
-from trainer.data.fetch import read_report
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import join, shard, shard_partition
 from trainer.errors import DataError, StorageError
@@ -111,8 +110,8 @@ def test_the_result_does_not_depend_on_the_partitions(make_coco, tmp_path, monke
     assert {**raw, "uri": "", "images": ""} == {**raw_whole, "uri": "", "images": ""}
     for name in ("failed.csv", f"sizes-{raw['content']}.npy", "train.parquet"):
         assert (Path(raw["uri"]) / name).read_bytes() == (Path(raw_whole["uri"]) / name).read_bytes()
-    reports = [len(read_report(str(path))[0]) for path in (Path(raw["uri"]) / "fetched").iterdir()]
-    assert sum(reports) == 41 and len(reports) == partitions  # Each image is one partition's.
+    counts = [len(reports.read(str(path))[0]) for path in (Path(raw["uri"]) / "fetched").iterdir()]
+    assert sum(counts) == 41 and len(counts) == partitions  # Each image is one partition's.
     with pytest.raises(DataError, match="is missing"):
         join(raw, str(tmp_path / "parts"), config)
     written = []

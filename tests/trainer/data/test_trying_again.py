@@ -90,3 +90,71 @@ def test_partitions_try_again(source, tmp_path):
         assert join(manifests[-1], CONFIG) == manifests[-1]  # Of a version that is known by a name.
     assert [images_of(manifest) for manifest in manifests] == [28, 29]
     assert reads == {f"{number}.jpg": 3 if number == 1 else 1 for number in range(30)}
+
+
+def brought(uri, root, partitions):
+    """Download with a number of partitions; return the manifest."""
+    planned = plan(uri, str(root), CONFIG)
+    for number in range(partitions):
+        fetch_partition(planned, CONFIG, number, partitions)
+    return join(planned, CONFIG, partitions)
+
+
+@pytest.mark.parametrize("numbers", [(1, 3), (3, 1), (3, 4)])
+def test_the_number_of_partitions_may_change(source, tmp_path, numbers):
+    uri, faults, reads = source
+    faults |= {"1.jpg": StorageError("refused"), "2.jpg": MissingError("404"), "3.jpg": MissingError("404")}
+    brought(uri, tmp_path / "a", numbers[0])
+    brought(uri, tmp_path / "b", numbers[0])
+    del faults["1.jpg"]
+    reads.clear()
+    other = brought(uri, tmp_path / "a", numbers[1])
+    assert reads == {"1.jpg": 1}, "what is missing is not asked for again"
+    same = brought(uri, tmp_path / "b", numbers[0])
+    for key in ("content", "splits", "problems"):
+        assert other[key] == same[key]
+    assert images_of(other) == 28 and list(other["problems"]) == [reasons.IMAGE_MISSING]
+
+
+def test_what_one_number_of_partitions_found_missing_no_other_asks_for(source, tmp_path, monkeypatch):
+    uri, faults, reads = source
+    faults |= {"1.jpg": StorageError("refused"), "2.jpg": StorageError("refused")}
+    brought(uri, tmp_path, 1)
+    faults["1.jpg"] = MissingError("404")
+    found = brought(uri, tmp_path, 3)
+    assert {name: problem["count"] for name, problem in found["problems"].items()} == {
+        reasons.IMAGE_MISSING: 1, reasons.IMAGE_NOT_FETCHED: 1
+    }  # fmt: skip
+    with monkeypatch.context() as down:
+        down.setattr("trainer.data.fetch._PATIENCE", -8)
+        assert brought(uri, tmp_path, 1) == found
+    faults.clear()
+    reads.clear()
+    assert images_of(brought(uri, tmp_path, 1)) == 29 and reads == {"2.jpg": 1}
+
+
+def test_a_source_that_is_down_takes_nothing_away_in_another_number_of_partitions(
+    source, tmp_path, monkeypatch
+):
+    uri, faults, reads = source
+    faults |= {f"{number}.jpg": StorageError("refused") for number in range(4)}
+    faults["9.jpg"] = MissingError("404")
+    first = brought(uri, tmp_path, 1)
+    monkeypatch.setattr("trainer.data.fetch._PATIENCE", -8)
+    reads.clear()
+    assert brought(uri, tmp_path, 3) == first
+    assert set(reads) <= {f"{number}.jpg" for number in range(4)}
+
+
+def test_what_came_before_the_source_went_down_counts(source, tmp_path, monkeypatch):
+    uri, faults, _ = source
+    faults |= {f"{number}.jpg": StorageError("refused") for number in range(4)}
+    brought(uri, tmp_path, 1)
+    del faults["0.jpg"]
+    monkeypatch.setattr("trainer.data.fetch._PATIENCE", -6)
+    monkeypatch.setattr("trainer.data.fetch.pool.run", in_turn)
+    assert images_of(brought(uri, tmp_path, 1)) == 27
+
+
+def in_turn(work, tasks, *_, **__):
+    return map(work, tasks)

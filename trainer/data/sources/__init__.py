@@ -33,6 +33,31 @@ def parse(source: str) -> Source:
     Raises:
         DataError: the text is empty, of an unknown kind, or names nothing that is known.
     """
+    found = _published(source)
+    if found:
+        return found
+    kind, path = _kind_and_path(source)
+    uri = _located(path, source)
+    if kind == "coco":
+        return CocoSource(uri)
+    return VocSource(uri) if kind == "voc" else _recognise(uri, source)
+
+
+def places(source: str) -> list[str]:
+    """Return the URIs that a source is read from, without looking at them: another machine may do that.
+
+    Raises:
+        DataError: as `parse`, but for what is or is not there.
+    """
+    found = _published(source)
+    if found:
+        named = [getattr(found, name, "") for name in ("images", "base", "pixels")]
+        return [uri for uri in named if uri and isinstance(uri, str)]
+    return [_kind_and_path(source)[1]]
+
+
+def _published(source: str) -> Source | None:
+    """Return the source that a text names by what everybody calls it, or None."""
     text = source.strip()
     kind, _, rest = text.partition(":")
     if kind == "sample" and (rest or text in ("sample", "sample:")):
@@ -41,18 +66,23 @@ def parse(source: str) -> Source:
         return OpenImagesSource.parse(rest)
     if kind == "coco" and rest.partition(",")[0].strip() == "2017":
         return Coco2017Source.parse(rest.partition(",")[2])
-    if kind in ("coco", "voc"):
-        uri = _located(rest, source)
-        return CocoSource(uri) if kind == "coco" else VocSource(uri)
-    if storage.scheme(text) not in ("", "file", *storage.OBJECT_STORES, *storage.WEB):
+    return None
+
+
+def _kind_and_path(source: str) -> tuple[str, str]:
+    """Return "coco", "voc", or "" where that is to be seen, and where it is."""
+    text = source.strip()
+    kind, _, rest = text.partition(":")
+    path = rest if kind in ("coco", "voc") else text
+    if not path.strip():
+        raise DataError(f"source {source!r} names nothing", fix=f"use {FORMS}")
+    if path == text and storage.scheme(text) not in ("", "file", *storage.OBJECT_STORES, *storage.WEB):
         raise DataError(f"source {source!r}: unknown kind {kind!r}", fix=f"use {FORMS}")
-    return _recognise(_located(text, source), source)
+    return kind if path != text else "", path
 
 
 def _located(path: str, source: str) -> str:
     """Return the absolute URI of a source's path; check that it is there if it is local."""
-    if not path.strip():
-        raise DataError(f"source {source!r} names nothing", fix=f"use {FORMS}")
     if not storage.is_local(path):
         return storage.absolute(path)
     uri = storage.absolute(os.path.expanduser(path))

@@ -4,6 +4,7 @@ import shutil
 import pytest
 
 from trainer.data import sources
+from trainer.data.sources import openimages
 from trainer.data.sources.coco import CocoSource
 from trainer.data.sources.voc import VocSource
 from trainer.errors import DataError
@@ -49,6 +50,26 @@ def test_what_is_no_source_is_named_with_what_is(text, message):
     with pytest.raises(DataError, match=message) as caught:
         sources.parse(text)
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("sample:images=30", []),
+        ("coco:2017, base=s3://mirror/", ["s3://mirror"]),
+        ("openimages:images=/a/ids.txt,base=s3://mirror", ["/a/ids.txt", "s3://mirror", openimages.PIXELS]),
+        ("voc:/no/such/place", ["/no/such/place"]),
+        (" s3://bucket/x", ["s3://bucket/x"]),
+    ],
+)
+def test_places_are_named_without_a_look(text, places):
+    assert sources.places(text) == places
+
+
+def test_places_of_no_source_are_refused():
+    for text in ("", "coco:", "yolo:/data", "sample:size=1"):
+        with pytest.raises(DataError):
+            sources.places(text)
 
 
 def test_empty_and_other_folders(tmp_path):

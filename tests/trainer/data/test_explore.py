@@ -1,0 +1,52 @@
+"""The same data at another place: moved, or in an object store."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from trainer.data.inspection import inspect
+from trainer.data.preview import contact_sheet
+from trainer.data.verification import verify
+from trainer.errors import DataError
+
+
+@pytest.fixture
+def folders(shards, data_root):
+    """URIs of raw images and of the shards made of them."""
+    index = json.loads((Path(shards) / "index.json").read_text())
+    return f"{data_root}/raw/{index['raw_fingerprint']}", shards
+
+
+def test_a_data_root_may_be_moved(folders, data_root, tmp_path):
+    root = tmp_path / "moved"
+    shutil.copytree(data_root, root)
+    images = Path(json.loads((Path(folders[0]) / "manifest.json").read_text())["images"])
+    image = next((root / "images" / images.name).rglob("*.jpg"))
+    image.write_bytes(b"x")
+    found = [verify(str(root / Path(uri).relative_to(data_root))) for uri in folders]
+    assert [of.uri for of in found] == [str(root / Path(uri).relative_to(data_root)) for uri in folders]
+    assert len(found[0].problems) == 1 and found[0].problems[0].startswith(f"{image}: 1 bytes, not ")
+    assert found[1].problems == verify(folders[0]).problems == []
+
+
+def test_a_store_tells_the_same(folders, data_root, bucket):
+    shutil.copytree(data_root, bucket, dirs_exist_ok=True)
+    for uri in folders:
+        there = f"s3://bucket/{Path(uri).relative_to(data_root)}"
+        assert inspect(there) == inspect(uri) | {"uri": there}
+        found, here = verify(there), verify(uri)
+        assert found.problems == [] and (found.files, found.bytes) == (here.files, here.bytes)
+        sheets = [contact_sheet(place, 3)[0].tobytes() for place in (there, uri)]
+        assert sheets[0] == sheets[1]
+
+
+def test_what_is_missing_in_a_store_is_told(shards, bucket):
+    shutil.copytree(shards, bucket / "shards")
+    (bucket / "shards" / "train-00000.tar").unlink()
+    assert verify("s3://bucket/shards").problems == ["no such file: s3://bucket/shards/train-00000.tar"]
+    assert inspect("s3://bucket/shards")["problems"] == {"file missing": 1}
+    for uri in ("s3://bucket/nowhere", "s3://bucket/shards/train"):
+        with pytest.raises(DataError, match=f"there is nothing at {uri}"):
+            inspect(uri)

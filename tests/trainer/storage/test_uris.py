@@ -1,0 +1,102 @@
+"""Names of buckets: as strict as the client, or as Amazon where requests go there."""
+
+import random
+
+import pytest
+from minio.helpers import check_bucket_name
+
+from trainer.errors import StorageError
+from trainer.storage import check_place
+from trainer.storage.uris import check_bucket
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("s3://My_Bucket/x", "'My_Bucket': it contains 'B' 'M' '_'"),
+        ("s3://ab/x", "its length is 2, not 3 to 63"),
+        (f"s3://{'a' * 64}", "its length is 64"),
+        ("s3://-ab-", "it does not begin and end with a letter or digit"),
+        ("s3://a..b", "it contains '..'"),
+        ("s3://a.-b", "it contains '.-'"),
+        ("s3://10.0.0.1/x", "it is an IP address"),
+        ("s3://minio:9000/bucket", "it contains ':'"),
+        ("s3://<bucket>/x", "it contains '<' '>', it does not begin and end"),
+        ("s3://set-s3alias/x", "it ends in -s3alias"),
+        ("s3://xn--set/x", "it begins with xn--"),
+        ("s3:///x", "s3:///x names no bucket"),
+        ("s3:bucket/x", "names no bucket"),
+        ("minio://ä-b/x", "it contains 'ä'"),
+    ],
+)
+def test_what_is_wrong_with_a_bucket_is_told(uri, said):
+    with pytest.raises(StorageError) as caught:
+        check_bucket(uri, strict=True)
+    assert said in caught.value.message and caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["s3://bucket", "s3://my-bucket.2/Any_Key//x", f"minio://{'a' * 63}/x", "s3://1.2.3/x", "s3://999.1.1.1/x",
+     "/My_Bucket/x", "file:///A_b", "https://a..b/x", "sample", ""],
+)  # fmt: skip
+def test_others_pass(uri):
+    check_bucket(uri, strict=True)
+
+
+def accepts(check, *arguments, **options):
+    try:
+        check(*arguments, **options)
+    except (ValueError, StorageError):
+        return False
+    return True
+
+
+def test_it_is_exactly_as_strict_as_the_client():
+    draw = random.Random(7)
+    names = [
+        "".join(draw.choices("ab1-.AZ_:/"[:kinds], k=draw.randint(1, 8)))
+        for kinds in (3, 5, 7, 9)
+        for _ in range(1500)
+    ]
+    names += [f"{a}.{b}.{c}.{c}" for a in (0, 9, 255, 256) for b in ("1", "01", "x") for c in (10, 199, 300)]
+    names += ["a" * size for size in (62, 63, 64)] + ["x-s3alias", "x--ol-s3", "xn--x", "x--x-s3"]
+    lax = {name for name in names if accepts(check_bucket, f"s3://{name}")}
+    assert lax == {name for name in names if accepts(check_bucket_name, name)}
+    strict = {name for name in names if accepts(check_bucket, f"s3://{name}", strict=True)}
+    assert strict == {name for name in names if accepts(check_bucket_name, name, strict=True, s3_check=True)}
+    assert 500 < len(strict) < len(lax) < len(names) - 500
+
+
+@pytest.mark.parametrize(
+    ("uri", "environment", "possible"),
+    [
+        ("s3://My_Bucket/x", {}, False),
+        ("s3://My_Bucket/x", {"AWS_ENDPOINT_URL": "https://s3.eu-west-1.amazonaws.com"}, False),
+        ("s3://My_Bucket/x", {"AWS_ENDPOINT_URL": "http://ceph:8080"}, True),
+        ("s3://My_Bucket/x", {"AWS_ENDPOINT_URL_S3": "http://ceph:8080"}, True),
+        ("s3://My_Bucket/x", {"MINIO_ENDPOINT": "ceph:8080"}, False),
+        ("minio://My_Bucket/x", {}, True),
+        ("minio://My..Bucket/x", {}, False),
+        ("s3://My..Bucket/x", {"AWS_ENDPOINT_URL": "http://ceph:8080"}, False),
+        ("My_Folder/x", {}, True),
+    ],
+)
+def test_a_store_with_laxer_rules_keeps_its_buckets(monkeypatch, uri, environment, possible):
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "MINIO_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert accepts(check_place, uri) is possible
+
+
+def test_only_who_has_a_store_of_another_kind_is_told_how_to_say_so(monkeypatch):
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+    told = {}
+    for uri in ("s3://My_Bucket/x", "s3://a..b/x"):
+        with pytest.raises(StorageError) as caught:
+            check_place(uri)
+        told[uri] = caught.value.fix
+    assert "AWS_ENDPOINT_URL" in told["s3://My_Bucket/x"]
+    assert "AWS_ENDPOINT_URL" not in told["s3://a..b/x"]
