@@ -17,7 +17,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from trainer import configuration, log, recipes, storage
+from trainer import configuration, lifeline, log, recipes, storage
 from trainer.config import Config
 from trainer.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError
 
@@ -37,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one verb; returns the exit code (see trainer.errors)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(arguments)
+    lifeline.end_with_launcher()
     log.setup()
     try:
         return _VERBS[options.verb](options) or 0

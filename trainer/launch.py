@@ -32,6 +32,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, parse_args, parse_min_max_nnodes
 
+from trainer import lifeline
 from trainer.errors import EXIT_RETRY, ConfigError, LaunchError
 from trainer.failures import exit_code, explain, first_cause, may_pass, reason
 from trainer.signals import exit_on_signal
@@ -57,6 +58,7 @@ def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
     """
     # torchrun warns of it and sets it to 1; which is right, for the loader has its own threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ[lifeline.LAUNCHER] = str(os.getpid())
     _quieten()
     config, program, words = _settings([*torchrun_arguments, "-m", "trainer", *arguments])
     if config.max_nodes > 1:
@@ -87,6 +89,8 @@ def _settings(arguments: list[str]) -> tuple[LaunchConfig, Any, list[str]]:
     try:
         config, program, words = config_from_args(_with_endpoint(parse_args(arguments)))
         config.rdzv_configs["timeout"] = int(config.rdzv_configs["timeout"])
+        if config.nproc_per_node < 1:
+            raise ValueError(f"{config.nproc_per_node} processes")
     except (ValueError, RuntimeError, AssertionError) as error:
         raise _unusable(error) from None
     return config, program, words

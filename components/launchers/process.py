@@ -13,8 +13,8 @@ from components.launchers import guard
 class GuardedProcess:
     """A command that is stopped, with all it started, when this process ends in any way.
 
-    Its stdout and stderr come as one stream of lines. Use it as a context manager: leaving
-    the block stops what still runs and waits for it.
+    Its stdout and stderr come as one stream of lines, unless they are to go elsewhere. Use it as
+    a context manager: leaving the block stops what still runs and waits for it.
     """
 
     def __init__(
@@ -24,6 +24,8 @@ class GuardedProcess:
         env: Mapping[str, str] | None = None,
         grace_seconds: float = 60.0,
         keep_open: Sequence[int] = (),
+        stdout: int | None = subprocess.PIPE,
+        stderr: int | None = subprocess.STDOUT,
     ) -> None:
         """Start it.
 
@@ -32,6 +34,8 @@ class GuardedProcess:
             env: the whole environment; None is this process's.
             grace_seconds: how long it may take to end when asked to, before it is killed.
             keep_open: file descriptors the guard holds until all is over (a lock).
+            stdout: where it goes, as subprocess.Popen takes it; None is this process's.
+            stderr: as stdout.
         """
         lifeline, self._lifeline = os.pipe()
         script = str(Path(guard.__file__))
@@ -39,8 +43,8 @@ class GuardedProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", script, str(lifeline), str(grace_seconds), *command],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stdout=stdout,
+                stderr=stderr,
                 env=env,
                 pass_fds=(lifeline, *keep_open),
                 # Out of the terminal's foreground group: Ctrl-C reaches it through `stop` alone.
@@ -51,8 +55,7 @@ class GuardedProcess:
 
     def lines(self) -> Iterator[str]:
         """Yield each line of output, without its end, until the last process has ended."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._process.stdout or ():
             yield line.decode(errors="replace").rstrip("\r\n")
 
     def stop(self) -> None:

@@ -5,14 +5,18 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
+from pipelines import problems
 from pipelines.commands import Commands
 from pipelines.commands.options import add_overrides
 from trainer.configuration import parse_overrides
-from trainer.errors import Interrupted
+from trainer.errors import ConfigError, Interrupted
 
 _CONFIG = "config.json"
+_GRACE_SECONDS = 10.0
+"""How long processes that are stopped may take to end; there is nothing for them to save."""
 
 
 def add(commands: Commands) -> None:
@@ -43,7 +47,7 @@ def add(commands: Commands) -> None:
         help="rules parted by commas, e.g. 'coco/AP >= 0.3, AP[person] >= 0.2, coco/AP >= baseline - 0.01'",
     )  # fmt: skip
     parser.add_argument(
-        "--nproc", type=int, default=0, metavar="N",
+        "--nproc", type=int, metavar="N",
         help="processes that share the images (default: one for each GPU; without GPUs one, which uses all "
         "cores)",
     )  # fmt: skip
@@ -56,11 +60,10 @@ def _evaluate(options: argparse.Namespace) -> int:
     from trainer.evaluation import models
     from trainer.evaluation.baseline import SUMMARY
     from trainer.evaluation.evaluate import evaluate
-    from trainer.evaluation.gate import parse, split_rules
+    from trainer.evaluation.gate import check, split_rules
 
     rules = split_rules(options.gate)
-    for rule in rules:
-        parse(rule)
+    problems.refuse([partial(_check_processes, options.nproc), partial(check, rules)])
     trained = configuration.from_json(json.dumps(models.trained_with(options.model)), where=options.model)
     config = configuration.with_overrides(trained, _overrides(options, rules), where="--set")
     if _processes(options) == 1:
@@ -83,6 +86,11 @@ def _overrides(options: argparse.Namespace, rules: list[str]) -> dict[str, objec
     )
 
 
+def _check_processes(count: int | None) -> None:
+    if count is not None and count < 1:
+        raise ConfigError(f"--nproc must be 1 or more, not {count}", fix="leave it out, or use --nproc 1")
+
+
 def _processes(options: argparse.Namespace) -> int:
     import torch
 
@@ -95,6 +103,7 @@ def _share(options: argparse.Namespace, config_uri: str) -> int:
     Raises:
         Interrupted: asked to stop by SIGTERM or SIGINT; the processes have ended.
     """
+    from components.launchers.process import GuardedProcess
     from trainer.signals import stop_request
 
     count = _processes(options)
@@ -105,22 +114,33 @@ def _share(options: argparse.Namespace, config_uri: str) -> int:
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     with (
         stop_request() as stop,
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as process,
+        GuardedProcess(
+            command, env=environment, grace_seconds=_GRACE_SECONDS, stdout=subprocess.DEVNULL, stderr=None
+        ) as process,
+        stop.at_once(lambda: Interrupted("the evaluation was stopped", fix="run it again")),
     ):
-        try:
-            with stop.at_once(lambda: Interrupted("the evaluation was stopped", fix="run it again")):
-                return process.wait()
-        except Interrupted:
-            # It would not learn of a signal that was sent to this process alone; `with` waits for it.
-            process.terminate()
-            raise
+        return process.wait()
 
 
 def _show(summary: dict[str, Any], output: str) -> None:
     from trainer import storage
 
     print(storage.read_bytes(storage.join(output, "table.txt")).decode())
+    if summary["comparison"]:
+        print(f"\nagainst {_compared(summary['comparison'])}")
     verdict = summary["verdict"]
     print(f"\ngate: {'passed' if verdict['passed'] else 'failed'}")
     print("".join(f"  {line}\n" for line in verdict["reason"].splitlines()), end="")
     print(f"report: {storage.join(output, 'report.html')}")
+
+
+def _compared(comparison: dict[str, Any]) -> str:
+    from trainer.evaluation.change import Change
+
+    if comparison["obstacle"]:
+        return f"{comparison['baseline']}: {comparison['obstacle']}"
+    change = Change(*comparison["changes"]["coco/AP"])
+    return (
+        f"{comparison['baseline']}: coco/AP {change.delta:+.4f}, with 95 % confidence from {change.low:+.4f} "
+        f"to {change.high:+.4f}"
+    )

@@ -118,6 +118,7 @@ def test_a_port_that_is_taken_is_said(node):
         ("PET_NNODES", "2x"),
         ("PET_NNODES", "3:2"),
         ("PET_NPROC_PER_NODE", "many"),
+        ("PET_NPROC_PER_NODE", "-2"),
         ("PET_RDZV_CONF", "timeout"),
         ("PET_RDZV_CONF", "timeout=long"),
         ("PET_RDZV_ENDPOINT", "here:x"),

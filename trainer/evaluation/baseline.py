@@ -104,7 +104,8 @@ def _current(root: str, name: str) -> Baseline | None:
 
 def _evaluated(name: str, folder: str, model: str) -> Baseline:
     summary = storage.read_json(storage.join(folder, SUMMARY))
-    if not {"fingerprint", "split", "predictions", "checkpoint"} <= summary.keys():
+    wanted = ("fingerprint", "split", "predictions", "checkpoint")
+    if not isinstance(summary, dict) or not all(isinstance(summary.get(key), str) for key in wanted):
         raise EvaluationError(
             f"{storage.join(folder, SUMMARY)} is not of an evaluation", fix="evaluate that model again"
         )

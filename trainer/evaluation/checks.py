@@ -53,8 +53,11 @@ def class_difference(trained: Sequence[Mapping[str, Any]], given: Sequence[Mappi
     known, names = ([category["name"] for category in side] for side in (trained, given))
     if names == known:
         return ""
-    apart = sorted(set(names) ^ set(known))
-    told = f"{len(apart)} differ: {', '.join(apart[:10])}" if apart else "the same names in another order"
+    told = "the same names in another order"
+    if apart := set(names) ^ set(known):
+        sides = ((sorted(apart & set(names)), "the data"), (sorted(apart & set(known)), "the model"))
+        parts = (f"{', '.join(some[:EXAMPLES])} only in {whose}" for some, whose in sides if some)
+        told = f"{len(apart)} differ: {'; '.join(parts)}"
     return f"{len(known)} against {len(names)} classes, {told}"
 
 

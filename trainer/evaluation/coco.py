@@ -15,23 +15,8 @@ import numpy as np
 from trainer.evaluation import engines
 from trainer.evaluation.checks import check_predictions, check_truth
 from trainer.evaluation.engines import Arrays
+from trainer.evaluation.names import METRICS
 from trainer.evaluation.tables import Predictions, Truth
-
-METRICS = {
-    "coco/AP": "mean over IoU 0.50 to 0.95",
-    "coco/AP50": "at IoU 0.50",
-    "coco/AP75": "at IoU 0.75",
-    "coco/APs": "small objects, below 32 x 32 px",
-    "coco/APm": "medium objects",
-    "coco/APl": "large objects, above 96 x 96 px",
-    "coco/AR1": "recall with 1 detection an image",
-    "coco/AR10": "recall with 10 detections an image",
-    "coco/AR100": "recall with 100 detections an image",
-    "coco/ARs": "recall of small objects",
-    "coco/ARm": "recall of medium objects",
-    "coco/ARl": "recall of large objects",
-}
-"""The twelve numbers in pycocotools' order, each with what it means."""
 
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 """The T IoU thresholds."""

@@ -5,6 +5,7 @@ and pycocotools (https://github.com/ppwwyyxx/cocoapi).
 """
 
 import contextlib
+import importlib
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -46,20 +47,31 @@ def run(engine: str, truth: Truth, predictions: Predictions) -> Arrays:
     Raises:
         EvaluationError: there is no such engine, or it is not installed.
     """
-    if engine == "pycocotools":
-        return _pycocotools(truth, predictions)
-    if engine == "hotcoco":
-        return _hotcoco(truth, predictions)
-    raise EvaluationError(f"no evaluator {engine!r}", fix=f"use one of: {', '.join(ENGINES)}")
+    require(engine)
+    return (_hotcoco if engine == "hotcoco" else _pycocotools)(truth, predictions)
+
+
+def require(engine: str) -> None:
+    """Check that an evaluator can be loaded.
+
+    Raises:
+        EvaluationError: there is no such engine, or it is not installed.
+    """
+    if engine not in ENGINES:
+        raise EvaluationError(f"no evaluator {engine!r}", fix=f"use one of: {', '.join(ENGINES)}")
+    try:
+        importlib.import_module(engine)
+    except ImportError as error:
+        others = " or ".join(f"evaluation.engine={other}" for other in ENGINES if other != engine)
+        raise EvaluationError(
+            f"the evaluator {engine} cannot be loaded: {error}", fix=f"install it, or set {others}"
+        ) from None
 
 
 def evaluator(truth: Truth, predictions: Predictions) -> Any:
     """Return hotcoco's evaluator with all classes matched at IoU 0.5: for what it finds beside the metrics.
 
     It holds gigabytes of a large split.
-
-    Raises:
-        EvaluationError: it is not installed.
     """
     made = _loaded(truth, predictions)
     params = made.params
@@ -101,13 +113,8 @@ def _portions(truth: Truth, predictions: Predictions) -> Iterator[np.ndarray]:
 
 
 def _loaded(truth: Truth, predictions: Predictions) -> Any:
-    try:
-        from hotcoco import COCO, COCOeval
-    except ImportError as error:
-        raise EvaluationError(
-            f"the evaluator hotcoco cannot be loaded: {error}",
-            fix="install it, or set evaluation.engine=pycocotools",
-        ) from None
+    from hotcoco import COCO, COCOeval
+
     dataset = COCO.from_arrays(
         truth.images, truth.categories, truth.image_ids, truth.labels, truth.boxes,
         area=truth.areas, iscrowd=truth.crowd,

@@ -9,9 +9,9 @@ from trainer import storage
 from trainer.config import Config
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World, process_group
-from trainer.errors import EvaluationError
+from trainer.errors import EvaluationError, MissingError
 from trainer.evaluation import baseline as baselines
-from trainer.evaluation import coco, gate, models, scoring
+from trainer.evaluation import coco, engines, gate, models, scoring
 from trainer.evaluation.baseline import Baseline
 from trainer.evaluation.checks import class_difference
 from trainer.evaluation.collect import collect
@@ -46,22 +46,24 @@ def evaluate(
         checkpoint, sha256, step, fingerprint, predictions.
 
     Raises:
-        EvaluationError: the model was trained for other classes, there is nothing to score, or a
-            rule of the gate cannot be used.
-        StorageError: the folder for the results cannot be written; said before any prediction.
+        EvaluationError: the model was trained for other classes, there is nothing to score, or the
+            evaluator, the baseline or a rule of the gate cannot be used.
+        StorageError: the folder for the results cannot be written. Both are said before any prediction.
     """
     rules = list(config.evaluation.gate if rules is None else rules)
-    for rule in rules:
-        gate.parse(rule)
+    gate.check(rules)
+    engines.require(config.evaluation.engine)
     with process_group() as world:
         dataset = _dataset(shards_uri, config.evaluation.split)
         model = models.load(model_uri, world.device)
         _check_classes(model.categories, dataset.categories, model_uri)
+        gate.check(rules, [category["name"] for category in dataset.categories])
         if world.is_main:
             check_writable(output_uri)
-        found = _predict(model, dataset, config, world)
+        # First: what is wrong with it is told before the model's own hours.
         baseline = baselines.find(config, shards_uri)
         base, obstacle = _baseline_predictions(baseline, dataset, config, world)
+        found = _predict(model, dataset, config, world)
         if not world.is_main:
             return {}
         truth_json = dataset.annotations()
@@ -76,7 +78,13 @@ def evaluate(
 
 
 def _dataset(shards_uri: str, wanted: str) -> ShardDataset:
-    index = storage.read_json(storage.join(shards_uri, "index.json"))
+    try:
+        index = storage.read_json(storage.join(shards_uri, "index.json"))
+    except MissingError:
+        raise EvaluationError(
+            f"{shards_uri} holds no shards: it has no index.json",
+            fix="give the folder that the shard step wrote, as <data root>/shards/<fingerprint>",
+        ) from None
     sizes = {split: part["samples"] for split, part in index["splits"].items()}
     for split in [wanted] if wanted else ["test", "val"]:
         if sizes.get(split):
@@ -113,7 +121,7 @@ def _baseline_predictions(
     kept = baseline.predictions(dataset.fingerprint, dataset.split)
     if kept is not None:
         return kept, ""
-    _LOG.info("the baseline %s was scored on other data: it is scored anew", baseline.name)
+    _LOG.info("the baseline %s has no kept detections of these images: it is scored first", baseline.name)
     try:
         model = models.load(baseline.model, world.device)
         _check_classes(model.categories, dataset.categories, baseline.model)
@@ -129,7 +137,7 @@ def _summary(model: Model, dataset: ShardDataset, scores: Scores, predictions_ur
         "metrics": scores.metrics,
         "per_class": scores.coco.per_class,
         "thresholds": {name: point.threshold for name, point in scores.points.items()},
-        "checkpoint": model.uri,
+        "checkpoint": storage.absolute(model.uri),
         "sha256": model.sha256,
         "step": model.step,
         "fingerprint": dataset.fingerprint,
@@ -147,6 +155,8 @@ def _comparison(
     if base is not None:
         found = scoring.changes(truth, base, scores, samples=samples)
         changes = {name: list(astuple(change)) for name, change in found.items()}
+        if not changes:
+            obstacle = f"it cannot be compared with the baseline {baseline.name}: no class has objects"
     named = {"baseline": baseline.name, "model": baseline.model, "obstacle": obstacle}
     return {**named, "samples": samples, "changes": changes}
 

@@ -11,12 +11,13 @@ import difflib
 import math
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.errors import EvaluationError
 from trainer.evaluation.change import Change
+from trainer.evaluation.names import METRICS, OPEN_IMAGES, PER_CLASS
 
 _OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -25,7 +26,6 @@ _RULE = re.compile(
     rf"(?:(?P<number>[+-]?{_NUMBER})|(?P<baseline>baseline)(?:\s*(?P<sign>[+-])\s*(?P<margin>{_NUMBER}))?)\s*"
 )
 _OF_CLASS = re.compile(r"([A-Za-z0-9]+)\[(.+)\]")
-_PER_CLASS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
 _COMPARED = "coco/AP, coco/AP50 and AP[class]"
 _LISTED = 5
 
@@ -86,8 +86,8 @@ def parse(text: str) -> Rule:
     """Read one rule.
 
     Raises:
-        EvaluationError: the text is no rule, nothing can ever fulfil it, or it compares with the
-            baseline what is not compared.
+        EvaluationError: the text is no rule, there is no such metric, nothing can ever fulfil it, or it
+            compares with the baseline what is not compared.
     """
     match = _RULE.fullmatch(text)
     if match is None:
@@ -97,9 +97,13 @@ def parse(text: str) -> Rule:
             "`AP[person] >= 0.3`, or `coco/AP >= baseline - 0.01`",
         )
     metric, of_class = match["metric"], _OF_CLASS.fullmatch(match["metric"])
-    if of_class and of_class[1] not in _PER_CLASS:
+    if of_class and of_class[1] not in PER_CLASS:
         raise EvaluationError(
-            f"gate rule {text!r}: there is no {of_class[1]} of a class", fix=f"use {', '.join(_PER_CLASS)}"
+            f"gate rule {text!r}: there is no {of_class[1]} of a class", fix=f"use {', '.join(PER_CLASS)}"
+        )
+    if not of_class and metric not in (known := (*METRICS, OPEN_IMAGES)):
+        raise EvaluationError(
+            f"gate rule {text!r} names an unknown metric", fix=f"use one of: {', '.join(known)}, or AP[class]"
         )
     if not match["baseline"]:
         rule = Rule(metric, match["comparison"], float(match["number"]))
@@ -107,13 +111,37 @@ def parse(text: str) -> Rule:
         margin = float((match["sign"] or "") + (match["margin"] or "0"))
         rule = Rule(metric, match["comparison"], margin, baseline=True)
         _check_compared(text, rule)
-    share = bool(of_class) or metric.startswith(("coco/", "oid/"))
-    if share and not (-1 if rule.baseline else 0) <= rule.bound <= 1:
+    if not (-1 if rule.baseline else 0) <= rule.bound <= 1:
         raise EvaluationError(
-            f"gate rule {text!r}: COCO metrics lie between 0 and 1",
+            f"gate rule {text!r}: metrics lie between 0 and 1",
             fix=f"give the number as a share, for example {rule.bound / 100:g} for {rule.bound:g} %",
         )
     return rule
+
+
+def check(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
+    """Check rules before the work that they are to judge.
+
+    Args:
+        rules: as `parse` reads them.
+        classes: names of the classes that rules may ask for; None where they are not known yet.
+
+    Raises:
+        EvaluationError: rules cannot be read, or name a metric or class that there is not; with all of them.
+    """
+    wrong = []
+    for text in rules:
+        try:
+            of_class = _OF_CLASS.fullmatch(parse(text).metric)
+            if of_class and classes is not None:
+                _known_class(text, of_class[2], classes)
+        except EvaluationError as error:
+            wrong.append(error)
+    if len(wrong) == 1:
+        raise wrong[0]
+    if wrong:
+        told = "".join(f"\n  {error.message}; {error.fix}" for error in wrong)
+        raise EvaluationError(f"{len(wrong)} rules of the gate cannot be used:{told}", fix="correct these")
 
 
 def decide(evidence: Evidence, rules: Sequence[str]) -> Verdict:
@@ -149,7 +177,10 @@ def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
     of_class = _OF_CLASS.fullmatch(rule.metric)
     if of_class and of_class[2] == "*":
         return _apply_to_all(rule, of_class[1], evidence)
-    _known(rule, of_class, evidence)
+    if of_class:
+        _known_class(str(rule), of_class[2], evidence.per_class)
+    elif rule.metric not in evidence.metrics:
+        return False, f"{rule}: failed, the evaluation does not tell it"
     if rule.baseline:
         return _against_baseline(rule, evidence)
     value = evidence.per_class[of_class[2]][of_class[1]] if of_class else evidence.metrics[rule.metric]
@@ -164,6 +195,8 @@ def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
 def _apply_to_all(rule: Rule, metric: str, evidence: Evidence) -> tuple[bool, str]:
     """Hold every class with objects against a rule; the reason lists those that fail, worst first."""
     found = list(_each_class(rule, metric, evidence))
+    if not found:
+        return False, f"{rule}: failed, there is no ground truth to measure it on"
     failed = [text for passed, text in found if not passed]
     if not failed:
         return True, f"{rule}, {len(found)} classes: passed"
@@ -179,19 +212,14 @@ def _each_class(rule: Rule, metric: str, evidence: Evidence) -> Iterator[tuple[b
         yield _apply(one, evidence)[0], f"{name} {_shown(one, value)}"
 
 
-def _known(rule: Rule, of_class: re.Match[str] | None, evidence: Evidence) -> None:
-    if of_class and of_class[2] not in evidence.per_class:
-        close = difflib.get_close_matches(of_class[2], evidence.per_class, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "classes are"
+def _known_class(text: str, name: str, classes: Collection[str]) -> None:
+    if name != "*" and name not in classes:
+        close = difflib.get_close_matches(name, classes, n=3)
         raise EvaluationError(
-            f"gate rule `{rule}` names an unknown class",
-            fix=hint if close else f"{hint}: {', '.join(list(evidence.per_class)[:20])}",
-        )
-    if not of_class and rule.metric not in evidence.metrics:
-        raise EvaluationError(
-            f"gate rule `{rule}` names an unknown metric",
-            fix=f"use one of: {', '.join(sorted(evidence.metrics))}, or AP[class]",
-        )
+            f"gate rule {text!r} names an unknown class",
+            fix=f"did you mean {' or '.join(close)}?" if close
+            else f"classes are: {', '.join(list(classes)[:20])}",
+        )  # fmt: skip
 
 
 def _against_baseline(rule: Rule, evidence: Evidence) -> tuple[bool, str]:

@@ -21,6 +21,9 @@ from trainer.model.postprocess import Detections
 _PREFERRED = ("onnx", "openvino", "onnx-int8", "torch-export", "raw")
 """Which form of an exported model is scored where its folder is given, as `kubedet predict` chooses."""
 
+_IN_RUNS = ("best.pt", "train/best.pt")
+"""Where a run has its checkpoint, for who names the run's folder."""
+
 
 @dataclass(frozen=True)
 class Model:
@@ -98,10 +101,13 @@ def _exported(uri: str) -> tuple[Bundle, str] | None:
         raise EvaluationError(
             f"{uri} is not a model of that folder", fix=f"take the folder, or one of: {', '.join(files)}"
         )
+    places = (storage.join(uri, place) for place in _IN_RUNS)
+    there = [place for place in places if storage.exists(place)]
     raise EvaluationError(
         f"{uri} is neither a checkpoint nor an exported model",
-        fix="give a best.pt that the training wrote, or the folder that the export wrote",
-    )
+        fix=f"give {' or '.join(there)}" if there
+        else "give a best.pt that the training wrote, or the folder that the export wrote",
+    )  # fmt: skip
 
 
 def _ready(detector: Detector, device: torch.device, uri: str) -> Callable[[Tensor], Detections]:

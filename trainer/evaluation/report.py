@@ -11,7 +11,8 @@ import jinja2
 
 from trainer import storage
 from trainer.evaluation import gallery, plots, rows
-from trainer.evaluation.coco import METRICS, number
+from trainer.evaluation.coco import number
+from trainer.evaluation.names import METRICS
 from trainer.evaluation.report_data import Compared, ReportData
 
 _MARKDOWN_CLASSES = 50

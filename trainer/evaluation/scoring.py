@@ -13,10 +13,8 @@ from trainer.evaluation.checks import check_predictions
 from trainer.evaluation.coco import CocoResult
 from trainer.evaluation.gallery import SCORE
 from trainer.evaluation.matching import Matches, match
+from trainer.evaluation.names import OPEN_IMAGES
 from trainer.evaluation.tables import Predictions, Truth
-
-OPEN_IMAGES = "oid/AP50"
-"""Name of the metric that follows the Open Images Challenge."""
 
 
 @dataclass(frozen=True)

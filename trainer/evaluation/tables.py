@@ -18,6 +18,9 @@ from trainer.errors import EvaluationError
 EXAMPLES = 5
 """Examples of each problem that an error lists."""
 
+_END_OF_IDS, _END_OF_FLOATS = 2**63, 2**1023
+"""Ids are kept as int64, all else as float64; JSON's integers may have any length."""
+
 _COLUMNS = ("image_id", "category_id", "x", "y", "width", "height", "score")
 
 
@@ -102,11 +105,17 @@ class Predictions:
         data = storage.read_bytes(uri)
         if data[:4] != b"PAR1":
             return cls.from_coco(parse_json(data, uri)), {}
-        table = pq.read_table(io.BytesIO(data))
-        missing = [name for name in _COLUMNS if name not in table.column_names]
-        if missing:
+        try:
+            table = pq.read_table(io.BytesIO(data))
+        except (pa.ArrowException, OSError) as error:
             raise EvaluationError(
-                f"{uri} has no columns {', '.join(missing)}", fix="give a file that `evaluate` wrote"
+                f"{uri} is damaged: {str(error).splitlines()[0]}", fix="evaluate that model again"
+            ) from None
+        wrong = [name for name in _COLUMNS if not _is_full_of_numbers(table, name)]
+        if wrong:
+            raise EvaluationError(
+                f"{uri} has no columns {', '.join(wrong)} that are full of numbers",
+                fix="give a file that `evaluate` wrote",
             )
         image, label, x, y, width, height, score = (table[name].to_numpy() for name in _COLUMNS)
         boxes = np.stack([x, y, width, height], axis=1).astype(np.float64)
@@ -182,10 +191,18 @@ def parse_json(data: bytes, where: str | Path) -> Any:
     """
     try:
         return json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EvaluationError(
             f"{where} is not JSON: {error}", fix="give a file in COCO's JSON form"
         ) from None
+
+
+def _is_full_of_numbers(table: pa.Table, name: str) -> bool:
+    if name not in table.column_names:
+        return False
+    column = table[name]
+    known = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    return bool(known and not column.null_count)
 
 
 def _box(item: Mapping[str, Any]) -> Sequence[Any]:
@@ -209,8 +226,11 @@ def _refuse_malformed(where: str, items: Sequence[Any], numbers: Callable[[Any],
     for place, item in enumerate(items):
         try:
             ids = (item["image_id"], item["category_id"])
-            right = all(isinstance(value, int | float) for value in numbers(item))
-            right = right and all(float(value).is_integer() for value in ids)
+            right = all(
+                isinstance(value, float) or (isinstance(value, int) and abs(value) < _END_OF_FLOATS)
+                for value in numbers(item)
+            )
+            right = right and all(float(value).is_integer() and abs(value) < _END_OF_IDS for value in ids)
         except (TypeError, KeyError, AttributeError, ValueError):
             right = False
         if not right:

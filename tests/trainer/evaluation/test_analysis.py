@@ -120,3 +120,5 @@ def test_many_classes_are_named_by_their_number_of_objects() -> None:
     ]
     assert result.counts.sum() == len(labels)
     assert result.counts[:, 0].sum() <= 100  # COCO counts a hundred predictions an image.
+    assert analysis.confusion(engines.evaluator(truth, found), score=0.3, top=29).names[-2] == "cat"
+    assert analysis.confusion(engines.evaluator(truth, found), score=0.3, top=28).names[-2] == "other (2)"

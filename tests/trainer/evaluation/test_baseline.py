@@ -76,6 +76,7 @@ def test_a_model_by_uri(root):
 def test_what_is_no_baseline_is_refused(root):
     with pytest.raises(EvaluationError, match="neither an evaluation nor a model"):
         find(root, baseline=str(root / "runs"))
-    (root / "runs" / "first" / "evaluation" / "metrics.json").write_text("{}")
-    with pytest.raises(EvaluationError, match="not of an evaluation"):
-        find(root, baseline=str(root / "runs" / "first"))
+    for text in ("{}", "[]", '{"fingerprint": 1, "split": "", "predictions": null, "checkpoint": []}'):
+        (root / "runs" / "first" / "evaluation" / "metrics.json").write_text(text)
+        with pytest.raises(EvaluationError, match="not of an evaluation"):
+            find(root, baseline=str(root / "runs" / "first"))

@@ -1,10 +1,14 @@
 import copy
+import io
 import json
 import math
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from trainer.errors import EvaluationError
@@ -145,12 +149,22 @@ def test_optional_fields_may_be_missing_and_nothing_is_changed():
         (found(0, 0, [0, 0, -5, 5]), "1 with a box of negative size"),
         ({"image_id": 0}, "1 with missing or malformed fields"),
         ("text", "1 with missing or malformed fields"),
+        (found(10**30, 0, [0, 0, 5, 5]), "1 with missing or malformed fields"),
+        (found(0, 0, [0, 0, 5, 10**400]), "1 with missing or malformed fields"),
+        (found(0, 0, [0, 0, 5, 5], 10**400), "1 with missing or malformed fields"),
         (found([0], 0, [0, 0, 5, 5]), "1 with missing or malformed fields"),
     ],
 )
 def test_bad_detections_are_refused(bad, message):
     with pytest.raises(EvaluationError, match=message):
         coco.evaluate(TRUTH, [*PERFECT, bad])
+
+
+@pytest.mark.parametrize(("by", "refused"), [(0.0, False), (0.9, False), (1.1, True)])
+def test_a_box_may_lie_outside_by_a_pixel(by, refused):
+    for box in ([-by, 5, 9, 9], [5, -by, 9, 9], [150, 5, 50 + by, 9], [5, 150, 9, 50 + by]):
+        with pytest.raises(EvaluationError, match="outside") if refused else nullcontext():
+            coco.evaluate(TRUTH, [found(0, 0, box)])
 
 
 def test_error_counts_all_and_shows_the_first():
@@ -189,10 +203,27 @@ def test_detections_that_are_no_list_are_refused():
         coco.evaluate(TRUTH, {"detections": PERFECT})
 
 
-def test_a_torn_file_of_detections_is_refused(tmp_path):
-    (tmp_path / "torn.json").write_text("[{")
+@pytest.mark.parametrize("text", ["[{", "[" * 100_000])
+def test_a_torn_file_of_detections_is_refused(tmp_path, text):
+    (tmp_path / "torn.json").write_text(text)
     with pytest.raises(EvaluationError, match=r"torn\.json is not JSON"):
         Predictions.read(str(tmp_path / "torn.json"))
+
+
+def test_a_table_of_something_else_is_refused(tmp_path):
+    uri = str(tmp_path / "p.parquet")
+    Predictions.from_coco(PERFECT).write(uri, {})
+    whole = Path(uri).read_bytes()
+    assert Predictions.read(uri)[0].to_coco() == PERFECT
+    for part in (whole[:-20], whole[:40], whole[:4] + bytes(100) + whole[104:]):
+        Path(uri).write_bytes(part)
+        with pytest.raises(EvaluationError, match=r"p\.parquet is damaged"):
+            Predictions.read(uri)
+    table = pq.read_table(io.BytesIO(whole))
+    for name, column in (("x", [1.0, None, 2.0]), ("category_id", ["a", "b", "c"])):
+        pq.write_table(table.set_column(table.column_names.index(name), name, pa.array(column)), uri)
+        with pytest.raises(EvaluationError, match=f"has no columns {name} that are full of numbers"):
+            Predictions.read(uri)
 
 
 def test_table_shows_numbers_and_shortens_many_classes():

@@ -70,6 +70,25 @@ def test_all_agree_with_pycocotools(tenth: int) -> None:
             assert (np.isnan(ours) and expected == -1) or ours == pytest.approx(expected, abs=1e-12), seed
 
 
+def test_a_class_scores_as_if_it_were_alone() -> None:
+    compared = 0
+    for seed in range(40):
+        truth, found = odd_case(seed)
+        rows = coco.evaluate(truth, found).per_class
+        for category in truth.categories:
+            here = truth.labels == category["id"]
+            if not here.any():
+                continue
+            columns = (truth.image_ids, truth.labels, truth.boxes, truth.areas, truth.crowd)
+            alone = Truth(truth.images, [category], *(column[here] for column in columns))
+            metrics = coco.evaluate(alone, found.take(found.labels == category["id"])).metrics
+            row = rows[category["name"]]
+            assert row.pop("boxes") == (here & ~truth.crowd).sum()
+            assert row == pytest.approx({name: metrics[f"coco/{name}"] for name in row}, abs=1e-12), seed
+            compared += len(set(row.values())) > 5
+    assert compared > 10
+
+
 def test_the_cases_are_odd_enough() -> None:
     cases = [odd_case(seed) for seed in range(CASES)]
     assert sum(not len(found) for _, found in cases) > 20

@@ -6,7 +6,7 @@ from trainer.errors import EvaluationError
 from trainer.evaluation import gate
 from trainer.evaluation.change import Change
 
-METRICS = {"coco/AP": 0.3, "coco/AP50": 0.482, "coco/APs": -1.0, "loss": math.nan, "coco/AP50/stop sign": 0.7}
+METRICS = {"coco/AP": 0.3, "coco/AP50": 0.482, "coco/APs": -1.0, "oid/AP50": math.nan}
 
 
 @pytest.mark.parametrize(
@@ -14,12 +14,11 @@ METRICS = {"coco/AP": 0.3, "coco/AP50": 0.482, "coco/APs": -1.0, "loss": math.na
     [
         ("coco/AP50 >= 0.5", "coco/AP50", ">=", 0.5),
         ("  coco/AP>.25 ", "coco/AP", ">", 0.25),
-        ("loss <= 1.5e-1", "loss", "<=", 0.15),
+        ("oid/AP50 <= 1.5e-1", "oid/AP50", "<=", 0.15),
         ("coco/AP < 1", "coco/AP", "<", 1.0),
         ("AP[person] >= 0.3", "AP[person]", ">=", 0.3),
         ("AP50[remote, tv] > 0", "AP50[remote, tv]", ">", 0.0),
         ("AP[*] >= .05", "AP[*]", ">=", 0.05),
-        ("coco/AP50/stop sign >= 0.5", "coco/AP50/stop sign", ">=", 0.5),
     ],
 )
 def test_parse(text, metric, comparison, bound):
@@ -63,26 +62,44 @@ def test_verdict_names_each_rule_and_value():
 @pytest.mark.parametrize(
     ("value", "rule", "reason"),
     [
-        (0.49996, "m >= 0.5", "m 0.499960 >= 0.5: failed"),
-        (0.50004, "m > 0.5", "m 0.500040 > 0.5: passed"),
-        (0.5 - 1e-12, "m >= 0.5", "m 0.499999999999 >= 0.5: failed"),
+        (0.49996, "coco/AP >= 0.5", "coco/AP 0.499960 >= 0.5: failed"),
+        (0.50004, "coco/AP > 0.5", "coco/AP 0.500040 > 0.5: passed"),
+        (0.5 - 1e-12, "coco/AP >= 0.5", "coco/AP 0.499999999999 >= 0.5: failed"),
     ],
 )
 def test_shown_value_never_contradicts_the_outcome(value, rule, reason):
-    assert gate.decide(gate.Evidence({"m": value}), [rule]).reason == reason
+    assert gate.decide(gate.Evidence({"coco/AP": value}), [rule]).reason == reason
 
 
 def test_no_ground_truth_and_nan_fail_with_the_reason():
     verdict = gate.decide(gate.Evidence(METRICS), ["coco/APs >= 0.0"])
     assert not verdict.passed and "no ground truth" in verdict.reason
-    verdict = gate.decide(gate.Evidence(METRICS), ["loss <= 5"])
+    verdict = gate.decide(gate.Evidence(METRICS), ["oid/AP50 <= 0.5"])
     assert not verdict.passed and "nan" in verdict.reason and "not a number" in verdict.reason
 
 
 def test_unknown_metric_names_the_known_ones():
-    with pytest.raises(EvaluationError, match=r"mAP >= 0\.5` names an unknown metric") as error:
-        gate.decide(gate.Evidence(METRICS), ["coco/AP >= 0.1", "mAP >= 0.5"])
-    assert "coco/AP50" in error.value.fix
+    with pytest.raises(EvaluationError, match=r"mAP >= 0\.5' names an unknown metric") as error:
+        gate.parse("mAP >= 0.5")
+    assert "coco/AP50, " in error.value.fix and "oid/AP50" in error.value.fix
+
+
+def test_a_metric_that_an_evaluation_does_not_tell_fails_its_rule():
+    verdict = gate.decide(gate.Evidence({"coco/AP": 0.5}), ["coco/AP >= 0.1", "oid/AP50 >= 0.1"])
+    assert not verdict.passed and "oid/AP50 >= 0.1: failed, the evaluation does not tell it" in verdict.reason
+
+
+def test_rules_are_checked_before_the_work_and_all_of_them_told():
+    gate.check(["coco/AP >= 0.1", "AP[whatever] >= 0.1", "AP[*] >= 0.1"])
+    gate.check(["AP[cat] >= 0.1", "AP[*] >= baseline"], ["dog", "cat"])
+    with pytest.raises(EvaluationError, match=r"^gate rule 'AP\[cta\] >= 0.1' names an unknown") as error:
+        gate.check(["AP[cta] >= 0.1"], ["dog", "cat"])
+    assert error.value.fix == "did you mean cat?"
+    with pytest.raises(EvaluationError, match="3 rules of the gate cannot be used") as error:
+        gate.check(["mAP > 0", "coco/AP > 0", "AP[owl] > 0", "coco/AP > 50"], ["dog", "cat"])
+    lines = error.value.message.splitlines()[1:]
+    assert [line.split("'")[1] for line in lines] == ["mAP > 0", "AP[owl] > 0", "coco/AP > 50"]
+    assert lines[1].endswith("names an unknown class; classes are: dog, cat")
 
 
 def test_no_rules_leave_the_gate_open():
@@ -143,6 +160,8 @@ def test_floors_of_classes():
     verdict = gate.decide(evidence, ["AP[*] >= 0.2"])
     assert verdict == gate.Verdict(False, "AP[*] >= 0.2: failed by 2 of 3 classes: dog 0.020, cat 0.100")
     assert "no ground truth" in gate.decide(evidence, ["AP[nothing] >= 0.0"]).reason
+    verdict = gate.decide(gate.Evidence(METRICS, {"nothing": row(-1.0)}), ["AP[*] >= 0.02"])
+    assert verdict == gate.Verdict(False, "AP[*] >= 0.02: failed, there is no ground truth to measure it on")
     with pytest.raises(EvaluationError, match="unknown class") as error:
         gate.decide(evidence, ["AP[stopsign] >= 0.3"])
     assert "did you mean stop sign?" in error.value.fix

@@ -93,6 +93,15 @@ def found(boxes, scores, labels=None) -> Predictions:
     )
 
 
+def test_half_is_enough() -> None:
+    truth = scene([[0, 0, 100, 100]])
+    for width, expected in ((50, 1.0), (49, 0.0)):
+        assert openimages.evaluate(truth, found([[0, 0, width, 100]], [0.9])).average == expected
+    group = scene([[0, 0, 100, 100], [300, 300, 50, 50]], crowd=[True, False])
+    for width, expected in ((200, 0.5), (201, 0.0)):
+        assert openimages.evaluate(group, found([[0, 0, width, 100]], [0.9])).average == expected
+
+
 def test_many_in_a_group_are_one_that_is_right() -> None:
     truth = scene([[0, 0, 200, 200], [300, 300, 50, 50]], crowd=[True, False])
     inside = [[10, 10, 30, 30], [60, 60, 30, 30], [120, 120, 30, 30]]

@@ -10,8 +10,10 @@ import pytest
 from PIL import Image
 
 from trainer.evaluation import analysis, coco, report
+from trainer.evaluation.change import Change
 from trainer.evaluation.gallery import GalleryImage, Marked
 from trainer.evaluation.gate import Verdict
+from trainer.evaluation.report_data import Compared
 
 NAMES = ["cat", "<script>alert(1)</script> | *x*"]
 
@@ -168,6 +170,22 @@ def test_markdown():
     assert r"| &lt;script>alert(1)&lt;/script> \| \*x\* | 0 | - | - |" in lines
     many = {f"c{i}": {"AP": 0.1, "AP50": 0.2, "boxes": 1} for i in range(601)}
     assert "551 more classes are in the HTML report." in report.markdown(data(per_class=many, precision=None))
+
+
+def test_markdown_tells_the_comparison_and_the_weakest_classes_first():
+    aps = {"cat": 0.3, "dog": 0.1, "owl": 0.2, "none": -1.0}
+    rows = {name: {"AP": ap, "AP50": ap, "boxes": 1} for name, ap in aps.items()}
+    changes = {
+        "coco/AP": Change(0.2, 0.25, -0.01, 0.11), "AP[cat]": Change(0.1, 0.3, 0.1, 0.3),
+        "AP[dog]": Change(0.0, 0.1, 0.05, 0.2), "AP[owl]": Change(0.4, 0.2, -0.3, -0.1),
+    }  # fmt: skip
+    told = data(per_class=rows, precision=None, compared=Compared("run *7*", changes, 200))
+    lines = report.markdown(told).splitlines()
+    assert (
+        r"Against the baseline run \*7\*: coco/AP +0.0500, with 95 % confidence from -0.0100 to +0.1100; "
+        "of 3 classes 2 surely better, 1 surely worse."
+    ) in lines
+    assert [line.split(" | ")[0] for line in lines[-4:]] == ["| dog", "| owl", "| cat", "| none"]
 
 
 @pytest.mark.parametrize("folder", ["", "new/folder"])

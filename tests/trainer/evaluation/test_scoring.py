@@ -5,7 +5,7 @@ import pytest
 
 from tests.trainer.evaluation.test_engines import odd_case
 from trainer.errors import EvaluationError
-from trainer.evaluation import scoring
+from trainer.evaluation import analysis, engines, gallery, scoring
 from trainer.evaluation.tables import Predictions
 
 SEED = 0
@@ -20,6 +20,15 @@ def test_both_evaluators_give_the_same_but_what_only_one_finds() -> None:
     assert ours.points == oracle.points
     assert ours.tide is not None and ours.confusion is not None
     assert oracle.tide is None and oracle.confusion is None
+
+
+def test_confusions_are_those_of_what_the_gallery_shows() -> None:
+    truth, found = odd_case(SEED)
+    ours = scoring.score({"images": truth.images}, truth, found, "hotcoco").confusion
+    shown = found.take(found.scores >= gallery.SCORE)
+    assert ours is not None and 0 < len(shown) < len(found)
+    expected = analysis.confusion(engines.evaluator(truth, shown), score=0.0)
+    assert ours.names == expected.names and ours.counts.tolist() == expected.counts.tolist()
 
 
 def test_labels_that_people_verified_count_for_open_images_only() -> None:

@@ -1,0 +1,23 @@
+"""Names of the metrics, for all that only asks for them: nothing heavy is imported here."""
+
+METRICS = {
+    "coco/AP": "mean over IoU 0.50 to 0.95",
+    "coco/AP50": "at IoU 0.50",
+    "coco/AP75": "at IoU 0.75",
+    "coco/APs": "small objects, below 32 x 32 px",
+    "coco/APm": "medium objects",
+    "coco/APl": "large objects, above 96 x 96 px",
+    "coco/AR1": "recall with 1 detection an image",
+    "coco/AR10": "recall with 10 detections an image",
+    "coco/AR100": "recall with 100 detections an image",
+    "coco/ARs": "recall of small objects",
+    "coco/ARm": "recall of medium objects",
+    "coco/ARl": "recall of large objects",
+}
+"""The twelve COCO numbers in pycocotools' order, each with what it means."""
+
+OPEN_IMAGES = "oid/AP50"
+"""The metric that follows the Open Images Challenge."""
+
+PER_CLASS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
+"""What is known of each class, as well as its boxes."""
