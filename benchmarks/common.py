@@ -25,10 +25,15 @@ Times = dict[str, float]
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
-def arguments(description: str | None, **defaults: Any) -> argparse.Namespace:
-    """Options of a benchmark: --device, --threads, --rounds, --clock, --compile, and one for each default.
+def arguments(description: str | None, *, trains: bool = False, **defaults: Any) -> argparse.Namespace:
+    """Options of a benchmark: --device, --threads, --rounds, --clock, and one for each default.
 
-    Prepares the process as well: threads, and the compiler for the device.
+    Prepares the process as well.
+
+    Args:
+        description: what the help says.
+        trains: whether it computes the training loss, which is compiled unless --no-compile says otherwise.
+        defaults: further options.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -40,9 +45,10 @@ def arguments(description: str | None, **defaults: Any) -> argparse.Namespace:
     parser.add_argument(
         "--clock", choices=CLOCKS, default="wall", help="cpu: the process's own time, where others work too"
     )
-    parser.add_argument(
-        "--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the loss"
-    )
+    if trains:
+        parser.add_argument(
+            "--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the loss"
+        )
     for name, value in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=" ")
     options = parser.parse_args()
@@ -50,7 +56,7 @@ def arguments(description: str | None, **defaults: Any) -> argparse.Namespace:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     options.device = torch.device(options.device)
-    options.compiled = fusion.choose(options.compile, options.device)
+    options.compiled = trains and fusion.choose(options.compile, options.device)
     return options
 
 
@@ -135,8 +141,26 @@ def saved_bytes(forward: Callable[[], Any]) -> int:
     return sum(kept.values())
 
 
-def report(name: str, ratio: float, figures: dict[str, Any], options: argparse.Namespace) -> None:
-    """Print the figures, one a line, and then all of it as one line of JSON."""
+def report(
+    name: str, ratio: float, figures: dict[str, Any], options: argparse.Namespace,
+    *, at_least: dict[str, float] | None = None, at_most: dict[str, float] | None = None,
+) -> None:  # fmt: skip
+    """Print the figures, one a line, and then all of it as one line of JSON.
+
+    Args:
+        name: of the benchmark.
+        ratio: the headline.
+        figures: all that was measured, by name.
+        options: of this run.
+        at_least: goals, by the name of the figure; those of figures that were not measured are left out.
+        at_most: the same, for figures that are good when low.
+    """
+    goals = [
+        {"figure": key, "goal": f"{sign} {limit:g}", "reached": bool(figures[key] * way >= limit * way)}
+        for sign, way, limits in ((">=", 1, at_least or {}), ("<=", -1, at_most or {}))
+        for key, limit in limits.items()
+        if key in figures
+    ]
     for key, value in figures.items():
         print(f"{name}  {key:<40} {value:.4g}" if isinstance(value, float) else f"{name}  {key:<40} {value}")
     print(
@@ -145,6 +169,7 @@ def report(name: str, ratio: float, figures: dict[str, Any], options: argparse.N
                 "name": name,
                 "ratio": round(ratio, 3),
                 "figures": {k: round(v, 6) if isinstance(v, float) else v for k, v in figures.items()},
+                "goals": goals,
                 "versions": {
                     "python": platform.python_version(),
                     "torch": torch.__version__,

@@ -15,6 +15,9 @@ from trainer.config import ModelConfig
 from trainer.model.detector import build
 from trainer.model.postprocess import Detections
 
+GOALS = {"cpu": {"ratio_601": 5}, "cuda": {}}
+"""Of 800 px."""
+
 
 def outputs(
     images: int, counts: list[int], classes: int, device: torch.device
@@ -74,7 +77,11 @@ def main() -> None:
         figures[f"ratio_{classes}"] = seconds["stock"] / seconds["ours"]
         figures[f"detections_{classes}"] = sum(len(one["scores"]) for one in expected)
         figures[f"differing_images_{classes}"] = differing(our_way(), expected)
-    report("postprocess", figures["ratio_601"], figures, options)
+    report(
+        "postprocess", figures["ratio_601"], figures, options,
+        at_least=GOALS[device.type] if size == 800 else {},
+        at_most={"differing_images_91": 0, "differing_images_601": 0},
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-import multiprocessing
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,27 +20,25 @@ def slow_link(port: int, *, delay: float = 0.020, speed: float = 60e6) -> Iterat
         delay: seconds from a byte of the server to the client, added to what this machine needs.
         speed: bytes a second from the server to the client, for each connection.
     """
-    # Started anew: a process that was forked after threads ran may stand still.
-    context = multiprocessing.get_context("spawn")
-    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-    process = context.Process(target=_serve, args=(listener, port, delay, speed), daemon=True)
-    process.start()
+    # A program of its own, which imports next to nothing: a busy machine takes longer to import torch
+    # than a client waits for an answer. -P: modules beside this file are not what it imports.
+    process = subprocess.Popen(
+        [sys.executable, "-P", __file__, str(port), str(delay), str(speed)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
     try:
-        yield listener.getsockname()[1]
+        yield int(process.stdout.readline())
     finally:
         process.terminate()
-        process.join()
-        listener.close()
+        process.wait()
+        process.stdout.close()
 
 
-def _serve(listener: socket.socket, port: int, delay: float, speed: float) -> None:
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_accept(listener, port, delay, speed))
-
-
-async def _accept(listener: socket.socket, port: int, delay: float, speed: float) -> None:
+async def _serve(port: int, delay: float, speed: float) -> None:
     loop = asyncio.get_running_loop()
+    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     listener.setblocking(False)
+    print(listener.getsockname()[1], flush=True)
     links = set()
     while True:
         client, _ = await loop.sock_accept(listener)
@@ -96,4 +94,7 @@ async def _carry(source: socket.socket, sink: socket.socket, delay: float, speed
 
 
 if __name__ == "__main__":
-    sys.exit("this is a part of other benchmarks: run python -m benchmarks.storage")
+    if len(sys.argv) == 1:
+        sys.exit("this is a part of other benchmarks: run python -m benchmarks.storage")
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(int(sys.argv[1]), *map(float, sys.argv[2:])))

@@ -109,10 +109,13 @@ def store() -> Iterator[int]:
             stderr=subprocess.DEVNULL,
         )
         try:
-            for _ in range(200):
+            end = time.monotonic() + 60
+            while True:
                 with socket.socket() as probe:
                     if probe.connect_ex(("127.0.0.1", port)) == 0:
                         break
+                if server.poll() is not None or time.monotonic() > end:
+                    sys.exit(f"error: rclone does not serve S3 at port {port}")
                 time.sleep(0.05)
             yield port
         finally:

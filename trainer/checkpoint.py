@@ -7,6 +7,7 @@ weights that evaluate best, with what is needed to use them).
 import io
 import json
 import logging
+import pickle
 from dataclasses import asdict
 from typing import Any
 
@@ -85,7 +86,9 @@ def read(uri: str) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load has no common error of its own
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = f"it is damaged ({(str(error) or type(error).__name__).splitlines()[0]})"
+        if isinstance(error, pickle.UnpicklingError):  # Its text tells how to load it all the same.
+            reason = "it is damaged, or holds more than data, which is not loaded"
         raise CheckpointError(
             f"checkpoint {uri} cannot be read: {reason}",
             fix="use another checkpoint of the same folder",

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainer.errors import ConfigError
+
 TIMEOUT = datetime.timedelta(minutes=30)
 """How long a collective waits: longer than one rank may be behind, be it that it compiles, waits for
 a slow store, or that rank 0 waits until the checkpoint before has been written."""
@@ -44,11 +46,21 @@ def process_group() -> Iterator[World]:
     """Join the processes that torchrun started: nccl with GPUs, gloo without.
 
     Outside torchrun it is one process, on the first GPU where there is one.
+
+    Raises:
+        ConfigError: this machine has fewer GPUs than processes.
     """
     rank, size, local_rank = (int(os.environ.get(key, default)) for key, default in _ENVIRONMENT)
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
+        count = torch.cuda.device_count()
+        if local_rank >= count:
+            raise ConfigError(
+                f"process {local_rank + 1} of this machine has no GPU: it sees {count}",
+                fix=f"start {count} processes on each machine, or give it more GPUs (CUDA_VISIBLE_DEVICES, "
+                "the job's gpus)",
+            )
         torch.cuda.set_device(device)
     if "RANK" not in os.environ:
         yield World(rank, size, device)

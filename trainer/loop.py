@@ -20,7 +20,7 @@ from trainer.config import Config
 from trainer.data.loader import Batch, TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World, broadcast, gather, mean, process_group
-from trainer.errors import Interrupted, TrainingError
+from trainer.errors import Interrupted
 from trainer.evaluation.inference import predict_split
 from trainer.model.loss import Losses
 from trainer.optim import gradient_norm, learning_rate, set_learning_rate
@@ -34,7 +34,9 @@ from trainer.step import (
     Verdict,
     compile_detector,
     compress_gradients,
+    hold_gradients,
     load_compiled,
+    not_finite,
     save_compiled,
 )
 from trainer.training_log import TrainingLog
@@ -92,7 +94,10 @@ class _Run:
         self.resumed_from = self._take_up(saved) if saved else None
         if config.train.compile_cache:
             load_compiled(storage.join(output_uri, _COMPILED))
-        compile_detector(self.state.detector, config.train.compile, world)
+        graphs = compile_detector(self.state.detector, config.train.compile, world)
+        self.holds_gradients = graphs and self.loader.passes > 1
+        if self.holds_gradients:
+            hold_gradients(self.state.parameters)
         self.model = self.state.distributed()
         if config.train.gradient_compression:
             compress_gradients(self.model)
@@ -183,7 +188,7 @@ class _Run:
         stopping = self._accept(self.guard.judge(state.step + 1, found, ids, stopping=stop.asked))
         state.scaler.step(state.optimizer)
         state.scaler.update()
-        state.optimizer.zero_grad(set_to_none=True)
+        state.optimizer.zero_grad(set_to_none=not self.holds_gradients)
         if state.ema:
             state.ema.update(state.step)
         return torch.cat([losses.sum()[None], losses, norm]), stopping
@@ -209,17 +214,7 @@ class _Run:
         if not verdict or not verdict.broken:
             return bool(verdict and verdict.stopping)
         reports = gather((self.world.rank, verdict.losses, verdict.image_ids), self.world)
-        bad = [report for report in reports if not all(map(math.isfinite, report[1]))]
-        raise TrainingError(
-            f"loss or gradient not finite at step {verdict.step} of {self.steps} (epoch {self.epoch + 1}): "
-            + "; ".join(
-                f"rank {rank}: classification {values[0]:g}, boxes {values[1]:g}, "
-                f"norm of the gradient {values[2]:g}, image ids {ids}"
-                for rank, values, ids in bad
-            ),
-            fix="lower train.lr, raise train.warmup_steps, set train.clip_norm or train.precision=fp32, "
-            "or look at these images; the step was not applied",
-        )
+        raise not_finite(f"step {verdict.step} of {self.steps} (epoch {self.epoch + 1})", reports)
 
     def _report(self, sums: Tensor, seconds: float, steps: int) -> str:
         """Log the means since the last report over all ranks; returns the note for the display."""

@@ -6,6 +6,7 @@ from functools import cache
 
 import torch
 
+_LOG = logging.getLogger("precision")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -17,12 +18,18 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 @cache
 def effective(device_type: str, precision: str) -> str:
-    """The precision that is used: bf16 becomes fp32 on a CPU without bf16 instructions.
+    """The precision that is used: bf16 becomes fp32 where the processor has no instructions for it.
 
     Without them each bf16 convolution converts to fp32 and back and is slower than fp32.
     """
-    if device_type == "cpu" and precision == "bf16" and not _cpu_has_bf16():
-        logging.getLogger("precision").warning("this CPU has no bf16 instructions: computing in fp32")
+    if precision != "bf16":
+        return precision
+    if device_type == "cpu" and not _cpu_has_bf16():
+        _LOG.warning("this CPU has no bf16 instructions: computing in fp32")
+        return "fp32"
+    # What PyTorch says by default counts what is emulated as well.
+    if device_type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        _LOG.warning("this GPU has no bf16 instructions: computing in fp32; fp16 would be faster on it")
         return "fp32"
     return precision
 

@@ -1,7 +1,9 @@
 """What keeps a training step from waiting: a guard on the device, compilation, smaller messages."""
 
 import logging
+import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer import storage
 from trainer.distributed import World, largest
+from trainer.errors import ConfigError, TrainingError
 from trainer.model import fusion
 from trainer.model.detector import Detector
 
@@ -84,6 +87,26 @@ class StepGuard:
         return Verdict(step, losses, image_ids, bool(broken), bool(stopping))
 
 
+def not_finite(place: str, reports: Sequence[tuple[int, list[float], list[int]]]) -> TrainingError:
+    """The error for a step that the guard held back.
+
+    Args:
+        place: the step.
+        reports: of every rank its number; classification and box loss and the gradient's norm; images.
+    """
+    bad = [report for report in reports if not all(map(math.isfinite, report[1]))]
+    return TrainingError(
+        f"loss or gradient not finite at {place}: "
+        + "; ".join(
+            f"rank {rank}: classification {values[0]:g}, boxes {values[1]:g}, "
+            f"norm of the gradient {values[2]:g}, image ids {ids}"
+            for rank, values, ids in bad
+        ),
+        fix="lower train.lr, raise train.warmup_steps, set train.clip_norm or train.precision=fp32, "
+        "or look at these images; the step was not applied",
+    )
+
+
 def _to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     """Start a copy to pinned memory; the event tells when it has arrived."""
     if values.device.type != "cuda":
@@ -95,7 +118,7 @@ def _to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     return host, copied
 
 
-def compile_detector(detector: Detector, mode: Compile, world: World) -> None:
+def compile_detector(detector: Detector, mode: Compile, world: World) -> bool:
     """Compile what the configuration asks for, as far as the machine can; log what is done.
 
     Compilation itself happens in the first steps. The weights' names do not change.
@@ -104,13 +127,28 @@ def compile_detector(detector: Detector, mode: Compile, world: World) -> None:
         detector: the network that is trained, on its device.
         mode: see `Compile`; "graphs" means "model" where there is no GPU.
         world: this process and its device; rank 0 logs.
+
+    Returns:
+        Whether the network runs as CUDA graphs: see `hold_gradients`.
     """
     if not fusion.choose(mode != "off", world.device, tell=world.is_main) or mode not in ("model", "graphs"):
-        return
+        return False
     graphs = mode == "graphs" and world.device.type == "cuda"
     detector.compile_trunk("reduce-overhead" if graphs else "default")
     if world.is_main:
         _LOG.info("the network is compiled%s", ", with CUDA graphs" if graphs else "")
+    return graphs
+
+
+def hold_gradients(parameters: Sequence[Tensor]) -> None:
+    """Give every weight a gradient in memory of its own, for steps of several passes with CUDA graphs.
+
+    A graph leaves its gradients where its next run writes: autograd would take that memory for the
+    gradient, and what one pass found would be lost to the next (pytorch/pytorch issue 169545). To a
+    gradient that is there already, it adds. The optimiser has to zero it then instead of dropping it.
+    """
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
 
 
 def load_compiled(uri: str) -> bool:
@@ -135,6 +173,17 @@ def save_compiled(uri: str) -> bool:
 
 
 def compress_gradients(model: nn.Module) -> None:
-    """Let ranks exchange gradients in bf16: half the bytes, for networks of 100 Gbit/s and less."""
-    if isinstance(model, DistributedDataParallel):
+    """Let ranks exchange gradients in bf16: half the bytes, for networks of 100 Gbit/s and less.
+
+    Raises:
+        ConfigError: this build of torch cannot: it wants NCCL to be in it, whoever carries the messages.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return
+    try:
         model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    except TypeError as error:
+        raise ConfigError(
+            f"train.gradient_compression: torch {torch.__version__} cannot send bf16: {error}",
+            fix="set train.gradient_compression=false, or install torch built for CUDA",
+        ) from None

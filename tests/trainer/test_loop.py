@@ -255,7 +255,10 @@ def launch(config, shards, output, nproc, env=None):
 @pytest.mark.slow
 def test_two_processes_equal_one_on_the_same_global_batch(shards, tiny, tmp_path):
     """Of each five images one process has two, in passes of 1 and 1, the other three, of 1 and 2."""
-    common = {**FP32, "model__norm": "group", "train__ema_decay": 0.9, "train__global_batch": 5}
+    # At a tenth of the rate: at the whole of it rounding grows to several per cent within ten steps.
+    common = {
+        **FP32, "model__norm": "group", "train__ema_decay": 0.9, "train__global_batch": 5, "train__lr": 3e-4
+    }  # fmt: skip
     two = launch(tiny(**common, train__batch_size=2), shards, str(tmp_path / "two"), nproc=2)
     train(tiny(**common, train__batch_size=5), shards, str(tmp_path / "one"))
     output = two.communicate(timeout=240)[0]
@@ -263,8 +266,7 @@ def test_two_processes_equal_one_on_the_same_global_batch(shards, tiny, tmp_path
     one, other = losses(str(tmp_path / "one")), losses(str(tmp_path / "two"))
     assert len(one) == len(other) == 10
     for step in one:
-        assert other[step] == pytest.approx(one[step], rel=0.02), step
-    assert other[1] == pytest.approx(one[1], rel=1e-4)
+        assert other[step] == pytest.approx(one[step], rel=1e-4), step
     single, double = (final_weights(str(tmp_path / name)) for name in ("one", "two"))
     for name, value in single["model"].items():
         scale = value.float().abs().max().clamp(min=1e-3)

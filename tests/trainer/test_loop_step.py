@@ -61,6 +61,40 @@ def test_the_host_waits_for_nothing_in_a_step_on_a_gpu(shards, tiny, tmp_path):
         run.close()
 
 
+class Graphs:
+    """Treats gradients as CUDA graphs do: what autograd took of their memory is lost at their next run."""
+
+    def __init__(self):
+        self.own = None
+
+    def __call__(self, detector, mode, world):
+        detector.register_forward_pre_hook(self.run)
+        return True
+
+    def run(self, detector, arguments):
+        gradients = [p.grad for p in detector.parameters() if p.grad is not None]
+        if self.own is None:
+            self.own = {gradient.data_ptr() for gradient in gradients}
+        for gradient in gradients:
+            if gradient.data_ptr() not in self.own:
+                gradient.fill_(float("nan"))
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_gradients_outlive_the_next_pass_of_cuda_graphs(passes, shards, tiny, tmp_path, monkeypatch):
+    config = tiny(train__precision="fp32", train__batch_size=2 // passes, train__global_batch=2)
+    found = []
+    for name in ("plain", "graphs"):
+        if name == "graphs":
+            monkeypatch.setattr("trainer.loop.compile_detector", Graphs())
+        run, step = step_of(config, shards, str(tmp_path / name))
+        assert run.loader.passes == passes and run.holds_gradients == (name == "graphs" and passes > 1)
+        found.append(step()[0])
+        run._accept(run.guard.settle())
+        run.close()
+    assert torch.equal(*found)
+
+
 def test_a_gradient_that_is_not_finite_is_not_applied(shards, tiny, tmp_path):
     run, step = step_of(tiny(train__precision="fp32", train__ema_decay=0.0), shards, str(tmp_path))
     before = {name: value.clone() for name, value in run.state.detector.named_parameters()}

@@ -41,5 +41,6 @@ def test_running_statistics_are_rank_0s_once_they_are_read(average, tiny, tmp_pa
     results = multiprocessing.get_context("spawn").SimpleQueue()
     multiprocessing.spawn(process, (config, str(tmp_path), results), nprocs=2)
     found = {rank: (before, after) for rank, before, after in (results.get() for _ in range(2))}
-    assert found[0][0] != found[1][0], "no buffer is sent in a step"
+    # They were 1 and 2; of a step's own statistics a tenth comes in.
+    assert found[1][0] - found[0][0] > 0.5, "no buffer is sent in a step"
     assert found[0][1] == found[1][1]

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import ModelConfig
 from trainer.distributed import SINGLE
+from trainer.errors import ConfigError
 from trainer.model import fusion
 from trainer.model.detector import build
 from trainer.step import StepGuard, compile_detector, compress_gradients, load_compiled, save_compiled
@@ -137,6 +138,39 @@ def test_compiled_code_outlives_the_process(tmp_path, monkeypatch, caplog):
     assert any((tmp_path / "two").rglob("*")) and "took up compiled code" in caplog.text
 
 
+def test_a_network_that_cannot_be_compiled_goes_on_as_it_is(monkeypatch, caplog):
+    def broken(graph, inputs):
+        raise RuntimeError("no such instruction")
+
+    compile_ = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, mode, **options: compile_(function, backend=broken, **options)
+    )
+    monkeypatch.setattr(fusion, "choose", lambda enabled, device, tell: enabled)
+    detector = tiny_detector()
+    images = torch.randint(0, 256, (1, 3, 96, 96), dtype=torch.uint8)
+    boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
+    plain = detector(images, boxes, labels)
+    compile_detector(detector, "model", SINGLE)
+    for _ in range(2):
+        assert detector(images, boxes, labels) == plain
+    assert caplog.text.count("going on uncompiled, the compiler failed: backend=") == 1
+
+
+def test_a_torch_that_cannot_send_bf16_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with pytest.raises(
+            ConfigError, match=r"train\.gradient_compression: torch .* cannot send bf16"
+        ) as caught:
+            compress_gradients(DistributedDataParallel(nn.Linear(3, 1)))
+        assert "train.gradient_compression=false" in caught.value.fix
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch without NCCL cannot")
 def test_gradients_are_sent_in_bf16(tmp_path):
     plain = nn.Linear(2, 2)
     compress_gradients(plain)  # one process has nobody to send to

@@ -67,11 +67,14 @@ def _(
 
 
 class _Levels(nn.Module):
-    """The detector up to the outputs of each pyramid level, with constant anchors.
+    """The detector up to its outputs, with constant anchors.
 
     The class head's last convolution loses the channels of an unused class 0
     (model.background_class), which a graph would otherwise compute and then cut away.
     """
+
+    anchors: Tensor
+    """fp32 [N, 4] of all levels, x1 y1 x2 y2."""
 
     def __init__(self, detector: Detector, image_size: int) -> None:
         super().__init__()
@@ -85,25 +88,22 @@ class _Levels(nn.Module):
             blank = torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8)
             features = detector.features(detector.normalize(blank))
         shapes = [(level.shape[-2], level.shape[-1]) for level in features]
-        self.levels = len(shapes)
-        candidates = 0
-        for index, level in enumerate(detector.anchors(shapes, (image_size, image_size))):
-            self.register_buffer(f"anchors_{index}", level.clone())
-            candidates += min(self.config.topk_candidates, len(level) * self.classes)
+        anchors = detector.anchors(shapes, (image_size, image_size))
+        self.register_buffer("anchors", torch.cat(anchors))
+        candidates = sum(min(self.config.topk_candidates, len(level) * self.classes) for level in anchors)
         self.rows = min(self.config.detections_per_image, candidates)
         """K, the rows of the padded outputs."""
 
-    def outputs(self, images: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Of each level: logits [B, A, C, h * w], offsets [B, n, 4], anchors [n, 4]; n = h * w * A."""
+    def outputs(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Logits [B, A, C, h * w] of each level, and the offsets [B, N, 4] of all levels' anchors."""
         head = self.detector.head
+        features = self.detector.features(self.detector.normalize(images))
         found = []
-        for index, level in enumerate(self.detector.features(self.detector.normalize(images))):
+        for level in features:
             logits = self.cls_logits(head.classification_head.conv(level))
             count = logits.shape[1] // self.classes
-            logits = logits.reshape(-1, count, self.classes, level.shape[-2] * level.shape[-1])
-            offsets = head.regression_head([level])
-            found.append((logits, offsets, getattr(self, f"anchors_{index}")))
-        return found
+            found.append(logits.reshape(-1, count, self.classes, level.shape[-2] * level.shape[-1]))
+        return found, head.regression_head(features)
 
 
 def _without_background(detector: Detector) -> nn.Module:
@@ -129,10 +129,18 @@ class DeploymentGraph(_Levels):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Detections of a batch of uint8 squares; see `Served`."""
-        parts = [
-            best_pairs(*level, self.config.topk_candidates, self.image_size) for level in self.outputs(images)
-        ]
-        boxes, scores, labels = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+        levels, offsets = self.outputs(images)
+        parts, start = [], 0
+        for logits in levels:
+            best, anchor, label = best_pairs(logits, self.config.topk_candidates)
+            parts.append((best, anchor + start, label))
+            start += logits.shape[1] * logits.shape[3]
+        # Decoded together: a graph's many small operators cost more than what they compute.
+        best, anchor, labels = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+        scores = torch.sigmoid(best)
+        boxes = box_ops.decode(
+            offsets.gather(1, anchor[:, :, None].expand(-1, -1, 4)), self.anchors[anchor]
+        ).clamp(0, self.image_size)
         kept = nms_keep(
             boxes, scores, labels, self.classes, self.config.nms_threshold, self.config.score_threshold
         )
@@ -153,18 +161,14 @@ class RawGraph(_Levels):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """All boxes, in pixels of the square, and their scores."""
-        boxes, scores = [], []
-        for logits, offsets, anchors in self.outputs(images):
-            boxes.append(box_ops.decode(offsets, anchors).clamp(0, self.image_size))
-            # [B, A, C, h * w] -> [B, h * w * A, C], the order of the anchors.
-            scores.append(torch.sigmoid(logits).permute(0, 3, 1, 2).flatten(1, 2))
-        return torch.cat(boxes, dim=1), torch.cat(scores, dim=1)
+        levels, offsets = self.outputs(images)
+        # [B, A, C, h * w] -> [B, h * w * A, C], the order of the anchors.
+        logits = torch.cat([level.permute(0, 3, 1, 2).flatten(1, 2) for level in levels], dim=1)
+        return box_ops.decode(offsets, self.anchors).clamp(0, self.image_size), torch.sigmoid(logits)
 
 
-def best_pairs(
-    logits: Tensor, offsets: Tensor, anchors: Tensor, limit: int, image_size: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Best pairs of anchor and class of one level: boxes [B, k, 4], scores [B, k], labels [B, k].
+def best_pairs(logits: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Best pairs of anchor and class of one level: logits, anchors and labels, each [B, k], best first.
 
     In two stages, first anchors by their best class: a pair among the best k has an anchor
     among the best k, so it is exact, and sorting anchors x classes is avoided. The logits stay
@@ -172,10 +176,10 @@ def best_pairs(
 
     Args:
         logits: [B, A, C, P], A anchors at each of P places.
-        offsets: [B, P * A, 4].
-        anchors: [P * A, 4].
         limit: k at most.
-        image_size: side of the square, to which boxes are cut.
+
+    Returns:
+        logits, and int64 the anchor (numbered by place and then by scale) and the class of each.
     """
     _, each, classes, places = logits.shape
     total = each * places
@@ -189,8 +193,5 @@ def best_pairs(
     own = logits.flatten(1).gather(1, ((scale * (classes * places) + place)[:, None, :] + rows).flatten(1))
     best, pair = torch.topk(own, min(limit, own.shape[1]), dim=1)
     candidates = column.shape[1]
-    # Anchors are numbered by place and then by scale.
     anchor = (place * each + scale).gather(1, pair % candidates)
-    decoded = box_ops.decode(offsets.gather(1, anchor[:, :, None].expand(-1, -1, 4)), anchors[anchor])
-    labels = torch.div(pair, candidates, rounding_mode="floor")
-    return decoded.clamp(0, image_size), torch.sigmoid(best), labels
+    return best, anchor, torch.div(pair, candidates, rounding_mode="floor")

@@ -28,7 +28,7 @@ def _nms_keep(boxes: Any, scores: Any, labels: Any, classes: int, overlap: float
         op.Constant(value_ints=[1, classes, 1]),
     )
     own = op.Equal(op.Unsqueeze(labels, op.Constant(value_ints=[1])), every_class)
-    per_class = op.Mul(op.Unsqueeze(scores, op.Constant(value_ints=[1])), op.Cast(own, to=1))
+    per_class = op.Where(own, op.Unsqueeze(scores, op.Constant(value_ints=[1])), op.Constant(value_float=0.0))
     selected = op.NonMaxSuppression(
         boxes,
         per_class,

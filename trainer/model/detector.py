@@ -10,6 +10,7 @@ from torchvision.ops.misc import Conv2dNormActivation, FrozenBatchNorm2d
 
 from trainer.config import ModelConfig
 from trainer.model.backbone import build_backbone, group_norm
+from trainer.model.fusion import guarded
 from trainer.model.loss import PADDING, Losses, retinanet_loss
 from trainer.model.postprocess import Detections, postprocess
 
@@ -91,7 +92,7 @@ class Detector(nn.Module):
 
     def compile_trunk(self, mode: str) -> None:
         """Compile `trunk` for training, in one of torch.compile's modes; one shape, one graph."""
-        compiled = torch.compile(self.trunk, mode=mode, dynamic=False, fullgraph=True)
+        compiled = guarded(torch.compile(self.trunk, mode=mode, dynamic=False, fullgraph=True), self.trunk)
 
         def run(images: Tensor) -> tuple[list[Tensor], Tensor]:
             # CUDA graphs reuse their outputs' memory from here on.

@@ -16,6 +16,7 @@ import torch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _LOG = logging.getLogger("compile")
+_NAMES = {"cpu": "CPU", "cuda": "GPU"}
 
 
 class _Choice:
@@ -35,11 +36,21 @@ def choose(enabled: bool, device: torch.device, *, tell: bool = True) -> bool:
     Returns:
         Whether they are: `enabled`, and the tools for the device are there.
     """
-    missing = missing_tool(device.type) if enabled else "the configuration says so"
-    _Choice.compiles = missing is None
-    if tell:
-        said = "compiled for " + device.type if missing is None else f"not compiled: {missing}"
-        _LOG.info("the loss is %s", said)
+    missing = missing_tool(device.type) if enabled else None
+    _Choice.compiles = enabled and missing is None
+    if not tell:
+        return _Choice.compiles
+    if missing:
+        _LOG.warning(
+            "nothing is compiled, and the loss takes several times as long: %s; install it, or set "
+            "train.compile=off", missing,
+        )  # fmt: skip
+    elif enabled:
+        _LOG.info(
+            "the loss is compiled for the %s in the first step, which takes longer", _NAMES[device.type]
+        )
+    else:
+        _LOG.info("train.compile=off: nothing is compiled, which a run of minutes would not earn back")
     return _Choice.compiles
 
 
@@ -50,7 +61,7 @@ def missing_tool(device_type: str) -> str | None:
     for variable, usual in wanted:
         names = (os.environ[variable],) if variable in os.environ else usual
         if not any(shutil.which(name) for name in names):
-            return f"no compiler ({' or '.join(names)}) on the path"
+            return f"there is no compiler ({' or '.join(names)}) on the path"
     if device_type == "cuda" and importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     return None
@@ -60,8 +71,8 @@ def fused(function: _Function) -> _Function:
     """Let a function, of a tensor first, be compiled into one kernel once `choose` has decided so.
 
     Its arguments may change in every dimension without another compilation. Should the compiler
-    fail, that is logged once and the function goes on uncompiled. It may round a * b + c once
-    instead of twice, which on a CPU takes a quarter off the focal loss.
+    fail, it goes on uncompiled. It may round a * b + c once instead of twice, which on a CPU takes a
+    quarter off the focal loss.
     """
     return _fused(function, ("cpu", "cuda"), {"cpp.enable_floating_point_contract_flag": "fast"})
 
@@ -82,17 +93,36 @@ def _fused(function: _Function, device_types: tuple[str, ...], options: dict[str
         nonlocal compiled
         if not _Choice.compiles or arguments[0].device.type not in device_types:
             return function(*arguments)
+        compiled = compiled or guarded(
+            torch.compile(function, dynamic=True, fullgraph=True, options=options), function
+        )
+        return compiled(*arguments)
+
+    return call  # type: ignore[return-value]
+
+
+def guarded(compiled: Callable[..., Any], function: _Function) -> _Function:
+    """Use what torch.compile made of a function, and the function itself once the compiler has failed.
+
+    That is logged, and from then on no `fused` function is compiled either.
+    """
+    failed = False
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        nonlocal failed
+        if failed:
+            return function(*arguments)
         # Imported late: it takes seconds.
-        from torch._dynamo.exc import TorchDynamoException
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
         from torch._inductor.exc import InductorError
 
-        compiled = compiled or torch.compile(function, dynamic=True, fullgraph=True, options=options)
         try:
             return compiled(*arguments)
-        except (TorchDynamoException, InductorError) as error:
+        except (TorchDynamoException, FailOnRecompileLimitHit, InductorError) as error:
             # Compilation ends before the first kernel runs: the arguments are still as they were.
             _LOG.warning("going on uncompiled, the compiler failed: %s", str(error).strip().splitlines()[0])
-            _Choice.compiles = False
+            failed, _Choice.compiles = True, False
             return function(*arguments)
 
     return call  # type: ignore[return-value]

@@ -78,8 +78,6 @@ def _best_pairs(
     place = torch.arange(count, device=logits.device).expand(batch, -1)
     if count > limit:
         place = logits.amax(dim=2).topk(limit, dim=1).indices
-        # In the order of the anchors, so that among equal scores the first anchor comes first.
-        place = place.sort(dim=1).values
         logits = logits.gather(1, place[:, :, None].expand(-1, -1, classes))
     scores = torch.sigmoid(logits.float()).flatten(1)
     scores, pair = scores.topk(min(limit, scores.shape[1]), dim=1)

@@ -1,10 +1,17 @@
-"""What int8 is calibrated on."""
+"""The int8 form: what it is calibrated on, and how it computes."""
 
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import letterbox
+from trainer.errors import ExportError
+from trainer.export import quantize
 from trainer.export.quantize import CalibrationImages
 
 SIZE = 96
@@ -35,3 +42,103 @@ def test_calibration_images_are_spread_over_the_split(shards):
     assert images.count == len(found) == 2
     last = letterbox(read_sample(train, len(train) - 1)[0], SIZE)[0]
     assert torch.equal(torch.from_numpy(found[1]["images"][0]), last)
+
+
+class _Given:
+    """Images to calibrate on."""
+
+    def __init__(self, images):
+        self._images = iter(images)
+
+    def get_next(self):
+        image = next(self._images, None)
+        return None if image is None else {"images": image}
+
+
+def _network(path):
+    """Two convolutions on an image, then one of 576 products to 128 channels on two levels of it."""
+    random = np.random.default_rng(0)
+    weights = {
+        "first": random.normal(0, 0.2, (64, 3, 3, 3)), "narrow": random.normal(0, 0.06, (64, 64, 3, 3)),
+        "large": random.normal(0, 0.06, (128, 64, 3, 3)),
+    }  # fmt: skip
+
+    def convolution(given, weight, out):
+        return helper.make_node("Conv", [given, weight], [out], pads=[1] * 4, name=out)
+
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["images"], ["float"], to=TensorProto.FLOAT),
+            convolution("float", "first", "a"),
+            helper.make_node("Relu", ["a"], ["b"]),
+            convolution("b", "narrow", "c"),
+            helper.make_node("Relu", ["c"], ["d"]),
+            helper.make_node("MaxPool", ["d"], ["e"], kernel_shape=[2, 2], strides=[2, 2]),
+            convolution("d", "large", "fine"),
+            convolution("e", "large", "coarse"),
+        ],
+        "network",
+        [helper.make_tensor_value_info("images", TensorProto.UINT8, ["batch", 3, 16, 16])],
+        [
+            helper.make_tensor_value_info("fine", TensorProto.FLOAT, ["batch", 128, 16, 16]),
+            helper.make_tensor_value_info("coarse", TensorProto.FLOAT, ["batch", 128, 8, 8]),
+        ],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+
+
+@pytest.fixture
+def networks(tmp_path, monkeypatch):
+    """A network and its int8 form: files, images, and the outputs of fp32, int8 and int8 not moved."""
+    images = np.random.default_rng(1).integers(0, 256, (6, 1, 3, 16, 16), dtype=np.uint8)
+    _network(tmp_path / "fp32.onnx")
+    quantize.quantize(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", _Given(images))
+    monkeypatch.setattr(quantize, "as_matrices", lambda graph: 0)
+    quantize.quantize(tmp_path / "fp32.onnx", tmp_path / "plain.onnx", _Given(images))
+    outputs = [
+        onnxruntime.InferenceSession(str(tmp_path / f"{name}.onnx")).run(None, {"images": images[0]})
+        for name in ("fp32", "int8", "plain")
+    ]
+    return onnx.load(tmp_path / "int8.onnx").graph, outputs
+
+
+def test_int8_is_near_the_network(networks):
+    _, (exact, quantised, _) = networks
+    for one, other in zip(exact, quantised, strict=True):
+        assert np.abs(one - other).mean() < 0.02 * np.abs(one).mean()
+
+
+def test_large_convolutions_are_products_of_matrices_and_equal(networks):
+    graph, (_, moved, plain) = networks
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    sources = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
+    zeros, smallest = {}, {}
+    for node in graph.node:
+        if node.op_type == "Conv":
+            weight, _, zero = sources[node.input[1]].input
+            zeros[node.name], smallest[node.name] = (
+                np.unique(values[zero]).tolist(),
+                int(values[weight].min()),
+            )
+    # The levels share the one weight, which is moved once. Few products, few channels: not moved.
+    assert zeros == {"a": [0], "c": [0], "fine": [-1], "coarse": [-1]}
+    assert smallest["fine"] == smallest["coarse"] == -128 and smallest["c"] >= -127
+    for one, other in zip(moved, plain, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_a_range_ends_where_relu_cuts(networks):
+    graph, _ = networks
+    assert "Relu" not in {node.op_type for node in graph.node}
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    behind = [node.input[2] for node in graph.node if node.op_type == "QuantizeLinear"]
+    assert [int(values[name]) for name in behind].count(0) >= 2
+
+
+def test_what_cannot_be_quantised_is_told_and_nothing_is_left(tmp_path):
+    (tmp_path / "fp32.onnx").write_bytes(b"no model")
+    with pytest.raises(ExportError, match="the model cannot be quantised") as caught:
+        quantize.quantize(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", _Given([]))
+    assert "leave out onnx-int8" in caught.value.fix
+    assert [path.name for path in tmp_path.iterdir()] == ["fp32.onnx"]

@@ -135,6 +135,16 @@ def test_trainable_layers(trainable, frozen):
         assert all(p.requires_grad == wanted for p in getattr(body, stage).parameters()), stage
 
 
+@pytest.mark.parametrize(
+    ("weights", "eps"), [("torchvision:RetinaNet_ResNet50_FPN_Weights.COCO_V1", 0.0), ("", 1e-5)]
+)
+def test_weights_that_were_trained_without_an_epsilon_get_none(weights, eps):
+    """As torchvision's retinanet_resnet50_fpn does, for these weights alone."""
+    config = ModelConfig(version="v1", norm="frozen", weights=weights, fpn_channels=32, head_depth=1)
+    norms = [one for one in build(config, 3).modules() if isinstance(one, FrozenBatchNorm2d)]
+    assert len(norms) == 53 and {norm.eps for norm in norms} == {eps}
+
+
 def test_anchors_stay_fp32_under_autocast():
     detector = build(NARROW, 3)
     with torch.autocast("cpu", torch.bfloat16):

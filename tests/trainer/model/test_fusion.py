@@ -29,7 +29,10 @@ def test_nothing_is_compiled_unless_asked(caplog):
     double = fusion.fused(lambda x: calls.append(1) or 2 * x)
     assert not fusion.choose(False, CPU)
     assert double(torch.ones(2)).tolist() == [2, 2] and calls == [1]
-    assert "not compiled" in caplog.text
+    (record,) = caplog.records
+    assert record.levelname == "INFO" and record.message.startswith("train.compile=off: nothing is compiled")
+    fusion.choose(False, CPU, tell=False)
+    assert len(caplog.records) == 1
 
 
 def test_a_machine_without_a_compiler_says_so_and_goes_on(monkeypatch, tmp_path, caplog):
@@ -37,7 +40,9 @@ def test_a_machine_without_a_compiler_says_so_and_goes_on(monkeypatch, tmp_path,
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     assert not fusion.choose(True, CPU)
-    assert "no compiler (g++ or clang++)" in caplog.text
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "there is no compiler (g++ or clang++)" in record.message
+    assert "install it, or set train.compile=off" in record.message
     monkeypatch.setenv("CXX", "my-own-compiler")
     assert "my-own-compiler" in fusion.missing_tool("cpu")
     monkeypatch.delenv("CC", raising=False)
@@ -58,7 +63,8 @@ def random_targets():
 
 @pytest.mark.slow
 @needs_compiler
-def test_compiled_and_plain_agree():
+def test_compiled_and_plain_agree(caplog):
+    caplog.set_level(logging.INFO)
     anchors, boxes, labels = random_targets()
     matches = assign(boxes, labels, anchors)
     offsets = (torch.randn(3, len(anchors), 4) * 0.3).requires_grad_()
@@ -78,6 +84,7 @@ def test_compiled_and_plain_agree():
     torch.manual_seed(1)
     plain = everything()
     assert fusion.choose(True, CPU)
+    assert "the loss is compiled for the CPU" in caplog.text
     torch.manual_seed(1)
     compiled = everything()
     assert fusion._Choice.compiles, "the compiler failed"
@@ -100,4 +107,17 @@ def test_a_compiler_that_fails_is_left_out(monkeypatch, tmp_path, caplog):
     # torch's own way: what monkeypatch undoes is hidden from every later compilation.
     with inductor.patch({"cpp.cxx": (None, str(broken))}):
         assert torch.equal(triple(torch.ones(4)), (torch.ones(4) * 3).sin())
+    assert "going on uncompiled" in caplog.text and not fusion._Choice.compiles
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_more_forms_than_may_be_compiled(caplog):
+    """Each number of axes is another form; after some, torch gives up, which is no reason to end a run."""
+    triple = fusion.fused(lambda x: (x * 3).sin())
+    fusion.choose(True, CPU)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for axes in range(1, 4):
+            values = torch.ones([2] * axes)
+            assert torch.allclose(triple(values), (values * 3).sin())
     assert "going on uncompiled" in caplog.text

@@ -71,3 +71,14 @@ def test_targets_are_padded_to_few_lengths(rows, padded):
     more, names = pad_targets(boxes, labels)
     assert more.shape == (2, padded, 4) and torch.equal(more[:, :rows], boxes)
     assert (names[:, :rows] == 0).all() and (names[:, rows:] == PADDING).all()
+
+
+def test_an_overlap_of_exactly_a_threshold_belongs_to_the_better_side():
+    """0.5 is enough for an object, 0.4 not to be background; the first anchor is the best anyway."""
+    boxes, labels = torch.tensor([[[0.0, 0.0, 10.0, 4.0]]]), torch.tensor([[2]])
+    shapes = [(10, 4), (10, 8), (10, 10), (10, 8.5), (10, 10.5)]  # overlaps 1, 0.5, 0.4, 0.47, 0.38
+    anchors = torch.tensor([[0.0, 0.0, width, height] for width, height in shapes])
+    found = match(boxes, labels, anchors)[0]
+    assert found.tolist() == [0, 0, IGNORED, IGNORED, BACKGROUND]
+    matcher = Matcher(0.5, 0.4, allow_low_quality_matches=True)
+    assert torch.equal(found, matcher(box_iou(boxes[0], anchors)))

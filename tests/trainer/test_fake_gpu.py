@@ -1,0 +1,100 @@
+"""A GPU's step without a GPU: torch follows the devices of tensors that have no memory.
+
+What is shown: no tensor of the host meets one of the device, nothing is copied between them, and no
+operation that would wait is dispatched. The backward pass needs a real device; of ours, the focal
+loss computes its gradients in the forward pass.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from waiting import Counter
+
+from trainer import step
+from trainer.config import ModelConfig, TrainConfig
+from trainer.distributed import World
+from trainer.model.detector import build
+from trainer.optim import MovingAverage, build_optimizer, gradient_norm
+
+GPU = torch.device("cuda", 0)
+NARROW = ModelConfig(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
+
+
+class Crossings(TorchDispatchMode):
+    """Notes operations whose tensors lie on more than one device: copies from one to the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        tensors = [x for x in torch.utils._pytree.tree_leaves((args, kwargs, result)) if torch.is_tensor(x)]
+        if len({tensor.device.type for tensor in tensors}) > 1:
+            self.found.append(str(func))
+        return result
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Everything is made on a device that is not there."""
+    # Else autocast for a GPU is left out where there is none.
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    monkeypatch.setattr(step, "_to_host", lambda values: (values, None))
+    with FakeTensorMode() as mode, torch.device(GPU):
+        yield mode
+
+
+def batch(images):
+    pixels = torch.zeros(images, 3, 800, 800, dtype=torch.uint8)
+    return pixels, torch.rand(images, 8, 4), torch.zeros(images, 8).long(), torch.rand(images, 3, 4)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+@pytest.mark.usefixtures("fake")
+def test_a_forward_pass_stays_on_the_device(version, precision):
+    detector = build(dataclasses.replace(NARROW, version=version), 601).train()
+    made = batch(4)
+    with torch.autocast("cuda", precision):
+        detector(*made)  # anchors are built once, before
+        with Crossings() as crossings, Counter() as counter:
+            losses = detector(*made)
+    assert all(loss.device == GPU and loss.requires_grad for loss in losses)
+    assert crossings.found == [] and counter.waiting == [] and counter.operations > 200
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw"])  # of fused SGD torch knows no shapes
+@pytest.mark.usefixtures("fake")
+def test_what_follows_the_gradients_stays_on_the_device(kind, monkeypatch):
+    detector = build(NARROW, 5).train()
+    config = TrainConfig(optimizer=kind)
+    optimizer = build_optimizer(detector, config)
+    # A copy of tensors without memory would belong to another pretence.
+    monkeypatch.setattr("trainer.optim.copy.deepcopy", lambda model: build(NARROW, 5))
+    average = MovingAverage(detector, 0.9)
+    parameters = list(detector.parameters())
+    guard = step.StepGuard(optimizer, World(0, 1, GPU))
+    for number in range(2):
+        step.hold_gradients(parameters)
+        with Crossings() as crossings, Counter() as counter:
+            norm = gradient_norm(parameters, 5.0)
+            guard.judge(number, torch.cat([torch.rand(2), norm[None]]), [1], stopping=False)
+            optimizer.step()
+            average.update(number)
+        if number == 0:
+            guard._pending.clear()  # reading it is for the host
+    assert crossings.found == [] and counter.waiting == [] and counter.operations > 5
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_copy_is_seen():
+    with Crossings() as crossings:
+        torch.ones(3, device="cpu").to(GPU)
+    assert len(crossings.found) == 1
+    with pytest.raises(RuntimeError, match="device"):
+        torch.ones(3, device="cpu") + torch.ones(3)

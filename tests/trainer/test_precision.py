@@ -1,0 +1,39 @@
+"""Which arithmetic is used where, and what is said of it."""
+
+import pytest
+import torch
+
+from trainer import precision
+
+
+@pytest.fixture(autouse=True)
+def anew():
+    precision.effective.cache_clear()
+    yield
+    precision.effective.cache_clear()
+
+
+@pytest.mark.parametrize(("device", "name"), [("cpu", "CPU"), ("cuda", "GPU")])
+def test_bf16_becomes_fp32_where_there_are_no_instructions_for_it(device, name, monkeypatch, caplog):
+    monkeypatch.setattr(precision, "_cpu_has_bf16", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert [precision.effective(device, "bf16") for _ in range(3)] == ["fp32"] * 3
+    (record,) = caplog.records  # said once
+    assert record.levelname == "WARNING" and f"this {name} has no bf16 instructions" in record.message
+    assert precision.effective(device, "fp16") == "fp16" and precision.effective(device, "fp32") == "fp32"
+
+
+def test_bf16_is_used_where_there_are(monkeypatch, caplog):
+    monkeypatch.setattr(precision, "_cpu_has_bf16", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
+    assert {precision.effective(device, "bf16") for device in ("cpu", "cuda")} == {"bf16"}
+    with precision.autocast(torch.device("cpu"), "bf16"):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    assert not caplog.records
+
+
+def test_only_fp16_scales_the_loss():
+    scales = {
+        kind: precision.scaler(torch.device("cpu"), kind).is_enabled() for kind in ("bf16", "fp16", "fp32")
+    }
+    assert scales == {"bf16": False, "fp16": True, "fp32": False}
