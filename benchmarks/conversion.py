@@ -171,14 +171,13 @@ def main() -> None:
     for name, rate in speed(options.images, options.rounds, options.processes).items():
         figures[f"{name}_images_per_cpu_s"] = rate
     for rows in (options.rows // 10, options.rows):
-        for name, most in memory(rows).items():
-            figures[f"{name}_peak_mb_of_{rows}_rows"] = most / 1e6
+        for name, bytes_taken in memory(rows).items():
+            figures[f"{name}_peak_mb_of_{rows}_rows"] = bytes_taken / 1e6
     figures |= {"load_before": load, "load_after": os.getloadavg()[0], "seconds": time.time() - began}
-    reached = [figures[f"{name}_images_per_cpu_s"] / goal for name, goal in GOALS.items()]
-    figures["memory_within_goal"] = (
-        max(most for name, most in figures.items() if "peak" in name) < MEMORY_GOAL
-    )
-    report("conversion", min(reached), figures, options)
+    least = {f"{name}_images_per_cpu_s": float(goal) for name, goal in GOALS.items()}
+    most = {name: float(MEMORY_GOAL) for name in figures if "peak" in name}
+    ratio = min(figures[name] / goal for name, goal in least.items())
+    report("conversion", ratio, figures, options, at_least=least, at_most=most)
 
 
 if __name__ == "__main__":

@@ -64,8 +64,13 @@ def metrics(options: argparse.Namespace) -> None:
         results[engine] = coco.evaluate(truth, found, engine=engine).metrics
         seconds[engine] = time.perf_counter() - start
     difference = max(abs(value - results["pycocotools"][name]) for name, value in results["hotcoco"].items())
-    figures = {f"{engine}_s": value for engine, value in seconds.items()} | {"largest_difference": difference}
-    report("evaluation-metrics", seconds["pycocotools"] / seconds["hotcoco"], figures, options)
+    ratio = seconds["pycocotools"] / seconds["hotcoco"]
+    figures = {f"{engine}_s": value for engine, value in seconds.items()}
+    figures |= {"ratio": ratio, "largest_difference": difference}
+    report(
+        "evaluation-metrics", ratio, figures, options,
+        at_least={"ratio": 50}, at_most={"largest_difference": 1e-12},
+    )  # fmt: skip
 
 
 def large(options: argparse.Namespace) -> None:
@@ -77,7 +82,8 @@ def large(options: argparse.Namespace) -> None:
         for name, value in json.loads(answer).items():
             figures[f"{kind}_{name}"] = value
     ratio = min(limit / figures[f"{kind}_seconds"] for kind, limit in LIMITS.items())
-    report("evaluation-large", ratio, figures, options)
+    limits = {f"{kind}_seconds": limit for kind, limit in LIMITS.items()}
+    report("evaluation-large", ratio, figures, options, at_most=limits)
 
 
 def inference(options: argparse.Namespace) -> None:
@@ -108,9 +114,10 @@ def inference(options: argparse.Namespace) -> None:
                 seconds[name].append(CLOCKS[options.clock]() - start)
     rates = {name: len(dataset) / statistics.median(values) for name, values in seconds.items()}
     figures: dict[str, Any] = {f"{name}_images_per_second": rate for name, rate in rates.items()}
+    figures["ratio"] = rates["ours"] / rates["reference_1_thread"]
     figures["ratio_at_equal_threads"] = rates["ours"] / rates["reference"]
     figures |= {"detections": matched.detections, "matched": matched.matched}
-    report("evaluation-inference", rates["ours"] / rates["reference_1_thread"], figures, options)
+    report("evaluation-inference", figures["ratio"], figures, options, at_least={"ratio": 1.5})
 
 
 def _squares(folder: Path, count: int, size: int) -> Path:
