@@ -10,7 +10,7 @@ from typing import Any
 from minio.error import MinioException
 
 from trainer.errors import StorageError
-from trainer.storage import answers, failures, quick
+from trainer.storage import answers, failures, quick, transfer
 from trainer.storage.environment import client
 from trainer.storage.failures import explained
 from trainer.storage.signing import request
@@ -51,7 +51,9 @@ def open_range(uri: str) -> Opener:
         with explained(uri, "read"):
             store = client(scheme(uri))
             try:
-                found = quick.get(store._http, *request(store, "GET", bucket, key, headers))
+                found = None
+                if not transfer.is_piece(start, stop):
+                    found = quick.get(store._http, *request(store, "GET", bucket, key, headers))
                 return found or store.get_object(bucket, key, request_headers=headers)
             except MinioException as error:
                 if stop and failures.answer(error)[2] == 416:

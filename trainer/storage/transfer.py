@@ -24,6 +24,10 @@ from trainer.storage.sinks import MemorySink, Sink
 PIECE = 4 * 1024 * 1024
 """Bytes of one request: large enough that 20 ms of waiting do not matter, small enough to repeat."""
 
+FIRST = 512 * 1024
+"""Bytes of the first request for a file of unknown size: most files, whole; and of a large one so
+little that its other pieces need not wait long."""
+
 THREADS = 16
 """Pieces of one file under way at a time."""
 
@@ -40,6 +44,11 @@ Result = TypeVar("Result")
 
 class Empty(Exception):
     """The file has no byte at the place that was asked for."""
+
+
+def is_piece(start: int, stop: int) -> bool:
+    """Tell whether a range is one of many: its bytes are then taken as they arrive, not at once."""
+    return start > 0 and stop - start >= PIECE
 
 
 class Remote:
@@ -212,21 +221,19 @@ class _Reading:
 
     def __init__(self, remote: Remote, start: int, stop: int | None, sha256: str) -> None:
         self._remote, self._start = remote, start
+        step = start + min(FIRST, PIECE) if stop is None or stop - start > PIECE else stop
         with connections.until(Deadline(connections.PATIENCE.total)):
             try:
-                self._first: tuple[Response, int] | None = remote.ask(
-                    start, start + PIECE if stop is None else min(stop, start + PIECE)
-                )
+                self._first: tuple[Response, int] | None = remote.ask(start, step)
             except Empty:
                 # An empty file has no range, but a hash.
                 self._first = None if start else remote.ask(0, 0)
         head = remote.head or Head(start, start, "", True, "", "")
         self._end = head.size if stop is None or head.size is None else min(stop, head.size)
-        step = PIECE if head.ranges and self._end is not None else None
         self.edges = [start]
         """Where its pieces begin."""
-        if step and self._end:
-            self.edges += range(start + step, self._end, step)
+        if head.ranges and self._end:
+            self.edges += range(step, self._end, PIECE)
         self._check = Check(head, sha256, whole=start == 0 and self._end == head.size)
 
     def at_once(self) -> bytes:

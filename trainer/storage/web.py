@@ -7,7 +7,7 @@ from typing import NoReturn
 import urllib3
 
 from trainer.errors import StorageError
-from trainer.storage import answers, failures, quick
+from trainer.storage import answers, failures, quick, transfer
 from trainer.storage.connections import pool
 from trainer.storage.failures import explained
 from trainer.storage.transfer import Empty, Opener
@@ -43,7 +43,7 @@ def open_range(uri: str) -> Opener:
             headers["Range"] = f"bytes={start}-{stop - 1}"
         if etag and not etag.startswith("W/"):  # a weak mark holds for no range
             headers["If-Match"] = etag
-        found = quick.get(pool(uri), uri, headers)
+        found = None if transfer.is_piece(start, stop) else quick.get(pool(uri), uri, headers)
         if found is not None:
             return found
         response = _request("GET", uri, headers)
