@@ -49,19 +49,27 @@ def read_request(body: bytes, json_length: int | None, size: int) -> tuple[dict[
         request = json.loads(body[:json_length])
         (tensor,) = [item for item in request["inputs"] if item["name"] == INPUT]
         shape = [int(side) for side in tensor["shape"]]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise DataError(f"the request must be JSON with one input named {INPUT!r} and its shape") from None
     if tensor.get("datatype") != "UINT8":
         raise DataError(f"input {INPUT!r} must be UINT8, not {tensor.get('datatype')}")
     if len(shape) != 4 or shape[1:] != [3, size, size] or not 1 <= shape[0] <= 64:
         raise DataError(f"input {INPUT!r} must have the shape [1..64, 3, {size}, {size}], not {shape}")
-    length = (tensor.get("parameters") or {}).get("binary_data_size")
+    length = _parameters(tensor).get("binary_data_size")
     if length is None:
         return request, _from_json(tensor.get("data"), shape)
     data = body[json_length:] if json_length is not None else b""
     if length != math.prod(shape) or len(data) < length:
-        raise DataError(f"input {INPUT!r} needs {math.prod(shape)} bytes, {min(length, len(data))} are given")
+        given = min(length, len(data)) if isinstance(length, int) else repr(length)
+        raise DataError(f"input {INPUT!r} needs {math.prod(shape)} bytes, {given} are given")
     return request, np.frombuffer(data[:length], np.uint8).reshape(shape)
+
+
+def _parameters(holder: dict[str, Any]) -> dict[str, Any]:
+    found = holder.get("parameters") or {}
+    if not isinstance(found, dict):
+        raise DataError("parameters must be an object of names and values")
+    return found
 
 
 def _from_json(data: Any, shape: list[int]) -> np.ndarray:
@@ -92,18 +100,20 @@ def write_response(
     Raises:
         DataError: an output is asked for that the model does not have.
     """
-    binary = bool((request.get("parameters") or {}).get("binary_data_output"))
+    binary = bool(_parameters(request).get("binary_data_output"))
     asked = request.get("outputs") or [{"name": name} for name in OUTPUTS]
+    if not isinstance(asked, list):
+        raise DataError("outputs must be a list of objects with a name")
     known = dict(zip(OUTPUTS, outputs, strict=True))
     described, blobs = [], []
     for item in asked:
-        if not isinstance(item, dict) or item.get("name") not in known:
+        if not isinstance(item, dict) or item.get("name") not in list(known):
             raise DataError(f"there is no such output; outputs are: {', '.join(OUTPUTS)}")
         name = item["name"]
         datatype = _OUTPUT_TYPES[name]
         values = np.ascontiguousarray(known[name], TYPES[datatype])
         tensor = {"name": name, "datatype": datatype, "shape": list(values.shape)}
-        if (item.get("parameters") or {}).get("binary_data", binary):
+        if _parameters(item).get("binary_data", binary):
             blobs.append(values.tobytes())
             tensor["parameters"] = {"binary_data_size": len(blobs[-1])}
         else:

@@ -228,3 +228,24 @@ def test_the_page_shows_a_dropped_images_detections(address, tmp_path):
         assert "not an image that can be read" in page.inner_text("#message")
         assert all("400" in each for each in wrong)  # What the browser says of a refused request.
         browser.close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parameters": [1]},
+        {"parameters": {"binary_data_size": "many"}},
+        {"shape": [float("inf"), 3, SIZE, SIZE]},
+        {"shape": 5},
+    ],
+)
+def test_a_request_of_odd_types_is_refused(changes):
+    tensor = {"name": "images", "datatype": "UINT8", "shape": [1, 3, SIZE, SIZE], "data": [], **changes}
+    with pytest.raises(DataError):
+        protocol.read_request(json.dumps({"inputs": [tensor]}).encode(), None, SIZE)
+
+
+@pytest.mark.parametrize("asked", [{"outputs": 5}, {"outputs": [{"name": []}]}, {"parameters": [1]}])
+def test_outputs_of_odd_types_are_refused(asked):
+    with pytest.raises(DataError):
+        protocol.write_response({}, asked, [np.zeros((1, 1))] * len(protocol.OUTPUTS))
