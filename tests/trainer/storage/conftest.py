@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 from faulty_store import hurried, proxy
 
 from trainer import storage
+from trainer.storage import uploads
 from trainer.storage.environment import client
 
 __all__ = ["hurried", "proxy"]
@@ -97,3 +98,19 @@ def unhashed_store(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     yield
     server.terminate()
     server.wait()
+
+
+@pytest.fixture
+def interrupt_part(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let an upload be interrupted when it comes to a part, by its number from 1."""
+    inner = uploads._put
+
+    def at(part: int) -> None:
+        def put(store, uri, data, headers, query):
+            if query["partNumber"] == str(part):
+                raise KeyboardInterrupt
+            return inner(store, uri, data, headers, query)
+
+        monkeypatch.setattr(uploads, "_put", put)
+
+    return at

@@ -9,7 +9,6 @@ from trainer import recipes, storage
 from trainer.data.download import download
 from trainer.data.shards import shard
 from trainer.errors import MissingError, StorageError
-from trainer.storage import uploads
 from trainer.storage.environment import client
 
 
@@ -46,15 +45,8 @@ def test_a_large_file_in_parts_and_pieces(any_store, tmp_path):
     assert found.metadata["x-amz-meta-sha256"] == hashlib.sha256(content).hexdigest()
 
 
-def test_an_upload_that_is_interrupted_leaves_nothing(any_store, monkeypatch):
-    inner = uploads._put
-
-    def interrupted(store, uri, data, headers, query):
-        if query["partNumber"] == "2":
-            raise KeyboardInterrupt
-        return inner(store, uri, data, headers, query)
-
-    monkeypatch.setattr(uploads, "_put", interrupted)
+def test_an_upload_that_is_interrupted_leaves_nothing(any_store, interrupt_part):
+    interrupt_part(2)
     with pytest.raises(KeyboardInterrupt):
         storage.write_bytes(f"{any_store}/x", bytes(18 * 2**20))
     assert client("s3")._list_multipart_uploads(any_store.removeprefix("s3://")).uploads == []

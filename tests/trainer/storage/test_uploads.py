@@ -98,15 +98,8 @@ def test_a_failed_upload_leaves_nothing(proxy, bucket, small_parts, hurried):
     assert (bucket / "x").read_bytes() == b"before"
 
 
-def test_an_interrupted_upload_leaves_nothing(proxy, bucket, small_parts, monkeypatch):
-    inner = uploads._put
-
-    def interrupted(store, uri, data, headers, query):
-        if query["partNumber"] == "3":
-            raise KeyboardInterrupt
-        return inner(store, uri, data, headers, query)
-
-    monkeypatch.setattr(uploads, "_put", interrupted)
+def test_an_interrupted_upload_leaves_nothing(proxy, bucket, small_parts, interrupt_part):
+    interrupt_part(3)
     with pytest.raises(KeyboardInterrupt):
         storage.write_bytes("s3://bucket/x", bytes(500 * KB))
     assert unfinished() == []
