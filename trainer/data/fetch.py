@@ -7,20 +7,20 @@ folders of its own and knows by listing them what is there.
 import time
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import keys, pool, reports, sources
+from trainer.data import copying, keys, pool, reports, sources
 from trainer.data import problems as reasons
+from trainer.data.copying import Result, Task
 from trainer.data.problems import Problems
 from trainer.data.reports import Failure
 from trainer.data.sources.base import Source
 from trainer.data.table import Table
-from trainer.errors import MissingError, StorageError
+from trainer.errors import StorageError
 from trainer.log import progress
 
 _FOLDERS = [f"{number:02x}" for number in range(256)]
@@ -36,33 +36,6 @@ _COLUMNS = ["image_id", "key", "file_name", "origin", "version", "fault_reason",
 
 class SourceDown(StorageError):
     """The source gives nothing any more."""
-
-
-@dataclass(frozen=True)
-class _Task:
-    """One image of the partition."""
-
-    source: Source
-    image_id: int
-    split: str
-    file_name: str
-    origin: str
-    target: str
-    fault: tuple[str, str] | None
-    size: int
-    """Bytes that are there already; 0 where it has to be fetched."""
-
-
-class _Result(NamedTuple):
-    """What became of a task."""
-
-    image_id: int
-    bytes: int
-    fetched: bool = False
-    """Whether the bytes came now."""
-    failure: Failure | None = None
-    task: _Task | None = None
-    """The task where another try may help."""
 
 
 def run(
@@ -99,18 +72,18 @@ def run(
     tally = _Tally(planned, config.max_bad_fraction, workers)
     with progress("download", expected, "images") as bar:
 
-        def waiting() -> Iterator[_Task]:
+        def waiting() -> Iterator[Task]:
             for task in _tasks(planned, source, set(mine), there, lost):
                 if task.size and not task.fault:
-                    tally.add(_Result(task.image_id, task.size))
+                    tally.add(Result(task.image_id, task.size))
                     bar.skip()
                 else:
                     yield task
 
-        for result in pool.run(_fetch, waiting(), min(workers, total), processes=source.cpu_bound):
+        for result in copying.run(source, waiting(), min(workers, total)):
             tally.add(result)
             bar.update(note=tally.note())
-        for result in pool.run(_fetch, tally.again(), workers, processes=source.cpu_bound):
+        for result in copying.run(source, tally.again(), workers):
             tally.add(result)
             bar.update(0, note=tally.note())
         bar.total = bar.done  # A partition's share was an estimate.
@@ -130,10 +103,10 @@ class _Tally:
         self._in_a_row = 0
         self._ids, self._sizes = array("q"), array("i")
         self._failures: dict[int, Failure] = {}
-        self._again: list[_Task] = []
+        self._again: list[Task] = []
         self._brought, self._began = 0, time.monotonic()
 
-    def add(self, result: _Result) -> None:
+    def add(self, result: Result) -> None:
         """Count one result.
 
         Raises:
@@ -168,7 +141,7 @@ class _Tally:
                 self._source, images=self._total, boxes=0, max_bad_fraction=self._max_bad_fraction
             )
 
-    def again(self) -> list[_Task]:
+    def again(self) -> list[Task]:
         """Return the tasks that failed, and forget that they did; now they may fail in a row."""
         tasks, self._again, self._patience = self._again, [], len(self._again) + self._in_a_row + 1
         for task in tasks:
@@ -196,7 +169,7 @@ def _tasks(
     folders: set[str],
     there: "_There",
     lost: dict[int, tuple[str, str]],
-) -> Iterator[_Task]:
+) -> Iterator[Task]:
     """Yield the images of some folders, block by block; the faults of those that are lost are known.
 
     One that had not been fetched may have come later. A missing one stays so: whether another download
@@ -215,28 +188,7 @@ def _tasks(
                 if size and fault and fault[0] == reasons.IMAGE_NOT_FETCHED:
                     fault = None
                 target = storage.join(planned["images"], place)
-                yield _Task(source, image_id, split, name, origin, target, fault, size)
-
-
-def _fetch(task: _Task) -> _Result:
-    """Fetch one image, unless it is known to be of no use."""
-    fault, again = task.fault, None
-    if not fault:
-        try:
-            data = task.source.read(task.origin)
-        except MissingError as error:
-            fault = (reasons.IMAGE_MISSING, error.message)
-        except StorageError as error:
-            fault, again = (reasons.IMAGE_NOT_FETCHED, error.message), task
-        else:
-            if not data:
-                fault = (reasons.IMAGE_UNREADABLE, "the file is empty")
-    if fault:
-        failure = Failure(task.split, task.file_name, task.origin, *fault)
-        return _Result(task.image_id, 0, failure=failure, task=again)
-    # Flushing each image to the disk would take longer than fetching it.
-    storage.write_bytes(task.target, data, sync=False)
-    return _Result(task.image_id, len(data), fetched=True)
+                yield Task(source, image_id, split, name, origin, target, fault, size)
 
 
 class _There:

@@ -8,9 +8,7 @@ import hashlib
 import json
 import tarfile
 import zlib
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -112,23 +110,36 @@ def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes]]:
     if storage.is_local(task.images_uri):
         yield from zip(rows, map(_read, uris, task.sizes), strict=True)
         return
-    with ThreadPoolExecutor(task.readers) as readers:
-        ahead: deque[Future[bytes]] = deque()
-        fetched = at = 0  # Bytes in the window; images that were asked for.
+    with storage.many(task.readers) as many:
+        done: dict[int, Any] = {}
+        ahead = at = 0  # Bytes in the window; images that were asked for.
         for number, row in enumerate(rows):
-            while at < len(uris) and len(ahead) < 2 * task.readers:
-                if ahead and fetched + task.sizes[at] > _WINDOW:
+            while at < len(uris) and at - number < 2 * task.readers:
+                if at > number and ahead + task.sizes[at] > _WINDOW:
                     break
-                ahead.append(readers.submit(_read, uris[at], task.sizes[at]))
-                fetched += task.sizes[at]
+                many.read(at, uris[at])
+                ahead += task.sizes[at]
                 at += 1
-            yield row, ahead.popleft().result()
-            fetched -= task.sizes[number]
+            # What has arrived meanwhile is taken, and what was asked for is sent.
+            done.update(many.wait(0))
+            while number not in done:
+                done.update(many.wait())
+            found = done.pop(number)
+            if isinstance(found, StorageError):
+                raise found
+            yield row, _checked(found, uris[number], task.sizes[number])
+            ahead -= task.sizes[number]
 
 
 def _read(uri: str, size: int) -> bytes:
-    """Read a raw image. What cannot be read now is no bad image: left out, it would be lost for good."""
-    data = storage.read_bytes(uri)
+    return _checked(storage.read_bytes(uri), uri, size)
+
+
+def _checked(data: bytes, uri: str, size: int) -> bytes:
+    """Return a raw image, which is as it was downloaded.
+
+    What cannot be read now is no bad image: left out, it would be lost for good.
+    """
     if len(data) != size:
         raise StorageError(
             f"{uri} is not as it was downloaded: {len(data)} bytes, not {size}",

@@ -9,7 +9,8 @@ says what is in it last. The remote backends are imported when first used.
     object_store.py  s3:// and minio://: reading, listing; uploads.py writes, environment.py says where
     web.py           http:// and https://
     transfer.py      pieces side by side, resumed and checked (answers.py, sinks.py); reader.py: as a file
-    quick.py         one request over a kept connection, where all goes well; signing.py signs it
+    quick.py         one request over a kept connection, where all goes well (handles.py, signing.py)
+    multi.py         files read side by side in one thread, where all goes well
     connections.py   deadlines and repeated attempts; failures.py: errors with their remedies
 """
 
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from trainer.errors import StorageError
 from trainer.os_errors import explained, missing
@@ -39,11 +40,14 @@ from trainer.storage.uris import (
     scheme,
 )
 
+if TYPE_CHECKING:
+    from trainer.storage.multi import Many
+
 __all__ = [
     "OBJECT_STORES", "WEB", "FileState", "absolute", "check_place", "climbs", "create", "delete", "exists",
-    "is_local", "join", "list_files", "list_states", "local_copy", "local_path", "new_file", "open_reader",
-    "parent", "read_bytes", "read_json", "read_range", "remove_stale", "scan", "scheme", "size",
-    "state", "upload", "write_bytes", "write_json",
+    "is_local", "join", "list_files", "list_states", "local_copy", "local_path", "many", "new_file",
+    "open_reader", "parent", "read_bytes", "read_json", "read_range", "remove_stale", "scan", "scheme",
+    "size", "state", "upload", "write_bytes", "write_json",
 ]  # fmt: skip
 
 
@@ -88,6 +92,17 @@ def read_bytes(uri: str, *, sha256: str = "") -> bytes:
     from trainer.storage import transfer
 
     return transfer.fetch_bytes(uri, _backend(uri).open_range(uri), sha256=sha256)
+
+
+def many(threads: int) -> "Many":
+    """Return a context in which one thread reads many files side by side, and calls beside them.
+
+    Args:
+        threads: for calls, and for reads that do not succeed at once.
+    """
+    from trainer.storage.multi import Many
+
+    return Many(threads)
 
 
 def read_range(uri: str, start: int, length: int) -> bytes:

@@ -175,8 +175,8 @@ class _Patient:
     follow = True
     """Go where the server redirects. Not with signed requests: the signature holds for one host."""
 
-    authorities: bytes
-    """Certificates in PEM form that are trusted."""
+    authorities: str | bytes
+    """Certificates in PEM form that are trusted, or the name of the file that has them."""
 
     lines: dict[Any, Any]
     """What `quick` keeps, by scheme and host."""
@@ -250,12 +250,12 @@ def _pool(proxy: str | None, variable: str, bundle: str, follow: bool, _process:
     """Make connections; `_process` keeps those of a parent from being shared with a forked child."""
     # What is named comes on top of the public authorities: one process reads both the cluster's
     # store, under the cluster's own authority, and the web.
-    authorities = Path(certifi.where()).read_bytes()
+    authorities: str | bytes = certifi.where()
     trusted = ssl.create_default_context(cafile=certifi.where())
     if bundle:
         try:
             trusted.load_verify_locations(bundle)
-            authorities += b"\n" + Path(bundle).read_bytes()
+            authorities = Path(certifi.where()).read_bytes() + b"\n" + Path(bundle).read_bytes()
         except OSError as error:  # SSLError is one
             raise StorageError(
                 f"the CA bundle {bundle} cannot be read: {error.strerror or error}",

@@ -13,7 +13,7 @@ from trainer.errors import StorageError
 from trainer.storage import answers, failures, quick, transfer
 from trainer.storage.environment import client
 from trainer.storage.failures import explained
-from trainer.storage.signing import request
+from trainer.storage.signing import Keys, request
 from trainer.storage.transfer import Empty, Opener
 from trainer.storage.uris import FileState, check_bucket, climbs, scheme
 
@@ -53,7 +53,7 @@ def open_range(uri: str) -> Opener:
             try:
                 found = None
                 if not transfer.is_piece(start, stop):
-                    found = quick.get(store._http, *request(store, "GET", bucket, key, headers))
+                    found = quick.get(*get_request(uri, headers))
                 return found or store.get_object(bucket, key, request_headers=headers)
             except MinioException as error:
                 if stop and failures.answer(error)[2] == 416:
@@ -61,6 +61,17 @@ def open_range(uri: str) -> Opener:
                 raise
 
     return ask
+
+
+def get_request(uri: str, headers: dict[str, str]) -> tuple[Any, str, dict[str, str], Keys | None]:
+    """Return what asks for an object: connections, address, headers, and who signs.
+
+    Raises:
+        StorageError: the URI or the environment is wrong, or the bucket's region cannot be found out.
+    """
+    with explained(uri, "read"):
+        store = client(scheme(uri))
+        return store._http, *request(store, "GET", *split(uri), headers)
 
 
 def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:

@@ -13,6 +13,9 @@ from trainer.storage.failures import explained
 from trainer.storage.transfer import Empty, Opener
 from trainer.storage.uris import FileState
 
+HEADERS = {"Accept-Encoding": "identity"}
+"""Of every request for a content."""
+
 _ABSENT = (404, 410)
 _BUSY = (408, 429, 500, 502, 503, 504)
 _NO_HEAD = (405, 501)
@@ -38,7 +41,7 @@ def open_range(uri: str) -> Opener:
     """Return what asks for ranges of a file; a server may answer with all of it."""
 
     def ask(start: int, stop: int, etag: str) -> answers.Response:
-        headers = {"Accept-Encoding": "identity"}
+        headers = dict(HEADERS)
         if stop > start:
             headers["Range"] = f"bytes={start}-{stop - 1}"
         if etag and not etag.startswith("W/"):  # a weak mark holds for no range

@@ -17,7 +17,6 @@ from trainer.config import DataConfig
 from trainer.data import problems as reasons
 from trainer.data.download import download, fetch_partition, join, plan
 from trainer.data.shards import shard
-from trainer.data.sources.coco import CocoSource
 from trainer.errors import DataError, StorageError
 from trainer.log import PROGRESS_FILE
 
@@ -28,16 +27,19 @@ CONFIG = DataConfig(processes=1, threads=4)
 def broken_reads(monkeypatch):
     """Make the reading of some images of a COCO source fail a number of times; with the reads by name."""
     reads: dict[str, int] = {}
+    read_bytes = storage.read_bytes
 
     def breaks(failures: dict[str, int]) -> dict[str, int]:
-        def read(self, origin: str) -> bytes:
-            name = origin.rpartition("/")[2]
+        def read(uri: str, **options: str) -> bytes:
+            name = uri.rpartition("/")[2]
+            if not name.endswith(".jpg"):
+                return read_bytes(uri, **options)
             reads[name] = reads.get(name, 0) + 1
             if reads[name] <= failures.get(name, 0):
-                raise StorageError(f"cannot read {origin}: connection reset")
-            return storage.read_bytes(origin)
+                raise StorageError(f"cannot read {uri}: connection reset")
+            return read_bytes(uri, **options)
 
-        monkeypatch.setattr(CocoSource, "read", read)
+        monkeypatch.setattr(storage, "read_bytes", read)
         return reads
 
     return breaks

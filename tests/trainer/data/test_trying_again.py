@@ -10,7 +10,6 @@ from trainer.config import DataConfig
 from trainer.data import problems as reasons
 from trainer.data.download import download, fetch_partition, join, plan
 from trainer.data.shards import shard
-from trainer.data.sources.coco import CocoSource
 from trainer.errors import MissingError, StorageError
 
 CONFIG = DataConfig(processes=1, threads=4, max_bad_fraction=0.2)
@@ -22,15 +21,19 @@ def source(make_coco, monkeypatch):
     faults: dict[str, Exception] = {}
     reads: dict[str, int] = {}
 
-    def read(self, origin: str) -> bytes:
-        name = origin.rpartition("/")[2]
-        reads[name] = reads.get(name, 0) + 1
-        if name in faults:
-            raise faults[name]
-        return storage.read_bytes(origin)
+    root = str(make_coco(train=[f"{number}.jpg" for number in range(30)]))
+    read_bytes = storage.read_bytes
 
-    monkeypatch.setattr(CocoSource, "read", read)
-    return str(make_coco(train=[f"{number}.jpg" for number in range(30)])), faults, reads
+    def read(uri: str, **options: str) -> bytes:
+        name = uri.rpartition("/")[2]
+        if uri.startswith(root) and name.endswith(".jpg"):
+            reads[name] = reads.get(name, 0) + 1
+            if name in faults:
+                raise faults[name]
+        return read_bytes(uri, **options)
+
+    monkeypatch.setattr(storage, "read_bytes", read)
+    return root, faults, reads
 
 
 def images_of(manifest: dict) -> int:

@@ -16,7 +16,7 @@ import urllib3
 
 from trainer import storage
 from trainer.errors import StorageError
-from trainer.storage import connections, quick
+from trainer.storage import connections, handles, quick
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 
@@ -103,7 +103,7 @@ def test_no_more_connections_are_kept_than_the_pool_has(server, monkeypatch):
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(lambda _: quickly(server), range(3)))
     (line,) = (line for name, line in connections.pool(server.url).lines.items() if name[0][1] in server.url)
-    assert len(line._idle) == 1
+    assert len(line.idle) == 1
 
 
 def test_an_answer_that_breaks_off_gives_what_came_and_then_the_error(server):
@@ -116,7 +116,7 @@ def test_an_answer_that_breaks_off_gives_what_came_and_then_the_error(server):
 
 
 def test_what_is_too_large_for_memory_is_left_to_the_careful_way(server, monkeypatch):
-    monkeypatch.setattr(quick, "LARGEST", 4)
+    monkeypatch.setattr(handles, "LARGEST", 4)
     assert quickly(server) is None
     assert storage.read_bytes(server.url) == b"hello"
 

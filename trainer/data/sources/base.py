@@ -103,6 +103,11 @@ class Source(Protocol):
         """Tell whether `read` computes (processes help) rather than waits (threads do)."""
         ...
 
+    @property
+    def origins_are_uris(self) -> bool:
+        """Tell whether `read` gives the content of the file that `origin` names, and does nothing else."""
+        ...
+
     def listing(self) -> Listing:
         """List images and boxes.
 

@@ -29,6 +29,7 @@ class CocoSource:
 
     location: str
     cpu_bound = False
+    origins_are_uris = True
 
     @property
     def uri(self) -> str:

@@ -40,6 +40,7 @@ class Coco2017Source:
 
     base: str = BASE
     cpu_bound = False
+    origins_are_uris = False
 
     @classmethod
     def parse(cls, text: str) -> "Coco2017Source":

@@ -75,6 +75,7 @@ class OpenImagesSource:
     pixels: str = PIXELS
     """URI of the folder with <split>/<image id>.jpg."""
     cpu_bound = False
+    origins_are_uris = True
 
     @classmethod
     def parse(cls, text: str) -> "OpenImagesSource":

@@ -28,6 +28,7 @@ class SampleSource:
     size: int = 160
     """Typical side of an image, in pixels."""
     cpu_bound = True
+    origins_are_uris = False
 
     @classmethod
     def parse(cls, text: str) -> "SampleSource":

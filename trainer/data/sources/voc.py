@@ -58,6 +58,7 @@ class VocSource:
 
     folder: str
     cpu_bound = False
+    origins_are_uris = True
 
     @property
     def uri(self) -> str:

@@ -1,0 +1,136 @@
+"""Images copied from their source to the data root, many at the same time, in whatever order they come."""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from trainer import storage
+from trainer.data import pool
+from trainer.data import problems as reasons
+from trainer.data.reports import Failure
+from trainer.data.sources.base import Source
+from trainer.errors import MissingError, StorageError
+
+_QUICK = 0.002
+"""Seconds: to write a file is left to threads where it takes longer."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One image of the partition."""
+
+    source: Source
+    image_id: int
+    split: str
+    file_name: str
+    origin: str
+    target: str
+    fault: tuple[str, str] | None
+    size: int
+    """Bytes that are there already; 0 where it has to be fetched."""
+
+
+class Result(NamedTuple):
+    """What became of a task."""
+
+    image_id: int
+    bytes: int
+    fetched: bool = False
+    """Whether the bytes came now."""
+    failure: Failure | None = None
+    task: Task | None = None
+    """The task where another try may help."""
+
+
+def run(source: Source, tasks: Iterable[Task], workers: int) -> Iterator[Result]:
+    """Yield what became of each task, as it is done.
+
+    Args:
+        source: which the tasks are of.
+        tasks: taken as workers become free.
+        workers: images at the same time; processes where the source computes them.
+    """
+    if source.origins_are_uris:
+        return _side_by_side(tasks, workers)
+    return pool.run(_copy, tasks, workers, processes=source.cpu_bound)
+
+
+def _side_by_side(tasks: Iterable[Task], connections: int) -> Iterator[Result]:
+    """Read in one thread: where dozens of threads take turns, that costs more than the reading."""
+    writer = _Writer()
+    with storage.many(connections) as many:
+
+        def settled(most: int) -> Iterator[Result]:
+            """Yield what is done, until no more than so many are under way."""
+            while many.busy > most:
+                for task, found in many.wait():
+                    failed = isinstance(found, StorageError)
+                    if failed and task is None:  # what cannot be written concerns all
+                        raise found
+                    if failed:
+                        yield _unread(task, found)
+                    elif task is None:
+                        yield found
+                    elif writer.is_quick(task):
+                        yield writer.write(task, found)
+                    else:
+                        many.call(None, _write, task, found)
+
+        for task in tasks:
+            if task.fault:
+                yield _lost(task, *task.fault)
+            else:
+                many.read(task, task.origin)
+                yield from settled(connections - 1)
+        yield from settled(0)
+
+
+class _Writer:
+    """Writes images to a local folder, as long as that takes next to no time."""
+
+    def __init__(self) -> None:
+        self._mean = 0.0
+
+    def is_quick(self, task: Task) -> bool:
+        """Tell whether to write costs less than to have it done: not over a network."""
+        return self._mean < _QUICK and storage.is_local(task.target)
+
+    def write(self, task: Task, data: bytes) -> Result:
+        """Write an image."""
+        began = time.monotonic()
+        result = _write(task, data)
+        self._mean += (time.monotonic() - began - self._mean) / 16
+        return result
+
+
+def _copy(task: Task) -> Result:
+    """Copy one image, unless it is known to be of no use."""
+    if task.fault:
+        return _lost(task, *task.fault)
+    try:
+        data = task.source.read(task.origin)
+    except StorageError as error:
+        return _unread(task, error)
+    return _write(task, data)
+
+
+def _write(task: Task, data: bytes) -> Result:
+    """Write the bytes of an image, if there are any."""
+    if not data:
+        return _lost(task, reasons.IMAGE_UNREADABLE, "the file is empty")
+    # Flushing each image to the disk would take longer than fetching it.
+    storage.write_bytes(task.target, data, sync=False)
+    return Result(task.image_id, len(data), fetched=True)
+
+
+def _unread(task: Task, error: StorageError) -> Result:
+    """Return what becomes of an image that could not be read; unless it is missing, another try may help."""
+    if isinstance(error, MissingError):
+        return _lost(task, reasons.IMAGE_MISSING, error.message)
+    return _lost(task, reasons.IMAGE_NOT_FETCHED, error.message)._replace(task=task)
+
+
+def _lost(task: Task, reason: str, detail: str) -> Result:
+    failure = Failure(task.split, task.file_name, task.origin, reason, detail)
+    return Result(task.image_id, 0, failure=failure)
