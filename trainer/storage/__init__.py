@@ -164,11 +164,10 @@ def write_bytes(uri: str, data: bytes, *, sync: bool = True) -> None:
     Raises:
         StorageError: it cannot be written (disk full, refused).
     """
-    if not is_local(uri):
+    if is_local(uri):
+        local.write_bytes(uri, data, sync=sync)
+    else:
         _writer(uri).write_bytes(uri, data)
-        return
-    with new_file(uri, sync=sync) as path, explained(uri, "write"):
-        path.write_bytes(data)
 
 
 def write_json(uri: str, obj: Any) -> None:
