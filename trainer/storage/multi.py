@@ -59,6 +59,7 @@ class Many:
         self._done: deque[tuple[Any, Any]] = deque()
         self._called: deque[tuple[Any, Future[Any]]] = deque()
         self._reads: dict[pycurl.Curl, _Read] = {}
+        self._servers: dict[str, Any] = {}
         self._idle: dict[Line, list[pycurl.Curl]] = {}
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
@@ -94,7 +95,7 @@ class Many:
         """Begin to read a file whole; `wait` gives its bytes, or a StorageError."""
         self.busy += 1
         try:
-            found = _request(uri)
+            found = self._request(uri)
         except StorageError as error:
             self._done.append((tag, error))
             return
@@ -139,6 +140,28 @@ class Many:
         self._done.clear()
         self.busy -= len(found)
         return found
+
+    def _request(self, uri: str) -> tuple[Any, str, dict[str, str], Keys | None] | None:
+        """Return what asks for a file: connections, address, headers, keys; None where it is on no server.
+
+        Raises:
+            StorageError: the URI or the environment is wrong.
+        """
+        # What the environment says of a server is looked up once: it takes as long as half a request.
+        server = "/".join(uri.split("/", 3)[:3])
+        if storage.scheme(uri) in storage.WEB:
+            from trainer.storage import web
+
+            if server not in self._servers:
+                self._servers[server] = connections.pool(uri)
+            return self._servers[server], uri, dict(web.HEADERS), None
+        if storage.scheme(uri) in storage.OBJECT_STORES:
+            from trainer.storage import environment, object_store
+
+            if server not in self._servers:
+                self._servers[server] = environment.client(storage.scheme(uri))
+            return object_store.get_request(self._servers[server], uri, {})
+        return None
 
     def _turn(self, end: float | None) -> None:
         """Wait until something can be done, and do it."""
@@ -212,20 +235,3 @@ def _is_sound(answer: Answer, body: bytes) -> bool:
     return (
         not head.digest or hashlib.new(head.algorithm, body, usedforsecurity=False).hexdigest() == head.digest
     )
-
-
-def _request(uri: str) -> tuple[Any, str, dict[str, str], Keys | None] | None:
-    """Return what asks for a file whole: pool, address, headers, keys; None where it is on no server.
-
-    Raises:
-        StorageError: the URI or the environment is wrong.
-    """
-    if storage.scheme(uri) in storage.WEB:
-        from trainer.storage import web
-
-        return connections.pool(uri), uri, dict(web.HEADERS), None
-    if storage.scheme(uri) in storage.OBJECT_STORES:
-        from trainer.storage import object_store
-
-        return object_store.get_request(uri, {})
-    return None

@@ -7,7 +7,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from minio import Minio
 from minio.error import MinioException
+from urllib3 import PoolManager
 
 from trainer.errors import StorageError
 from trainer.storage import answers, failures, quick, transfer
@@ -53,7 +55,7 @@ def open_range(uri: str) -> Opener:
             try:
                 found = None
                 if not transfer.is_piece(start, stop):
-                    found = quick.get(*get_request(uri, headers))
+                    found = quick.get(*get_request(store, uri, headers))
                 return found or store.get_object(bucket, key, request_headers=headers)
             except MinioException as error:
                 if stop and failures.answer(error)[2] == 416:
@@ -63,14 +65,15 @@ def open_range(uri: str) -> Opener:
     return ask
 
 
-def get_request(uri: str, headers: dict[str, str]) -> tuple[Any, str, dict[str, str], Keys | None]:
+def get_request(
+    store: Minio, uri: str, headers: dict[str, str]
+) -> tuple[PoolManager, str, dict[str, str], Keys | None]:
     """Return what asks for an object: connections, address, headers, and who signs.
 
     Raises:
-        StorageError: the URI or the environment is wrong, or the bucket's region cannot be found out.
+        StorageError: the URI is wrong, or the bucket's region cannot be found out.
     """
     with explained(uri, "read"):
-        store = client(scheme(uri))
         return store._http, *request(store, "GET", *split(uri), headers)
 
 

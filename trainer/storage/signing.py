@@ -1,9 +1,11 @@
 """Addresses of objects and what signs a request for one, as the client knows them."""
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from minio import Minio
+from minio.helpers import BaseURL, quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,12 @@ def request(
         sha256: of the body, with which the store compares what it gets.
     """
     region = store._get_region(bucket)
-    url = store._base_url.build(
-        method=method, region=region, bucket_name=bucket, object_name=key, query_params=query
-    ).geturl()
+    if query:
+        url: str = store._base_url.build(
+            method=method, region=region, bucket_name=bucket, object_name=key, query_params=query
+        ).geturl()
+    else:
+        url = _folder(store._base_url, region, bucket) + quote(key)
     keys = store._provider.retrieve() if store._provider else None
     if keys is None:
         return url, headers, None
@@ -50,3 +55,9 @@ def request(
     if keys.session_token:
         told["x-amz-security-token"] = keys.session_token
     return url, told, Keys(region, keys.access_key, keys.secret_key)
+
+
+@lru_cache(maxsize=64)
+def _folder(base: BaseURL, region: str, bucket: str) -> str:
+    """Return what the addresses of all objects of a bucket begin with."""
+    return base.build(method="GET", region=region, bucket_name=bucket, object_name="_").geturl()[:-1]
