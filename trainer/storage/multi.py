@@ -196,7 +196,8 @@ class Many:
         wait: float | None = 0.0 if code == pycurl.E_FILESIZE_EXCEEDED else backoff(1)
         if not code:
             wait = quick.judge(read.line, status, headers)
-        if wait is None and _is_sound(Answer(headers, body), body):
+        # A part that nobody asked for is no file.
+        if wait is None and status == 200 and _is_sound(Answer(headers, body), body):
             self._done.append((read.tag, body))
         else:
             self._submit(read.tag, self._read_after, wait or 0.0, read.uri)
