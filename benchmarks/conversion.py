@@ -5,7 +5,9 @@
 
 rclone serves S3 on this machine. `shard` reads every image from it and writes tars, sidecars and
 index to it, once with header checks and once decoding everything, in turns; counted is the CPU time
-of its process and its workers, not the server's. `memory` downloads and shards tables of Open
+of its process and its workers, not the server's. The goals were set on a machine that decodes 894 of
+these images a second; what this one decodes is measured in turns with the rest, and the goals hold for
+rates that are scaled by it (`..._scaled`). `memory` downloads and shards tables of Open
 Images' form with many small images, in processes of their own, and adds up the memory that the
 process and its workers have to themselves (PSS): that of the larger table must not be more.
 """
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import simplejpeg
 from PIL import Image
 
 from benchmarks.common import arguments, report
@@ -37,7 +40,9 @@ from trainer.data.shards import place, shard
 from trainer.data.sources.openimages import BOXES, DESCRIPTIONS
 
 GOALS = {"headers": 900, "decoding": 350}
-"""Images of 640x480 pixels a second of CPU time."""
+"""Images of 640x480 pixels a second of CPU time, on a machine that decodes DECODED of them."""
+DECODED = 894
+"""By simplejpeg with its fast flags: a machine's speed in what conversions are made of."""
 MEMORY_GOAL = 1000
 """MB that download and sharding may take, with the processes of two cores, whatever the size."""
 _BEGIN = """
@@ -100,9 +105,20 @@ def convert(raw: dict[str, Any], root: str, config: DataConfig) -> float:
     return sum(split["samples"] for split in index["splits"].values()) / used
 
 
+def decode(pictures: list[bytes]) -> float:
+    """Decode images; return how many a second of CPU time."""
+    began = cpu_seconds()
+    for one in pictures:
+        simplejpeg.decode_jpeg(one, fastdct=True, fastupsample=True)
+    return len(pictures) / (cpu_seconds() - began)
+
+
 def speed(images: int, rounds: int, processes: int) -> dict[str, float]:
-    """Medians of images a CPU second, by kind of check."""
+    """Images a CPU second by kind of check, and as they would be on the goals' machine: medians."""
     rates: dict[str, list[float]] = {name: [] for name in GOALS}
+    scaled: dict[str, list[float]] = {f"{name}_scaled": [] for name in GOALS}
+    decoded: list[float] = []
+    pictures = [picture(640, 480, seed) for seed in range(64)] * 4
     with tempfile.TemporaryDirectory() as temporary, store() as port:
         use(port)
         root = "s3://bucket/data"
@@ -110,11 +126,15 @@ def speed(images: int, rounds: int, processes: int) -> dict[str, float]:
         config = DataConfig(processes=processes)
         raw = download(source, root, config)
         for number in range(rounds + 1):
+            decoded.append(decode(pictures))
             for name, found in rates.items():
                 rate = convert(raw, root, replace(config, decode_check=name == "decoding"))
+                decoded.append(decode(pictures))
                 if number:  # the first opens connections and warms the store
                     found.append(rate)
-    return {name: statistics.median(found) for name, found in rates.items()}
+                    scaled[f"{name}_scaled"].append(rate * DECODED / statistics.mean(decoded[-2:]))
+    every = {**rates, **scaled, "decoded": decoded}
+    return {name: statistics.median(found) for name, found in every.items()}
 
 
 def small_picture(seed: int) -> bytes:
@@ -174,7 +194,7 @@ def main() -> None:
         for name, bytes_taken in memory(rows).items():
             figures[f"{name}_peak_mb_of_{rows}_rows"] = bytes_taken / 1e6
     figures |= {"load_before": load, "load_after": os.getloadavg()[0], "seconds": time.time() - began}
-    least = {f"{name}_images_per_cpu_s": float(goal) for name, goal in GOALS.items()}
+    least = {f"{name}_scaled_images_per_cpu_s": float(goal) for name, goal in GOALS.items()}
     most = {name: float(MEMORY_GOAL) for name in figures if "peak" in name}
     ratio = min(figures[name] / goal for name, goal in least.items())
     report("conversion", ratio, figures, options, at_least=least, at_most=most)
