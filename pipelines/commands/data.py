@@ -183,12 +183,12 @@ def _preview(options: argparse.Namespace) -> int:
         raise ConfigError(f"-n {options.count} is less than one", fix="use -n 16")
     if Path(options.output).suffix.lower() != ".png":
         raise ConfigError(f"--output {options.output} is no PNG", fix="use -o preview.png")
-    sheet, pictures = contact_sheet(options.uri, options.count, options.split, options.seed)
+    sheet, pictures, split = contact_sheet(options.uri, options.count, options.split, options.seed)
     with storage.new_file(options.output, sync=False) as path:
         sheet.save(path, "PNG")
     bad = [f"  {picture.file_name}: {picture.fault}" for picture in pictures if picture.fault]
     boxes = sum(len(picture.boxes) for picture in pictures)
-    print(f"{len(pictures) - len(bad)} images with {boxes} boxes in {options.output}")
+    print(f"{len(pictures) - len(bad)} images of {split} with {boxes} boxes in {options.output}")
     if bad:
         more = f"\n  and {len(bad) - _SHOWN_FAULTS} more" if len(bad) > _SHOWN_FAULTS else ""
         print(f"{len(bad)} cannot be read:\n" + "\n".join(bad[:_SHOWN_FAULTS]) + more)

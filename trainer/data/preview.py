@@ -21,7 +21,9 @@ _COLORS = (
 """Of the labels, in turn."""
 
 
-def contact_sheet(text: str, count: int, split: str = "", seed: int = 0) -> tuple[Image.Image, list[Picture]]:
+def contact_sheet(
+    text: str, count: int, split: str = "", seed: int = 0
+) -> tuple[Image.Image, list[Picture], str]:
     """Draw some images with their boxes.
 
     Args:
@@ -31,7 +33,8 @@ def contact_sheet(text: str, count: int, split: str = "", seed: int = 0) -> tupl
         seed: which images: another one, others.
 
     Returns:
-        the sheet, RGB, and what is on it; an image that cannot be read is a field that says so.
+        the sheet, RGB, what is on it, and which split that is from; an image that cannot be read is a
+        field that says so.
 
     Raises:
         DataError: there is no such split, or it is empty.
@@ -44,7 +47,7 @@ def contact_sheet(text: str, count: int, split: str = "", seed: int = 0) -> tupl
     pictures = view.pictures(split, count, np.random.default_rng(seed))
     if not pictures:
         raise DataError(f"the split {split!r} of {text} holds no images", fix="name another with --split")
-    return _sheet(pictures, view.names), pictures
+    return _sheet(pictures, view.names), pictures, split
 
 
 def _sheet(pictures: Sequence[Picture], names: Sequence[str]) -> Image.Image:

@@ -239,7 +239,9 @@ def test_what_cannot_be_read_is_on_the_sheet_and_told(data, broken, tmp_path):
     assert data("preview", broken, "-o", tmp_path / "whole.png")[1].startswith("12 images with ")
     os.truncate(broken / "train-00000.tar", 3000)
     code, out, _ = data("preview", broken, "-o", tmp_path / "broken.png")
-    assert code == 0 and out.startswith("0 images with 0 boxes in ") and "\n12 cannot be read:\n" in out
+    assert (
+        code == 0 and out.startswith("0 images of train with 0 boxes in ") and "\n12 cannot be read:\n" in out
+    )
     assert out.count("image id") == 10 and out.endswith("  and 2 more\n")
     with Image.open(tmp_path / "broken.png") as sheet:
         colors = {color for _, color in sheet.convert("RGB").getcolors(10**7)}
