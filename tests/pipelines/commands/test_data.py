@@ -220,7 +220,7 @@ def test_a_source_cannot_be_verified(data):
 def test_a_sheet_shows_images_with_boxes(data, made, tmp_path, which):
     uri = {"source": SOURCE, "raw": made[0], "shards": made[1]}[which]
     code, out, _ = data("preview", uri, "-n", 5, "-o", tmp_path / "sheet.png")
-    assert code == 0 and out.startswith("5 images with ") and "cannot be read" not in out
+    assert code == 0 and out.startswith("5 images of train with ") and "cannot be read" not in out
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.format == "PNG" and sheet.width > 3 * TILE and 2 * TILE < sheet.height < 3 * TILE
         # The colour of the boxes' frames and names is that of their class.
@@ -236,7 +236,7 @@ def test_a_seed_shows_the_same_images_and_another_one_others(data, made, tmp_pat
 
 
 def test_what_cannot_be_read_is_on_the_sheet_and_told(data, broken, tmp_path):
-    assert data("preview", broken, "-o", tmp_path / "whole.png")[1].startswith("12 images with ")
+    assert data("preview", broken, "-o", tmp_path / "whole.png")[1].startswith("12 images of train with ")
     os.truncate(broken / "train-00000.tar", 3000)
     code, out, _ = data("preview", broken, "-o", tmp_path / "broken.png")
     assert (
