@@ -48,8 +48,9 @@ class Server:
                 if self.after:
                     time.sleep(0.03)
                     connection.sendall(self.after)
-                head, end, _ = answer.partition(b"\r\n\r\n")
-                if self.closes or (end and (b"Content-Length" not in head or b"close" in head)):
+                end = answer.find(b"\r\n\r\n")
+                head = answer[: max(end, 0)]
+                if self.closes or (end >= 0 and (b"Content-Length" not in head or b"close" in head)):
                     return
 
     def stop(self) -> None:

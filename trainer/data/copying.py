@@ -16,6 +16,9 @@ _QUICK = 0.0004
 """Seconds: to write a file is left to threads where it takes longer; to memory it takes less, to disks
 and networks more."""
 
+_BUDGET = 256 * 1024 * 1024
+"""Bytes of images under way, judged by those that have come: fewer at a time where they are large."""
+
 _PROBE = 16
 """Of so many files one is written here all the same, to see whether that has changed."""
 
@@ -65,9 +68,9 @@ def _side_by_side(tasks: Iterable[Task], connections: int) -> Iterator[Result]:
     writer = _Writer()
     with storage.many(connections) as many:
 
-        def settled(most: int) -> Iterator[Result]:
-            """Yield what is done, until no more than so many are under way."""
-            while many.busy > most:
+        def settled(most: float) -> Iterator[Result]:
+            """Yield what is done, until fewer than so many are under way."""
+            while many.busy and many.busy >= min(most, _BUDGET / max(1.0, writer.mean_size)):
                 for task, found in many.wait():
                     failed = isinstance(found, StorageError)
                     if failed and task is None:  # what cannot be written concerns all
@@ -76,7 +79,7 @@ def _side_by_side(tasks: Iterable[Task], connections: int) -> Iterator[Result]:
                         yield _unread(task, found)
                     elif task is None:
                         yield found
-                    elif writer.is_quick(task):
+                    elif writer.is_quick(task, found):
                         yield writer.write(task, found)
                     else:
                         many.call(None, _write, task, found)
@@ -86,7 +89,7 @@ def _side_by_side(tasks: Iterable[Task], connections: int) -> Iterator[Result]:
                 yield _lost(task, *task.fault)
             else:
                 many.read(task, task.origin)
-                yield from settled(connections - 1)
+                yield from settled(connections)
         yield from settled(0)
 
 
@@ -94,12 +97,15 @@ class _Writer:
     """Writes images to a local folder, as long as that takes next to no time."""
 
     def __init__(self) -> None:
+        self.mean_size = 1.0
+        """Bytes of an image."""
         self._mean = 0.0
         self._seen = 0
 
-    def is_quick(self, task: Task) -> bool:
+    def is_quick(self, task: Task, data: bytes) -> bool:
         """Tell whether to write an image costs less than to have it done by another thread."""
         self._seen += 1
+        self.mean_size += (len(data) - self.mean_size) / min(self._seen, 64)
         return storage.is_local(task.target) and (self._mean < _QUICK or self._seen % _PROBE == 0)
 
     def write(self, task: Task, data: bytes) -> Result:

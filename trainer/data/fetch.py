@@ -210,6 +210,7 @@ class _There:
 
 
 def _list(uri: str) -> tuple[np.ndarray, np.ndarray]:
+    storage.remove_stale(uri)  # of downloads that were killed
     states = storage.list_states(uri, recursive=True)
     digests = [int(keys.place_digest(name), 16) for name in states]
     sizes = [state.size for state in states.values()]

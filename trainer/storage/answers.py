@@ -56,7 +56,7 @@ def head_of(response: Response) -> Head:
     told = headers.get("content-range")
     found = _RANGE.match(told) if told else None
     length = headers.get("content-length")
-    start, size = 0, int(length) if length else None
+    start, size = 0, int(length) if length and length.isdecimal() else None
     if found:
         start, size = int(found.group(1)), None if found.group(2) == "*" else int(found.group(2))
     algorithm, digest = _hash_of(headers, bare)

@@ -32,6 +32,9 @@ POOL = 64
 """Connections kept to one server: more threads than the project ever reads with."""
 
 _ATTEMPTS = 200
+_LOOK = 0.2
+"""Seconds between two looks at whether any of several threads has given the work up."""
+
 _PROXY_VARIABLES = [
     name for kind in ("http", "https", "all", "no") for name in (f"{kind}_proxy", f"{kind}_PROXY".upper())
 ]
@@ -62,28 +65,45 @@ class Patience:
 PATIENCE = Patience()
 
 
-class Deadline:
-    """The end of a piece of work: a time, or sooner if the work it belongs to was given up."""
+_current = threading.local()
 
-    def __init__(self, seconds: float, given_up: threading.Event | None = None) -> None:
+
+class Deadline:
+    """The end of a piece of work: a time, or sooner if the work it belongs to was given up.
+
+    Args:
+        seconds: from now.
+        given_up: set when nobody waits for the work any more.
+        within: the work that this is a part of, and is given up with; that of the thread by default.
+    """
+
+    def __init__(
+        self, seconds: float, given_up: threading.Event | None = None, within: "Deadline | None" = None
+    ) -> None:
         self.end = time.monotonic() + seconds
-        self._given_up = given_up
+        within = within or work()
+        own = () if given_up is None else (given_up,)
+        self._given_up: tuple[threading.Event, ...] = (*own, *(within._given_up if within else ()))
 
     @property
     def shared(self) -> bool:
         """Whether another thread may give the work up."""
-        return self._given_up is not None
+        return bool(self._given_up)
 
     def left(self) -> float:
         """Return the seconds that remain, 0 when it is over."""
-        if self._given_up is not None and self._given_up.is_set():
+        if any(event.is_set() for event in self._given_up):
             return 0.0
         return max(0.0, self.end - time.monotonic())
 
     def sleep(self, seconds: float) -> None:
         """Wait, but not past the end."""
-        wait = time.sleep if self._given_up is None else self._given_up.wait
-        wait(min(seconds, self.left()))
+        until = time.monotonic() + min(seconds, self.left())
+        while (left := min(until - time.monotonic(), self.left())) > 0:
+            if self._given_up:
+                self._given_up[0].wait(min(left, _LOOK if len(self._given_up) > 1 else left))
+            else:
+                time.sleep(left)
 
 
 def backoff(attempt: int) -> float:
@@ -91,13 +111,10 @@ def backoff(attempt: int) -> float:
     return random.uniform(0, min(PATIENCE.wait, 0.2 * 2 ** min(attempt, 16)))
 
 
-_current = threading.local()
-
-
 @contextmanager
 def until(deadline: Deadline) -> Iterator[None]:
     """Let every request of this thread inside the block end with `deadline`."""
-    before = getattr(_current, "deadline", None)
+    before = work()
     _current.deadline = deadline
     try:
         yield
@@ -105,9 +122,14 @@ def until(deadline: Deadline) -> Iterator[None]:
         _current.deadline = before
 
 
+def work() -> Deadline | None:
+    """Return the deadline of this thread's work, if it has one."""
+    return getattr(_current, "deadline", None)
+
+
 def current() -> Deadline:
     """Return the deadline of this thread's work; a request's own where there is none."""
-    return getattr(_current, "deadline", None) or Deadline(PATIENCE.total)
+    return work() or Deadline(PATIENCE.total)
 
 
 class _Attempts(urllib3.Retry):
@@ -230,9 +252,12 @@ def pool(url: str, *, follow: bool = True) -> urllib3.PoolManager:
         follow: whether redirects are followed.
 
     Raises:
-        StorageError: the CA bundle that the environment names cannot be used.
+        StorageError: this is no address, or the CA bundle that the environment names cannot be used.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise StorageError(f"{url} is no address: {error}", fix="correct it") from error
     variables = tuple(map(os.environ.get, _PROXY_VARIABLES))
     proxy = _proxy(parts.scheme, parts.netloc.rpartition("@")[2], variables)
     bundle = next((name for name in _CA_VARIABLES if os.environ.get(name)), "")

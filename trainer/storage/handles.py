@@ -123,7 +123,11 @@ class Exchange:
             self.handle.setopt(pycurl.POSTFIELDS, b"")
         parts = (text.decode("latin-1").partition(":") for text in self._lines)
         headers = {name.lower(): value.strip() for name, colon, value in parts if colon}
-        return status, headers, b"".join(self._blocks)
+        body = b"".join(self._blocks)
+        # The handle, which is kept, refers to both.
+        self._lines.clear()
+        self._blocks.clear()
+        return status, headers, body
 
 
 class Answer:

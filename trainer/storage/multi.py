@@ -60,6 +60,8 @@ class Many:
         self._called: deque[tuple[Any, Future[Any]]] = deque()
         self._reads: dict[pycurl.Curl, _Read] = {}
         self._servers: dict[str, Any] = {}
+        self._careful: set[str] = set()
+        self._caught: BaseException | None = None
         self._idle: dict[Line, list[pycurl.Curl]] = {}
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
@@ -80,7 +82,8 @@ class Many:
         """Give up what is under way."""
         self._closed.set()
         for handle in self._reads:
-            self._multi.remove_handle(handle)
+            with suppress(pycurl.error):  # a signal may have come before it was added
+                self._multi.remove_handle(handle)
             handle.close()
         for idle in self._idle.values():
             for handle in idle:
@@ -94,14 +97,10 @@ class Many:
     def read(self, tag: Hashable, uri: str) -> None:
         """Begin to read a file whole; `wait` gives its bytes, or a StorageError."""
         self.busy += 1
-        try:
-            found = self._request(uri)
-        except StorageError as error:
-            self._done.append((tag, error))
-            return
+        found = self._request(uri)
         line = handles.line(found[0], found[1], found[3]) if found else None
         if found is None or line is None:
-            self._submit(tag, storage.read_bytes, uri)
+            self._submit(tag, self._read_after, 0.0, uri)
             return
         _, url, headers, keys = found
         idle = self._idle.setdefault(line, [])
@@ -132,6 +131,7 @@ class Many:
                 tag, future = self._called.popleft()
                 error = future.exception()
                 if error is not None and not isinstance(error, StorageError):
+                    self.busy -= 1
                     raise error
                 self._done.append((tag, error or future.result()))
             if self._done or (end is not None and time.monotonic() >= end):
@@ -142,25 +142,27 @@ class Many:
         return found
 
     def _request(self, uri: str) -> tuple[Any, str, dict[str, str], Keys | None] | None:
-        """Return what asks for a file: connections, address, headers, keys; None where it is on no server.
-
-        Raises:
-            StorageError: the URI or the environment is wrong.
-        """
+        """Return what asks for a file: connections, address, headers, keys; None where it needs care."""
         # What the environment says of a server is looked up once: it takes as long as half a request.
         server = "/".join(uri.split("/", 3)[:3])
-        if storage.scheme(uri) in storage.WEB:
-            from trainer.storage import web
+        if server in self._careful:
+            return None
+        try:
+            if storage.scheme(uri) in storage.WEB:
+                from trainer.storage import web
 
-            if server not in self._servers:
-                self._servers[server] = connections.pool(uri)
-            return self._servers[server], uri, dict(web.HEADERS), None
-        if storage.scheme(uri) in storage.OBJECT_STORES:
-            from trainer.storage import environment, object_store
+                if server not in self._servers:
+                    self._servers[server] = connections.pool(uri)
+                return self._servers[server], uri, dict(web.HEADERS), None
+            if storage.scheme(uri) in storage.OBJECT_STORES:
+                from trainer.storage import environment, object_store
 
-            if server not in self._servers:
-                self._servers[server] = environment.client(storage.scheme(uri))
-            return object_store.get_request(self._servers[server], uri, {})
+                if server not in self._servers:
+                    self._servers[server] = environment.client(storage.scheme(uri))
+                return object_store.get_request(self._servers[server], uri, {})
+        except StorageError:
+            # To find that out may take long, and would hold up all others: from now on in a thread.
+            self._careful.add(server)
         return None
 
     def _turn(self, end: float | None) -> None:
@@ -170,7 +172,7 @@ class Many:
         ready = self._selector.select(0 if self._called or self._done else min(waits))
         if self._due is not None and time.monotonic() >= self._due:
             self._due = None
-            self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+            self._act(pycurl.SOCKET_TIMEOUT, 0)
         for key, events in ready:
             if key.fileobj is self._woken:
                 self._woken.recv(4096)
@@ -186,6 +188,14 @@ class Many:
                 self._end(handle, 0)
             for handle, code, _ in broken:
                 self._end(handle, code)
+
+    def _act(self, descriptor: int, events: int) -> None:
+        """Let libcurl do what there is to do."""
+        try:
+            self._multi.socket_action(descriptor, events)
+        finally:
+            if self._caught is not None:
+                raise self._caught
 
     def _end(self, handle: pycurl.Curl, code: int) -> None:
         """Take the answer of a read that has ended; what is not plain or not whole needs care."""
@@ -203,9 +213,11 @@ class Many:
             self._submit(read.tag, self._read_after, wait or 0.0, read.uri)
 
     def _read_after(self, seconds: float, uri: str) -> bytes:
-        """Read a file in the careful way, but not at once."""
-        Deadline(connections.PATIENCE.total, self._closed).sleep(seconds)
-        return storage.read_bytes(uri)
+        """Read a file in the careful way, after a while, as long as somebody waits for it."""
+        deadline = Deadline(connections.PATIENCE.total, self._closed)
+        deadline.sleep(seconds)
+        with connections.until(deadline):
+            return storage.read_bytes(uri)
 
     def _submit(self, tag: Any, function: Callable[..., Any], *arguments: Any) -> None:
         def note(future: Future[Any]) -> None:
@@ -227,7 +239,10 @@ class Many:
 
     def _time(self, milliseconds: int) -> None:
         """Call libcurl after that time, or not before a socket is ready."""
-        self._due = None if milliseconds < 0 else time.monotonic() + milliseconds / 1000
+        try:
+            self._due = None if milliseconds < 0 else time.monotonic() + milliseconds / 1000
+        except BaseException as error:  # of a signal; libcurl would turn it into an error of its own
+            self._caught = error
 
 
 def _is_sound(answer: Answer, body: bytes) -> bool:

@@ -86,7 +86,7 @@ def judge(line: Line, status: int, headers: dict[str, str]) -> float | None:
     """
     connections.answered(line.server)
     success = status in (200, 206)
-    if success and "transfer-encoding" not in headers and "content-length" in headers:
+    if success and "transfer-encoding" not in headers and headers.get("content-length", "").isdecimal():
         return None
     line.unplain |= success or status in (301, 302, 303, 307, 308)
     if status not in BUSY:

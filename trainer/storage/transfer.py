@@ -60,6 +60,7 @@ class Remote:
         """Known after the first answer, and binding from then on."""
         self._open = open_range
         self._given_up = threading.Event()
+        self._work = connections.work()
         self._answers: set[Response] = set()
 
     def ask(self, start: int, stop: int) -> tuple[Response, int]:
@@ -108,7 +109,7 @@ class Remote:
             StorageError: the deadline has passed, or there is no sense in going on.
         """
         seconds = connections.PATIENCE.total + ((stop or start) - start) / connections.PATIENCE.rate
-        deadline, place, failed = Deadline(seconds, self._given_up), start, 0
+        deadline, place, failed = Deadline(seconds, self._given_up, self._work), start, 0
         with connections.until(deadline):
             while True:
                 error: Exception | None = None

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -242,3 +243,74 @@ def test_more_files_than_a_process_may_have_in_select_are_no_trouble(server, no_
     finally:
         for descriptor in held:
             os.close(descriptor)
+
+
+def test_what_was_read_is_not_held_by_what_is_kept(server):
+    server.answers = [b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n" + bytes(3_000_000)]
+    tracemalloc.start()
+    try:
+        with many_of(2) as many:
+            for number in range(6):
+                many.read(number, server.url)
+            while many.busy:
+                many.wait()
+            assert tracemalloc.get_traced_memory()[0] < 2_000_000
+        for _ in range(3):
+            storage.read_bytes(server.url)
+        assert tracemalloc.get_traced_memory()[0] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize("then", [BUSY, PLAIN[:-1]], ids=["busy", "silent"])
+def test_what_is_read_with_care_is_given_up_with_the_block(server, hurried, then):
+    hurried(silence=5.0, total=60.0)
+    server.answers = [BUSY, then]
+    began = time.monotonic()
+    with pytest.raises(RuntimeError), many_of(2) as many:
+        for number in range(3):
+            many.read(number, server.url)
+        many.wait(1.5)
+        raise RuntimeError
+    assert time.monotonic() - began < 12
+
+
+@pytest.mark.parametrize("url", ["http://[x/1.jpg", "http:///1.jpg", "http://host:port/x"])
+def test_an_address_that_is_none_fails_alone(server, hurried, url):
+    hurried(first=0.5, total=2.0)
+    failed, good = read([url, server.url])
+    assert isinstance(failed, StorageError) and failed.fix and good == b"hello"
+
+
+@pytest.mark.parametrize("length", [b"5, 5", b"5 bytes"])
+def test_a_length_that_is_none_is_no_plain_answer(server, hurried, length):
+    hurried(total=2.0)
+    server.answers = [b"HTTP/1.1 200 OK\r\nContent-Length: %b\r\n\r\nhello" % length, PLAIN]
+    assert read([server.url]) == [b"hello"]
+
+
+def test_after_a_call_that_failed_the_others_can_be_waited_for(server):
+    with many_of(1) as many:
+        many.call(1, lambda: 1 / 0)
+        many.read(2, server.url)
+        with pytest.raises(ZeroDivisionError):
+            while many.busy:
+                assert many.wait() == [(2, b"hello")]
+        while many.busy:
+            assert many.wait() == [(2, b"hello")]
+
+
+def test_a_server_that_cannot_be_asked_holds_up_no_other(server, monkeypatch):
+    def slow(*_):
+        time.sleep(0.3)
+        raise StorageError("no region")
+
+    monkeypatch.setattr("trainer.storage.object_store.request", slow)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    began = time.monotonic()
+    found = read([*(f"s3://bucket/{number}" for number in range(16)), server.url], threads=16, at_once=32)
+    assert found[-1] == b"hello" and all(isinstance(one, StorageError) for one in found[:-1])
+    assert time.monotonic() - began < 3

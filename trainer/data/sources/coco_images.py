@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from tempfile import TemporaryFile
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -119,7 +118,7 @@ def positive(value: Any) -> float:
 def _told(image: dict[str, Any], uri: str) -> tuple[str, str, int, int, int | str]:
     """Return name, URL, width, height and id of an image."""
     original_id, url = image.get("id"), str(image.get("coco_url") or "")
-    name = image.get("file_name") or PurePosixPath(urlsplit(url).path).name
+    name = image.get("file_name") or PurePosixPath(url.partition("?")[0]).name
     if not isinstance(original_id, int | str) or not isinstance(name, str) or not name:
         raise DataError(
             f"{uri}: image {json.dumps(image)[:80]} lacks an id or a file_name", fix="give it both"
