@@ -5,8 +5,9 @@
 
 The official downloader (https://github.com/openimages/dataset/blob/main/downloader.py) takes a file of
 lines `split/image_id` and gives each line to one of five threads, which call boto3's `download_file`.
-That asks for the object's head, then for its bytes, over a connection that stays open. `plain` does the
-same with urllib3 alone, which costs less time than boto3. Ours is `download` whole: listing, tables,
+That asks for the object's head, then for its bytes, over a connection that stays open. `official` does the
+same with urllib3 alone, which costs less time than boto3; `plain` leaves out the head, and what is left is
+the least that five threads can do: the goal is measured against it. Ours is `download`: listing, tables,
 images and manifest. Both write images to memory (/dev/shm), or where TMPDIR says: what is measured is
 the link and not a disk. The ratio is the median of the rounds' ratios.
 """
@@ -34,16 +35,26 @@ _MEAN_SIZE = 294_000
 """Bytes of a training image of Open Images: 513 GB / 1,743,042."""
 
 
-def plain(lines: list[str], address: str, folder: Path) -> None:
-    """Fetch images as the official downloader does: five threads, the first error ends everything."""
+def plain(lines: list[str], address: str, folder: Path, *, head: bool) -> None:
+    """Fetch images as the official downloader does: five threads, the first error ends everything.
+
+    Args:
+        lines: split/image_id
+        address: of the server.
+        folder: to write to; it is made.
+        head: whether each image's head is asked for before.
+    """
     pool = urllib3.PoolManager(maxsize=5)
     folder.mkdir(parents=True)
 
     def one(line: str) -> None:
         url = f"{address}/{line}.jpg"
-        if pool.request("HEAD", url).status != 200:
+        if head and pool.request("HEAD", url).status != 200:
             raise SystemExit(f"error when downloading image {line}")
-        (folder / f"{line.partition('/')[2]}.jpg").write_bytes(pool.request("GET", url).data)
+        answer = pool.request("GET", url)
+        if answer.status != 200:
+            raise SystemExit(f"error when downloading image {line}")
+        (folder / f"{line.partition('/')[2]}.jpg").write_bytes(answer.data)
 
     with ThreadPoolExecutor(5) as threads:
         list(threads.map(one, lines))
@@ -78,8 +89,8 @@ def _mirror(folder: Path, count: int) -> list[str]:
 def main() -> None:
     """Run both in turns, and print the figures."""
     options = arguments(__doc__, images=1000, connections=DataConfig().threads)
-    times: dict[str, list[float]] = {"plain": [], "ours": []}
-    cpu: dict[str, list[float]] = {"plain": [], "ours": []}
+    times: dict[str, list[float]] = {"official": [], "plain": [], "ours": []}
+    cpu: dict[str, list[float]] = {name: [] for name in times}
     load = os.getloadavg()[0]
     memory = None if os.environ.get("TMPDIR") or not os.path.isdir("/dev/shm") else "/dev/shm"
     with tempfile.TemporaryDirectory(dir=memory) as temporary, slow_server(_MEAN_SIZE) as address:
@@ -91,20 +102,24 @@ def main() -> None:
             for name in times if number % 2 else reversed(times):
                 target = folder / "data"
                 began, cpu_began = time.perf_counter(), time.process_time()
-                if name == "plain":
-                    plain(lines, address, target)
+                if name != "ours":
+                    plain(lines, address, target, head=name == "official")
                 elif ours(address, folder / "base", target, options.connections) != options.images:
                     raise SystemExit("error: ours lost images")
                 times[name].append((time.perf_counter() - began) / options.images)
                 cpu[name].append((time.process_time() - cpu_began) / options.images)
                 shutil.rmtree(target)
-    ratios = [slow / fast for slow, fast in zip(*times.values(), strict=True)]
+    ratios = {
+        name: [slow / fast for slow, fast in zip(times[name], times["ours"], strict=True)]
+        for name in ("official", "plain")
+    }
     figures: dict[str, Any] = {
         "bytes_each": _MEAN_SIZE,
         "delay_s": DELAY,
         "bytes_per_s_and_connection": SPEED,
-        "ratio": statistics.median(ratios),
-        "lowest_ratio": min(ratios),
+        "ratio": statistics.median(ratios["plain"]),
+        "lowest_ratio": min(ratios["plain"]),
+        "official_ratio": statistics.median(ratios["official"]),
         "load_before": load,
         "load_after": os.getloadavg()[0],
     }

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from faulty_store import hurried, proxy
+from openimages_mirror import mirror
 from PIL import Image
 
-__all__ = ["hurried", "proxy"]
+__all__ = ["hurried", "mirror", "proxy"]
 
 
 def jpeg(width: int = 40, height: int = 30, seed: int = 0) -> bytes:

@@ -1,5 +1,6 @@
 import http.server
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -177,6 +178,28 @@ def test_a_dead_server_ends_it_early(image_server, tmp_path):
         download(str(tmp_path / "x.json"), str(tmp_path / "data"), CONFIG)
     assert caught.value.message.count("image missing:") == 10
     assert time.monotonic() - began < 2
+
+
+def test_what_a_killed_download_left_is_cleared_away(make_coco, tmp_path):
+    root = make_coco(train=["1.jpg", "2.jpg"])
+    images = Path(plan(str(root), str(tmp_path / "data"), CONFIG)["images"])
+    old, new = images / "ab" / ".1.jpg.7-aa.tmp", images / "ab" / ".2.jpg.8-bb.tmp"
+    for path in (old, new):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    download(str(root), str(tmp_path / "data"), CONFIG)
+    assert not old.exists() and new.exists()  # which another download may be writing
+
+
+def test_one_address_that_is_none_is_counted_and_no_more(image_server, tmp_path):
+    server, _ = image_server
+    form = form_of_urls(server, range(1, 12))
+    form["images"][3]["coco_url"] = "http://[x/1.jpg"
+    (tmp_path / "x.json").write_text(json.dumps(form))
+    made = download(str(tmp_path / "x.json"), str(tmp_path / "data"), replace(CONFIG, max_bad_fraction=0.5))
+    assert sum(counts["images"] for counts in made["splits"].values()) == 10
+    assert made["problems"][reasons.IMAGE_NOT_FETCHED]["count"] == 1
 
 
 @pytest.mark.slow

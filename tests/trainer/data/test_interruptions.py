@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from faulty_store import go_away
+from openimages_mirror import source
 from PIL import Image
 
 from trainer import storage
@@ -44,11 +46,7 @@ def tars(found: dict[str, bytes]) -> list[bytes]:
 def expected(make_coco, bucket, tmp_path):
     """A source in the bucket, and the shards that it gives where nothing fails."""
     root = make_coco(train=NAMES, val=["v.jpg"])
-    for path in root.rglob("*"):
-        if path.is_file():
-            target = bucket / "source" / path.relative_to(root)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(path.read_bytes())
+    shutil.copytree(root, bucket / "source")
     convert(root, tmp_path / "calm")
     found = tars(results(tmp_path / "calm"))
     assert len(found) > 3
@@ -57,9 +55,7 @@ def expected(make_coco, bucket, tmp_path):
 
 def assert_whole(root: str, index: dict, expected: list[bytes]) -> None:
     assert index["problems"] == {} and index["quarantined"] == []
-    found = results(root)
-    assert tars(found) == expected
-    assert not [name for name in found if name.endswith(".tmp")]
+    assert tars(results(root)) == expected
 
 
 IMAGE = {"query": ".jpg"}
@@ -84,6 +80,23 @@ def test_a_store_that_fails_now_and_then(kind, expected, proxy):
         proxy.fail(fault, **details)
     assert_whole("s3://bucket/data", shard(raw, "s3://bucket/data", CONFIG), expected)
     assert proxy.faults == []
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_open_images_from_a_store_that_fails_now_and_then(kind, mirror, bucket, proxy, tmp_path):
+    """In their genuine layout: CSVs, train/<16 hex>.jpg, and one image that is not there."""
+    next((mirror / "pixels" / "test").iterdir()).unlink()
+    config = replace(CONFIG, max_bad_fraction=0.5)
+    calm = convert(source(mirror).uri, tmp_path / "calm", config)
+    for folder in ("base", "pixels"):
+        shutil.copytree(mirror / folder, bucket / "mirror" / folder)
+    for fault, details in FAULTS[kind]:
+        proxy.fail(fault, **details)
+    there = source("s3://bucket/mirror").uri
+    index = convert(there, "s3://bucket/data", config)
+    assert proxy.faults == []
+    assert calm["problems"].keys() == index["problems"].keys() and len(index["problems"]) > 0
+    assert tars(results("s3://bucket/data")) == tars(results(tmp_path / "calm")) != []
 
 
 @pytest.mark.parametrize("after", [3, 20])
@@ -134,14 +147,22 @@ WHOLE = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("place", "images", "times"), [("folder", 80, 3), ("bucket", 40, 2)])
-def test_killed_at_random_points_the_result_is_the_same(place, images, times, bucket, tmp_path):
-    """Killed without warning, again and again, in download and in sharding."""
+@pytest.mark.parametrize(
+    ("place", "images", "times", "drawn"),
+    [("folder", 80, 3, True), ("bucket", 40, 2, True), ("folder", 80, 2, False), ("bucket", 60, 2, False)],
+)
+def test_killed_at_random_points_the_result_is_the_same(
+    place, images, times, drawn, make_coco, bucket, tmp_path
+):
+    """Killed without warning, again and again, in download and in sharding; drawn, or read from a store."""
     folder = bucket if place == "bucket" else tmp_path
     root = "s3://bucket" if place == "bucket" else str(tmp_path)
+    taken = f"sample:images={images},size=160" if drawn else "coco:s3://bucket/source"
+    if not drawn:
+        shutil.copytree(make_coco(train=[f"{number}.jpg" for number in range(images)]), bucket / "source")
 
     def command(name: str) -> list[str]:
-        return [sys.executable, "-c", WHOLE, f"{root}/{name}", f"sample:images={images},size=160"]
+        return [sys.executable, "-c", WHOLE, f"{root}/{name}", taken]
 
     def files(name: str) -> int:
         return sum(path.is_file() for path in (folder / name).rglob("*"))
@@ -157,7 +178,7 @@ def test_killed_at_random_points_the_result_is_the_same(place, images, times, bu
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         killed += process.wait() == -signal.SIGKILL
-        for path in (folder / "killed").rglob("*.tar"):
+        for path in (folder / "killed").rglob("[!.]*.tar"):
             with tarfile.open(path) as tar:  # what has its name is whole
                 assert len(tar.getnames()) % 2 == 0
     assert killed >= 1
