@@ -259,6 +259,7 @@ def resume(folder: Path) -> tuple[float, float]:
 def main() -> None:
     """Measure every case and print the figures."""
     options = arguments(__doc__, cases="1024x768:512,1024x768:800", images=96, cold_images=1000, workers=2)
+    options.device = HERE.device  # whatever else the machine has
     figures: dict[str, Any] = {}
     shares = []
     with tempfile.TemporaryDirectory() as text:

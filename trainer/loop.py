@@ -92,6 +92,8 @@ class _Run:
         self.steps = math.ceil(config.train.epochs * len(self.train_set) / self.global_batch)
         self.state = TrainState(config, len(self.train_set.categories), world)
         self.resumed_from = self._take_up(saved) if saved else None
+        self.has_compiled = False
+        """Whether compiled code is kept, as far as this process knows."""
         if config.train.compile_cache:
             load_compiled(storage.join(output_uri, _COMPILED))
         graphs = compile_detector(self.state.detector, config.train.compile, world)
@@ -123,6 +125,7 @@ class _Run:
                 if self._epoch_ended() or stopping or self._checkpoint_due(saved_at):
                     stopping |= self._accept(self.guard.settle())
                     self._save()
+                    self._keep_compiled()
                     saved_at = time.monotonic()
                 if stopping and state.step < self.steps:
                     raise self._interrupted()
@@ -130,7 +133,6 @@ class _Run:
                     # The state is being saved: a signal may end a validation at once.
                     with stop.at_once(self._interrupted):
                         self._validate()
-                    self._keep_compiled()
                 if state.step == self.steps:
                     break
                 step_sums, stopping = self._train_step(
@@ -269,8 +271,9 @@ class _Run:
     def _keep_compiled(self) -> None:
         """Keep compiled code once, for processes that go on after this one."""
         uri = storage.join(self.output, _COMPILED)
-        if self.world.is_main and self.config.train.compile_cache and not storage.exists(uri):
-            save_compiled(uri)
+        wanted = self.config.train.compile_cache and not self.has_compiled and self.state.step > 0
+        if self.world.is_main and wanted:
+            self.has_compiled = storage.exists(uri) or save_compiled(uri)
 
     def _take_up(self, saved: dict[str, Any]) -> int:
         """Go on from a checkpoint; returns its step."""

@@ -158,7 +158,9 @@ def load_compiled(uri: str) -> bool:
     """
     if not storage.exists(uri):
         return False
-    torch.compiler.load_cache_artifacts(storage.read_bytes(uri))
+    if torch.compiler.load_cache_artifacts(storage.read_bytes(uri)) is None:
+        _LOG.warning("what is in %s is no compiled code of this torch: compiling anew", uri)
+        return False
     _LOG.info("took up compiled code from %s", uri)
     return True
 

@@ -64,6 +64,7 @@ OTHERS_CALL = {"large_split", "slow_link", "slow_server"}
 NOT_ON_A_BARE_MACHINE = (
     "kfp", "kubeflow", "kubernetes", "minio", "pyarrow", "simplejpeg", "pycocotools", "hotcoco", "ijson",
     "tensorboard", "matplotlib", "jinja2", "rich", "onnx", "onnxruntime", "openvino", "urllib3", "certifi",
+    "pycurl",
 )  # fmt: skip
 
 
@@ -77,6 +78,18 @@ def test_make_bench_runs_all_but_the_long_one():
     assert runner.SETS["gpu"].keys() <= here
 
 
+@pytest.mark.parametrize(
+    ("cases", "first"),
+    [
+        ("91:256,601:256,601:512", "601_512px"),
+        ("601:256@5,91:800", "601_256px"),
+        ("91:800,264:800:mlperf", "264_800px_mlperf"),
+    ],
+)
+def test_the_headline_is_of_the_most_classes(cases, first):
+    assert step.label_of(step.headline(cases.split(","))) == first
+
+
 def test_a_gpus_benchmarks_need_little_more_than_torch():
     code = f"""
 import importlib, importlib.machinery, sys
@@ -86,7 +99,7 @@ class Bare(importlib.machinery.PathFinder):
         missing = name.split(".")[0] in {NOT_ON_A_BARE_MACHINE}
         return None if missing else super().find_spec(name, path, target)
 sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Bare
-for name in {list(runner.SETS["gpu"])}:
+for name in {[*runner.SETS["gpu"], "scaling"]}:
     importlib.import_module("benchmarks." + name).main
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

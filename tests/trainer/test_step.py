@@ -138,6 +138,12 @@ def test_compiled_code_outlives_the_process(tmp_path, monkeypatch, caplog):
     assert any((tmp_path / "two").rglob("*")) and "took up compiled code" in caplog.text
 
 
+def test_compiled_code_that_cannot_be_read_is_made_anew(tmp_path, caplog):
+    (tmp_path / "compiled.bin").write_bytes(b"of another torch")
+    assert not load_compiled(str(tmp_path / "compiled.bin"))
+    assert "compiling anew" in caplog.text and "took up" not in caplog.text
+
+
 def test_a_network_that_cannot_be_compiled_goes_on_as_it_is(monkeypatch, caplog):
     def broken(graph, inputs):
         raise RuntimeError("no such instruction")
