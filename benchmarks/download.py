@@ -88,7 +88,7 @@ def _mirror(folder: Path, count: int) -> list[str]:
 
 def main() -> None:
     """Run both in turns, and print the figures."""
-    options = arguments(__doc__, images=1000, connections=DataConfig().threads)
+    options = arguments(__doc__, images=2000, connections=DataConfig().threads)
     times: dict[str, list[float]] = {"official": [], "plain": [], "ours": []}
     cpu: dict[str, list[float]] = {name: [] for name in times}
     load = os.getloadavg()[0]
