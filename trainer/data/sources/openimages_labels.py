@@ -2,9 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,7 +20,7 @@ _UPRIGHT = {90: 8, 180: 3, 270: 6}
 
 
 def read_columns(uri: str, types: dict[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-    """Yield some columns of a CSV, a block at a time; a remote file is copied to the disk meanwhile.
+    """Yield some columns of a CSV, block by block as it arrives.
 
     Args:
         uri: of the CSV; it has a header.
@@ -31,24 +28,17 @@ def read_columns(uri: str, types: dict[str, pa.DataType]) -> Iterator[pa.RecordB
 
     Raises:
         DataError: a column is missing or a value of another type.
-        StorageError: the file is missing.
+        StorageError: the file is missing or cannot be reached, at any time until its end.
     """
     read = pa_csv.ReadOptions(block_size=_BLOCK)
     convert = pa_csv.ConvertOptions(column_types=types, include_columns=list(types))
     try:
-        with _on_disk(uri) as path, pa_csv.open_csv(path, read, convert_options=convert) as reader:
+        with storage.open_reader(uri) as file, pa_csv.open_csv(file, read, convert_options=convert) as reader:
             yield from (batch for batch in reader if len(batch))
     except (pa.ArrowException, KeyError) as error:
         raise DataError(
             f"{uri} cannot be read: {error}", fix=f"it needs the columns {', '.join(types)}"
         ) from None
-
-
-@contextmanager
-def _on_disk(uri: str) -> Iterator[Path]:
-    """Give the file's local path; what had to be copied is removed again, for it may be gigabytes."""
-    with TemporaryDirectory(prefix="kubedet-") as folder:
-        yield storage.local_copy(uri, Path(folder))
 
 
 def read_orientations(uri: str) -> dict[str, int]:

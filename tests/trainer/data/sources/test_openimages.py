@@ -1,11 +1,13 @@
+import io
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from openimages_mirror import BOX_COLUMNS, BOX_ROWS, IDS, MIDS, box, source, write_csv
 
 from trainer.data import sources
-from trainer.data.sources import openimages_csv
+from trainer.data.sources import openimages_csv, openimages_labels
 from trainer.data.sources.base import UNKNOWN
 from trainer.data.sources.openimages import (
     BOXES,
@@ -14,7 +16,7 @@ from trainer.data.sources.openimages import (
     LABELS,
 )
 from trainer.data.sources.openimages_mlperf import CLASSES
-from trainer.errors import DataError
+from trainer.errors import DataError, StorageError
 
 
 def rows_of(mirror: Path | str, text: str = "") -> dict[str, list[dict]]:
@@ -162,3 +164,43 @@ def test_the_state_follows_the_files(mirror):
         file.write(",".join(map(str, box("ffffffffffffffff", "Cat"))) + "\n")
     states.append(source(mirror).listing().state)
     assert states[0] == states[1] != states[2]
+
+
+TEXT = b"ImageID,Rotation,Other\n" + b"".join(b"%016x,90.0,x\n" % number for number in range(20_000))
+
+
+@pytest.fixture
+def streamed(monkeypatch):
+    """Read the CSV above in small blocks from a file that counts what is taken, and may fail on the way."""
+
+    class File(io.BytesIO):
+        taken, fails_at = 0, 10**9
+
+        def read(self, size: int | None = -1) -> bytes:
+            data = super().read(size)
+            File.taken += len(data)
+            if File.taken > File.fails_at:
+                raise StorageError("the server is silent")
+            return data
+
+    monkeypatch.setattr(openimages_labels, "_BLOCK", 2000)
+    monkeypatch.setattr(openimages_labels.storage, "open_reader", lambda uri: File(TEXT))
+    return File
+
+
+def columns(uri="https://host/x.csv"):
+    return openimages_labels.read_columns(uri, {"ImageID": pa.string(), "Rotation": pa.float64()})
+
+
+def test_a_csv_is_read_as_it_arrives(streamed):
+    rows = columns()
+    assert next(rows)["ImageID"][0].as_py() == "0" * 16
+    assert streamed.taken < len(TEXT) / 2
+    rows.close()
+    assert sum(len(batch) for batch in columns()) == 20_000
+
+
+def test_a_csv_that_breaks_off_on_the_way_says_why(streamed):
+    streamed.fails_at = len(TEXT) // 2
+    with pytest.raises(StorageError, match="the server is silent"):
+        list(columns())
