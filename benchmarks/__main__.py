@@ -35,6 +35,7 @@ SETS: dict[str, dict[str, str]] = {
         "scaling": "--rounds 3",
         "checkpoint": "",
         "loader": "",
+        "workers": "--rounds 3",
         "download": "",
         "storage": "",
         "conversion": "--rounds 3 --rows 30000",

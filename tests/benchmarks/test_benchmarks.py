@@ -27,6 +27,19 @@ CASES = {
     "scaling": ["--size", "128", "--images", "1", "--classes", "3", "--steps", "1", *TRAINS],
     "checkpoint": ["--classes", "3"],
     "accuracy": ["--source", "sample:images=48,seed=3,size=96", "--epochs", "4", "--seeds", "1", *TRAINS],
+    "workers": [
+        "--recipe",
+        "debug",
+        "--images",
+        "16",
+        "--steps",
+        "1",
+        "--rounds",
+        "1",
+        "--workers",
+        "1,2",
+        *TRAINS,
+    ],
     "loader": ["--cases", "", "--images", "16", "--cold-images", "16", "--workers", "1"],
     "download": ["--images", "20", "--connections", "4"],
     "storage": ["--megabytes", "17"],
@@ -38,6 +51,7 @@ CASES = {
 """Each in its smallest form."""
 FIGURES = {
     "loss": {"focal_91_ratio", "loss_601_ratio", "saved_601_ours_mb_per_image"},
+    "workers": {"images_per_s_same_batch", "images_per_s_workers_2", "waiting_share_workers_1", "best"},
     "step": {"ratio_5_128px", "ratio_to_bf16_4_96px_mlperf", "ours_saved_gb_per_image_5_128px"},
     "postprocess": {"ratio_91", "ratio_601", "differing_images_91", "differing_images_601"},
     "scaling": {"processes", "images_per_second_together", "limit_of_the_machine", "ratio"},
