@@ -13,7 +13,6 @@ from components.versions import SCHEDULED_TIME, fetch, label, run_name
 from trainer import storage
 from trainer.config import DataConfig
 from trainer.data.shards import shard
-from trainer.data.sources.coco import CocoSource
 from trainer.errors import ConfigError, DataError, StorageError
 
 CONFIG = DataConfig(processes=1, threads=2, val_fraction=0.5)
@@ -80,12 +79,14 @@ def test_what_a_later_run_gets_belongs_to_later_versions(source, tmp_path, monke
     root, uri, config = str(tmp_path / "data"), source(20), replace(CONFIG, max_bad_fraction=0.2)
     refused = {"3.png"}
 
-    def read(self, origin):
-        if origin.rpartition("/")[2] in refused:
-            raise StorageError("refused")
-        return storage.read_bytes(origin)
+    read_bytes = storage.read_bytes
 
-    monkeypatch.setattr(CocoSource, "read", read)
+    def read(uri, **options):
+        if uri.rpartition("/")[2] in refused:
+            raise StorageError("refused")
+        return read_bytes(uri, **options)
+
+    monkeypatch.setattr(storage, "read_bytes", read)
     first = fetch(uri, root, config, "monday")
     refused.clear()
     second = fetch(uri, root, config, "tuesday")
