@@ -204,6 +204,8 @@ class _There:
 
     def size(self, place: str) -> int:
         """Return the bytes of the image at a place; 0 where there is none, or one a power cut emptied."""
+        if not self.count:
+            return 0
         digest = np.uint64(int(keys.place_digest(place), 16))
         at = np.searchsorted(self._digests, digest)
         return int(self._sizes[at]) if at < self.count and self._digests[at] == digest else 0
