@@ -197,18 +197,6 @@ def test_waiting_ends_at_its_time_and_with_nothing_under_way_at_once(server):
         assert many.wait() == [("slow", None)]
 
 
-def test_what_is_under_way_ends_with_the_block(server, hurried):
-    hurried(silence=20.0)
-    server.answers = [PLAIN[:-1]]
-    began = time.monotonic()
-    with pytest.raises(RuntimeError), many_of(2) as many:
-        for number in range(3):
-            many.read(number, server.url)
-        many.wait(0.2)
-        raise RuntimeError
-    assert time.monotonic() - began < 5
-
-
 def test_a_signal_ends_the_waiting(server, hurried):
     hurried(silence=20.0)
     server.answers = [PLAIN[:-1]]
@@ -265,17 +253,21 @@ def test_what_was_read_is_not_held_by_what_is_kept(server):
 BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"
 
 
-@pytest.mark.parametrize("then", [BUSY, PLAIN[:-1]], ids=["busy", "silent"])
-def test_what_is_read_with_care_is_given_up_with_the_block(server, hurried, then):
-    hurried(silence=5.0, total=60.0)
-    server.answers = [BUSY, then]
+@pytest.mark.parametrize(
+    ("answers", "silence", "seconds", "most"),
+    [([PLAIN[:-1]], 20.0, 0.2, 5), ([BUSY], 5.0, 1.5, 12), ([BUSY, PLAIN[:-1]], 5.0, 1.5, 12)],
+    ids=["at once", "with care, busy", "with care, silent"],
+)
+def test_what_is_under_way_ends_with_the_block(server, hurried, answers, silence, seconds, most):
+    hurried(silence=silence, total=60.0)
+    server.answers = answers
     began = time.monotonic()
     with pytest.raises(RuntimeError), many_of(2) as many:
         for number in range(3):
             many.read(number, server.url)
-        many.wait(1.5)
+        many.wait(seconds)
         raise RuntimeError
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < most
 
 
 @pytest.mark.parametrize("url", ["http://[x/1.jpg", "http:///1.jpg", "http://host:port/x"])
