@@ -6,6 +6,7 @@
 #   TAG=                    else the package's version
 #   PUSH=1                  push them
 #   DOCKER=docker           or podman; what is installed by default
+#   COMPILER=1              install g++ where the base has none; empty: leave the base as it is
 #   PIP_CONF=, PIP_CA=      a pip.conf and a CA bundle (named there as /run/secrets/ca) for the build only
 #
 # Arguments go to the builder: images/build.sh --network=host
@@ -36,7 +37,7 @@ try() { # as a cluster may run it: any user, nothing writable but /tmp
   "$docker" run --rm --network=none --read-only --tmpfs /tmp --user 2000:2000 "$1" python -m trainer --help >/dev/null
 }
 
-build trainer.Dockerfile "${BASE:-python:3.11-slim}" "$trainer" "$@"
+build trainer.Dockerfile "${BASE:-python:3.11-slim}" "$trainer" --build-arg "COMPILER=${COMPILER-1}" "$@"
 try "$trainer"
 build component.Dockerfile "$trainer" "$component" "$@"
 try "$component"

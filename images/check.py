@@ -26,6 +26,7 @@ def main() -> None:
     for package in ("trainer", "components", "pipelines"):
         _import_all(package, absent)
     _check_torch()
+    _check_compiler()
     subprocess.run([sys.executable, "-m", "trainer", "--help"], check=True, stdout=subprocess.DEVNULL)
 
 
@@ -68,6 +69,20 @@ def _check_torch() -> None:
     print(
         f"torch {torch.__version__}, torchvision {torchvision.__version__}, python {sys.version.split()[0]}"
     )
+
+
+def _check_compiler() -> None:
+    """Compile the loss's kernel for a CPU, or say that trainings will do without."""
+    import torch
+
+    from trainer.model import focal, fusion
+
+    if missing := fusion.missing_tool("cpu"):
+        print(f"warning: {missing}: images without one train with the slower, uncompiled loss")
+        return
+    kernel = torch.compile(focal.focal_and_gradient_.__wrapped__, fullgraph=True)
+    kernel(torch.zeros(2, 3), torch.tensor([-1, 0]), torch.ones(2))
+    print("the compiler works")
 
 
 if __name__ == "__main__":

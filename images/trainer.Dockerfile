@@ -22,6 +22,11 @@ RUN --mount=type=secret,id=pipconf --mount=type=secret,id=ca \
 
 FROM ${BASE}
 USER root
+# Empty: what the base has must do. The build then needs no package mirror of the operating system.
+ARG COMPILER=1
+RUN --mount=type=bind,source=images/compiler.sh,target=/compiler.sh \
+    if [ -n "${COMPILER}" ]; then sh /compiler.sh; fi
+
 # A virtual environment over the base's packages: it may add and shadow, and leaves the base as it is,
 # be it Debian's Python, conda's or one that refuses pip (PEP 668).
 RUN python3 -m venv --without-pip --system-site-packages /opt/kubedet

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from trainer.model import fusion
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -84,3 +86,18 @@ def test_what_is_installed_here_is_what_is_needed(check):
 def test_torch_and_torchvision_fit(check, capsys):
     check._check_torch()
     assert "torch " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(fusion.missing_tool("cpu") is not None, reason="no C++ compiler on this machine")
+def test_a_compiler_is_tried(check, capsys):
+    check._check_compiler()
+    assert capsys.readouterr().out == "the compiler works\n"
+
+
+def test_an_image_without_a_compiler_says_what_it_costs(check, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    check._check_compiler()
+    told = capsys.readouterr().out
+    assert told.startswith("warning: there is no compiler (g++ or clang++)") and "uncompiled loss" in told

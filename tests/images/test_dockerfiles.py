@@ -52,7 +52,7 @@ def test_the_check_runs_as_that_user(image):
     assert check > user
 
 
-def test_nothing_comes_from_the_net_but_through_pip(image):
+def test_nothing_comes_from_the_net_but_through_pip_and_the_compilers_script(image):
     words = {word for word, _ in instructions(image)}
     assert "ADD" not in words
     text = "\n".join(rest for _, rest in instructions(image))
@@ -101,6 +101,6 @@ def test_the_build_sees_only_what_is_allowed():
     assert rules[0] == "*"
     allowed = {rule[1:] for rule in rules if rule.startswith("!")}
     assert allowed == {"pyproject.toml", "constraints.txt", "README.md", "trainer", "components", "pipelines",
-                       "images/plan.py", "images/check.py"}  # fmt: skip
+                       "images/plan.py", "images/check.py", "images/compiler.sh"}  # fmt: skip
     assert all((ROOT / path).exists() for path in allowed)
     assert rules[-2:] == ["**/.*", "**/__pycache__"]

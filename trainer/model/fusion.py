@@ -9,7 +9,9 @@ import importlib.util
 import logging
 import os
 import shutil
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -62,6 +64,8 @@ def missing_tool(device_type: str) -> str | None:
         names = (os.environ[variable],) if variable in os.environ else usual
         if not any(shutil.which(name) for name in names):
             return f"there is no compiler ({' or '.join(names)}) on the path"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "the compiler needs Python's headers (the package python3-dev)"
     if device_type == "cuda" and importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     return None

@@ -1,6 +1,7 @@
 """The choice between compiled and plain, and that both compute the same."""
 
 import logging
+import sys
 
 import pytest
 import torch
@@ -47,6 +48,9 @@ def test_a_machine_without_a_compiler_says_so_and_goes_on(monkeypatch, tmp_path,
     assert "my-own-compiler" in fusion.missing_tool("cpu")
     monkeypatch.delenv("CC", raising=False)
     assert "gcc" in fusion.missing_tool("cuda")
+    monkeypatch.setenv("CXX", sys.executable)  # anything that can be run
+    monkeypatch.setattr(fusion.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert "Python's headers" in fusion.missing_tool("cpu")
 
 
 def random_targets():
