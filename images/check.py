@@ -10,8 +10,13 @@ from importlib.metadata import PackageNotFoundError, requires, version
 
 from packaging.requirements import Requirement
 
-_EXTRA = {"components": "pipeline", "pipelines": "pipeline", "trainer.export": "export"}
-"""Packages of ours that need an extra."""
+_EXTRA = {
+    "components": "pipeline",
+    "pipelines": "pipeline",
+    "trainer.export": "export",
+    "trainer.export.server": "serve",
+}
+"""Modules of ours that need an extra."""
 
 
 def main() -> None:
@@ -22,9 +27,8 @@ def main() -> None:
     if os.getuid() == 0:
         sys.exit("error: the image's user is root")
     _check_versions(extras)
-    absent = [package for package, extra in _EXTRA.items() if extra not in extras]
-    for package in ("trainer", "components", "pipelines"):
-        _import_all(package, absent)
+    for name in modules_for(extras):
+        importlib.import_module(name)
     _check_torch()
     _check_compiler()
     subprocess.run([sys.executable, "-m", "trainer", "--help"], check=True, stdout=subprocess.DEVNULL)
@@ -48,14 +52,22 @@ def _check_versions(extras: list[str]) -> None:
         sys.exit("\n".join(f"error: {problem}" for problem in wrong))
 
 
-def _import_all(package: str, absent: list[str]) -> None:
+def modules_for(extras: list[str]) -> list[str]:
+    """Names of our modules that these extras, and what is always installed, are enough for."""
+    absent = [name for name, extra in _EXTRA.items() if extra not in extras]
+    return [name for package in ("trainer", "components", "pipelines") for name in _modules(package, absent)]
+
+
+def _modules(package: str, absent: list[str]) -> list[str]:
     if package in absent:
-        return
+        return []
+    found = [package]
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
         if module.ispkg:
-            _import_all(module.name, absent)
-        elif not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+            found += _modules(module.name, absent)
+        elif module.name not in absent and not module.name.endswith("__main__"):
+            found.append(module.name)
+    return found
 
 
 def _check_torch() -> None:

@@ -1,10 +1,16 @@
 """The last step of a build: an image that would not work is not made."""
 
+import ast
 import importlib.util
+import re
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from trainer.model import fusion
 
@@ -19,25 +25,6 @@ def check():
     return module
 
 
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """A package with a module that notes its import, and a folder below it."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    files = {
-        "house/__init__.py": "seen = []",
-        "house/room.py": "import house; house.seen.append('room')",
-        "house/__main__.py": "raise SystemExit('must not run')",
-        "house/cellar/__init__.py": "import house; house.seen.append('cellar')",
-        "house/cellar/box.py": "import house; house.seen.append('box')",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    yield tmp_path / "house"
-    for name in [name for name in sys.modules if name.split(".")[0] == "house"]:
-        del sys.modules[name]
-
-
 def test_root_is_refused(check, monkeypatch):
     monkeypatch.setattr(check.os, "getuid", lambda: 0)
     monkeypatch.setattr(sys, "argv", ["check.py"])
@@ -45,20 +32,73 @@ def test_root_is_refused(check, monkeypatch):
         check.main()
 
 
-def test_every_module_is_imported(check, package):
-    check._import_all("house", absent=[])
-    assert sorted(sys.modules["house"].seen) == ["box", "cellar", "room"]
+def closure(extras):
+    """Top-level modules of all that an installation with these extras brings, by what is installed here."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [
+        *project["dependencies"],
+        *(one for extra in extras for one in project["optional-dependencies"][extra]),
+    ]
+    waiting, seen = [Requirement(text) for text in asked], set()
+    while waiting:
+        one = waiting.pop()
+        for extra in ["", *one.extras]:
+            if (one.name, extra) in seen:
+                continue
+            seen.add((one.name, extra))
+            for text in metadata.requires(one.name) or []:
+                below = Requirement(text)
+                if not below.marker or below.marker.evaluate({"extra": extra}):
+                    waiting.append(below)
+    names = {canonicalize_name(name) for name, _ in seen}
+    return {
+        module
+        for module, packages in metadata.packages_distributions().items()
+        if names & {canonicalize_name(package) for package in packages}
+    }
 
 
-def test_a_part_that_the_image_does_not_have_is_left_out(check, package):
-    check._import_all("house", absent=["house.cellar"])
-    assert sys.modules["house"].seen == ["room"]
+def imported(path):
+    """Top-level modules that a file needs to be imported: what its functions import does not count."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module.split(".")[0]
 
 
-def test_a_module_that_cannot_be_imported_ends_the_build(check, package):
-    (package / "room.py").write_text("import no_such_package")
+def extras_of(image):
+    """What the image's Dockerfile tells the check."""
+    found = re.search(r"check\.py --extras (\S+)", (ROOT / "images" / f"{image}.Dockerfile").read_text())
+    return found[1].split(",") if found else []
+
+
+@pytest.mark.parametrize("image", ["trainer", "component"])
+def test_an_image_has_what_its_modules_import(check, image):
+    extras = extras_of(image)
+    there = closure(extras) | set(sys.stdlib_module_names) | {"trainer", "components", "pipelines"}
+    modules = check.modules_for(extras)
+    assert len(modules) > 80
+    missing = {}
+    for name in modules:
+        path = Path(importlib.util.find_spec(name).origin)
+        if absent := set(imported(path)) - there:
+            missing[name] = absent
+    assert not missing
+
+
+def test_what_the_images_leave_out_is_little(check):
+    every = set(check.modules_for([*check._EXTRA.values()]))
+    assert every - set(check.modules_for(extras_of("component"))) == {"trainer.export.server"}
+    assert {name.split(".")[0] for name in check.modules_for([])} == {"trainer"}
+
+
+def test_a_module_that_cannot_be_imported_ends_the_build(check, monkeypatch):
+    monkeypatch.setattr(check.os, "getuid", lambda: 1000)
+    monkeypatch.setattr(sys, "argv", ["check.py"])
+    monkeypatch.setattr(check, "modules_for", lambda extras: ["no_such_package"])
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
-        check._import_all("house", absent=[])
+        check.main()
 
 
 def test_all_wrong_versions_are_named(check, monkeypatch):
