@@ -22,6 +22,7 @@ def train(
     data_root: str,
     output: str,
     run_id: str,
+    rules: str,
     model: dsl.Output[dsl.Model],
 ) -> None:
     """Train the detector; a run that was stopped goes on from its last checkpoint.
@@ -42,6 +43,7 @@ def train(
         data_root: URI under which data is kept.
         output: URI of the run's folder; empty is `<data_root>/runs/<run>`.
         run_id: the run's id.
+        rules: the gate's, which may name classes that the data do not have; empty takes the recipe's.
         model: manifest of the trained model.
     """
     from components import jobs, launchers, versions
@@ -52,7 +54,9 @@ def train(
         data = manifest(shards)
         folder = folder_of(output, data_root, data, run_id)
         request = jobs.Request(launcher, nodes, nproc, gpus, image, job, credentials, claim, run_id)
-        what = prepare(data["uri"], folder, recipe, overrides, request, default_image=default_image)
+        what = prepare(
+            data["uri"], folder, recipe, overrides, request, default_image=default_image, rules=rules
+        )
         launchers.run(launcher, what)
         trained = result(data["uri"], folder) | versions.label(data)
         shown = trained["metrics"] | versions.label(data)

@@ -11,6 +11,7 @@ from trainer.config import Config
 from trainer.configuration import to_json, with_overrides
 from trainer.data.order import global_batch
 from trainer.errors import ConfigError, LaunchError
+from trainer.evaluation.gate import check, split_rules
 
 
 def folder_of(output: str, data_root: str, data: dict[str, Any], run_id: str) -> str:
@@ -41,6 +42,7 @@ def prepare(
     request: Request,
     *,
     default_image: str = "",
+    rules: str = "",
 ) -> JobSpec:
     """Write the run's one configuration file and describe the job that trains by it.
 
@@ -51,11 +53,14 @@ def prepare(
         overrides: dotted configuration keys and their values.
         request: what the run asks of the launcher.
         default_image: the container image where the request names none.
+        rules: of the gate, parted by commas; empty takes the recipe's. Nobody should learn after a
+            training of days that they name a class that there is not.
 
     Raises:
         ConfigError: no such recipe or key, a value that does not fit, a job that cannot be, or
             a folder that its pods would not find.
         DataError: there are fewer images than one step of all processes reads.
+        EvaluationError: the gate's rules cannot be used with these data.
     """
     config = recipes.load(recipe, overrides)
     uri = storage.join(output, "config.json")
@@ -63,8 +68,9 @@ def prepare(
     job = request.spec(arguments, default_image=default_image)
     if request.launcher != "local":
         _check_reach(job, {"data_root": shards, "output": output})
-    splits = storage.read_json(storage.join(shards, "index.json"))["splits"]
-    config = _with_global_batch(config, job, splits.get("train", {}).get("samples", 0))
+    index = storage.read_json(storage.join(shards, "index.json"))
+    check(split_rules(rules) or config.evaluation.gate, [one["name"] for one in index["categories"]])
+    config = _with_global_batch(config, job, index["splits"].get("train", {}).get("samples", 0))
     storage.write_bytes(uri, to_json(config).encode())
     return job
 

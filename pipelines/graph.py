@@ -114,7 +114,7 @@ def train_detector(
                 shards=sharded.outputs["shards"], recipe=recipe, overrides=overrides, launcher=launcher,
                 nodes=nodes, nproc=nproc, gpus=gpus, image=image, default_image=COMPONENT_IMAGE, job=job,
                 credentials=credentials, claim=claim, data_root=data_root, output=output,
-                run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+                run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER, rules=gate,
             ),
             cpu="1", memory="4Gi", retries=3,
         )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from components.jobs import Request
 from components.training import folder_of, prepare, result
 from trainer.configuration import from_json
-from trainer.errors import ConfigError, DataError, LaunchError
+from trainer.errors import ConfigError, DataError, EvaluationError, LaunchError
 
 RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 
@@ -15,7 +15,8 @@ RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 @pytest.fixture
 def indexed(tmp_path):
     """A folder of shards with 100 training images, as far as its index tells."""
-    (tmp_path / "index.json").write_text(json.dumps({"splits": {"train": {"samples": 100}}}))
+    index = {"splits": {"train": {"samples": 100}}, "categories": [{"id": 1, "name": "square"}]}
+    (tmp_path / "index.json").write_text(json.dumps(index))
     return str(tmp_path)
 
 
@@ -34,6 +35,15 @@ def test_prepare_refuses_what_cannot_run(indexed, tmp_path):
     with pytest.raises(ConfigError, match="no launcher 'slurm'"):
         prepare(indexed, str(tmp_path), "debug", {}, Request("slurm"))
     assert not (tmp_path / "config.json").exists()
+
+
+def test_a_rule_on_a_class_that_there_is_not_is_refused_before_the_training(indexed, tmp_path):
+    with pytest.raises(EvaluationError, match="unknown class\n  fix: did you mean square?"):
+        prepare(indexed, str(tmp_path), "debug", {}, Request(), rules="coco/AP >= 0.1, AP[sqare] >= 0.3")
+    with pytest.raises(EvaluationError, match="circle"):
+        prepare(indexed, str(tmp_path), "debug", {"evaluation.gate": ["AP[circle] >= 0.3"]}, Request())
+    assert not (tmp_path / "config.json").exists()
+    prepare(indexed, str(tmp_path), "debug", {}, Request(), rules="AP[square] >= 0.3")
 
 
 def test_a_folder_that_the_pods_would_not_find_is_refused(indexed, tmp_path):
