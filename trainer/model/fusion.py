@@ -74,9 +74,11 @@ def missing_tool(device_type: str) -> str | None:
 def fused(function: _Function) -> _Function:
     """Let a function, of a tensor first, be compiled into one kernel once `choose` has decided so.
 
-    Its arguments may change in every dimension without another compilation. Should the compiler
-    fail, it goes on uncompiled. It may round a * b + c once instead of twice, which on a CPU takes a
-    quarter off the focal loss.
+    Its arguments may change in every dimension without another compilation, with two exceptions that
+    are torch's: a length of 1 is another form, and so is a batch that at first was as long as a
+    dimension that never changes (4 images, as boxes have 4 coordinates). Should the compiler fail, it
+    goes on uncompiled. It may round a * b + c once instead of twice, which on a CPU takes a quarter off
+    the focal loss.
     """
     return _fused(function, ("cpu", "cuda"), {"cpp.enable_floating_point_contract_flag": "fast"})
 

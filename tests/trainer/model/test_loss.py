@@ -10,10 +10,11 @@ from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops import box_iou
 
 from trainer.model import boxes as box_ops
+from trainer.model import fusion
 from trainer.model.loss import box_loss, retinanet_loss
 from trainer.model.matching import PADDING, Matches
 
-SIDES = (8, 4, 2, 1, 1)
+SIDES = (8, 4, 3, 2, 1)
 CHANNELS = 32
 PER_PLACE = 9
 
@@ -31,8 +32,11 @@ def random_boxes(count):
 @pytest.mark.parametrize("kind", ["l1", "smooth_l1", "giou"])
 def test_box_loss_equals_torchvision(kind):
     anchors, targets = random_boxes(50), random_boxes(50)
-    offsets = (torch.randn(1, 50, 4) * 0.5).requires_grad_()
+    offsets = torch.randn(1, 50, 4) * 0.5
+    offsets[0, :3, 2:] = torch.tensor([[5.0, 0.2], [0.1, 6.0], [100.0, 4.0]])  # clamped from 4.1 on
+    offsets.requires_grad_()
     kept = torch.rand(50) < 0.4
+    kept[:3] = True
     matches = Matches(
         labels=torch.where(kept, 0, -1).int()[None],
         boxes=torch.where(kept[:, None], targets, anchors)[None],
@@ -70,16 +74,11 @@ def ours(head, kind, features, anchors, boxes, labels):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("classes", "counts"),
-    [(1, [1, 0]), (91, [5, 1000, 0]), (264, [0, 0]), (601, [40, 1]), (601, [1])],
-)
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_loss_and_head_gradients_equal_torchvision(version, classes, counts):
+def head_case(version, classes, counts):
+    """A class and box head, features, anchors, and targets as padded rows and as torchvision takes them."""
     norm = (lambda channels: nn.GroupNorm(4, channels)) if version == "v2" else None
-    kind = "giou" if version == "v2" else "l1"
     head = RetinaNetHead(CHANNELS, PER_PLACE, classes, norm_layer=norm)
-    head.regression_head._loss_type = kind
+    head.regression_head._loss_type = "giou" if version == "v2" else "l1"
     features, anchors = pyramid(len(counts))
     boxes = torch.zeros(len(counts), max(1, *counts), 4)
     labels = torch.full(boxes.shape[:2], PADDING)
@@ -88,21 +87,74 @@ def test_loss_and_head_gradients_equal_torchvision(version, classes, counts):
         boxes[row, :count] = random_boxes(count)
         labels[row, :count] = torch.randint(0, classes, (count,))
         lists.append({"boxes": boxes[row, :count], "labels": labels[row, :count]})
-    # In fp64: torchvision's fp32 gradient itself is off by up to 3e-5 where all classes are negative.
+    return head, features, anchors, boxes, labels, lists
+
+
+def torchvision_says(head, features, anchors, lists):
+    """Losses, and gradients by what flows on to the pyramid and by the heads' parameters.
+
+    In fp64: torchvision's fp32 gradient itself is off by up to 3e-5 where all classes are negative.
+    """
     exact = copy.deepcopy(head).double()
     together, matcher = torch.cat(anchors), Matcher(0.5, 0.4, allow_low_quality_matches=True)
     nothing = torch.full((len(together),), -1)
     matched = [matcher(box_iou(t["boxes"], together)) if len(t["boxes"]) else nothing for t in lists]
     targets = [{"boxes": t["boxes"].double(), "labels": t["labels"]} for t in lists]
-    outputs = exact([level.double() for level in features])
-    expected = exact.compute_loss(targets, outputs, [together.double()] * len(counts), matched)
-    theirs = torch.autograd.grad(sum(expected.values()), list(exact.parameters()))
-    found = ours(head, kind, features, anchors, boxes, labels)
+    inputs = [level.detach().double().requires_grad_() for level in features]
+    losses = exact.compute_loss(targets, exact(inputs), [together.double()] * len(lists), matched)
+    return losses, torch.autograd.grad(sum(losses.values()), [*inputs, *exact.parameters()])
+
+
+def assert_equal_to_torchvision(version, classes, counts):
+    head, features, anchors, boxes, labels, lists = head_case(version, classes, counts)
+    expected, theirs = torchvision_says(head, features, anchors, lists)
+    inputs = [level.requires_grad_() for level in features]
+    found = ours(head, head.regression_head._loss_type, inputs, anchors, boxes, labels)
     assert torch.allclose(found.classification.double(), expected["classification"], rtol=1e-5)
     assert torch.allclose(found.boxes.double(), expected["bbox_regression"], rtol=1e-5)
-    mine = torch.autograd.grad(sum(found), list(head.parameters()))
-    for (name, _), one, other in zip(head.named_parameters(), mine, theirs, strict=True):
+    mine = torch.autograd.grad(sum(found), [*inputs, *head.parameters()])
+    names = [f"features of level {level}" for level in range(len(inputs))]
+    names += [name for name, _ in head.named_parameters()]
+    for name, one, other in zip(names, mine, theirs, strict=True):
         assert (one - other).norm() <= 1e-5 * other.norm() + 1e-12, name
+
+
+@pytest.mark.parametrize(
+    ("classes", "counts"),
+    [(1, [1, 0]), (91, [5, 1000, 0]), (264, [0, 0]), (601, [40, 1]), (601, [1])],
+)
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_loss_and_all_gradients_of_the_heads_equal_torchvision(version, classes, counts):
+    assert_equal_to_torchvision(version, classes, counts)
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Compiled functions from here on, and a count of how often anything has been compiled since."""
+    if missing := fusion.missing_tool("cpu"):
+        pytest.skip(missing)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    counters = torch._dynamo.utils.counters["stats"]
+    before = counters["unique_graphs"]
+    fusion.choose(True, torch.device("cpu"))
+    yield lambda: counters["unique_graphs"] - before
+    assert fusion._Choice.compiles, "the compiler failed"
+    fusion.choose(False, torch.device("cpu"))
+
+
+@pytest.mark.slow
+def test_compiled_it_equals_torchvision_and_is_compiled_once(compiled):
+    """Of matching, focal and box loss one form each, whatever the batch, its targets and the classes."""
+    assert_equal_to_torchvision("v2", 601, [40, 1, 0, 3, 7, 2])
+    assert compiled() == 3
+    for classes, counts in ((91, [1000, 1, 0, 3, 7, 2]), (264, [9] * 7), (2, [70, 0] * 6)):
+        assert_equal_to_torchvision("v2", classes, counts)
+        assert compiled() == 3
+    # One image alone is another form, for the compiler does not see a dimension in a length of 1.
+    for counts in ([4], [0]):
+        assert_equal_to_torchvision("v2", 91, counts)
+    assert compiled() <= 6
 
 
 def test_an_image_without_boxes_has_a_finite_loss_and_gradient():

@@ -1,17 +1,53 @@
-"""What a training step keeps for its backward pass, at full size, counted without computing anything."""
+"""The memory of a training step at full size, on tensors that have none: nothing is computed.
 
+Counted are tensors: what a forward pass keeps for its backward pass, and the most that is there at
+any moment of both, beside weights and their gradients. Not counted is what libraries take for themselves
+while they compute (cuDNN's workspace), nor what an allocator cannot use.
+"""
+
+import dataclasses
+import weakref
+
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from trainer.config import ModelConfig
+from trainer.model import focal
 from trainer.model.detector import build
 
 LIMIT = 1.1e9
 """Bytes an image, in bf16 at 800x800."""
+SHAPES = [(100, 100), (50, 50), (25, 25), (13, 13), (7, 7)]
+
+
+def step(classes, images, device):
+    """The detector, and a forward pass of it that is still to be run."""
+    detector = build(ModelConfig(), classes).train()
+    detector.anchors(SHAPES, (800, 800))
+    pixels = torch.zeros(images, 3, 800, 800, dtype=torch.uint8)
+    boxes, labels = torch.rand(images, 8, 4), torch.zeros(images, 8, dtype=torch.int64)
+
+    def forward():
+        with torch.autocast(device, torch.bfloat16):
+            losses = detector(pixels, boxes, labels)
+        return losses.classification + losses.boxes
+
+    return detector, forward
+
+
+@pytest.fixture
+def pretended_gpu(monkeypatch):
+    """Else torch leaves a GPU's autocast out where there is none."""
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
 
 
 def kept(classes, images):
-    """Bytes that the forward pass of a batch keeps, parameters not counted."""
+    """Bytes that the forward pass of a batch keeps on a GPU, parameters not counted."""
     held = {}
 
     def note(tensor):
@@ -20,23 +56,110 @@ def kept(classes, images):
             held[storage._cdata] = storage  # held, so that no other gets its place
         return tensor
 
-    with FakeTensorMode(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        detector = build(ModelConfig(), classes).train()
-        pixels = torch.zeros(images, 3, 800, 800, dtype=torch.uint8)
-        boxes, labels = torch.rand(images, 8, 4), torch.zeros(images, 8, dtype=torch.int64)
-        with torch.autocast("cpu", torch.bfloat16):
-            losses = detector(pixels, boxes, labels)
-        assert losses.classification.requires_grad
+    with FakeTensorMode(), torch.device("cuda"):
+        _, forward = step(classes, images, "cuda")
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            assert forward().requires_grad
     return sum(storage.nbytes() for storage in held.values())
 
 
-def an_image(classes):
+def kept_for_an_image(classes):
     """What one more image adds to a batch."""
     return (kept(classes, 4) - kept(classes, 2)) / 2
 
 
-def test_an_image_costs_at_most_what_is_said_whatever_the_classes():
-    few, many = an_image(91), an_image(601)
-    assert 0.5e9 < many < LIMIT
+@pytest.mark.usefixtures("pretended_gpu")
+def test_what_an_image_keeps_for_the_backward_pass_does_not_depend_on_the_classes():
+    few, many = kept_for_an_image(91), kept_for_an_image(601)
+    assert 0.5e9 < many < 0.9e9
     # No logits are kept: 5400 of them at each place would be another sixth.
     assert many < few * 1.01
+
+
+class Live(TorchDispatchMode):
+    """Follows the bytes of all tensors that operations make, until they are gone."""
+
+    def __init__(self, apart):
+        """Begin with nothing; `apart` are tensors that are not counted."""
+        super().__init__()
+        self._sizes = {tensor.untyped_storage()._cdata: 0 for tensor in apart}
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._note(tensor.untyped_storage())
+        return result
+
+    def _note(self, storage):
+        key = storage._cdata
+        if key not in self._sizes:
+            self._sizes[key] = storage.nbytes()
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._gone, key)
+
+    def _gone(self, key):
+        self.now -= self._sizes.pop(key)
+
+
+@dataclasses.dataclass
+class Memory:
+    """Bytes of a step."""
+
+    peak: int
+    after_forward: int
+    after_backward: int
+
+
+NORMALIZE = functional.group_norm
+
+
+def normalize_as_on_a_gpu(values, *arguments, **options):
+    """Autocast for a GPU has GroupNorm in fp32, that for a CPU in bf16."""
+    with torch.autocast("cpu", enabled=False):
+        return NORMALIZE(values.float(), *arguments, **options)
+
+
+def loss_in_one_kernel(logits, labels, weights):
+    """Compiled, the focal loss takes memory for nothing but what it returns."""
+    return torch.empty(len(logits))
+
+
+@pytest.fixture
+def memory_of(monkeypatch):
+    """Memory of a step of so many classes and images on a GPU, counted on a CPU: autograd wants it real."""
+
+    def measure(classes, images, *, compiled=True):
+        with FakeTensorMode(), monkeypatch.context() as patch:
+            patch.setattr(functional, "group_norm", normalize_as_on_a_gpu)
+            if compiled:
+                patch.setattr(focal, "focal_and_gradient_", loss_in_one_kernel)
+            detector, forward = step(classes, images, "cpu")
+            trained = [parameter for parameter in detector.parameters() if parameter.requires_grad]
+            for parameter in trained:
+                parameter.grad = torch.zeros_like(parameter)
+            with Live([*detector.parameters(), *(parameter.grad for parameter in trained)]) as live:
+                loss = forward()
+                after_forward = live.now
+                loss.backward()
+                del loss
+            return Memory(live.peak, after_forward, live.now)
+
+    return measure
+
+
+@pytest.mark.usefixtures("pretended_gpu")
+def test_a_step_takes_at_most_what_is_said_for_each_image(memory_of):
+    two, many = memory_of(601, 2), memory_of(601, 16)
+    assert max(two.peak / 2, many.peak / 16) < LIMIT
+    assert many.peak / 16 < 0.95e9
+    # It follows all there is: as much as a GPU keeps, and nothing once the gradients are there.
+    assert many.after_forward - two.after_forward == pytest.approx(14 * kept_for_an_image(601), rel=0.001)
+    assert two.after_forward < two.peak and two.after_backward < 0.01e9
+
+
+def test_what_the_plain_loss_takes_besides_is_seen(memory_of):
+    """Its intermediate results are as large as the logits of a chunk, and in fp32."""
+    assert memory_of(601, 2, compiled=False).peak > memory_of(601, 2).peak + 10 * focal.CHUNK_BYTES
