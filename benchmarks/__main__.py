@@ -2,14 +2,17 @@
 
     python -m benchmarks                  # those for a CPU, in under 15 minutes on two cores
     python -m benchmarks step loss        # some of them
-    python -m benchmarks --set gpu        # those for a GPU, beside torch they need pydantic alone
+    python -m benchmarks --set gpu        # those for a GPU
 
+Those for a GPU need torch, torchvision, NumPy, pydantic and safetensors. The ones that read shards need the
+packages of `NEEDS` besides, and are left out where these are missing, as is `scaling` on a single GPU.
 One that fails, or prints no result, does not keep the others from running; the exit code tells. A goal
 that this machine does not reach is listed, and is no failure: goals are for a machine with nothing else
-to do, and most figures are by the wall clock.
+to do, and most figures are by the wall clock. That goes for the time of all of them, too.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import resource
@@ -47,9 +50,17 @@ SETS: dict[str, dict[str, str]] = {
         "loss": "--size 800 --images 8 --rounds 20",
         "step": "--cases 91:800,264:800:mlperf,601:800 --images 16 --rounds 20 --network graphs",
         "postprocess": "--images 16 --rounds 20",
+        "scaling": "--processes 0 --size 800 --images 16 --steps 5",
+        "loader": "--cases 1024x768:800 --workers 16 --images 256 --cold-images 0",
+        "workers": "--recipe openimages_r50 --batch 16 --images 256 --workers 4,8,16 --steps 20 --rounds 2",
     },
 }
 """Benchmarks and their options. Left out: what takes hours, and what only others call."""
+SECONDS = {"cpu": 900}
+"""What all of a set may take together."""
+_SHARDS = ("simplejpeg", "pyarrow", "ijson", "minio", "pycurl", "urllib3", "certifi")
+NEEDS = {"loader": _SHARDS, "workers": _SHARDS}
+"""Packages that a benchmark of the GPU's set needs beside those that all do."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +91,19 @@ def main() -> int:
         parser.error(
             f"not in the set {options.kind}: {', '.join(sorted(unknown))}; it has {', '.join(chosen)}"
         )
+    names = options.names or list(chosen)
+    if options.kind == "gpu":
+        _check_gpu(parser)
+        # What is asked for by name says itself what it lacks.
+        reasons = {name: reason for name in chosen if not options.names and (reason := left_out(name))}
+        for name, reason in reasons.items():
+            print(f"left out: {name}: {reason}")
+        names = [name for name in names if name not in reasons]
     load = os.getloadavg()[0]
-    runs = [run(name, chosen[name].split()) for name in options.names or chosen]
+    runs = [run(name, chosen[name].split()) for name in names]
     print(_table(runs))
+    if not options.names and options.kind in SECONDS:
+        print(_whole(runs, SECONDS[options.kind]))
     if load > 0.5:
         print(
             f"\nother work was there when it began (a load of {load:.1f}): figures by the wall clock suffer"
@@ -91,6 +112,36 @@ def main() -> int:
     for one in failed:
         print(f"failed: {one.name}: {one.failure}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _check_gpu(parser: argparse.ArgumentParser) -> None:
+    """Refuse what would take hours on a CPU."""
+    import torch  # takes seconds, and only these benchmarks need to know
+
+    if not torch.cuda.is_available():
+        parser.error(f"--set gpu: torch {torch.__version__} finds no GPU on this machine")
+
+
+def left_out(name: str) -> str:
+    """Why a benchmark of the GPU's set cannot be run on this machine; empty if it can."""
+    missing = [package for package in NEEDS.get(name, ()) if importlib.util.find_spec(package) is None]
+    if missing:
+        return f"it needs {', '.join(missing)}"
+    if name == "scaling":
+        import torch
+
+        if torch.cuda.device_count() < 2:
+            return "it compares several GPUs with one, and this machine has one"
+    return ""
+
+
+def _whole(runs: Sequence[Run], limit: float) -> str:
+    """How long all took, and whether that is what they may take."""
+    seconds = sum(one.seconds for one in runs)
+    return (
+        f"\nall {len(runs)} took {seconds:.0f} s, "
+        f"{'within the' if seconds < limit else 'more than the'} {limit:.0f} s that they may take"
+    )
 
 
 def _table(runs: Sequence[Run]) -> str:

@@ -1,13 +1,14 @@
 """What the benchmarks share: interleaved timing, batches, and the line that is printed last."""
 
 import argparse
+import dataclasses
 import json
 import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,30 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 
 from trainer import log
 from trainer.config import ModelConfig
+from trainer.errors import ConfigError, KubedetError
+from trainer.failures import report_error
 from trainer.model import fusion
 
 Times = dict[str, float]
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+_ANY_MODEL = {"weights", "score_threshold", "nms_threshold", "topk_candidates", "detections_per_image"}
+"""What two networks that train alike may differ in."""
+_V1_MODEL = {"version", "backbone", "norm", "trainable_layers"}
+"""What torchvision lets one choose besides, for its older network."""
+
+
+def run(main: Callable[[], None]) -> int:
+    """Run a benchmark; an error that its user can mend is told without a traceback.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        main()
+    except KubedetError as error:
+        report_error(error)
+        return error.exit_code
+    return 0
 
 
 def arguments(description: str | None, *, trains: bool = False, **defaults: Any) -> argparse.Namespace:
@@ -33,7 +54,10 @@ def arguments(description: str | None, *, trains: bool = False, **defaults: Any)
     Args:
         description: what the help says.
         trains: whether it computes the training loss, which is compiled unless --no-compile says otherwise.
-        defaults: further options.
+        defaults: further options; of a tuple the option takes one, its first by default.
+
+    Raises:
+        ConfigError: the device is a GPU, and there is none.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -50,9 +74,18 @@ def arguments(description: str | None, *, trains: bool = False, **defaults: Any)
             "--compile", action=argparse.BooleanOptionalAction, default=True, help="compile the loss"
         )
     for name, value in defaults.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=" ")
+        choices = value if isinstance(value, tuple) else None
+        first = choices[0] if choices else value
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=type(first), default=first, choices=choices, help=" "
+        )
     options = parser.parse_args()
     log.setup()
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(
+            f"--device {options.device}: torch {torch.__version__} finds no GPU on this machine",
+            fix="run it where there is one, or with --device cpu",
+        )
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     options.device = torch.device(options.device)
@@ -61,22 +94,41 @@ def arguments(description: str | None, *, trains: bool = False, **defaults: Any)
 
 
 def interleaved(
-    candidates: dict[str, Callable[[], Any]], rounds: int, device: torch.device, clock: str = "wall"
-) -> Times:
+    candidates: dict[str, Callable[[], Any]], rounds: int, device: torch.device, clock: str = "wall",
+    *, spare: Collection[str] = (),
+) -> Times:  # fmt: skip
     """Median seconds of each candidate, all run in turn, after one round that does not count.
 
     In turn, so that whatever else the machine does falls on all of them alike.
+
+    Args:
+        candidates: what is run, by name.
+        rounds: that count.
+        device: what it runs on.
+        clock: one of CLOCKS.
+        spare: those to go on without where a GPU's memory does not hold them, which is told.
     """
     now = CLOCKS[clock]
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for round_number in range(rounds + 1):
-        for name, candidate in candidates.items():
+        for name in list(seconds):
             synchronize(device)
             start = now()
-            candidate()
-            synchronize(device)
-            if round_number:
-                seconds[name].append(now() - start)
+            try:
+                candidates[name]()
+                synchronize(device)
+                took = now() - start
+            except torch.OutOfMemoryError as error:
+                if name not in spare:
+                    raise
+                reason = str(error).splitlines()[0]
+            else:
+                seconds[name] += [took] * bool(round_number)
+                continue
+            # Only now: as long as the error was there, so were the tensors of what had raised it.
+            del seconds[name]
+            torch.cuda.empty_cache()
+            print(f"left out: {name}, which the memory does not hold: {reason}", flush=True)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
@@ -109,9 +161,23 @@ def stock_model(
         size: side of the images, pixels.
         device: where it runs.
         config: whose version, backbone and frozen layers it takes; None is resnet50, v2.
+
+    Raises:
+        ConfigError: torchvision has no such network, so that it could not be compared with.
     """
     detection = torchvision.models.detection
-    if config is None or (config.version, config.backbone) == ("v2", "resnet50"):
+    config = config or ModelConfig()
+    free = _ANY_MODEL | (_V1_MODEL if config.version == "v1" and config.norm != "group" else set())
+    other = [
+        f"model.{part.name}" for part in dataclasses.fields(ModelConfig)
+        if part.name not in free and getattr(config, part.name) != getattr(ModelConfig(), part.name)
+    ]  # fmt: skip
+    if other:
+        raise ConfigError(
+            f"torchvision has no RetinaNet like that of this recipe: {', '.join(other)}",
+            fix="compare one that it has: coco_r50, openimages_r50, mlperf",
+        )
+    if config.version == "v2":
         model = detection.retinanet_resnet50_fpn_v2(weights=None, weights_backbone=None, num_classes=classes)
     else:
         norm = FrozenBatchNorm2d if config.norm == "frozen" else torch.nn.BatchNorm2d

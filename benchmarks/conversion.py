@@ -31,7 +31,7 @@ import simplejpeg
 from PIL import Image
 
 from benchmarks.common import arguments, report
-from benchmarks.loader import picture
+from benchmarks.pictures import picture
 from benchmarks.storage import store, use
 from trainer import storage
 from trainer.config import DataConfig

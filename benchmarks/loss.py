@@ -7,13 +7,14 @@
 is what the forward pass of `conv_loss` keeps for the backward pass, in MB an image.
 """
 
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchvision.ops import box_iou
 
-from benchmarks.common import arguments, interleaved, random_batch, report, saved_bytes, stock_model
+from benchmarks.common import arguments, interleaved, random_batch, report, run, saved_bytes, stock_model
 from trainer.config import ModelConfig
 from trainer.model.detector import build
 from trainer.model.focal import focal_and_gradient_, focal_loss
@@ -139,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

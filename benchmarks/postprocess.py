@@ -5,12 +5,13 @@
 Also counts the images whose detections are not the same (labels, scores, boxes within 0.01 px).
 """
 
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.common import arguments, interleaved, report, stock_model
+from benchmarks.common import arguments, interleaved, report, run, stock_model
 from trainer.config import ModelConfig
 from trainer.model.detector import build
 from trainer.model.postprocess import Detections
@@ -85,4 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

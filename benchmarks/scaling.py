@@ -1,7 +1,7 @@
 """Several processes against one: how much of n times the speed n processes reach.
 
     python -m benchmarks.scaling                      # gloo, one core each
-    python -m benchmarks.scaling --device cuda --processes 8 --classes 91 --size 800 --images 16
+    python -m benchmarks.scaling --device cuda --processes 0 --size 800 --images 16   # one for each GPU
 
 In each round process 0 trains alone while the others wait, then all train at the same time without
 a word (`apart`: what the machine can do at most), then together, exchanging gradients; each has as
@@ -15,17 +15,19 @@ import argparse
 import os
 import socket
 import statistics
+import sys
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import multiprocessing, nn
+from torch import multiprocessing
 
-from benchmarks.common import CLOCKS, arguments, random_batch, report, synchronize
+from benchmarks.common import CLOCKS, arguments, random_batch, report, run, synchronize
+from benchmarks.training import Inputs, Trained
 from trainer.config import Config
 from trainer.distributed import World
+from trainer.errors import ConfigError
 from trainer.model import fusion
-from trainer.precision import autocast
 from trainer.state import TrainState
 
 GOAL = 0.85
@@ -34,6 +36,7 @@ GOAL = 0.85
 def main() -> None:
     """Start the processes, measure, print."""
     options = arguments(__doc__, trains=True, processes=2, classes=91, size=256, images=4, steps=2)
+    options.processes = processes(options)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -53,6 +56,23 @@ def main() -> None:
     report("scaling", figures["ratio"], figures, options, at_least={"ratio": GOAL})
 
 
+def processes(options: argparse.Namespace) -> int:
+    """How many processes there are to be; 0 asks for one for each GPU.
+
+    Raises:
+        ConfigError: fewer than two, or more than there are GPUs.
+    """
+    gpus = torch.cuda.device_count() if options.device.type == "cuda" else None
+    wanted: int = options.processes or gpus or 0
+    if wanted < 2 or (gpus is not None and wanted > gpus):
+        raise ConfigError(
+            f"--processes {options.processes}: several are compared with one"
+            + (f", each on a GPU of its own, and here is {gpus}" if gpus is not None else ""),
+            fix="run it where there are as many GPUs" if gpus else "ask for 2 or more",
+        )
+    return wanted
+
+
 def _process(rank: int, options: argparse.Namespace, port: int, results: Any) -> None:
     torch.set_num_threads(options.threads)
     cuda = options.device.type == "cuda"
@@ -64,23 +84,22 @@ def _process(rank: int, options: argparse.Namespace, port: int, results: Any) ->
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=options.processes)
     fusion.choose(options.compiled, device, tell=rank == 0)
-    batch = random_batch(options.images, options.size, options.classes, device)
+    inputs = Inputs(*random_batch(options.images, options.size, options.classes, device)[:3])
     own = TrainState(Config(), options.classes, World(rank, 1, device))
     shared = TrainState(Config(), options.classes, World(rank, options.processes, device))
-    # The state, the model, and who trains.
-    ways = {
-        "alone": (own, own.distributed(), rank == 0),
-        "apart": (own, own.distributed(), True),
-        "together": (shared, shared.distributed(), True),
-    }
+    apart, together = Trained(own, Config()), Trained(shared, Config())
+    ways = {"alone": (apart, rank == 0), "apart": (apart, True), "together": (together, True)}
+    """Who is trained in each, and whether this process takes part."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     now = CLOCKS[options.clock]
     for round_number in range(options.rounds + 1):
-        for name, (state, model, trains) in ways.items():
+        for name, (trained, trains) in ways.items():
             dist.barrier()
             start = now()
             if trains:
-                _train(state, model, batch, options.steps)
+                for _ in range(options.steps):
+                    trained.step(inputs)
+                synchronize(device)
             if round_number:
                 seconds[name].append(now() - start)
     if rank == 0:
@@ -97,16 +116,5 @@ def _bind(rank: int, threads: int) -> None:
             os.sched_setaffinity(0, cores)
 
 
-def _train(state: TrainState, model: nn.Module, batch: Any, steps: int) -> None:
-    pixels, boxes, labels, _ = batch
-    for _ in range(steps):
-        with autocast(pixels.device, "bf16"):
-            losses = model(pixels, boxes, labels)
-        (losses.classification + losses.boxes).backward()
-        state.optimizer.step()
-        state.optimizer.zero_grad(set_to_none=True)
-    synchronize(pixels.device)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -3,26 +3,34 @@
     python -m benchmarks.step                # a CPU: 91 and 601 classes, 256 px; 601, 512 px
     python -m benchmarks.step --cases 91:800,264:800:mlperf,601:800 --images 16 --network graphs   # a GPU
 
-A case is CLASSES:SIZE or CLASSES:SIZE:RECIPE, whose network it takes; @N after it gives it N rounds.
-`stock` is torchvision's model and SGD in fp32, `stock_bf16` the same with autocast and channels_last,
-`ours` the detector as the loop trains it. Images are ready in memory for all. `saved` is what a forward
-pass keeps for the backward pass; on a GPU `peak` is the most memory that a step takes beside weights
-and optimiser, what CUDA graphs keep for themselves included, and `waits` how often the host waits for
-the device in it.
+A case is CLASSES:SIZE or CLASSES:SIZE:RECIPE, whose network and optimiser it takes; @N after it gives it N
+rounds. `stock` is torchvision's model in the step of its reference script, in fp32; `stock_bf16` the same
+with autocast and channels_last; on a GPU `stock_amp` is the script's own `--amp`: fp16, with a gradient
+scaler. One that the memory does not hold is left out. `ours` is all that the loop does in a step, its norm
+of the gradient and its guard against what is not finite included; `ours_augmented` gets the colours of each
+image changed as well, and `augmented_share` is what it keeps of the rate. Images are ready in memory for
+all. `saved` is what a forward pass keeps for the backward pass; on a GPU `peak` is the most memory that a
+step takes beside weights and optimiser, what CUDA graphs keep for themselves included, and `waits` how
+often the host waits for the device in it. `ratio` is to `stock_amp` on a GPU and to `stock` on a CPU.
 """
 
 import argparse
+import re
+import sys
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from benchmarks.common import arguments, interleaved, random_batch, report, saved_bytes, stock_model
+from benchmarks.common import arguments, interleaved, random_batch, report, run, saved_bytes, stock_model
+from benchmarks.training import PHOTOGRAPHS, Inputs, Trained, color_maps, without_weights
 from trainer import recipes
-from trainer.config import ModelConfig
-from trainer.model.detector import build
+from trainer.config import Config, ModelConfig
+from trainer.distributed import World
+from trainer.errors import ConfigError
+from trainer.state import TrainState
 
 GOALS = {
     "cpu": {
@@ -32,7 +40,7 @@ GOALS = {
     "cuda": {
         "images_per_second_91_800px": 400, "images_per_second_601_800px": 205,
         "images_per_second_264_800px_mlperf": 280,
-        "ratio_to_bf16_91_800px": 2.5, "ratio_to_bf16_601_800px": 3.0,
+        "ratio_to_amp_91_800px": 2.5, "ratio_to_amp_601_800px": 3.0,
     },
 }  # fmt: skip
 """Those of a GPU are for one H200."""
@@ -41,54 +49,110 @@ MEMORY = {
     "ours_waits_91_800px": 0, "ours_waits_601_800px": 0, "ours_waits_264_800px_mlperf": 0,
 }  # fmt: skip
 """At most, in GB an image, and times that the host waits."""
+STOCK: dict[str, torch.dtype | None] = {
+    "stock": None,
+    "stock_bf16": torch.bfloat16,
+    "stock_amp": torch.float16,
+}
+"""The arithmetic that torchvision's model gets, None being fp32."""
+RATIOS = {"stock": "ratio", "stock_bf16": "ratio_to_bf16", "stock_amp": "ratio_to_amp"}
+"""Figures that say how much faster ours is."""
 
 
-class Candidate:
-    """A model, its optimiser and how its loss is computed."""
+class Candidate(NamedTuple):
+    """What is measured."""
 
-    def __init__(self, model: nn.Module, loss: Callable[[], Tensor], *, fused: bool) -> None:
-        self.loss = loss
-        self._optimizer = torch.optim.SGD(
-            model.parameters(), lr=1e-6, momentum=0.9, weight_decay=1e-4, fused=fused
+    step: Callable[[], Any]
+    """One training step."""
+    forward: Callable[[], Any]
+    """Its loss alone."""
+
+
+class Case(NamedTuple):
+    """What `--cases` names."""
+
+    classes: int
+    size: int
+    """Side of the images, pixels."""
+    recipe: str
+    """Whose network it is; empty is the default one."""
+    rounds: int
+    """0: as many as all others."""
+
+    @property
+    def label(self) -> str:
+        """The name that the case has in the figures."""
+        return "_".join([str(self.classes), f"{self.size}px", *filter(None, [self.recipe])])
+
+
+def parse(text: str) -> Case:
+    """Read CLASSES:SIZE[:RECIPE][@ROUNDS].
+
+    Raises:
+        ConfigError: it is nothing of that form.
+    """
+    found = re.fullmatch(r"(\d+):(\d+)(?::(\w+))?(?:@(\d+))?", text)
+    if not found:
+        raise ConfigError(
+            f"--cases: {text!r} is no case",
+            fix="write CLASSES:SIZE, CLASSES:SIZE:RECIPE or either with @ROUNDS, as 601:800:mlperf@5",
         )
-
-    def step(self) -> None:
-        """One training step."""
-        self.loss().backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+    classes, size, recipe, rounds = found.groups(default="")
+    return Case(int(classes), int(size), recipe, int(rounds or 0))
 
 
 def stock(
-    batch: Any, config: ModelConfig, classes: int, size: int, device: torch.device, *, bf16: bool
+    batch: Any, config: ModelConfig, case: Case, device: torch.device, dtype: torch.dtype | None
 ) -> Candidate:
-    """The step of torchvision's reference script."""
+    """The step of torchvision's reference script (references/detection/engine.py)."""
     pixels, _, _, lists = batch
-    model = stock_model(classes, size, device, config)
-    if bf16:
+    model = stock_model(case.classes, case.size, device, config)
+    if dtype == torch.bfloat16:
         model = model.to(memory_format=torch.channels_last)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=1e-6, momentum=0.9, weight_decay=1e-4)
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
 
     def loss() -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
             return sum(model([image / 255 for image in pixels], lists).values())
 
-    return Candidate(model, loss, fused=False)
+    def step() -> None:
+        total = loss()
+        total.item()  # The script looks in every step whether it is finite.
+        scaler.scale(total).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+    return Candidate(step, loss)
 
 
 def ours(
-    batch: Any, config: ModelConfig, classes: int, device: torch.device, *, network: str = ""
-) -> Candidate:
-    """Our step, as the loop does it; `network` is "", "model" or "graphs" (see `train.compile`)."""
+    batch: Any, config: Config, classes: int, device: torch.device, *, network: str = "off"
+) -> dict[str, Candidate]:
+    """Our step, as the loop does it, with the recipe's colours and with those of photographs.
+
+    Args:
+        batch: see `random_batch`.
+        config: of the network and the optimiser, and whether colours are changed.
+        classes: outputs.
+        device: where it runs.
+        network: "off", "model" or "graphs", see `train.compile`.
+    """
     pixels, boxes, labels, _ = batch
-    detector = build(config, classes).to(device, memory_format=torch.channels_last).train()
-    if network:
-        detector.compile_trunk("reduce-overhead" if network == "graphs" else "default")
+    trained = Trained(TrainState(config, classes, World(0, 1, device)), config)
+    if network != "off":
+        trained.state.detector.compile_trunk("reduce-overhead" if network == "graphs" else "default")
 
-    def loss() -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16):
-            return sum(detector(pixels, boxes, labels))
+    def candidate(color: Tensor | None) -> Candidate:
+        inputs = Inputs(pixels, boxes, labels, color)
+        return Candidate(lambda: trained.step(inputs), lambda: trained.loss(inputs))
 
-    return Candidate(detector, loss, fused=True)
+    return {
+        "ours": candidate(color_maps(config.loader, len(pixels), device)),
+        "ours_augmented": candidate(color_maps(PHOTOGRAPHS, len(pixels), device)),
+    }
 
 
 def graph_memory(segments: list[dict[str, Any]]) -> int:
@@ -117,67 +181,62 @@ def on_a_gpu(candidate: Candidate, images: int, *, graphs: bool) -> dict[str, fl
     return {"peak_gb_per_image": peak / 1e9 / images, "waits": waits}
 
 
-def measure(case: str, options: argparse.Namespace) -> dict[str, Any]:
+def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     """Figures of one case, by name without the case."""
-    described, _, rounds = case.partition("@")
-    classes, size, *recipe = described.split(":")
-    config = recipes.load(recipe[0]).model if recipe else ModelConfig()
-    outputs, side, device = int(classes), int(size), options.device
+    device = options.device
+    config = without_weights(recipes.load(case.recipe) if case.recipe else Config())
     if device.type == "cuda":
         torch.compiler.reset()  # the graphs of the case before keep their memory otherwise
-    batch = random_batch(options.images, side, outputs, device)
-    candidates = {
-        "stock": stock(batch, config, outputs, side, device, bf16=False),
-        "stock_bf16": stock(batch, config, outputs, side, device, bf16=True),
-        "ours": ours(batch, config, outputs, device, network=options.network),
+    batch = random_batch(options.images, case.size, case.classes, device)
+    theirs = {
+        name: stock(batch, config.model, case, device, dtype)
+        for name, dtype in STOCK.items()
+        if name != "stock_amp" or device.type == "cuda"
     }
+    own = ours(batch, config, case.classes, device, network=options.network)
+    # Both of ours come after one of theirs, and find the memory as that has left it.
+    candidates = {"stock": theirs["stock"], "ours_augmented": own["ours_augmented"], **theirs, **own}
     steps = {name: candidate.step for name, candidate in candidates.items()}
-    seconds = interleaved(steps, int(rounds or options.rounds), device, options.clock)
+    seconds = interleaved(steps, case.rounds or options.rounds, device, options.clock, spare=STOCK)
     figures: dict[str, Any] = {f"{name}_s": value for name, value in seconds.items()}
     figures["images_per_second"] = options.images / seconds["ours"]
-    figures["ratio"] = seconds["stock"] / seconds["ours"]
-    figures["ratio_to_bf16"] = seconds["stock_bf16"] / seconds["ours"]
-    for name, candidate in candidates.items():
+    figures["augmented_share"] = seconds["ours"] / seconds["ours_augmented"]
+    figures |= {RATIOS[name]: seconds[name] / seconds["ours"] for name in STOCK if name in seconds}
+    for name in seconds:
         if device.type == "cuda":
-            graphs = name == "ours" and options.network == "graphs"
-            found = on_a_gpu(candidate, options.images, graphs=graphs)
+            graphs = name.startswith("ours") and options.network == "graphs"
+            found = on_a_gpu(candidates[name], options.images, graphs=graphs)
             figures |= {f"{name}_{key}": value for key, value in found.items()}
         else:
-            saved = saved_bytes(candidate.loss)
+            saved = saved_bytes(candidates[name].forward)
             figures[f"{name}_saved_gb_per_image"] = saved / 1e9 / options.images
     return figures
 
 
 def main() -> None:
     """Measure every case and print the ratios."""
-    options = arguments(__doc__, trains=True, images=2, cases="91:256,601:256,601:512", network="")
-    cases = options.cases.split(",")
+    options = arguments(
+        __doc__, trains=True, images=2, cases="91:256,601:256,601:512", network=("off", "model", "graphs")
+    )
+    cases = [parse(text) for text in options.cases.split(",")]
     figures: dict[str, Any] = {}
     for case in cases:
-        label = label_of(case)
-        figures |= {f"{key}_{label}": value for key, value in measure(case, options).items()}
-        print(f"{case}: {figures[f'ratio_{label}']:.2f}", flush=True)
+        figures |= {f"{key}_{case.label}": value for key, value in measure(case, options).items()}
+        print(f"{case.label}: {headline([case], figures):.2f}", flush=True)
     goals = GOALS[options.device.type]
-    report(
-        "step",
-        figures[f"ratio_{label_of(headline(cases))}"],
-        figures,
-        options,
-        at_least=goals,
-        at_most=MEMORY,
-    )
+    report("step", headline(cases, figures), figures, options, at_least=goals, at_most=MEMORY)
 
 
-def label_of(case: str) -> str:
-    """Return the name that a case has in the figures."""
-    classes, size, *recipe = case.partition("@")[0].split(":")
-    return "_".join([classes, f"{size}px", *recipe])
+def headline(cases: Sequence[Case], figures: dict[str, Any]) -> float:
+    """The ratio of the case with the most classes, the last of several.
 
-
-def headline(cases: list[str]) -> str:
-    """Return the case with the most classes, the last of several."""
-    return max(enumerate(cases), key=lambda case: (int(case[1].partition(":")[0]), case[0]))[1]
+    To the reference script as it is run on a GPU, where that was measured. Where memory held no stock
+    step of the case, the ratio is of another one; 0 where it held none at all.
+    """
+    ordered = sorted(enumerate(cases), key=lambda pair: (pair[1].classes, pair[0]), reverse=True)
+    names = [f"{name}_{case.label}" for _, case in ordered for name in ("ratio_to_amp", *RATIOS.values())]
+    return next((figures[name] for name in names if name in figures), 0.0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

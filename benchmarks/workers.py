@@ -11,35 +11,25 @@ batch again and again: no loader can be faster. `ratio` is the best number's rat
 
 import dataclasses
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.common import arguments, report, synchronize
-from benchmarks.loader import make_shards
+from benchmarks.common import arguments, report, run, synchronize
+from benchmarks.pictures import make_shards
+from benchmarks.training import Inputs, Trained, without_weights
 from trainer import recipes
 from trainer.config import Config
-from trainer.data.loader import Batch, TrainLoader
+from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World
-from trainer.precision import autocast
 from trainer.state import TrainState
 
 
-def step(state: TrainState, batch: Batch, config: Config, device: torch.device) -> None:
-    """One step of training, as the loop makes it, without what it reports."""
-    with autocast(device, config.train.precision):
-        losses = state.detector(batch.images, batch.boxes, batch.labels, batch.color)
-    (losses.classification + losses.boxes).backward()
-    state.optimizer.step()
-    state.optimizer.zero_grad(set_to_none=True)
-
-
 def fed(
-    state: TrainState, dataset: ShardDataset, config: Config, world: World, workers: int, steps: int
+    trained: Trained, dataset: ShardDataset, config: Config, world: World, workers: int, steps: int
 ) -> tuple[float, float]:
     """Images a second, and the share of it that steps wait; 0 workers train on the first batch alone."""
     size = config.train.batch_size
@@ -50,7 +40,7 @@ def fed(
     batches = loader.batches(0)
     try:
         batch = next(batches)
-        step(state, batch, config, world.device)
+        trained.step(Inputs(*batch[:4]))
         synchronize(world.device)
         waited, began = 0.0, time.perf_counter()
         for _ in range(steps):
@@ -58,7 +48,7 @@ def fed(
                 asked = time.perf_counter()
                 batch = next(batches)
                 waited += time.perf_counter() - asked
-            step(state, batch, config, world.device)
+            trained.step(Inputs(*batch[:4]))
         synchronize(world.device)
         seconds = time.perf_counter() - began
     finally:
@@ -72,17 +62,16 @@ def main() -> None:
     options = arguments(
         __doc__, trains=True, recipe="small", batch=4, steps=8, images=96, workers="1,2,4"
     )  # fmt: skip
-    config = recipes.load(options.recipe, {"train.batch_size": options.batch})
+    config = without_weights(recipes.load(options.recipe, {"train.batch_size": options.batch}))
     world = World(0, 1, options.device)
     numbers = [0, *map(int, options.workers.split(","))]
     found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
     with tempfile.TemporaryDirectory() as folder:
         dataset = ShardDataset(make_shards(Path(folder) / "made", options.images, 640, 480), "train")
-        state = TrainState(config, len(dataset.categories), world)
-        state.detector.train()
+        trained = Trained(TrainState(config, len(dataset.categories), world), config)
         for turn in range(options.rounds + 1):
             for number in numbers[:: -1 if turn % 2 else 1]:
-                result = fed(state, dataset, config, world, number, options.steps)
+                result = fed(trained, dataset, config, world, number, options.steps)
                 if turn:
                     found[number].append(result)
     figures: dict[str, Any] = {}
@@ -98,4 +87,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

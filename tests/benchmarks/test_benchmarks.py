@@ -2,21 +2,17 @@
 
 import importlib
 import json
-import logging
 import math
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks import __main__ as runner
 from benchmarks import common, step
 from trainer.data.sources import openimages_csv
-from trainer.model import fusion
 
 ROOT = Path(__file__).parents[2]
 TRAINS = ["--no-compile"]
@@ -52,14 +48,18 @@ CASES = {
 FIGURES = {
     "loss": {"focal_91_ratio", "loss_601_ratio", "saved_601_ours_mb_per_image"},
     "workers": {"images_per_s_same_batch", "images_per_s_workers_2", "waiting_share_workers_1", "best"},
-    "step": {"ratio_5_128px", "ratio_to_bf16_4_96px_mlperf", "ours_saved_gb_per_image_5_128px"},
+    "step": {
+        "ratio_5_128px", "ratio_to_bf16_4_96px_mlperf", "ours_saved_gb_per_image_5_128px",
+        "augmented_share_5_128px",
+    },
     "postprocess": {"ratio_91", "ratio_601", "differing_images_91", "differing_images_601"},
     "scaling": {"processes", "images_per_second_together", "limit_of_the_machine", "ratio"},
     "checkpoint": {"written_s", "held_s"},
     "accuracy": {"ours_AP", "stock_AP"},
     "loader": {
-        "share_of_limit_640x480_to_512", "times_stock", "first_batch_warm_s", "first_batch_cold_s3_s",
-        "resume_1740000_s",
+        "share_of_limit_640x480_to_512", "augmented_share_640x480_to_512", "decode_ms_640x480_to_512",
+        "resize_ms_640x480_to_512", "loader_wall_640x480_to_512", "augmented_wall_640x480_to_512",
+        "times_stock", "first_batch_warm_s", "first_batch_cold_s3_s", "resume_1740000_s",
     },
     "download": {"plain_images_per_s", "ours_images_per_s", "lowest_ratio"},
     "storage": {"single_mb_s", "storage_mb_s", "lowest_ratio"},
@@ -74,11 +74,12 @@ FIGURES = {
 """What documents and goals speak of."""
 
 
+SMALL_LOADER = ["--cases", "", "--images", "16", "--cold-images", "0", "--workers", "1"]
 OTHERS_CALL = {"large_split", "slow_link", "slow_server"}
 NOT_ON_A_BARE_MACHINE = (
-    "kfp", "kubeflow", "kubernetes", "minio", "pyarrow", "simplejpeg", "pycocotools", "hotcoco", "ijson",
-    "tensorboard", "matplotlib", "jinja2", "rich", "onnx", "onnxruntime", "openvino", "urllib3", "certifi",
-    "pycurl",
+    "kfp", "kfp_kubernetes", "kubeflow", "kubernetes", "minio", "pyarrow", "simplejpeg", "pycocotools",
+    "hotcoco", "ijson", "tensorboard", "matplotlib", "jinja2", "rich", "onnx", "onnxruntime", "openvino",
+    "urllib3", "certifi", "pycurl",
 )  # fmt: skip
 
 
@@ -90,34 +91,56 @@ def test_make_bench_runs_all_but_the_long_one():
     here = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
     assert runner.SETS["cpu"].keys() == here - OTHERS_CALL - {"accuracy", "__main__"}
     assert runner.SETS["gpu"].keys() <= here
+    assert runner.SETS["gpu"].keys() >= {"loss", "step", "postprocess", "scaling", "loader"}
 
 
-@pytest.mark.parametrize(
-    ("cases", "first"),
-    [
-        ("91:256,601:256,601:512", "601_512px"),
-        ("601:256@5,91:800", "601_256px"),
-        ("91:800,264:800:mlperf", "264_800px_mlperf"),
-    ],
-)
-def test_the_headline_is_of_the_most_classes(cases, first):
-    assert step.label_of(step.headline(cases.split(","))) == first
-
-
-def test_a_gpus_benchmarks_need_little_more_than_torch():
+def importing(modules, missing, then=""):
+    """Import benchmarks in a process of its own in which packages are missing."""
     code = f"""
 import importlib, importlib.machinery, sys
 class Bare(importlib.machinery.PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        missing = name.split(".")[0] in {NOT_ON_A_BARE_MACHINE}
+        missing = name.split(".")[0] in {tuple(missing)}
         return None if missing else super().find_spec(name, path, target)
 sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Bare
-for name in {[*runner.SETS["gpu"], "scaling"]}:
+for name in {list(modules)}:
     importlib.import_module("benchmarks." + name).main
+{then}
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_gpus_benchmarks_need_little_more_than_torch():
+    """Those that need more are left out, which is told."""
+    done = importing(
+        runner.SETS["gpu"].keys() - runner.NEEDS.keys(),
+        NOT_ON_A_BARE_MACHINE,
+        f"""
+from benchmarks.__main__ import left_out
+for name in {list(runner.NEEDS)}:
+    print(left_out(name))
+""",
+    )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"it needs {', '.join(needed)}" for needed in runner.NEEDS.values()]
+
+
+@pytest.mark.slow
+def test_without_kfp_all_of_them_run():
+    """Without all else that they do not name, too: what they import as they run included."""
+    needed = {package for packages in runner.NEEDS.values() for package in packages}
+    done = importing(
+        runner.SETS["gpu"],
+        set(NOT_ON_A_BARE_MACHINE) - needed,
+        f"""
+from benchmarks import loader
+sys.argv = ["benchmarks/loader.py", "--rounds", "1", "--device", "cpu", *{SMALL_LOADER}]
+loader.main()
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    assert runner._result("loader", done.stdout.splitlines()[-1])
 
 
 BROKEN = {
@@ -135,7 +158,6 @@ print(json.dumps(dict(name="good", ratio=float(sys.argv[1]), figures=dict(speed=
 }
 
 
-@pytest.mark.usefixtures("printed")  # it puts back what is changed
 def test_goals_say_whether_they_were_reached(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["benchmarks/some.py"])
     options = common.arguments("some")
@@ -198,12 +220,7 @@ def test_every_benchmark_is_run_here():
 
 @pytest.fixture
 def printed(monkeypatch, capsys):
-    """Run a benchmark's program in this process, which spares the imports; gives what it prints.
-
-    What it changes of the process is put back.
-    """
-    environment, threads, handlers = dict(os.environ), torch.get_num_threads(), logging.root.handlers[:]
-    level = logging.root.level
+    """Run a benchmark's program in this process; gives what it prints."""
     monkeypatch.setattr(openimages_csv, "_SORTABLE", openimages_csv._SORTABLE)
 
     def run(name, arguments):
@@ -211,13 +228,7 @@ def printed(monkeypatch, capsys):
         importlib.import_module(f"benchmarks.{name}").main()
         return capsys.readouterr().out
 
-    yield run
-    os.environ.clear()
-    os.environ.update(environment)
-    torch.set_num_threads(threads)
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
-    fusion.choose(False, torch.device("cpu"), tell=False)
+    return run
 
 
 @pytest.mark.slow

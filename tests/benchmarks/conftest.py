@@ -1,0 +1,23 @@
+"""Benchmarks are run in the tests' own process, which spares the imports."""
+
+import logging
+import os
+
+import pytest
+import torch
+
+from trainer.model import fusion
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    """Put back what a benchmark changes of the process."""
+    environment, threads = dict(os.environ), torch.get_num_threads()
+    handlers, level = logging.root.handlers[:], logging.root.level
+    yield
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(threads)
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+    fusion.choose(False, torch.device("cpu"), tell=False)

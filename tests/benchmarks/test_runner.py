@@ -1,0 +1,70 @@
+"""The sets of benchmarks: how long they take together, and what a machine for them has to have."""
+
+import sys
+
+import pytest
+import torch
+
+from benchmarks import __main__ as runner
+
+SHARDS = runner.NEEDS["loader"]
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Run the runner, whose benchmarks take no time and say how many seconds it was; gives the names."""
+    names = []
+
+    def run(*arguments, seconds=1.0):
+        def one(name, options):
+            names.append(name)
+            return runner.Run(name, {"name": name, "ratio": 2.0}, "", seconds, 0.5)
+
+        monkeypatch.setattr(runner, "run", one)
+        monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
+        names.clear()
+        assert runner.main() == 0
+        return names
+
+    return run
+
+
+def test_the_whole_set_has_a_time_to_keep(ran, capsys):
+    count = len(runner.SETS["cpu"])
+    assert ran(seconds=899 / count) == list(runner.SETS["cpu"])
+    assert f"\nall {count} took 899 s, within the 900 s that they may take\n" in capsys.readouterr().out
+    ran(seconds=901 / count)
+    assert f"\nall {count} took 901 s, more than the 900 s that they may take\n" in capsys.readouterr().out
+
+
+def test_a_part_of_it_has_none(ran, capsys):
+    assert ran("loss", "step", seconds=1000) == ["loss", "step"]
+    assert "may take" not in capsys.readouterr().out
+
+
+def test_the_set_for_a_gpu_is_not_begun_without_one(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(runner, "run", lambda name, options: pytest.fail(f"{name} was begun"))
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--set", "gpu"])
+    with pytest.raises(SystemExit) as caught:
+        runner.main()
+    assert caught.value.code == 2
+    assert "--set gpu: torch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gpus", "there", "left_out"),
+    [
+        (1, SHARDS, {"scaling": "it compares several GPUs with one, and this machine has one"}),
+        (8, SHARDS, {}),
+        (8, SHARDS[1:-1], dict.fromkeys(["loader", "workers"], f"it needs {SHARDS[0]}, {SHARDS[-1]}")),
+    ],
+)
+def test_what_a_machine_with_gpus_cannot_run_is_left_out(gpus, there, left_out, ran, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(runner.importlib.util, "find_spec", lambda name: name if name in there else None)
+    assert ran("--set", "gpu") == [name for name in runner.SETS["gpu"] if name not in left_out]
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
+    assert told == [f"left out: {name}: {reason}" for name, reason in left_out.items()]
+    assert ran("--set", "gpu", "scaling", "loader") == ["scaling", "loader"], "asked for by name, it is run"
