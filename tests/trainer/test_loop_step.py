@@ -1,28 +1,13 @@
 """One step of the loop: the host waits for nothing, and what is not finite is not applied."""
 
+import numpy as np
 import pytest
 import torch
-from waiting import Counter
+from steps import steps_of
+from waiting import Arrived, Counter
 
-from trainer.distributed import SINGLE, World
 from trainer.errors import TrainingError
-from trainer.loop import _Run
 from trainer.signals import StopRequest
-
-
-def step_of(config, shards, output):
-    """A run that has done two steps, and its next one."""
-    run = _Run(config, shards, output, SINGLE, "none")
-    batches, stop = run.loader.batches(0), StopRequest()
-
-    def step():
-        sums, stopping = run._train_step([next(batches) for _ in range(run.loader.passes)], stop)
-        run.state.step += 1
-        return sums, stopping
-
-    step()
-    step()
-    return run, step
 
 
 @pytest.mark.parametrize(
@@ -34,31 +19,48 @@ def step_of(config, shards, output):
         pytest.param({"train__precision": "fp16"}, marks=pytest.mark.slow),
     ],
 )
-def test_the_host_waits_for_nothing_in_a_step(overrides, shards, tiny, tmp_path):
+def test_the_host_waits_for_nothing_in_a_step(overrides, shards, tiny, tmp_path, monkeypatch):
     """Data, network, losses, guard, clipping, optimiser and moving average."""
-    run, step = step_of(tiny(**overrides), shards, str(tmp_path))
-    # Collating is the host's own work; it makes tensors of lists and floats.
-    made = [next(run.loader.batches(0)) for _ in range(run.loader.passes)]
+    # What the guard reads has been copied to the host by then.
+    monkeypatch.setattr("trainer.step._to_host", lambda values: (Arrived(values), None))
+    with steps_of(tiny(**overrides), shards, str(tmp_path)) as (run, step):
+        step(), step()
+        # Collating is the host's own work; it makes tensors of lists and floats.
+        made = [next(run.loader.batches(0)) for _ in range(run.loader.passes)]
+        with Counter() as counter:
+            run._train_step(made, StopRequest())
+        assert counter.waiting == [] and counter.operations > 300
+        step()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda t: t.tolist(), lambda t: t.sum().tolist(), lambda t: t.numpy(), lambda t: np.asarray(t),
+        lambda t: np.from_dlpack(t), lambda t: t.cpu(), lambda t: t.to("cpu"), lambda t: t.to(device="cpu"),
+        lambda t: t.to(torch.device("cpu"), torch.float64), lambda t: float(t.sum()), lambda t: int(t.sum()),
+        lambda t: bool(t.sum()), lambda t: t.sum().item(), lambda t: range(9)[t.argmax()],
+        lambda t: f"{t.sum():.2f}", repr, lambda t: 1.0 in t, max, lambda t: t[: t.argmax()],
+        lambda t: t[t > 2], lambda t: t.nonzero(), lambda t: torch.equal(t, t),
+        lambda t: torch.tensor([1.0]), lambda t: torch.full((2,), t.sum()),
+    ],
+)  # fmt: skip
+def test_the_counter_sees_what_reads_a_tensor(read):
+    values = torch.arange(5.0)
     with Counter() as counter:
-        run._train_step(made, StopRequest())
-    assert counter.waiting == [] and counter.operations > 300
-    step()
-    run.close()
+        read(values)
+    assert counter.waiting
+    seen = len(counter.waiting)
+    read(values)
+    assert len(counter.waiting) == seen  # only while it counts
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_host_waits_for_nothing_in_a_step_on_a_gpu(shards, tiny, tmp_path):
-    world = World(0, 1, torch.device("cuda", 0))
-    run = _Run(tiny(), shards, str(tmp_path), world, "none")
-    batches = run.loader.batches(0)
-    try:
-        for step in range(4):
-            if step == 2:
-                torch.cuda.set_sync_debug_mode("error")
-            run._train_step([next(batches) for _ in range(run.loader.passes)], StopRequest())
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-        run.close()
+def test_the_counter_lets_pass_what_does_not_wait():
+    values = torch.arange(5.0)
+    with Counter() as counter:
+        list(values), values.to(torch.bfloat16), values.split(2), torch.where(values > 2, values, 0.0)
+        assert Arrived(values).tolist() == [0, 1, 2, 3, 4]
+    assert counter.waiting == []
 
 
 class Graphs:
@@ -87,22 +89,22 @@ def test_gradients_outlive_the_next_pass_of_cuda_graphs(passes, shards, tiny, tm
     for name in ("plain", "graphs"):
         if name == "graphs":
             monkeypatch.setattr("trainer.loop.compile_detector", Graphs())
-        run, step = step_of(config, shards, str(tmp_path / name))
-        assert run.loader.passes == passes and run.holds_gradients == (name == "graphs" and passes > 1)
-        found.append(step()[0])
-        run._accept(run.guard.settle())
-        run.close()
+        with steps_of(config, shards, str(tmp_path / name)) as (run, step):
+            assert run.loader.passes == passes and run.holds_gradients == (name == "graphs" and passes > 1)
+            step(), step()
+            found.append(step())
+            run._accept(run.guard.settle())
     assert torch.equal(*found)
 
 
 def test_a_gradient_that_is_not_finite_is_not_applied(shards, tiny, tmp_path):
-    run, step = step_of(tiny(train__precision="fp32", train__ema_decay=0.0), shards, str(tmp_path))
-    before = {name: value.clone() for name, value in run.state.detector.named_parameters()}
-    weight = run.state.parameters[0]
-    handle = weight.register_hook(lambda gradient: gradient * float("nan"))
-    step()
-    handle.remove()
-    with pytest.raises(TrainingError, match=r"at step 3 of 12 .*norm of the gradient nan, image ids \["):
+    config = tiny(train__precision="fp32", train__ema_decay=0.0)
+    with steps_of(config, shards, str(tmp_path)) as (run, step):
+        step(), step()
+        before = {name: value.clone() for name, value in run.state.detector.named_parameters()}
+        handle = run.state.parameters[0].register_hook(lambda gradient: gradient * float("nan"))
         step()
-    assert all(torch.equal(value, before[name]) for name, value in run.state.detector.named_parameters())
-    run.close()
+        handle.remove()
+        with pytest.raises(TrainingError, match=r"at step 3 of 12 .*norm of the gradient nan, image ids \["):
+            step()
+        assert all(torch.equal(value, before[name]) for name, value in run.state.detector.named_parameters())

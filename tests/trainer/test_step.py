@@ -7,10 +7,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo.backends.distributed import SubmodCompiler
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import ModelConfig
-from trainer.distributed import SINGLE
+from trainer.distributed import SINGLE, World
 from trainer.errors import ConfigError
 from trainer.model import fusion
 from trainer.model.detector import build
@@ -101,27 +102,48 @@ def test_uneven_shares_have_a_graph_for_each_size_and_train_alike():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("traced")
-def test_the_compiled_network_trains_in_a_process_group(tmp_path):
-    detector = tiny_detector()
+def test_ddp_cuts_the_compiled_network_and_it_trains_alike(tmp_path, monkeypatch):
+    """So that the first gradients are on their way while the others are computed."""
+    parts, compile_part = [], SubmodCompiler.compile_submod
+    monkeypatch.setattr(
+        SubmodCompiler, "compile_submod", lambda self, *given: parts.append(1) or compile_part(self, *given)
+    )
+    plain, detector = tiny_detector(), tiny_detector()
     compile_detector(detector, "graphs", SINGLE)
+    images = torch.randint(0, 256, (1, 3, 96, 96), dtype=torch.uint8)
+    boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        model = DistributedDataParallel(detector, gradient_as_bucket_view=True)
-        images = torch.randint(0, 256, (1, 3, 96, 96), dtype=torch.uint8)
-        boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
-        for _ in range(2):
-            sum(model(images, boxes, labels)).backward()
-        assert all(torch.isfinite(parameter.grad).all() for parameter in detector.parameters())
+        model = DistributedDataParallel(detector, gradient_as_bucket_view=True, bucket_cap_mb=1)
+        for _ in range(2):  # DDP arranges its buckets anew after the first
+            for each in (plain, model):
+                each.zero_grad(set_to_none=True)
+                sum(each(images, boxes, labels)).backward()
+            for one, other in zip(plain.parameters(), detector.parameters(), strict=True):
+                assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-6)
     finally:
         dist.destroy_process_group()
+    assert len(parts) > 1
 
 
-@pytest.mark.parametrize("mode", ["off", "loss"])
-def test_the_network_is_compiled_only_when_asked(mode, monkeypatch):
-    monkeypatch.setattr(fusion, "choose", lambda enabled, device, tell: enabled)
+@pytest.mark.parametrize(
+    ("setting", "device", "modes", "graphs"),
+    [
+        ("off", "cuda", [], False), ("loss", "cuda", [], False), ("model", "cuda", ["default"], False),
+        ("graphs", "cuda", ["reduce-overhead"], True), ("graphs", "cpu", ["default"], False),
+    ],
+)  # fmt: skip
+def test_the_network_is_compiled_as_asked(setting, device, modes, graphs, monkeypatch):
+    """In torch's mode "reduce-overhead", which is that of CUDA graphs, where there is a GPU for them."""
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append((function, options)))
+    monkeypatch.setattr(fusion, "missing_tool", lambda device_type: None)
+    monkeypatch.setattr(fusion._Choice, "compiles", False)
     detector = tiny_detector()
-    compile_detector(detector, mode, SINGLE)
-    assert detector._compiled_trunk is None
+    assert compile_detector(detector, setting, World(0, 1, torch.device(device))) == graphs
+    assert asked == [(detector.trunk, {"mode": m, "dynamic": False, "fullgraph": True}) for m in modes]
+    assert (detector._compiled_trunk is not None) == bool(modes)
+    assert fusion._Choice.compiles == (setting != "off")
 
 
 @pytest.mark.slow

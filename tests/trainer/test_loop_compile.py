@@ -1,0 +1,148 @@
+"""What the settings of compilation and of messages do in the loop."""
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from steps import steps_of
+
+from trainer.distributed import World
+from trainer.loop import train
+from trainer.model import focal, fusion, matching
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+FIRST_GPU = World(0, 1, torch.device("cuda", 0))
+CPU_COMPILER = pytest.mark.skipif(fusion.missing_tool("cpu") is not None, reason="no C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def compiler(monkeypatch):
+    """Compilation that leaves nothing behind for other tests."""
+    monkeypatch.setattr(fusion._Choice, "compiles", False)
+    yield
+    if "torch._dynamo" in sys.modules:  # which takes seconds to import
+        torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    ("setting", "modes"), [("off", []), ("loss", []), ("model", ["default"]), ("graphs", ["default"])]
+)
+def test_the_setting_reaches_the_compiler(setting, modes, shards, tiny, tmp_path, monkeypatch):
+    """Without a GPU there are no CUDA graphs: see test_step.py."""
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options) or function)
+    monkeypatch.setattr(fusion, "missing_tool", lambda device_type: None)
+    with steps_of(tiny(train__compile=setting), shards, str(tmp_path)) as (run, _):
+        assert [options["mode"] for options in asked] == modes
+        assert fusion._Choice.compiles == (setting != "off") and not run.holds_gradients
+
+
+def gradients_of(config, shards, output, world, count):
+    """Sums of some steps, and the gradients that the optimiser saw."""
+    losses, gradients = [], []
+    with steps_of(config, shards, output, world) as (run, step):
+        run.state.optimizer.register_step_pre_hook(
+            lambda *_: gradients.append(torch.cat([p.grad.flatten().float() for p in run.state.parameters]))
+        )
+        for _ in range(count):
+            losses.append(step())
+        assert run.holds_gradients == (config.train.compile == "graphs" and run.loader.passes > 1)
+    return torch.stack(losses), torch.stack(gradients)
+
+
+@GPU
+@pytest.mark.slow
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 0.01), ("bf16", 0.1)])
+def test_the_network_as_cuda_graphs_trains_alike(
+    passes, precision, tolerance, shards, tiny, tmp_path, monkeypatch
+):
+    """Six steps, in which the graphs are warmed up, recorded and replayed.
+
+    Of a thousand places rounding moves one or two over the edge of a ReLU, which is the tolerance in fp32.
+    """
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    common = {
+        "train__precision": precision, "train__batch_size": 2, "train__global_batch": 2 * passes,
+        "train__lr": 1e-6, "train__clip_norm": 0.0,
+    }  # fmt: skip
+    plain, compiled = (
+        gradients_of(tiny(**common, train__compile=setting), shards, str(tmp_path / setting), FIRST_GPU, 6)
+        for setting in ("off", "graphs")
+    )
+    assert fusion._Choice.compiles  # no compiler's failure ended it
+    for one, other in zip(plain, compiled, strict=True):
+        assert torch.isfinite(one).all() and one.abs().amax(dim=1).min() > 0
+        difference = (one - other).norm(dim=1) / one.norm(dim=1)
+        assert difference.max() < tolerance, difference
+
+
+@GPU
+@pytest.mark.slow
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("setting", ["off", "loss", "graphs"])
+def test_the_host_waits_for_nothing_in_a_step_on_a_gpu(setting, passes, shards, tiny, tmp_path):
+    """The loader's part included; compiling, tuning and recording of graphs are over before it."""
+    config = tiny(train__compile=setting, train__batch_size=2, train__global_batch=2 * passes)
+    with steps_of(config, shards, str(tmp_path), FIRST_GPU) as (_, step):
+        for _ in range(8):
+            step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step(), step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert fusion._Choice.compiles == (setting != "off")
+
+
+@CPU_COMPILER
+@pytest.mark.slow
+def test_compiled_code_is_kept_and_taken_up(shards, tiny, tmp_path, monkeypatch, caplog):
+    """Two runs, each with compiled code of its own only, as in pods with nothing in common but the folder."""
+    caplog.set_level(logging.INFO, "compile")
+    # The box loss and its gradient are enough to see it by.
+    monkeypatch.setattr(focal, "focal_and_gradient_", focal.focal_and_gradient_.__wrapped__)
+    monkeypatch.setattr(matching, "_match", matching._match.__wrapped__)
+    output = str(tmp_path / "run")
+    made, found = [], []
+    for place in ("one", "other"):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / place))
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+        config = tiny(train__compile="loss", train__compile_cache=True, train__epochs=1)
+        train(config, shards, output, resume="none")
+        graphs = torch._dynamo.utils.counters["inductor"]
+        made.append(graphs["fxgraph_cache_miss"])
+        found.append(graphs["fxgraph_cache_hit"])
+        assert Path(output, "compiled.bin").stat().st_size > 1000
+    assert made[0] > 0 and found == [0, made[0]] and made[1] == 0
+    assert caplog.text.count("took up compiled code from") == 1
+
+
+def test_nothing_compiled_is_kept_unless_asked_for(shards, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.loop.load_compiled", pytest.fail)
+    monkeypatch.setattr("trainer.loop.save_compiled", pytest.fail)
+    train(tiny(train__epochs=1), shards, str(tmp_path))
+    assert not (tmp_path / "compiled.bin").exists()
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch without NCCL cannot")
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_gradients_are_exchanged_as_the_setting_says(compressed, passes, shards, tiny, tmp_path):
+    """What comes back of bf16 is numbers of bf16; sums over passes are made in fp32, before."""
+    config = tiny(
+        train__precision="fp32", train__batch_size=2, train__global_batch=4 * passes,
+        train__gradient_compression=compressed, train__clip_norm=0.0,
+    )  # fmt: skip
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        # One of two by its own account: its share of the images, and a model that exchanges gradients.
+        _, gradients = gradients_of(config, shards, str(tmp_path), World(0, 2, torch.device("cpu")), 2)
+    finally:
+        dist.destroy_process_group()
+    assert gradients.abs().max() > 0
+    assert torch.equal(gradients, gradients.bfloat16().float()) == compressed
