@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import multiprocessing
 
 from benchmarks.common import CLOCKS, arguments, random_batch, report, run, synchronize
-from benchmarks.training import Inputs, Trained
+from benchmarks.training import Inputs, step_of
 from trainer.config import Config
 from trainer.distributed import World
 from trainer.errors import ConfigError
@@ -84,21 +84,22 @@ def _process(rank: int, options: argparse.Namespace, port: int, results: Any) ->
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=options.processes)
     fusion.choose(options.compiled, device, tell=rank == 0)
-    inputs = Inputs(*random_batch(options.images, options.size, options.classes, device)[:3])
+    batch = random_batch(options.images, options.size, options.classes, device)[:3]
+    inputs = Inputs(*batch, image_ids=range(options.images))
     own = TrainState(Config(), options.classes, World(rank, 1, device))
     shared = TrainState(Config(), options.classes, World(rank, options.processes, device))
-    apart, together = Trained(own, Config()), Trained(shared, Config())
+    apart, together = (step_of(state, Config(), options.images) for state in (own, shared))
     ways = {"alone": (apart, rank == 0), "apart": (apart, True), "together": (together, True)}
-    """Who is trained in each, and whether this process takes part."""
+    """Whose step each is, and whether this process takes part."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     now = CLOCKS[options.clock]
     for round_number in range(options.rounds + 1):
-        for name, (trained, trains) in ways.items():
+        for name, (step, trains) in ways.items():
             dist.barrier()
             start = now()
             if trains:
                 for _ in range(options.steps):
-                    trained.step(inputs)
+                    step([inputs])
                 synchronize(device)
             if round_number:
                 seconds[name].append(now() - start)

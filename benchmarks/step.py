@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import arguments, interleaved, random_batch, report, run, saved_bytes, stock_model
-from benchmarks.training import PHOTOGRAPHS, Inputs, Trained, color_maps, without_weights
+from benchmarks.training import PHOTOGRAPHS, Inputs, color_maps, step_of, without_weights
 from trainer import recipes
 from trainer.config import Config, ModelConfig
 from trainer.distributed import World
@@ -141,13 +141,14 @@ def ours(
         network: "off", "model" or "graphs", see `train.compile`.
     """
     pixels, boxes, labels, _ = batch
-    trained = Trained(TrainState(config, classes, World(0, 1, device)), config)
+    state = TrainState(config, classes, World(0, 1, device))
     if network != "off":
-        trained.state.detector.compile_trunk("reduce-overhead" if network == "graphs" else "default")
+        state.detector.compile_trunk("reduce-overhead" if network == "graphs" else "default")
+    step = step_of(state, config, len(pixels))
 
     def candidate(color: Tensor | None) -> Candidate:
-        inputs = Inputs(pixels, boxes, labels, color)
-        return Candidate(lambda: trained.step(inputs), lambda: trained.loss(inputs))
+        inputs = Inputs(pixels, boxes, labels, color, range(len(pixels)))
+        return Candidate(lambda: step([inputs]), lambda: step.losses(inputs))
 
     return {
         "ours": candidate(color_maps(config.loader, len(pixels), device)),

@@ -19,17 +19,18 @@ from typing import Any
 
 from benchmarks.common import arguments, report, run, synchronize
 from benchmarks.pictures import make_shards
-from benchmarks.training import Inputs, Trained, without_weights
+from benchmarks.training import step_of, without_weights
 from trainer import recipes
 from trainer.config import Config
 from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World
 from trainer.state import TrainState
+from trainer.step import TrainStep
 
 
 def fed(
-    trained: Trained, dataset: ShardDataset, config: Config, world: World, workers: int, steps: int
+    step: TrainStep, dataset: ShardDataset, config: Config, world: World, workers: int, steps: int
 ) -> tuple[float, float]:
     """Images a second, and the share of it that steps wait; 0 workers train on the first batch alone."""
     size = config.train.batch_size
@@ -40,7 +41,7 @@ def fed(
     batches = loader.batches(0)
     try:
         batch = next(batches)
-        trained.step(Inputs(*batch[:4]))
+        step([batch])
         synchronize(world.device)
         waited, began = 0.0, time.perf_counter()
         for _ in range(steps):
@@ -48,7 +49,7 @@ def fed(
                 asked = time.perf_counter()
                 batch = next(batches)
                 waited += time.perf_counter() - asked
-            trained.step(Inputs(*batch[:4]))
+            step([batch])
         synchronize(world.device)
         seconds = time.perf_counter() - began
     finally:
@@ -68,10 +69,10 @@ def main() -> None:
     found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
     with tempfile.TemporaryDirectory() as folder:
         dataset = ShardDataset(make_shards(Path(folder) / "made", options.images, 640, 480), "train")
-        trained = Trained(TrainState(config, len(dataset.categories), world), config)
+        step = step_of(TrainState(config, len(dataset.categories), world), config, options.batch)
         for turn in range(options.rounds + 1):
             for number in numbers[:: -1 if turn % 2 else 1]:
-                result = fed(trained, dataset, config, world, number, options.steps)
+                result = fed(step, dataset, config, world, number, options.steps)
                 if turn:
                     found[number].append(result)
     figures: dict[str, Any] = {}

@@ -5,7 +5,6 @@ batch: stopped anywhere and resumed, on as many processes as there are then, it 
 the same global batches and, but for rounding, the same losses.
 """
 
-import contextlib
 import logging
 import math
 import time
@@ -13,32 +12,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from trainer import checkpoint, configuration, log, storage
+from trainer.compilation import compile_detector, hold_gradients, load_compiled, save_compiled
 from trainer.config import Config
-from trainer.data.loader import Batch, TrainLoader
+from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
-from trainer.distributed import World, broadcast, gather, mean, process_group
+from trainer.distributed import World, broadcast, mean, process_group
 from trainer.errors import Interrupted
 from trainer.evaluation.inference import predict_split
-from trainer.model.loss import Losses
-from trainer.optim import gradient_norm, learning_rate, set_learning_rate
-from trainer.precision import autocast
 from trainer.recorder import CHECKPOINTS, Recorder
 from trainer.resume import newest_checkpoint, step_size
 from trainer.signals import StopRequest, stop_request
 from trainer.state import TrainState
-from trainer.step import (
-    StepGuard,
-    Verdict,
-    compile_detector,
-    compress_gradients,
-    hold_gradients,
-    load_compiled,
-    not_finite,
-    save_compiled,
-)
+from trainer.step import TrainStep, compress_gradients
 from trainer.training_log import TrainingLog
 
 _LOG = logging.getLogger("train")
@@ -100,10 +87,13 @@ class _Run:
         self.holds_gradients = graphs and self.loader.passes > 1
         if self.holds_gradients:
             hold_gradients(self.state.parameters)
-        self.model = self.state.distributed()
+        model = self.state.distributed()
         if config.train.gradient_compression:
-            compress_gradients(self.model)
-        self.guard = StepGuard(self.state.optimizer, world)
+            compress_gradients(model)
+        self.train_step = TrainStep(
+            self.state, model, config.train, steps=self.steps, global_batch=self.global_batch,
+            holds_gradients=self.holds_gradients,
+        )  # fmt: skip
         self.log = self.recorder = None
         if world.is_main:
             self.log = TrainingLog(output_uri, self.state.step, self.state.validated)
@@ -123,7 +113,7 @@ class _Run:
         with log.progress("train", self.steps, "steps", done=first, shown=self.world.is_main) as bar:
             while True:
                 if self._epoch_ended() or stopping or self._checkpoint_due(saved_at):
-                    stopping |= self._accept(self.guard.settle())
+                    stopping |= self.train_step.settle()
                     self._save()
                     self._keep_compiled()
                     saved_at = time.monotonic()
@@ -135,14 +125,12 @@ class _Run:
                         self._validate()
                 if state.step == self.steps:
                     break
-                step_sums, stopping = self._train_step(
-                    [next(batches) for _ in range(self.loader.passes)], stop
+                step_sums, stopping = self.train_step(
+                    [next(batches) for _ in range(self.loader.passes)], stop=stop.asked
                 )
                 sums += step_sums
-                state.step += 1
-                state.samples += self.global_batch
                 if state.step % self.config.train.log_every == 0 or state.step == self.steps:
-                    stopping |= self._accept(self.guard.settle())
+                    stopping |= self.train_step.settle()
                     bar.note = self._report(sums, time.monotonic() - start, state.step - first)
                     sums.zero_()
                 bar.update()
@@ -164,59 +152,6 @@ class _Run:
         due = self.epoch % self.config.train.validate_every == 0 or self.state.step == self.steps
         fresh = self.state.validated < self.state.step
         return self.val_set is not None and self._epoch_ended() and due and fresh
-
-    def _train_step(self, batches: list[Batch], stop: StopRequest) -> tuple[Tensor, bool]:
-        """One optimiser step over the forward passes of this rank.
-
-        Returns:
-            [4] on the device: total, classification and box loss, norm of the gradient, whose
-            means over the ranks are those of the global batch; and whether any rank was asked to stop.
-        """
-        state = self.state
-        set_learning_rate(state.optimizer, learning_rate(state.step, self.steps, self.config.train))
-        losses = torch.zeros(2, device=self.world.device)
-        for turn, batch in enumerate(batches):
-            losses += self._forward_backward(batch, last=turn == len(batches) - 1)
-        state.scaler.unscale_(state.optimizer)
-        norm = gradient_norm(state.parameters, self.config.train.clip_norm).float()[None]
-        found = torch.cat([losses, norm])
-        if state.scaler.is_enabled():
-            # A gradient beyond fp16 is the scaler's: it leaves out the step and scales less.
-            found = torch.cat([losses, losses.new_zeros(1)])
-            norm = torch.where(norm.isfinite(), norm, 0.0)
-        # All ranks learn here, in one message, what any of them found, and go on together; the
-        # host reads it a step later, so that it never waits for the device.
-        ids = [image_id for batch in batches for image_id in batch.image_ids]
-        stopping = self._accept(self.guard.judge(state.step + 1, found, ids, stopping=stop.asked))
-        state.scaler.step(state.optimizer)
-        state.scaler.update()
-        state.optimizer.zero_grad(set_to_none=not self.holds_gradients)
-        if state.ema:
-            state.ema.update(state.step)
-        return torch.cat([losses.sum()[None], losses, norm]), stopping
-
-    def _forward_backward(self, batch: Batch, *, last: bool) -> Tensor:
-        # Gradients are exchanged in the last backward pass of a step only.
-        waits = isinstance(self.model, DistributedDataParallel) and not last
-        with self.model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
-            with autocast(self.world.device, self.config.train.precision):
-                losses: Losses = self.model(batch.images, batch.boxes, batch.labels, batch.color)
-            # A mean over these images. The gradients of the ranks are averaged, so that its share
-            # in the mean over the global batch is this, however uneven the slices are.
-            share = len(batch.image_ids) * self.world.size / self.global_batch
-            self.state.scaler.scale((losses.classification + losses.boxes) * share).backward()
-        return torch.stack([losses.classification.detach(), losses.boxes.detach()]) * share
-
-    def _accept(self, verdict: Verdict | None) -> bool:
-        """Go on, or stop every rank where the optimiser left out a step, naming it and its images.
-
-        Returns:
-            Whether any rank was asked to stop.
-        """
-        if not verdict or not verdict.broken:
-            return bool(verdict and verdict.stopping)
-        reports = gather((self.world.rank, verdict.losses, verdict.image_ids), self.world)
-        raise not_finite(f"step {verdict.step} of {self.steps} (epoch {self.epoch + 1})", reports)
 
     def _report(self, sums: Tensor, seconds: float, steps: int) -> str:
         """Log the means since the last report over all ranks; returns the note for the display."""

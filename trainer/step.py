@@ -1,27 +1,125 @@
-"""What keeps a training step from waiting: a guard on the device, compilation, smaller messages."""
+"""A step of the optimiser, as every rank does it; nothing in it waits for the device."""
 
-import logging
+import contextlib
 import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer import storage
-from trainer.distributed import World, largest
+from trainer.config import TrainConfig
+from trainer.distributed import World, gather, largest
 from trainer.errors import ConfigError, TrainingError
-from trainer.model import fusion
-from trainer.model.detector import Detector
+from trainer.model.loss import Losses
+from trainer.optim import gradient_norm, learning_rate, set_learning_rate
+from trainer.precision import autocast
+from trainer.state import TrainState
 
-Compile = Literal["off", "loss", "model", "graphs"]
-"""What torch.compile is used for: nothing; the loss; the network as well; that with CUDA graphs."""
+if TYPE_CHECKING:  # A step needs nothing that reads shards.
+    from trainer.data.loader import Batch
 
-_LOG = logging.getLogger("compile")
+
+class TrainStep:
+    """One step of the optimiser, over the forward passes of this rank. Steps are collectives."""
+
+    def __init__(
+        self,
+        state: TrainState,
+        model: nn.Module,
+        config: TrainConfig,
+        *,
+        steps: int,
+        global_batch: int,
+        holds_gradients: bool = False,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            state: what the steps change.
+            model: the detector as the ranks share it, see `TrainState.distributed`.
+            config: the training's.
+            steps: of the whole training, which the learning rate follows.
+            global_batch: images of all ranks in a step.
+            holds_gradients: whether the gradients' memory stays from step to step.
+        """
+        self._state, self._model, self._config = state, model, config
+        self._steps, self._global_batch = steps, global_batch
+        self._holds_gradients = holds_gradients
+        self._guard = StepGuard(state.optimizer, state.world)
+
+    def __call__(self, batches: Sequence["Batch"], *, stop: bool = False) -> tuple[Tensor, bool]:
+        """Do one, from the gradients of as many forward passes as there are batches.
+
+        Returns:
+            [4] on the device: total, classification and box loss, norm of the gradient, whose
+            means over the ranks are those of the global batch; and whether any rank was asked to `stop`.
+
+        Raises:
+            TrainingError: a loss or gradient of the step before was not finite; the weights are those
+                before it.
+        """
+        state = self._state
+        set_learning_rate(state.optimizer, learning_rate(state.step, self._steps, self._config))
+        losses = torch.zeros(2, device=state.world.device)
+        for turn, batch in enumerate(batches):
+            losses += self._forward_backward(batch, last=turn == len(batches) - 1)
+        state.scaler.unscale_(state.optimizer)
+        norm = gradient_norm(state.parameters, self._config.clip_norm).float()[None]
+        found = torch.cat([losses, norm])
+        if state.scaler.is_enabled():
+            # A gradient beyond fp16 is the scaler's: it leaves out the step and scales less.
+            found = torch.cat([losses, losses.new_zeros(1)])
+            norm = torch.where(norm.isfinite(), norm, 0.0)
+        # All ranks learn here, in one message, what any of them found, and go on together; the
+        # host reads it a step later, so that it never waits for the device.
+        ids = [image_id for batch in batches for image_id in batch.image_ids]
+        stopping = self._accept(self._guard.judge(state.step + 1, found, ids, stopping=stop))
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+        state.optimizer.zero_grad(set_to_none=not self._holds_gradients)
+        if state.ema:
+            state.ema.update(state.step)
+        state.step += 1
+        state.samples += self._global_batch
+        return torch.cat([losses.sum()[None], losses, norm]), stopping
+
+    def losses(self, batch: "Batch") -> Losses:
+        """The forward pass: means over the images of this batch."""
+        with autocast(self._state.world.device, self._config.precision):
+            losses: Losses = self._model(batch.images, batch.boxes, batch.labels, batch.color)
+        return losses
+
+    def settle(self) -> bool:
+        """Wait for the last step, as before its state is saved; whether any rank was asked to stop.
+
+        Raises:
+            TrainingError: as for a step.
+        """
+        return self._accept(self._guard.settle())
+
+    def _forward_backward(self, batch: "Batch", *, last: bool) -> Tensor:
+        # Gradients are exchanged in the last backward pass of a step only.
+        waits = isinstance(self._model, DistributedDataParallel) and not last
+        with self._model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
+            losses = self.losses(batch)
+            # A mean over these images. The gradients of the ranks are averaged, so that its share
+            # in the mean over the global batch is this, however uneven the slices are.
+            share = len(batch.image_ids) * self._state.world.size / self._global_batch
+            self._state.scaler.scale((losses.classification + losses.boxes) * share).backward()
+        return torch.stack([losses.classification.detach(), losses.boxes.detach()]) * share
+
+    def _accept(self, verdict: "Verdict | None") -> bool:
+        """Go on, or stop every rank where the optimiser left out a step, naming it and its images."""
+        if not verdict or not verdict.broken:
+            return bool(verdict and verdict.stopping)
+        world = self._state.world
+        reports = gather((world.rank, verdict.losses, verdict.image_ids), world)
+        raise _not_finite(f"step {verdict.step} of {self._steps}", reports)
 
 
 @dataclass(frozen=True)
@@ -87,7 +185,7 @@ class StepGuard:
         return Verdict(step, losses, image_ids, bool(broken), bool(stopping))
 
 
-def not_finite(place: str, reports: Sequence[tuple[int, list[float], list[int]]]) -> TrainingError:
+def _not_finite(place: str, reports: Sequence[tuple[int, list[float], list[int]]]) -> TrainingError:
     """The error for a step that the guard held back.
 
     Args:
@@ -116,62 +214,6 @@ def _to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     copied = torch.cuda.Event()
     copied.record()
     return host, copied
-
-
-def compile_detector(detector: Detector, mode: Compile, world: World) -> bool:
-    """Compile what the configuration asks for, as far as the machine can; log what is done.
-
-    Compilation itself happens in the first steps. The weights' names do not change.
-
-    Args:
-        detector: the network that is trained, on its device.
-        mode: see `Compile`; "graphs" means "model" where there is no GPU.
-        world: this process and its device; rank 0 logs.
-
-    Returns:
-        Whether the network runs as CUDA graphs: see `hold_gradients`.
-    """
-    if not fusion.choose(mode != "off", world.device, tell=world.is_main) or mode not in ("model", "graphs"):
-        return False
-    graphs = mode == "graphs" and world.device.type == "cuda"
-    detector.compile_trunk("reduce-overhead" if graphs else "default")
-    if world.is_main:
-        _LOG.info("the network is compiled%s", ", with CUDA graphs" if graphs else "")
-    return graphs
-
-
-def hold_gradients(parameters: Sequence[Tensor]) -> None:
-    """Give every weight a gradient in memory of its own, for steps of several passes with CUDA graphs.
-
-    A graph leaves its gradients where its next run writes: autograd would take that memory for the
-    gradient, and what one pass found would be lost to the next (pytorch/pytorch issue 169545). To a
-    gradient that is there already, it adds. The optimiser has to zero it then instead of dropping it.
-    """
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-
-
-def load_compiled(uri: str) -> bool:
-    """Take up what an earlier process of this run compiled, so that a restart need not; True if found.
-
-    It is code, and is run: the folder must be as trusted as the image.
-    """
-    if not storage.exists(uri):
-        return False
-    if torch.compiler.load_cache_artifacts(storage.read_bytes(uri)) is None:
-        _LOG.warning("what is in %s is no compiled code of this torch: compiling anew", uri)
-        return False
-    _LOG.info("took up compiled code from %s", uri)
-    return True
-
-
-def save_compiled(uri: str) -> bool:
-    """Keep what this process has compiled for `load_compiled`; False if there is nothing."""
-    saved = torch.compiler.save_cache_artifacts()
-    if saved is None:
-        return False
-    storage.write_bytes(uri, saved[0])
-    return True
 
 
 def compress_gradients(model: nn.Module) -> None:

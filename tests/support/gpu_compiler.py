@@ -30,11 +30,11 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from triton.backends.compiler import GPUTarget
 
+from trainer.compilation import compile_detector
 from trainer.config import ModelConfig
 from trainer.distributed import World
 from trainer.model import detector as detector_module
 from trainer.model import fusion, matching
-from trainer.step import compile_detector
 
 GPU = torch.device("cuda", 0)
 H200 = types.SimpleNamespace(

@@ -8,7 +8,6 @@ from torch import Tensor
 from trainer.config import Config
 from trainer.distributed import SINGLE, World
 from trainer.loop import _Run
-from trainer.signals import StopRequest
 
 
 @contextmanager
@@ -17,11 +16,10 @@ def steps_of(
 ) -> Iterator[tuple[_Run, Callable[[], Tensor]]]:
     """A run, and a function that does its next step and gives the step's sums."""
     run = _Run(config, shards, output, world, "none")
-    batches, stop = run.loader.batches(0), StopRequest()
+    batches = run.loader.batches(0)
 
     def step() -> Tensor:
-        sums, _ = run._train_step([next(batches) for _ in range(run.loader.passes)], stop)
-        run.state.step += 1
+        sums, _ = run.train_step([next(batches) for _ in range(run.loader.passes)])
         return sums
 
     try:

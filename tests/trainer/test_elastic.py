@@ -19,19 +19,25 @@ TRACED = '''#!{python}
 import json, os, sys, time
 from trainer import loop
 from trainer.__main__ import main
+from trainer.step import TrainStep
 
-train_step = loop._Run._train_step
+begin, train_step, begun = loop._Run.__init__, TrainStep.__call__, []
 
-def traced(run, batches, stop):
-    done = train_step(run, batches, stop)
+def noted(run, *given):
+    begin(run, *given)
+    begun.append(run.resumed_from or 0)
+
+def traced(self, batches, **asked):
+    done = train_step(self, batches, **asked)
     ids = [image_id for batch in batches for image_id in batch.image_ids]
-    row = [run.state.step + 1, run.resumed_from or 0, run.world.size, run.world.rank, ids]
+    world = self._state.world
+    row = [self._state.step, begun[-1], world.size, world.rank, ids]
     with open("{trace}", "a") as file:
         file.write(json.dumps(row) + "\\n")
     time.sleep(0.05)
     return done
 
-loop._Run._train_step = traced
+loop._Run.__init__, TrainStep.__call__ = noted, traced
 if __name__ == "__main__":
     sys.exit(main(sys.argv[4:]))  # after -u -m trainer
 '''

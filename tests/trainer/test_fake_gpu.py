@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from waiting import Counter
 
-from trainer import step
+from trainer import compilation, step
 from trainer.config import ModelConfig, TrainConfig
 from trainer.distributed import World
 from trainer.model.detector import build
@@ -80,7 +80,7 @@ def test_what_follows_the_gradients_stays_on_the_device(kind, monkeypatch):
     parameters = list(detector.parameters())
     guard = step.StepGuard(optimizer, World(0, 1, GPU))
     for number in range(2):
-        step.hold_gradients(parameters)
+        compilation.hold_gradients(parameters)
         with Crossings() as crossings, Counter() as counter:
             norm = gradient_norm(parameters, 5.0)
             guard.judge(number, torch.cat([torch.rand(2), norm[None]]), [1], stopping=False)

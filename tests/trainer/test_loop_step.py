@@ -7,7 +7,6 @@ from steps import steps_of
 from waiting import Arrived, Counter
 
 from trainer.errors import TrainingError
-from trainer.signals import StopRequest
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,7 @@ def test_the_host_waits_for_nothing_in_a_step(overrides, shards, tiny, tmp_path,
         # Collating is the host's own work; it makes tensors of lists and floats.
         made = [next(run.loader.batches(0)) for _ in range(run.loader.passes)]
         with Counter() as counter:
-            run._train_step(made, StopRequest())
+            run.train_step(made)
         assert counter.waiting == [] and counter.operations > 300
         step()
 
@@ -93,7 +92,7 @@ def test_gradients_outlive_the_next_pass_of_cuda_graphs(passes, shards, tiny, tm
             assert run.loader.passes == passes and run.holds_gradients == (name == "graphs" and passes > 1)
             step(), step()
             found.append(step())
-            run._accept(run.guard.settle())
+            run.train_step.settle()
     assert torch.equal(*found)
 
 
@@ -105,6 +104,6 @@ def test_a_gradient_that_is_not_finite_is_not_applied(shards, tiny, tmp_path):
         handle = run.state.parameters[0].register_hook(lambda gradient: gradient * float("nan"))
         step()
         handle.remove()
-        with pytest.raises(TrainingError, match=r"at step 3 of 12 .*norm of the gradient nan, image ids \["):
+        with pytest.raises(TrainingError, match=r"at step 3 of 12: .*norm of the gradient nan, image ids \["):
             step()
         assert all(torch.equal(value, before[name]) for name, value in run.state.detector.named_parameters())

@@ -1,24 +1,16 @@
-"""The guard of a step, the compilation of the network, the cache of compiled code."""
+"""The guard of a step, and gradients sent in bf16."""
 
 import copy
-import logging
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._dynamo.backends.distributed import SubmodCompiler
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.config import ModelConfig
-from trainer.distributed import SINGLE, World
+from trainer.distributed import SINGLE
 from trainer.errors import ConfigError
-from trainer.model import fusion
-from trainer.model.detector import build
-from trainer.step import StepGuard, compile_detector, compress_gradients, load_compiled, save_compiled
-
-NARROW = ModelConfig(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
-CPU = torch.device("cpu")
+from trainer.step import StepGuard, compress_gradients
 
 
 def optimizers(parameter):
@@ -48,141 +40,6 @@ def test_a_broken_step_leaves_the_weights_and_the_optimiser_alone(kind, bad):
     first, second, third = history
     assert torch.equal(first[0], second[0]) and not torch.equal(second[0], third[0])
     assert all(torch.equal(value, second[1][name]) for name, value in first[1].items() if value is not None)
-
-
-def tiny_detector():
-    torch.manual_seed(0)
-    return build(NARROW, 3).train()
-
-
-@pytest.fixture
-def traced(monkeypatch):
-    """Tracing alone: what a backend then makes of the graph is torch's part."""
-    calls, compile_ = [], torch.compile
-
-    def trace(function, **options):
-        calls.append(options)
-        options.pop("mode")
-        return compile_(function, backend="eager", **options)
-
-    torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", trace)
-    monkeypatch.setattr(fusion, "choose", lambda enabled, device, tell: enabled)
-    return calls
-
-
-def test_the_compiled_network_is_one_graph_with_the_same_result(traced):
-    detector = tiny_detector()
-    names = list(detector.state_dict())
-    images = torch.randint(0, 256, (1, 3, 128, 128), dtype=torch.uint8)
-    boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
-    plain = detector(images, boxes, labels)
-    compile_detector(detector, "graphs", SINGLE)
-    assert len(traced) == 1 and traced[0]["fullgraph"] is True
-    assert list(detector.state_dict()) == names
-    for one, other in zip(plain, detector(images, boxes, labels), strict=True):
-        assert torch.allclose(one, other, rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("traced")
-def test_uneven_shares_have_a_graph_for_each_size_and_train_alike():
-    torch._dynamo.utils.counters.clear()
-    detectors = [tiny_detector(), tiny_detector()]
-    compile_detector(detectors[1], "graphs", SINGLE)
-    images = torch.randint(0, 256, (3, 3, 96, 96), dtype=torch.uint8)
-    boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
-    for count in (2, 1, 2, 1):  # the passes of a step with three images
-        for detector in detectors:
-            sum(detector(images[:count], boxes.expand(count, -1, -1), labels.expand(count, -1))).backward()
-    for one, other in zip(*(detector.parameters() for detector in detectors), strict=True):
-        assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-6)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("traced")
-def test_ddp_cuts_the_compiled_network_and_it_trains_alike(tmp_path, monkeypatch):
-    """So that the first gradients are on their way while the others are computed."""
-    parts, compile_part = [], SubmodCompiler.compile_submod
-    monkeypatch.setattr(
-        SubmodCompiler, "compile_submod", lambda self, *given: parts.append(1) or compile_part(self, *given)
-    )
-    plain, detector = tiny_detector(), tiny_detector()
-    compile_detector(detector, "graphs", SINGLE)
-    images = torch.randint(0, 256, (1, 3, 96, 96), dtype=torch.uint8)
-    boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        model = DistributedDataParallel(detector, gradient_as_bucket_view=True, bucket_cap_mb=1)
-        for _ in range(2):  # DDP arranges its buckets anew after the first
-            for each in (plain, model):
-                each.zero_grad(set_to_none=True)
-                sum(each(images, boxes, labels)).backward()
-            for one, other in zip(plain.parameters(), detector.parameters(), strict=True):
-                assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-6)
-    finally:
-        dist.destroy_process_group()
-    assert len(parts) > 1
-
-
-@pytest.mark.parametrize(
-    ("setting", "device", "modes", "graphs"),
-    [
-        ("off", "cuda", [], False), ("loss", "cuda", [], False), ("model", "cuda", ["default"], False),
-        ("graphs", "cuda", ["reduce-overhead"], True), ("graphs", "cpu", ["default"], False),
-    ],
-)  # fmt: skip
-def test_the_network_is_compiled_as_asked(setting, device, modes, graphs, monkeypatch):
-    """In torch's mode "reduce-overhead", which is that of CUDA graphs, where there is a GPU for them."""
-    asked = []
-    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append((function, options)))
-    monkeypatch.setattr(fusion, "missing_tool", lambda device_type: None)
-    monkeypatch.setattr(fusion._Choice, "compiles", False)
-    detector = tiny_detector()
-    assert compile_detector(detector, setting, World(0, 1, torch.device(device))) == graphs
-    assert asked == [(detector.trunk, {"mode": m, "dynamic": False, "fullgraph": True}) for m in modes]
-    assert (detector._compiled_trunk is not None) == bool(modes)
-    assert fusion._Choice.compiles == (setting != "off")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(fusion.missing_tool("cpu") is not None, reason="no C++ compiler on this machine")
-def test_compiled_code_outlives_the_process(tmp_path, monkeypatch, caplog):
-    caplog.set_level(logging.INFO)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "one"))
-    uri = str(tmp_path / "run" / "compiled.bin")
-    assert not load_compiled(uri)
-    torch.compile(lambda x: (x * 2 + 1).sin())(torch.ones(8))
-    assert save_compiled(uri)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "two"))
-    assert load_compiled(uri)
-    assert any((tmp_path / "two").rglob("*")) and "took up compiled code" in caplog.text
-
-
-def test_compiled_code_that_cannot_be_read_is_made_anew(tmp_path, caplog):
-    (tmp_path / "compiled.bin").write_bytes(b"of another torch")
-    assert not load_compiled(str(tmp_path / "compiled.bin"))
-    assert "compiling anew" in caplog.text and "took up" not in caplog.text
-
-
-def test_a_network_that_cannot_be_compiled_goes_on_as_it_is(monkeypatch, caplog):
-    def broken(graph, inputs):
-        raise RuntimeError("no such instruction")
-
-    compile_ = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda function, mode, **options: compile_(function, backend=broken, **options)
-    )
-    monkeypatch.setattr(fusion, "choose", lambda enabled, device, tell: enabled)
-    detector = tiny_detector()
-    images = torch.randint(0, 256, (1, 3, 96, 96), dtype=torch.uint8)
-    boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
-    plain = detector(images, boxes, labels)
-    compile_detector(detector, "model", SINGLE)
-    for _ in range(2):
-        assert detector(images, boxes, labels) == plain
-    assert caplog.text.count("going on uncompiled, the compiler failed: backend=") == 1
 
 
 def test_a_torch_that_cannot_send_bf16_is_named(tmp_path, monkeypatch):

@@ -1,0 +1,74 @@
+"""What torch.compile does in a training: the network, CUDA graphs, and a cache that outlives processes."""
+
+import logging
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trainer import storage
+from trainer.distributed import World
+from trainer.model import fusion
+from trainer.model.detector import Detector
+
+Compile = Literal["off", "loss", "model", "graphs"]
+"""What torch.compile is used for: nothing; the loss; the network as well; that with CUDA graphs."""
+
+_LOG = logging.getLogger("compile")
+
+
+def compile_detector(detector: Detector, mode: Compile, world: World) -> bool:
+    """Compile what the configuration asks for, as far as the machine can; log what is done.
+
+    Compilation itself happens in the first steps. The weights' names do not change.
+
+    Args:
+        detector: the network that is trained, on its device.
+        mode: see `Compile`; "graphs" means "model" where there is no GPU.
+        world: this process and its device; rank 0 logs.
+
+    Returns:
+        Whether the network runs as CUDA graphs: see `hold_gradients`.
+    """
+    if not fusion.choose(mode != "off", world.device, tell=world.is_main) or mode not in ("model", "graphs"):
+        return False
+    graphs = mode == "graphs" and world.device.type == "cuda"
+    detector.compile_trunk("reduce-overhead" if graphs else "default")
+    if world.is_main:
+        _LOG.info("the network is compiled%s", ", with CUDA graphs" if graphs else "")
+    return graphs
+
+
+def hold_gradients(parameters: Sequence[Tensor]) -> None:
+    """Give every weight a gradient in memory of its own, for steps of several passes with CUDA graphs.
+
+    A graph leaves its gradients where its next run writes: autograd would take that memory for the
+    gradient, and what one pass found would be lost to the next (pytorch/pytorch issue 169545). To a
+    gradient that is there already, it adds. The optimiser has to zero it then instead of dropping it.
+    """
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+
+
+def load_compiled(uri: str) -> bool:
+    """Take up what an earlier process of this run compiled, so that a restart need not; True if found.
+
+    It is code, and is run: the folder must be as trusted as the image.
+    """
+    if not storage.exists(uri):
+        return False
+    if torch.compiler.load_cache_artifacts(storage.read_bytes(uri)) is None:
+        _LOG.warning("what is in %s is no compiled code of this torch: compiling anew", uri)
+        return False
+    _LOG.info("took up compiled code from %s", uri)
+    return True
+
+
+def save_compiled(uri: str) -> bool:
+    """Keep what this process has compiled for `load_compiled`; False if there is nothing."""
+    saved = torch.compiler.save_cache_artifacts()
+    if saved is None:
+        return False
+    storage.write_bytes(uri, saved[0])
+    return True
