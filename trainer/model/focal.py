@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from trainer.model.conv import conv_backward
 from trainer.model.fusion import fused
 
 ALPHA = 0.25
@@ -130,7 +131,7 @@ class _ConvFocalLoss(torch.autograd.Function):
                 chunk = level_labels[images].flatten().data, level_weights[images].flatten().data
                 loss += focal_and_gradient_(rows, *chunk).sum()
                 if any(wanted):
-                    of_features, of_kernel, of_bias = _conv_backward(logits, features, kernel, wanted)
+                    of_features, of_kernel, of_bias = conv_backward(logits, features, kernel, wanted)
                     parts.append(of_features)
                     if wanted[1]:
                         weight_grad = _added(weight_grad, of_kernel, weight)
@@ -150,14 +151,6 @@ class _ConvFocalLoss(torch.autograd.Function):
 def _added(total: Tensor | None, part: Tensor, like: Tensor) -> Tensor:
     """The sum so far, in the type and memory order of the parameter: no pass to write zeros first."""
     return torch.empty_like(like).copy_(part) if total is None else total.add_(part)
-
-
-def _conv_backward(
-    gradient: Tensor, features: Tensor, kernel: Tensor, wanted: list[bool]
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.ops.aten.convolution_backward(
-        gradient, features, kernel, [kernel.shape[0]], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, wanted
-    )
 
 
 def _chunks(level: Tensor, channels: int, dtype: torch.dtype) -> list[slice]:

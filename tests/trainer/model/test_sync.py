@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from waiting import Counter
 
 from trainer.config import ModelConfig
-from trainer.model import focal
+from trainer.model import conv, focal
 from trainer.model.detector import build
 from trainer.model.focal import conv_focal_loss
 from trainer.model.matching import PADDING
@@ -19,6 +19,12 @@ from trainer.recipes import load
 
 NARROW = ModelConfig(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
 SIZE = 96
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    """Small maps have products in place of convolutions on a CPU only."""
+    monkeypatch.setattr(conv, "_products_pay", lambda gradient: False)
 
 
 def count(images, counts, config=NARROW, precision=torch.bfloat16):
@@ -92,18 +98,18 @@ def operations_at_full_size(images, classes):
 @pytest.fixture
 def a_chunk(monkeypatch):
     """Operations of one more chunk of a level."""
-    monkeypatch.setattr(focal, "CHUNK_BYTES", 1)
     counts = []
-    for images in (2, 3):
-        with FakeTensorMode():
-            level = torch.zeros(images, 32, 5, 5, dtype=torch.bfloat16, requires_grad=True)
-            weight = torch.zeros(90, 32, 3, 3, requires_grad=True)
-            bias = torch.zeros(90, requires_grad=True)
-            labels, weights = torch.zeros(images, 225, dtype=torch.int32), torch.zeros(images, 225)
-            with Named() as named, torch.autocast("cpu", torch.bfloat16):
-                conv_focal_loss([level], weight, bias, [labels], [weights])
-        counts.append(named.count)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(focal, "CHUNK_BYTES", 1)
+        for images in (2, 3):
+            with FakeTensorMode():
+                level = torch.zeros(images, 32, 5, 5, dtype=torch.bfloat16, requires_grad=True)
+                weight = torch.zeros(90, 32, 3, 3, requires_grad=True)
+                bias = torch.zeros(90, requires_grad=True)
+                labels, weights = torch.zeros(images, 225, dtype=torch.int32), torch.zeros(images, 225)
+                with Named() as named, torch.autocast("cpu", torch.bfloat16):
+                    conv_focal_loss([level], weight, bias, [labels], [weights])
+            counts.append(named.count)
     return counts[1] - counts[0]
 
 

@@ -1,0 +1,66 @@
+"""Gradients of a convolution with many outputs, whichever way they are computed."""
+
+import itertools
+
+import pytest
+import torch
+from waiting import Counter
+
+from trainer.model import conv
+
+
+def case(outputs, height, width, dtype):
+    """A gradient of the output, an input and a kernel, as channels_last."""
+    generator = torch.Generator().manual_seed(outputs)
+    shapes = (2, outputs, height, width), (2, 6, height, width), (outputs, 6, 3, 3)
+    return [
+        torch.randn(shape, generator=generator).to(dtype, memory_format=torch.channels_last)
+        for shape in shapes
+    ]
+
+
+def by_autograd(gradient, features, kernel):
+    bias = torch.zeros(len(kernel), dtype=kernel.dtype)
+    leaves = [part.clone().requires_grad_() for part in (features, kernel, bias)]
+    output = torch.nn.functional.conv2d(*leaves, padding=1)
+    return torch.autograd.grad(output, leaves, gradient)
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 2), (5, 3), (16, 16)])
+@pytest.mark.parametrize("wanted", list(itertools.product([False, True], repeat=3)))
+def test_equal_to_autograd(height, width, wanted):
+    """The largest map has more places than the products are for, the others fewer."""
+    made = case(40, height, width, torch.float64)
+    found = conv.conv_backward(*made, list(wanted))
+    for asked, one, other in zip(wanted, found, by_autograd(*made), strict=True):
+        assert not asked or torch.allclose(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("places", "by_products"), [((8, 5), True), ((9, 5), False)])
+def test_the_way_is_chosen_by_the_places_of_the_map(places, by_products, monkeypatch):
+    calls, products = [], conv._by_products
+    monkeypatch.setattr(conv, "_by_products", lambda *given: calls.append(1) or products(*given))
+    conv.conv_backward(*case(40, *places, torch.float32), [True] * 3)
+    assert bool(calls) == by_products
+
+
+def test_in_bf16_it_is_as_exact_as_the_type():
+    made = case(64, 4, 4, torch.bfloat16)
+    found = conv.conv_backward(*made, [True] * 3)
+    for one, other in zip(found, by_autograd(*(part.double() for part in made)), strict=True):
+        assert one.dtype == torch.bfloat16
+        assert (one.double() - other).norm() < 0.004 * other.norm()
+
+
+def test_what_comes_back_lies_as_the_weights_and_features_do():
+    """Else the sum over chunks and the features' own gradient would need another pass over memory."""
+    of_features, of_kernel, _ = conv.conv_backward(*case(64, 4, 4, torch.bfloat16), [True] * 3)
+    assert of_features.is_contiguous(memory_format=torch.channels_last)
+    assert of_kernel.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_nothing_waits():
+    made = case(64, 4, 4, torch.float32)
+    with Counter() as counter:
+        conv.conv_backward(*made, [True] * 3)
+    assert counter.waiting == []
