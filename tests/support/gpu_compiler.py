@@ -34,7 +34,7 @@ from trainer.compilation import compile_detector
 from trainer.config import ModelConfig
 from trainer.distributed import World
 from trainer.model import detector as detector_module
-from trainer.model import fusion, matching
+from trainer.model import fusion
 
 GPU = torch.device("cuda", 0)
 H200 = types.SimpleNamespace(
@@ -43,6 +43,8 @@ H200 = types.SimpleNamespace(
     shared_memory_per_block=48 * 1024, shared_memory_per_block_optin=227 * 1024, L2_cache_size=50 * 2**20,
 )  # fmt: skip
 _COMPILE = torch.compile
+_ARITHMETIC = re.compile(r"\b(?:add|sub|mul|div|rcp|fma|mad|ex2|lg2|sqrt|rsqrt)\S*\.f32\b")
+"""Instructions that round, in the assembler's language for NVIDIA's GPUs (PTX)."""
 NARROW = ModelConfig(
     backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1, trainable_layers=1
 )
@@ -74,8 +76,11 @@ class Compiler:
     ) -> Callable[[list[Any]], Any]:
         here = copy.deepcopy(graph)
         self.graphs.append(
-            {"function": name, "backward": bool(options.get("is_backward")), "kernels": 0, "assembled": 0}
-        )
+            {
+                "function": name, "backward": bool(options.get("is_backward")), "kernels": 0, "assembled": 0,
+                "arithmetic": [],
+            }
+        )  # fmt: skip
         compile_fx.compile_fx_inner(*_moved(graph, inputs), **options)
 
         def run(arguments: list[Any]) -> Any:
@@ -101,6 +106,7 @@ class Compiler:
             result.kernel.asm["cubin"] and result.kernel.metadata.shared <= H200.shared_memory_per_block_optin
         )
         graph["assembled"] += 1
+        graph["arithmetic"] = sorted({*graph["arithmetic"], *_ARITHMETIC.findall(result.kernel.asm["ptx"])})
 
     def partitions(self, inputs: Any, compiled: output_code.CompiledFxGraph, graphs: Any, *_: Any) -> None:
         """Note what would run as CUDA graphs, and what stands against it."""
@@ -108,7 +114,8 @@ class Compiler:
         self.graphs[-1]["cuda_graphs"] = {
             "parts": len(compiled.partition_maps or ()),
             "reasons_against": list(compiled.cudagraph_info.cudagraph_fail_reasons),
-            "left_out": compiled.has_uncaptured_partition,
+            # Which torch 2.11 does not tell.
+            "left_out": getattr(compiled, "has_uncaptured_partition", False),
             "changed_inputs_that_move": sorted(moving),
         }
 
@@ -123,13 +130,17 @@ def _moved(graph: fx.GraphModule, inputs: list[Any]) -> tuple[fx.GraphModule, li
         node.args, node.kwargs = (fx.node.map_aggregate(part, there) for part in (node.args, node.kwargs))
     graph.recompile()
     mode = detect_fake_mode(inputs)
+
+    def moved(x: Any) -> Any:
+        # A number of Python's is handed to a kernel from the host.
+        if not torch.is_tensor(x) or (x.dim() == 0 and x.dtype == torch.float64):
+            return x
+        return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=GPU)
+
     with mode:
-        moved = [
-            torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=GPU) if torch.is_tensor(x) else x
-            for x in inputs
-        ]
-    FakeTensorProp(graph, mode).propagate_dont_convert_inputs(*moved)
-    return graph, moved
+        inputs = [moved(x) for x in inputs]
+    FakeTensorProp(graph, mode).propagate_dont_convert_inputs(*inputs)
+    return graph, inputs
 
 
 def _always(answer: Any) -> Callable[..., Any]:
@@ -155,8 +166,8 @@ def pretended(compiler: Compiler) -> Iterator[None]:
         (torch.cuda, "device_count", _always(1)),
         (torch.cuda, "current_device", _always(0)),
         # Without a driver torch believes that there is no cuDNN, and gives another memory format.
-        (torch._C, "_select_conv_backend", lambda x, *a, **k: torch._C._ConvBackend.Cudnn if x.is_cuda
-         else suggest(x, *a, **k)),
+        (torch._C, "_select_conv_backend", lambda *a, **k: torch._C._ConvBackend.Cudnn
+         if (*a, *k.values())[0].is_cuda else suggest(*a, **k)),
         # The autocast of GPUs does so, that of CPUs does not.
         (torch.nn.functional, "group_norm", lambda x, *a, **k: norm(x.float(), *a, **k)),
         (triton_helpers, "set_driver_to_gpu", _always(None)),
@@ -166,8 +177,6 @@ def pretended(compiler: Compiler) -> Iterator[None]:
         # A compiler's failure is to be seen, not to be lived with.
         (fusion, "guarded", lambda compiled, function: compiled),
         (detector_module, "guarded", lambda compiled, function: compiled),
-        # Not compiled for a GPU: see there.
-        (matching, "_match", matching._match.__wrapped__),
     ]  # fmt: skip
     settings = {"compile_threads": 1, "fx_graph_cache": False, "use_static_triton_launcher": False}
     with contextlib.ExitStack() as stack:

@@ -4,6 +4,7 @@ Decoding and resizing release the interpreter's lock, so threads reach nearly th
 limit without the copies and start-up time of worker processes. They live as long as the run.
 """
 
+import functools
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -49,14 +50,31 @@ class Batch(NamedTuple):
     """Pixels of the square for one pixel of each stored image."""
 
     def to(self, device: torch.device) -> "Batch":
-        """Copy to the device; from pinned memory the copy does not block."""
+        """Copy to the device, for its present stream.
+
+        From pinned memory the copy does not block, and does not wait for what the stream has to do before.
+        """
         if device.type == "cpu":
             return self
-        color = self.color.to(device, non_blocking=True) if self.color is not None else None
-        images, boxes, labels = (
-            part.to(device, non_blocking=True) for part in (self.images, self.boxes, self.labels)
-        )
+        computing, copying = torch.cuda.current_stream(device), _copy_stream(device)
+
+        def copied(part: Tensor) -> Tensor:
+            there = part.to(device, non_blocking=True)
+            # Its memory belongs to the copying stream, which must not use it again before the other is done.
+            there.record_stream(computing)
+            return there
+
+        with torch.cuda.stream(copying):
+            images, boxes, labels = (copied(part) for part in (self.images, self.boxes, self.labels))
+            color = copied(self.color) if self.color is not None else None
+        computing.wait_stream(copying)
         return Batch(images, boxes, labels, color, self.image_ids, self.scales)
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which batches are copied; always the same, for memory is used again by its own stream."""
+    return torch.cuda.Stream(device)
 
 
 class Loaded(NamedTuple):

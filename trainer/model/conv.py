@@ -7,7 +7,7 @@ from torch import Tensor
 
 def conv_backward(
     gradient: Tensor, features: Tensor, kernel: Tensor, wanted: list[bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a convolution with stride 1 and padding 1.
 
     Args:
@@ -17,7 +17,7 @@ def conv_backward(
         wanted: which of the three gradients are asked for.
 
     Returns:
-        Of features, kernel and bias, in the type of the kernel; None, or anything, where not asked for.
+        Of features, kernel and bias, in the type of the kernel; of no meaning where not asked for.
     """
     if _products_pay(gradient):
         return _by_products(gradient, features, kernel, wanted)
@@ -40,17 +40,19 @@ def _products_pay(gradient: Tensor) -> bool:
 
 def _by_products(
     gradient: Tensor, features: Tensor, kernel: Tensor, wanted: list[bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """The same as products of matrices with a row for each place: im2col and col2im."""
     rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)
     channels = features.shape[1]
-    of_features = of_kernel = None
+    of_features = of_kernel = of_bias = rows.new_empty(0)
     if wanted[0]:
         of_windows = rows @ kernel.permute(0, 2, 3, 1).flatten(1)
         of_features = _folded(of_windows.view(*_places(features), 3, 3, channels)).to(kernel.dtype)
     if wanted[1]:
         of_kernel = (rows.t() @ _windows(features)).view(-1, 3, 3, channels).permute(0, 3, 1, 2)
-    return of_features, of_kernel, rows.sum(dim=0) if wanted[2] else None
+    if wanted[2]:
+        of_bias = rows.sum(dim=0)
+    return of_features, of_kernel, of_bias
 
 
 def _places(features: Tensor) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import sysconfig
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,12 @@ import torch
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _LOG = logging.getLogger("compile")
 _NAMES = {"cpu": "CPU", "cuda": "GPU"}
+_EXACT = {
+    "cpp.enable_floating_point_contract_flag": "off",
+    # For GPUs. The first is about casts to bf16, of which there are none, and turns off Triton's fma as well.
+    "emulate_precision_casts": True,
+    "eager_numerics.division_rounding": True,
+}
 
 
 class _Choice:
@@ -40,6 +47,9 @@ def choose(enabled: bool, device: torch.device, *, tell: bool = True) -> bool:
     """
     missing = missing_tool(device.type) if enabled else None
     _Choice.compiles = enabled and missing is None
+    if _Choice.compiles and device.type == "cuda":
+        # torch warns that with `_EXACT` functions like pow may still differ; what uses it here has none.
+        warnings.filterwarnings("ignore", message=".*using Triton's bundled libdevice")
     if not tell:
         return _Choice.compiles
     if missing:
@@ -80,24 +90,25 @@ def fused(function: _Function) -> _Function:
     goes on uncompiled. It may round a * b + c once instead of twice, which on a CPU takes a quarter off
     the focal loss.
     """
-    return _fused(function, ("cpu", "cuda"), {"cpp.enable_floating_point_contract_flag": "fast"})
+    return _fused(function, {"cpp.enable_floating_point_contract_flag": "fast"})
 
 
-def fused_on_cpu(function: _Function) -> _Function:
-    """Like `fused`, for results that must be right to the last bit: compiled for CPUs only.
+def fused_exactly(function: _Function) -> _Function:
+    """Like `fused`, for results that must be right to the last bit: those of the function uncompiled.
 
-    On a GPU the compiler always rounds a * b + c once instead of twice; on a CPU it can be kept from it.
+    Every operation rounds by itself: a * b + c is rounded twice, and a quotient is the nearest number
+    on a GPU as well, where a compiler would else make do with an approximation.
     """
-    return _fused(function, ("cpu",), {"cpp.enable_floating_point_contract_flag": "off"})
+    return _fused(function, _EXACT)
 
 
-def _fused(function: _Function, device_types: tuple[str, ...], options: dict[str, Any]) -> _Function:
+def _fused(function: _Function, options: dict[str, Any]) -> _Function:
     compiled: Callable[..., Any] | None = None
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
         nonlocal compiled
-        if not _Choice.compiles or arguments[0].device.type not in device_types:
+        if not _Choice.compiles:
             return function(*arguments)
         compiled = compiled or guarded(
             torch.compile(function, dynamic=True, fullgraph=True, options=options), function
@@ -127,7 +138,9 @@ def guarded(compiled: Callable[..., Any], function: _Function) -> _Function:
             return compiled(*arguments)
         except (TorchDynamoException, FailOnRecompileLimitHit, InductorError) as error:
             # Compilation ends before the first kernel runs: the arguments are still as they were.
-            _LOG.warning("going on uncompiled, the compiler failed: %s", str(error).strip().splitlines()[0])
+            # The first line may name only the compiler's part; after a blank one comes advice for developers.
+            reason = " ".join(str(error).strip().partition("\n\n")[0].splitlines()[:2])
+            _LOG.warning("going on uncompiled, the compiler failed: %s", reason)
             failed, _Choice.compiles = True, False
             return function(*arguments)
 

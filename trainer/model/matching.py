@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trainer.model import boxes as box_ops
 from trainer.model.focal import BACKGROUND, IGNORED
-from trainer.model.fusion import fused_on_cpu
+from trainer.model.fusion import fused_exactly
 
 PADDING = -1
 """Label of a target that is only padding."""
@@ -73,7 +73,7 @@ def match(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
     return torch.cat([_match(some, names != PADDING, anchors) for some, names in parts])
 
 
-@fused_on_cpu
+@fused_exactly
 def _match(boxes: Tensor, valid: Tensor, anchors: Tensor) -> Tensor:
     iou = box_ops.pairwise_iou(boxes, anchors).masked_fill_(~valid[:, :, None], -1.0)
     best_iou, best_target = iou.max(dim=1)
