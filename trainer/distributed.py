@@ -2,7 +2,7 @@
 
 import datetime
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -108,8 +108,18 @@ def mean(values: torch.Tensor, world: World) -> torch.Tensor:
     return values
 
 
-def largest(values: torch.Tensor, world: World) -> torch.Tensor:
-    """Largest value over all ranks, element by element, in place."""
-    if world.size > 1:
-        dist.all_reduce(values, dist.ReduceOp.MAX)
-    return values
+def largest(values: torch.Tensor, world: World) -> Callable[[], torch.Tensor]:
+    """Begin to take the largest value over all ranks, element by element, in place.
+
+    Returns:
+        What waits for it (on a GPU, what lets the present stream wait) and gives the values.
+    """
+    if world.size == 1:
+        return lambda: values
+    work = dist.all_reduce(values, dist.ReduceOp.MAX, async_op=True)
+
+    def wait() -> torch.Tensor:
+        work.wait()
+        return values
+
+    return wait

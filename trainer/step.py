@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,10 @@ from trainer.state import TrainState
 
 if TYPE_CHECKING:  # A step needs nothing that reads shards.
     from trainer.data.loader import Batch
+
+
+_OnItsWay = tuple[Tensor, torch.cuda.Event | None]
+"""Values on the host, and what tells that they have arrived there."""
 
 
 class TrainStep:
@@ -75,8 +79,8 @@ class TrainStep:
             # A gradient beyond fp16 is the scaler's: it leaves out the step and scales less.
             found = torch.cat([losses, losses.new_zeros(1)])
             norm = torch.where(norm.isfinite(), norm, 0.0)
-        # All ranks learn here, in one message, what any of them found, and go on together; the
-        # host reads it a step later, so that it never waits for the device.
+        # In one message all ranks learn what any of them found, and go on together. It is read a
+        # step later: the host never waits for the device, nor a rank for one that is slower just now.
         ids = [image_id for batch in batches for image_id in batch.image_ids]
         stopping = self._accept(self._guard.judge(state.step + 1, found, ids, stopping=stop))
         state.scaler.step(state.optimizer)
@@ -110,7 +114,10 @@ class TrainStep:
             # A mean over these images. The gradients of the ranks are averaged, so that its share
             # in the mean over the global batch is this, however uneven the slices are.
             share = len(batch.image_ids) * self._state.world.size / self._global_batch
-            self._state.scaler.scale((losses.classification + losses.boxes) * share).backward()
+            total = (losses.classification + losses.boxes) * share
+            # Times 1, or nan where it is not finite: then all gradients are nan, and by their exchange
+            # those of all ranks, whose optimisers leave out the step without a word between them.
+            self._state.scaler.scale(total * (1 + 0 * total.detach())).backward()
         return torch.stack([losses.classification.detach(), losses.boxes.detach()]) * share
 
     def _accept(self, verdict: "Verdict | None") -> bool:
@@ -141,20 +148,22 @@ class Verdict:
 class StepGuard:
     """Keeps a step with a loss that is not finite from the weights, without waiting for it.
 
-    The ranks agree on the device; a fused optimiser reads the flag there and skips its update. The
-    host reads it when the next step is on its way, and so never holds the device up.
+    A fused optimiser reads a flag on the device and skips its update. The ranks are of one mind: what is
+    not finite in one of them is in the gradients of all. What they found, and whether any was asked to
+    stop, the host reads when the next step is on its way, and so never holds the device up.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, world: World) -> None:
         self._optimizer, self._world = optimizer, world
-        self._pending: deque[tuple[int, list[int], Tensor, torch.cuda.Event | None]] = deque()
+        self._pending: deque[tuple[int, list[int], Callable[[], _OnItsWay]]] = deque()
 
     def judge(self, step: int, losses: Tensor, image_ids: list[int], *, stopping: bool) -> Verdict | None:
-        """Judge a step between its backward pass and the optimiser. A collective.
+        """Judge a step between its backward pass and the optimiser. A collective, which waits for no rank.
 
         Args:
             step: its number.
-            losses: [n] of this rank, on the device.
+            losses: [n] of this rank, on the device; where ranks share gradients, with something in it
+                that is not finite in any of them if it is not in one.
             image_ids: images of this rank.
             stopping: whether this process was asked to stop.
 
@@ -165,12 +174,17 @@ class StepGuard:
         flags = torch.zeros(2, device=losses.device)
         flags[0] = torch.isfinite(losses).all().logical_not()
         flags[1].fill_(float(stopping))
-        largest(flags, self._world)
         # torch's protocol between a gradient scaler and a fused optimiser, which a scaler, where
         # there is one (fp16), goes through itself.
-        self._optimizer.found_inf = flags[0]  # type: ignore[attr-defined]
+        self._optimizer.found_inf = flags[0].clone()  # type: ignore[attr-defined]
         self._optimizer.grad_scale = None  # type: ignore[attr-defined]
-        self._pending.append((step, image_ids, *_to_host(torch.cat([flags, losses.detach()]))))
+        message, own = largest(flags, self._world), losses.detach()
+        if flags.device.type == "cuda":
+            # In its stream: the message is tiny, and the copy can be on its way at once.
+            sent = _to_host(torch.cat([message(), own]))
+            self._pending.append((step, image_ids, lambda: sent))
+        else:
+            self._pending.append((step, image_ids, lambda: _to_host(torch.cat([message(), own]))))
         return self._next() if len(self._pending) > 1 else None
 
     def settle(self) -> Verdict | None:
@@ -178,7 +192,8 @@ class StepGuard:
         return self._next() if self._pending else None
 
     def _next(self) -> Verdict:
-        step, image_ids, values, copied = self._pending.popleft()
+        step, image_ids, arriving = self._pending.popleft()
+        values, copied = arriving()
         if copied:
             copied.synchronize()
         broken, stopping, *losses = values.tolist()
@@ -205,7 +220,7 @@ def _not_finite(place: str, reports: Sequence[tuple[int, list[float], list[int]]
     )
 
 
-def _to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+def _to_host(values: Tensor) -> _OnItsWay:
     """Start a copy to pinned memory; the event tells when it has arrived."""
     if values.device.type != "cuda":
         return values, None

@@ -1,13 +1,20 @@
 """Single steps of the training loop, with nothing around them."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from trainer.config import Config
+from trainer.data.loader import Batch
 from trainer.distributed import SINGLE, World
+from trainer.errors import TrainingError
 from trainer.loop import _Run
+from trainer.model.loss import Losses
 
 
 @contextmanager
@@ -26,3 +33,35 @@ def steps_of(
         yield run, step
     finally:
         run.close()
+
+
+@contextmanager
+def losing(run: _Run, more: float) -> Iterator[None]:
+    """Add a number to the box loss, which by itself leaves the gradients as they are."""
+    forward = run.train_step.losses
+
+    def losses(batch: Batch) -> Losses:
+        found = forward(batch)
+        return found._replace(boxes=found.boxes + more)
+
+    run.train_step.losses = losses
+    yield
+    run.train_step.losses = forward
+
+
+def with_one_broken_loss(rank: int, config: Config, shards: str, folder: str) -> None:
+    """One of two ranks; the second's loss is infinite in step 2. Writes down what it says after that."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    output = f"{folder}/{rank}"
+    with steps_of(config, shards, output, World(rank, 2, torch.device("cpu"))) as (run, step):
+        step()
+        before = [parameter.detach().clone() for parameter in run.state.parameters]
+        with losing(run, math.inf if rank == 1 else 0.0):
+            step()
+        try:
+            step()
+        except TrainingError as error:
+            same = all(map(torch.equal, before, run.state.parameters))
+            Path(folder, f"{rank}.txt").write_text(f"{same} {error}")
+    dist.destroy_process_group()

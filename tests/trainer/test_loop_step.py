@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from steps import steps_of
+from steps import losing, steps_of, with_one_broken_loss
 from waiting import Arrived, Counter
 
 from trainer.errors import TrainingError
@@ -107,3 +107,30 @@ def test_a_gradient_that_is_not_finite_is_not_applied(shards, tiny, tmp_path):
         with pytest.raises(TrainingError, match=r"at step 3 of 12: .*norm of the gradient nan, image ids \["):
             step()
         assert all(torch.equal(value, before[name]) for name, value in run.state.detector.named_parameters())
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_loss_that_is_not_finite_is_in_every_gradient(bad, shards, tiny, tmp_path):
+    """Where ranks share gradients all of them see it there, before their optimisers begin."""
+    with steps_of(tiny(train__precision="fp32"), shards, str(tmp_path)) as (run, step):
+        step()
+        seen = []
+        run.state.optimizer.register_step_pre_hook(
+            lambda *_: seen.append([bool(p.grad.isnan().all()) for p in run.state.parameters])
+        )
+        with losing(run, bad):
+            step()
+        assert len(seen) == 1 and all(seen[0])
+        with pytest.raises(TrainingError, match=r"not finite at step 2 of 12: .*boxes (inf|nan)"):
+            step()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_no_rank_applies_what_is_not_finite_in_one_of_them(precision, shards, tiny, tmp_path):
+    config = tiny(train__precision=precision, train__ema_decay=0.0)
+    torch.multiprocessing.spawn(with_one_broken_loss, (config, shards, str(tmp_path)), nprocs=2)
+    for rank in (0, 1):
+        same, _, told = (tmp_path / f"{rank}.txt").read_text().partition(" ")
+        assert same == "True"
+        assert "not finite at step 2" in told and "rank 1: " in told and "boxes inf" in told
