@@ -33,6 +33,7 @@ LIMIT = 1800
 SETS: dict[str, dict[str, str]] = {
     "cpu": {
         "loss": "--rounds 3",
+        "conv": "--rounds 3",
         "step": "--cases 91:256@5,601:256@3,601:512@1",
         "postprocess": "--rounds 3",
         "scaling": "--rounds 3",
@@ -48,6 +49,7 @@ SETS: dict[str, dict[str, str]] = {
     },
     "gpu": {
         "loss": "--size 800 --images 8 --rounds 20",
+        "conv": "--maps 100,50,25 --images 8 --rounds 20",
         "step": "--cases 91:800,264:800:mlperf,601:800 --images 16 --rounds 20 --network graphs",
         "postprocess": "--images 16 --rounds 20",
         "scaling": "--processes 0 --size 800 --images 16 --steps 5",

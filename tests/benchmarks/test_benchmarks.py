@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 TRAINS = ["--no-compile"]
 CASES = {
     "loss": ["--size", "128", "--images", "1", *TRAINS],
+    "conv": ["--maps", "4,2", "--images", "1"],
     "step": ["--cases", "5:128,4:96:mlperf@2", "--images", "1", *TRAINS],
     "postprocess": ["--size", "128", "--images", "1"],
     "scaling": ["--size", "128", "--images", "1", "--classes", "3", "--steps", "1", *TRAINS],
@@ -47,6 +48,7 @@ CASES = {
 """Each in its smallest form."""
 FIGURES = {
     "loss": {"focal_91_ratio", "loss_601_ratio", "saved_601_ours_mb_per_image"},
+    "conv": {"library_91_4_ms", "products_601_2_ms", "gain_91", "gain_601"},
     "workers": {"images_per_s_same_batch", "images_per_s_workers_2", "waiting_share_workers_1", "best"},
     "step": {
         "ratio_5_128px", "ratio_to_bf16_4_96px_mlperf", "ours_saved_gb_per_image_5_128px",

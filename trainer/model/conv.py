@@ -19,16 +19,12 @@ def conv_backward(
     Returns:
         Of features, kernel and bias, in the type of the kernel; of no meaning where not asked for.
     """
-    if _products_pay(gradient):
-        return _by_products(gradient, features, kernel, wanted)
-    outputs = gradient.shape[1]
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
-        gradient, features, kernel, [outputs], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, wanted
-    )
-    return found
+    if products_pay(gradient):
+        return by_products(gradient, features, kernel, wanted)
+    return by_library(gradient, features, kernel, wanted)
 
 
-def _products_pay(gradient: Tensor) -> bool:
+def products_pay(gradient: Tensor) -> bool:
     """Whether products of matrices take less time, by the numbers of outputs and of places.
 
     oneDNN takes a CPU's kernel gradient through layouts of its own, at a cost that is the kernel's: 0.1 s a
@@ -38,7 +34,17 @@ def _products_pay(gradient: Tensor) -> bool:
     return gradient.device.type == "cpu" and places <= 2 * gradient.shape[1]
 
 
-def _by_products(
+def by_library(
+    gradient: Tensor, features: Tensor, kernel: Tensor, wanted: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same as torch computes it: by oneDNN or cuDNN."""
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+        gradient, features, kernel, [len(kernel)], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, wanted
+    )
+    return found
+
+
+def by_products(
     gradient: Tensor, features: Tensor, kernel: Tensor, wanted: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same as products of matrices with a row for each place: im2col and col2im."""

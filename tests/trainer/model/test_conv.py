@@ -38,8 +38,8 @@ def test_equal_to_autograd(height, width, wanted):
 
 @pytest.mark.parametrize(("places", "by_products"), [((8, 5), True), ((9, 5), False)])
 def test_the_way_is_chosen_by_the_places_of_the_map(places, by_products, monkeypatch):
-    calls, products = [], conv._by_products
-    monkeypatch.setattr(conv, "_by_products", lambda *given: calls.append(1) or products(*given))
+    calls, products = [], conv.by_products
+    monkeypatch.setattr(conv, "by_products", lambda *given: calls.append(1) or products(*given))
     conv.conv_backward(*case(40, *places, torch.float32), [True] * 3)
     assert bool(calls) == by_products
 

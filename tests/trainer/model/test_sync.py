@@ -24,7 +24,7 @@ SIZE = 96
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
     """Small maps have products in place of convolutions on a CPU only."""
-    monkeypatch.setattr(conv, "_products_pay", lambda gradient: False)
+    monkeypatch.setattr(conv, "products_pay", lambda gradient: False)
 
 
 def count(images, counts, config=NARROW, precision=torch.bfloat16):
