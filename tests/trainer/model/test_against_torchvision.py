@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import simplejpeg
 import torch
+from targets import random_batch
 from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.retinanet import RetinaNet
 from torchvision.ops import box_iou
@@ -19,7 +20,7 @@ from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.distributed import World
 from trainer.model.detector import build
-from trainer.model.matching import PADDING, match, pad_targets
+from trainer.model.matching import match, pad_targets
 
 SIZE = 128
 SMALL = {"backbone": "resnet18", "backbone_width": 16, "fpn_channels": 32, "head_depth": 1, "norm": "group"}
@@ -79,15 +80,7 @@ def assert_same(detector, images, boxes, labels, targets):
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_every_gradient_of_a_network_equals_torchvision(version, classes, counts):
     detector = network(version, classes)
-    images = torch.randint(0, 256, (len(counts), 3, SIZE, SIZE), dtype=torch.uint8)
-    boxes = torch.zeros(len(counts), max(1, *counts), 4)
-    labels = torch.full(boxes.shape[:2], PADDING)
-    targets = []
-    for row, count in enumerate(counts):
-        corner = torch.rand(count, 2) * SIZE * 0.6
-        boxes[row, :count] = torch.cat([corner, corner + 4 + torch.rand(count, 2) * SIZE * 0.35], dim=1)
-        labels[row, :count] = torch.randint(0, classes, (count,))
-        targets.append({"boxes": boxes[row, :count], "labels": labels[row, :count]})
+    images, boxes, labels, targets = random_batch(counts, SIZE, classes)
     assert_same(detector, images, boxes, labels, targets)
 
 

@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 import torch
+from targets import random_batch
 from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resnet50_fpn_v2
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from trainer.config import ModelConfig
 from trainer.model.detector import build
-from trainer.model.loss import PADDING
 
 SIZE = 128
 CLASSES = 7
@@ -21,20 +21,6 @@ NARROW = ModelConfig(backbone="resnet18", backbone_width=16, fpn_channels=32, he
 def one_thread():
     torch.set_num_threads(1)
     torch.manual_seed(0)
-
-
-def batch(counts):
-    """Random images with so many boxes each, as a padded batch and as torchvision takes them."""
-    images = torch.randint(0, 256, (len(counts), 3, SIZE, SIZE), dtype=torch.uint8)
-    boxes = torch.zeros(len(counts), max(1, *counts), 4)
-    labels = torch.full(boxes.shape[:2], PADDING)
-    lists = []
-    for row, count in enumerate(counts):
-        corner = torch.rand(count, 2) * SIZE * 0.6
-        boxes[row, :count] = torch.cat([corner, corner + 4 + torch.rand(count, 2) * SIZE * 0.35], dim=1)
-        labels[row, :count] = torch.randint(0, CLASSES, (count,))
-        lists.append({"boxes": boxes[row, :count], "labels": labels[row, :count]})
-    return images, boxes, labels, lists
 
 
 def reference(version):
@@ -54,7 +40,7 @@ def test_equal_to_torchvision(version):
         # Statistics over a 1x1 map would blow rounding up beyond any tolerance.
         if isinstance(module, torch.nn.BatchNorm2d):
             module.eval()
-    images, boxes, labels, lists = batch([3, 0, 1])
+    images, boxes, labels, lists = random_batch([3, 0, 1], SIZE, CLASSES)
     # The same network input for both: fifty random layers blow the last bit of it up a thousandfold.
     inputs = ours.normalize(images)
     theirs, _ = model.transform([image / 255 for image in images])
@@ -107,7 +93,7 @@ def test_detections_equal_to_torchvision(background):
 @pytest.mark.parametrize("norm", ["batch", "frozen", "group"])
 def test_backbones_and_norms_train(backbone, norm):
     detector = build(ModelConfig(backbone=backbone, norm=norm, fpn_channels=32, head_depth=1), 3)
-    images, boxes, labels, _ = batch([2])
+    images, boxes, labels, _ = random_batch([2], SIZE, CLASSES)
     losses = detector(images[:, :, :64, :64], boxes / 2, labels.clamp(max=2))
     (losses.classification + losses.boxes).backward()
     kinds = {type(module) for module in detector.backbone.body.modules()}
@@ -160,7 +146,7 @@ def test_the_background_output_is_never_a_target_and_never_detected():
     config = dataclasses.replace(NARROW, background_class=True, score_threshold=0.0)
     detector = build(config, 3)
     assert detector.head.classification_head.num_classes == 4
-    images, boxes, labels, _ = batch([4])
+    images, boxes, labels, _ = random_batch([4], SIZE, CLASSES)
     found = detector.eval().predict(images)
     assert set(found.labels[0, : found.num[0]].tolist()) <= {0, 1, 2}
     plain = build(NARROW, 4).train()
