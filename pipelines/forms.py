@@ -1,0 +1,46 @@
+"""What of the pipeline is fixed when it is compiled, and so makes another file.
+
+A parameter can be changed in the UI; these cannot, since Kubeflow Pipelines makes pods, loops and limits of
+them before a run's parameters are known.
+"""
+
+from dataclasses import dataclass
+
+from trainer.errors import ConfigError
+
+PARALLELISM = 16
+"""Pods of one loop at a time, where nobody says otherwise."""
+
+ENDS = ("", "shards")
+"""Where a pipeline may end: at its end, or when the data are ready."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of the pipeline."""
+
+    volume: bool = False
+    """Every step mounts a PersistentVolumeClaim, whose name is the parameter `claim`."""
+    shared: bool = False
+    """Download and sharding are shared by as many pods as the parameter `partitions` says."""
+    parallelism: int = PARALLELISM
+    """Pods that work on partitions at a time; 0 is no limit."""
+    until: str = ""
+    """The last thing that is made: "shards", or all of it."""
+    deadline: int = 0
+    """Seconds after which Kubeflow ends a run; 0 is no limit."""
+    ttl: int = 0
+    """Seconds after its end when a run's Workflow is deleted; 0 leaves it to the cluster."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} {value} is less than zero"
+            for name, value in (
+                ("parallelism", self.parallelism), ("deadline", self.deadline), ("ttl", self.ttl),
+            )
+            if value < 0
+        ]  # fmt: skip
+        if self.until not in ENDS:
+            problems.append(f"until {self.until!r} is nowhere in the pipeline; it may be: {ENDS[1]}")
+        if problems:
+            raise ConfigError("; ".join(problems), fix="correct these")
