@@ -46,8 +46,9 @@ def add(commands: Commands) -> None:
         f"kubedet job render [--target TARGET] {_SPEC}",
     )  # fmt: skip
     render.add_argument(
-        "--target", default="pytorchjob", metavar="TARGET", help="pytorchjob (default), indexed-job or runai"
-    )
+        "--target", default="pytorchjob", metavar="TARGET",
+        help="pytorchjob (default), indexed-job, runai or runai-submit-dist",
+    )  # fmt: skip
     add_specification(render)
     fields = verbs.add_parser(
         "fields", help="say what each field of a job means",

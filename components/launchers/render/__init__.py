@@ -8,8 +8,8 @@ import yaml
 from components.launchers.spec import JobSpec
 from trainer.errors import ConfigError
 
-TARGETS = ("pytorchjob", "indexed-job", "runai")
-"""A PyTorchJob of the Training Operator, a plain indexed Job, Run:ai's command line."""
+TARGETS = ("pytorchjob", "indexed-job", "runai", "runai-submit-dist")
+"""A PyTorchJob of the Training Operator, a plain indexed Job, Run:ai's command line, its older one."""
 
 
 def render(target: str, job: JobSpec) -> str:
@@ -37,11 +37,12 @@ def render(target: str, job: JobSpec) -> str:
         from components.launchers.render import indexed_job
 
         return _documents(indexed_job.manifests(job))
-    from components.launchers.render import runai
+    from components.launchers.render import runai, runai_dist
 
-    lost = runai.left_out(job)
+    module = runai if target == "runai" else runai_dist
+    lost = module.left_out(job)
     notes = [f"# Run:ai's command line has no option for: {', '.join(lost)}"] if lost else []
-    return "\n".join([*notes, _wrapped(runai.command(job))]) + "\n"
+    return "\n".join([*notes, _wrapped(module.command(job))]) + "\n"
 
 
 def _documents(manifests: list[dict[str, Any]]) -> str:

@@ -1,13 +1,16 @@
-"""A job as Run:ai's command line, `runai training pytorch submit` of v2.20 and later.
+"""A job as Run:ai's command line, `runai training pytorch|standard submit` of v2.20 and later.
 
-Source: NVIDIA Run:ai, CLI reference. A master is started besides the workers, alike them.
+Source: NVIDIA Run:ai, CLI reference. One node is a standard training. Of several the first is
+the master, which is started besides the workers, alike them.
 """
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from components.launchers import names
 from components.launchers.render import network
-from components.launchers.spec import JobSpec
+from components.launchers.spec import JobSpec, Toleration
 from trainer.errors import ConfigError
 
 _WITHOUT_OPTION = (
@@ -16,26 +19,39 @@ _WITHOUT_OPTION = (
 )  # fmt: skip
 
 
-def command(job: JobSpec) -> list[str]:
-    """Return the words of the command line.
+def kind(job: JobSpec) -> str:
+    """Return what Run:ai calls such a training: standard on one node, pytorch on several.
 
     Raises:
-        ConfigError: the job is elastic, which this command line has no words for.
+        ConfigError: the job is elastic, which neither command line of Run:ai has words for.
     """
     if job.elastic:
         raise ConfigError(
             "Run:ai's command line knows no elastic jobs",
             fix="leave out elastic, or apply the target pytorchjob with runai_queue set",
         )
-    words = ["runai", "training", "pytorch", "submit", job.name]
+    return "pytorch" if job.nodes > 1 else "standard"
+
+
+def command(job: JobSpec, labels: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """Return the words of the command line.
+
+    Args:
+        job: the job.
+        labels: labels besides its own.
+
+    Raises:
+        ConfigError: the job is elastic, see `kind`.
+    """
+    words = ["runai", "training", kind(job), "submit", job.name]
     words += _option("project", job.runai_queue)
     words += ["--image", job.image]
     words += _option("image-pull-policy", job.image_pull_policy)
-    words += ["--workers", str(job.nodes - 1)]
+    words += ["--workers", str(job.nodes - 1)] if job.nodes > 1 else []
     words += _resources(job)
     for key, value in job.annotations.items():
         words += ["--annotation", f"{key}={value}"]
-    for key, value in job.labels.items():
+    for key, value in {**job.labels, **labels}.items():
         words += ["--label", f"{key}={value}"]
     words += _volumes(job)
     words += _security(job)
@@ -48,6 +64,8 @@ def left_out(job: JobSpec) -> list[str]:
     """Return the fields that this job sets and the command line has no option for."""
     default = JobSpec(command=job.command)
     found = [name for name in _WITHOUT_OPTION if getattr(job, name) != getattr(default, name)]
+    if job.nodes == 1 and job.clean_pods != default.clean_pods:
+        found.append("clean_pods")
     if any(mount.read_only or mount.sub_path for mount in job.mounts):
         found.append("mounts' read_only and sub_path")
     if job.shared_memory != default.shared_memory and names.amount(job.shared_memory) > 0:
@@ -70,14 +88,14 @@ def _resources(job: JobSpec) -> list[str]:
         extended = ({job.gpu_resource: job.gpus} if job.gpus else {}) | dict(job.resources)
     for name, number in extended.items():
         words += ["--extended-resource", f"{name}={number}"]
-    words += _option("cpu-core-request", _cores(job.cpu_request or job.cpu_limit))
-    words += _option("cpu-core-limit", _cores(job.cpu_limit))
+    words += _option("cpu-core-request", cores(job.cpu_request or job.cpu_limit))
+    words += _option("cpu-core-limit", cores(job.cpu_limit))
     words += _option("cpu-memory-request", job.memory_request or job.memory_limit)
     return words + _option("cpu-memory-limit", job.memory_limit)
 
 
-def _cores(quantity: str) -> str:
-    """500m is 0.5: the option takes a number."""
+def cores(quantity: str) -> str:
+    """Return an amount of CPU as the number that Run:ai's options take: 0.5 for 500m."""
     return f"{names.amount(quantity).normalize():f}" if quantity else ""
 
 
@@ -94,19 +112,31 @@ def _security(job: JobSpec) -> list[str]:
         words += ["--run-as-uid", str(job.run_as_user)]
     if job.run_as_group is not None:
         words += ["--run-as-gid", str(job.run_as_group)]
-    capabilities = list(job.capabilities)
-    if job.network.profile == "rdma" and "IPC_LOCK" not in capabilities:
-        capabilities.append("IPC_LOCK")
-    for name in capabilities:
+    for name in capabilities(job):
         words += ["--capability", name]
     return words + (["--run-as-non-root"] if job.run_as_non_root else [])
 
 
+def capabilities(job: JobSpec) -> list[str]:
+    """Return the capabilities that are asked for, IPC_LOCK with RDMA."""
+    rdma = job.network.profile == "rdma" and "IPC_LOCK" not in job.capabilities
+    return [*job.capabilities, *(["IPC_LOCK"] if rdma else [])]
+
+
+def environment(job: JobSpec) -> dict[str, str]:
+    """Return the plain variables, with the number of processes, which Run:ai's operator need not know."""
+    return {"PET_NPROC_PER_NODE": str(job.processes)} | network.environment(job)
+
+
+def toleration(item: Toleration) -> str:
+    """Return a toleration as both command lines write it."""
+    parts = {"operator": item.operator, "key": item.key, "value": item.value, "effect": item.effect}
+    return ",".join(f"{key}={value}" for key, value in parts.items() if value)
+
+
 def _environment(job: JobSpec) -> list[str]:
-    # Set here too, for Run:ai's operator need not know of it: one process for each GPU.
-    plain = {"PET_NPROC_PER_NODE": str(job.processes)} | network.environment(job)
     words = []
-    for name, value in plain.items():
+    for name, value in environment(job).items():
         words += ["--environment-variable", f"{name}={value}"]
     for item in job.secret_env:
         words += ["--env-secret", f"{item.name}={item.secret},key={item.key}"]
@@ -116,11 +146,12 @@ def _environment(job: JobSpec) -> list[str]:
 def _policies(job: JobSpec) -> list[str]:
     # ExitCode is the operator's alone; OnFailure is what comes nearest to it here.
     restart = "Never" if job.restart_policy == "Never" else "OnFailure"
-    words = ["--restart-policy", restart, "--master-restart-policy", restart]
-    words += ["--backoff-limit", str(job.backoff), "--clean-pod-policy", job.clean_pods]
+    words = ["--restart-policy", restart]
+    words += ["--master-restart-policy", restart] if job.nodes > 1 else []
+    words += ["--backoff-limit", str(job.backoff)]
+    words += ["--clean-pod-policy", job.clean_pods] if job.nodes > 1 else []
     for item in job.tolerations:
-        parts = {"operator": item.operator, "key": item.key, "value": item.value, "effect": item.effect}
-        words += ["--toleration", ",".join(f"{key}={value}" for key, value in parts.items() if value)]
+        words += ["--toleration", toleration(item)]
     words += ["--termination-grace-period", f"{math.ceil(job.grace_seconds)}s"]
     if job.ttl:
         words += ["--auto-deletion-time-after-completion", f"{job.ttl}s"]

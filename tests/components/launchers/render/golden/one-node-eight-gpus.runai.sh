@@ -1,7 +1,6 @@
 # Run:ai's command line has no option for: mounts' read_only and sub_path, shared_memory's size
-runai training pytorch submit retinanet-dgx \
+runai training standard submit retinanet-dgx \
   --image registry.example.com/kubedet/trainer:0.1.0 \
-  --workers 0 \
   --gpu-devices-request 8 \
   --cpu-core-request 32 \
   --cpu-core-limit 32 \
@@ -14,9 +13,7 @@ runai training pytorch submit retinanet-dgx \
   --environment-variable PET_NPROC_PER_NODE=8 \
   --environment-variable NCCL_DEBUG=WARN \
   --restart-policy OnFailure \
-  --master-restart-policy OnFailure \
   --backoff-limit 10 \
-  --clean-pod-policy Running \
   --termination-grace-period 60s \
   --auto-deletion-time-after-completion 86400s \
   --preemptibility preemptible \

@@ -1,0 +1,25 @@
+# Run:ai's command line has no option for: spread, run_as_non_root, grace_seconds above 30, shared_memory's size
+runai submit-dist pytorch --name retinanet-rdma \
+  --image registry.example.com/kubedet/trainer:0.1.0 \
+  --workers 1 \
+  --gpu 8 \
+  --extended-resource openshift.io/mlxrdma=1 \
+  --cpu 32 \
+  --cpu-limit 32 \
+  --memory 256Gi \
+  --memory-limit 256Gi \
+  --annotation k8s.v1.cni.cncf.io/networks=detection/rdma-net \
+  --large-shm \
+  --pvc detection-data:/data \
+  --add-capability IPC_LOCK \
+  --environment PET_NPROC_PER_NODE=8 \
+  --environment NCCL_DEBUG=INFO \
+  --environment NCCL_IB_DISABLE=0 \
+  --environment NCCL_IB_HCA=mlx5 \
+  --environment NCCL_IB_GID_INDEX=3 \
+  --environment AWS_ACCESS_KEY_ID=SECRET:kubedet-object-store,AWS_ACCESS_KEY_ID \
+  --environment AWS_SECRET_ACCESS_KEY=SECRET:kubedet-object-store,AWS_SECRET_ACCESS_KEY \
+  --backoff-limit 10 \
+  --clean-pod-policy Running \
+  --ttl-after-finish 86400s \
+  --command -- python -m trainer launch -- train --config /data/runs/rdma/config.json --set model.sync_batchnorm=true --shards /data/shards/openimages --output /data/runs/rdma

@@ -1,0 +1,21 @@
+# Run:ai's command line has no option for: run_as_user, run_as_group, run_as_non_root, grace_seconds above 30, shared_memory's size
+runai submit-dist pytorch --name retinanet-tcp \
+  --project detection \
+  --image registry.example.com/kubedet/trainer:0.1.0 \
+  --workers 1 \
+  --gpu 1 \
+  --extended-resource openshift.io/mellanoxnics=1 \
+  --annotation k8s.v1.cni.cncf.io/networks=detection/tcp-net \
+  --large-shm \
+  --pvc detection-data:/data \
+  --environment PET_NPROC_PER_NODE=1 \
+  --environment NCCL_DEBUG=INFO \
+  --environment NCCL_SOCKET_IFNAME=net1 \
+  --environment GLOO_SOCKET_IFNAME=net1 \
+  --environment NCCL_IB_DISABLE=1 \
+  --environment NCCL_SOCKET_NTHREADS=4 \
+  --environment NCCL_NSOCKS_PERTHREAD=4 \
+  --backoff-limit 10 \
+  --clean-pod-policy Running \
+  --ttl-after-finish 86400s \
+  --command -- python -m trainer launch -- train --config /data/runs/tcp/config.json --shards /data/shards/openimages --output /data/runs/tcp
