@@ -236,7 +236,7 @@ def test_render_prints_and_sends_nothing(kubedet, fake_cluster, target):
     assert code == 0
     assert not fake_cluster.seen
     if target == "runai":
-        assert out.startswith("runai training pytorch submit r")
+        assert out.startswith("runai training standard submit r")
         assert out.endswith("-- a 'b c'\n")
     else:
         kinds = {document["kind"] for document in yaml.safe_load_all(out)}
