@@ -33,6 +33,23 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True)
+class Ending:
+    """How a container or a pod ended."""
+
+    reason: str = ""
+    """OOMKilled, StartError, Evicted, Error, ..."""
+    message: str = ""
+    """The cluster's own words on it."""
+    exit_code: int | None = None
+    """What its process ended with, if it ended by itself."""
+
+    def __str__(self) -> str:
+        """Say it in a few words: `OOMKilled, exit code 137`."""
+        code = "" if self.exit_code is None else f"exit code {self.exit_code}"
+        return ", ".join(filter(None, ["" if self.reason == "Error" else self.reason, code]))
+
+
+@dataclass(frozen=True)
 class PodStatus:
     """One pod of a job, or the one process of a local job."""
 
@@ -58,6 +75,10 @@ class PodStatus:
     """When it was created, RFC 3339."""
     ended: str = ""
     """When its process ended, RFC 3339."""
+    image: str = ""
+    """The image of its container, or of that container which the reason is about."""
+    before: Ending | None = None
+    """How the container, or the pod of its name, before this one ended, where that is known."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +101,10 @@ class JobStatus:
     """Nodes that were asked for."""
     elastic: bool = False
     """Whether nodes may come and go, and any of them be rank 0."""
+    uid: str = ""
+    """Its identity: a job that is made anew has the name of the old one."""
+    spec: str = ""
+    """Hash of its specification."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ def test_something(fake_cluster):          # A FakeCluster that a real client re
     subprocess.run([...], env=fake_cluster.environment)    # KUBECONFIG names it.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ import pytest
 from fake_cluster import JOBS, PODS, FakeCluster
 
 PATH = re.compile(
-    r"/(?:api/v1|apis/(?P<group>[^/]+)/v1)(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
+    r"/(?:api/v1|apis/(?P<group>[^/]+)/v1(?:alpha1)?)(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
     r"/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>[a-z]+))?)?"
 )
 VERSION = {
@@ -78,6 +79,7 @@ class FakeApi(FakeCluster):
         self.faults = []
         self.seen = []
         self.kubeconfig = folder / "kubeconfig"
+        self.closed = False
         self.token = "first"
         """What the Authorization header must hold, unless it is empty."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"cluster": self}))
@@ -111,6 +113,7 @@ class FakeApi(FakeCluster):
         return self
 
     def __exit__(self, *_):
+        self.closed = True
         self._server.shutdown()
         self._server.server_close()
         for pod in self.pods.values():
@@ -188,12 +191,18 @@ class _Handler(BaseHTTPRequestHandler):
             )  # fmt: skip
         if verb == "create":
             return self._create(resource, namespace, body)
+        if verb == "list" and query.get("watch") == "true":
+            denied = ("watch", resource) in self.cluster.denied
+            return self._error(403, "no watching") if denied else self._watch(resource, namespace, query)
         if verb == "list":
             return self._list(resource, namespace, query)
         found = self.cluster.objects.get((resource, namespace, name))
         if found is None:
             return self._error(404, f'{resource} "{name}" not found', name=name)
         if verb == "delete":
+            wanted = ((body or {}).get("preconditions") or {}).get("uid")
+            if wanted not in (None, found["metadata"]["uid"]):
+                return self._error(409, f"Precondition failed: UID in precondition: {wanted}")
             self._delete(resource, namespace, name)
             return self._json({"kind": "Status", "status": "Success"})
         return (
@@ -223,6 +232,27 @@ class _Handler(BaseHTTPRequestHandler):
             and _selected(query.get("fieldSelector", ""), lambda path, body=body: _field(body, path))
         ]  # fmt: skip
         self._json({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items})
+
+    def _watch(self, resource, namespace, query):
+        """Those that are there, then every change, until the client goes away."""
+        index = len(self.cluster.changes)
+        there = [("ADDED", body) for key, body in list(self.cluster.objects.items()) if key[0] == resource]
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while not self.cluster.closed:
+                for kind, body in there:
+                    meta = body["metadata"]
+                    labels = meta.get("labels", {})
+                    if meta["namespace"] == namespace and _selected(
+                        query.get("labelSelector", ""), labels.get
+                    ):
+                        self._chunk(json.dumps({"type": kind, "object": body}).encode() + b"\n")
+                time.sleep(0.01)
+                there = self.cluster.changes[index:]
+                index += len(there)
+        self._break()
 
     def _log(self, pod, query, fault):
         states = pod.body["status"].get("containerStatuses", [{"state": {"waiting": {}}}])

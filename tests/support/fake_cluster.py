@@ -11,6 +11,7 @@ A test gives each pod a life, a function of `FakePod` that runs in a thread of i
 """
 
 import contextlib
+import copy
 import itertools
 import threading
 import time
@@ -69,6 +70,7 @@ class FakePod:
         """Find no node."""
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         self.body["status"] = {"phase": "Pending", "conditions": [condition]}
+        self.cluster.changed("MODIFIED", self.body)
         self.cluster.event(self.name, "FailedScheduling", message, count=7)
 
     def say(self, *lines, at=None, end=b"\n"):
@@ -88,15 +90,16 @@ class FakePod:
         self._set("Succeeded" if code == 0 else "Failed", {"terminated": ended})
         self.cluster.reconcile(self)
 
-    def restart(self, code):
+    def restart(self, code, reason="Error"):
         """End the container and start another in the same pod."""
-        last = {"terminated": {"exitCode": code, "reason": "Error", "finishedAt": now()}}
+        last = {"terminated": {"exitCode": code, "reason": reason, "finishedAt": now()}}
         self.containers.append([])
         self._set("Running", {"running": {"startedAt": now()}}, last)
 
     def evict(self, message="The node was low on resource: memory."):
         """Be thrown off the node: no container tells of an end."""
         self.body["status"] = {"phase": "Failed", "reason": "Evicted", "message": message}
+        self.cluster.changed("MODIFIED", self.body)
         self.cluster.reconcile(self)
 
     def sleep(self, seconds):
@@ -115,6 +118,7 @@ class FakePod:
         container = {"name": "pytorch", "state": state, "lastState": last or {}, "image": "i", "imageID": "",
                      "restartCount": len(self.containers) - 1, "ready": "running" in state}  # fmt: skip
         self.body["status"] = {"phase": phase, "containerStatuses": [container], "startTime": now()}
+        self.cluster.changed("MODIFIED", self.body)
 
     def live(self, life):
         with contextlib.suppress(Gone):
@@ -137,6 +141,8 @@ class FakeCluster:
         """Whether the API server knows PyTorchJobs."""
         self.operator = True
         """Whether a Training Operator makes pods."""
+        self.changes = []
+        """What a watch of the pods tells: (ADDED, MODIFIED or DELETED, the body as it was then)."""
         self.denied = set()
         """What RBAC forbids: (verb, resource)."""
         self._born = {}
@@ -153,7 +159,13 @@ class FakeCluster:
         if namespace:
             meta["namespace"] = namespace
         self.objects[resource, namespace, meta["name"]] = body
+        if resource == PODS:
+            self.changed("ADDED", body)
         return body
+
+    def changed(self, kind, body):
+        """Tell those who watch."""
+        self.changes.append((kind, copy.deepcopy(body)))
 
     def event(self, name, reason, message, kind="Pod", namespace="default", count=1):
         """Tell something about an object."""
@@ -211,6 +223,7 @@ class FakeCluster:
         key = (PODS, pod.body["metadata"]["namespace"], pod.name)
         if self.objects.get(key) is pod.body:
             del self.objects[key]
+            self.changed("DELETED", pod.body)
 
     def condition(self, job, kind, status="True", message=""):
         """Set one condition of a job, at the end of the list as the operator does."""
@@ -263,7 +276,7 @@ class FakeCluster:
         if job["spec"].get("runPolicy", {}).get("cleanPodPolicy") != "None":
             for pod in self._pods_of(meta["namespace"], meta["name"]):
                 if pod.body["status"]["phase"] in ("Running", "Pending"):
-                    self.delete_pod(pod)
+                    self.delete_pod(pod, self.termination_seconds)
 
     def _pods_of(self, namespace, job):
         bodies = [body for key, body in list(self.objects.items()) if key[:2] == (PODS, namespace)]

@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ Load = Callable[[client.Configuration], None]
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _LONG_WAIT = 5.0  # Seconds of waiting that are worth a line.
+_TELL_EVERY = 60.0  # Seconds between two lines on an API server that has trouble.
 
 
 class _Api(client.ApiClient):
@@ -34,6 +36,26 @@ class _Api(client.ApiClient):
 
     def call_api(self, *args: Any, _request_timeout: Any = None, **options: Any) -> Any:
         return super().call_api(*args, _request_timeout=_request_timeout or self._limits, **options)
+
+
+class Trouble:
+    """Tells of an API server that has trouble: once, then once a minute, however many threads ask it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told = self._since = float("-inf")
+
+    def tell(self, why: str) -> None:
+        """Say that a request failed and is tried again, unless that was said lately."""
+        now = time.monotonic()
+        with self._lock:
+            if now - self._told < _TELL_EVERY:
+                return
+            if now - self._told > 2 * _TELL_EVERY:
+                self._since = now
+            self._told = now
+            span = f", for {(now - self._since) / 60:.0f} min" if now > self._since else ""
+        logger.warning("the API server has trouble%s: %s; still trying", span, why)
 
 
 class Cluster:
@@ -52,6 +74,7 @@ class Cluster:
         load(self._configuration)
         self.namespace = namespace
         self.timings = timings
+        self.trouble = Trouble()
         self.api = _Api(self._configuration, timings)
         self.core = client.CoreV1Api(self.api)
         self.training = TrainingClient(client_configuration=self._configuration, namespace=namespace)
@@ -114,7 +137,7 @@ class Cluster:
             if not refusals.passes(cause) or time.monotonic() + wait > end:
                 raise refusals.told(cause, verb, resource, name, self.namespace) from None
             if wait > _LONG_WAIT:
-                logger.warning("%s %s: %s; trying again", verb, resource, refusals.reason(cause))
+                self.trouble.tell(refusals.told(cause, verb, resource, name, self.namespace).message)
             time.sleep(wait)
 
 

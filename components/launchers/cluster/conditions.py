@@ -6,6 +6,7 @@ from typing import Any
 
 from components.launchers.backend import JobStatus, Phase, PodStatus
 from components.launchers.cluster import pods
+from components.launchers.render.labels import LABEL_SPEC
 
 _FINAL = {"Failed": Phase.FAILED, "Succeeded": Phase.SUCCEEDED, "Suspended": Phase.SUSPENDED}
 
@@ -28,6 +29,8 @@ def status(job: Any, found: Iterable[Any]) -> JobStatus:
         created=pods.rfc3339(job.metadata.creation_timestamp),
         nodes=_nodes(job),
         elastic="Master" not in _replicas(job),
+        uid=job.metadata.uid or "",
+        spec=(job.metadata.labels or {}).get(LABEL_SPEC, ""),
     )
 
 

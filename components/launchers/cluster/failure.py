@@ -1,10 +1,14 @@
 """What to tell of a job that did not end well."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from components.launchers.backend import JobStatus, Phase, PodStatus
+from components.launchers.backend import Ending, JobStatus, Phase, PodStatus
 from components.launchers.cluster.hints import Hints
+from components.launchers.cluster.reasons import final_end, remedy
+from components.launchers.cluster.restarts import MEMORY_KILLS
 from components.launchers.failure import indented, own_message
+from components.launchers.spec import JobSpec
 from trainer.errors import EXIT_RETRY, Interrupted, KubedetError, LaunchError
 
 
@@ -39,7 +43,9 @@ def of_job(status: JobStatus, last: Mapping[str, Iterable[str]], hints: Hints) -
         error = LaunchError(f"{ending(pod)}: {message}", fix="\n  ".join(hints.given))
     else:
         told = f"; its last lines:\n{indented(lines)}" if lines else ""
-        error = LaunchError(ending(pod) + told, fix="\n  ".join([*hints.given, *_memory(pod)]))
+        error = LaunchError(ending(pod) + told, fix="\n  ".join(hints.given))
+    if fix := _remedy(pod):
+        error.fix = "\n  ".join(filter(None, [error.fix, fix]))
     error.exit_code = pod.exit_code if pod.exit_code and pod.exit_code < 128 else LaunchError.exit_code
     return error
 
@@ -49,7 +55,7 @@ def culprit(pods: Iterable[PodStatus]) -> PodStatus | None:
 
     When one fails, the others lose their peer, are killed, or ask to be run again.
     """
-    failed = [pod for pod in pods if pod.phase == "Failed" or pod.exit_code]
+    failed = [pod for pod in map(_ended, pods) if pod.phase == "Failed" or pod.exit_code]
     return min(failed, key=_order, default=None)
 
 
@@ -70,7 +76,44 @@ def ending(pod: PodStatus) -> str:
     return f"{who} failed with exit code {pod.exit_code}{reason}{message}"
 
 
-def _memory(pod: PodStatus) -> list[str]:
-    if pod.exit_code != 137 and pod.reason not in ("OOMKilled", "Evicted"):
-        return []
-    return ["raise memory_limit, or make the batch smaller: the same again goes on from its checkpoint"]
+def _ended(pod: PodStatus) -> PodStatus:
+    """Return a pod that waits for its next start as it ended: its own state only says that it waits."""
+    end = pod.before
+    if end is None or pod.reason != "CrashLoopBackOff":
+        return pod
+    return replace(pod, reason=end.reason, message=end.message, exit_code=end.exit_code)
+
+
+def _remedy(pod: PodStatus) -> str:
+    if pod.exit_code == 137 and not remedy(pod.reason):
+        return remedy("OOMKilled")  # Mostly it was: some runtimes do not say so.
+    return remedy(pod.reason, pod.message)
+
+
+def out_of_memory(job: str, pod: PodStatus, end: Ending | None, lines: str) -> tuple[str, str]:
+    """Return message and fix of a job that is given up, for one of its pods is killed again and again."""
+    return (
+        f"the job {job} was given up: pod {pod.name} was killed {MEMORY_KILLS} times for the memory it used "
+        f"({end or 'OOMKilled'}), without a newer checkpoint between; its last lines:\n{lines}",
+        remedy("OOMKilled"),
+    )
+
+
+def cannot_start(job: JobSpec, pod: PodStatus) -> tuple[str, str]:
+    """Return message and fix of a job that is given up, for it cannot run as it is specified."""
+    end = final_end(pod)
+    why = ": ".join(filter(None, [end.reason, " ".join(end.message.split())]))
+    return (
+        f"the job {job.name} was given up, for it cannot start: program {job.command[0]!r} of image "
+        f"{pod.image or job.image}, pod {pod.name}: {why}",
+        remedy(end.reason, end.message),
+    )
+
+
+def replaced(job: str, ours: str, theirs: str) -> LaunchError:
+    """Make an error of a job whose place another one has taken: of its name, and by another launcher."""
+    return LaunchError(
+        f"the job {job} was replaced by another specification of that name (its label kubedet/spec-hash is "
+        f"{theirs}, ours was {ours})",
+        fix="give one of the two another name, and run this one again",
+    )

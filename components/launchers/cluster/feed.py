@@ -4,7 +4,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from queue import Empty, Full, Queue
 
 from components.launchers.backend import LogLine
@@ -55,15 +55,19 @@ class Feed:
             with contextlib.suppress(Empty):
                 yield self._lines.get(timeout=left)
 
-    def rest(self, seconds: float) -> Iterator[LogLine]:
+    def rest(self, seconds: float, of: Collection[str] | None = None) -> Iterator[LogLine]:
         """Yield lines until every log was read to its end; of one that ends not, for a while.
 
         Args:
             seconds: to wait for a further line; ten times as long in all.
+            of: uids of pods that have ended. A log of another, which is being stopped and may take
+                its time, is read for as long as those are, and a sixth of the time; None waits for all.
         """
         begin = last = time.monotonic()
         while (now := time.monotonic()) < min(last + seconds, begin + 10 * seconds):
-            finished = not any(thread.is_alive() for thread in self._readers.values())
+            alive = {uid for uid, thread in self._readers.items() if thread.is_alive()}
+            awaited = alive if of is None else alive & set(of)
+            finished = not awaited and (not alive or now > begin + seconds / 6)
             try:
                 yield self._lines.get(timeout=0.0 if finished else 0.05)
                 last = now

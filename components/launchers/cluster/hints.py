@@ -15,6 +15,23 @@ _SETTINGS = (
         ),
         "shared memory (/dev/shm) is too small: set shared_memory higher, which counts towards memory_limit",
     ),
+    (
+        re.compile(r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError: (CUDA|HIP)"),
+        "the GPU's memory is full: halve train.batch_size and double train.accumulate, which keeps the step "
+        "as it is; PYTORCH_ALLOC_CONF=expandable_segments:True, which jobs with GPUs have unless env says "
+        "otherwise, keeps what is free in one piece",
+    ),
+    (
+        re.compile(r"Watchdog caught collective operation timeout"),
+        "one rank waited for the others for too long: some other is stuck, gone or much slower; look at the "
+        "last lines of each (`kubedet job logs --rank`) and at the network (network.interface is right? "
+        "network.debug INFO tells more)",
+    ),
+    (
+        re.compile(r"PermissionError: \[Errno 13\]"),
+        "the pods' user may not go there: set fs_group to the group that owns the volume, or run_as_user to "
+        "the user that owns the folder",
+    ),
 )
 _SOCKET = (
     re.compile(r"NET/Socket"),

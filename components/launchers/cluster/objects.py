@@ -15,15 +15,23 @@ from trainer.errors import LaunchError
 _GROUP, _VERSION, _JOBS = "kubeflow.org", "v1", "pytorchjobs"
 
 
-def create(cluster: Cluster, name: str, body: dict[str, Any]) -> None:
-    """Create a job from its manifest.
+def create(cluster: Cluster, name: str, body: dict[str, Any]) -> str:
+    """Create a job from its manifest; returns its uid, which TrainingClient.create_job keeps to itself.
 
     Raises:
         ApiError: it was refused; status 409 where the name is taken.
     """
     training = cluster.training
     model = training.api_client.deserialize(FakeResponse(body), KubeflowOrgV1PyTorchJob)
-    cluster.call("create", _JOBS, lambda: training.create_job(model, namespace=cluster.namespace), name=name)
+    made = cluster.call(
+        "create",
+        _JOBS,
+        lambda: training.custom_api.create_namespaced_custom_object(
+            _GROUP, _VERSION, cluster.namespace, _JOBS, model
+        ),
+        name=name,
+    )
+    return str(made["metadata"]["uid"])
 
 
 def get(cluster: Cluster, name: str, *, patience: float | None = None) -> Any:

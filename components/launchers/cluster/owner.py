@@ -1,4 +1,4 @@
-"""Who this process is in the cluster: its pod's image, and the workflow that its jobs belong to."""
+"""Who this process is in the cluster: its pod's image, the workflow that its jobs belong to, and its fate."""
 
 import logging
 import os
@@ -32,22 +32,107 @@ def own(cluster: Cluster) -> Own:
     Its name is KFP_POD_NAME, or in a cluster the host's name. A pod that cannot be read is no
     error: the job then has no owner, and needs an image of its own.
     """
-    name = os.environ.get("KFP_POD_NAME", "")
-    if not name and "KUBERNETES_SERVICE_HOST" in os.environ:
-        name = socket.gethostname()
+    name = _pod_name()
     if not name:
         return Own()
-    namespace = own_namespace() or cluster.namespace
-    home = cluster if namespace == cluster.namespace else cluster.within(namespace)
+    home = _home(cluster)
     try:
-        pod = home.call("get", "pods", lambda: home.core.read_namespaced_pod(name, namespace), name=name)
+        pod = _own_pod(home, name)
     except ApiError as error:
         logger.warning("the job will have no owner, for this pod cannot be read: %s", error)
         return Own()
+    return _found(pod, home)
+
+
+def _found(pod: Any, home: Cluster) -> Own:
     containers = {container.name: container.image for container in pod.spec.containers}
     image = containers.get(_STEP) or pod.spec.containers[0].image
     owners = [_reference(owner) for owner in pod.metadata.owner_references or [] if owner.kind == "Workflow"]
-    return Own(namespace, image, owners[0] if owners else None)
+    return Own(home.namespace, image, owners[0] if owners else None)
+
+
+def ends_with_the_run(cluster: Cluster, mine: Own | None) -> bool:
+    """Decide, when this process is asked to end, whether its job ends too.
+
+    A run that is terminated, deleted or over takes its job along. Where only this pod is evicted or
+    deleted, the run goes on: its next attempt takes the job up. Kubeflow leaves about a second for
+    both question and deletion.
+
+    Args:
+        cluster: where the job is.
+        mine: what `own` found; None if nobody asked yet.
+
+    Returns:
+        True where the job is to be deleted, as outside of a pipeline's pod.
+    """
+    if not _pod_name():
+        return True
+    home = _home(cluster)
+    try:
+        if mine is None:
+            mine = _found(_own_pod(home, _pod_name(), glance=True), home)
+        if mine.workflow is None:
+            return True
+        workflow = _workflow(home, mine.workflow["name"])
+    except ApiError as error:
+        return error.status == 404 or not _is_deleted(home, _pod_name())
+    spec, status = workflow.get("spec") or {}, workflow.get("status") or {}
+    return bool(
+        spec.get("shutdown")
+        or spec.get("activeDeadlineSeconds") == 0  # So Kubeflow terminates a run.
+        or workflow["metadata"].get("deletionTimestamp")
+        or status.get("finishedAt")
+    )
+
+
+def _pod_name() -> str:
+    name = os.environ.get("KFP_POD_NAME", "")
+    if not name and "KUBERNETES_SERVICE_HOST" in os.environ:
+        name = socket.gethostname()
+    return name
+
+
+def _home(cluster: Cluster) -> Cluster:
+    """Return the own pod's namespace."""
+    namespace = own_namespace() or cluster.namespace
+    return cluster if namespace == cluster.namespace else cluster.within(namespace)
+
+
+def _own_pod(cluster: Cluster, name: str, *, glance: bool = False) -> Any:
+    options = {"_request_timeout": _glance(cluster)} if glance else {}
+    return cluster.call(
+        "get",
+        "pods",
+        lambda: cluster.core.read_namespaced_pod(name, cluster.namespace, **options),
+        name=name,
+        patience=0.0 if glance else None,
+    )
+
+
+def _is_deleted(cluster: Cluster, name: str) -> bool:
+    """Whether the own pod is being deleted, as far as that can be told."""
+    try:
+        return bool(_own_pod(cluster, name, glance=True).metadata.deletion_timestamp)
+    except ApiError:
+        return False
+
+
+def _workflow(cluster: Cluster, name: str) -> dict[str, Any]:
+    api = cluster.training.custom_api
+    found: dict[str, Any] = cluster.call(
+        "get",
+        "workflows",
+        lambda: api.get_namespaced_custom_object(
+            "argoproj.io", "v1alpha1", cluster.namespace, "workflows", name, _request_timeout=_glance(cluster)
+        ),
+        name=name,
+        patience=0.0,
+    )
+    return found
+
+
+def _glance(cluster: Cluster) -> tuple[float, float]:
+    return cluster.timings.glance, cluster.timings.glance
 
 
 def _reference(owner: Any) -> dict[str, str]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from components.launchers.backend import JobStatus, PodStatus
+from components.launchers.backend import Ending, JobStatus, PodStatus
 from components.launchers.cluster.client import Cluster
 from components.launchers.cluster.refusals import ApiError
 from components.launchers.render.pod import CONTAINER
@@ -44,16 +44,18 @@ def statuses(pods: Iterable[Any], *, master: bool) -> tuple[PodStatus, ...]:
         pods: V1Pods of one job.
         master: whether the job has a master, which is rank 0; without one it is the first worker.
     """
-    told = [_status(pod, master) for pod in pods]
+    told = [status(pod, master) for pod in pods]
     return tuple(sorted(told, key=lambda pod: (pod.rank, pod.created)))
 
 
-def _status(pod: Any, master: bool) -> PodStatus:
+def status(pod: Any, master: bool) -> PodStatus:
+    """Tell how one pod is; see `statuses`."""
     labels = pod.metadata.labels or {}
     index = int(labels.get(LABEL_INDEX, 0))
     container = main_container(pod)
     ended = container and container.state and container.state.terminated
-    reason, message = _why(pod)
+    reason, message, about = _why(pod)
+    last = container and container.last_state and container.last_state.terminated
     return PodStatus(
         name=pod.metadata.name,
         phase=pod.status.phase or "Unknown",
@@ -66,6 +68,8 @@ def _status(pod: Any, master: bool) -> PodStatus:
         uid=pod.metadata.uid,
         created=rfc3339(pod.metadata.creation_timestamp),
         ended=rfc3339(ended.finished_at) if ended else "",
+        image=_image(pod, about),
+        before=Ending(last.reason or "", last.message or "", last.exit_code) if last else None,
     )
 
 
@@ -75,22 +79,28 @@ def main_container(pod: Any) -> Any:
     return next((item for item in told if item.name == CONTAINER), None)
 
 
-def _why(pod: Any) -> tuple[str, str]:
-    """Return reason and message of what holds a pod back or ended it."""
+def _why(pod: Any) -> tuple[str, str, str]:
+    """Return reason and message of what holds a pod back or ended it, and the container they are about."""
     if pod.status.reason:  # Evicted, NodeLost, ...: the pod as a whole.
-        return pod.status.reason, pod.status.message or ""
+        return pod.status.reason, pod.status.message or "", CONTAINER
     containers = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
     for container in containers:
         state = container.state
         ended = state and state.terminated
         if state and state.waiting and state.waiting.reason not in _USUAL:
-            return state.waiting.reason, state.waiting.message or ""
+            return state.waiting.reason, state.waiting.message or "", container.name
         if ended and ended.exit_code != 0:
-            return ended.reason or "Error", ended.message or ""
+            return ended.reason or "Error", ended.message or "", container.name
     for condition in pod.status.conditions or []:
         if condition.type == "PodScheduled" and condition.status == "False":
-            return condition.reason or "Unschedulable", condition.message or ""
-    return "", ""
+            return condition.reason or "Unschedulable", condition.message or "", CONTAINER
+    return "", "", CONTAINER
+
+
+def _image(pod: Any, container: str) -> str:
+    """Return the image of a container as the pod asks for it."""
+    there = [*(pod.spec.init_containers or []), *(pod.spec.containers or [])]
+    return next((item.image or "" for item in there if item.name == container), "")
 
 
 def explain(cluster: Cluster, status: JobStatus) -> list[str]:

@@ -9,8 +9,9 @@ from typing import Any
 
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase
 from components.launchers.cluster import client, conditions, objects, pods
+from components.launchers.cluster.ends import Ends
 from components.launchers.cluster.feed import Feed
-from components.launchers.cluster.owner import own
+from components.launchers.cluster.owner import Own, own
 from components.launchers.cluster.refusals import ApiError
 from components.launchers.cluster.timings import Timings
 from components.launchers.render import check
@@ -36,7 +37,11 @@ class PyTorchJobBackend(Backend):
 
     def __init__(self, cluster: client.Cluster) -> None:
         self.cluster = cluster
+        self.own: Own | None = None
+        """What the own pod gives to jobs; None before the first is submitted."""
         self._incarnations = conditions.Incarnations()
+        self._hashes: dict[str, str] = {}
+        self._uids: dict[str, str] = {}
 
     @classmethod
     def connect(cls, namespace: str = "", *, timings: Timings | None = None) -> "PyTorchJobBackend":
@@ -57,6 +62,10 @@ class PyTorchJobBackend(Backend):
             return self
         return PyTorchJobBackend(self.cluster.within(namespace))
 
+    def submitted(self, name: str) -> tuple[str, str]:
+        """Return the specification's hash and the uid of a job that was submitted here; empty if unknown."""
+        return self._hashes.get(name, ""), self._uids.get(name, "")
+
     def submit(self, job: JobSpec) -> str:
         """Start a job, or take up the same one where it is already; returns its name.
 
@@ -71,14 +80,18 @@ class PyTorchJobBackend(Backend):
             LaunchError: it was refused, or the name is taken.
         """
         job, body = self._prepare(job)
+        self._hashes[job.name] = job.fingerprint
         for _ in range(_TRIES):
             there = objects.get(self.cluster, job.name)
             if there is not None and self._adopts(there, job):
+                self._uids[job.name] = there.metadata.uid
                 return job.name
             self._clear(job.name, there)
             try:
-                objects.create(self.cluster, job.name, body)
+                self._uids[job.name] = objects.create(self.cluster, job.name, body)
             except ApiError as error:
+                if error.passing:
+                    return self._found_after(error, job)
                 if error.status != 409:
                     raise
                 time.sleep(next(self.cluster.timings.waits()))
@@ -89,6 +102,27 @@ class PyTorchJobBackend(Backend):
             f"cannot create PyTorchJob {job.name}: others create jobs of that name again and again",
             fix="end the other launcher, or give the job another name",
         )
+
+    def _found_after(self, error: ApiError, job: JobSpec) -> str:
+        """Look whether a creation that got no answer was done; returns the job's name if so.
+
+        Raises:
+            ApiError: it was not, or nobody knows.
+        """
+        try:
+            there = objects.get(self.cluster, job.name)
+        except ApiError:
+            error.message += f"; whether the PyTorchJob {job.name} was created is not known"
+            error.fix = f"look with `kubedet job status {job.name}`; `kubedet job stop {job.name}` ends it"
+            raise error from None
+        if there is None or _label(there, LABEL_SPEC) != job.fingerprint:
+            raise error
+        self._uids[job.name] = there.metadata.uid
+        logger.warning(
+            "PyTorchJob %s exists: only the answer to its creation was lost; `kubedet job stop %s` ends it",
+            job.name, job.name,
+        )  # fmt: skip
+        return job.name
 
     def status(self, name: str) -> JobStatus:
         """Tell how a job is.
@@ -125,20 +159,21 @@ class PyTorchJobBackend(Backend):
         """
         timings = self.cluster.timings
         waits, answered = timings.waits(), time.monotonic()
-        with Feed(self.cluster, follow=not once) as feed:
+        with Feed(self.cluster, follow=not once) as feed, Ends(self.cluster, name) as ends:
             while True:
                 try:
-                    status = self._look(name, 0.0)
+                    status = ends.remembered(self._look(name, 0.0))
                 except ApiError as error:
                     if not error.passing or time.monotonic() - answered > timings.outage:
                         raise
-                    logger.warning("%s; still trying", error.message)
+                    self.cluster.trouble.tell(error.message)
                     wait = next(waits)
                 else:
                     yield status
                     _choose(feed, status)
                     if status.phase.final or once:
-                        yield from feed.rest(timings.drain)
+                        ended = {pod.uid for pod in status.pods if pod.phase in ("Succeeded", "Failed")}
+                        yield from feed.rest(timings.drain, of=None if once or not ended else ended)
                         return
                     waits, answered = timings.waits(), time.monotonic()
                     wait = timings.poll * random.uniform(0.75, 1.25)
@@ -159,13 +194,29 @@ class PyTorchJobBackend(Backend):
             self._check_ours(there)
         self._clear(name, there, wait=wait)
 
+    def withdraw(self, name: str, *, wait: bool = True) -> None:
+        """Delete a job that was submitted here; one that another launcher made since is left alone.
+
+        Args:
+            name: its name.
+            wait: until all is gone.
+
+        Raises:
+            LaunchError: as of `stop`.
+        """
+        there = objects.get(self.cluster, name)
+        mine, uid = self.submitted(name)
+        if there is None or _label(there, LABEL_SPEC) != mine or uid not in ("", there.metadata.uid):
+            return
+        self._clear(name, there, wait=wait)
+
     def abandon(self, name: str) -> None:
         """Delete a job that this process submitted: one request, within Timings.stop.
 
         Raises:
             ApiError: it could not be deleted.
         """
-        objects.delete(self.cluster, name, patience=self.cluster.timings.stop)
+        objects.delete(self.cluster, name, uid=self._uids.get(name, ""), patience=self.cluster.timings.stop)
 
     def list_jobs(self) -> list[JobStatus]:
         """Return how kubedet's jobs of the namespace are, the newest first.
@@ -196,7 +247,7 @@ class PyTorchJobBackend(Backend):
                 f"the job's namespace is {job.namespace}, and this launcher works in {here}",
                 fix="name the same one twice, or only once",
             )
-        mine = own(self.cluster)
+        self.own = mine = own(self.cluster)
         job = replace(job, namespace=here, image=job.image or mine.image)
         if not job.image:
             raise ConfigError("the job names no container image", fix="set image")
@@ -236,7 +287,7 @@ class PyTorchJobBackend(Backend):
             raise LaunchError(
                 f"the PyTorchJob {there.metadata.name} in namespace {self.cluster.namespace} was not made by "
                 "kubedet, which leaves it alone",
-                fix="give the job another name, or delete that one with kubectl",
+                fix="give the job another name, or have its owner delete that one",
             )
 
     def _look(self, name: str, patience: float | None) -> JobStatus:

@@ -11,7 +11,9 @@ from trainer.errors import EXIT_USAGE, LaunchError
 PASSING = (410, 429, 500, 502, 503, 504)
 """Statuses of an answer that may be another a little later."""
 
-_GROUPS = {"pytorchjobs": "kubeflow.org"}
+_GROUPS = {"pytorchjobs": "kubeflow.org", "workflows": "argoproj.io"}
+_WITHOUT_NAMESPACE = ("nodes", "namespaces", "version", "customresourcedefinitions")
+"""What belongs to the cluster as a whole."""
 _FIXES = {
     0: "see that the API server can be reached from here, and that its certificate is trusted",
     401: "log in to the cluster again: the credentials have expired or are not known",
@@ -24,18 +26,13 @@ class ApiError(LaunchError):
     """The API server refused a request, or did not answer."""
 
     def __init__(self, message: str, *, status: int = 0, absent: bool = False, fix: str = "") -> None:
-        super().__init__(message, fix=fix)
+        super().__init__(message, fix=fix, passing=status == 0 or status in PASSING)
         self.status = status
         """The HTTP status; 0 is no answer."""
         self.absent = absent
         """Whether the object is not there, and all else is well."""
         if not self.passing:
             self.exit_code = EXIT_USAGE
-
-    @property
-    def passing(self) -> bool:
-        """Whether the same request may do better a little later."""
-        return self.status == 0 or self.status in PASSING
 
 
 def cause(error: BaseException) -> BaseException | None:
@@ -86,8 +83,9 @@ def told(error: BaseException, verb: str, resource: str, name: str, namespace: s
     status = (error.status or 0) if isinstance(error, ApiException) else 0
     what = " ".join(filter(None, [verb, resource, name]))
     about = (_answer(error).get("details") or {}) if isinstance(error, ApiException) else {}
+    where = "" if resource in _WITHOUT_NAMESPACE else f" in namespace {namespace}"
     return ApiError(
-        f"cannot {what} in namespace {namespace}: {reason(error)}",
+        f"cannot {what}{where}: {reason(error)}",
         status=status,
         absent=status == 404 and bool(about) and about.get("kind") != "namespaces",
         fix=_fix(error, status, verb, resource, namespace),
@@ -100,11 +98,13 @@ def _fix(error: BaseException, status: int, verb: str, resource: str, namespace:
     if status in PASSING:
         return "the API server has trouble: look at its log, or try again later"
     if status == 403 and not ("admission webhook" in message or "exceeded quota" in message):
+        if resource in _WITHOUT_NAMESPACE:
+            return f'allow it with a ClusterRole: resources ["{resource}"], verbs ["{verb}"]'
         return (
             f'allow it with a Role in namespace {namespace}: apiGroups ["{_GROUPS.get(resource, "")}"], '
             f'resources ["{resource}"], verbs ["{verb}"]; the Role in deploy/ holds all that is needed'
         )
-    if status == 404 and resource in _GROUPS and not answer:
+    if status == 404 and resource == "pytorchjobs" and not answer:
         return "install the Training Operator (v1.9): the cluster does not know PyTorchJobs"
     if status == 404 and about == "namespaces":
         return f"create the namespace {namespace}, or name another"

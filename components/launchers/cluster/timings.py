@@ -34,6 +34,12 @@ class Timings:
     stop: float = 20.0
     """For the deletion of a job when this process is asked to end."""
 
+    lasting: float = 120.0
+    """How long something that a person may still mend may hold a pod back: a Secret that is missing."""
+    replaced: float = 10.0
+    """For another job of the name to appear, when ours is gone."""
+    glance: float = 0.5
+    """For an answer when this process has been asked to end, and may have a second left."""
     late: float = 3.0
     """How late a request that was broken off may still take effect."""
 

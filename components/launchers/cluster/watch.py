@@ -7,15 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import FrameType
+from typing import NoReturn
 
 from components.launchers.backend import JobStatus, LogLine, Phase, PodStatus
-from components.launchers.cluster.failure import ending, of_job
+from components.launchers.cluster.failure import cannot_start, ending, of_job, out_of_memory, replaced
 from components.launchers.cluster.hints import Hints
+from components.launchers.cluster.owner import ends_with_the_run
 from components.launchers.cluster.pods import describe
 from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+from components.launchers.cluster.reasons import PULL, is_final, remedy
+from components.launchers.cluster.refusals import ApiError
+from components.launchers.cluster.restarts import Restarts
 from components.launchers.failure import LAST_LINES, indented
 from components.launchers.spec import JobSpec
-from trainer.errors import Interrupted, LaunchError
+from trainer.errors import EXIT_USAGE, Interrupted, LaunchError
 
 Out = Callable[[str], None]
 
@@ -28,7 +33,8 @@ def say(text: str) -> None:
 def run(backend: PyTorchJobBackend, job: JobSpec, out: Out = say) -> None:
     """Run a job to its end, or take up the same one where it runs already.
 
-    On SIGTERM or SIGINT the job is deleted before anything else.
+    On SIGTERM or SIGINT the job is deleted before anything else; but in the pod of a pipeline's step
+    whose run goes on, the job is left to the next attempt.
 
     Args:
         backend: where to run it; the job's namespace wins over the backend's.
@@ -38,7 +44,7 @@ def run(backend: PyTorchJobBackend, job: JobSpec, out: Out = say) -> None:
     Raises:
         ConfigError: the cluster would not take the job.
         LaunchError: it failed, did not start in time, or went past a limit; `exit_code` is its code.
-        Interrupted: this process was asked to end, and the job is deleted.
+        Interrupted: this process was asked to end: the job is deleted, or left to the next attempt.
     """
     backend = backend.within(job.namespace)
     submitted = False
@@ -49,6 +55,11 @@ def run(backend: PyTorchJobBackend, job: JobSpec, out: Out = say) -> None:
             Watch(backend, job, out).to_the_end()
         except _Asked as asked:
             _stop(backend, job.name, asked, submitted, out)
+        except ApiError as error:
+            if submitted and error.passing:
+                error.message += f"; the job {job.name} goes on by itself"
+                error.fix = f"run the same again, it is taken up; `kubedet job stop {job.name}` ends it"
+            raise
 
 
 class _Asked(BaseException):
@@ -78,17 +89,23 @@ def _raising_on_signals() -> Iterator[None]:
 
 
 def _stop(backend: PyTorchJobBackend, name: str, asked: _Asked, submitted: bool, out: Out) -> None:
-    """Delete the job, then say so: there may be no time for more than the one request."""
+    """Delete the job, then say so: there may be no time for more than two requests."""
+    if asked.signal == "SIGTERM" and not ends_with_the_run(backend.cluster, backend.own):
+        out(f"job {name}: goes on, for {asked.signal} ends this pod and not the run")
+        raise Interrupted(
+            f"this pod was asked to end ({asked.signal}), and the run goes on: so does the job {name}",
+            fix=f"let the next attempt of this step take it up; `kubedet job stop {name}` ends it",
+        )
     try:
         if submitted:
             backend.abandon(name)
         else:  # The name may be somebody else's; and a creation may be on its way, to arrive late.
             timings = backend.cluster.timings
             end = time.monotonic() + timings.late
-            backend.stop(name, wait=False)
+            backend.withdraw(name, wait=False)
             while time.monotonic() < end:
                 time.sleep(timings.backoff)
-                backend.stop(name, wait=False)
+                backend.withdraw(name, wait=False)
     except LaunchError as error:
         raise Interrupted(
             f"{asked.signal}, but the job {name} could not be deleted: {error.message}",
@@ -112,7 +129,10 @@ class Watch:
         self._hints = Hints(rdma=job.network.profile == "rdma")
         self._last: dict[str, deque[str]] = {}
         self._told: set[tuple[str, ...]] = set()
-        self._restarts: dict[str, int] = {}
+        self._held: dict[tuple[str, ...], float] = {}
+        """Since when a pod has had a reason not to run."""
+        self._restarts = Restarts()
+        self._hash, self._uid = backend.submitted(job.name)
         self._status = JobStatus(job.name, Phase.GONE)
         self._phase_since = self._spoken = time.monotonic()
         self._waiting_since: float | None = None
@@ -128,6 +148,8 @@ class Watch:
                 self._line(event)
             else:
                 self._look(event)
+        if self._status.phase is Phase.GONE:
+            self._look_for_another()
         if self._status.phase is not Phase.SUCCEEDED:
             raise of_job(self._status, self._last, self._hints)
 
@@ -137,12 +159,14 @@ class Watch:
 
     def _line(self, line: LogLine) -> None:
         self._last.setdefault(line.pod, deque(maxlen=LAST_LINES)).append(line.text)
+        self._restarts.line(line.text)
         self._say(f"[{line.pod}] {line.text}")
         if hint := self._hints.line(line.text):
             self._say(f"hint: {hint}")
 
     def _look(self, status: JobStatus) -> None:
         """Tell what is new, and keep the limits."""
+        self._check_identity(status)
         before, self._status = self._status, status
         now = time.monotonic()
         if status.phase is not before.phase:
@@ -160,18 +184,43 @@ class Watch:
                 f"no line for {_span(silent)}"
             )
 
+    def _check_identity(self, status: JobStatus) -> None:
+        """Refuse to follow what another launcher has put in the place of our job.
+
+        Raises:
+            LaunchError: it is another specification.
+        """
+        if status.uid and self._hash and status.spec != self._hash:
+            raise replaced(self._job.name, self._hash, status.spec)
+        if status.uid and self._uid and status.uid != self._uid:
+            self._say(f"job {self._job.name}: made anew by another launcher of the same specification")
+        self._uid = status.uid or self._uid
+
+    def _look_for_another(self) -> None:
+        """Our job is gone: wait a moment for the one that took its place, if there is one."""
+        timings = self._backend.cluster.timings
+        end = time.monotonic() + timings.replaced
+        while time.monotonic() < end:
+            time.sleep(min(timings.poll, timings.replaced / 4))
+            try:
+                self._check_identity(self._backend.status(self._job.name))
+            except ApiError:
+                return
+
     def _pod(self, pod: PodStatus) -> None:
         """Tell once what holds a pod back, how it ended, and that it was started anew."""
-        before = self._restarts.get(pod.name, 0)
-        self._restarts[pod.name] = pod.restarts
-        if pod.restarts > before:
-            why = self._backend.last_exit(self._job.name, pod.name)
-            counted = f"{pod.restarts} of {self._job.backoff}"
+        if self._restarts.is_new(pod):
+            end = self._restarts.end(pod)
+            why = str(end) if end else self._backend.last_exit(self._job.name, pod.name)
+            counted = f"{self._restarts.counted(pod)} of {self._job.backoff}"
             self._say(f"pod {pod.name}: started anew, {counted}{f' ({why})' if why else ''}")
         if pod.phase == "Failed" or pod.exit_code:
             self._once(ending(pod), pod.uid, "ended", str(pod.restarts))
         elif pod.reason and pod.phase == "Pending":
-            self._once(f"pod {pod.name} waits{describe(pod)}", pod.uid, pod.reason)
+            fix = remedy(pod.reason, pod.message)
+            # The two words for an image that does not come take turns, for each pod of that name.
+            key = (pod.name, "image", pod.image) if pod.reason in PULL else (pod.uid, pod.reason)
+            self._once(f"pod {pod.name} waits{describe(pod)}{f' (fix: {fix})' if fix else ''}", *key)
 
     def _once(self, text: str, *key: str) -> None:
         if key not in self._told:
@@ -196,21 +245,38 @@ class Watch:
                 f"the job {job.name} was stopped at its deadline of {job.deadline} s",
                 "run the same again: it goes on from its last checkpoint; or set deadline higher",
             )
-        worst = max(status.pods, key=lambda pod: pod.restarts, default=None)
-        if worst and worst.restarts > job.backoff:
-            lines = indented(self._last.get(worst.name, ()))
+        self._hopeless(now)
+        if killed := self._restarts.out_of_memory(status.pods):
+            self._give_up(*out_of_memory(job.name, killed, self._restarts.end(killed), self._lines(killed)))
+        worst = self._restarts.worst(status.pods)
+        if worst and self._restarts.counted(worst) > job.backoff:
+            end = self._restarts.end(worst)
+            times = f"{self._restarts.counted(worst)} times{f' ({end})' if end and str(end) else ''}"
             self._give_up(
-                f"the job {job.name} was given up: pod {worst.name} was started anew {worst.restarts} times, "
-                f"allowed are {job.backoff}; its last lines:\n{lines}",
-                "see why it ends; set backoff higher where the nodes are only often taken away",
+                f"the job {job.name} was given up: pod {worst.name} was started anew {times} without a newer "
+                f"checkpoint, allowed are {job.backoff}; its last lines:\n{self._lines(worst)}",
+                (end and remedy(end.reason, end.message))
+                or "see why it ends; set backoff higher where the nodes are only often taken away",
             )
 
-    def _give_up(self, message: str, fix: str) -> None:
+    def _hopeless(self, now: float) -> None:
+        """Give a job up that cannot run as it is specified, however often it is tried."""
+        for pod in self._status.pods:
+            since = self._held.setdefault((pod.uid, pod.reason), now)
+            if is_final(pod, now - since, self._backend.cluster.timings.lasting):
+                self._give_up(*cannot_start(self._job, pod), code=EXIT_USAGE)
+
+    def _lines(self, pod: PodStatus) -> str:
+        return indented(self._last.get(pod.name, ()))
+
+    def _give_up(self, message: str, fix: str, *, code: int = LaunchError.exit_code) -> NoReturn:
         try:
-            self._backend.stop(self._job.name)
+            self._backend.withdraw(self._job.name)
         except LaunchError as error:
             message += f"\n  and could not be deleted: {error.message}"
-        raise LaunchError(message, fix="\n  ".join([*self._hints.given, fix]))
+        given = LaunchError(message, fix="\n  ".join([*self._hints.given, fix]))
+        given.exit_code = code
+        raise given
 
 
 def _count(status: JobStatus) -> str:

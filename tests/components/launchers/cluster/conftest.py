@@ -2,6 +2,7 @@
 
 import pytest
 
+from components.launchers.cluster import watch
 from components.launchers.cluster.pytorchjob import PyTorchJobBackend
 from components.launchers.cluster.timings import Timings
 from components.launchers.spec import JobSpec
@@ -9,6 +10,7 @@ from components.launchers.spec import JobSpec
 QUICK = Timings(
     connect=1.0, read=1.0, patience=2.0, outage=2.0, backoff=0.02, longest_backoff=0.1, poll=0.05,
     heartbeat=30.0, quiet=0.5, drain=1.0, removal=2.0, stop=1.0,
+    lasting=1.0, replaced=0.4,
 )  # fmt: skip
 
 
@@ -37,3 +39,16 @@ def job():
         return JobSpec(**{"command": ("python", "-m", "trainer"), "name": "train", "image": "i:1", **fields})
 
     return make
+
+
+@pytest.fixture
+def run(backend, job):
+    """Run a job; returns the lines that were said. `lines` holds them if it fails."""
+
+    def begin(backend=backend, **fields):
+        begin.lines = []
+        watch.run(backend, job(**fields), begin.lines.append)
+        return begin.lines
+
+    begin.lines = []
+    return begin

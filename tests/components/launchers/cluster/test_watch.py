@@ -9,25 +9,11 @@ import pytest
 from fake_api import Fault
 from fake_cluster import endless, fine
 
-from components.launchers.cluster import watch
 from components.launchers.spec import Network
 from trainer.errors import LaunchError
 
 MASTER, WORKER = "train-master-0", "train-worker-0"
 LOG = f"/{MASTER}/log"
-
-
-@pytest.fixture
-def run(backend, job):
-    """Run a job; returns the lines that were said. `lines` holds them if it fails."""
-
-    def begin(backend=backend, **fields):
-        begin.lines = []
-        watch.run(backend, job(**fields), begin.lines.append)
-        return begin.lines
-
-    begin.lines = []
-    return begin
 
 
 def ends(code, *lines, reason=""):
@@ -114,15 +100,16 @@ def test_an_evicted_or_killed_worker_is_made_anew_and_the_job_goes_on(run, fake_
 def test_a_pod_that_dies_again_and_again_ends_the_job(run, fake_cluster):
     def dies(pod):
         pod.run()
-        pod.say("out of memory")
+        pod.say("segmentation fault")
         pod.sleep(0.15)
-        pod.exit(137, "OOMKilled")
+        pod.exit(139)
 
     fake_cluster.lives[MASTER] = dies
-    with pytest.raises(LaunchError, match=r"started anew 3 times, allowed are 2") as error:
+    told = r"started anew 3 times \(exit code 139\) without a newer checkpoint, allowed are 2"
+    with pytest.raises(LaunchError, match=told) as error:
         run(backoff=2)
-    assert "out of memory" in error.value.message
-    assert f"pod {MASTER}: started anew, 2 of 2 (exited with code 137)" in run.lines
+    assert "segmentation fault" in error.value.message
+    assert f"pod {MASTER}: started anew, 2 of 2 (exit code 139)" in run.lines
     assert gone(fake_cluster)
 
 

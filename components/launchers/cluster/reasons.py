@@ -1,0 +1,62 @@
+"""The reasons that a cluster gives for pods that do not start or end: which last, and what to do."""
+
+from components.launchers.backend import Ending, PodStatus
+
+PULL = ("ErrImagePull", "ImagePullBackOff")
+"""Of an image that does not come; the two take turns."""
+MEMORY = ("OOMKilled",)
+"""Of a container that used more memory than it may."""
+
+_NO_PROGRAM = ("StartError", "ContainerCannotRun", "RunContainerError")
+_AT_ONCE = (*_NO_PROGRAM, "InvalidImageName")
+_LASTING = ("CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull")
+_ROOT = "runAsNonRoot"
+
+_REMEDIES = {
+    "InvalidImageName": "correct image: it is no name that a registry could have",
+    "ErrImageNeverPull": "bring the image to the nodes, or leave image_pull_policy out",
+    "CreateContainerConfigError": "create the Secret, or the key in it, that the message names",
+    "CreateContainerError": "correct the command, working_dir or mounts that the message names",
+    "OOMKilled": "raise memory_limit, or make the batch smaller (train.batch_size, with train.accumulate as "
+    "much higher): the same again goes on from its checkpoint",
+    "Evicted": "raise memory_limit, or make the batch smaller: the same again goes on from its checkpoint",
+}
+
+
+def remedy(reason: str, message: str = "") -> str:
+    """Return what to do about a reason; nothing where it does not tell.
+
+    Args:
+        reason: of a waiting or ended container, or of a pod.
+        message: the cluster's words on it.
+    """
+    if _ROOT in message:
+        return (
+            "set run_as_user to a number other than 0, e.g. 1000, or use an image whose user is a number "
+            "(USER 1000:1000); run_as_non_root: false lets it run as root"
+        )
+    if reason in _NO_PROGRAM:
+        return "correct the command, or use an image that holds the program"
+    if reason in PULL:
+        return "correct image, or set image_pull_secrets where the registry asks for credentials"
+    return _REMEDIES.get(reason, "")
+
+
+def is_final(pod: PodStatus, lasted: float, patience: float) -> bool:
+    """Whether a pod can never run as its job is specified.
+
+    Args:
+        pod: the pod.
+        lasted: how long it has had its reason, in seconds.
+        patience: after how many of them a reason that somebody may still remove is final.
+    """
+    if pod.reason in _AT_ONCE or (pod.before and pod.before.reason in _AT_ONCE):
+        return True
+    return pod.reason in _LASTING and (_ROOT in pod.message or lasted > patience)
+
+
+def final_end(pod: PodStatus) -> Ending:
+    """Return what `is_final` found: the pod's own state, or how the one before it ended."""
+    if pod.before and pod.before.reason in _AT_ONCE and pod.reason not in _AT_ONCE:
+        return pod.before
+    return Ending(pod.reason, pod.message, pod.exit_code)

@@ -1,0 +1,233 @@
+"""Which restarts count, and when a job is given up for them."""
+
+import threading
+import time
+from itertools import pairwise
+
+import pytest
+from fake_api import Fault
+from fake_cluster import endless, fine
+
+from components.launchers.backend import Ending, PodStatus
+from components.launchers.cluster.restarts import MEMORY_KILLS, Restarts
+from trainer.errors import EXIT_USAGE, LaunchError
+
+MASTER, WORKER = "train-master-0", "train-worker-0"
+OOM = Ending("OOMKilled", "", 137)
+PROGRAM = 'exec: "no-such-program": executable file not found in $PATH: unknown'
+
+
+def pod(restarts, before=OOM, name=MASTER):
+    return PodStatus(name, "Running", 0, restarts=restarts, before=before)
+
+
+def test_restarts_before_a_newer_checkpoint_are_forgiven():
+    restarts = Restarts()
+    for number in range(1, 8):
+        assert restarts.is_new(pod(number))
+        assert not restarts.is_new(pod(number))
+        assert restarts.counted(pod(number)) == 1 and restarts.out_of_memory([pod(number)]) is None
+        restarts.line(
+            f"12:00:00 train: resumed at step {100 * number} of 9000: 8 images a step on 2 processes"
+        )
+        assert restarts.counted(pod(number)) == 0
+
+
+def test_a_start_from_the_same_checkpoint_forgives_nothing():
+    restarts = Restarts()
+    restarts.line("12:00:00 train: resumed at step 100 of 900: 8 images a step on 2 processes")
+    for number in range(1, MEMORY_KILLS + 1):
+        restarts.is_new(pod(number))
+        restarts.line("12:00:00 train: resumed at step 100 of 900: 8 images a step on 2 processes")
+    assert restarts.counted(pod(MEMORY_KILLS)) == MEMORY_KILLS
+    assert restarts.out_of_memory([pod(MEMORY_KILLS)])
+
+
+def test_what_a_queue_takes_back_begins_the_count_anew():
+    restarts = Restarts()
+    restarts.is_new(pod(4))
+    restarts.line("train: resumed at step 5 of 9: 8 images")
+    restarts.is_new(pod(0))
+    assert restarts.is_new(pod(1)) and restarts.counted(pod(1)) == 1
+
+
+def killed(*lines, after=0.15):
+    def life(pod):
+        pod.run()
+        pod.say(*lines)
+        pod.sleep(after)
+        pod.exit(137, "OOMKilled")
+
+    return life
+
+
+def gone(fake_cluster):
+    return fake_cluster.job("train") is None
+
+
+def test_memory_that_runs_out_again_and_again_ends_the_job_and_is_named(run, fake_cluster):
+    """The operator deletes a pod that ended in the same moment: no look at the job shows why."""
+    fake_cluster.lives[MASTER] = killed("step 1")
+    begun = time.monotonic()
+    with pytest.raises(LaunchError) as error:
+        run()
+    assert time.monotonic() - begun < 10
+    assert f"pod {MASTER} was killed 3 times" in error.value.message
+    assert "OOMKilled, exit code 137" in error.value.message and "step 1" in error.value.message
+    assert "raise memory_limit" in error.value.fix
+    assert f"pod {MASTER}: started anew, 1 of 10 (OOMKilled, exit code 137)" in run.lines
+    assert gone(fake_cluster)
+
+
+def test_memory_that_runs_out_late_is_no_end(run, fake_cluster):
+    said = [f"train: resumed at step {step} of 900: 8 images a step" for step in range(1, 6)]
+    fake_cluster.lives[MASTER] = [*(killed(line, after=0.7) for line in ["step 1", *said]), fine]
+    lines = run(backoff=2)
+    assert "job train: succeeded" in lines
+    told = [line for line in lines if "started anew" in line]
+    assert len(told) == 6 and all("of 2 (OOMKilled, exit code 137)" in line for line in told)
+
+
+def test_without_the_right_to_watch_the_events_have_to_do(run, fake_cluster):
+    fake_cluster.denied.add(("watch", "pods"))
+    fake_cluster.lives[MASTER] = [killed("step 1"), fine]
+    assert f"pod {MASTER}: started anew, 1 of 10 (exited with code 137)" in run()
+
+
+def test_a_watch_that_breaks_is_begun_anew(run, fake_cluster):
+    fake_cluster.faults.append(Fault("GET", "watch=true", status=503, times=2))
+    fake_cluster.lives[MASTER] = [killed("step 1"), killed("step 1"), fine]
+    assert any("OOMKilled" in line for line in run())
+
+
+def test_a_container_that_is_killed_in_its_pod_is_known_too(run, fake_cluster):
+    def restarts(pod):
+        pod.run()
+        for _ in range(5):
+            pod.sleep(0.1)
+            pod.restart(137, "OOMKilled")
+        pod.sleep(60)
+
+    fake_cluster.lives[MASTER] = restarts
+    with pytest.raises(LaunchError, match="OOMKilled") as error:
+        run(restart_policy="OnFailure")
+    assert "raise memory_limit" in error.value.fix
+
+
+def cannot_start(code, reason):
+    def life(pod):
+        pod.exit(code, reason, PROGRAM)
+
+    return life
+
+
+@pytest.mark.parametrize(("code", "reason"), [(128, "StartError"), (127, "ContainerCannotRun")])
+@pytest.mark.parametrize("policy", ["ExitCode", "Never"])
+def test_a_program_that_does_not_exist_is_not_tried_again(run, fake_cluster, code, reason, policy):
+    fake_cluster.lives |= {MASTER: endless, WORKER: cannot_start(code, reason)}
+    begun = time.monotonic()
+    with pytest.raises(LaunchError) as error:
+        run(nodes=2, command=("no-such-program", "-x"), restart_policy=policy)
+    assert time.monotonic() - begun < 5
+    assert PROGRAM in error.value.message and WORKER in error.value.message
+    assert "holds the program" in error.value.fix
+    if policy == "ExitCode" and code > 127:  # Else the operator has ended the job.
+        assert "program 'no-such-program' of image i:1" in error.value.message
+        assert error.value.exit_code == EXIT_USAGE
+        assert gone(fake_cluster)
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "fix", "at_once"),
+    [
+        ("InvalidImageName", 'couldn\'t parse image name "A:b:c"', "correct image", True),
+        (
+            "CreateContainerConfigError",
+            "container has runAsNonRoot and image will run as root (pod: ...)",
+            "set run_as_user",
+            True,
+        ),
+        ("CreateContainerConfigError", 'secret "keys" not found', "create the Secret", False),
+        ("CreateContainerError", "executable file `x` not found in $PATH", "correct the command", False),
+        ("ErrImageNeverPull", "image is not present with pull policy of Never", "image_pull_policy", False),
+    ],
+)
+def test_what_can_never_run_ends_the_job(run, timings, fake_cluster, reason, message, fix, at_once):
+    fake_cluster.lives[MASTER] = lambda pod: pod.wait(reason, message)
+    begun = time.monotonic()
+    with pytest.raises(LaunchError, match="cannot start") as error:
+        run(start_timeout=60)
+    lasted = time.monotonic() - begun
+    assert lasted < timings.lasting if at_once else timings.lasting <= lasted < 20
+    assert message in error.value.message and fix in error.value.fix
+    assert error.value.exit_code == EXIT_USAGE
+    # And it was told at once, with the remedy.
+    assert any(f"waits: {reason}" in line and fix in line for line in run.lines)
+    assert gone(fake_cluster)
+
+
+def test_a_secret_that_comes_late_is_early_enough(run, fake_cluster):
+    def late(pod):
+        pod.wait("CreateContainerConfigError", 'secret "keys" not found')
+        pod.sleep(0.5)
+        fine(pod)
+
+    fake_cluster.lives[MASTER] = late
+    assert "job train: succeeded" in run()
+
+
+def test_an_image_that_does_not_come_is_told_once(run, fake_cluster):
+    def pulls(pod):
+        for _ in range(3):
+            pod.wait("ErrImagePull", "pull access denied")
+            pod.sleep(0.15)
+            pod.wait("ImagePullBackOff", 'Back-off pulling image "i:1"')
+            pod.sleep(0.15)
+        fine(pod)
+
+    fake_cluster.lives |= {MASTER: pulls, WORKER: pulls}
+    told = [line for line in run(nodes=2) if "waits: " in line]
+    assert len(told) == 2 and {line.split()[1] for line in told} == {MASTER, WORKER}
+    assert all("image_pull_secrets" in line for line in told)
+
+
+def test_a_failed_job_does_not_wait_for_a_peer_that_takes_its_time(run, fake_cluster):
+    """A peer that ignores SIGTERM goes on, and talks, until its grace is over."""
+
+    def stubborn(pod):
+        pod.run()
+        while True:
+            pod.say("still here")
+            pod.sleep(0.05)
+
+    def fails(pod):
+        pod.run()
+        pod.sleep(0.2)
+        pod.say("out of luck")
+        pod.exit(3)
+
+    fake_cluster.termination_seconds = 60
+    fake_cluster.lives |= {MASTER: stubborn, WORKER: fails}
+    begun = time.monotonic()
+    with pytest.raises(LaunchError, match="exit code 3") as error:
+        run(nodes=2)
+    assert time.monotonic() - begun < 5
+    assert "out of luck" in error.value.message
+
+
+def test_trouble_is_told_once_however_many_threads_have_it(run, fake_cluster, caplog, timings, monkeypatch):
+    def outage(pod):
+        pod.run()
+        pod.sleep(0.2)
+        fault = Fault("GET", status=503, times=10**6)
+        fake_cluster.faults.append(fault)
+        threading.Timer(1.0, lambda: setattr(fault, "times", 0)).start()
+        pod.sleep(1.3)
+        pod.exit(0)
+
+    monkeypatch.setattr("components.launchers.cluster.client._LONG_WAIT", 0.01)
+    fake_cluster.lives |= {MASTER: outage, WORKER: endless}
+    run(nodes=2)
+    tries = [seen.at for seen in fake_cluster.requests("GET")]
+    assert len(list(pairwise(tries))) > 10
+    assert sum("trouble" in record.getMessage() for record in caplog.records) == 1
