@@ -17,11 +17,16 @@ PERMISSIONS = {
     ("", "pods"): ("get", "list", "watch"),
     ("", "pods/log"): ("get",),
     ("", "events"): ("list",),
+    ("argoproj.io", "workflows"): ("get",),
     ("", "pods/exec"): ("create", "get"),
 }
 """API group and resource, and the verbs that the launcher and the operator's commands use."""
 
-_OPTIONAL = ("pods/exec",)
+_OPTIONAL = {
+    "pods/exec": "only `kubedet job exec` needs it",
+    "workflows": "without it a training job ends where only its step's pod is evicted",
+}
+"""What can be done without, and what then is missing."""
 _PATIENCE = 5.0
 
 
@@ -111,7 +116,7 @@ def _permission(cluster: Cluster, group: str, resource: str, verbs: tuple[str, .
         return
     optional = resource in _OPTIONAL
     yield Check(title, "warning" if optional else "missing",
-        f"not allowed: {', '.join(refused)}" + ("; only `kubedet job exec` needs it" if optional else ""),
+        f"not allowed: {', '.join(refused)}" + (f"; {_OPTIONAL[resource]}" if optional else ""),
         f"bind a Role with apiGroups [\"{group}\"], resources [\"{resource}\"], "
         f"verbs {list(refused)} in namespace {cluster.namespace}; deploy/ holds one".replace("'", '"'),
     )  # fmt: skip
