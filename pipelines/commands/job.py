@@ -6,10 +6,17 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from pipelines.commands import Commands
-from pipelines.commands.job_options import CommandParser, add_specification, specification
+from pipelines.commands.job_options import (
+    CommandParser,
+    add_backend,
+    add_specification,
+    on_backend,
+    specification,
+)
 from trainer.errors import ConfigError, KubedetError, LaunchError
 
 if TYPE_CHECKING:
@@ -31,6 +38,7 @@ def add(commands: Commands) -> None:
         help="submit, watch and stop training jobs in a cluster",
         description="Training jobs in the cluster and namespace of KUBECONFIG (or of the pod this runs in).",
     )
+    add_backend(parser)
     verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=CommandParser)
     submit = _verb(
         verbs, "submit", _submit, "start a job, or take up the same one where it runs already",
@@ -84,7 +92,8 @@ def _verb(
 ) -> CommandParser:
     parser = verbs.add_parser(name, help=told, description=told[0].upper() + told[1:] + ".", usage=usage)
     parser.add_argument("-n", "--namespace", default=None, metavar="NAME", help="default: KUBECONFIG's")
-    parser.set_defaults(command=run)
+    add_backend(parser, argparse.SUPPRESS)
+    parser.set_defaults(command=partial(on_backend, name, run))
     return parser
 
 

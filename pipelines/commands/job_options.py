@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -24,6 +24,9 @@ _FLAGS = {
 """Fields of JobSpec with a flag of their own: what stands for the value, and what it means."""
 
 _WHERE = "the job's specification"
+
+BACKENDS = ("pytorchjob", "runai")
+"""Where jobs are: in the cluster as PyTorchJobs, or behind Run:ai's command line."""
 
 
 class CommandParser(Parser):
@@ -66,6 +69,35 @@ def add_specification(parser: CommandParser) -> None:
         "--mount", action="append", default=[], metavar="CLAIM:PATH",
         help="mount a PersistentVolumeClaim in every pod",
     )  # fmt: skip
+
+
+def add_backend(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    """Declare where jobs are: before the verb, or behind it, which wins with argparse.SUPPRESS as default."""
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default=default or BACKENDS[0],
+        help="pytorchjob (default) asks the cluster, runai the program of that name",
+    )  # fmt: skip
+    parser.add_argument(
+        "--project", default=default or "", metavar="NAME",
+        help="Run:ai's project, with --backend runai (default: what `runai project set` chose)",
+    )  # fmt: skip
+
+
+def on_backend(verb: str, run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Run a verb where it is meant to: by `run` in the cluster, or through Run:ai."""
+    if options.backend == "runai":
+        from pipelines.commands import job_runai
+
+        return job_runai.VERBS.get(verb, run)(options)
+    if options.project:
+        raise ConfigError("a --project is Run:ai's", fix="add --backend runai, or name a --namespace")
+    return run(options)
+
+
+def set_project(options: argparse.Namespace) -> None:
+    """Take `--project` for the field runai_queue, which wins over the file's."""
+    if options.project:
+        options.fields = [*options.fields, f"runai_queue={options.project}"]
 
 
 def specification(options: argparse.Namespace) -> "JobSpec":

@@ -1,0 +1,1 @@
+"""Training jobs through Run:ai's command line."""

@@ -1,0 +1,278 @@
+"""Training jobs as workloads of Run:ai: `runai training standard` on one node, `pytorch` on several."""
+
+import logging
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from components.launchers.backend import Backend, JobStatus, LogLine, Phase
+from components.launchers.render import runai as words
+from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
+from components.launchers.runai import answers
+from components.launchers.runai.cli import AbsentError, Cli, FlagError
+from components.launchers.spec import JobSpec
+from trainer.errors import ConfigError, LaunchError
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("pytorch", "standard")
+"""Kinds of trainings that kubedet submits, in the order in which a name is looked for."""
+
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d) ?")
+
+
+@dataclass(frozen=True, order=True)
+class _Stamp:
+    """When a line was printed; of one container, so of one zone."""
+
+    second: str
+    fraction: str
+    zone: str
+
+
+_NEVER = _Stamp("", "", "")
+
+
+@dataclass(frozen=True)
+class Timings:
+    """How long things may take, in seconds."""
+
+    poll: float = 5.0
+    """Between two looks at a workload."""
+    removal: float = 300.0
+    """Until a deleted workload is gone."""
+    submit: float = 180.0
+    """For a submission."""
+
+
+class RunaiBackend(Backend):
+    """Runs jobs through Run:ai's command line, in one project.
+
+    Args:
+        cli: the program and its project.
+        timings: how long things may take.
+    """
+
+    def __init__(self, cli: Cli, timings: Timings = Timings()) -> None:
+        self.cli, self.timings = cli, timings
+        self._kinds: dict[str, str] = {}
+
+    def submit(self, job: JobSpec) -> str:
+        """Start a job, or take up the same one where it is already; returns its name.
+
+        One of the same name that has ended is deleted first, if kubedet made it.
+
+        Raises:
+            ConfigError: it is elastic, names no image or a namespace, or `runai` cannot be used.
+            LaunchError: it was refused, or the name is taken.
+        """
+        job = self._complete(job)
+        kind = words.kind(job)
+        there = self._describe(job.name)
+        if there is not None:
+            if self._adopts(there, job):
+                return job.name
+            self.stop(job.name)
+        if lost := words.left_out(job):
+            logger.warning("Run:ai's command line has no option for: %s", ", ".join(lost))
+        ours = {LABEL_MANAGED: MANAGED_BY, LABEL_SPEC: job.fingerprint}
+        self.cli.ask(*words.command(job, ours)[1:], seconds=self.timings.submit)
+        self._kinds[job.name] = kind
+        logger.info("submitted the %s training %s", kind, job.name)
+        return job.name
+
+    def status(self, name: str) -> JobStatus:
+        """Tell how a job is.
+
+        Raises:
+            ConfigError, LaunchError: Run:ai does not say.
+        """
+        found = self._describe(name)
+        return JobStatus(name, Phase.GONE) if found is None else found.status
+
+    def list_jobs(self) -> list[answers.Listed]:
+        """Return the trainings of the project, the newest first.
+
+        Raises:
+            ConfigError, LaunchError: Run:ai does not say.
+        """
+        found: dict[str, answers.Listed] = {}
+        for kind in KINDS:
+            for item in answers.workloads(self._ask("training", kind, "list", flags=("--json",))):
+                found.setdefault(item.status.name, item)
+        return sorted(found.values(), key=lambda item: item.status.created, reverse=True)
+
+    def logs(self, name: str, *, follow: bool = True, pod: str = "") -> Iterator[LogLine]:
+        """Yield the lines of one pod as they come; a stream that breaks is taken up where it broke.
+
+        Args:
+            name: the job's name.
+            follow: go on until the job has ended; else only what is there now.
+            pod: the pod's name; empty is the first node's.
+
+        Raises:
+            ConfigError, LaunchError: Run:ai does not say.
+        """
+        last = _NEVER
+        while True:
+            status = self.status(name)
+            ended = status.phase.final
+            if status.phase is Phase.GONE:
+                return
+            told = last  # A stream that is opened anew begins with lines of this second.
+            try:
+                for line in self._read(name, follow and not ended, pod, told):
+                    stamp, text = _split(line)
+                    if stamp is None or stamp > told:
+                        last = max(last, stamp or last)
+                        yield LogLine(pod or _first_pod(status), text)
+            except LaunchError as error:
+                # Its pods do not run yet, or no more; or the connection broke.
+                if not follow:
+                    raise
+                if ended:
+                    logger.warning("%s", error.message)
+            if ended or not follow:
+                return
+            time.sleep(self.timings.poll)
+
+    def tail(self, name: str, pod: str, lines: int) -> list[str]:
+        """Return the last lines of a pod; none where Run:ai does not give them."""
+        try:
+            told = self.cli.ask(*self._about("logs", name), *_pod(pod), "--tail", str(lines))
+        except LaunchError:
+            return []
+        return told.splitlines()
+
+    def execute(self, name: str, command: list[str], *, pod: str = "", terminal: bool = False) -> int:
+        """Run a command in a pod, on this process's output; returns its exit code.
+
+        Args:
+            name: the job's name.
+            command: program and arguments.
+            pod: the pod's name; empty is the first node's.
+            terminal: give it this process's terminal.
+
+        Raises:
+            ConfigError: `runai` is not installed.
+        """
+        shell = ("--stdin", "--tty") if terminal else ()
+        return self.cli.attach(*self._about("exec", name), *_pod(pod), *shell, "--", *command)
+
+    def stop(self, name: str, *, wait: bool = True) -> None:
+        """Delete a job and its pods; one that is gone already is no error.
+
+        Args:
+            name: its name.
+            wait: until it is gone.
+
+        Raises:
+            LaunchError: somebody else made it, or it is not gone after Timings.removal.
+        """
+        there = self._describe(name)
+        if there is None:
+            return
+        if there.labels is not None and there.labels.get(LABEL_MANAGED, "") != MANAGED_BY:
+            raise _not_ours(name)
+        try:
+            self.cli.ask(*self._about("delete", name))
+        except AbsentError:
+            return
+        end = time.monotonic() + self.timings.removal
+        while wait and self._describe(name) is not None:
+            if time.monotonic() > end:
+                raise LaunchError(
+                    f"the workload {name} was deleted, and is still there after {self.timings.removal:g} s",
+                    fix="see what holds it: runai training list",
+                )
+            time.sleep(self.timings.poll)
+
+    def _complete(self, job: JobSpec) -> JobSpec:
+        """Put in the project, and refuse what Run:ai decides by itself."""
+        project = job.runai_queue or self.cli.project
+        if self.cli.project not in ("", project):
+            raise ConfigError(
+                f"the job's runai_queue is {project}, and the project is {self.cli.project}",
+                fix="name the same one twice, or only once",
+            )
+        if job.namespace:
+            raise ConfigError(
+                "Run:ai puts a job into its project's namespace", fix="leave namespace out; name --project"
+            )
+        if not job.image:
+            raise ConfigError("the job names no container image", fix="set image")
+        self.cli = replace(self.cli, project=project)
+        return replace(job, runai_queue=project)
+
+    def _adopts(self, there: answers.Workload, job: JobSpec) -> bool:
+        """Decide on a workload that has the name already: True is to take it up, False to replace it."""
+        name, labels = job.name, there.labels
+        if labels is None:
+            raise LaunchError(
+                f"Run:ai has a workload {name} already, and this version does not tell whose it is",
+                fix=f"kubedet job stop --backend runai {name}, or give the job another name",
+            )
+        if labels.get(LABEL_MANAGED) != MANAGED_BY:
+            raise _not_ours(name)
+        if labels.get(LABEL_SPEC) != job.fingerprint:
+            logger.info("the workload %s is there with another specification: deleting it", name)
+        elif there.status.phase is Phase.FAILED:
+            logger.info("the workload %s failed: deleting it, to start anew", name)
+        else:
+            logger.info("the workload %s is there already: taking it up", name)
+            return True
+        return False
+
+    def _describe(self, name: str) -> answers.Workload | None:
+        """Look for a workload among the kinds, first where it was last; None where there is none."""
+        known = self._kinds.get(name)
+        for kind in sorted(KINDS, key=lambda kind: kind != known):
+            try:
+                text = self._ask("training", kind, "describe", name, flags=("--output", "json"))
+            except AbsentError:
+                continue
+            if found := answers.workload(text, name):
+                distributed = "pytorch" in found.framework
+                self._kinds[name] = ("pytorch" if distributed else "standard") if found.framework else kind
+                return found
+        return None
+
+    def _ask(self, *asked: str, flags: tuple[str, ...]) -> str:
+        """Ask with the options for JSON, and without them where a version has none."""
+        try:
+            return self.cli.ask(*asked, *flags)
+        except FlagError:
+            return self.cli.ask(*asked)
+
+    def _read(self, name: str, follow: bool, pod: str, since: _Stamp) -> Iterator[str]:
+        told = ["--timestamps", *_pod(pod)]
+        told += ["--follow"] if follow else []
+        told += ["--since-time", since.second + since.zone] if since.second else []
+        return self.cli.stream(*self._about("logs", name), *told)
+
+    def _about(self, verb: str, name: str) -> tuple[str, ...]:
+        return ("training", self._kinds.get(name, KINDS[0]), verb, name)
+
+
+def _pod(name: str) -> tuple[str, ...]:
+    return ("--pod", name) if name else ()
+
+
+def _first_pod(status: JobStatus) -> str:
+    return min(status.pods, key=lambda pod: pod.rank).name if status.pods else status.name
+
+
+def _split(line: str) -> tuple[_Stamp | None, str]:
+    """Return a line's time and text; no time where the line does not begin with one."""
+    match = _STAMP.match(line)
+    if match is None:
+        return None, line
+    return _Stamp(match[1], (match[2] or "").ljust(9, "0"), match[3]), line[match.end() :]
+
+
+def _not_ours(name: str) -> LaunchError:
+    return LaunchError(
+        f"the workload {name} was not made by kubedet, which leaves it alone",
+        fix="give the job another name, or delete that one with runai",
+    )

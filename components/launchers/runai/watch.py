@@ -1,0 +1,150 @@
+"""Runs a job of Run:ai to its end: its lines and phases as they come, its limits kept, its failure told."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from components.launchers.backend import JobStatus, Phase, PodStatus
+from components.launchers.cluster.failure import culprit, of_job
+from components.launchers.cluster.hints import Hints
+from components.launchers.failure import LAST_LINES
+from components.launchers.runai.backend import RunaiBackend
+from components.launchers.spec import JobSpec
+from trainer.errors import Interrupted, KubedetError, LaunchError
+
+Out = Callable[[str], None]
+
+
+class _Asked(BaseException):
+    """Somebody asked this process to end. Not an Exception: nothing on the way may take it for an error."""
+
+
+def run(backend: RunaiBackend, job: JobSpec, out: Out) -> None:
+    """Run a job to its end, or take up the same one where it runs already.
+
+    At SIGTERM or SIGINT the job is deleted.
+
+    Args:
+        backend: the project.
+        job: what to run; its start_timeout and deadline are kept here.
+        out: takes each line.
+
+    Raises:
+        ConfigError: Run:ai cannot run it.
+        LaunchError: it failed, or went past a limit and is deleted.
+        Interrupted: this process was asked to end, and the job is deleted.
+    """
+    with _raising_on_signals():
+        try:
+            backend.submit(job)
+            limits = _Limits(backend, job, out)
+            limits.start()
+            try:
+                for line in backend.logs(job.name):
+                    out(f"[{line.pod}] {line.text}")
+            finally:
+                limits.stop()
+            if limits.broken:
+                raise limits.broken
+            status = backend.status(job.name)
+            out(f"job {job.name}: {status.phase}")
+            if status.phase is not Phase.SUCCEEDED:
+                raise failure(backend, status)
+        except _Asked as asked:
+            try:
+                backend.stop(job.name, wait=False)
+            except KubedetError as error:
+                raise Interrupted(
+                    f"{asked}, but the job {job.name} could not be deleted: {error.message}",
+                    fix=f"delete it: kubedet job stop --backend runai {job.name}",
+                ) from None
+            out(f"job {job.name}: deleted on {asked}")
+            raise Interrupted(
+                "the training was stopped", fix="run the same again: it goes on where it stopped"
+            ) from None
+
+
+def failure(backend: RunaiBackend, status: JobStatus) -> KubedetError:
+    """Make an error of a job that did not end well, with the last lines of the pod that is to blame."""
+    pod = culprit(status.pods)
+    if pod is None and status.phase is Phase.FAILED and not status.pods:
+        pod = PodStatus(status.name, "Failed", 0, reason=status.reason, message=status.message)
+    name = "" if pod is None or pod.name == status.name else pod.name
+    lines = backend.tail(status.name, name, LAST_LINES) if pod else []
+    hints = Hints(rdma=False)
+    for line in lines:
+        hints.line(line)
+    shown = status if pod is None else JobStatus(status.name, status.phase, pods=(pod,))
+    return of_job(shown, {pod.name: lines} if pod else {}, hints)
+
+
+class _Limits(threading.Thread):
+    """Tells the phases of a job, and deletes one that does not start or takes too long."""
+
+    def __init__(self, backend: RunaiBackend, job: JobSpec, out: Out) -> None:
+        super().__init__(daemon=True)
+        self._backend, self._job, self._out = backend, job, out
+        self._ended = threading.Event()
+        self.broken: LaunchError | None = None
+        """What the job was deleted for."""
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        self.join()
+
+    def run(self) -> None:
+        """Look at the job until it has ended; an answer that does not come is asked for again."""
+        begun = waiting = time.monotonic()
+        before: Phase | None = None
+        while not self._ended.is_set():
+            try:
+                status = self._backend.status(self._job.name)
+            except KubedetError:
+                self._ended.wait(self._backend.timings.poll)
+                continue
+            if status.phase.final:
+                return
+            now = time.monotonic()
+            if status.phase is not before:
+                why = ": ".join(filter(None, [status.reason, status.message]))
+                self._out(f"job {self._job.name}: {status.phase}{f' ({why})' if why else ''}")
+                before = status.phase
+            if status.phase not in (Phase.PENDING, Phase.RESTARTING):
+                waiting = now
+            if now - waiting > self._job.start_timeout:
+                return self._give_up(f"does not run after {self._job.start_timeout} s: {status.message}")
+            if self._job.deadline and now - begun > self._job.deadline:
+                return self._give_up(f"was stopped at its deadline of {self._job.deadline} s")
+            self._ended.wait(self._backend.timings.poll)
+
+    def _give_up(self, why: str) -> None:
+        self.broken = LaunchError(
+            f"the job {self._job.name} {why}",
+            fix="run the same again: it goes on from its last checkpoint; or set the limit higher",
+        )
+        try:
+            self._backend.stop(self._job.name)
+        except KubedetError as error:
+            self.broken.message += f"\n  and could not be deleted: {error.message}"
+
+
+@contextmanager
+def _raising_on_signals() -> Iterator[None]:
+    """Raise _Asked at the first SIGTERM or SIGINT; further ones mean nothing."""
+    asked: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if len(asked) == 1:
+            raise _Asked(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

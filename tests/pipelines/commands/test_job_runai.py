@@ -1,0 +1,155 @@
+"""`kubedet job --backend runai`, against a program `runai` on the PATH."""
+
+import json
+import threading
+
+import pytest
+from fake_runai import FakeRunai
+
+from components.launchers.runai.backend import RunaiBackend, Timings
+from pipelines import cli
+from pipelines.commands import job_runai
+
+
+@pytest.fixture
+def runai(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")  # No cluster is asked.
+    monkeypatch.setattr(RunaiBackend.__init__, "__defaults__", (Timings(poll=0.05, removal=2),))
+    monkeypatch.setattr(job_runai, "_POLL_SECONDS", 0.05)
+    return FakeRunai(tmp_path)
+
+
+@pytest.fixture
+def kubedet(capfd, runai):
+    """Runs a command line; returns exit code, stdout and stderr, the program's own included."""
+
+    def run(*words):
+        try:
+            code = cli.main([str(word) for word in words])
+        except SystemExit as end:
+            code = end.code
+        return code, *capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def job(kubedet):
+    """Runs `kubedet job VERB --backend runai ...`."""
+    return lambda verb, *words: kubedet("job", verb, "--backend", "runai", *words)
+
+
+SUBMIT = ("--name", "a", "--image", "i:1")
+
+
+def test_submit_and_say_what_to_do_next(job, runai):
+    code, out, _ = job("submit", *SUBMIT, "--project", "team", "--nodes", 2, "--", "train", "--", "-x")
+    assert code == 0
+    assert "`kubedet job logs -f --backend runai --project team a`" in out
+    assert runai.workload("a")["command"] == ["train", "--", "-x"]
+    assert (runai.workload("a")["kind"], runai.workload("a")["projectName"]) == ("pytorch", "team")
+
+
+def test_the_backend_may_stand_before_the_verb(kubedet, runai):
+    words = ("--set", "runai_queue=mine", "--", "true")
+    assert kubedet("job", "--backend", "runai", "--project", "team", "submit", *SUBMIT, *words)[0] == 0
+    assert runai.workload("a")["projectName"] == "team"  # The option wins over the field.
+    assert kubedet("job", "--backend", "runai", "list")[0] == 0
+
+
+def test_list(job, runai):
+    assert job("list") == (0, "", "no trainings in Run:ai's project\n")
+    job("submit", *SUBMIT, "--nodes", 2, "--", "true")
+    runai.change("a", runningPods=1, phase="Initializing")
+    code, out, _ = job("list")
+    head, row = out.splitlines()
+    assert code == 0
+    assert dict(zip(head.split(), row.split(), strict=True)) | {"AGE": ""} == {
+        "NAME": "a", "PHASE": "pending", "PODS": "1/2", "RESTARTS": "-", "AGE": "", "REASON": "Initializing"
+    }  # fmt: skip
+    (found,) = json.loads(job("list", "-o", "json")[1])
+    assert (found["name"], found["running"], found["nodes"]) == ("a", 1, 2)
+
+
+def test_status(job, runai):
+    job("submit", *SUBMIT, "--", "true")
+    runai.change("a", phase="Pending", phaseMessage="no GPUs are free")
+    code, out, _ = job("status", "a")
+    assert code == 0
+    assert out.splitlines()[0] == "a  pending"
+    assert "a-0-0" in out and "a: no GPUs are free" in out
+    assert json.loads(job("status", "a", "-o", "json")[1])["pods"][0]["node"] == "gpu-0"
+    line = "2026-11-22T09:00:00Z error: the loss is nan"
+    runai.change("a", phase="Failed", pods=[{"name": "a-0-0", "status": "Error"}], lines={"a-0-0": [line]})
+    assert "pod a-0-0 (rank 0) failed: the loss is nan" in job("status", "a")[1]
+
+
+def test_logs(job):
+    job("submit", *SUBMIT, "--nodes", 2, "--", "true")
+    assert job("logs", "a")[1] == "a-master-0: hello from a-master-0\n"
+    assert job("logs", "a", "--rank", 1)[1] == "hello from a-worker-0\n"
+    assert job("logs", "a", "--pod", "a-worker-0")[1] == "hello from a-worker-0\n"
+    code, _, err = job("logs", "a", "--rank", 5)
+    assert code == 2
+    assert "a has no pod of rank 5\n  fix: its pods: a-master-0, a-worker-0" in err
+
+
+def test_exec(job):
+    job("submit", *SUBMIT, "--", "true")
+    assert job("exec", "a", "--", "sh", "-c", "echo $0; exit 5", "a b") == (5, "a b\n", "")
+    code, _, err = job("exec", "a")
+    assert code == 2
+    assert "no command is given" in err
+
+
+def test_stop(job, runai):
+    job("submit", *SUBMIT, "--", "true")
+    assert job("stop", "a")[:2] == (0, "a is running: deleting it and its pods ...\ndeleted a\n")
+    assert runai.verbs() == ["standard submit", "standard delete"]
+
+
+@pytest.mark.parametrize(("phase", "code"), [("Completed", 0), ("Failed", 1)])
+def test_wait(job, runai, phase, code):
+    job("submit", *SUBMIT, "--", "true")
+    assert job("wait", "a", "--timeout", "0.1")[0] == 1
+    threading.Timer(0.3, lambda: runai.change("a", phase=phase)).start()
+    ended, out, err = job("wait", "a")
+    assert ended == code
+    assert out.splitlines()[0] == "a is running"
+    assert ("a" in err and "failed" in err) == bool(code)
+
+
+def test_submit_and_wait(job, runai):
+    def end():
+        runai.change("a", phase="Completed")
+
+    job("submit", *SUBMIT, "--", "true")
+    threading.Timer(0.5, end).start()
+    code, out, _ = job("submit", *SUBMIT, "--wait", "--", "true")
+    assert code == 0
+    assert "[a-0-0] hello from a-0-0" in out
+    assert out.splitlines()[-1] == "job a: succeeded"
+
+
+@pytest.mark.parametrize("verb", ["status", "logs", "stop", "wait"])
+def test_a_job_that_is_not_there_is_told(job, verb):
+    code, _, err = job(verb, "none", "--project", "team")
+    assert code == 2
+    assert "error: Run:ai's project team has no training 'none'\n  fix: see `kubedet job list" in err
+
+
+def test_mistakes(job, kubedet, runai, monkeypatch):
+    assert "leave --namespace out" in job("list", "-n", "x")[2]
+    assert "add --backend runai" in kubedet("job", "list", "--project", "x")[2]
+    assert kubedet("job", "list", "--backend", "slurm")[0] == 2
+    runai.set_modes("stranger")
+    code, _, err = job("list")
+    assert code == 2
+    assert "fix: log in: `runai login`" in err and "Traceback" not in err
+    runai.set_modes("old")
+    assert "kubedet job render --target runai-submit-dist" in job("list")[2]
+    (runai.folder / "runai").unlink()
+    code, _, err = job("list")
+    assert code == 2
+    assert "the program runai is not on the PATH\n  fix: install" in err
