@@ -3,6 +3,7 @@
 import ast
 import base64
 import importlib
+import re
 import tomllib
 from pathlib import Path
 
@@ -54,6 +55,7 @@ LAUNCHER = {
     ("", "pods"): ("get", "list", "watch"),
     ("", "pods/log"): ("get",),
     ("", "events"): ("list",),
+    ("argoproj.io", "workflows"): ("get",),
 }
 EXEC = {("", "pods/exec"): ("create", "get")}
 
@@ -121,6 +123,19 @@ def test_the_volume_can_be_mounted_on_many_nodes(the):
 def test_crio_sets_no_limit_to_locked_memory(deploy):
     settings = tomllib.loads((deploy / "nodes" / "99-ulimits.conf").read_text())
     assert settings == {"crio": {"runtime": {"default_ulimits": ["memlock=-1:-1"]}}}
+
+
+def test_every_limit_is_one_that_crio_knows(deploy):
+    """It refuses to start with another: the number of processes is nproc there, not noproc."""
+    settings = tomllib.loads((deploy / "nodes" / "99-ulimits.conf").read_text())
+    known = {
+        "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss",
+        "rtprio", "rttime", "sigpending", "stack",
+    }  # fmt: skip
+    for line in settings["crio"]["runtime"]["default_ulimits"]:
+        name, _, limits = line.partition("=")
+        assert name in known, line
+        assert all(re.fullmatch(r"-1|\d+", limit) for limit in limits.split(":")), line
 
 
 def test_the_machine_config_carries_the_same_file(the, deploy):

@@ -73,10 +73,15 @@ def test_a_missing_permission_names_the_rule_to_add(look, fake_cluster):
     assert not healthy(found.values())
 
 
-def test_exec_is_only_a_comfort(look, fake_cluster):
-    fake_cluster.denied.add(("create", "pods/exec"))
+@pytest.mark.parametrize(
+    ("verb", "resource", "lost"),
+    [("create", "pods/exec", "kubedet job exec"), ("get", "workflows", "a training job ends")],
+)
+def test_what_can_be_done_without_is_a_warning(look, fake_cluster, verb, resource, lost):
+    fake_cluster.denied.add((verb, resource))
     found = look()
-    assert found["permissions on pods/exec"].state == "warning"
+    assert found[f"permissions on {resource}"].state == "warning"
+    assert lost in found[f"permissions on {resource}"].detail
     assert healthy(found.values())
 
 

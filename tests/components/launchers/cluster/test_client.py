@@ -8,7 +8,7 @@ import pytest
 from fake_api import Fault
 
 from components.launchers.cluster import objects, pods
-from components.launchers.cluster.client import connect
+from components.launchers.cluster.client import Trouble, connect
 from components.launchers.cluster.refusals import ApiError
 from trainer.errors import EXIT_USAGE, ConfigError
 
@@ -95,6 +95,29 @@ def test_a_refusal_is_told_once_and_with_a_remedy(cluster, fake_cluster, status,
     assert re.search(fix, told.fix)
     assert told.exit_code == EXIT_USAGE
     assert len(fake_cluster.seen) == (2 if status == 401 else 1)
+
+
+def test_what_belongs_to_the_cluster_is_in_no_namespace(cluster, fake_cluster):
+    fake_cluster.denied.add(("list", "nodes"))
+    with pytest.raises(ApiError) as error:
+        cluster.call("list", "nodes", cluster.core.list_node)
+    assert error.value.message.startswith("cannot list nodes: 403")
+    assert error.value.fix == 'allow it with a ClusterRole: resources ["nodes"], verbs ["list"]'
+
+
+def test_trouble_is_told_once_a_minute(caplog, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("components.launchers.cluster.client.time.monotonic", lambda: now[0])
+    trouble = Trouble()
+    for _ in range(3 * 600):  # Three minutes of it.
+        trouble.tell("cannot get pods: 503")
+        now[0] += 0.1
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "the API server has trouble: cannot get pods: 503; still trying",
+        "the API server has trouble, for 1 min: cannot get pods: 503; still trying",
+        "the API server has trouble, for 2 min: cannot get pods: 503; still trying",
+    ]
 
 
 def test_a_cluster_without_the_operator_is_not_one_without_the_job(cluster, fake_cluster):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.launchers.backend import JobStatus, Phase, PodStatus
+from components.launchers.backend import Ending, JobStatus, Phase, PodStatus
 from components.launchers.cluster.failure import culprit, of_job
 from components.launchers.cluster.hints import Hints
 from trainer.errors import Interrupted, LaunchError
@@ -63,3 +63,23 @@ def test_too_little_memory_has_a_remedy():
 def test_a_training_that_saved_and_stopped_can_go_on():
     error = failure(pod(0, 143))
     assert isinstance(error, Interrupted) and error.exit_code == 143
+
+
+def test_memory_is_told_beside_the_trainings_own_words():
+    lines = ["error: the training process of rank 0 was killed (SIGKILL)", "  fix: mostly memory ran out"]
+    error = failure(pod(0, 137, reason="OOMKilled"), last={"pod-0": lines})
+    assert "(OOMKilled)" in error.message and "mostly memory ran out" in error.message
+    assert "raise memory_limit" in error.fix
+
+
+def test_a_pod_that_waits_for_its_next_start_is_told_as_it_ended():
+    before = Ending("OOMKilled", "", 137)
+    waits = PodStatus("pod-0", "Running", 0, reason="CrashLoopBackOff", restarts=10, before=before)
+    error = failure(waits)
+    assert "was killed by signal 9 (OOMKilled)" in error.message and "raise memory_limit" in error.fix
+
+
+def test_an_image_that_would_run_as_root_has_its_remedy():
+    message = "container has runAsNonRoot and image has non-numeric user (app), cannot verify it"
+    error = failure(pod(0, None, reason="CreateContainerConfigError", message=message))
+    assert "run_as_user" in error.fix and "a number" in error.fix

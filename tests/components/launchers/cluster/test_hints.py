@@ -14,6 +14,14 @@ from components.launchers.cluster.hints import Hints
         ("RuntimeError: unable to mmap 1048576 bytes from file </torch_1>", "shared_memory"),
         ("NCCL WARN Error while creating shared memory segment /dev/shm/nccl-x", "shared_memory"),
         ("exitcode  : -7 (pid: 12)", "shared_memory"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "train.accumulate"),
+        ("torch.AcceleratorError: CUDA error: out of memory", "expandable_segments"),
+        (
+            "[rank1]:[E1122 ProcessGroupNCCL.cpp:685] [Rank 1] Watchdog caught collective operation timeout: "
+            "WorkNCCL(SeqNum=7, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600012 ms before timing out.",
+            "waited for the others",
+        ),
+        ("PermissionError: [Errno 13] Permission denied: '/data/out'", "fs_group"),
         ("NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0", "network.hca"),
     ],
 )

@@ -1,9 +1,10 @@
 """What a job gets from the pod that starts it."""
 
 import pytest
+from fake_api import Fault
 
 from components.launchers.cluster import client
-from components.launchers.cluster.owner import Own, own
+from components.launchers.cluster.owner import Own, ends_with_the_run, own
 
 WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u-1"}
 
@@ -69,3 +70,58 @@ def test_a_pod_that_cannot_be_read_is_no_error(step, cluster, fake_cluster, capl
     fake_cluster.denied.add(("get", "pods"))
     assert own(cluster) == Own()
     assert "no owner" in caplog.text
+
+
+@pytest.fixture
+def workflow(fake_cluster):
+    """The Workflow of the run."""
+
+    def make(spec=None, **metadata):
+        return fake_cluster.add(
+            "workflows", "default", {"metadata": {"name": "run-x"} | metadata, "spec": spec or {}}
+        )
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("spec", "metadata", "ends"),
+    [
+        ({}, {}, False),
+        ({"activeDeadlineSeconds": 3600}, {}, False),
+        ({"activeDeadlineSeconds": 0}, {}, True),
+        ({"shutdown": "Terminate"}, {}, True),
+        ({}, {"deletionTimestamp": "2026-01-01T00:00:00Z"}, True),
+    ],
+    ids=str,
+)
+def test_a_job_ends_with_its_run_and_not_with_its_steps_pod(step, workflow, cluster, spec, metadata, ends):
+    step()
+    workflow(spec, **metadata)
+    assert ends_with_the_run(cluster, own(cluster)) is ends
+    assert ends_with_the_run(cluster, None) is ends  # Asked before the job was submitted.
+
+
+def test_a_workflow_that_is_gone_has_taken_its_run_along(step, cluster):
+    step()
+    assert ends_with_the_run(cluster, own(cluster))
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+@pytest.mark.parametrize("fault", [{"status": 403}, {"status": 503}, {"delay": 5}], ids=str)
+def test_where_the_workflow_cannot_be_read_the_own_pod_tells(
+    step, workflow, cluster, fake_cluster, deleted, fault
+):
+    step(**({"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {}))
+    workflow()
+    mine = own(cluster)
+    fake_cluster.faults.append(Fault("GET", "workflows", times=9, **fault))
+    assert ends_with_the_run(cluster, mine) is not deleted
+    assert len(fake_cluster.requests("GET", "workflows")) == 1  # There is no time for a second.
+
+
+def test_outside_of_a_pipeline_nobody_is_asked(cluster, fake_cluster, monkeypatch):
+    for name in ("KFP_POD_NAME", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    assert ends_with_the_run(cluster, Own())
+    assert not fake_cluster.seen

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from fake_api import Fault
@@ -127,6 +128,38 @@ def test_a_creation_whose_answer_was_lost_is_found_again(backend, fake_cluster, 
     assert len(fake_cluster.requests("POST", JOBS)) == 2 and not fake_cluster.requests("DELETE")
 
 
+def test_a_creation_that_got_no_answer_at_all_is_looked_up(
+    backend, fake_cluster, job, endless_pods, monkeypatch, caplog
+):
+    monkeypatch.setattr(backend.cluster, "timings", replace(backend.cluster.timings, patience=0.0))
+    fake_cluster.faults.append(Fault("POST", JOBS, lost=True))
+    assert backend.submit(job()) == "train"
+    assert backend.submitted("train")[1] == uid(fake_cluster)
+    assert "PyTorchJob train exists" in caplog.text and "kubedet job stop train" in caplog.text
+
+
+def test_a_creation_of_which_nothing_is_known_says_how_to_look(backend, fake_cluster, job, monkeypatch):
+    monkeypatch.setattr(backend.cluster, "timings", replace(backend.cluster.timings, patience=0.0))
+    fake_cluster.faults.append(Fault("POST", JOBS, lost=True))
+
+    def away(name, there, clear=backend._clear, **options):
+        clear(name, there, **options)
+        fake_cluster.faults.append(Fault("GET", JOBS, status=503, times=9))
+
+    monkeypatch.setattr(backend, "_clear", away)
+    with pytest.raises(ApiError, match="whether the PyTorchJob train was created is not known") as error:
+        backend.submit(job())
+    assert "kubedet job stop train" in error.value.fix
+
+
+def test_a_creation_that_was_not_done_is_an_error(backend, fake_cluster, job, monkeypatch):
+    monkeypatch.setattr(backend.cluster, "timings", replace(backend.cluster.timings, patience=0.0))
+    fake_cluster.faults.append(Fault("POST", JOBS, drop=True))
+    with pytest.raises(ApiError, match="no answer"):
+        backend.submit(job())
+    assert fake_cluster.job("train") is None
+
+
 def test_a_job_that_others_make_again_and_again_is_given_up(backend, fake_cluster, job):
     fake_cluster.faults.append(Fault("POST", JOBS, times=100, status=409))
     with pytest.raises(LaunchError, match="others create jobs of that name"):
@@ -167,9 +200,10 @@ def test_stop_waits_until_all_is_gone_and_may_be_repeated(backend, fake_cluster,
 
 def test_abandoning_is_one_request(backend, fake_cluster, job, endless_pods):
     backend.submit(job())
-    before = len(fake_cluster.seen)
+    before, first = len(fake_cluster.seen), uid(fake_cluster)
     backend.abandon("train")
-    assert [seen.method for seen in fake_cluster.seen[before:]] == ["DELETE"]
+    (deletion,) = fake_cluster.seen[before:]
+    assert (deletion.method, deletion.body["preconditions"]) == ("DELETE", {"uid": first})
 
 
 def test_the_status_tells_of_pods(backend, fake_cluster, job):

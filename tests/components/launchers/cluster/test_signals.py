@@ -38,11 +38,18 @@ except KubedetError as error:
 
 
 @pytest.fixture
-def launcher(fake_cluster):
+def surroundings():
+    """Further variables of the launcher's environment."""
+    return {}
+
+
+@pytest.fixture
+def launcher(fake_cluster, surroundings):
     """A launcher in a process of its own."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], env=fake_cluster.environment, stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-c", SCRIPT], env={**fake_cluster.environment, **surroundings},
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     yield process
     process.kill()
     process.wait()
@@ -102,3 +109,68 @@ def test_a_deletion_that_fails_is_told(backend, job, fake_cluster):
         watch.run(backend, job(), lambda line: None)
     assert "kubedet job stop train" in error.value.fix
     assert signal.getsignal(signal.SIGTERM) is handed
+
+
+@pytest.fixture
+def step(fake_cluster, surroundings):
+    """The launcher runs in a step's pod of a Workflow, which is returned."""
+    surroundings["KFP_POD_NAME"] = "step-pod"
+    owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u-1"}
+    containers = [{"name": "main", "image": "component:1"}]
+    metadata = {"name": "step-pod", "ownerReferences": [owner]}
+    body = {"metadata": metadata, "spec": {"containers": containers}, "status": {}}
+    fake_cluster.add("pods", "default", body)
+    return fake_cluster.add("workflows", "default", {"metadata": {"name": "run-x"}, "spec": {}})
+
+
+def test_a_steps_pod_that_is_evicted_leaves_the_job_to_the_next_attempt(
+    fake_cluster, step, launcher, surroundings
+):
+    fake_cluster.lives[MASTER] = endless
+    assert "running" in launcher.stdout.readline()
+    assert "hello" in launcher.stdout.readline()
+    os.kill(launcher.pid, signal.SIGTERM)
+    out = launcher.stdout.read()
+    assert launcher.wait(10) == 143
+    assert not fake_cluster.requests("DELETE") and not gone(fake_cluster)
+    assert "the run goes on: so does the job train" in out
+    uid = fake_cluster.job("train")["metadata"]["uid"]
+    attempt = SCRIPT.replace("watch.run(", "PyTorchJobBackend.connect().submit(job); str(")
+    env = {**fake_cluster.environment, **surroundings}
+    subprocess.run([sys.executable, "-c", attempt], env=env, check=True, timeout=60)
+    assert fake_cluster.job("train")["metadata"]["uid"] == uid and not fake_cluster.requests("DELETE")
+
+
+def test_a_run_that_is_terminated_takes_the_job_along_within_a_second(fake_cluster, step, launcher):
+    fake_cluster.lives[MASTER] = endless
+    assert "running" in launcher.stdout.readline()
+    assert "hello" in launcher.stdout.readline()
+    step["spec"]["activeDeadlineSeconds"] = 0
+    begun = time.monotonic()
+    os.kill(launcher.pid, signal.SIGTERM)
+    assert launcher.wait(10) == 143
+    (deletion,) = fake_cluster.requests("DELETE")
+    assert deletion.at - begun < 1.0
+    assert gone(fake_cluster)
+    asked = [
+        seen.path for seen in fake_cluster.seen if begun < seen.at <= deletion.at and "watch" not in seen.path
+    ]
+    assert [path for path in asked if "workflows" in path] and len(asked) <= 4
+
+
+def test_the_loser_of_a_name_leaves_the_winners_job_alone(fake_cluster, launcher):
+    """Its own was deleted and another put in its place between two looks."""
+    fake_cluster.lives[MASTER] = endless
+    assert "running" in launcher.stdout.readline()
+    assert "hello" in launcher.stdout.readline()
+    fake_cluster.faults.append(Fault("GET", "pytorchjobs", delay=30, times=99))
+    until = time.monotonic() + 10
+    while fake_cluster.faults[0].times == 99 and time.monotonic() < until:
+        time.sleep(0.02)
+    body = fake_cluster.job("train")
+    other = {**body, "metadata": {**body["metadata"], "labels": {"kubedet/spec-hash": "other"}}}
+    fake_cluster.delete_job("default", "train")
+    fake_cluster.create_job("default", other)
+    os.kill(launcher.pid, signal.SIGTERM)
+    assert launcher.wait(20) == 143
+    assert fake_cluster.requests("DELETE") and not gone(fake_cluster)

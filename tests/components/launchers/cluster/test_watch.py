@@ -9,6 +9,7 @@ import pytest
 from fake_api import Fault
 from fake_cluster import endless, fine
 
+from components.launchers.cluster.pytorchjob import PyTorchJobBackend
 from components.launchers.spec import Network
 from trainer.errors import LaunchError
 
@@ -206,6 +207,43 @@ def test_a_job_that_somebody_deletes_is_told(run, fake_cluster):
         run()
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.2], ids=["at once", "after a moment"])
+def test_a_job_that_another_specification_replaces_is_told(run, job, fake_cluster, pause):
+    fake_cluster.lives[MASTER] = endless
+
+    def replace_it():
+        fake_cluster.delete_job("default", "train")
+        time.sleep(pause)
+        PyTorchJobBackend.connect().submit(job(env={"A": "other"}))
+
+    threading.Timer(0.5, replace_it).start()
+    with pytest.raises(LaunchError, match="was replaced by another specification of that name") as error:
+        run()
+    assert "another name" in error.value.fix and "stop" not in error.value.fix
+    assert not gone(fake_cluster) and not fake_cluster.requests("DELETE")
+
+
+def test_what_another_launcher_made_is_not_withdrawn(backend, job, fake_cluster):
+    fake_cluster.lives[MASTER] = endless
+    backend.submit(job())
+    PyTorchJobBackend.connect().submit(job(env={"A": "other"}))
+    backend.withdraw("train")
+    assert not gone(fake_cluster) and len(fake_cluster.requests("DELETE")) == 1
+
+
+def test_the_same_job_made_anew_by_another_launcher_is_followed(run, fake_cluster):
+    fake_cluster.lives[MASTER] = [endless, ends(0, "anew")]
+
+    def replace_it():
+        old = fake_cluster.job("train")
+        fake_cluster.delete_job("default", "train")
+        fake_cluster.create_job("default", {**old, "metadata": dict(old["metadata"]), "status": {}})
+
+    threading.Timer(0.5, replace_it).start()
+    lines = run()
+    assert "job train: succeeded" in lines and f"[{MASTER}] anew" in lines
+
+
 def test_a_retried_launcher_takes_the_job_up_and_tells_its_log_again(run, backend, job, fake_cluster):
     go_on = threading.Event()
 
@@ -249,8 +287,9 @@ def test_an_outage_has_an_end(run, backend, fake_cluster, timings):
 
     fake_cluster.lives[MASTER] = life
     backend.cluster.timings = replace(timings, outage=0.3)
-    with pytest.raises(LaunchError, match="503"):
+    with pytest.raises(LaunchError, match=r"503.*; the job train goes on by itself") as error:
         run()
+    assert "kubedet job stop train" in error.value.fix
     assert not gone(fake_cluster)  # It may be well: the next launcher takes it up.
 
 
