@@ -135,7 +135,7 @@ def test_a_steps_pod_that_is_evicted_leaves_the_job_to_the_next_attempt(
     assert not fake_cluster.requests("DELETE") and not gone(fake_cluster)
     assert "the run goes on: so does the job train" in out
     uid = fake_cluster.job("train")["metadata"]["uid"]
-    attempt = SCRIPT.replace("watch.run(", "PyTorchJobBackend.connect().submit(job); str(")
+    attempt = SCRIPT.replace("watch.run(", "PyTorchJobBackend.connect().submit(job); print(")
     env = {**fake_cluster.environment, **surroundings}
     subprocess.run([sys.executable, "-c", attempt], env=env, check=True, timeout=60)
     assert fake_cluster.job("train")["metadata"]["uid"] == uid and not fake_cluster.requests("DELETE")
