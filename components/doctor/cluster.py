@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from kubernetes import client
@@ -28,6 +29,7 @@ _OPTIONAL = {
 }
 """What can be done without, and what then is missing."""
 _PATIENCE = 5.0
+_SHOWN = 5  # Nodes that are named.
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ class Needs:
     """Secret with the object store's keys; empty is none."""
     claim: str = ""
     """PersistentVolumeClaim with the data root; empty is none."""
+    cpu: str = ""
+    """Cores that the pod of a step asks for, as Kubernetes writes them; empty is not looked at."""
+    memory: str = ""
+    """Memory that it asks for."""
 
 
 def check(cluster: Cluster, needs: Needs) -> Iterator[Check]:
@@ -67,7 +73,8 @@ def check(cluster: Cluster, needs: Needs) -> Iterator[Check]:
         yield from _secret(cluster, needs.secret)
     if needs.claim:
         yield from _claim(cluster, needs)
-    yield from _devices(cluster, needs)
+    if needs.resources or needs.cpu or needs.memory:
+        yield from _nodes(cluster, needs)
 
 
 def _namespace(cluster: Cluster) -> Iterator[Check]:
@@ -181,18 +188,25 @@ def _claim(cluster: Cluster, needs: Needs) -> Iterator[Check]:
         yield Check(title, "ok", ", ".join(filter(None, [phase.lower(), size, *modes])))
 
 
-def _devices(cluster: Cluster, needs: Needs) -> Iterator[Check]:
-    if not needs.resources:
-        return
+def _nodes(cluster: Cluster, needs: Needs) -> Iterator[Check]:
+    """Look at what the nodes have to give."""
     try:
         nodes = cluster.call("list", "nodes", cluster.core.list_node, patience=_PATIENCE).items
     except ApiError as error:
         fix = "ask someone who may list nodes to run this" if error.status == 403 else error.fix
-        yield Check("devices", "warning", f"not known: {error.message}", fix)
+        title = "devices" if needs.resources else "nodes"
+        yield Check(title, "warning", f"not known: {error.message}", fix)
         return
     usable = [node for node in nodes if _ready(node)]
+    yield from _devices(usable, needs)
+    wanted = {"cpu": needs.cpu, "memory": needs.memory}
+    if asked := {name: amount for name, amount in wanted.items() if amount}:
+        yield _room(usable, asked)
+
+
+def _devices(usable: list[Any], needs: Needs) -> Iterator[Check]:
     for resource, number in needs.resources.items():
-        have = [int(names.amount((node.status.allocatable or {}).get(resource, ""))) for node in usable]
+        have = [int(_allocatable(node, resource)) for node in usable]
         fitting = sum(there >= max(1, number) for there in have)
         seen = f"{sum(have)} on {sum(map(bool, have))} of {len(usable)} ready nodes"
         if number == 0:
@@ -205,6 +219,37 @@ def _devices(cluster: Cluster, needs: Needs) -> Iterator[Check]:
                 f"{seen}; {needs.nodes} with {number} each are asked for, {fitting} are there",
                 "install the device plugin, wait for nodes (an autoscaler may add some), or ask for fewer",
             )  # fmt: skip
+
+
+def _room(usable: list[Any], asked: dict[str, str]) -> Check:
+    """Tell whether a node can hold the pod of a step, which is pending for ever where none can."""
+    words = ", ".join(f"{name} {amount}" for name, amount in asked.items())
+    title = f"room for a step ({words})"
+    short = {node.metadata.name: _short(node, asked) for node in usable}
+    fitting = [name for name, lacks in short.items() if not lacks]
+    lines = [f"{name} has {', '.join(lacks)}" for name, lacks in short.items() if lacks]
+    falls = f"; {'; '.join(lines[:_SHOWN])}" if lines else ""
+    falls += f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    seen = f"{len(fitting)} of {len(usable)} ready nodes can hold it{falls}"
+    if fitting:
+        return Check(title, "ok", seen)
+    return Check(title, "missing", seen,
+        "ask for less (--size, --step-cpu, --step-memory), or add nodes (an autoscaler may do so)",
+    )  # fmt: skip
+
+
+def _short(node: Any, asked: dict[str, str]) -> list[str]:
+    """Return what a node has too little of. What its pods take now may be free later."""
+    there = node.status.allocatable or {}
+    return [
+        f"{name} {there.get(name, '0')}"
+        for name, amount in asked.items()
+        if _allocatable(node, name) < names.amount(amount)
+    ]
+
+
+def _allocatable(node: Any, resource: str) -> Decimal:
+    return names.amount((node.status.allocatable or {}).get(resource, ""))
 
 
 def _ready(node: Any) -> bool:

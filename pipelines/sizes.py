@@ -1,0 +1,58 @@
+"""How much of a node the pods of the heavy steps ask for: named sizes, and one for each source.
+
+A request is what the scheduler keeps free for a pod, not a limit. Too small a one packs steps that need more
+onto one node; one that no node can hold is pending for ever.
+"""
+
+from components.launchers import names
+from trainer.errors import ConfigError
+
+SIZES = {"small": ("500m", "2Gi"), "medium": ("2", "8Gi"), "large": ("6", "24Gi")}
+"""Cores and memory, as Kubernetes writes them."""
+
+DEFAULT = "small"
+"""The size in the compiled file, where nobody names another."""
+
+_WHOLE = ("coco:2017", "openimages:")
+"""Sources of more than a hundred thousand images."""
+
+
+def of_source(source: str) -> str:
+    """Return the name of the size that the images of a source need."""
+    if source == "sample" or source.startswith("sample:"):
+        return "small"
+    return "large" if source.startswith(_WHOLE) else "medium"
+
+
+def request(size: str, cpu: str = "", memory: str = "") -> dict[str, str]:
+    """Return the parameters of the pipeline that a size stands for.
+
+    Args:
+        size: its name.
+        cpu: cores that are asked for instead.
+        memory: memory that is asked for instead.
+
+    Raises:
+        ConfigError: there is no such size.
+    """
+    if size not in SIZES:
+        raise ConfigError(f"no size {size!r}", fix=f"use one of: {', '.join(SIZES)}")
+    cores, amount = SIZES[size]
+    return {"step_cpu": cpu or cores, "step_memory": memory or amount}
+
+
+def check(cpu: str, memory: str) -> None:
+    """Refuse what Kubernetes does not take for cores and memory, or what no pod can live on.
+
+    Raises:
+        ConfigError: naming what cannot be used.
+    """
+    problems = []
+    for name, text, least in (("step_cpu", cpu, "10m"), ("step_memory", memory, "64Mi")):
+        try:
+            if names.amount(names.quantity(text)) < names.amount(least):
+                raise ValueError(f"{text!r} is less than {least}")
+        except ValueError as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise ConfigError("\n".join(problems), fix="e.g. step_cpu 500m or 4, step_memory 8Gi")
