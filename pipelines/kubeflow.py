@@ -10,7 +10,6 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,51 +21,15 @@ import yaml
 from kfp.client import KF_PIPELINES_SA_TOKEN_ENV, KF_PIPELINES_SA_TOKEN_PATH
 from kfp.client.set_volume_credentials import ServiceAccountTokenVolumeCredentials
 
-from trainer.errors import ConfigError, KubedetError, LaunchError
-
-HOSTS = ("KFP_ENDPOINT", "KF_PIPELINES_ENDPOINT")
-"""Variables with the API's URL, the first of kfp's command line and the second of its client."""
-
-UI = "KF_PIPELINES_UI_ENDPOINT"
-"""Variable with the URL of the UI where it is another, as kfp's client has it."""
-
-NAMESPACE = "KFP_NAMESPACE"
-"""Variable with the namespace, as kfp's command line has it."""
-
-TOKEN = "KFP_EXISTING_TOKEN"  # noqa: S105 (a name)
-"""Variable with a token, as kfp's command line has it. No option: other users of a machine
-would see it among the processes."""
+from pipelines.access import HOSTS, UI, Access
+from pipelines.answers import TOKEN, Asked, Unavailable, refusal, stranger
+from pipelines.release import Release
+from trainer.errors import ConfigError
 
 _SECONDS = (10, 60)
 """To connect, and to wait for an answer."""
 _PAGE = 100
-_TOKEN_FIX = (
-    f"put a token into {TOKEN}, e.g. of `kubectl create token default-editor --namespace NAMESPACE "
-    "--audience pipelines.kubeflow.org`"
-)
-
-
-class Unavailable(LaunchError):
-    """Kubeflow Pipelines cannot be reached or is not well: the same may work later."""
-
-
-@dataclass(frozen=True)
-class Access:
-    """Where Kubeflow Pipelines is."""
-
-    host: str = ""
-    """URL of the API; empty is the cluster around this process, or that of the kubeconfig."""
-    namespace: str = ""
-    """Namespace of the runs, in a Kubeflow for several users; empty is the pod's own there."""
-    ca: str = ""
-    """File with the certificate of the authority that signed the server's."""
-
-    @classmethod
-    def find(cls, host: str = "", namespace: str = "", ca: str = "") -> "Access":
-        """Return what is named, and of the environment what is not."""
-        hosts = [host, *(os.environ.get(name, "") for name in HOSTS)]
-        url = next((url for url in hosts if url), "").rstrip("/")
-        return cls(url, namespace or os.environ.get(NAMESPACE, ""), ca)
+_ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 
 
 class _Client(kfp.Client):
@@ -87,7 +50,19 @@ class _Client(kfp.Client):
         return config
 
     def get_kfp_healthz(self, sleep_duration: int = 0) -> Any:
-        return self.healthzs.healthz_service_get_healthz(_request_timeout=_SECONDS)
+        told = self.health()
+        return kfp_server_api.V2beta1GetHealthzResponse(multi_user=bool(told.get("multi_user")))
+
+    def health(self) -> dict[str, Any]:
+        """Return what the server says of itself: the model of kfp's client leaves out the version."""
+        told = self.healthzs.api_client.call_api(
+            "/apis/v2beta1/healthz", "GET", header_params={"Accept": "application/json"},
+            response_type="object", auth_settings=["Bearer"], _return_http_data_only=True,
+            _request_timeout=_SECONDS,
+        )  # fmt: skip
+        if not isinstance(told, dict):
+            raise stranger(f"Kubeflow Pipelines at {self.healthzs.api_client.configuration.host}")
+        return told
 
     def set_user_namespace(self, namespace: str) -> None:
         self._context_setting["namespace"] = namespace
@@ -116,6 +91,11 @@ class Server:
                 ssl_ca_cert=access.ca or None,
             )
         self.namespace = access.namespace or self._client.get_user_namespace() or ""
+
+    def release(self) -> Release:
+        """Return which version it is."""
+        with self._explained("ask for the version"):
+            return Release(str(self._client.health().get("tag_name") or ""))
 
     def experiment(self, name: str) -> str:
         """Return the id of the experiment of that name; a new one's where there is none."""
@@ -194,29 +174,78 @@ class Server:
                 recurring_run_id=schedule_id, _request_timeout=_SECONDS
             )
 
-    def delete_schedule(self, schedule_id: str) -> None:
-        """Delete a recurring run; the runs it has started stay."""
-        with self._explained(f"delete the schedule {schedule_id}"):
-            self._client.recurring_runs.recurring_run_service_delete_recurring_run(
+    def disable_schedule(self, schedule_id: str) -> None:
+        """Let a recurring run come due no more; a run that it has started goes on."""
+        with self._explained(f"disable the schedule {schedule_id}"):
+            self._client.recurring_runs.recurring_run_service_disable_recurring_run(
                 recurring_run_id=schedule_id, _request_timeout=_SECONDS
             )
 
+    def delete_schedule(self, schedule_id: str) -> None:
+        """Delete a recurring run.
+
+        The runs that it has started stay where the server is new enough (`Release.orphans`); an
+        older one ignores that wish, and ends the one that goes on.
+        """
+        with self._explained(f"delete the schedule {schedule_id}"):
+            self._client.recurring_runs.recurring_run_service_delete_recurring_run(
+                recurring_run_id=schedule_id, propagation_policy="ORPHAN", _request_timeout=_SECONDS
+            )
+
+    def going_on(self, schedule_id: str) -> list[str]:
+        """Return the ids of the runs of a recurring run that have not ended."""
+        wanted = {
+            "predicates": [{"operation": "EQUALS", "key": "recurring_run_id", "stringValue": schedule_id}]
+        }
+        found, token = [], ""
+        while True:
+            with self._explained(f"list the runs of the schedule {schedule_id}"):
+                page = self._client.runs.run_service_list_runs(
+                    namespace=self.namespace,
+                    filter=json.dumps(wanted),
+                    page_size=_PAGE,
+                    page_token=token,
+                    _request_timeout=_SECONDS,
+                )
+            of_it = [run for run in page.runs or [] if run.recurring_run_id == schedule_id]
+            found += [run.run_id for run in of_it if run.state not in _ENDED]
+            token = page.next_page_token
+            if not token:
+                return found
+
+    def pod_log(self, pod: str, run_id: str) -> str:
+        """Return the log of a pod as the UI shows it; nothing where there is no UI, or no log.
+
+        Args:
+            pod: its name.
+            run_id: its run.
+        """
+        query = {"podname": pod, "runid": run_id, "podnamespace": self.namespace}
+        try:
+            said = self._client.runs.api_client.call_api(
+                "/k8s/pod/logs", "GET", query_params=[item for item in query.items() if item[1]],
+                response_type="str", auth_settings=["Bearer"], _return_http_data_only=True,
+                _request_timeout=_SECONDS, _host=self._ui() or None,
+            )  # fmt: skip
+        except (kfp_server_api.ApiException, urllib3.exceptions.HTTPError, OSError):
+            return ""
+        return said if isinstance(said, str) and "<html" not in said.lower() else ""
+
     def link(self, kind: str, what: str) -> str:
         """Return the address of a run (`runs`) or schedule (`recurringrun`) in the UI."""
+        # In a cluster nobody knows under which name people reach its UI.
+        return f"{self._ui() or '<Kubeflow Pipelines>'}/#/{kind}/details/{what}"
+
+    def _ui(self) -> str:
         base = os.environ.get(UI) or self._access.host
         if base and not base.startswith(("http://", "https://")):
             base = f"https://{base}"
-        # In a cluster nobody knows under which name people reach its UI.
-        return f"{base.rstrip('/') or '<Kubeflow Pipelines>'}/#/{kind}/details/{what}"
+        return base.rstrip("/")
 
     def _known(self, found: str | None) -> str:
-        """Refuse an answer without an id: a page to log in at comes with status 200, too."""
+        """Refuse an answer without an id."""
         if not found:
-            raise ConfigError(
-                f"{self._where} answers, but not as the API of Kubeflow Pipelines does",
-                fix=f"if it is a page to log in at, {_TOKEN_FIX}; else correct --host: a Kubeflow's ends "
-                "with /pipeline",
-            )
+            raise stranger(self._where)
         return found
 
     @property
@@ -226,39 +255,17 @@ class Server:
     @contextmanager
     def _explained(self, verb: str, *, creates: bool = False) -> Iterator[None]:
         """Turn what the client raises into an error that says what failed and what to do."""
+        asked = Asked(verb, self._where, getattr(self, "namespace", ""), creates)
         try:
             yield
         except kfp_server_api.ApiException as error:
-            raise self._refusal(error, verb, creates=creates) from None
+            raise refusal(error, asked) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             reason = getattr(error, "reason", None) or error
-            again = "; look at the UI first: it may have been taken all the same" if creates else ""
             raise Unavailable(
                 f"cannot {verb}: {self._where} cannot be reached: {str(reason).rpartition(': ')[2]}",
-                fix=f"check --host ({HOSTS[0]}) and the network, then try again{again}",
+                fix=f"check --host ({HOSTS[0]}) and the network, then try again{asked.again}",
             ) from None
-
-    def _refusal(self, error: kfp_server_api.ApiException, verb: str, *, creates: bool) -> KubedetError:
-        said = _message(error)
-        text = f"cannot {verb}: {self._where} answers {error.status} {error.reason or ''}".rstrip()
-        text += f": {said}" if said else ""
-        if error.status == 0:
-            return ConfigError(
-                text, fix="if the server's certificate is your own authority's, give --ca FILE"
-            )
-        if error.status in (408, 429) or error.status >= 500:
-            again = "; look at the UI first: it may have been taken all the same" if creates else ""
-            return Unavailable(text, fix=f"try again later{again}; the log of ml-pipeline says more")
-        if error.status == 401:
-            return ConfigError(text, fix=_TOKEN_FIX)
-        if error.status == 403:
-            of = f"the namespace {self.namespace}" if getattr(self, "namespace", "") else "your namespace"
-            return ConfigError(
-                text, fix=f"name a --namespace that you may use, or ask for the role kubeflow-edit in {of}"
-            )
-        if error.status == 404:
-            return ConfigError(text, fix="check the name, and --host: a Kubeflow's ends with /pipeline")
-        return ConfigError(text, fix="correct what it names; a Kubeflow for several users needs --namespace")
 
 
 def _check_there_is_one(access: Access) -> None:
@@ -274,14 +281,3 @@ def _check_there_is_one(access: Access) -> None:
             f"no Kubeflow Pipelines to talk to: no host is named, and of the kubeconfig: {error}",
             fix=f"name its URL with --host or {HOSTS[0]}; a Kubeflow's ends with /pipeline",
         ) from None
-
-
-def _message(error: kfp_server_api.ApiException) -> str:
-    """Return the server's own words: a field of JSON, or the beginning of a text."""
-    body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else error.body or ""
-    try:
-        answer = json.loads(body)
-    except ValueError:
-        return "" if "<html" in body.lower() else body.strip()[:300]
-    words = answer.get("message") or answer.get("error") if isinstance(answer, dict) else None
-    return str(words or "")[:1000]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import kfp_server_api
@@ -15,7 +16,19 @@ _MARK = "made by kubedet schedule, "
 """Before the fingerprint, in the description of a recurring run of ours."""
 
 
-def put(server: Server, asked: Submission, cron: Cron) -> tuple[str, str]:
+@dataclass(frozen=True)
+class Outcome:
+    """What was done about the schedules of a name."""
+
+    id: str
+    """Of the one that is there now; empty is none."""
+    done: str
+    """"created", "replaced", "enabled", "unchanged", "deleted" or "absent"."""
+    lingering: tuple[str, ...] = ()
+    """Runs for whose sake a former schedule is only disabled: they would end with it."""
+
+
+def put(server: Server, asked: Submission, cron: Cron) -> Outcome:
     """See to it that there is one schedule of that name, and that it is this one.
 
     Kubeflow Pipelines cannot change a recurring run. Another one of that name is deleted after
@@ -25,9 +38,6 @@ def put(server: Server, asked: Submission, cron: Cron) -> tuple[str, str]:
         server: where it is kept.
         asked: its name, and what it runs.
         cron: when.
-
-    Returns:
-        Its id, and what was done: "created", "replaced", "enabled" or "unchanged".
 
     Raises:
         ConfigError: somebody else's recurring run has the name.
@@ -45,22 +55,38 @@ def put(server: Server, asked: Submission, cron: Cron) -> tuple[str, str]:
     else:
         kept = server.create_schedule(_body(server, asked, cron, package, mark))
         done = "replaced" if there else "created"
-    for item in there:
-        if item.recurring_run_id != kept:
-            server.delete_schedule(item.recurring_run_id)
-    return kept, done
+    return Outcome(kept, done, _drop(server, [item for item in there if item.recurring_run_id != kept]))
 
 
-def remove(server: Server, name: str) -> int:
-    """Delete the schedules of that name; returns how many there were.
+def remove(server: Server, name: str) -> Outcome:
+    """Delete the schedules of that name, or disable them while a run would end with them.
 
     Raises:
         ConfigError: somebody else's recurring run has the name.
     """
     there = _named(server, name)
-    for item in there:
+    return Outcome("", "deleted" if there else "absent", _drop(server, there))
+
+
+def _drop(server: Server, schedules: list[Any]) -> tuple[str, ...]:
+    """Delete recurring runs without harm to the runs they have started; returns those in the way.
+
+    The Workflow of a run belongs to its recurring run, and its training job to the Workflow:
+    Kubernetes deletes all of it together, unless it is told to leave orphans, which servers
+    before 2.16 cannot tell it (kubeflow/pipelines#7421, #12574).
+    """
+    if not schedules:
+        return ()
+    orphans = server.release().orphans
+    lingering: list[str] = []
+    for item in schedules:
+        if not orphans:
+            server.disable_schedule(item.recurring_run_id)
+            if going_on := server.going_on(item.recurring_run_id):
+                lingering += going_on
+                continue
         server.delete_schedule(item.recurring_run_id)
-    return len(there)
+    return tuple(lingering)
 
 
 def own(server: Server) -> list[Any]:

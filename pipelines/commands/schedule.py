@@ -11,6 +11,7 @@ from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipelines.cron import Cron
+    from pipelines.schedules import Outcome
 
 NAME = "kubedet"
 """Name of a schedule where nobody gives another."""
@@ -36,6 +37,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--name", default=NAME, help="name of the schedule (default: %(default)s)")
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
     cluster_options.add_run(parser)
+    cluster_options.add_form(parser)
     cluster_options.add_access(parser)
     parser.set_defaults(command=_schedule)
 
@@ -61,11 +63,11 @@ def _put(options: argparse.Namespace) -> int:
         print("nothing is sent; this would be:")
     else:
         from pipelines import schedules
-        from pipelines.kubeflow import Server
 
-        server = Server(cluster_options.access(options))
-        schedule_id, done = schedules.put(server, asked, due)
-        print(f"schedule {options.name}: {done}\n{server.link('recurringrun', schedule_id)}")
+        server = cluster_options.connect(cluster_options.access(options))
+        outcome = schedules.put(server, asked, due)
+        print(f"schedule {options.name}: {outcome.done}\n{server.link('recurringrun', outcome.id)}")
+        _linger(outcome, "the former one")
     print(f"  cron        {due.text}\n  next        {_next(due)}")
     print(f"  experiment  {asked.experiment}")
     for parameter, value in asked.parameters.items():
@@ -98,7 +100,21 @@ def _delete(options: argparse.Namespace) -> int:
     from pipelines import schedules
     from pipelines.kubeflow import Server
 
-    if not schedules.remove(Server(cluster_options.access(options)), options.name):
+    outcome = schedules.remove(Server(cluster_options.access(options)), options.name)
+    if outcome.done == "absent":
         raise ConfigError(f"there is no schedule {options.name!r}", fix="see `kubedet schedule --list`")
-    print(f"deleted the schedule {options.name}; the runs it has started stay")
+    if not outcome.lingering:
+        print(f"deleted the schedule {options.name}; the runs it has started stay")
+    _linger(outcome, f"the schedule {options.name}")
     return 0
+
+
+def _linger(outcome: "Outcome", who: str) -> None:
+    """Tell why a schedule is not deleted yet."""
+    if outcome.lingering:
+        runs = ", ".join(outcome.lingering)
+        print(
+            f"{who} is disabled, and not deleted yet: on this Kubeflow Pipelines (older than 2.16, or of a "
+            f"version not known) that would end the run {runs}, which goes on\n"
+            "  fix: when that run has ended, give the same command again: it deletes it"
+        )

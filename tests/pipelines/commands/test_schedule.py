@@ -22,6 +22,8 @@ def test_a_schedule_is_created(kfp_server, capsys):
         "data_root": "s3://bucket/root",
         "source": "coco:s3://bucket/sets",
         "data_version": "[[ScheduledTime]]",
+        "step_cpu": "2",
+        "step_memory": "8Gi",
     }
     shown = capsys.readouterr().out
     assert "schedule kubedet: created" in shown and " 02:00:00, " in shown
@@ -66,6 +68,52 @@ def test_the_old_one_stays_until_there_is_a_new_one(kfp_server):
     assert only(kfp_server) == before
 
 
+def running(server):
+    """Let the only schedule have a run that goes on, and one that has ended."""
+    of = {"recurring_run_id": only(server)["recurring_run_id"]}
+    server.runs = [{"run_id": "r1", "state": "SUCCEEDED", **of}, {"run_id": "r2", "state": "RUNNING", **of}]
+    return server.runs[1]
+
+
+@pytest.mark.parametrize("arguments", [[*NIGHTLY, "--nodes", "2"], ["schedule", "--delete"]])
+def test_a_run_outlives_its_schedule(kfp_server, capsys, arguments):
+    cli.main(NIGHTLY)
+    before, run = only(kfp_server)["recurring_run_id"], running(kfp_server)
+    assert cli.main(arguments) == 0
+    assert run["state"] == "RUNNING"
+    assert before not in [item["recurring_run_id"] for item in kfp_server.schedules]
+
+
+@pytest.mark.parametrize("tag", ["2.15.2", "unknown"])
+@pytest.mark.parametrize("arguments", [[*NIGHTLY, "--nodes", "2"], ["schedule", "--delete"]])
+def test_a_schedule_stays_disabled_where_its_run_would_end_with_it(kfp_server, capsys, arguments, tag):
+    cli.main(NIGHTLY)
+    kfp_server.tag = tag
+    before, run = only(kfp_server), running(kfp_server)
+    assert cli.main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "is disabled, and not deleted yet" in said and "the run r2" in said and "deleted the" not in said
+    assert run["state"] == "RUNNING" and before["status"] == "DISABLED" and before in kfp_server.schedules
+    run["state"] = "SUCCEEDED"
+    assert cli.main(arguments) == 0
+    assert before not in kfp_server.schedules and "disabled" not in capsys.readouterr().out
+
+
+def test_an_old_server_can_still_be_rid_of_its_schedules(kfp_server):
+    cli.main(NIGHTLY)
+    kfp_server.tag = "2.5.0"
+    assert cli.main(["schedule", "--delete"]) == 0
+    assert kfp_server.schedules == []
+
+
+def test_another_form_is_another_schedule(kfp_server, capsys):
+    cli.main(NIGHTLY)
+    assert cli.main([*NIGHTLY, "--deadline", "3600"]) == 0
+    assert "schedule kubedet: replaced" in capsys.readouterr().out
+    platform = only(kfp_server)["pipeline_spec"]["platform_spec"]
+    assert "3600" in str(platform)
+
+
 def test_others_schedules_are_left_alone(kfp_server, capsys):
     foreign = {"recurring_run_id": "1", "display_name": "kubedet", "description": "mine", "status": "ENABLED"}
     kfp_server.schedules = [foreign]
@@ -99,6 +147,7 @@ def test_schedules_are_listed_and_deleted(kfp_server, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--until", "shards", "--gate", "coco/AP50 >= 1"], "gate: means nothing in a run until shards"),
         (["--cron", "0 25 * * *"], "hour: 25"),
         (["--output", "s3://bucket/run"], "one folder for all runs"),
         (["--nodes", "0"], "nodes: "),
