@@ -3,9 +3,10 @@
 import time
 from typing import Any
 
-from pipelines import OPTIONAL, SHARED, TITLES
+from pipelines import CLEANUP, SHARED, TITLES
+from pipelines.causes import judge, stopped
 from pipelines.kubeflow import Server, Unavailable
-from trainer.errors import LaunchError
+from pipelines.pods import Pods
 from trainer.log import clock
 
 SECONDS = 5.0
@@ -15,22 +16,27 @@ PATIENCE = 900.0
 """How long Kubeflow Pipelines may be away before nobody waits any more, in seconds."""
 
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
-_STEPS = SHARED | TITLES | OPTIONAL
-_NAMES = _STEPS | {title: title for title in _STEPS.values()} | {"cleanup": "Clean up"}
+_STEPS = SHARED | TITLES | CLEANUP
+_NAMES = _STEPS | {title: title for title in _STEPS.values()}
+_ORDER = ("FAILED", "CANCELING", "RUNNING", "PENDING")
+"""What is told of a step that several pods do: the first that any of them is."""
 
 
-def follow(server: Server, run_id: str) -> None:
-    """Print how a run and its steps go on, until it has ended.
+def follow(server: Server, run_id: str, *, deadline: int = 0) -> None:
+    """Print how a run and its steps go on, and what holds them back, until it has ended.
 
     Args:
         server: where it runs.
         run_id: its id.
+        deadline: seconds after which it is to be ended; 0 is never.
 
     Raises:
         LaunchError: it failed, with the steps that did and what they said, or it was stopped.
         Unavailable: Kubeflow Pipelines was away for too long; the run may go on.
     """
     shown: dict[str, str] = {}
+    told: set[tuple[str, str]] = set()
+    pods = Pods(run_id, server.namespace, _NAMES)
     start = seen = time.monotonic()
     away = False
     while True:
@@ -46,41 +52,36 @@ def follow(server: Server, run_id: str) -> None:
             seen, away = time.monotonic(), False
             _show(run, shown, start)
             if run.state in _ENDED:
-                _judge(run)
+                judge(server, run, pods, _NAMES, deadline)
                 return
+            _show_waiting(pods, told, start)
         time.sleep(SECONDS)
 
 
 def _show(run: Any, shown: dict[str, str], start: float) -> None:
-    states = {title: detail.state for title, detail in _steps(run).items()} | {"run": run.state}
-    for what, state in states.items():
+    for what, state in (_states(run) | {"run": run.state}).items():
         if state and state != shown.get(what):
             shown[what] = state
-            _tell(start, f"{what}: {state.lower()}")
+            # Who ends a run makes its steps fail.
+            _tell(start, f"{what}: {'stopped' if state == 'FAILED' and stopped(run) else state.lower()}")
 
 
-def _steps(run: Any) -> dict[str, Any]:
-    """Return the details of the pipeline's steps by title; drivers and inner graphs are no steps."""
+def _show_waiting(pods: Pods, told: set[tuple[str, str]], start: float) -> None:
+    """Tell what holds a step back, each reason once: Kubeflow Pipelines says `running` meanwhile."""
+    for wait in pods.waiting():
+        if (str(wait.step), wait.reason) not in told:
+            told.add((str(wait.step), wait.reason))
+            _tell(start, f"{wait.step} waits: {wait.reason}: {wait.text}")
+
+
+def _states(run: Any) -> dict[str, str]:
+    """Return the states of the pipeline's steps by title; drivers and inner graphs are no steps."""
     details = (run.run_details.task_details if run.run_details else None) or []
-    return {_NAMES[item.display_name]: item for item in details if item.display_name in _NAMES}
-
-
-def _judge(run: Any) -> None:
-    """Raise an error unless the run ended well."""
-    if run.state == "SUCCEEDED":
-        return
-    failed = {title: item for title, item in _steps(run).items() if item.state == "FAILED"}
-    said = [f"  {title}: {_words(item.error)}" for title, item in failed.items()]
-    said += [f"  {_words(run.error)}"] if run.error else []
-    ended = {"FAILED": "failed", "CANCELED": "was stopped"}.get(run.state, f"ended as {run.state.lower()}")
-    raise LaunchError(
-        "\n".join([f"the run {run.display_name or run.run_id} {ended}", *said]),
-        fix="look at the log of the failed step in the UI" if failed or run.error else "",
-    )
-
-
-def _words(error: Any) -> str:
-    return (getattr(error, "message", None) or "failed").strip()
+    states: dict[str, set[str]] = {}
+    for item in details:
+        if item.display_name in _NAMES and item.state:
+            states.setdefault(_NAMES[item.display_name], set()).add(item.state)
+    return {title: next((state for state in _ORDER if state in of), min(of)) for title, of in states.items()}
 
 
 def _tell(start: float, text: str) -> None:

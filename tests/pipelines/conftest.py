@@ -28,8 +28,14 @@ class FakeKfp:
         self.failures = []
         """(method, part of the path, status, JSON or text): each answers one request."""
         self.states = []
-        """What a run is, look after look: state, or (state, details of its tasks)."""
+        """What a run is, look after look: state, or (state, details of its tasks, further fields)."""
+        self.logs = {}
+        """What the UI shows of a pod's log, by the pod's name."""
+        self.tag = "2.17.0"
+        """What it says of its version."""
         self.multi_user = False
+        self.started = lambda run: None
+        """Is called with every new run."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._server.server_port}/pipeline"
         threading.Thread(target=self._server.serve_forever, args=[0.01], daemon=True).start()
@@ -46,14 +52,17 @@ class FakeKfp:
         """Return status and object."""
         kind, *rest = path.partition("/apis/v2beta1/")[2].split("/")
         namespace = query.get("namespace", [""])[0]
+        if path.endswith("/k8s/pod/logs"):
+            log = self.logs.get(query["podname"][0])
+            return (200, log) if log else (500, "Could not get main container logs")
         if kind == "healthz":
-            return 200, {"multi_user": self.multi_user}
+            return 200, {"commit_sha": "unknown", "tag_name": self.tag, "multi_user": self.multi_user}
         if self.multi_user and method == "GET" and not rest and not namespace:
             return 400, {"error": "Invalid input error: A namespace is required.", "code": 3}
         if kind == "experiments":
             return self._experiments(method, namespace, body)
         if kind == "runs":
-            return self._runs(method, rest, body)
+            return self._runs(method, rest, query, body)
         return self._schedules(method, rest, query, body)
 
     def _experiments(self, method, namespace, body):
@@ -63,17 +72,23 @@ class FakeKfp:
         there = [item for item in self.experiments if item.get("namespace") in (namespace or None, namespace)]
         return 200, {"experiments": there} if there else {}
 
-    def _runs(self, method, rest, body):
+    def _runs(self, method, rest, query, body):
         if method == "POST":
             refused = _refused(body)
             if refused:
                 return 400, {"error": refused, "code": 3, "message": refused}
             self.runs.append({**body, "run_id": str(uuid.uuid4()), "state": "PENDING", "created_at": NOW})
+            self.started(self.runs[-1])
             return 200, self.runs[-1]
+        if not rest:
+            (wanted,) = json.loads(query["filter"][0])["predicates"]
+            return 200, {
+                "runs": [run for run in self.runs if run.get(wanted["key"]) == wanted["stringValue"]]
+            }
         (run,) = [run for run in self.runs if run["run_id"] == rest[0]]
         now = self.states.pop(0) if len(self.states) > 1 else self.states[0] if self.states else "SUCCEEDED"
-        state, details = now if isinstance(now, tuple) else (now, [])
-        return 200, run | {"state": state, "run_details": {"task_details": details}}
+        state, details, further = (*now, {})[:3] if isinstance(now, tuple) else (now, [], {})
+        return 200, run | {"state": state, "run_details": {"task_details": details}} | further
 
     def _schedules(self, method, rest, query, body):
         if method == "POST" and not rest:
@@ -84,11 +99,16 @@ class FakeKfp:
             made["created_at"] = NOW
             self.schedules.append(made)
             return 200, made
-        if method == "POST":  # ID:enable
-            (one,) = [item for item in self.schedules if f"{item['recurring_run_id']}:enable" == rest[0]]
-            one["status"] = "ENABLED"
+        if method == "POST":  # ID:enable, ID:disable
+            which, _, what = rest[0].partition(":")
+            (one,) = [item for item in self.schedules if item["recurring_run_id"] == which]
+            one["status"] = f"{what.upper()}D"
             return 200, {}
         if method == "DELETE":
+            if query.get("propagation_policy") != ["ORPHAN"] or self.tag < "2.16":
+                for run in self.runs:
+                    if run.get("recurring_run_id") == rest[0]:
+                        run["state"] = "FAILED"  # Kubernetes deletes what belonged to it.
             self.schedules = [item for item in self.schedules if item["recurring_run_id"] != rest[0]]
             return 200, {}
         # Two a page, to see that all are read.

@@ -1,0 +1,247 @@
+"""What the pods of a run say: why one waits, and why one has failed.
+
+Kubeflow Pipelines says RUNNING of a step whose pod is pending, and FAILED of one without a cause. Whoever
+reaches the cluster's own API learns more; for all others there are no pods.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from components.launchers import failure
+from components.launchers.cluster.client import Cluster, connect
+from components.launchers.cluster.pods import events
+from components.launchers.cluster.refusals import ApiError
+from components.launchers.cluster.timings import Timings
+from trainer.errors import ConfigError
+
+LABEL = "pipeline/runid"
+"""Label of a run's pods, with the run's id."""
+
+MAIN = "main"
+"""The container that does the work of a step."""
+
+_NODE = "workflows.argoproj.io/node-name"  # Annotation: the way to a pod's step.
+_STANDALONE = "kubeflow"  # Namespace of the runs where Kubeflow Pipelines is not for several users.
+_TIMINGS = Timings(connect=3.0, read=10.0, patience=0.0)
+_AWAY = 60.0  # Seconds until an API server that did not answer is asked again.
+_SLOW = 30.0  # Seconds after which a pod that only gets ready is worth a look at its events.
+_USUAL = (None, "PodInitializing", "ContainerCreating")
+_LINES = 200  # Of a log, among which the error is looked for.
+_LAST = 5  # Lines of a log without an error that are told.
+_WORDS = 500  # Characters of a reason.
+_FATAL = re.compile(r"F\d{4} \S+ +\d+ \S+\] KFP driver: (.*)")  # What a driver ends with.
+_AROUND = re.compile(r"[IWEF]\d{4} |time=\S+ level=|Error: exit status")  # What Kubeflow and Argo print.
+_FIX = re.compile(r"\n\s*fix: ")
+_MEMORY = (
+    "take a larger --size (or step_memory), or make less at once of it: what was finished is found again"
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Which pod of which step."""
+
+    title: str
+    """As people see the step."""
+    driver: bool = False
+    """Whether it is the pod of Kubeflow Pipelines that prepares the step."""
+
+    def __str__(self) -> str:
+        return f"{self.title} (its driver)" if self.driver else self.title
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a step failed."""
+
+    step: Step
+    text: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Why a step does not start."""
+
+    step: Step
+    reason: str
+    text: str
+
+
+class Pods:
+    """The pods of one run.
+
+    Args:
+        run_id: the run.
+        namespace: where they are; empty is that of the kubeconfig or of this pod, or `kubeflow`.
+        titles: of the steps, by name.
+    """
+
+    def __init__(self, run_id: str, namespace: str, titles: dict[str, str]) -> None:
+        self._run_id, self._titles = run_id, titles
+        self._places: list[Cluster] = []
+        self._again = 0.0
+        try:
+            found = connect(namespace, timings=_TIMINGS)
+        except ConfigError:
+            return
+        names = [found.namespace] if namespace else [_STANDALONE, found.namespace]
+        self._places = [found.within(name) for name in dict.fromkeys(names)]
+
+    def waiting(self) -> list[Wait]:
+        """Return what holds pods back that are to start."""
+        return [wait for cluster, pod in self._newest() for wait in self._waits(cluster, pod)]
+
+    def failed(self) -> list[Cause]:
+        """Return why the steps failed whose last pod did."""
+        return [
+            Cause(self._step(pod), *parted(text))
+            for cluster, pod in self._newest()
+            if (text := _end(cluster, pod))
+        ]
+
+    def namespace(self) -> str:
+        """Return the namespace that the run's pods are in; empty where they are not seen."""
+        return next((cluster.namespace for cluster, _ in self._newest()), "")
+
+    def _newest(self) -> list[tuple[Cluster, Any]]:
+        """Return the last pod (V1Pod) of every step; those before it were tried again."""
+        newest: dict[str, tuple[Cluster, Any]] = {}
+        for cluster, pod in self._all():
+            node = re.sub(r"\(\d+\)$", "", _node(pod))
+            before = newest.get(node)
+            if before is None or _made(before[1]) <= _made(pod):
+                newest[node] = cluster, pod
+        return list(newest.values())
+
+    def _all(self) -> Iterator[tuple[Cluster, Any]]:
+        if time.monotonic() < self._again:
+            return
+        for cluster in list(self._places):
+            try:
+                found = cluster.call("list", "pods", _listing(cluster, f"{LABEL}={self._run_id}")).items
+            except ApiError as error:
+                if error.passing:
+                    self._again = time.monotonic() + _AWAY
+                else:
+                    self._places.remove(cluster)
+                continue
+            if found:
+                self._places = [cluster]
+                yield from ((cluster, pod) for pod in found)
+                return
+
+    def _step(self, pod: Any) -> Step:
+        return step_of(_node(pod) or pod.metadata.name, self._titles)
+
+    def _waits(self, cluster: Cluster, pod: Any) -> Iterator[Wait]:
+        """Yield what holds a pod back."""
+        if pod.status.phase != "Pending":
+            return
+        step = self._step(pod)
+        for condition in pod.status.conditions or []:
+            if condition.type == "PodScheduled" and condition.status == "False":
+                yield Wait(step, condition.reason or "Unschedulable", _short(condition.message))
+                return
+        states = [item.state for item in _containers(pod) if item.state and item.state.waiting]
+        for state in states:
+            if state.waiting.reason not in _USUAL:
+                # One of the two is told in turn; it is the same trouble.
+                reason = state.waiting.reason.replace("ErrImagePull", "ImagePullBackOff")
+                yield Wait(step, reason, _short(state.waiting.message))
+                return
+        if time.time() - _made(pod) > _SLOW:
+            told = [line.partition(": ") for line in events(cluster, "Pod", pod.metadata.name)]
+            for reason, _, text in told[-1:]:
+                if reason.startswith("Failed"):
+                    yield Wait(step, reason.partition(" ")[0], _short(text))
+
+
+def step_of(node: str, titles: dict[str, str]) -> Step:
+    """Return the step that a node of the workflow belongs to.
+
+    Args:
+        node: its name, with those above it: `run(0).root(0).exit-handler-1(0).train(0).executor(0)`.
+        titles: of the steps, by name.
+    """
+    names = [part.partition("(")[0] for part in node.split(".")]
+    driver = names[-1].endswith("-driver")
+    plain = [name.removesuffix("-driver") for name in names]
+    known = next((titles[name] for name in reversed(plain) if name in titles), "")
+    return Step(known or (plain[-2] if plain[-1] == "executor" and len(plain) > 1 else plain[-1]), driver)
+
+
+def _listing(cluster: Cluster, labels: str) -> Callable[[], Any]:
+    return lambda: cluster.core.list_namespaced_pod(cluster.namespace, label_selector=labels)
+
+
+def _node(pod: Any) -> str:
+    return (pod.metadata.annotations or {}).get(_NODE, "")
+
+
+def _made(pod: Any) -> float:
+    return pod.metadata.creation_timestamp.timestamp()
+
+
+def _containers(pod: Any) -> list[Any]:
+    return [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
+
+
+def _end(cluster: Cluster, pod: Any) -> str:
+    """Return why a pod ended other than well; nothing of one that did not."""
+    if pod.status.phase == "Failed" and pod.status.reason:  # Evicted, NodeLost, ...: the pod as a whole.
+        return f"{pod.status.reason}: {_short(pod.status.message)}"
+    ended = [(item.name, item.state.terminated) for item in _containers(pod) if item.state]
+    bad = [(name, state) for name, state in ended if state and state.exit_code != 0]
+    name, state = next((item for item in bad if item[0] == MAIN), bad[0] if bad else ("", None))
+    if state is None:
+        return f"the pod {pod.metadata.name} failed" if pod.status.phase == "Failed" else ""
+    if state.reason == "OOMKilled":
+        return f"it was killed for the memory it took (OOMKilled)\n  fix: {_MEMORY}"
+    if state.message and state.message.strip():
+        return state.message.strip().removeprefix("error: ")
+    reason = "" if state.reason in (None, "Error") else f" ({state.reason})"
+    code = f"{name} ended with exit code {state.exit_code}{reason}"
+    return _of_log(cluster, pod.metadata.name, name) or f"{code}; see `{_command(cluster, pod, name)}`"
+
+
+def _of_log(cluster: Cluster, pod: str, container: str) -> str:
+    """Return what a container printed at its end; nothing where that is not to be had."""
+
+    def read() -> str:
+        return cluster.core.read_namespaced_pod_log(
+            pod, cluster.namespace, container=container, tail_lines=_LINES
+        )
+
+    try:
+        return told(cluster.call("get", "pods/log", read))
+    except ApiError:
+        return ""
+
+
+def told(log: str) -> str:
+    """Return the error that a log ends with, or else its last lines."""
+    lines = [line.rstrip() for line in log.splitlines() if line.strip()]
+    if message := failure.own_message(lines):
+        return message
+    if fatal := [match[1] for line in lines if (match := _FATAL.match(line))]:
+        return fatal[-1].rpartition(") failed: ")[2]
+    own = [line for line in lines if not _AROUND.match(line)]
+    return "\n".join((own or lines)[-_LAST:])
+
+
+def _command(cluster: Cluster, pod: Any, container: str) -> str:
+    return f"kubectl -n {cluster.namespace} logs {pod.metadata.name} -c {container}"
+
+
+def _short(text: str | None) -> str:
+    return " ".join((text or "").split())[:_WORDS]
+
+
+def parted(text: str) -> tuple[str, str]:
+    """Return the message and the remedy of an error as it is printed."""
+    message, *fixes = _FIX.split(text, maxsplit=1)
+    return message, fixes[0] if fixes else ""

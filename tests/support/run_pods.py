@@ -1,0 +1,47 @@
+"""Pods of a pipeline's run in a fake cluster, as Kubeflow Pipelines 2.17 makes them with Argo 4."""
+
+import itertools
+from datetime import UTC, datetime, timedelta
+
+from fake_cluster import PODS, FakePod
+
+_numbers = itertools.count(1)
+_START = datetime.now(UTC) - timedelta(hours=1)
+
+
+def put(cluster, run_id, node, *, phase="Failed", main=None, log="", namespace="kubeflow", **status):
+    """Put a pod there; returns its name.
+
+    Args:
+        cluster: a FakeCluster.
+        run_id: id of its run.
+        node: what it does, e.g. "train(0).executor(0)" or "train-driver(0)".
+        phase: of the pod.
+        main: state of its main container, e.g. {"terminated": {"exitCode": 1}}.
+        log: what that printed.
+        namespace: where it is.
+        status: further fields of its status.
+    """
+    number = next(_numbers)
+    name = f"kubedet-abcde-system-container-impl-{number}"
+    body = cluster.add(PODS, namespace, {
+        "metadata": {
+            "name": name,
+            "labels": {"pipeline/runid": run_id},
+            "annotations": {
+                "workflows.argoproj.io/node-name": f"kubedet-abcde(0).root(0).exit-handler-1(0).{node}"
+            },
+        },
+        "spec": {"containers": [{"name": "main"}]},
+        "status": {"phase": phase, **status},
+    })  # fmt: skip
+    body["metadata"]["creationTimestamp"] = f"{_START + timedelta(seconds=number):%Y-%m-%dT%H:%M:%SZ}"
+    if main:
+        of_argo = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+        body["status"]["containerStatuses"] = [
+            {"name": name, "state": state, "image": "i", "imageID": "", "ready": False, "restartCount": 0}
+            for name, state in (("main", main), ("wait", of_argo))
+        ]
+    pod = cluster.pods[body["metadata"]["uid"]] = FakePod(cluster, body)
+    pod.say(*log.splitlines())
+    return name
