@@ -4,7 +4,7 @@ import json
 import shlex
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import yaml
 
 from components import jobs, partitions, registry, versions
 from components.launchers import names
-from pipelines import kubeflow, problems
+from pipelines import problems, sizes
+from pipelines.access import Access
 from pipelines.compile import compile_pipeline
+from pipelines.forms import PARALLELISM, Form
 from pipelines.graph import DATA_ROOT
 from trainer import recipes, storage
 from trainer.data import sources
@@ -25,6 +27,9 @@ FILE = "pipeline.yaml"
 
 _JOB = ("launcher", "nodes", "nproc", "gpus", "image", "job")
 
+AFTER_SHARDS = (*_JOB, "gate", "output", "signing", "registry")
+"""Parameters that a form that ends with the shards has not."""
+
 
 @dataclass(frozen=True)
 class Submission:
@@ -35,12 +40,34 @@ class Submission:
     experiment: str
     """Name of the experiment it belongs to."""
     parameters: Mapping[str, Any]
-    """Those of the pipeline that are given; the others have their defaults."""
+    """Those of the pipeline that are given; the others have their defaults. A `claim` and `partitions`
+    make other forms of it."""
+    parallelism: int = PARALLELISM
+    """As `Form` has it, and so the following."""
+    until: str = ""
+    deadline: int = 0
+    ttl: int = 0
 
     @property
     def volume(self) -> bool:
-        """Whether the pods mount a volume, which makes another form of the pipeline."""
+        """Whether the pods mount a volume."""
         return "claim" in self.parameters
+
+    @property
+    def form(self) -> Form:
+        """The form of the pipeline that has these parameters.
+
+        Raises:
+            ConfigError: there is no such form.
+        """
+        return Form(
+            volume=self.volume,
+            shared="partitions" in self.parameters,
+            parallelism=self.parallelism,
+            until=self.until,
+            deadline=self.deadline,
+            ttl=self.ttl,
+        )
 
     def check(self) -> None:
         """Refuse what a step would refuse, hours later.
@@ -49,11 +76,13 @@ class Submission:
             ConfigError: naming all that cannot be used.
         """
         checks = (
+            self._form,
             self._recipe,
             self._gate,
             self._job,
             self._version,
             self._partitions,
+            self._size,
             self._names,
             self._places,
             self._registry,
@@ -68,11 +97,11 @@ class Submission:
         """
         with tempfile.TemporaryDirectory(prefix="kubedet-") as folder:
             path = Path(folder) / FILE
-            compile_pipeline(path, volume=self.volume)
+            compile_pipeline(path, self.form)
             spec, platform = yaml.safe_load_all(path.read_text())
         return {"pipeline_spec": spec, "platform_spec": platform}
 
-    def commands(self, access: kubeflow.Access) -> list[str]:
+    def commands(self, access: Access) -> list[str]:
         """Return the command lines that do the same with `kfp` of version 2.17 or later.
 
         A token is none of their words: kfp finds it in the same variable.
@@ -83,11 +112,21 @@ class Submission:
         run = ["run", "create", "--experiment-name", self.experiment, "--run-name", self.name]
         run += ["--package-file", FILE]
         run += [f"{name}={argument(value)}" for name, value in self.parameters.items()]
-        compiled = ["kubedet", "compile", *(["--volume"] if self.volume else []), "--output", FILE]
+        compiled = ["kubedet", "compile", *_words(self.form), "--output", FILE]
         return [shlex.join(compiled), shlex.join(where + run)]
 
     def _get(self, name: str, default: Any = "") -> Any:
         return self.parameters.get(name, default)
+
+    def _form(self) -> None:
+        form = self.form
+        if form.parallelism != PARALLELISM and not form.shared:
+            raise ConfigError("parallelism: means nothing without partitions: one pod does all of it")
+        strangers = [name for name in AFTER_SHARDS if name in self.parameters] if form.until else []
+        if strangers:
+            raise ConfigError(
+                "\n".join(f"{name}: means nothing in a run until {form.until}" for name in strangers)
+            )
 
     def _recipe(self) -> None:
         recipes.load(self._get("recipe", "debug"), self._get("overrides", {}))
@@ -107,6 +146,10 @@ class Submission:
 
     def _partitions(self) -> None:
         partitions.check(self._get("partitions", 1))
+
+    def _size(self) -> None:
+        cpu, memory = sizes.SIZES[sizes.DEFAULT]
+        sizes.check(self._get("step_cpu", cpu), self._get("step_memory", memory))
 
     def _names(self) -> None:
         wrong = []
@@ -147,6 +190,16 @@ class Submission:
 
 def _line(error: KubedetError) -> str:
     return f"{error.message}; {error.fix}"
+
+
+def _words(form: Form) -> list[str]:
+    """Return the options of `kubedet compile` that make a form."""
+    words = []
+    for item in fields(form):
+        value = getattr(form, item.name)
+        if value != item.default:
+            words += [f"--{item.name}"] if value is True else [f"--{item.name}", str(value)]
+    return words
 
 
 def argument(value: Any) -> str:

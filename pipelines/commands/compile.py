@@ -1,9 +1,12 @@
 """`kubedet compile`: the pipeline as the one file that a cluster takes."""
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 
-from pipelines.commands import Commands
+from pipelines.commands import Commands, cluster_options
+from pipelines.forms import PARALLELISM, Form
+from trainer.errors import ConfigError
 
 
 def add(commands: Commands) -> None:
@@ -22,12 +25,21 @@ def add(commands: Commands) -> None:
         help="keep the data on a shared volume instead of in a bucket: every step mounts the "
         "PersistentVolumeClaim that the run's parameter `claim` names, at /data",
     )  # fmt: skip
+    parser.add_argument(
+        "--shared", action="store_true",
+        help="share download and sharding among as many pods as the run's parameter `partitions` says, which "
+        "only big sets are worth",
+    )  # fmt: skip
+    cluster_options.add_form(parser)
     parser.set_defaults(command=_compile)
 
 
 def _compile(options: argparse.Namespace) -> int:
     from pipelines.compile import compile_pipeline
 
-    compile_pipeline(Path(options.output), volume=options.volume)
+    if options.parallelism != PARALLELISM and not options.shared:
+        raise ConfigError("--parallelism means nothing without --shared", fix="leave it out, or add --shared")
+    form = Form(**{item.name: getattr(options, item.name) for item in fields(Form)})
+    compile_pipeline(Path(options.output), form)
     print(f"wrote {options.output}")
     return 0

@@ -4,10 +4,11 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from pipelines.commands import Commands
-from trainer.errors import EXIT_FAILURE, ConfigError
+from pipelines.commands import Commands, cluster_options
+from trainer.errors import EXIT_FAILURE, ConfigError, KubedetError
 
 if TYPE_CHECKING:
     from trainer.doctor import Check, Needs
@@ -41,6 +42,11 @@ def add(commands: Commands) -> None:
         "--resource", action="append", default=[], metavar="NAME[=N]",
         help="devices of each machine, e.g. rdma/hca=1; without a number tells what there is",
     )  # fmt: skip
+    cluster_options.add_sizes(cluster, "default: not looked at")
+    cluster.add_argument(
+        "--host", default="", metavar="URL", help="Kubeflow Pipelines' API (default: $KFP_ENDPOINT)"
+    )
+    cluster.add_argument("--ca", default="", metavar="FILE", help="certificate of that host's own authority")
     pods = parser.add_argument_group("in the pods of a job")
     pods.add_argument(
         "--job", default="", metavar="NAME",
@@ -54,7 +60,7 @@ def add(commands: Commands) -> None:
 
 def _doctor(options: argparse.Namespace) -> int:
     _refuse_mixture(options)
-    found = _local(options) if options.local else _cluster(options)
+    found = _local(options) if options.local else chain(_cluster(options), _pipelines(options))
     if options.output == "json":
         checks = list(found)
         print(json.dumps([asdict(check) for check in checks], indent=2))
@@ -73,6 +79,7 @@ def _local(options: argparse.Namespace) -> "Iterator[Check]":
 def _cluster(options: argparse.Namespace) -> "Iterator[Check]":
     from components.doctor import cluster, pods
     from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+    from pipelines import sizes
     from trainer.doctor import Check, writable
 
     resources = ({_GPU: options.gpus} if options.gpus else {}) | _resources(options.resource)
@@ -81,12 +88,40 @@ def _cluster(options: argparse.Namespace) -> "Iterator[Check]":
     except ConfigError as error:
         yield Check("cluster", "missing", error.message, error.fix)
         return
-    needs = cluster.Needs(options.nodes, resources, options.credentials, options.claim)
+    step = {"step_cpu": options.step_cpu, "step_memory": options.step_memory}
+    step = sizes.request(options.size, options.step_cpu, options.step_memory) if options.size else step
+    needs = cluster.Needs(
+        options.nodes, resources, options.credentials, options.claim,
+        cpu=step["step_cpu"], memory=step["step_memory"],
+    )  # fmt: skip
     yield from cluster.check(backend.cluster, needs)
     if options.data_root:
         yield writable(options.data_root)
     if options.job:
         yield from pods.check(backend, options.job, _needs_of_pods(options))
+
+
+def _pipelines(options: argparse.Namespace) -> "Iterator[Check]":
+    """Ask Kubeflow Pipelines, where a host is named, for its version."""
+    from pipelines.access import HOSTS, Access
+    from trainer.doctor import Check
+
+    title = "Kubeflow Pipelines"
+    access = Access.find(options.host, options.namespace, options.ca)
+    if not access.host:
+        yield Check(title, "ok", f"not looked at: neither --host nor {HOSTS[0]} names it")
+        return
+    from pipelines.kubeflow import Server  # kfp, which takes a while.
+
+    try:
+        release = Server(access).release()
+        release.refuse()
+    except KubedetError as error:
+        yield Check(title, "missing", error.message, error.fix)
+        return
+    remark = release.remark()
+    fix = "a run of the recipe debug shows whether it works there" if remark else ""
+    yield Check(title, "warning" if remark else "ok", remark or f"{release.tag} at {access.host}", fix)
 
 
 def _needs_of_pods(options: argparse.Namespace) -> "Needs":
@@ -101,7 +136,10 @@ def _needs_of_pods(options: argparse.Namespace) -> "Needs":
 def _refuse_mixture(options: argparse.Namespace) -> None:
     """Refuse options that mean nothing, and numbers that are none."""
     in_pods = ("shared_memory", "interface", "rdma")
-    in_cluster = ("namespace", "credentials", "claim", "resource", "job")
+    in_cluster = (
+        "namespace", "credentials", "claim", "resource", "job", "size", "step_cpu", "step_memory", "host",
+        "ca",
+    )  # fmt: skip
     given = [name for name in (*in_cluster, *in_pods) if getattr(options, name)]
     problems = [f"{_option(name)} means nothing with --local" for name in given if options.local]
     if not options.local and not options.job:
@@ -114,6 +152,7 @@ def _refuse_mixture(options: argparse.Namespace) -> None:
         name, equals, number = text.partition("=")
         if not name or (equals and not number.isdecimal()):
             problems.append(f"--resource {text!r} is not NAME or NAME=N")
+    problems += _problems_of_step(options)
     if options.shared_memory:
         from trainer.doctor import size
 
@@ -123,6 +162,17 @@ def _refuse_mixture(options: argparse.Namespace) -> None:
             problems.append(f"--shared-memory: {error.message}")
     if problems:
         raise ConfigError("; ".join(problems), fix="see `kubedet doctor --help`")
+
+
+def _problems_of_step(options: argparse.Namespace) -> list[str]:
+    from pipelines import sizes
+
+    cpu, memory = sizes.SIZES[sizes.DEFAULT]
+    try:
+        sizes.check(options.step_cpu or cpu, options.step_memory or memory)
+    except ConfigError as error:
+        return error.message.splitlines()
+    return []
 
 
 def _option(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pipelines.commands import Commands, cluster_options
 
 if TYPE_CHECKING:
-    from pipelines.kubeflow import Access
+    from pipelines.access import Access
     from pipelines.submission import Submission
 
 
@@ -30,6 +30,7 @@ def add(commands: Commands) -> None:
         "--data-version", default="", metavar="NAME",
         help="name for the data as they are now; a known one brings its data back",
     )  # fmt: skip
+    cluster_options.add_form(parser)
     cluster_options.add_access(parser)
     parser.set_defaults(command=_submit)
 
@@ -43,22 +44,21 @@ def _submit(options: argparse.Namespace) -> int:
         return 0
     from components import jobs
     from pipelines import wait
-    from pipelines.kubeflow import Server
 
-    server = Server(access)
+    server = cluster_options.connect(access)
     run_id = server.create_run(
         name, server.experiment(asked.experiment), asked.package(), {**asked.parameters}
     )
     link = server.link("runs", run_id)
     _describe(asked, access)
     print(f"run {run_id}\n{link}")
-    if asked.parameters.get("launcher", "kubernetes") == "kubernetes":
+    if not asked.until and asked.parameters.get("launcher", "kubernetes") == "kubernetes":
         where = f" -n {server.namespace}" if server.namespace else ""
         print(f"its training, once the data are ready: kubedet job status{where} {jobs.name_of(run_id)}")
     sys.stdout.flush()
     if options.wait:
         try:
-            wait.follow(server, run_id)
+            wait.follow(server, run_id, deadline=asked.deadline)
         except KeyboardInterrupt:
             print(f"the run goes on: {link}", file=sys.stderr)
             raise

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import run_pods
+import yaml
 
 from pipelines import cli, wait
 
@@ -17,7 +19,7 @@ ARGUMENTS = [
 PARAMETERS = {
     "data_root": "s3://bucket/root", "recipe": "coco_r50", "nodes": 2, "gpus": 8,
     "overrides": {"train.epochs": 3}, "job": {"cpu_limit": "32", "network": {"profile": "rdma"}},
-    "data_version": "20261121",
+    "data_version": "20261121", "step_cpu": "500m", "step_memory": "2Gi",
 }  # fmt: skip
 
 
@@ -59,9 +61,81 @@ def test_the_line_for_kfp_does_the_same(kfp_server, capsys, tmp_path):
 def test_a_dry_run_needs_no_cluster(kfp_server, monkeypatch, capsys):
     monkeypatch.delenv("KFP_ENDPOINT")
     assert cli.main(["submit", "--claim", "sets", "--dry-run"]) == 0
-    assert "kubedet compile --volume" in capsys.readouterr().out
+    assert "kubedet compile --volume --output" in capsys.readouterr().out
     assert cli.main(["submit", "--claim", "sets"]) == 2
     assert "no Kubeflow Pipelines to talk to" in capsys.readouterr().err
+
+
+FORM = [
+    "submit", "--data-root", "s3://bucket/root", "--partitions", "3", "--parallelism", "2",
+    "--until", "shards", "--deadline", "600", "--ttl", "60", "--name", "shards",
+]  # fmt: skip
+
+
+def test_the_form_that_is_asked_for_is_sent_and_shown(kfp_server, capsys, tmp_path):
+    assert cli.main(FORM) == 0
+    (run,) = kfp_server.runs
+    spec = run["pipeline_spec"]["pipeline_spec"]
+    assert "train" not in str(sorted(spec["components"])) and "comp-write" in spec["components"]
+    parameters = run["runtime_config"]["parameters"]
+    assert parameters["partitions"] == 3
+    compiled = "kubedet compile --shared --parallelism 2 --until shards --deadline 600 --ttl 60 --output "
+    shown = capsys.readouterr().out
+    assert compiled in shown and "its training" not in shown
+    _, *words = shlex.split(next(line for line in shown.splitlines() if compiled in line))
+    assert cli.main([*words[:-1], str(tmp_path / "p.yaml")]) == 0
+    assert list(yaml.safe_load_all((tmp_path / "p.yaml").read_text())) == [
+        spec, run["pipeline_spec"]["platform_spec"],
+    ]  # fmt: skip
+
+
+def test_one_partition_is_the_plain_form(kfp_server):
+    assert cli.main([*ARGUMENTS, "--partitions", "1"]) == 0
+    (run,) = kfp_server.runs
+    assert "partitions" not in run["runtime_config"]["parameters"]
+    assert "comp-write" not in run["pipeline_spec"]["pipeline_spec"]["components"]
+
+
+@pytest.mark.parametrize(
+    ("options", "cpu", "memory"),
+    [
+        ([], "500m", "2Gi"),
+        (["--source", "coco:s3://bucket/set"], "2", "8Gi"),
+        (["--source", "coco:2017"], "6", "24Gi"),
+        (["--source", "coco:2017", "--size", "small"], "500m", "2Gi"),
+        (["--source", "openimages:splits=validation", "--step-memory", "12G"], "6", "12G"),
+        (["--size", "medium", "--step-cpu", "1500m"], "1500m", "8Gi"),
+    ],
+)
+def test_pods_ask_for_what_the_source_needs_or_for_what_is_said(kfp_server, options, cpu, memory):
+    assert cli.main([*ARGUMENTS, *options]) == 0
+    parameters = kfp_server.runs[0]["runtime_config"]["parameters"]
+    assert (parameters["step_cpu"], parameters["step_memory"]) == (cpu, memory)
+
+
+@pytest.mark.parametrize("tag", ["2.14.3", "v2.5.0", "2.0.5"])
+@pytest.mark.parametrize("command", [ARGUMENTS, ["schedule", "--cron", "0 2 * * *", *ARGUMENTS[1:3]]])
+def test_a_server_that_is_too_old_is_refused_before_anything_is_sent(kfp_server, capsys, command, tag):
+    kfp_server.tag = tag
+    assert cli.main(command) == 2
+    said = capsys.readouterr().err
+    assert f"Kubeflow Pipelines is {tag} there" in said and "fix: upgrade it to 2.17.0" in said
+    assert kfp_server.asked("POST") == [] and kfp_server.experiments == []
+
+
+@pytest.mark.parametrize(
+    ("tag", "said"),
+    [
+        ("2.17.0", ""),
+        ("2.16.1", "is 2.16.1; this was tried on 2.17.0 alone"),
+        ("unknown", "version not known"),
+    ],
+)
+def test_a_server_that_was_not_tried_is_told_of(kfp_server, capsys, tag, said):
+    kfp_server.tag = tag
+    assert cli.main(ARGUMENTS) == 0
+    shown = capsys.readouterr().err
+    assert said in shown and bool(shown) is bool(said)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +146,14 @@ def test_a_dry_run_needs_no_cluster(kfp_server, monkeypatch, capsys):
         (["--job", "memory_limit"], "--job 'memory_limit' is not key=value"),
         (["--job", "memory=1Gi"], "memory: no such field"),
         (["--data-root", "/home/me"], "data_root: no pod finds /home/me"),
+        (["--step-cpu", "lots"], "step_cpu: 'lots' is not an amount"),
+        (["--step-memory", "8"], "step_memory: '8' is less than 64Mi"),
+        (["--launcher", "slurm"], "no launcher 'slurm'; use one of: local, kubernetes"),
+        (["--parallelism", "4"], "parallelism: means nothing without partitions"),
+        (["--deadline", "-1"], "deadline -1 is less than zero"),
+        (["--until", "shards"], "nodes: means nothing in a run until shards"),
+        (["--until", "shards"], "gpus: means nothing in a run until shards"),
+        (["--until", "shards"], "job: means nothing in a run until shards"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_sent(kfp_server, capsys, arguments, said):
@@ -81,7 +163,7 @@ def test_mistakes_are_refused_before_anything_is_sent(kfp_server, capsys, argume
 
 def test_waiting_shows_the_steps(kfp_server, capsys):
     running = [
-        {"display_name": "download", "state": "SUCCEEDED"},
+        {"display_name": "prepare", "state": "SUCCEEDED"},
         {"display_name": "train", "state": "RUNNING"},
     ]
     inner = [{"display_name": "train-driver", "state": "SUCCEEDED"}]
@@ -90,7 +172,7 @@ def test_waiting_shows_the_steps(kfp_server, capsys):
     lines = [line.split("  ")[-1] for line in capsys.readouterr().out.splitlines()[-5:]]
     assert lines == [
         "run: pending",
-        "Download images: succeeded",
+        "Prepare the data: succeeded",
         "Train: running",
         "run: running",
         "run: succeeded",
@@ -102,7 +184,21 @@ def test_a_failed_run_is_told_and_fails(kfp_server, capsys):
     kfp_server.states = ["RUNNING", ("FAILED", failed)]
     assert cli.main([*ARGUMENTS, "--wait"]) == 1
     said = capsys.readouterr().err
-    assert "the run try failed\n  Train: pod was OOMKilled" in said and "fix: look at the log" in said
+    assert (
+        "the run try failed\n  Train: pod was OOMKilled" in said and "fix: look at the log of Train" in said
+    )
+
+
+def test_a_failed_run_ends_with_the_words_of_the_step_and_its_remedy(kfp_server, fake_cluster, capsys):
+    kfp_server.states = ["RUNNING", ("FAILED", [{"display_name": "train", "state": "FAILED"}])]
+    ended = {"exitCode": 1, "reason": "Error", "message": "no recipe 'nope'\n  fix: use debug"}
+    kfp_server.started = lambda run: run_pods.put(
+        fake_cluster, run["run_id"], "train(0).executor(0)", main={"terminated": ended}
+    )
+    assert cli.main([*ARGUMENTS, "--wait"]) == 1
+    assert (
+        capsys.readouterr().err == "error: the run try failed\n  Train: no recipe 'nope'\n  fix: use debug\n"
+    )
 
 
 @pytest.mark.parametrize(("state", "said"), [("CANCELED", "was stopped"), ("SKIPPED", "ended as skipped")])
@@ -110,6 +206,45 @@ def test_a_run_that_was_stopped_has_not_succeeded(kfp_server, capsys, state, sai
     kfp_server.states = [state]
     assert cli.main([*ARGUMENTS, "--wait"]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_a_terminated_run_was_stopped_and_has_not_failed(kfp_server, capsys):
+    history = [{"state": state} for state in ("PENDING", "RUNNING", "CANCELING", "FAILED")]
+    train = [{"display_name": "train", "state": "FAILED"}]
+    kfp_server.states = ["RUNNING", ("FAILED", train, {"state_history": history})]
+    assert cli.main([*ARGUMENTS, "--wait"]) == 1
+    shown = capsys.readouterr()
+    assert (
+        "the run try was stopped" in shown.err and "failed" not in shown.err + shown.out.partition("\n   ")[2]
+    )
+    assert "Train: stopped" in shown.out
+
+
+def test_a_run_that_is_tried_again_after_it_was_stopped_can_fail(kfp_server, capsys):
+    states = ("RUNNING", "CANCELING", "FAILED", "RUNNING", "FAILED")
+    kfp_server.states = [("FAILED", [], {"state_history": [{"state": state} for state in states]})]
+    assert cli.main([*ARGUMENTS, "--wait"]) == 1
+    assert "the run try failed" in capsys.readouterr().err
+
+
+def test_a_run_that_was_ended_at_its_deadline_is_told_so(kfp_server, capsys):
+    times = {"created_at": "2026-11-21T07:00:00Z", "finished_at": "2026-11-21T07:10:02Z"}
+    kfp_server.states = [("FAILED", [], times)]
+    assert cli.main([*ARGUMENTS, "--wait", "--deadline", "600"]) == 1
+    assert "was ended at its deadline of 600 s\n  fix: raise --deadline" in capsys.readouterr().err
+    assert cli.main([*ARGUMENTS, "--wait", "--deadline", "900"]) == 1
+    assert "deadline" not in capsys.readouterr().err
+
+
+def test_waiting_says_once_why_a_step_does_not_start(kfp_server, fake_cluster, capsys):
+    kfp_server.states = [("RUNNING", [{"display_name": "train", "state": "RUNNING"}])] * 4 + ["SUCCEEDED"]
+    words = "0/3 nodes are available: 3 Insufficient memory."
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+    kfp_server.started = lambda run: run_pods.put(
+        fake_cluster, run["run_id"], "train(0).executor(0)", phase="Pending", conditions=[unscheduled]
+    )
+    assert cli.main([*ARGUMENTS, "--wait"]) == 0
+    assert capsys.readouterr().out.count(f"Train waits: Unschedulable: {words}") == 1
 
 
 def test_waiting_outlives_a_server_that_is_away(kfp_server, capsys):
