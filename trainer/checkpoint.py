@@ -1,7 +1,8 @@
 """Checkpoints: written whole or not at all, read without running code from them.
 
-A run's folder holds `step-00001234.pt` (everything needed to go on) and `best.pt` (the
-weights that evaluate best, with what is needed to use them).
+A run's folder holds `checkpoints/step-00001234.pt` (everything needed to go on), `best.pt` (the
+weights that evaluate best, with what is needed to use them) and, on request, the like of
+every N-th epoch, `checkpoints/epoch-012.pt`.
 """
 
 import io
@@ -40,6 +41,7 @@ _MAY_CHANGE = {
     "train.checkpoint_steps",
     "train.checkpoint_minutes",
     "train.keep_checkpoints",
+    "train.keep_every",
     "train.batch_size",
     "train.accumulate",
     "train.global_batch",
@@ -64,6 +66,11 @@ def write_step(state: dict[str, Any], folder: str, step: int, keep: int) -> None
     write(state, _uri(folder, step))
     for name in _steps(folder)[:-keep]:
         storage.delete(storage.join(folder, name))
+
+
+def epoch_uri(folder: str, epoch: int) -> str:
+    """Return where the weights of an epoch are kept; nothing deletes them."""
+    return storage.join(folder, f"epoch-{epoch:03d}{_SUFFIX}")
 
 
 def read_step(folder: str, step: int) -> dict[str, Any]:

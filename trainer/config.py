@@ -137,7 +137,7 @@ class ModelConfig:
     norm: Literal["batch", "frozen", "group"] = "batch"
     """Normalisation of the backbone: BatchNorm, frozen BatchNorm or GroupNorm."""
     sync_batchnorm: bool = False
-    """Compute BatchNorm statistics over all processes."""
+    """Compute BatchNorm statistics over all processes: each layer waits for all, twice a step."""
     trainable_layers: Annotated[int, BeforeValidator(_integral), Field(ge=0, le=5)] = 5
     """Backbone stages that are trained, counted from the last; 5 is all of it."""
     fpn_channels: Positive = 256
@@ -231,6 +231,9 @@ class TrainConfig:
     """Minutes between checkpoints inside an epoch; 0 saves by steps alone."""
     keep_checkpoints: Positive = 2
     """Newest checkpoints that are kept, besides the best."""
+    keep_every: Count = 0
+    """Keep the weights of every N-th epoch as checkpoints/epoch-NNN.pt; 0 keeps none. evaluate,
+    export and weights read them."""
 
 
 CocoMetric = Literal[

@@ -41,6 +41,11 @@ SINGLE = World(rank=0, size=1, device=torch.device("cpu"))
 """One process on the CPU, with no process group."""
 
 
+def on_one_node(world: World) -> bool:
+    """Whether all processes of a run are on one machine, as torchrun tells; without it, they are."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) == world.size
+
+
 @contextmanager
 def process_group() -> Iterator[World]:
     """Join the processes that torchrun started: nccl with GPUs, gloo without.

@@ -115,6 +115,7 @@ class _Run:
                 if self._epoch_ended() or stopping or self._checkpoint_due(saved_at):
                     stopping |= self.train_step.settle()
                     self._save()
+                    self._keep_epoch()
                     self._keep_compiled()
                     saved_at = time.monotonic()
                 if stopping and state.step < self.steps:
@@ -202,6 +203,12 @@ class _Run:
         }
         if self.recorder:
             self.recorder.save(state)
+
+    def _keep_epoch(self) -> None:
+        """Keep the weights that were just saved, if they are an N-th epoch's and that is asked for."""
+        every = self.config.train.keep_every
+        if self.recorder and every and self._epoch_ended() and self.epoch % every == 0:
+            self.recorder.keep_epoch()
 
     def _keep_compiled(self) -> None:
         """Keep compiled code once, for processes that go on after this one."""

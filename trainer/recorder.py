@@ -20,7 +20,7 @@ from trainer.training_log import TrainingLog
 CHECKPOINTS = "checkpoints"
 """Folder of a run's checkpoints, in its own."""
 _DESCRIPTION = ("config", "categories", "fingerprint", "global_batch")
-"""What best.pt has of a state besides the weights."""
+"""What best.pt and the weights of an epoch have of a state besides the weights."""
 _LOG = logging.getLogger("train")
 
 
@@ -66,6 +66,10 @@ class Recorder:
     def keep_last(self) -> None:
         """Keep the weights that were saved last as the best, where nothing validates them."""
         self._start(lambda: self._keep({}))
+
+    def keep_epoch(self) -> None:
+        """Keep the weights that were saved last as those of their epoch, whatever they score."""
+        self._start(self._keep_epoch)
 
     def check(self) -> None:
         """Raise what has failed, if anything has; does not wait."""
@@ -118,9 +122,18 @@ class Recorder:
     def _keep(self, metrics: dict[str, float]) -> None:
         state = self._saved
         self.best = {"step": state["step"], "epoch": state["epoch"], "metrics": metrics}
-        kept = {key: state[key] for key in _DESCRIPTION}
-        weights = {"model": checkpoint.model_state(state)}
-        checkpoint.write({**kept, **self.best, **weights}, storage.join(self._output, checkpoint.BEST))
+        checkpoint.write({**_weights(state), **self.best}, storage.join(self._output, checkpoint.BEST))
+
+    def _keep_epoch(self) -> None:
+        state = self._saved
+        known = {"step": state["step"], "epoch": state["epoch"], "metrics": {}}
+        folder = storage.join(self._output, CHECKPOINTS)
+        checkpoint.write({**_weights(state), **known}, checkpoint.epoch_uri(folder, state["epoch"]))
+
+
+def _weights(state: dict[str, Any]) -> dict[str, Any]:
+    """The weights to evaluate, and what is needed to use them."""
+    return {**{key: state[key] for key in _DESCRIPTION}, "model": checkpoint.model_state(state)}
 
 
 def _copied(state: Any) -> Any:

@@ -1,6 +1,7 @@
 """What a training run changes as it goes: weights, optimiser, averages, random numbers."""
 
 import inspect
+import logging
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import Config
-from trainer.distributed import World, gather
+from trainer.distributed import World, gather, on_one_node
 from trainer.errors import ConfigError
 from trainer.model.detector import Detector, build
 from trainer.model.weights import load_pretrained
 from trainer.optim import MovingAverage, build_optimizer
 from trainer.precision import scaler
+
+_LOG = logging.getLogger("train")
 
 # The option got a new name after torch 2.11.
 _SYNC_BUFFERS = (
@@ -116,12 +119,30 @@ class TrainState:
         return states
 
 
-def _build_detector(config: Config, num_classes: int, world: World) -> Detector:
-    if config.model.sync_batchnorm and world.device.type == "cpu":
+def _check_sync_batchnorm(config: Config, world: World) -> None:
+    """Refuse synchronised BatchNorm where there is none, and warn where it costs more than it gives."""
+    if world.size == 1:
+        _LOG.warning(
+            "model.sync_batchnorm is of no use with one process: plain BatchNorm sees the same images"
+        )
+        return
+    if world.device.type == "cpu":
         raise ConfigError(
             "model.sync_batchnorm needs GPUs: PyTorch has no SyncBatchNorm for CPUs",
             fix="set model.sync_batchnorm=false; model.norm=group needs no statistics over processes",
         )
+    if world.is_main and on_one_node(world):
+        _LOG.warning(
+            "model.sync_batchnorm makes each of the BatchNorm layers wait for all %d processes, forward "
+            "and backward: on one node it is only slower, unless train.batch_size (%d) is too small for "
+            "statistics of its own",
+            world.size, config.train.batch_size,
+        )  # fmt: skip
+
+
+def _build_detector(config: Config, num_classes: int, world: World) -> Detector:
+    if config.model.sync_batchnorm:
+        _check_sync_batchnorm(config, world)
     detector = build(config.model, num_classes)
     if config.model.weights:
         load_pretrained(detector, config.model.weights)

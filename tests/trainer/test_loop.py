@@ -17,12 +17,12 @@ from trainer import checkpoint, recorder
 from trainer.configuration import to_json
 from trainer.errors import (
     CheckpointError,
-    ConfigError,
     DataError,
     Interrupted,
     StorageError,
     TrainingError,
 )
+from trainer.evaluation.evaluate import evaluate
 from trainer.loop import train
 from trainer.training_log import TrainingLog, read_rows
 
@@ -176,9 +176,38 @@ def test_other_ways_to_train(overrides, shards, tiny, tmp_path):
     assert result["steps"] == 6 and len(result["metrics"]) == 12
 
 
-def test_synchronised_batchnorm_on_a_cpu_is_refused(shards, tiny, tmp_path):
-    with pytest.raises(ConfigError, match="sync_batchnorm needs GPUs"):
-        train(tiny(model__sync_batchnorm=True), shards, str(tmp_path))
+def test_weights_of_every_second_epoch_are_kept(shards, tiny, tmp_path):
+    """Stopped in between and resumed; nothing deletes them; evaluation and export read them."""
+    output = tmp_path / "run"
+    train(tiny(train__epochs=3, train__keep_every=2, train__keep_checkpoints=1), shards, str(output))
+    kept = output / "checkpoints" / "epoch-002.pt"
+    first = kept.read_bytes()
+    config = tiny(train__epochs=4, train__keep_every=2, train__keep_checkpoints=1)
+    assert train(config, shards, str(output))["resumed_from"] == 18
+    names = sorted(os.listdir(output / "checkpoints"))
+    assert names == ["epoch-002.pt", "epoch-004.pt", "step-00000024.pt"]
+    assert kept.read_bytes() == first
+    last = checkpoint.read(str(output / "checkpoints" / "epoch-004.pt"))
+    assert (last["epoch"], last["step"]) == (4, 24) and "optimizer" not in last
+    whole = checkpoint.read_step(str(output / "checkpoints"), 24)
+    assert all(torch.equal(value, whole["ema"][name]) for name, value in last["model"].items())
+    scored = evaluate(str(kept), shards, str(tmp_path / "scored"), config)
+    assert "coco/AP" in scored["metrics"]
+
+
+def test_an_epochs_weights_that_were_not_written_yet_are_made_up_for(shards, tiny, tmp_path):
+    """Ended between the state and the weights: the run that goes on writes them."""
+    config = tiny(train__epochs=1, train__keep_every=1)
+    train(config, shards, str(tmp_path))
+    kept = tmp_path / "checkpoints" / "epoch-001.pt"
+    before = kept.read_bytes()
+    kept.unlink()
+    train(config, shards, str(tmp_path))
+    assert kept.read_bytes() == before
+
+
+def test_no_epochs_weights_are_kept_unasked(unbroken):
+    assert not list(Path(unbroken[0]).rglob("epoch-*"))
 
 
 def test_a_damaged_newest_checkpoint_costs_one_interval(unbroken, shards, tiny, tmp_path, monkeypatch):

@@ -7,7 +7,9 @@ from torch import multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.distributed import World
-from trainer.state import TrainState
+from trainer.errors import ConfigError
+from trainer.loop import train
+from trainer.state import TrainState, _check_sync_batchnorm
 
 
 def means(state):
@@ -44,3 +46,27 @@ def test_running_statistics_are_rank_0s_once_they_are_read(average, tiny, tmp_pa
     # They were 1 and 2; of a step's own statistics a tenth comes in.
     assert found[1][0] - found[0][0] > 0.5, "no buffer is sent in a step"
     assert found[0][1] == found[1][1]
+
+
+def test_synchronised_batchnorm_with_one_process_is_plain_and_told(tiny, shards, tmp_path, caplog):
+    config = tiny(model__sync_batchnorm=True, train__epochs=1)
+    assert train(config, shards, str(tmp_path))["steps"] == 6
+    assert "model.sync_batchnorm is of no use with one process" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rank", "here", "warned"), [(0, "4", True), (1, "4", False), (0, "2", False), (0, None, True)]
+)
+def test_synchronised_batchnorm_on_one_node_is_told_once(tiny, monkeypatch, caplog, rank, here, warned):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if here:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    config = tiny(model__sync_batchnorm=True)
+    _check_sync_batchnorm(config, World(rank, 4, torch.device("cuda", 0)))
+    assert ("wait for all 4 processes" in caplog.text) == warned
+    assert not warned or "train.batch_size (4)" in caplog.text
+
+
+def test_synchronised_batchnorm_on_several_cpus_is_refused(tiny):
+    with pytest.raises(ConfigError, match="sync_batchnorm needs GPUs"):
+        TrainState(tiny(model__sync_batchnorm=True), 3, World(0, 2, torch.device("cpu")))

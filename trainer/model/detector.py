@@ -167,7 +167,11 @@ class Detector(nn.Module):
 def build(config: ModelConfig, num_classes: int) -> Detector:
     """Build a detector with random weights for `num_classes` classes (background not counted)."""
     detector = Detector(config, num_classes)
-    if config.sync_batchnorm and torch.distributed.is_initialized():
+    if (
+        config.sync_batchnorm
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    ):
         return nn.SyncBatchNorm.convert_sync_batchnorm(detector)
     return detector
 
