@@ -1,4 +1,4 @@
-"""The end of every run, however it went: nothing of it stays behind."""
+"""The end of every run, however it went: nothing of it stays behind, and what failed is told in one place."""
 
 from kfp import dsl
 
@@ -6,15 +6,21 @@ from components.images import COMPONENT_IMAGE
 
 
 @dsl.component(base_image=COMPONENT_IMAGE, install_kfp_package=False)
-def cleanup(launcher: str, run_id: str) -> None:
-    """Delete the run's training job if it is still going on: its step may have been killed.
+def cleanup(
+    launcher: str,
+    run_id: str,
+    status: dsl.PipelineTaskFinalStatus,
+    outcome: dsl.Output[dsl.Markdown],
+) -> None:
+    """Delete the run's training job if it is still going on, and say how the run ended and why.
 
     Args:
-        launcher: what started the training.
+        launcher: what started the training; empty where the run trains nothing.
         run_id: the run's id.
+        status: how the steps ended, as Kubeflow tells it.
+        outcome: how the run ended: what failed, with its own message.
     """
-    from components import jobs
-    from components.steps import reported
+    from components import ends, steps
 
-    with reported("cleanup"):
-        jobs.remove(launcher, run_id)
+    told = steps.run("cleanup", ends.end, launcher, run_id, status.state, outcome.path)
+    outcome.metadata.update(told)

@@ -1,4 +1,4 @@
-"""Step 1: bring the source's images and annotations under the data root."""
+"""Step 1, where pods share it: bring the source's images and annotations under the data root."""
 
 from kfp import dsl
 
@@ -12,10 +12,11 @@ def download(
     overrides: dict,
     data_root: str,
     data_version: str,
+    credentials: str,
+    parts: list,
     raw: dsl.Output[dsl.Dataset],
-    parts: list = [],  # noqa: B006 (kfp copies it into the compiled file)
 ) -> None:
-    """Bring a source's images and annotations under the data root; a finished one is found again.
+    """Put together the images and annotations that several pods have brought under the data root.
 
     Args:
         source: `sample`, `coco:PATH`, `voc:PATH` or a URI.
@@ -23,17 +24,11 @@ def download(
         overrides: dotted configuration keys and their values.
         data_root: URI under which data is kept.
         data_version: name for the data as they are now, or a known one; empty is none.
+        credentials: Secret with the object store's keys.
+        parts: those that other pods have fetched.
         raw: manifest of the raw images.
-        parts: those that other pods have fetched; without, all is fetched here.
     """
-    from components import partitions, versions
-    from components.steps import publish, reported
-    from trainer import recipes
+    from components import preparation, steps
 
-    with reported("download"):
-        made = partitions.fetched(
-            parts, source, data_root, recipes.load(recipe, overrides).data, data_version
-        )
-        shown = {f"{split}_{key}": n for split, of in made["splits"].items() for key, n in of.items()}
-        shown |= versions.label(made)
-        publish(raw, made, uri=made["uri"], fingerprint=made["fingerprint"], source=source, **shown)
+    given = (parts, source, recipe, overrides, data_root, data_version)
+    steps.publish(raw, *steps.run("download", preparation.download, *given, secret=credentials))

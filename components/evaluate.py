@@ -1,4 +1,4 @@
-"""Step 4: score the best checkpoint and write the report."""
+"""Step 4: score the best checkpoint, write the report, and decide whether the model is good enough."""
 
 from kfp import dsl
 
@@ -8,30 +8,34 @@ from components.images import COMPONENT_IMAGE
 @dsl.component(base_image=COMPONENT_IMAGE, install_kfp_package=False)
 def evaluate(
     model: dsl.Input[dsl.Model],
+    rules: str,
+    credentials: str,
     metrics: dsl.Output[dsl.Metrics],
     report: dsl.Output[dsl.HTML],
     summary: dsl.Output[dsl.Markdown],
-    rules: str = "",
-) -> None:
-    """Score the best checkpoint on the test split (validation where there is none).
+    verdict: dsl.Output[dsl.Markdown],
+) -> str:
+    """Score the best checkpoint on the test split (validation where there is none); hold it to the gate.
+
+    One plain return value: a pipeline can branch on that alone.
 
     Args:
         model: manifest of the trained model.
+        rules: the gate's: `metric >= number`, several parted by commas; empty takes the recipe's.
+        credentials: Secret with the object store's keys.
         metrics: the COCO box metrics and the Open Images metric.
         report: the whole report, as a page.
         summary: the report in short, as text.
-        rules: the gate's, whose verdict the report shows; empty takes the recipe's.
-    """
-    from components.steps import manifest, publish, publish_file, reported
-    from components.verdict import rules_for
-    from trainer import storage
-    from trainer.evaluation.evaluate import evaluate as run
+        verdict: what the gate decided and why.
 
-    with reported("evaluate"):
-        trained = manifest(model)
-        settings, held = rules_for(trained, rules)
-        folder = storage.join(trained["output"], "evaluation")
-        scored = run(trained["checkpoint"], trained["shards"], folder, settings, rules=held)
-        publish(metrics, scored["metrics"], **scored["metrics"])
-        publish_file(report, storage.join(folder, "report.html"))
-        publish_file(summary, storage.join(folder, "report.md"))
+    Returns:
+        "pass" or "fail".
+    """
+    from components import steps
+    from components import verdict as gate
+
+    given = (steps.manifest(model), rules, report.path, summary.path, verdict.path)
+    scored = steps.run("evaluate", gate.score, *given, secret=credentials)
+    steps.publish(metrics, scored["metrics"], scored["shown"])
+    verdict.metadata.update(scored["verdict"])
+    return scored["verdict"]["verdict"]

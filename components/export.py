@@ -1,4 +1,4 @@
-"""Step 6: write the model for serving, check it against the trained one, and publish it."""
+"""Step 5: write the model for serving, check it against the trained one, publish it, tell a registry."""
 
 from kfp import dsl
 
@@ -6,18 +6,27 @@ from components.images import COMPONENT_IMAGE
 
 
 @dsl.component(base_image=COMPONENT_IMAGE, install_kfp_package=False)
-def export(model: dsl.Input[dsl.Model], signing: str, exported: dsl.Output[dsl.Model]) -> None:
-    """Write the model for serving and check it against the trained one on validation images.
+def export(
+    model: dsl.Input[dsl.Model],
+    signing: str,
+    registry: str,
+    run_id: str,
+    credentials: str,
+    exported: dsl.Output[dsl.Model],
+) -> None:
+    """Write the model for serving, check it against the trained one on validation images, publish it.
 
     Args:
         model: manifest of the trained model.
         signing: Secret with the key that signs it, mounted in the step's pod.
+        registry: URL of a Kubeflow Model Registry that is told of it; empty is none.
+        run_id: the run's id.
+        credentials: Secret with the object store's keys.
         exported: manifest of the exported model.
     """
-    from components.publishing import export_and_publish
-    from components.signing import mounted_key
-    from components.steps import manifest, publish, reported
+    from components import publishing, steps
 
-    with reported("export"):
-        made = export_and_publish(manifest(model), mounted_key(signing))
-        publish(exported, made, uri=made["model"], name=made["name"], model_version=made["model_version"])
+    given = (steps.manifest(model), signing, registry, run_id)
+    made = steps.run("export", publishing.export_and_publish, *given, secret=credentials)
+    shown = {"uri": made["model"], "name": made["name"], "model_version": made["model_version"]}
+    steps.publish(exported, made, shown | {"registered": registry})

@@ -6,17 +6,15 @@ from components.images import COMPONENT_IMAGE
 
 
 @dsl.component(base_image=COMPONENT_IMAGE, install_kfp_package=False)
-def fetch(part: dict, recipe: str, overrides: dict) -> dict:
+def fetch(part: str, recipe: str, overrides: dict, credentials: str) -> str:
     """Fetch the images of a part; those that are there are not fetched again. Returns the part.
 
     Args:
-        part: of those that the step `plan` returns.
+        part: of those that the step `plan` returns, as JSON: Kubeflow makes text of an item of a list.
         recipe: name of a recipe; its `data` section counts here.
         overrides: dotted configuration keys and their values.
+        credentials: Secret with the object store's keys.
     """
-    from components import partitions
-    from components.steps import reported
-    from trainer import recipes
+    from components import partitions, steps
 
-    with reported("fetch"):
-        return partitions.fetch(part, recipes.load(recipe, overrides).data)
+    return steps.run("fetch", partitions.fetch, part, recipe, overrides, secret=credentials)

@@ -18,6 +18,7 @@ VOLUME = "/data"
 """Where the pods of a run find the volume, if they have one."""
 
 _PARAMETERS = ("nodes", "nproc", "gpus", "image")
+_OF_A_TOLERATION = ("key", "operator", "value", "effect")
 _GIVEN = ("name", "namespace", "command")
 
 
@@ -115,6 +116,26 @@ def _list(job: dict[str, Any], name: str) -> list[Any]:
     return list(value) if isinstance(value, list) else []
 
 
+def placed(
+    job: Mapping[str, Any], tolerations: list[dict[str, Any]] | None, node_selector: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Add to a job's fields where its pods may run, as a task of a pipeline was told; the job's own win.
+
+    Args:
+        job: fields of JobSpec.
+        tolerations: as Kubernetes has them.
+        node_selector: labels of nodes.
+    """
+    wanted = [
+        {name: value for name, value in item.items() if value is not None and name in _OF_A_TOLERATION}
+        for item in tolerations or []
+    ]
+    given = ({"tolerations": wanted} if wanted else {}) | (
+        {"node_selector": dict(node_selector)} if node_selector else {}
+    )
+    return given | dict(job)
+
+
 def name_of(run_id: str, task: str = "train") -> str:
     """Return the name of a run's job: the same for every attempt, another for every run.
 
@@ -140,7 +161,7 @@ def remove(launcher: str, run_id: str) -> None:
         KubedetError: nobody could tell whether it is there, or it could not be deleted: it may
             hold its GPUs still, so the step that cleans up must not look as if all were well.
     """
-    if launcher != "kubernetes":
+    if launcher == "local":
         logger.info("nothing to clean up: the launcher %s leaves nothing behind", launcher)
         return
     from components.launchers.cluster.pytorchjob import PyTorchJobBackend

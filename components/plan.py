@@ -7,7 +7,13 @@ from components.images import COMPONENT_IMAGE
 
 @dsl.component(base_image=COMPONENT_IMAGE, install_kfp_package=False)
 def plan(
-    source: str, recipe: str, overrides: dict, data_root: str, data_version: str, partitions: int
+    source: str,
+    recipe: str,
+    overrides: dict,
+    data_root: str,
+    data_version: str,
+    partitions: int,
+    credentials: str,
 ) -> list:
     """List a source, write its annotations as tables, and divide the work; return the parts.
 
@@ -18,10 +24,10 @@ def plan(
         data_root: URI under which data is kept.
         data_version: name for the data as they are now, or a known one; empty is none.
         partitions: pods that share the work.
+        credentials: Secret with the object store's keys.
     """
     from components import partitions as parts
-    from components.steps import reported
-    from trainer import recipes
+    from components import steps
 
-    with reported("plan"):
-        return parts.plan(source, data_root, recipes.load(recipe, overrides).data, data_version, partitions)
+    given = (source, data_root, recipe, overrides, data_version, partitions)
+    return steps.run("plan", parts.plan, *given, secret=credentials)

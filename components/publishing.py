@@ -1,20 +1,26 @@
-"""What the export step does besides exporting: publish the model as a version of its name."""
+"""What the export step does besides exporting: publish the model as a version, and register it."""
 
 from typing import Any
 
+from components.signing import SIGNING, mounted_key
 from trainer import configuration, storage
 from trainer.export import models
 from trainer.export.export import export
 
 
-def export_and_publish(trained: dict[str, Any], signing_key: str = "") -> dict[str, Any]:
-    """Export a trained model into its run's folder, then make it the current version of its name.
+def export_and_publish(
+    trained: dict[str, Any], signing: str = SIGNING, registry: str = "", run_id: str = ""
+) -> dict[str, Any]:
+    """Export a trained model into its run's folder, make it the current version of its name, register it.
 
     Versions lie in `<data_root>/models/NAME`; the data root is that of the shards.
 
     Args:
         trained: manifest of the trained model.
-        signing_key: path of the PEM file that signs it; see `trainer.export.export`.
+        signing: Secret with the key that signs it, see `signing.mounted_key`.
+        registry: URL of a Kubeflow Model Registry that is told of it; empty is none. A version that is
+            registered stays as it is.
+        run_id: the run's id.
 
     Returns:
         The manifest of the exported model: what `trainer.export.export` returns, `model` being the
@@ -22,8 +28,9 @@ def export_and_publish(trained: dict[str, Any], signing_key: str = "") -> dict[s
 
     Raises:
         ConfigError: export.name cannot be used; said before any work.
-        KubedetError: as `export` and `models.publish` raise them.
+        KubedetError: as `export`, `models.publish` and `register_model` raise them.
     """
+    signing_key = mounted_key(signing)
     settings = configuration.from_json(storage.read_bytes(trained["config"]), where=trained["config"])
     models.check_name(settings.export.name)
     folder = storage.join(trained["output"], "model")
@@ -35,4 +42,9 @@ def export_and_publish(trained: dict[str, Any], signing_key: str = "") -> dict[s
     # The shards are <data_root>/shards/<fingerprint>.
     data_root = storage.parent(storage.parent(trained["shards"]))
     published = models.publish(folder, data_root, settings.export.name)
-    return {"kind": "exported model", "version": 1, **made, "model": published["model"]}
+    made = {"kind": "exported model", "version": 1, **made, "model": published["model"]}
+    if registry:
+        from components.registry import register_model
+
+        register_model(made, registry, run_id)
+    return made

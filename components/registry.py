@@ -52,11 +52,13 @@ def register_model(exported: dict[str, Any], server: str, run_id: str) -> dict[s
         raise ExportError(
             f"the model registry {server} refuses: {reason}",
             fix=fix if error.status in (401, 403) else "look at the registry's log, and run again",
+            passing=(error.status or 0) >= 500,
         ) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise ExportError(
             f"the model registry {server} cannot be reached: {str(error) or type(error).__name__}",
             fix="check the URL, the namespace and network policies, and run again",
+            passing=True,
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""What the bodies of all components share: how a step reports, and its small artifacts.
+"""What the bodies of all components share: how a step's work is done and reported, and its small artifacts.
 
 Heavy data never is an artifact: Kubeflow would copy the whole of it into every pod that
 reads it. An artifact's file is a small JSON manifest that names the data by its URI.
@@ -10,14 +10,22 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from components import stores
-from trainer import log, storage
+from components import stores, supervisor
+from trainer import log
 from trainer.errors import EXIT_FAILURE, KubedetError, StorageError
+
+T = TypeVar("T")
+
+TERMINATION_LOG = Path("/dev/termination-log")
+"""What a container writes here stands in its pod's status, and in the message of Kubeflow's workflow."""
+
+_MOST_OF_A_MESSAGE = 4096
+"""Bytes that Kubernetes keeps of it."""
 
 STARTED = "step started"
 """Text of the log line after which a step's own output begins."""
@@ -26,17 +34,21 @@ FINISHED = "step finished"
 """Text of the log line with which a step's own output ends."""
 
 
-@contextmanager
-def reported(step: str) -> Iterator[None]:
-    """Run the body of a step: its log lines, and its end as an exit code.
+def run(step: str, work: Callable[..., T], *arguments: Any, secret: str = "", lasting: bool = False) -> T:
+    """Do the work of a step: its log lines, further tries where they may help, and its end as an exit code.
 
-    A KubedetError becomes its message, without a traceback, and its exit code. Where
+    A KubedetError becomes its message, without a traceback, and its exit code. The message is the last
+    thing in the log; in a pod it is also what Kubernetes shows of the container's end. Where
     `kubedet run` waits, an error goes to the file it follows too, as one JSON object a
     line: {"step", "message", "exit_code", "known" (it is a KubedetError)}. Kubeflow's local
     runner keeps neither the message nor the code.
 
     Args:
-        step: name of the step, e.g. "download".
+        step: name of the step, e.g. "train".
+        work: a function that does it.
+        arguments: what it is called with.
+        secret: the Secret with the object store's keys that the run names, for messages where it has none.
+        lasting: see `supervisor.run`.
 
     Raises:
         SystemExit: with the exit code of a KubedetError or of a full disk.
@@ -46,30 +58,47 @@ def reported(step: str) -> Iterator[None]:
     logger = logging.getLogger(f"kubedet.{step}")
     logger.info(STARTED)
     start = time.monotonic()
+
+    def told() -> T:
+        try:
+            return work(*arguments)
+        except OSError as error:
+            if (known := _known(error)) is None:
+                raise
+            raise known from None
+
     try:
-        yield
+        made = supervisor.run(step, told, supervisor.Patience.here(), lasting=lasting)
+    except KubedetError as error:
+        stores.explain(error, secret)
+        known = not isinstance(error, supervisor.Crashed)
+        _tell(step, str(error), error.exit_code, known=known)
+        _show_kubernetes(error)
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(error.exit_code) from None
     except Exception as error:
-        known = _known(error)
-        if known is None:
-            _tell(step, _one_line(error), EXIT_FAILURE)
-            raise
-        _tell(step, str(known), known.exit_code, known=True)
-        print(f"error: {known}", file=sys.stderr, flush=True)
-        raise SystemExit(known.exit_code) from None
+        _tell(step, _one_line(error), EXIT_FAILURE)
+        raise
     logger.info("%s, %.1f s", FINISHED, time.monotonic() - start)
+    return made
 
 
-def _known(error: Exception) -> KubedetError | None:
-    if isinstance(error, KubedetError):
-        return error
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" at {error.filename}" if error.filename else ""
+def _known(error: OSError) -> KubedetError | None:
+    where = f" at {error.filename}" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(f"the disk is full{where}", fix="free space, then run the same command again")
     return None
 
 
 def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+
+
+def _show_kubernetes(error: KubedetError) -> None:
+    """Write the message where Kubernetes reads what a container said at its end."""
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        with suppress(OSError):
+            TERMINATION_LOG.write_text(str(error).encode()[:_MOST_OF_A_MESSAGE].decode(errors="ignore"))
 
 
 def _tell(step: str, message: str, exit_code: int, *, known: bool = False) -> None:
@@ -80,7 +109,7 @@ def _tell(step: str, message: str, exit_code: int, *, known: bool = False) -> No
             file.write(json.dumps(event) + "\n")
 
 
-def publish(artifact: Any, manifest: dict[str, Any], **metadata: Any) -> None:
+def publish(artifact: Any, manifest: dict[str, Any], metadata: dict[str, Any]) -> None:
     """Write a manifest as an artifact's file and show `metadata` with it in the UI.
 
     Args:
@@ -95,8 +124,3 @@ def publish(artifact: Any, manifest: dict[str, Any], **metadata: Any) -> None:
 def manifest(artifact: Any) -> dict[str, Any]:
     """Read the manifest that `publish` wrote into an input artifact of kfp."""
     return json.loads(Path(artifact.path).read_text())
-
-
-def publish_file(artifact: Any, uri: str) -> None:
-    """Make a copy of the file at a URI the content of an output artifact (a report)."""
-    Path(artifact.path).write_bytes(storage.read_bytes(uri))

@@ -5,6 +5,9 @@ Secret, to which pods refer by name and key; the settings may be seen by everybo
 """
 
 import os
+import socket
+
+from trainer.errors import KubedetError, StorageError
 
 CREDENTIALS = "kubedet-object-store"
 """Name of the Secret, where nobody names another."""
@@ -37,8 +40,14 @@ SETTINGS = (
 )
 """Variables that are no secret."""
 
-KUBEFLOW_STORE = "minio-service.kubeflow:9000"
-"""The object store that comes with Kubeflow Pipelines, from every namespace of its cluster."""
+KUBEFLOW_STORES = ("seaweedfs.kubeflow:9000", "minio-service.kubeflow:9000")
+"""The object stores that come with Kubeflow Pipelines, from every namespace of its cluster: since 2.16.1, and
+before."""
+
+_KEYS = ("AWS_ACCESS_KEY_ID", "MINIO_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE",
+         "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+         "AWS_SHARED_CREDENTIALS_FILE")  # fmt: skip
+_SCHEMES = ("s3://", "minio://")
 
 
 def secret_variables() -> dict[str, str]:
@@ -55,4 +64,32 @@ def set_defaults() -> None:
     """In a cluster, let `minio://` mean Kubeflow's own store where nothing else is set."""
     named = ("MINIO_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     if os.environ.get("KUBERNETES_SERVICE_HOST") and not any(os.environ.get(name) for name in named):
-        os.environ["MINIO_ENDPOINT"] = KUBEFLOW_STORE
+        os.environ["MINIO_ENDPOINT"] = next(filter(_there, KUBEFLOW_STORES), KUBEFLOW_STORES[0])
+
+
+def _there(endpoint: str) -> bool:
+    """Whether the cluster knows a Service of that name."""
+    host, _, port = endpoint.partition(":")
+    try:
+        return bool(socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM))
+    except OSError:
+        return False
+
+
+def explain(error: KubedetError, secret: str) -> None:
+    """Add to an error of a store that this pod has no keys: without them it reads as a fault of the network.
+
+    Args:
+        error: what a step failed with; changed.
+        secret: name of the Secret that the run names; empty is none.
+    """
+    of_a_store = isinstance(error, StorageError) and any(scheme in error.message for scheme in _SCHEMES)
+    if not secret or not of_a_store or any(os.environ.get(name) for name in _KEYS):
+        return
+    error.message += (
+        f"\n  the environment of this step holds no keys of an object store: the Secret {secret} is not in "
+        "its namespace, or has none of the keys"
+    )
+    keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or accesskey and secretkey)"
+    create = f"create the Secret {secret} with {keys} and, outside of Amazon, AWS_ENDPOINT_URL"
+    error.fix = "; or ".join(filter(None, [f"{create}, or name another with `credentials`", error.fix]))

@@ -5,7 +5,19 @@ from kfp import dsl
 from components.images import COMPONENT_IMAGE
 
 
-@dsl.component(base_image=COMPONENT_IMAGE, install_kfp_package=False)
+@dsl.component(
+    base_image=COMPONENT_IMAGE,
+    install_kfp_package=False,
+    # Where a task of a pipeline is told to run is meant for the pods that train; the rest is for the one
+    # that starts them and waits, too.
+    task_config_passthroughs=[
+        dsl.TaskConfigField.KUBERNETES_TOLERATIONS,
+        dsl.TaskConfigField.KUBERNETES_NODE_SELECTOR,
+        dsl.TaskConfigPassthrough(dsl.TaskConfigField.RESOURCES, apply_to_task=True),
+        dsl.TaskConfigPassthrough(dsl.TaskConfigField.ENV, apply_to_task=True),
+        dsl.TaskConfigPassthrough(dsl.TaskConfigField.KUBERNETES_VOLUMES, apply_to_task=True),
+    ],
+)
 def train(
     shards: dsl.Input[dsl.Dataset],
     recipe: str,
@@ -24,6 +36,7 @@ def train(
     run_id: str,
     rules: str,
     model: dsl.Output[dsl.Model],
+    task_config: dsl.TaskConfig,
 ) -> None:
     """Train the detector; a run that was stopped goes on from its last checkpoint.
 
@@ -45,19 +58,13 @@ def train(
         run_id: the run's id.
         rules: the gate's, which may name classes that the data do not have; empty takes the recipe's.
         model: manifest of the trained model.
+        task_config: tolerations and node selectors that were set on this task.
     """
-    from components import jobs, launchers, versions
-    from components.steps import manifest, publish, reported
-    from components.training import folder_of, prepare, result
+    from components import jobs, steps, training
 
-    with reported("train"):
-        data = manifest(shards)
-        folder = folder_of(output, data_root, data, run_id)
-        request = jobs.Request(launcher, nodes, nproc, gpus, image, job, credentials, claim, run_id)
-        what = prepare(
-            data["uri"], folder, recipe, overrides, request, default_image=default_image, rules=rules
-        )
-        launchers.run(launcher, what)
-        trained = result(data["uri"], folder) | versions.label(data)
-        shown = trained["metrics"] | versions.label(data)
-        publish(model, trained, checkpoint=trained["checkpoint"], uri=folder, **shown)
+    job = jobs.placed(job, task_config.tolerations, task_config.node_selector)
+    request = jobs.Request(launcher, nodes, nproc, gpus, image, job, credentials, claim, run_id)
+    given = (steps.manifest(shards), output, data_root, recipe, overrides, request, default_image, rules)
+    trained = steps.run("train", training.train, *given, secret=credentials, lasting=True)
+    place = {"uri": trained["output"], "checkpoint": trained["checkpoint"]}
+    steps.publish(model, trained, place | trained["metrics"] | training.label(trained))

@@ -3,9 +3,10 @@
 from functools import partial
 from typing import Any
 
-from components import versions
+from components import launchers, versions
 from components.jobs import Request
 from components.launchers.spec import JobSpec
+from components.versions import label
 from trainer import recipes, storage
 from trainer.config import Config
 from trainer.configuration import to_json, with_overrides
@@ -100,6 +101,40 @@ def _check_reach(job: JobSpec, folders: dict[str, str]) -> None:
             "the training's pods would not find these folders:\n" + "\n".join(lost),
             fix="use a bucket, or a path below the volume of the run (claim) or of the job (mounts)",
         )
+
+
+def train(
+    data: dict[str, Any],
+    output: str,
+    data_root: str,
+    recipe: str,
+    overrides: dict[str, Any],
+    request: Request,
+    default_image: str,
+    rules: str,
+) -> dict[str, Any]:
+    """Train to the end, or go on with a training that was begun.
+
+    Args:
+        data: manifest of the shards.
+        output: see `folder_of`.
+        data_root: see `folder_of`.
+        recipe: see `prepare`.
+        overrides: see `prepare`.
+        request: see `prepare`.
+        default_image: see `prepare`.
+        rules: see `prepare`.
+
+    Returns:
+        The manifest of the trained model, with the data's version where they have one.
+
+    Raises:
+        KubedetError: as `prepare`, `launchers.run` and `result` raise them.
+    """
+    folder = folder_of(output, data_root, data, request.run_id)
+    job = prepare(data["uri"], folder, recipe, overrides, request, default_image=default_image, rules=rules)
+    launchers.run(request.launcher, job)
+    return result(data["uri"], folder) | label(data)
 
 
 def result(shards: str, output: str) -> dict[str, Any]:

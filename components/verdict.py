@@ -1,4 +1,4 @@
-"""What the gate step decides, and how it says so."""
+"""What the evaluation step scores and decides, and how it says so."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,11 @@ from typing import Any
 from trainer import configuration, storage
 from trainer.config import Config
 from trainer.evaluation.baseline import SUMMARY
+from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.gate import Evidence, decide, split_rules
+
+NOT_THERE = -1.0
+"""What COCO's metrics are where there is nothing to score, e.g. no small object."""
 
 
 def rules_for(trained: dict[str, Any], rules: str) -> tuple[Config, list[str]]:
@@ -20,20 +24,45 @@ def rules_for(trained: dict[str, Any], rules: str) -> tuple[Config, list[str]]:
     return settings, split_rules(rules) or settings.evaluation.gate
 
 
-def judge(trained: dict[str, Any], metrics: dict[str, float], rules: str, verdict: Any) -> str:
-    """Hold an evaluation against the gate's rules and write the verdict.
-
-    The verdict goes to `evaluation/gate.json` in the run's folder and, for people, into
-    the artifact.
+def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdict: str) -> dict[str, Any]:
+    """Score the best checkpoint, write the report, and hold the metrics against the gate's rules.
 
     Args:
         trained: manifest of the trained model.
-        metrics: by name, e.g. {"coco/AP50": 0.61}: the artifact that this step waits for.
-        rules: as trainer/evaluation/gate.py reads them; empty takes the configuration's.
-        verdict: output artifact of kfp that shows Markdown.
+        rules: several parted by commas; empty takes the configuration's.
+        report: local file that receives the report, as a page.
+        summary: local file that receives it in short, as Markdown.
+        verdict: local file that receives what was decided and why, as Markdown.
 
     Returns:
-        "pass" or "fail".
+        metrics (all, by name), shown (those that are there) and verdict: word, reason, rules.
+
+    Raises:
+        EvaluationError: a rule cannot be read or names a metric that is not there.
+        KubedetError: as `trainer.evaluation.evaluate.evaluate` raises them.
+    """
+    settings, held = rules_for(trained, rules)
+    folder = storage.join(trained["output"], "evaluation")
+    scored = evaluate(trained["checkpoint"], trained["shards"], folder, settings, rules=held)
+    for name, path in (("report.html", report), ("report.md", summary)):
+        Path(path).write_bytes(storage.read_bytes(storage.join(folder, name)))
+    decided = judge(trained, scored["metrics"], rules)
+    lines = "".join(f"- {line}\n" for line in decided["reason"].splitlines())
+    Path(verdict).write_text(f"# Gate: {decided['verdict']}\n\n{lines}")
+    shown = {name: value for name, value in scored["metrics"].items() if value != NOT_THERE}
+    return {"metrics": scored["metrics"], "shown": shown, "verdict": decided}
+
+
+def judge(trained: dict[str, Any], metrics: dict[str, float], rules: str) -> dict[str, str]:
+    """Hold an evaluation against the gate's rules, and write `evaluation/gate.json` in the run's folder.
+
+    Args:
+        trained: manifest of the trained model.
+        metrics: by name, e.g. {"coco/AP50": 0.61}.
+        rules: as trainer/evaluation/gate.py reads them; empty takes the configuration's.
+
+    Returns:
+        verdict ("pass" or "fail"), reason and rules.
 
     Raises:
         EvaluationError: a rule cannot be read or names a metric that is not there.
@@ -42,11 +71,7 @@ def judge(trained: dict[str, Any], metrics: dict[str, float], rules: str, verdic
     folder = storage.join(trained["output"], "evaluation")
     summary = storage.read_json(storage.join(folder, SUMMARY))
     decided = decide(Evidence.of({**summary, "metrics": metrics}), held)
-    word = "pass" if decided.passed else "fail"
     record = {"passed": decided.passed, "reason": decided.reason, "rules": held}
     storage.write_json(storage.join(folder, "gate.json"), record)
-    Path(verdict.path).write_text(
-        f"# Gate: {word}\n\n" + "".join(f"- {line}\n" for line in decided.reason.splitlines())
-    )
-    verdict.metadata.update(verdict=word, reason=decided.reason, rules=", ".join(held))
-    return word
+    word = "pass" if decided.passed else "fail"
+    return {"verdict": word, "reason": decided.reason, "rules": ", ".join(held)}

@@ -6,19 +6,25 @@ from components.images import COMPONENT_IMAGE
 
 
 @dsl.component(base_image=COMPONENT_IMAGE, install_kfp_package=False)
-def write(raw: dsl.Input[dsl.Dataset], part: dict, recipe: str, overrides: dict, data_root: str) -> dict:
+def write(
+    raw: dsl.Input[dsl.Dataset],
+    part: str,
+    recipe: str,
+    overrides: dict,
+    data_root: str,
+    credentials: str,
+) -> str:
     """Write the shards of a part; those that are whole are left as they are. Returns the part.
 
     Args:
         raw: manifest of the raw images.
-        part: of those that the step `plan` returns.
+        part: of those that the step `plan` returns, as JSON.
         recipe: name of a recipe; its `data` section counts here.
         overrides: dotted configuration keys and their values.
         data_root: URI under which data is kept.
+        credentials: Secret with the object store's keys.
     """
-    from components import partitions
-    from components.steps import manifest, reported
-    from trainer import recipes
+    from components import partitions, steps
 
-    with reported("write"):
-        return partitions.write(manifest(raw), data_root, recipes.load(recipe, overrides).data, part)
+    given = (steps.manifest(raw), data_root, recipe, overrides, part)
+    return steps.run("write", partitions.write, *given, secret=credentials)

@@ -8,11 +8,9 @@ NAME = "kubedet"
 """Name of the pipeline."""
 
 TITLES = {
-    "download": "Download images",
-    "shard": "Write shards",
+    "prepare": "Prepare the data",
     "train": "Train",
-    "evaluate": "Evaluate",
-    "gate": "Decide on export",
+    "evaluate": "Evaluate and decide",
     "export": "Export",
 }
 """The steps in order, as people see them."""
@@ -20,9 +18,11 @@ TITLES = {
 SHARED = {
     "plan": "Divide the work",
     "fetch": "Fetch a part of the images",
+    "download": "Put the images together",
     "write": "Write a part of the shards",
+    "shard": "Put the shards together",
 }
-"""Further steps of a run in a cluster, by which pods share the work of a step."""
+"""The steps that several pods do instead of "prepare", where a run shares it among them."""
 
-OPTIONAL = {"register": "Register the model"}
-"""Steps that a run has only where it asks for them."""
+CLEANUP = {"cleanup": "Clean up"}
+"""The step that ends every run in a cluster."""

@@ -2,19 +2,31 @@
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
+import yaml
 from kfp import compiler
 
+from components.launchers import LAUNCHERS
+from pipelines.arrangement import connect, inline
+from pipelines.forms import Form
 from pipelines.graph import pipeline
+from trainer import recipes
 from trainer.errors import StorageError
 
+PLAIN = Form()
+"""The form that most runs need: data in a bucket, brought and sharded by one pod."""
 
-def compile_pipeline(path: Path, *, volume: bool = False) -> None:
+_CHOICES = {"recipe": list(recipes.RECIPES), "launcher": list(LAUNCHERS)}
+"""Parameters that the UI offers as a list. kfp's own compiler cannot say it yet (2.17.0)."""
+
+
+def compile_pipeline(path: Path, form: Form = PLAIN) -> None:
     """Compile the pipeline to YAML, whole or not at all.
 
     Args:
         path: the file to write.
-        volume: mount a PersistentVolumeClaim in every step.
+        form: what is fixed when it is compiled.
 
     Raises:
         StorageError: the file cannot be written.
@@ -23,10 +35,28 @@ def compile_pipeline(path: Path, *, volume: bool = False) -> None:
     temporary = path.with_name(f".{path.stem}.tmp.yaml")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        compiler.Compiler().compile(pipeline(volume=volume), str(temporary))
+        compiler.Compiler().compile(pipeline(form), str(temporary))
+        head, documents = _read(temporary.read_text())
+        _arrange(documents[0])
+        temporary.write_text(head + yaml.safe_dump_all(documents, sort_keys=True))
         temporary.replace(path)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}", fix="choose another place") from error
     finally:
         with contextlib.suppress(OSError):  # Where no folder could be made there is no file.
             temporary.unlink()
+
+
+def _read(text: str) -> tuple[str, list[dict[str, Any]]]:
+    """Return the comment at the beginning, which lists the parameters for people, and the documents."""
+    lines = text.splitlines(keepends=True)
+    count = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    return "".join(lines[:count]), list(yaml.safe_load_all(text))
+
+
+def _arrange(spec: dict[str, Any]) -> None:
+    connect(spec)
+    inline(spec)
+    for name, parameter in spec["root"]["inputDefinitions"]["parameters"].items():
+        if name in _CHOICES:
+            parameter["literals"] = _CHOICES[name]

@@ -21,7 +21,7 @@ State = Literal["waiting", "running", "done", "failed", "stopped", "skipped"]
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TASK_STARTS = re.compile(r" - INFO - Executing task '([\w-]+)'")
 _TASK_ENDS = re.compile(r" - (?:INFO|ERROR) - Task '([\w-]+)' finished with status (SUCCESS|FAILURE)")
-_FOUND_DONE = "there already"
+_FOUND_DONE = re.compile(r"shards of .* are there already")  # And so the images that they were made of.
 _LAST_LINES = 20
 
 
@@ -117,7 +117,7 @@ class Follower:
             return None
         if line.strip():
             step.lines.append(line)
-        if _FOUND_DONE in line:
+        if _FOUND_DONE.search(line):
             step.reused = True
         if line.startswith("error: "):
             self.read_events()
@@ -158,4 +158,4 @@ class Follower:
         for step in self.steps.values():
             if step.state == "waiting":
                 step.state = "skipped"
-                step.note = "held back by the gate" if self.steps["gate"].state == "done" else ""
+                step.note = "held back by the gate" if self.steps["evaluate"].state == "done" else ""

@@ -1,7 +1,9 @@
-"""The one pipeline: download, shard, train, evaluate, gate, export, and a clean-up at its end.
+"""The one pipeline: prepare the data, train, evaluate, export if it is good enough, and clean up at the end.
 
-Download and sharding are shared by as many pods as there are partitions: `plan` divides the work,
-`fetch` and `write` do a part each, `download` and `shard` put the parts together.
+Every pod costs a run its ten seconds or more, whatever it does, and every task of Kubeflow Pipelines has two:
+so download and sharding are one step here, and what takes a second is part of another. Where the data are
+large enough to be shared by several pods, `plan` divides the work, `fetch` and `write` do a part each, and
+`download` and `shard` put the parts together.
 """
 
 import inspect
@@ -15,31 +17,47 @@ from components.download import download
 from components.evaluate import evaluate
 from components.export import export
 from components.fetch import fetch
-from components.gate import gate as decide
 from components.images import COMPONENT_IMAGE
 from components.jobs import VOLUME
 from components.plan import plan
-from components.register import register
+from components.prepare import prepare
 from components.shard import shard
 from components.signing import FOLDER, SIGNING
 from components.stores import CREDENTIALS, SECRET_KEYS
 from components.train import train
 from components.write import write
-from pipelines import NAME, OPTIONAL, SHARED, TITLES
+from pipelines import CLEANUP, NAME, SHARED, TITLES
+from pipelines.forms import Form
+from pipelines.sizes import SIZES
 
 DATA_ROOT = f"{VOLUME}/kubedet"
 """The data root of a pipeline with a volume, where nobody names another."""
 
+_CPU, _MEMORY = SIZES["small"]
+_WAITING = ("250m", "512Mi")
+"""CPU and memory of a step that starts something and waits."""
+
+_LONGEST = "2592000s"
+"""How long after a step's first try it may be tried again, and then runs at most: 30 days. Without it
+Kubeflow says an hour, which would be the end of a training that began anew after an eviction."""
+
+_TRAINING = ("gate", "launcher", "nodes", "nproc", "gpus", "image", "job", "output", "signing", "registry")
+"""Parameters that mean nothing to a pipeline that ends with the shards."""
+
 
 @dataclass(frozen=True)
 class _Pods:
-    """What every step's pod is given. Each is a parameter of the pipeline, or empty."""
+    """What the pods of the steps are given. Each is a parameter of the pipeline, or empty."""
 
     credentials: Any
     claim: Any
+    cpu: Any
+    memory: Any
 
-    def step(self, task: dsl.PipelineTask, *, cpu: str, memory: str, retries: int) -> dsl.PipelineTask:
-        _run(task, (TITLES | SHARED | OPTIONAL)[task.name], cpu, memory, retries)
+    def step(self, task: dsl.PipelineTask, *, waits: bool = False) -> dsl.PipelineTask:
+        """Give a step's pod what it needs: one that works, or one that waits for others."""
+        cpu, memory = _WAITING if waits else (self.cpu, self.memory)
+        _run(task, (TITLES | SHARED)[task.name], cpu, memory)
         # Keys that are not in the Secret, or no such Secret, leave the variables unset.
         kubernetes.use_secret_as_env(task, self.credentials, SECRET_KEYS, optional=True)
         if self.claim:
@@ -47,12 +65,13 @@ class _Pods:
         return task
 
 
-def _run(task: dsl.PipelineTask, title: str, cpu: str, memory: str, retries: int) -> dsl.PipelineTask:
+def _run(task: dsl.PipelineTask, title: str, cpu: Any, memory: Any) -> dsl.PipelineTask:
     task.set_display_name(title)
     # Requests, not limits: a step that needs more on a big set is slow then, not killed.
     task.set_cpu_request(cpu).set_memory_request(memory)
-    # A retried step finds what it had finished: shards, checkpoints, the training job.
-    task.set_retry(num_retries=retries, backoff_duration="30s", backoff_factor=2)
+    # Of a pod that was deleted or evicted; what fails otherwise the step itself tries again. It finds
+    # what it had finished: shards, checkpoints, the training job.
+    task.set_retry(num_retries=3, backoff_duration="30s", backoff_factor=2, backoff_max_duration=_LONGEST)
     # Kubeflow's cache would answer for data that has changed at its source, or was deleted
     # under the data root. The steps themselves find finished work, by its fingerprint.
     return task.set_caching_options(False)
@@ -74,9 +93,13 @@ def train_detector(
     credentials: str = CREDENTIALS,
     claim: str = "",
     data_version: str = "",
-    partitions: int = 1,
+    partitions: int = 2,
+    step_cpu: str = _CPU,
+    step_memory: str = _MEMORY,
     signing: str = SIGNING,
     registry: str = "",
+    *,
+    form: Form,
 ) -> None:
     """Train a detector on a source of images, score it, and export it if it is good enough.
 
@@ -100,99 +123,98 @@ def train_detector(
         claim: PersistentVolumeClaim that every pod mounts at /data.
         data_version: name for the data as they are now; a known one brings its data back.
         partitions: pods that share the download, and then the sharding; the result is the same.
+        step_cpu: CPU that the pods of the steps ask for that work on data or the model, e.g. 2 or 500m.
+        step_memory: memory that they ask for, e.g. 8Gi.
         signing: Secret whose `private.pem` signs the exported model; the default one need not exist.
         registry: URL of the Kubeflow Model Registry that is told of the exported model; empty is none.
+        form: what is fixed when the pipeline is compiled; no parameter.
     """
-    pods = _Pods(credentials, claim)
-    ending = cleanup(launcher=launcher, run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
-    _run(ending, "Clean up", cpu="100m", memory="256Mi", retries=2)
+    pods = _Pods(credentials, claim, step_cpu, step_memory)
+    run_id = dsl.PIPELINE_JOB_ID_PLACEHOLDER
+    ending = cleanup(launcher="" if form.until else launcher, run_id=run_id)
+    _run(ending, CLEANUP[ending.name], *_WAITING)
     with dsl.ExitHandler(ending, name="steps"):
-        data = {"recipe": recipe, "overrides": overrides, "data_root": data_root}
-        sharded = _prepare(pods, source, data_version, partitions, data)
+        data = {
+            "recipe": recipe, "overrides": overrides, "data_root": data_root, "credentials": credentials,
+        }  # fmt: skip
+        prepared = _share if form.shared else _prepare
+        shards = prepared(pods, form, source, data_version, partitions, data)
+        if form.until:
+            return
         trained = pods.step(
             train(
-                shards=sharded.outputs["shards"], recipe=recipe, overrides=overrides, launcher=launcher,
-                nodes=nodes, nproc=nproc, gpus=gpus, image=image, default_image=COMPONENT_IMAGE, job=job,
-                credentials=credentials, claim=claim, data_root=data_root, output=output,
-                run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER, rules=gate,
+                shards=shards, recipe=recipe, overrides=overrides, launcher=launcher, nodes=nodes,
+                nproc=nproc, gpus=gpus, image=image, default_image=COMPONENT_IMAGE, job=job,
+                credentials=credentials, claim=claim, data_root=data_root, output=output, run_id=run_id,
+                rules=gate,
             ),
-            cpu="1", memory="4Gi", retries=3,
+            waits=True,
         )  # fmt: skip
-        scored = pods.step(
-            evaluate(model=trained.outputs["model"], rules=gate), cpu="4", memory="8Gi", retries=1
-        )
-        decided = pods.step(
-            decide(model=trained.outputs["model"], metrics=scored.outputs["metrics"], rules=gate),
-            cpu="1", memory="2Gi", retries=1,
-        )  # fmt: skip
-        with dsl.If(decided.outputs["Output"] == "pass", name="passed"):
-            _publish(pods, trained, signing, registry)
+        model = trained.outputs["model"]
+        scored = pods.step(evaluate(model=model, rules=gate, credentials=credentials))
+        with dsl.If(scored.outputs["Output"] == "pass", name="passed"):
+            exported = pods.step(
+                export(
+                    model=model, signing=signing, registry=registry, run_id=run_id, credentials=credentials
+                )
+            )
+            kubernetes.use_secret_as_volume(exported, signing, FOLDER, optional=True)
 
 
 def _prepare(
-    pods: _Pods, source: str, data_version: str, partitions: int, data: dict[str, Any]
-) -> dsl.PipelineTask:
-    """Download and shard, each in as many pods as there are partitions; returns the sharding's end."""
-    planned = pods.step(
-        plan(source=source, data_version=data_version, partitions=partitions, **data),
-        cpu="1", memory="4Gi", retries=2,
-    )  # fmt: skip
-    with dsl.ParallelFor(planned.output, name="fetching") as part:
-        fetched = pods.step(
-            fetch(part=part, recipe=data["recipe"], overrides=data["overrides"]),
-            cpu="2", memory="4Gi", retries=2,
-        )  # fmt: skip
-    raw = pods.step(
-        download(source=source, data_version=data_version, parts=dsl.Collected(fetched.output), **data),
-        cpu="1", memory="4Gi", retries=2,
-    ).outputs["raw"]  # fmt: skip
-    with dsl.ParallelFor(planned.output, name="writing") as part:
-        written = pods.step(write(raw=raw, part=part, **data), cpu="4", memory="8Gi", retries=2)
-    return pods.step(
-        shard(raw=raw, parts=dsl.Collected(written.output), **data), cpu="1", memory="4Gi", retries=2
-    )
+    pods: _Pods, form: Form, source: str, data_version: str, partitions: int, data: dict[str, Any]
+) -> Any:
+    """Download and shard in one pod; returns the shards' manifest."""
+    return pods.step(prepare(source=source, data_version=data_version, **data)).outputs["shards"]
 
 
-def _publish(pods: _Pods, trained: dsl.PipelineTask, signing: str, registry: str) -> None:
-    """Export the model, and tell a registry of it where there is one."""
-    exported = pods.step(
-        export(model=trained.outputs["model"], signing=signing), cpu="2", memory="8Gi", retries=1
-    )
-    kubernetes.use_secret_as_volume(exported, signing, FOLDER, optional=True)
-    with dsl.If(registry != "", name="registered"):
-        registering = register(
-            exported=exported.outputs["exported"], server=registry,
-            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-        )  # fmt: skip
-        pods.step(registering, cpu="100m", memory="512Mi", retries=3)
+def _share(
+    pods: _Pods, form: Form, source: str, data_version: str, partitions: int, data: dict[str, Any]
+) -> Any:
+    """Download and shard, each in as many pods as there are partitions; returns the shards' manifest."""
+    given = {"source": source, "data_version": data_version, **data}
+    of_part = {name: data[name] for name in ("recipe", "overrides", "credentials")}
+    planned = pods.step(plan(partitions=partitions, **given))
+    with dsl.ParallelFor(planned.output, name="fetching", parallelism=form.parallelism) as part:
+        fetched = pods.step(fetch(part=part, **of_part))
+    raw = pods.step(download(parts=dsl.Collected(fetched.output), **given)).outputs["raw"]
+    with dsl.ParallelFor(planned.output, name="writing", parallelism=form.parallelism) as part:
+        written = pods.step(write(raw=raw, part=part, **data))
+    return pods.step(shard(raw=raw, parts=dsl.Collected(written.output), **data)).outputs["shards"]
 
 
-def pipeline(*, volume: bool) -> Any:
-    """Return the pipeline in one of its two forms.
+def pipeline(form: Form) -> Any:
+    """Return the pipeline in one of its forms.
 
-    A pod mounts a volume or it does not: that is fixed when the pipeline is compiled, only the
-    claim's name is not. So the form for a bucket has no parameter `claim`; the form for a
-    volume requires it, and keeps its data there unless told otherwise.
+    A parameter is there where it means something. With a volume `claim` is required, and the data are
+    kept there unless told otherwise.
 
     Args:
-        volume: mount a volume in every step.
+        form: what is fixed when the pipeline is compiled.
 
     Returns:
         kfp's pipeline, to be compiled.
     """
-    every = inspect.signature(train_detector).parameters
-    if volume:
-        required = [every["claim"].replace(default=inspect.Parameter.empty)]
-        changed = [every["data_root"].replace(default=DATA_ROOT)]
-        rest = [item for name, item in every.items() if name not in ("claim", "data_root")]
-        parameters = required + changed + rest
-    else:
-        parameters = [item for name, item in every.items() if name != "claim"]
+    every = {
+        name: item
+        for name, item in inspect.signature(train_detector).parameters.items()
+        if item.kind is not inspect.Parameter.KEYWORD_ONLY
+    }
+    without = {"claim": not form.volume, "partitions": not form.shared}
+    without |= {name: bool(form.until) for name in _TRAINING}
+    parameters = [item for name, item in every.items() if not without.get(name)]
+    if form.volume:
+        required = every["claim"].replace(default=inspect.Parameter.empty)
+        changed = every["data_root"].replace(default=DATA_ROOT)
+        rest = [item for item in parameters if item.name not in ("claim", "data_root")]
+        parameters = [required, changed, *rest]
 
-    def form(*values: Any) -> None:
+    def traced(*values: Any) -> None:
         names = [item.name for item in parameters]
-        train_detector(**dict(zip(names, values, strict=True)))
+        train_detector(**dict(zip(names, values, strict=True)), form=form)
 
-    form.__doc__ = train_detector.__doc__
-    form.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return dsl.pipeline(name=NAME, display_name="Train an object detector")(form)
+    traced.__doc__ = train_detector.__doc__
+    traced.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    limits = {"active_deadline_seconds": form.deadline, "ttl_seconds_after_finished": form.ttl}
+    config = dsl.PipelineConfig(**{name: value for name, value in limits.items() if value})
+    return dsl.pipeline(name=NAME, display_name="Train an object detector", pipeline_config=config)(traced)

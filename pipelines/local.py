@@ -19,7 +19,6 @@ from typing import Any
 import yaml
 from kfp import components, local
 
-from pipelines import SHARED
 from pipelines.compile import compile_pipeline
 from trainer.errors import EXIT_FAILURE, EXIT_RETRY
 
@@ -53,31 +52,17 @@ def execute(file: Path, root: Path, arguments: dict[str, Any]) -> int:
 def for_this_machine(text: str) -> str:
     """Take out of a compiled pipeline what only a cluster needs.
 
-    Retries answer lost pods and lost connections; here the local runner would repeat a user's
-    mistake after half a minute, and then again. For the clean-up, a guard ends what a step has
-    started. And there are no pods to share a step's work: its processes use all of this machine.
+    Retries answer lost pods; here the local runner would repeat a user's mistake after half a minute,
+    and then again. For the clean-up, a guard ends what a step has started.
     """
     spec = next(yaml.safe_load_all(text))
-    graphs = [spec["root"], *spec.get("components", {}).values()]
-    for graph in graphs:
+    for graph in [spec["root"], *spec.get("components", {}).values()]:
         tasks = graph.get("dag", {}).get("tasks", {})
         for name, task in list(tasks.items()):
             task.pop("retryPolicy", None)
-            ends = task.get("triggerPolicy", {}).get("strategy") == "ALL_UPSTREAM_TASKS_COMPLETED"
-            if ends or name in SHARED or "parameterIterator" in task:
+            if task.get("triggerPolicy", {}).get("strategy") == "ALL_UPSTREAM_TASKS_COMPLETED":
                 del tasks[name]
-        for task in tasks.values():
-            _forget(task, set(tasks))
     return yaml.safe_dump(spec, sort_keys=False)
-
-
-def _forget(task: dict[str, Any], there: set[str]) -> None:
-    """Let a task not wait for tasks that were taken out; of their outputs it has defaults."""
-    task["dependentTasks"] = [name for name in task.get("dependentTasks", []) if name in there]
-    parameters = task.get("inputs", {}).get("parameters", {})
-    for name, given in list(parameters.items()):
-        if given.get("taskOutputParameter", {}).get("producerTask", name) not in {name, *there}:
-            del parameters[name]
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -77,7 +77,7 @@ def _results(folder: Path, done: set[str]) -> dict[str, Any]:
         results["training"] = storage.read_json(str(folder / "train" / "result.json"))
     if "evaluate" in done:
         results["metrics"] = storage.read_json(str(folder / "evaluation" / "metrics.json"))["metrics"]
-    if "gate" in done:
+    if "evaluate" in done:
         results["gate"] = storage.read_json(str(folder / "evaluation" / "gate.json"))
     return results
 

@@ -28,17 +28,22 @@ _SIGNATURE = re.compile(r"(?i)([?&](?:x-amz-(?:signature|security-token)|signatu
 class KubedetError(Exception):
     """Base of all errors with a message for the user.
 
-    `message` names the thing and the place; `fix` is the remedy, in the imperative. Passwords and
-    signatures in addresses are left out: messages go to logs.
+    `message` names the thing and the place; `fix` is the remedy, in the imperative; `passing` says
+    whether to try again by itself has a point. Passwords and signatures in addresses are left out:
+    messages go to logs.
     """
 
     exit_code = EXIT_USAGE
+    passing = False
+    """Whether the same may go well a little later: a server was away, a process was killed."""
 
-    def __init__(self, message: str, *, fix: str = "") -> None:
+    def __init__(self, message: str, *, fix: str = "", passing: bool | None = None) -> None:
         message = _SIGNATURE.sub(r"\1***", _PASSWORD.sub(r"\1***@", message))
         super().__init__(message)
         self.message = message
         self.fix = fix
+        if passing is not None:
+            self.passing = passing
 
     def __str__(self) -> str:
         return f"{self.message}\n  fix: {self.fix}" if self.fix else self.message
@@ -90,3 +95,4 @@ class Interrupted(KubedetError):
     """Work that was stopped from outside and can be continued by running it again."""
 
     exit_code = EXIT_RETRY
+    passing = True

@@ -13,20 +13,20 @@ from components import (
     evaluate,
     export,
     fetch,
-    gate,
     plan,
-    register,
+    prepare,
     shard,
     steps,
+    supervisor,
     train,
     write,
 )
 from components.images import COMPONENT_IMAGE
-from trainer.errors import DataError
+from trainer.errors import DataError, StorageError
 
 COMPONENTS = [
     module.__dict__[module.__name__.split(".")[-1]]
-    for module in (plan, fetch, download, write, shard, train, evaluate, gate, export, register, cleanup)
+    for module in (prepare, plan, fetch, download, write, shard, train, evaluate, export, cleanup)
 ]
 
 
@@ -50,10 +50,20 @@ def test_all_run_in_our_image_and_install_nothing(component):
     assert "pip install" not in " ".join(map(str, container.command))
 
 
+def fails(error):
+    raise error
+
+
+@pytest.fixture(autouse=True)
+def outside(monkeypatch):
+    for name in ("KUBERNETES_SERVICE_HOST", supervisor.TRIES):
+        monkeypatch.delenv(name, raising=False)
+
+
 def test_a_known_error_is_a_message_an_exit_code_and_an_event(monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("KUBEDET_PROGRESS", str(tmp_path / "events"))
-    with pytest.raises(SystemExit) as caught, steps.reported("shard"):
-        raise DataError("the source is empty", fix="fill it")
+    with pytest.raises(SystemExit) as caught:
+        steps.run("shard", fails, DataError("the source is empty", fix="fill it"))
     assert caught.value.code == 2
     shown = capfd.readouterr().err
     assert "error: the source is empty\n  fix: fill it" in shown and "Traceback" not in shown
@@ -62,12 +72,33 @@ def test_a_known_error_is_a_message_an_exit_code_and_an_event(monkeypatch, tmp_p
 
 
 def test_a_full_disk_is_said_with_its_place(capfd):
-    with pytest.raises(SystemExit) as caught, steps.reported("shard"):
-        raise OSError(errno.ENOSPC, "No space left on device", "/data/x.tar")
+    with pytest.raises(SystemExit) as caught:
+        steps.run("shard", fails, OSError(errno.ENOSPC, "No space left on device", "/data/x.tar"))
     assert caught.value.code == 2
     assert "the disk is full at /data/x.tar" in capfd.readouterr().err
 
 
 def test_a_bug_keeps_its_traceback():
-    with pytest.raises(ZeroDivisionError), steps.reported("shard"):
-        1 / 0  # noqa: B018
+    with pytest.raises(ZeroDivisionError):
+        steps.run("shard", lambda: 1 / 0)
+
+
+def test_in_a_pod_kubernetes_learns_what_the_step_said(monkeypatch, tmp_path, capfd):
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("MINIO_ENDPOINT", "mine:9000")
+    monkeypatch.setattr(steps, "TERMINATION_LOG", tmp_path / "termination-log")
+    with pytest.raises(SystemExit) as caught:
+        steps.run("evaluate", fails, DataError("grün " * 2000, fix="mend it"))
+    assert caught.value.code == 2
+    written = (tmp_path / "termination-log").read_bytes()
+    assert written.startswith("grün grün".encode()) and len(written) <= 4096
+    # The message is the end of the log, for whoever looks there.
+    assert capfd.readouterr().err.rstrip().endswith("fix: mend it")
+
+
+def test_keys_that_are_missing_are_told_with_the_secrets_name(capfd, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    error = StorageError("cannot read s3://bucket/x: the name 's3.amazonaws.com' is not known")
+    with pytest.raises(SystemExit):
+        steps.run("prepare", fails, error, secret="team-keys")
+    assert "the Secret team-keys is not in its namespace" in capfd.readouterr().err

@@ -1,28 +1,29 @@
 """Download and sharding by several pods give what one gives."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from components import partitions, versions
-from trainer import storage
-from trainer.config import DataConfig
+from trainer import recipes, storage
 from trainer.data import shards
 from trainer.errors import ConfigError, StorageError
 
-CONFIG = DataConfig(processes=1, threads=2, shard_bytes=20_000)
+GIVEN = {"data.processes": 1, "data.threads": 2, "data.shard_bytes": 20_000}
+CONFIG = recipes.load("debug", GIVEN).data
+ASKED = ("debug", GIVEN)
 SOURCE = "sample:images=24,size=96,seed=4"
 
 
 def shared(root, count, version=""):
-    """Take the way of the pipeline with so many partitions; numbers come as Kubeflow gives them."""
-    parts = partitions.plan(SOURCE, root, CONFIG, version, count)
-    assert len(parts) == count
-    parts = [{**part, "partition": float(part["partition"]), "partitions": float(count)} for part in parts]
-    fetched = [partitions.fetch(part, CONFIG) for part in reversed(parts)]
+    """Take the way of the pipeline with so many partitions."""
+    parts = partitions.plan(SOURCE, root, *ASKED, version, count)
+    assert len(parts) == count and all(isinstance(part, str) for part in parts)
+    fetched = [partitions.fetch(part, *ASKED) for part in reversed(parts)]
     raw = partitions.fetched(fetched, SOURCE, root, CONFIG, version)
     for part in parts:
-        partitions.write(raw, root, CONFIG, part)
+        partitions.write(raw, root, *ASKED, part)
     return shards.join(raw, root, CONFIG)
 
 
@@ -52,9 +53,9 @@ def test_what_is_there_is_not_fetched_nor_written_again(tmp_path):
 def test_a_known_version_needs_no_plan(tmp_path):
     root = str(tmp_path)
     raw = partitions.fetched([], SOURCE, root, CONFIG, "monday")
-    parts = partitions.plan(SOURCE, root, CONFIG, "monday", 2)
-    assert [part["plan"] for part in parts] == ["", ""]
-    assert [partitions.fetch(part, CONFIG) for part in parts] == parts
+    parts = partitions.plan(SOURCE, root, *ASKED, "monday", 2)
+    assert [json.loads(part)["plan"] for part in parts] == ["", ""]
+    assert [partitions.fetch(part, *ASKED) for part in parts] == parts
     assert partitions.fetched(parts, SOURCE, root, CONFIG, "monday") == raw
     assert raw[versions.KEY] == "monday"
 
@@ -66,8 +67,8 @@ def test_a_version_is_recorded_of_what_parts_fetched(tmp_path):
 
 
 def test_a_part_that_was_not_fetched_is_missed(tmp_path):
-    parts = partitions.plan(SOURCE, str(tmp_path), CONFIG, "", 2)
-    partitions.fetch(parts[1], CONFIG)
+    parts = partitions.plan(SOURCE, str(tmp_path), *ASKED, "", 2)
+    partitions.fetch(parts[1], *ASKED)
     with pytest.raises(StorageError, match="0-of-2"):
         partitions.fetched(parts, SOURCE, str(tmp_path), CONFIG, "")
 
@@ -75,4 +76,4 @@ def test_a_part_that_was_not_fetched_is_missed(tmp_path):
 @pytest.mark.parametrize("count", [0, -1, 257])
 def test_numbers_that_cannot_be(count, tmp_path):
     with pytest.raises(ConfigError, match="is not from 1 to 256"):
-        partitions.plan(SOURCE, str(tmp_path), CONFIG, "", count)
+        partitions.plan(SOURCE, str(tmp_path), *ASKED, "", count)

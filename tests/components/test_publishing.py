@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from bundles import make_bundle
 
-from components import publishing, signing
+from components import publishing, registry
 from components.export import export as component
 from components.publishing import export_and_publish
 from trainer import recipes
@@ -47,9 +47,10 @@ def exports(monkeypatch, tmp_path):
     return write
 
 
-def test_it_publishes_under_the_shards_data_root(trained, exports, tmp_path):
+def test_it_publishes_under_the_shards_data_root(trained, exports, tmp_path, monkeypatch):
     asked = exports("v1")
-    made = export_and_publish(trained, "/keys/private.pem")
+    monkeypatch.setattr(publishing, "mounted_key", lambda secret: f"/{secret}/private.pem")
+    made = export_and_publish(trained, "keys")
     run = tmp_path / "run"
     places = (trained["shards"], str(run / "model"), str(run / "evaluation"))
     assert asked == [("best.pt", *places, "/keys/private.pem")]
@@ -77,13 +78,20 @@ def test_a_name_that_is_none_is_refused_before_any_work(trained, exports, tmp_pa
 
 
 def test_the_component_takes_the_model_and_the_name_of_a_secret(trained, exports, tmp_path, monkeypatch):
-    assert set(component.component_spec.inputs) == {"model", "signing"}
+    inputs = {"model", "signing", "registry", "run_id", "credentials"}
+    assert set(component.component_spec.inputs) == inputs
     asked = exports("v1")
-    monkeypatch.setattr(signing, "mounted_key", lambda secret: f"/mounted/{secret}/private.pem")
+    monkeypatch.setattr(publishing, "mounted_key", lambda secret: f"/mounted/{secret}/private.pem")
     (tmp_path / "trained.json").write_text(json.dumps(trained))
     model = SimpleNamespace(path=str(tmp_path / "trained.json"))
     told = SimpleNamespace(path=str(tmp_path / "exported.json"), metadata={})
-    component.python_func(model=model, signing="ours", exported=told)
+    told_registry = []
+    monkeypatch.setattr(registry, "register_model", lambda *given: told_registry.append(given))
+    given = {"model": model, "signing": "ours", "run_id": "r1", "credentials": "s", "exported": told}
+    component.python_func(registry="http://registry", **given)
+    assert [(made["model_version"], server, run) for made, server, run in told_registry] == [
+        ("v1", "http://registry", "r1")
+    ]
     assert asked[0][-1] == "/mounted/ours/private.pem"
     assert told.metadata["model_version"] == "v1" and told.metadata["name"] == "pets"
     assert "private.pem" not in (tmp_path / "exported.json").read_text() + json.dumps(told.metadata)

@@ -1,10 +1,12 @@
 """What pods are given to reach an object store."""
 
 import re
+import socket
 
 import pytest
 
 from components import stores
+from trainer.errors import DataError, StorageError
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +37,59 @@ def test_in_a_cluster_minio_means_kubeflows_own(monkeypatch):
     monkeypatch.setenv("MINIO_ENDPOINT", "mine:9000")
     stores.set_defaults()
     assert stores.settings()["MINIO_ENDPOINT"] == "mine:9000"
+
+
+@pytest.mark.parametrize(
+    ("services", "found"),
+    [
+        ({"minio-service.kubeflow"}, "minio-service.kubeflow:9000"),
+        ({"seaweedfs.kubeflow"}, "seaweedfs.kubeflow:9000"),
+        ({"seaweedfs.kubeflow", "minio-service.kubeflow"}, "seaweedfs.kubeflow:9000"),
+        (set(), "seaweedfs.kubeflow:9000"),
+    ],
+)
+def test_the_store_that_the_cluster_has_is_found(monkeypatch, services, found):
+    def lookup(host, port, **_):
+        if host not in services:
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.96.0.9", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("MINIO_ENDPOINT", "")
     stores.set_defaults()
-    assert stores.settings()["MINIO_ENDPOINT"] == stores.KUBEFLOW_STORE
+    assert stores.settings()["MINIO_ENDPOINT"] == found
+
+
+def test_a_store_that_fails_for_want_of_keys_is_told_as_that(monkeypatch):
+    for name in stores._KEYS:
+        monkeypatch.delenv(name, raising=False)
+    error = StorageError(
+        "cannot read s3://bucket/x: the name 's3.amazonaws.com' is not known", fix="check it"
+    )
+    stores.explain(error, "team-keys")
+    assert (
+        "holds no keys" in error.message and "the Secret team-keys is not in its namespace" in error.message
+    )
+    assert (
+        error.fix.startswith("create the Secret team-keys with AWS_ACCESS_KEY_ID") and "check it" in error.fix
+    )
+    assert "team-keys" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "secret", "key"),
+    [
+        (StorageError("cannot read s3://bucket/x: AccessDenied"), "team-keys", "k"),
+        (StorageError("cannot write /data/x: the disk is full"), "team-keys", ""),
+        (StorageError("cannot read s3://bucket/x: AccessDenied"), "", ""),
+        (DataError("s3://bucket/set holds no images"), "team-keys", ""),
+    ],
+)
+def test_other_errors_stay_as_they_are(monkeypatch, error, secret, key):
+    for name in stores._KEYS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+    before = str(error)
+    stores.explain(error, secret)
+    assert str(error) == before

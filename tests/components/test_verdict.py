@@ -1,11 +1,12 @@
-"""The gate step: its verdict on what an evaluation wrote, for a pipeline and for people."""
+"""The evaluation step: its verdict on what was scored, for a pipeline and for people."""
 
 import json
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 
-from components.verdict import judge
+from components import verdict
+from components.verdict import judge, score
 from trainer import configuration, recipes
 from trainer.errors import EvaluationError
 
@@ -35,15 +36,28 @@ def trained(tmp_path):
     ],
 )
 def test_rules_of_all_kinds(trained, tmp_path, rules, word):
-    verdict = SimpleNamespace(path=str(tmp_path / "verdict.md"), metadata={})
-    assert judge(trained, METRICS, rules, verdict) == word
-    assert (tmp_path / "verdict.md").read_text().startswith(f"# Gate: {word}\n\n- coco/AP")
+    decided = judge(trained, METRICS, rules)
     record = json.loads((tmp_path / "evaluation" / "gate.json").read_text())
-    assert record["passed"] == (word == "pass") and record["reason"] == verdict.metadata["reason"]
-    assert verdict.metadata["verdict"] == word
+    assert record["passed"] == (word == "pass") and record["reason"] == decided["reason"]
+    assert decided["verdict"] == word
 
 
 def test_a_class_that_there_is_not(trained, tmp_path):
-    verdict = SimpleNamespace(path=str(tmp_path / "verdict.md"), metadata={})
     with pytest.raises(EvaluationError, match="unknown class"):
-        judge(trained, METRICS, "AP[dog] >= 0.1", verdict)
+        judge(trained, METRICS, "AP[dog] >= 0.1")
+
+
+def test_what_people_see_and_metrics_that_do_not_exist(trained, tmp_path, monkeypatch):
+    def scores(model, shards, output, config, *, rules):
+        (tmp_path / "evaluation" / "report.html").write_text("<p>report")
+        (tmp_path / "evaluation" / "report.md").write_text("# report")
+        return {"metrics": {**METRICS, "coco/APs": -1.0}}
+
+    monkeypatch.setattr(verdict, "evaluate", scores)
+    trained |= {"checkpoint": "best.pt", "shards": "shards"}
+    files = [str(tmp_path / name) for name in ("page", "short", "gate")]
+    made = score(trained, "coco/AP >= 0.2", *files)
+    # COCO says -1 where there is nothing of a size: as a number beside others it would be a bad score.
+    assert made["shown"] == METRICS and made["metrics"]["coco/APs"] == -1.0
+    page, short, gate = (Path(file).read_text() for file in files)
+    assert page == "<p>report" and short == "# report" and gate.startswith("# Gate: pass\n\n- coco/AP")

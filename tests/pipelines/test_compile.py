@@ -1,4 +1,4 @@
-"""The compiled pipeline, in both its forms: what a cluster takes."""
+"""The compiled pipeline, in all its forms: what a cluster takes."""
 
 import subprocess
 import sys
@@ -9,16 +9,41 @@ import yaml
 from components.images import COMPONENT_IMAGE
 from components.signing import FOLDER
 from components.stores import SECRET_KEYS
-from pipelines import OPTIONAL, SHARED, TITLES
+from pipelines import CLEANUP, SHARED, TITLES
 from pipelines.compile import compile_pipeline
+from pipelines.forms import Form
 from pipelines.local import for_this_machine
-from trainer.errors import StorageError
+from pipelines.sizes import SIZES
+from trainer import recipes
+from trainer.errors import ConfigError, StorageError
 
 PARAMETERS = {
     "data_root", "source", "recipe", "overrides", "gate", "launcher", "nodes", "nproc", "gpus", "image",
-    "job", "output", "credentials", "data_version", "partitions", "signing", "registry",
+    "job", "output", "credentials", "data_version", "step_cpu", "step_memory", "signing", "registry",
 }  # fmt: skip
-FORMS = pytest.mark.parametrize("compiled", ["bucket", "volume"], indirect=True)
+ALONE = {
+    "data_root",
+    "source",
+    "recipe",
+    "overrides",
+    "credentials",
+    "data_version",
+    "step_cpu",
+    "step_memory",
+}
+FORMS = {
+    "bucket": Form(), "volume": Form(volume=True), "shared": Form(shared=True, parallelism=3),
+    "data": Form(until="shards"), "limited": Form(deadline=3600, ttl=60),
+}  # fmt: skip
+MAIN = ("bucket", "volume", "shared")
+STEPS = {
+    "bucket": [*TITLES], "volume": [*TITLES], "shared": [*SHARED, "train", "evaluate", "export"],
+    "data": ["prepare"], "limited": [*TITLES],
+}  # fmt: skip
+
+
+def of(*forms):
+    return pytest.mark.parametrize("compiled", forms, indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +56,11 @@ def compiled(folder, request):
     """The pipeline's two documents: its graph, and what Kubernetes is to add to its pods."""
     form = getattr(request, "param", "bucket")
     path = folder / f"{form}.yaml"
-    compile_pipeline(path, volume=form == "volume")
-    return list(yaml.safe_load_all(path.read_text()))
+    if not path.exists():
+        compile_pipeline(path, FORMS[form])
+    found = list(yaml.safe_load_all(path.read_text()))
+    found[0]["form"] = form
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -53,22 +81,6 @@ def pods(compiled):
     return compiled[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
 
 
-def holders(spec, name):
-    """Conditional tasks around a task, the innermost first."""
-    holding = {
-        inner: task
-        for task in tasks(spec).values()
-        for inner in spec["components"][task["componentRef"]["name"]].get("dag", {}).get("tasks", {})
-        if "condition" in task.get("triggerPolicy", {})
-    }
-    names = {id(task): name for name, task in tasks(spec).items()}
-    found = []
-    while name in holding:
-        found.append(holding[name])
-        name = names[id(holding[name])]
-    return found
-
-
 def test_the_form_for_a_bucket_requires_a_data_root(spec):
     parameters = spec["root"]["inputDefinitions"]["parameters"]
     assert set(parameters) == PARAMETERS
@@ -76,7 +88,7 @@ def test_the_form_for_a_bucket_requires_a_data_root(spec):
     assert all(of["description"] for of in parameters.values())
 
 
-@pytest.mark.parametrize("compiled", ["volume"], indirect=True)
+@of("volume")
 def test_the_form_for_a_volume_requires_a_claim(spec):
     parameters = spec["root"]["inputDefinitions"]["parameters"]
     assert set(parameters) == PARAMETERS | {"claim"}
@@ -84,13 +96,31 @@ def test_the_form_for_a_volume_requires_a_claim(spec):
     assert parameters["data_root"]["defaultValue"] == "/data/kubedet"
 
 
-@FORMS
+@of("shared")
+def test_the_form_that_shares_the_work_says_among_how_many(spec):
+    assert set(spec["root"]["inputDefinitions"]["parameters"]) == PARAMETERS | {"partitions"}
+
+
+@of("data")
+def test_data_alone_need_no_parameter_of_a_training(spec):
+    assert set(spec["root"]["inputDefinitions"]["parameters"]) == ALONE
+    assert tasks(spec)["cleanup"]["inputs"]["parameters"]["launcher"] == {"runtimeValue": {"constant": ""}}
+
+
+def test_recipe_and_launcher_are_offered_as_lists(spec):
+    parameters = spec["root"]["inputDefinitions"]["parameters"]
+    assert set(parameters["launcher"]["literals"]) == {"kubernetes", "local"}
+    assert parameters["recipe"]["literals"] == list(recipes.RECIPES)
+    assert {name for name, of in parameters.items() if "literals" in of} == {"launcher", "recipe"}
+
+
+@of(*FORMS)
 def test_every_step_has_image_title_resources_retries_and_no_cache(spec):
     executors = spec["deploymentSpec"]["executors"]
     found = tasks(spec)
-    assert set(executors) == {f"exec-{name}" for name in (*TITLES, *SHARED, *OPTIONAL, "cleanup")}
-    for name, title in (TITLES | SHARED | OPTIONAL | {"cleanup": "Clean up"}).items():
-        assert found[name]["taskInfo"]["name"] == title
+    assert set(executors) == {f"exec-{name}" for name in (*STEPS[spec["form"]], "cleanup")}
+    for name in (*STEPS[spec["form"]], "cleanup"):
+        assert found[name]["taskInfo"]["name"] == (TITLES | SHARED | CLEANUP)[name]
         assert found[name]["retryPolicy"]["maxRetryCount"] >= 1
         assert not found[name].get("cachingOptions", {}).get("enableCache")
         container = executors[f"exec-{name}"]["container"]
@@ -101,17 +131,44 @@ def test_every_step_has_image_title_resources_retries_and_no_cache(spec):
         assert "accelerator" not in resources
 
 
-@FORMS
+@of(*FORMS)
+def test_no_retry_has_a_hidden_limit_of_hours(spec):
+    """Argo gives a pod that is tried again what is left of it as its deadline, from the first try on."""
+    for task in tasks(spec).values():
+        if "retryPolicy" in task:
+            assert int(task["retryPolicy"]["backoffMaxDuration"].removesuffix("s")) >= 30 * 24 * 3600
+
+
+@of(*MAIN)
+def test_what_heavy_steps_ask_for_is_a_parameter_and_those_that_wait_ask_for_little(spec):
+    parameters = spec["root"]["inputDefinitions"]["parameters"]
+    assert (parameters["step_cpu"]["defaultValue"], parameters["step_memory"]["defaultValue"]) == SIZES[
+        "small"
+    ]
+    for name in (*STEPS[spec["form"]], "cleanup"):
+        asked = spec["deploymentSpec"]["executors"][f"exec-{name}"]["container"]["resources"]
+        words = (asked["resourceCpuRequest"], asked["resourceMemoryRequest"])
+        if name in ("train", "cleanup"):
+            assert words == ("250m", "512Mi")
+        else:
+            assert "step_cpu" in words[0] and "step_memory" in words[1]
+
+
+@of(*FORMS)
 def test_every_step_reads_keys_from_the_secret_that_the_run_names(compiled):
-    assert set(pods(compiled)) == {f"exec-{name}" for name in TITLES | SHARED | OPTIONAL}
+    assert set(pods(compiled)) == {f"exec-{name}" for name in STEPS[compiled[0]["form"]]}
     for pod in pods(compiled).values():
         (secret,) = pod["secretAsEnv"]
         assert secret["optional"] is True
         assert secret["secretNameParameter"] == {"componentInputParameter": "pipelinechannel--credentials"}
         assert {pair["secretKey"]: pair["envVar"] for pair in secret["keyToEnv"]} == SECRET_KEYS
+    # And knows its name, to say that it gives none.
+    for name in STEPS[compiled[0]["form"]]:
+        given = tasks(compiled[0])[name]["inputs"]["parameters"]["credentials"]
+        assert given == {"componentInputParameter": "pipelinechannel--credentials"}
 
 
-@FORMS
+@of(*MAIN)
 def test_only_the_export_mounts_the_key_that_the_run_names(compiled):
     mounts = {name: pod["secretAsVolume"] for name, pod in pods(compiled).items() if "secretAsVolume" in pod}
     ((mount,),) = mounts.values()
@@ -124,7 +181,7 @@ def test_the_form_for_a_bucket_mounts_nothing(compiled):
     assert not any("pvcMount" in pod for pod in pods(compiled).values())
 
 
-@pytest.mark.parametrize("compiled", ["volume"], indirect=True)
+@of("volume")
 def test_the_form_for_a_volume_mounts_the_claim_in_every_step(compiled):
     for pod in pods(compiled).values():
         (mount,) = pod["pvcMount"]
@@ -134,20 +191,7 @@ def test_the_form_for_a_volume_mounts_the_claim_in_every_step(compiled):
     assert given == {"componentInputParameter": "pipelinechannel--claim"}
 
 
-@FORMS
-def test_names_of_secret_and_claim_reach_every_graph_that_holds_a_step(compiled):
-    """A cluster looks for them among the inputs of the graph that a step is in, and no further."""
-    for graph in graphs(compiled[0])[1:]:
-        for task in graph.get("dag", {}).get("tasks", {}).values():
-            pod = pods(compiled).get(task["componentRef"]["name"].replace("comp-", "exec-"), {})
-            named = [secret["secretNameParameter"] for secret in pod.get("secretAsEnv", [])]
-            named += [mount["pvcNameParameter"] for mount in pod.get("pvcMount", [])]
-            named += [mount["secretNameParameter"] for mount in pod.get("secretAsVolume", [])]
-            for name in named:
-                assert name["componentInputParameter"] in graph["inputDefinitions"]["parameters"]
-
-
-@FORMS
+@of(*FORMS)
 def test_a_clean_up_follows_however_the_steps_end(spec):
     ends = [
         (name, task)
@@ -157,34 +201,58 @@ def test_a_clean_up_follows_however_the_steps_end(spec):
     ((name, end),) = ends
     assert name == "cleanup" and len(spec["root"]["dag"]["tasks"]) == 2
     (steps,) = end["dependentTasks"]
-    inner = spec["components"][spec["root"]["dag"]["tasks"][steps]["componentRef"]["name"]]["dag"]["tasks"]
-    assert {"download", "shard", "train", "evaluate", "gate"} <= set(inner)
+    assert end["inputs"]["parameters"]["status"] == {"taskFinalStatus": {"producerTask": steps}}
     # Both get the run's id, from which the job's name follows.
     run_id = {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
     assert end["inputs"]["parameters"]["run_id"] == run_id
-    assert inner["train"]["inputs"]["parameters"]["run_id"] == run_id
+    if "train" in STEPS[spec["form"]]:
+        assert tasks(spec)["train"]["inputs"]["parameters"]["run_id"] == run_id
 
 
-def test_only_a_pass_exports(spec):
-    (condition,) = [of["triggerPolicy"]["condition"] for of in holders(spec, "export")]
-    assert "'pass'" in condition
+@of(*MAIN)
+def test_only_a_pass_exports_and_the_condition_costs_no_pod(spec):
+    found = tasks(spec)
+    assert found["export"]["triggerPolicy"]["condition"].endswith("-Output'] == 'pass'")
+    read = found["export"]["inputs"]["parameters"]["pipelinechannel--evaluate-Output"]
+    assert read == {"taskOutputParameter": {"outputParameterKey": "Output", "producerTask": "evaluate"}}
+    assert found["export"]["dependentTasks"] == ["evaluate", "train"]
+    # A graph costs a pod: there is the root, the one that the clean-up follows, and loops.
+    held = [name for name, component in spec["components"].items() if "dag" in component]
+    assert len(held) == (3 if spec["form"] == "shared" else 1)
 
 
-def test_only_a_run_that_names_a_registry_registers_and_after_the_export(spec):
-    inner, outer = holders(spec, "register")
-    assert inner["triggerPolicy"]["condition"].endswith("['pipelinechannel--registry'] != ''")
-    assert "'pass'" in outer["triggerPolicy"]["condition"]
-    assert inner["dependentTasks"] == ["export"]
-    given = tasks(spec)["register"]["inputs"]["parameters"]
-    assert given["server"] == {"componentInputParameter": "pipelinechannel--registry"}
+@of("bucket")
+def test_a_run_of_one_partition_has_twelve_pods(spec):
+    """A driver for each graph, and for each step a driver and its own."""
+    graphs_, steps = 2, len(TITLES) + len(CLEANUP)
+    assert graphs_ + 2 * steps == 12 and len(tasks(spec)) == steps + 1
+
+
+def test_a_registry_is_told_by_the_export(spec):
+    given = tasks(spec)["export"]["inputs"]["parameters"]
+    assert given["registry"] == {"componentInputParameter": "pipelinechannel--registry"}
     assert given["run_id"] == {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
+
+
+def test_where_a_train_task_is_told_to_run_reaches_its_pods(spec):
+    passed = spec["components"]["comp-train"]["taskConfigPassthroughs"]
+    fields = {item["field"]: item.get("applyToTask", False) for item in passed}
+    assert fields["KUBERNETES_TOLERATIONS"] is False and fields["KUBERNETES_NODE_SELECTOR"] is False
+    declared = spec["components"]["comp-train"]["inputDefinitions"]["parameters"]
+    assert declared["task_config"]["parameterType"] == "TASK_CONFIG"
+
+
+@of("limited")
+def test_limits_of_a_run(compiled):
+    config = compiled[1]["platforms"]["kubernetes"]["pipelineConfig"]
+    assert config == {"activeDeadlineSeconds": 3600, "resourceTtlOnCompletion": 60}
 
 
 def test_no_secret_and_no_path_of_this_machine(folder, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
     monkeypatch.setenv("MINIO_SECRET_KEY", "minio123")
-    for volume in (False, True):
-        compile_pipeline(folder / "secretive.yaml", volume=volume)
+    for form in FORMS.values():
+        compile_pipeline(folder / "secretive.yaml", form)
         text = (folder / "secretive.yaml").read_text()
         for word in ("wJalrXUtnFEMI", "minio123", sys.prefix):
             assert word not in text
@@ -215,18 +283,14 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_local_runs_neither_retry_nor_clean_up_nor_share_the_work(spec):
+def test_local_runs_neither_retry_nor_clean_up(spec):
     local = yaml.safe_load(for_this_machine(yaml.safe_dump(spec)))
     found = tasks(local)
     assert not any("retryPolicy" in task for task in found.values())
-    loops = {name for name, task in tasks(spec).items() if "parameterIterator" in task}
-    assert len(loops) == 2 and set(found) == set(tasks(spec)) - {"cleanup", *SHARED, *loops}
-    for task in found.values():
-        assert set(task.get("dependentTasks", [])) <= set(found)
-    assert "parts" not in found["download"]["inputs"]["parameters"]
-    assert "source" in found["download"]["inputs"]["parameters"]
+    assert set(found) == set(tasks(spec)) - {"cleanup"}
 
 
+@of("shared")
 def test_parts_are_shared_among_pods_and_put_together(spec):
     found = tasks(spec)
     plan = {"taskOutputParameter": {"outputParameterKey": "Output", "producerTask": "plan"}}
@@ -235,5 +299,13 @@ def test_parts_are_shared_among_pods_and_put_together(spec):
         loop = found[source["producerTask"]]
         assert loop["parameterIterator"]["items"]["inputParameter"] in loop["inputs"]["parameters"]
         assert plan in loop["inputs"]["parameters"].values()
+        # 256 partitions are not 256 pods at once.
+        assert loop["iteratorPolicy"] == {"parallelismLimit": 3}
         inner = spec["components"][loop["componentRef"]["name"]]["dag"]["tasks"]
-        assert set(inner) == {part} and "iteratorPolicy" not in loop
+        assert set(inner) == {part}
+
+
+@pytest.mark.parametrize("given", [{"parallelism": -1}, {"deadline": -1}, {"ttl": -5}, {"until": "export"}])
+def test_forms_that_cannot_be(given):
+    with pytest.raises(ConfigError, match=next(iter(given))):
+        Form(**given)

@@ -56,7 +56,7 @@ def test_titles_and_times_stay_whole_on_any_terminal(run, events, width):
     lines = screen(run, width)
     assert len(lines) == len(TITLES)
     assert [title in line for title, line in zip(TITLES.values(), lines, strict=True)] == [True] * len(lines)
-    assert "0:00" in lines[2] and "0:03 left" in lines[2] and all(len(line) <= width for line in lines)
+    assert "0:00" in lines[1] and "0:03 left" in lines[1] and all(len(line) <= width for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -72,26 +72,27 @@ def test_nothing_is_drawn_where_nothing_can_be(run, monkeypatch, terminal, kind,
 
 def test_only_the_steps_own_lines_are_shown(run):
     run.feed("01:50:54.816 - INFO - Running pipeline: 'kubedet'")
-    run.feed(BEGINS.format("download"))
+    run.feed(BEGINS.format("prepare"))
     chatter = ["", "    [KFP Executor INFO]: Got executor_input:", "    {", '        "inputs": {}', "    }"]
     assert [run.feed(line) for line in chatter] == [None] * 5
-    assert step(run, "download", "12:00:00 data: 24 images", "12:00:01 kubedet.x: step finished, 1.0 s") == [
+    assert step(run, "prepare", "12:00:00 data: 24 images", "12:00:01 kubedet.x: step finished, 1.0 s") == [
         "12:00:00 data: 24 images"
     ]
 
 
-def test_found_work_is_said_to_be_reused(run, capsys):
+@pytest.mark.parametrize(("what", "said"), [("raw images", ""), ("shards", ", reused")])
+def test_found_work_is_said_to_be_reused(run, capsys, what, said):
     with PlainDisplay(run) as display:
-        step(run, "download", "12:00:00 trainer.data.download: raw images of x are there already: /d")
+        step(run, "prepare", f"12:00:00 data: {what} of x are there already: /d")
         display.tick()
-    assert "Download images: done in 0:00, reused" in capsys.readouterr().out
+    assert f"Prepare the data: done in 0:00{said}\n" in capsys.readouterr().out
 
 
 def test_a_failed_step_keeps_its_message_code_and_last_lines(run, events):
-    tell(events, {"step": "shard", "message": "bad\n  fix: mend", "exit_code": 2, "known": True})
-    step(run, "shard", *(f"line {n}" for n in range(40)), ok=False)
+    tell(events, {"step": "prepare", "message": "bad\n  fix: mend", "exit_code": 2, "known": True})
+    step(run, "prepare", *(f"line {n}" for n in range(40)), ok=False)
     run.finish()
-    assert run.failed is run.steps["shard"]
+    assert run.failed is run.steps["prepare"]
     assert (run.failed.exit_code, run.failed.known, run.failed.message) == (2, True, "bad\n  fix: mend")
     assert list(run.failed.lines)[-1] == "line 39" and len(run.failed.lines) == 20
     assert run.steps["train"].state == "skipped"
@@ -116,10 +117,10 @@ def test_a_step_that_ends_because_the_run_was_stopped_has_not_failed(run, capsys
 
 def test_after_a_failure_the_steps_that_never_began_are_not_told(run, capsys):
     with PlainDisplay(run) as display:
-        step(run, "download", ok=False)
+        step(run, "prepare", ok=False)
         display.tick()
         run.finish()
-    assert capsys.readouterr().out.splitlines() == ["Download images: failed in 0:00"]
+    assert capsys.readouterr().out.splitlines() == ["Prepare the data: failed in 0:00"]
 
 
 def test_an_export_that_the_gate_held_back_says_so(run):
@@ -132,10 +133,10 @@ def test_an_export_that_the_gate_held_back_says_so(run):
 
 def test_a_running_step_always_says_what_it_does(run, events):
     run.feed(BEGINS.format("train"))
-    assert screen(run, 80)[2].rstrip().endswith("starting")
+    assert screen(run, 80)[1].rstrip().endswith("starting")
     tell(events, TRAINING | {"end": True})
     run.read_events()
-    assert screen(run, 80)[2].rstrip().endswith("finishing")
+    assert screen(run, 80)[1].rstrip().endswith("finishing")
 
 
 def test_a_torn_event_costs_nothing(run, events):

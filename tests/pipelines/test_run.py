@@ -126,7 +126,7 @@ def test_the_whole_pipeline(tmp_path):
     assert again.returncode == 0, again.stdout + again.stderr
     second = json.loads((tmp_path / "runs" / "second" / "summary.json").read_text())
     reused = {step["name"]: step["reused"] for step in second["steps"]}
-    assert reused["download"] and reused["shard"] and not reused["train"]
+    assert reused["prepare"] and not reused["train"]
     assert not second["gate"]["passed"] and "no model was exported" in again.stdout
     assert not (tmp_path / "runs" / "second" / "model").exists()
 
@@ -138,11 +138,11 @@ def test_a_failing_step_fails_the_run_and_says_why(tmp_path):
     annotations.write_text('{"images": [')
     done = kubedet("run", "--name", "bad", "--source", f"coco:{tmp_path}/set", *settings(tmp_path, TINY))
     assert done.returncode == 2
-    assert "error in step download" in done.stderr and str(annotations) in done.stderr
+    assert "error in step prepare" in done.stderr and str(annotations) in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert "Download images: failed" in done.stdout and "Train" not in done.stdout
     summary = json.loads((tmp_path / "runs" / "bad" / "summary.json").read_text())
-    assert summary["status"] == "failed" and summary["error"]["step"] == "download"
+    assert summary["status"] == "failed" and summary["error"]["step"] == "prepare"
 
 
 def processes_of(tmp_path):

@@ -75,6 +75,7 @@ def run(
         raise DataError(
             "a worker process was killed, most likely for want of memory",
             fix="set data.processes lower or give more memory, and run again: finished pieces are kept",
+            passing=True,
         ) from error
     finally:
         executor.shutdown(cancel_futures=True)

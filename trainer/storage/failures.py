@@ -126,7 +126,8 @@ def explained(uri: str, verb: str) -> Iterator[None]:
 def _explain_answer(error: MinioException, uri: str, verb: str) -> StorageError:
     code, message, status = answer(error)
     if status == 412:
-        return Changed(f"{uri} changed while it was read", fix="run again when nobody writes to it")
+        fix = "run again when nobody writes to it"
+        return Changed(f"{uri} changed while it was read", fix=fix, passing=True)
     if code in _ABSENT or (status == 404 and code != "NoSuchBucket" and verb == "read"):
         return absent(uri)
     if not code and status == 404:
@@ -141,9 +142,10 @@ def _explain_answer(error: MinioException, uri: str, verb: str) -> StorageError:
     if code == "NoSuchBucket":
         message = "no such bucket"
     otherwise = "check that the endpoint is one of S3, and the store's log"
-    fix = _FIXES.get(code) or (_BUSY if status in BUSY or code in _AGAIN else otherwise)
+    passing = status in BUSY or code in _AGAIN
+    fix = _FIXES.get(code) or (_BUSY if passing else otherwise)
     what = ": ".join(part for part in (code, message[:300] or f"status {status}") if part)
-    return StorageError(f"cannot {verb} {uri}: {what}", fix=fix)
+    return StorageError(f"cannot {verb} {uri}: {what}", fix=fix, passing=passing)
 
 
 def _region(error: MinioException) -> str:
@@ -166,6 +168,7 @@ def explain_network(error: Exception, uri: str, verb: str) -> StorageError:
         return StorageError(
             f"cannot {verb} {uri}: the proxy does not answer: {cause}",
             fix="check HTTP_PROXY, HTTPS_PROXY and NO_PROXY in the environment",
+            passing=True,
         )
     if isinstance(cause, urllib3.exceptions.SSLError):
         return _explain_tls(str(cause), uri, verb)
@@ -182,7 +185,7 @@ def explain_network(error: Exception, uri: str, verb: str) -> StorageError:
     else:
         what = f"the connection broke off ({cause})"
         fix = "check the network and the server, and run again: what is finished is kept"
-    return StorageError(f"cannot {verb} {uri}: {what}", fix=fix)
+    return StorageError(f"cannot {verb} {uri}: {what}", fix=fix, passing=True)
 
 
 def _explain_tls(text: str, uri: str, verb: str) -> StorageError:

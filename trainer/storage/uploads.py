@@ -173,7 +173,9 @@ def _complete(store: Minio, uri: str, number: str, parts: list[Part], sha256: st
                 raise
         if not deadline.left():
             raise StorageError(
-                f"cannot write {uri}: the store does not join its parts", fix="run again later"
+                f"cannot write {uri}: the store does not join its parts",
+                fix="run again later",
+                passing=True,
             )
         deadline.sleep(backoff(attempt))
 

@@ -99,10 +99,11 @@ def _check(response: urllib3.BaseHTTPResponse, uri: str) -> None:
     if status == 412:
         raise failures.Changed(f"{uri} changed while it was read", fix="run again when nobody writes to it")
     if status >= 300:
+        busy = status in _BUSY
         fix = "the server refuses: check the address and who may read it"
-        if status in _BUSY:
+        if busy:
             fix = "the server is busy or broken: run again later"
-        raise StorageError(f"cannot read {uri}: the server answers {status}", fix=fix)
+        raise StorageError(f"cannot read {uri}: the server answers {status}", fix=fix, passing=busy)
 
 
 def _read_only(uri: str) -> StorageError:

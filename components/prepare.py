@@ -1,0 +1,40 @@
+"""Steps 1 and 2 in one pod: bring the source's images and annotations, and write them as shards."""
+
+from kfp import dsl
+
+from components.images import COMPONENT_IMAGE
+
+
+@dsl.component(base_image=COMPONENT_IMAGE, install_kfp_package=False)
+def prepare(
+    source: str,
+    recipe: str,
+    overrides: dict,
+    data_root: str,
+    data_version: str,
+    credentials: str,
+    raw: dsl.Output[dsl.Dataset],
+    shards: dsl.Output[dsl.Dataset],
+    statistics: dsl.Output[dsl.HTML],
+) -> None:
+    """Bring a source's images and annotations under the data root, clean them and write tar shards.
+
+    What is there already is found again.
+
+    Args:
+        source: `sample`, `coco:PATH`, `voc:PATH` or a URI.
+        recipe: name of a recipe; its `data` section counts here.
+        overrides: dotted configuration keys and their values.
+        data_root: URI under which data is kept.
+        data_version: name for the data as they are now, or a known one; empty is none.
+        credentials: Secret with the object store's keys.
+        raw: manifest of the raw images.
+        shards: manifest of the shards.
+        statistics: what they hold, as a page.
+    """
+    from components import preparation, steps
+
+    given = (source, recipe, overrides, data_root, data_version, statistics.path)
+    images, written = steps.run("prepare", preparation.prepare, *given, secret=credentials)
+    steps.publish(raw, *images)
+    steps.publish(shards, *written)

@@ -1,0 +1,167 @@
+"""Work in a process of its own: what is tried again, what is not, and how it ends."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from components import supervisor
+from components.supervisor import Crashed, Killed, Patience
+from trainer.errors import ConfigError, DataError, Interrupted, StorageError
+
+QUICK = Patience(tries=4, first_wait=0.01, longest_wait=0.02)
+
+
+class Work:
+    """Does something else at each try, and notes each in a file: every try has a process of its own."""
+
+    def __init__(self, folder, *tries):
+        self.notes, self.tries = Path(folder) / "tries", tries
+        self.notes.write_text("")
+
+    def __call__(self):
+        with self.notes.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return self.tries[min(self.count, len(self.tries)) - 1]()
+
+    @property
+    def count(self):
+        return len(self.notes.read_text().splitlines())
+
+
+def away():
+    raise StorageError("cannot read s3://bucket/x: the server is silent", fix="check it", passing=True)
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def bug():
+    raise ZeroDivisionError("a bug")
+
+
+def wrong():
+    raise DataError("no images", fix="name a folder with images")
+
+
+def made():
+    return {"images": 3}
+
+
+@pytest.mark.parametrize("first", [away, killed])
+def test_what_passes_is_tried_again_in_another_process(tmp_path, first):
+    work = Work(tmp_path, first, first, made)
+    assert supervisor.run("prepare", work, QUICK) == {"images": 3}
+    pids = work.notes.read_text().split()
+    assert len(set(pids)) == 3 and str(os.getpid()) not in pids
+
+
+def test_what_does_not_pass_ends_at_once_as_it_is(tmp_path):
+    work = Work(tmp_path, wrong)
+    with pytest.raises(DataError) as caught:
+        supervisor.run("prepare", work, QUICK)
+    assert (work.count, caught.value.fix, caught.value.exit_code) == (1, "name a folder with images", 2)
+
+
+def test_a_bug_is_tried_again_only_where_the_work_goes_on_elsewhere(tmp_path, capfd):
+    work = Work(tmp_path, bug, made)
+    with pytest.raises(Crashed, match="ZeroDivisionError: a bug"):
+        supervisor.run("prepare", work, QUICK)
+    assert work.count == 1
+    assert "Traceback" in capfd.readouterr().err
+    work = Work(tmp_path, bug, made)
+    assert supervisor.run("train", work, QUICK, lasting=True) == {"images": 3}
+
+
+@pytest.mark.parametrize(("last", "error"), [(away, StorageError), (killed, Killed)])
+def test_tries_come_to_an_end_with_what_the_last_one_said(tmp_path, last, error, caplog):
+    work = Work(tmp_path, last)
+    with caplog.at_level(logging.WARNING), pytest.raises(error) as caught:
+        supervisor.run("prepare", work, QUICK)
+    assert work.count == QUICK.tries
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 3 and "trying again in 0 s (4 of 4)" in told[-1]
+    assert "step_memory" in caught.value.fix or error is StorageError
+
+
+def test_after_a_while_without_trouble_counting_begins_anew(tmp_path):
+    work = Work(tmp_path, away, away, away, away, away, made)
+    steady = Patience(tries=2, first_wait=0.0, longest_wait=0.0, steady=0.0)
+    assert supervisor.run("prepare", work, steady) == {"images": 3}
+
+
+def test_one_try_works_in_this_very_process():
+    assert supervisor.run("prepare", os.getpid, Patience(tries=1)) == os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("env", "tries"),
+    [({}, 1), ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, 5), ({supervisor.TRIES: "3"}, 3)],
+)
+def test_a_cluster_has_patience(monkeypatch, env, tries):
+    for name in ("KUBERNETES_SERVICE_HOST", supervisor.TRIES):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert Patience.here().tries == tries
+
+
+@pytest.mark.parametrize("text", ["0", "many", "-1", "1.5"])
+def test_a_number_of_tries_that_is_none(monkeypatch, text):
+    monkeypatch.setenv(supervisor.TRIES, text)
+    with pytest.raises(ConfigError, match=supervisor.TRIES):
+        Patience.here()
+
+
+WAITS = """
+import signal, sys, time
+from components import supervisor
+from trainer.errors import Interrupted, StorageError
+
+def saves(number, frame):
+    print("saved", flush=True)
+    raise Interrupted("the training was stopped", fix="run the same again")
+
+def work():
+    if sys.argv[1] == "handles":
+        signal.signal(signal.SIGTERM, saves)
+    if sys.argv[1] == "passes":
+        raise StorageError("the store is away", passing=True)
+    print("working", flush=True)
+    time.sleep(60)
+
+try:
+    supervisor.run("train", work, supervisor.Patience(tries=5, first_wait=60.0), lasting=True)
+except Interrupted as error:
+    print(f"interrupted: {error.message}", flush=True)
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("handles", ["working", "saved", "interrupted: the training was stopped"]),
+        ("dies", ["working", "interrupted: the step train was stopped"]),
+        ("passes", ["interrupted: the step train was stopped"]),
+    ],
+)
+def test_a_request_to_end_reaches_the_work_and_nothing_is_tried_after_it(kind, said):
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS, kind], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    # It works, or waits for its next try.
+    (process.stderr if kind == "passes" else process.stdout).readline()
+    time.sleep(0.3)
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == Interrupted.exit_code
+    assert time.monotonic() - began < 10
+    assert out.splitlines() == said[0 if kind == "passes" else 1 :]

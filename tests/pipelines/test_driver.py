@@ -1,0 +1,98 @@
+"""The compiled file against the rules of the real driver, which no local runner applies."""
+
+import pytest
+import yaml
+from driver import refusals, takes
+from kfp import compiler, dsl
+
+from pipelines.compile import compile_pipeline
+from pipelines.forms import Form
+
+FORMS = {
+    "plain": Form(),
+    "volume": Form(volume=True),
+    "shared": Form(shared=True),
+    "shared on a volume": Form(shared=True, volume=True),
+    "data alone": Form(until="shards"),
+    "data alone, shared": Form(until="shards", shared=True, volume=True, deadline=60, ttl=60),
+}
+
+
+@pytest.mark.parametrize(
+    ("declared", "taken"),
+    [
+        ("STRING", {"string", "number", "bool", "list", "struct"}),
+        ("NUMBER_INTEGER", {"number"}),
+        ("NUMBER_DOUBLE", {"number"}),
+        ("BOOLEAN", {"bool"}),
+        ("LIST", {"list"}),
+        ("STRUCT", {"struct"}),
+        ("TASK_FINAL_STATUS", {"struct"}),
+    ],
+)
+def test_what_the_driver_takes(declared, taken):
+    """Each pair was tried on Kubeflow Pipelines 2.17.0, or read in its driver."""
+    kinds = {"string", "number", "bool", "list", "struct"}
+    assert {kind for kind in kinds if takes(declared, kind)} == taken
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_it_refuses_nothing_of_ours(tmp_path, form):
+    compile_pipeline(tmp_path / "p.yaml", form)
+    assert refusals(*yaml.safe_load_all((tmp_path / "p.yaml").read_text())) == []
+
+
+@dsl.component(base_image="python:3.11")
+def plan() -> list:
+    return [{"partition": 0}]
+
+
+@dsl.component(base_image="python:3.11")
+def fetch(part: dict) -> dict:
+    return part
+
+
+@dsl.component(base_image="python:3.11")
+def take(text: str, number: int):
+    pass
+
+
+def compiled(tmp_path, pipeline):
+    compiler.Compiler().compile(pipeline, str(tmp_path / "p.yaml"))
+    return refusals(*yaml.safe_load_all((tmp_path / "p.yaml").read_text()))
+
+
+def test_it_finds_the_fault_that_ended_every_run(tmp_path):
+    """An item of a list has no type of its own: the compiler says text, and a mapping is refused."""
+
+    @dsl.pipeline(name="p")
+    def pipeline():
+        with dsl.ParallelFor(plan().output) as part:
+            fetch(part=part)
+
+    (found,) = compiled(tmp_path, pipeline)
+    assert found.endswith("part: type mismatch: expect STRUCT, got string")
+
+
+def test_it_finds_a_request_that_the_compiler_does_not_hand_into_a_graph(tmp_path):
+    @dsl.pipeline(name="p")
+    def pipeline(cpu: str = "1"):
+        with dsl.ExitHandler(take(text="end", number=1)):
+            take(text="a", number=2).set_cpu_request(cpu)
+
+    found = compiled(tmp_path, pipeline)
+    assert found and all("the graph has no input" in line for line in found)
+
+
+def test_a_number_given_as_text_is_refused_and_a_text_given_as_number_is_not(tmp_path):
+    @dsl.pipeline(name="p")
+    def pipeline(count: int = 1):
+        take(text=dsl.PIPELINE_JOB_ID_PLACEHOLDER, number=count)
+
+    assert compiled(tmp_path, pipeline) == []
+    spec, *platform = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
+    inputs = spec["root"]["dag"]["tasks"]["take"]["inputs"]["parameters"]
+    inputs["number"], inputs["text"] = inputs["text"], inputs["number"]
+    assert refusals(spec, *platform) == [
+        "root, take: number: type mismatch: expect NUMBER_INTEGER, got string"
+    ]

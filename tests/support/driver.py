@@ -1,0 +1,93 @@
+"""What the driver of Kubeflow Pipelines refuses in a compiled pipeline, without a cluster.
+
+The local runner hands every value on as it is. The real driver looks at what each input was declared to
+be, and ends the run where a value is of another kind. Seen on 2.17.0 (backend/src/v2/driver/resolve.go): an
+input that was declared as text takes everything, and makes text of it; any other takes its own kind alone.
+"""
+
+KINDS = {
+    "STRING": "string", "NUMBER_INTEGER": "number", "NUMBER_DOUBLE": "number", "BOOLEAN": "bool",
+    "LIST": "list", "STRUCT": "struct", "TASK_FINAL_STATUS": "struct", "TASK_CONFIG": "struct",
+}  # fmt: skip
+"""Declared types, and the kind of value that has passed such an input."""
+
+_CONSTANTS = {str: "string", bool: "bool", int: "number", float: "number", list: "list", dict: "struct"}
+
+
+def takes(declared, kind):
+    """Whether an input that was declared so takes a value of that kind."""
+    return declared == "STRING" or KINDS[declared] == kind
+
+
+def refusals(spec, platform=None):
+    """Every input that the driver would refuse, a line for each.
+
+    Args:
+        spec: first document of a compiled pipeline.
+        platform: the second one.
+    """
+    pods = (platform or {}).get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {})
+    executors = pods.get("executors", {})
+    found = []
+    for graph_name, graph in [("root", spec["root"]), *spec["components"].items()]:
+        for name, task in graph.get("dag", {}).get("tasks", {}).items():
+            component = spec["components"][task["componentRef"]["name"]]
+            where = f"{graph_name}, {name}"
+            found += [f"{where}: {line}" for line in _inputs(spec, graph, task, component)]
+            pod = executors.get(component.get("executorLabel", ""), {})
+            here = _declared(graph)
+            found += [f"{where}: the graph has no input {one}" for one in _named(pod) if one not in here]
+    return found
+
+
+def _declared(component):
+    return component.get("inputDefinitions", {}).get("parameters", {})
+
+
+def _inputs(spec, graph, task, component):
+    declared = _declared(component)
+    given = task.get("inputs", {}).get("parameters", {})
+    items = task.get("parameterIterator", {}).get("itemInput")
+    for name, definition in declared.items():
+        kind = definition["parameterType"]
+        if name == items or kind == "TASK_CONFIG":
+            continue  # The loop's own item, and what the driver itself fills in.
+        if name not in given:
+            if "defaultValue" not in definition and not definition.get("isOptional"):
+                yield f"neither value nor default for {name}"
+            continue
+        source = _kind(spec, graph, given[name])
+        if source is None:
+            yield f"the graph has no input for {name}: {given[name]}"
+        elif not takes(kind, source):
+            yield f"{name}: type mismatch: expect {kind}, got {source}"
+    here = _declared(graph)
+    for name, source in given.items():
+        wanted = source.get("componentInputParameter")
+        if name not in declared and wanted and wanted not in here:
+            yield f"the graph has no input {wanted}, for {name}"
+
+
+def _kind(spec, graph, source):
+    """Kind of the value that comes from a source; None where there is none."""
+    if "componentInputParameter" in source:
+        definition = _declared(graph).get(source["componentInputParameter"])
+        return definition and KINDS[definition["parameterType"]]
+    if "runtimeValue" in source:
+        return _CONSTANTS[type(source["runtimeValue"]["constant"])]
+    if "taskFinalStatus" in source:
+        return "struct"
+    output = source["taskOutputParameter"]
+    producer = graph["dag"]["tasks"][output["producerTask"]]
+    if "parameterIterator" in producer:
+        return "list"
+    outputs = spec["components"][producer["componentRef"]["name"]]["outputDefinitions"]["parameters"]
+    return KINDS[outputs[output["outputParameterKey"]]["parameterType"]]
+
+
+def _named(pod):
+    """Inputs of the graph from which a pod's Secrets and claims have their names."""
+    sources = [item["secretNameParameter"] for item in pod.get("secretAsEnv", [])]
+    sources += [item["secretNameParameter"] for item in pod.get("secretAsVolume", [])]
+    sources += [item["pvcNameParameter"] for item in pod.get("pvcMount", [])]
+    return [source["componentInputParameter"] for source in sources if "componentInputParameter" in source]
