@@ -19,7 +19,7 @@ from typing import Any
 
 from trainer import configuration, lifeline, log, recipes, storage
 from trainer.config import Config
-from trainer.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError
+from trainer.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError, StorageError
 
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _REQUIRED = {
@@ -129,6 +129,9 @@ def _shard(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
+    # The launcher of this machine has asked already, if there is one; else its first process does.
+    if lifeline.LAUNCHER not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
+        _check_output(options.output)
     from trainer.loop import train
 
     train(_config(options), options.shards, options.output, resume=options.resume)
@@ -152,7 +155,22 @@ def _weights(options: argparse.Namespace) -> None:
     _show(write_weights(options.checkpoint, options.output))
 
 
+def _check_output(uri: str) -> None:
+    """Refuse a folder that cannot be written, before this machine waits for the others of the run."""
+    from trainer.storage.probe import check_writable
+
+    try:
+        check_writable(uri)
+    except StorageError as error:
+        raise StorageError(f"the results cannot go to {uri}: {error.message}", fix=error.fix) from None
+
+
 def _launch(options: argparse.Namespace) -> int:
+    given = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    given.add_argument("--output")
+    output = given.parse_known_args(options.arguments)[0].output
+    if options.arguments[0] == "train" and output:
+        _check_output(output)
     # PyTorch reads it once, when imported: else waiting for other nodes prints stack traces of C++.
     chosen = os.environ.get(_CPP_LOG_LEVEL)
     os.environ[_CPP_LOG_LEVEL] = chosen or "FATAL"

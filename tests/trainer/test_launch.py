@@ -66,13 +66,43 @@ def test_a_node_that_lost_another_is_to_be_run_again_and_both_go_on(node, port, 
 def test_a_real_failure_on_one_node_is_its_own_and_the_other_lost_a_peer(node, port, training, tmp_path):
     """Rank 0 cannot write: a user's mistake ends the job, the other node's code does not hide it."""
     arguments, output = training
-    (tmp_path / "run").write_text("a file")
+    (tmp_path / "run" / "metrics.jsonl").mkdir(parents=True)
     place = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": port}
     pair = [node(arguments(), node_rank=rank, **place) for rank in (0, 1)]
     assert [each.wait() for each in pair] == [2, 143], pair[0].output + pair[1].output
     assert f"error: cannot write {output}/metrics.jsonl" in pair[0].output
-    assert "fix: a file stands where a folder is needed" in pair[0].output
+    assert "fix: this is a folder" in pair[0].output
     assert "Traceback" not in pair[0].output + pair[1].output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_folder_that_cannot_be_written_is_told_before_the_nodes_meet(node, port, training, tmp_path, rank):
+    """No other node is there: whoever comes first says it, and the job ends."""
+    arguments, output = training
+    (tmp_path / "run").write_text("a file")
+    alone = node(arguments(), nnodes=2, node_rank=rank, master_addr="127.0.0.1", master_port=port)
+    assert alone.wait() == 2, alone.output
+    assert f"error: the results cannot go to {output}: cannot write {output}/" in alone.output
+    assert "fix: a file stands where a folder is needed" in alone.output
+    assert "waiting for" not in alone.output and "Traceback" not in alone.output
+
+
+def test_a_training_without_a_launcher_asks_too(tmp_path):
+    (tmp_path / "run").write_text("a file")
+    command = [
+        sys.executable,
+        "-m",
+        "trainer",
+        "train",
+        "--shards",
+        "none",
+        "--output",
+        str(tmp_path / "run"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"error: the results cannot go to {tmp_path}/run" in done.stderr
 
 
 @pytest.mark.slow
