@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus
+from components.launchers.cluster.hints import Hints
 from components.launchers.failure import LAST_LINES, indented, own_message
 from components.launchers.process import GuardedProcess
+from components.launchers.render.network import ALLOCATOR, ALLOCATORS, EXPANDABLE
 from components.launchers.spec import JobSpec
 from trainer.errors import EXIT_RETRY, ConfigError, Interrupted, LaunchError
 
@@ -28,15 +30,22 @@ class LocalBackend(Backend):
         """Start a job; returns its name.
 
         Raises:
-            ConfigError: it needs several nodes.
+            ConfigError: it needs several nodes, or its working_dir is not there.
         """
         if job.nodes != 1:
             raise ConfigError(
                 f"launcher local runs on this machine alone, not on {job.nodes} nodes",
                 fix="set nodes to 1, and nproc to the number of processes",
             )
+        if job.working_dir and not os.access(job.working_dir, os.X_OK):
+            raise ConfigError(
+                f"working_dir {job.working_dir} is no folder of this machine that this user may enter",
+                fix="create it, or leave working_dir out",
+            )
         env = environment(job, cores=len(os.sched_getaffinity(0)))
-        self._process = GuardedProcess(command(job), env=env, grace_seconds=job.grace_seconds)
+        self._process = GuardedProcess(
+            command(job), env=env, cwd=job.working_dir or None, grace_seconds=job.grace_seconds
+        )
         return job.name
 
     def logs(self, name: str) -> Iterator[LogLine]:
@@ -78,13 +87,16 @@ def run(job: JobSpec) -> None:
     backend = LocalBackend()
     name = backend.submit(job)
     with _passing_on(backend, name) as stopped:
+        hints = Hints(rdma=False, pods=False)
         for line in backend.logs(name):
             print(line.text, flush=True)
+            if hint := hints.line(line.text):
+                print(f"hint: {hint}", flush=True)
     code = backend.status(name).pods[0].exit_code or 0
     if stopped or code == EXIT_RETRY:
         raise Interrupted("the training was stopped", fix="run the same again: it goes on where it stopped")
     if code != 0:
-        raise _failure(code, backend)
+        raise _failure(code, backend, hints)
 
 
 def command(job: JobSpec) -> list[str]:
@@ -102,7 +114,9 @@ def environment(job: JobSpec, cores: int) -> dict[str, str]:
     """
     threads = str(max(1, cores // job.processes))
     ours = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", "LOGLEVEL": "ERROR"}
-    return {**ours, **os.environ, **job.env, "PET_NPROC_PER_NODE": str(job.processes)}
+    given = {**os.environ, **job.env}
+    ours |= {} if ALLOCATORS & given.keys() else {ALLOCATOR: EXPANDABLE}
+    return {**ours, **given, "PET_NPROC_PER_NODE": str(job.processes)}
 
 
 @contextmanager
@@ -123,7 +137,7 @@ def _passing_on(backend: LocalBackend, name: str) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _failure(code: int, backend: LocalBackend) -> LaunchError:
+def _failure(code: int, backend: LocalBackend, hints: Hints) -> LaunchError:
     """Make an error of a failed job: its own message where it has one, else its last lines."""
     message = own_message(backend.last)
     if message:
@@ -134,5 +148,7 @@ def _failure(code: int, backend: LocalBackend) -> LaunchError:
             f"the training {why}; its last lines:\n{indented(backend.last)}",
             fix="free memory, or make the batch smaller: the same again goes on" if code == 137 else "",
         )
+    hints.exit_code(code)
+    error.fix = "\n  ".join(filter(None, [*hints.given, error.fix]))
     error.exit_code = code if code < 128 else LaunchError.exit_code
     return error

@@ -80,3 +80,8 @@ def mount_path(text: str) -> str:
     if not text.startswith("/") or ":" in text or ".." in text.split("/") or text.strip("/") == "":
         raise ValueError(f"{text!r} is not an absolute path below /")
     return text.rstrip("/")
+
+
+def working_dir(text: str) -> str:
+    """An absolute path in a container, the root too, or nothing."""
+    return text if text in ("", "/") else mount_path(text)

@@ -22,6 +22,7 @@ class GuardedProcess:
         command: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
         grace_seconds: float = 60.0,
         keep_open: Sequence[int] = (),
         stdout: int | None = subprocess.PIPE,
@@ -32,6 +33,7 @@ class GuardedProcess:
         Args:
             command: program and arguments; no shell is between.
             env: the whole environment; None is this process's.
+            cwd: the folder in which it starts; None is this process's.
             grace_seconds: how long it may take to end when asked to, before it is killed.
             keep_open: file descriptors the guard holds until all is over (a lock).
             stdout: where it goes, as subprocess.Popen takes it; None is this process's.
@@ -46,6 +48,7 @@ class GuardedProcess:
                 stdout=stdout,
                 stderr=stderr,
                 env=env,
+                cwd=cwd,
                 pass_fds=(lifeline, *keep_open),
                 # Out of the terminal's foreground group: Ctrl-C reaches it through `stop` alone.
                 start_new_session=True,

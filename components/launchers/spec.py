@@ -136,6 +136,8 @@ class JobSpec:
 
     command: Annotated[tuple[str, ...], Field(min_length=1)]
     """Program and arguments that every node runs (see `training`); no shell is between."""
+    working_dir: Annotated[str, AfterValidator(names.working_dir)] = ""
+    """Folder in which the program starts, an absolute path; empty is the image's, or the present one."""
     name: Name = "kubedet"
     """Name of the job: a DNS-1035 label of at most 50 characters."""
     namespace: DnsName = ""

@@ -2,6 +2,20 @@
 
 import re
 
+_ANYWHERE = (
+    (
+        re.compile(r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError: (CUDA|HIP)"),
+        "the GPU's memory is full: halve train.batch_size and double train.accumulate, which keeps the step "
+        "as it is; PYTORCH_ALLOC_CONF=expandable_segments:True, which jobs with GPUs have unless env says "
+        "otherwise, keeps what is free in one piece",
+    ),
+    (
+        re.compile(r"Watchdog caught collective operation timeout"),
+        "one rank waited for the others for too long: some other is stuck, gone or much slower; look at the "
+        "last lines of each (`kubedet job logs --rank`) and at the network (network.interface is right? "
+        "network.debug INFO tells more)",
+    ),
+)
 _SETTINGS = (
     (
         re.compile(r"ibv_reg_mr\w* failed|ibv_create_\w+ failed.*Cannot allocate memory"),
@@ -14,18 +28,6 @@ _SETTINGS = (
             r"|Error while creating shared memory segment"
         ),
         "shared memory (/dev/shm) is too small: set shared_memory higher, which counts towards memory_limit",
-    ),
-    (
-        re.compile(r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError: (CUDA|HIP)"),
-        "the GPU's memory is full: halve train.batch_size and double train.accumulate, which keeps the step "
-        "as it is; PYTORCH_ALLOC_CONF=expandable_segments:True, which jobs with GPUs have unless env says "
-        "otherwise, keeps what is free in one piece",
-    ),
-    (
-        re.compile(r"Watchdog caught collective operation timeout"),
-        "one rank waited for the others for too long: some other is stuck, gone or much slower; look at the "
-        "last lines of each (`kubedet job logs --rank`) and at the network (network.interface is right? "
-        "network.debug INFO tells more)",
     ),
     (
         re.compile(r"PermissionError: \[Errno 13\]"),
@@ -47,10 +49,11 @@ class Hints:
 
     Args:
         rdma: whether the job asks for RDMA.
+        pods: whether it runs in pods, whose settings may be wrong.
     """
 
-    def __init__(self, *, rdma: bool) -> None:
-        self._rules = (*_SETTINGS, *((_SOCKET,) if rdma else ()))
+    def __init__(self, *, rdma: bool, pods: bool = True) -> None:
+        self._rules = (*_ANYWHERE, *(_SETTINGS if pods else ()), *((_SOCKET,) if rdma else ()))
         self.given: list[str] = []
         """The hints so far."""
 

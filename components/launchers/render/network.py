@@ -1,15 +1,23 @@
-"""The network profile of a job, as NCCL's and gloo's environment variables.
+"""The environment of a job's processes: the network profile as NCCL's and gloo's variables, and memory.
 
-Source of the names: NCCL's user guide, "Environment Variables"; torch.distributed for gloo's.
+Source of the names: NCCL's user guide, "Environment Variables"; torch.distributed for gloo's;
+PyTorch's "CUDA semantics", "Memory management", for the allocator's.
 """
 
 from components.launchers.spec import JobSpec
 
+ALLOCATOR = "PYTORCH_ALLOC_CONF"
+"""PyTorch's settings of a GPU's memory."""
+ALLOCATORS = frozenset((ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"))
+"""That variable and the older name of it, which wins."""
+EXPANDABLE = "expandable_segments:True"
+"""Lets that memory grow in one piece: batches of several sizes else leave gaps that nothing fits into."""
+
 
 def environment(job: JobSpec) -> dict[str, str]:
-    """Return the variables of every process: the profile's, and over them the job's own."""
+    """Return the variables of every process: the profile's, the allocator's, and over them the job's own."""
     network = job.network
-    found: dict[str, str] = {"NCCL_DEBUG": network.debug}
+    found: dict[str, str] = {ALLOCATOR: _allocator(job), "NCCL_DEBUG": network.debug}
     found |= {"NCCL_SOCKET_IFNAME": network.interface, "GLOO_SOCKET_IFNAME": network.interface}
     if network.profile == "tcp":
         found["NCCL_IB_DISABLE"] = "1"
@@ -20,3 +28,9 @@ def environment(job: JobSpec) -> dict[str, str]:
         found["NCCL_IB_HCA"] = network.hca
         found["NCCL_IB_GID_INDEX"] = str(network.gid_index) if network.gid_index >= 0 else ""
     return {name: value for name, value in found.items() if value} | dict(job.env)
+
+
+def _allocator(job: JobSpec) -> str:
+    given = {*job.env, *(item.name for item in job.secret_env)}
+    nvidia = job.gpus > 0 and job.gpu_resource.startswith("nvidia.com/")
+    return EXPANDABLE if nvidia and not given & ALLOCATORS else ""

@@ -57,6 +57,7 @@ def _container(job: JobSpec, env: dict[str, str]) -> dict[str, Any]:
             "image": job.image,
             "imagePullPolicy": job.image_pull_policy,
             "command": list(job.command),
+            "workingDir": job.working_dir,
             "env": [{"name": name, "value": value} for name, value in plain.items()] + secret,
             "resources": _resources(job),
             "securityContext": _container_security(job),

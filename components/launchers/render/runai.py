@@ -47,6 +47,7 @@ def command(job: JobSpec, labels: Mapping[str, str] = MappingProxyType({})) -> l
     words += _option("project", job.runai_queue)
     words += ["--image", job.image]
     words += _option("image-pull-policy", job.image_pull_policy)
+    words += _option("working-dir", job.working_dir)
     words += ["--workers", str(job.nodes - 1)] if job.nodes > 1 else []
     words += _resources(job)
     for key, value in job.annotations.items():

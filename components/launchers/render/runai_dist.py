@@ -26,6 +26,7 @@ def command(job: JobSpec) -> list[str]:
     words += _option("project", job.runai_queue)
     words += ["--image", job.image]
     words += _option("image-pull-policy", job.image_pull_policy)
+    words += _option("working-dir", job.working_dir)
     words += ["--workers", str(job.nodes - 1)]
     words += _resources(job)
     for key, value in job.annotations.items():

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,30 @@ def alive(pid):
 def test_output_passes_through(program, capfd):
     local.run(program("print('one'); print('two')"))
     assert capfd.readouterr().out == "one\ntwo\n"
+
+
+def test_the_program_starts_in_its_folder(program, capfd, tmp_path):
+    job = replace(program("import os; print(os.getcwd())"), working_dir=str(tmp_path))
+    local.run(job)
+    assert capfd.readouterr().out == f"{tmp_path}\n"
+    with pytest.raises(ConfigError, match="working_dir /nowhere/at/all"):
+        local.run(replace(job, working_dir="/nowhere/at/all"))
+
+
+def test_hints_are_given_here_too(program, capfd):
+    with pytest.raises(LaunchError) as caught:
+        local.run(program("raise SystemExit('torch.OutOfMemoryError: CUDA out of memory. Tried ...')"))
+    assert "train.accumulate" in caught.value.fix
+    assert "hint: the GPU's memory is full" in capfd.readouterr().out
+
+
+def test_a_gpus_memory_grows_in_one_piece(monkeypatch):
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    job = JobSpec(command=("program",))
+    assert local.environment(job, cores=2)["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")
+    assert "PYTORCH_ALLOC_CONF" not in local.environment(job, cores=2)
 
 
 def test_a_failure_keeps_its_own_message_and_code(program):

@@ -151,6 +151,31 @@ def test_the_jobs_own_environment_wins_over_the_profile() -> None:
     assert {"name": "NCCL_IB_DISABLE", "value": "1"} not in env
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_folder_in_which_the_program_starts(target: str) -> None:
+    text = render(target, job(working_dir="/code", nodes=2))
+    assert ("workingDir: /code" if "job" in target else "--working-dir /code") in text
+    assert "working" not in render(target, job(nodes=2)).lower()
+
+
+@pytest.mark.parametrize("path", ["code", "/a/../b", "./x"])
+def test_a_folder_must_be_an_absolute_path(path: str) -> None:
+    with pytest.raises(ConfigError, match="working_dir"):
+        job(working_dir=path)
+
+
+def allocators(**fields: Any) -> dict[str, str]:
+    env = container(pytorchjob.manifest(job(**fields)))["env"]
+    return {item["name"]: item.get("value", "") for item in env if "ALLOC_CONF" in item["name"]}
+
+
+def test_the_memory_of_gpus_grows_in_one_piece_unless_the_job_says_otherwise() -> None:
+    assert allocators(gpus=1) == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert allocators() == {} and allocators(gpus=1, gpu_resource="amd.com/gpu") == {}
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        assert allocators(gpus=1, env={name: "x:1"}) == {name: "x:1"}
+
+
 def test_no_shared_memory_and_root() -> None:
     spec = master(pytorchjob.manifest(job(shared_memory="0", run_as_non_root=False)))["template"]["spec"]
     assert "volumes" not in spec

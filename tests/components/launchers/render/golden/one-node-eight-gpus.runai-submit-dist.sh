@@ -11,6 +11,7 @@ runai submit-dist pytorch --name retinanet-dgx \
   --pvc datasets:/datasets:ro \
   --pvc checkpoints:/checkpoints \
   --environment PET_NPROC_PER_NODE=8 \
+  --environment PYTORCH_ALLOC_CONF=expandable_segments:True \
   --environment NCCL_DEBUG=WARN \
   --backoff-limit 10 \
   --clean-pod-policy Running \

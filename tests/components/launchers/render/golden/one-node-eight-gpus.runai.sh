@@ -11,6 +11,7 @@ runai training standard submit retinanet-dgx \
   --existing-pvc claimname=checkpoints,path=/checkpoints \
   --run-as-non-root \
   --environment-variable PET_NPROC_PER_NODE=8 \
+  --environment-variable PYTORCH_ALLOC_CONF=expandable_segments:True \
   --environment-variable NCCL_DEBUG=WARN \
   --restart-policy OnFailure \
   --backoff-limit 10 \

@@ -13,6 +13,7 @@ runai submit-dist pytorch --name retinanet-rdma \
   --pvc detection-data:/data \
   --add-capability IPC_LOCK \
   --environment PET_NPROC_PER_NODE=8 \
+  --environment PYTORCH_ALLOC_CONF=expandable_segments:True \
   --environment NCCL_DEBUG=INFO \
   --environment NCCL_IB_DISABLE=0 \
   --environment NCCL_IB_HCA=mlx5 \

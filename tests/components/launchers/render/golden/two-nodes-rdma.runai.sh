@@ -14,6 +14,7 @@ runai training pytorch submit retinanet-rdma \
   --capability IPC_LOCK \
   --run-as-non-root \
   --environment-variable PET_NPROC_PER_NODE=8 \
+  --environment-variable PYTORCH_ALLOC_CONF=expandable_segments:True \
   --environment-variable NCCL_DEBUG=INFO \
   --environment-variable NCCL_IB_DISABLE=0 \
   --environment-variable NCCL_IB_HCA=mlx5 \

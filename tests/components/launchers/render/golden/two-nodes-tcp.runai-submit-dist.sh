@@ -9,6 +9,7 @@ runai submit-dist pytorch --name retinanet-tcp \
   --large-shm \
   --pvc detection-data:/data \
   --environment PET_NPROC_PER_NODE=1 \
+  --environment PYTORCH_ALLOC_CONF=expandable_segments:True \
   --environment NCCL_DEBUG=INFO \
   --environment NCCL_SOCKET_IFNAME=net1 \
   --environment GLOO_SOCKET_IFNAME=net1 \

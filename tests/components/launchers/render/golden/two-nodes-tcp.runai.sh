@@ -12,6 +12,7 @@ runai training pytorch submit retinanet-tcp \
   --run-as-gid 2000 \
   --run-as-non-root \
   --environment-variable PET_NPROC_PER_NODE=1 \
+  --environment-variable PYTORCH_ALLOC_CONF=expandable_segments:True \
   --environment-variable NCCL_DEBUG=INFO \
   --environment-variable NCCL_SOCKET_IFNAME=net1 \
   --environment-variable GLOO_SOCKET_IFNAME=net1 \
