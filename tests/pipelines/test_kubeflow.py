@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from pipelines.kubeflow import Access, Server, Unavailable
+from pipelines.access import Access
+from pipelines.answers import Unavailable
+from pipelines.kubeflow import Server
 from trainer.errors import ConfigError
 
 
@@ -100,6 +102,24 @@ def test_a_page_to_log_in_at_is_not_taken_for_an_answer(kfp_server):
     kfp_server.failures = [("POST", "/experiments", 200, "<html>Log in to Dex</html>")]
     with pytest.raises(ConfigError, match="not as the API of Kubeflow Pipelines does"):
         server.experiment("nightly")
+
+
+def test_a_page_to_log_in_at_has_no_version(kfp_server):
+    kfp_server.failures = [("GET", "/healthz", 200, "<html>Log in to Dex</html>")]
+    with pytest.raises(ConfigError, match="not as the API of Kubeflow Pipelines does"):
+        Server(Access.find())
+
+
+def test_the_version_is_told(kfp_server):
+    assert Server(Access.find()).release().tag == "2.17.0"
+
+
+def test_a_log_that_is_not_to_be_had_is_none(kfp_server):
+    server = Server(Access.find(namespace="team"))
+    kfp_server.logs["p"] = "said"
+    assert server.pod_log("p", "r") == "said" and server.pod_log("other", "r") == ""
+    kfp_server.close()
+    assert server.pod_log("p", "r") == ""
 
 
 def test_nobody_there(kfp_server, monkeypatch, tmp_path):

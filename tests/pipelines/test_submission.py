@@ -5,9 +5,12 @@ import shlex
 import pytest
 from kfp.cli.utils.parsing import parse_parameter_value
 
-from pipelines.kubeflow import Access
-from pipelines.submission import Submission, argument
+from pipelines.access import Access
+from pipelines.forms import Form
+from pipelines.submission import AFTER_SHARDS, Submission, argument
 from trainer.errors import ConfigError
+
+ROOT = {"data_root": "s3://bucket/root"}
 
 
 def asked(**parameters):
@@ -38,6 +41,8 @@ def test_what_can_be_run_passes():
         ({"launcher": "local", "gpus": 2}, "gpus: means nothing to the launcher local"),
         ({"job": {"memory_limit": "lots"}}, "job.memory_limit: "),
         ({"job": {"nodes": 3}}, "job.nodes: is a parameter of its own"),
+        ({"step_cpu": "many"}, "step_cpu: 'many' is not an amount"),
+        ({"step_memory": "0"}, "step_memory: '0' is less than 64Mi"),
         ({"partitions": 300}, "partitions 300 is not from 1 to 256"),
         ({"data_version": "a/b"}, "data_version 'a/b' cannot be a name"),
         ({"credentials": "A_B"}, "credentials: "),
@@ -115,3 +120,47 @@ def test_the_package_is_in_the_form_of_its_parameters():
     assert "claim" not in bucket["pipeline_spec"]["root"]["inputDefinitions"]["parameters"]
     assert "claim" in volume["pipeline_spec"]["root"]["inputDefinitions"]["parameters"]
     assert "kubernetes" in bucket["platform_spec"]["platforms"]
+
+
+def test_the_package_has_the_form_that_is_asked_for():
+    plain = asked().package()["pipeline_spec"]
+    shards = Submission("a", "b", {**ROOT, "partitions": 2}, until="shards", parallelism=3)
+    shards.check()
+    spec = shards.package()["pipeline_spec"]
+    assert shards.form == Form(shared=True, until="shards", parallelism=3)
+    parameters = [set(item["root"]["inputDefinitions"]["parameters"]) for item in (plain, spec)]
+    assert set(AFTER_SHARDS) <= parameters[0] and not set(AFTER_SHARDS) & parameters[1]
+    assert parameters[1] - parameters[0] == {"partitions"}
+
+
+@pytest.mark.parametrize("name", AFTER_SHARDS)
+def test_what_means_nothing_until_the_shards_is_refused_by_name(name):
+    value = {"nodes": 2, "nproc": 2, "gpus": 1, "job": {}, "launcher": "local"}.get(name, "x")
+    with pytest.raises(ConfigError, match=f"  {name}: means nothing in a run until shards"):
+        Submission("a", "b", {"data_root": "s3://bucket/r", name: value}, until="shards").check()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"parallelism": 4}, "parallelism: means nothing without partitions"),
+        ({"parallelism": -1}, "parallelism -1 is less than zero"),
+        ({"until": "train"}, "until 'train' is nowhere in the pipeline"),
+        ({"deadline": -1, "ttl": -2}, "deadline -1 is less than zero; ttl -2 is less than zero"),
+    ],
+)
+def test_a_form_that_is_none_is_refused(fields, said):
+    with pytest.raises(ConfigError) as caught:
+        Submission("a", "b", {"data_root": "s3://bucket/r"}, **fields).check()
+    assert said in str(caught.value)
+
+
+def test_the_line_that_compiles_names_the_form():
+    full = Submission(
+        "a", "b", {"claim": "c", "partitions": 2}, parallelism=3, until="shards", deadline=60, ttl=5
+    )
+    assert full.commands(Access())[0] == (
+        "kubedet compile --volume --shared --parallelism 3 --until shards --deadline 60 --ttl 5 "
+        "--output pipeline.yaml"
+    )
+    assert asked().commands(Access())[0] == "kubedet compile --output pipeline.yaml"

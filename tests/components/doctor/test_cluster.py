@@ -168,3 +168,31 @@ def test_devices_are_counted_on_nodes_that_take_pods(look, fake_cluster):
     assert found["rdma/other"].state == "warning"
     assert look(resources={"nvidia.com/gpu": 8}, nodes=2)["nvidia.com/gpu"].state == "missing"
     assert look(resources={"nvidia.com/gpu": 4}, nodes=2)["nvidia.com/gpu"].state == "ok"
+
+
+def test_a_step_must_fit_on_a_ready_node(look, fake_cluster):
+    node(fake_cluster, "a", {"cpu": "1930m", "memory": "7650000Ki"})
+    node(fake_cluster, "b", {"cpu": "8", "memory": "4Gi"})
+    node(fake_cluster, "c", {"cpu": "64", "memory": "256Gi"}, ready="False")
+    title = "room for a step (cpu 2, memory 8Gi)"
+    finding = look(cpu="2", memory="8Gi")[title]
+    assert finding.state == "missing" and "--size" in finding.fix
+    assert finding.detail == (
+        "0 of 2 ready nodes can hold it; a has cpu 1930m, memory 7650000Ki; b has memory 4Gi"
+    )
+    node(fake_cluster, "d", {"cpu": "2", "memory": "8Gi"})
+    finding = look(cpu="2", memory="8Gi")[title]
+    assert finding.state == "ok" and finding.detail.startswith("1 of 3 ready nodes can hold it; a has cpu")
+    assert look(cpu="1500m")["room for a step (cpu 1500m)"].state == "ok"
+
+
+def test_many_nodes_that_fall_short_are_not_all_named(look, fake_cluster):
+    for number in range(7):
+        node(fake_cluster, f"n{number}", {"cpu": "1", "memory": "2Gi"})
+    (detail,) = [finding.detail for title, finding in look(cpu="2").items() if title.startswith("room")]
+    assert detail.endswith("n4 has cpu 1; and 2 more")
+
+
+def test_nodes_that_may_not_be_listed_are_a_warning(look, fake_cluster):
+    fake_cluster.denied.add(("list", "nodes"))
+    assert look(cpu="2")["nodes"].state == "warning"

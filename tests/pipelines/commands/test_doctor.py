@@ -58,6 +58,53 @@ def test_a_running_job_is_looked_into(kubedet, fake_cluster):
     assert "missing  a-master-0: GPUs: " in out
 
 
+@pytest.mark.parametrize(
+    ("options", "title"),
+    [
+        (["--size", "medium"], "room for a step (cpu 2, memory 8Gi)"),
+        (["--size", "medium", "--step-memory", "6Gi"], "room for a step (cpu 2, memory 6Gi)"),
+        (["--step-cpu", "3"], "room for a step (cpu 3)"),
+    ],
+)
+def test_nodes_must_hold_the_pods_of_a_size(kubedet, fake_cluster, options, title):
+    condition = {"type": "Ready", "status": "True"}
+    status = {"allocatable": {"cpu": "4", "memory": "7Gi"}, "conditions": [condition]}
+    fake_cluster.add("nodes", "", {"metadata": {"name": "n1"}, "spec": {}, "status": status})
+    code, out, _ = kubedet("doctor", *options)
+    short = "8Gi" in title
+    assert f"{'missing ' if short else 'ok      '} {title}: " in out and code == int(short)
+    assert ("n1 has memory 7Gi" in out) is short
+
+
+@pytest.mark.parametrize(
+    ("tag", "line"),
+    [
+        ("2.17.0", "ok       Kubeflow Pipelines: 2.17.0 at http"),
+        ("2.16.1", "warning  Kubeflow Pipelines: is 2.16.1; this was tried on 2.17.0 alone"),
+        ("", "warning  Kubeflow Pipelines: version not known (it says nothing)"),
+        ("2.14.3", "missing  Kubeflow Pipelines: Kubeflow Pipelines is 2.14.3 there"),
+    ],
+)
+def test_the_version_of_kubeflow_pipelines_is_judged(kfp_server, kubedet, monkeypatch, tag, line):
+    kfp_server.tag = tag
+    code, out, _ = kubedet("doctor")  # KFP_ENDPOINT names it.
+    assert line in out and code == int(line.startswith("missing"))
+    monkeypatch.delenv("KFP_ENDPOINT")
+    assert line in kubedet("doctor", "--host", kfp_server.url)[1]
+    assert "Kubeflow Pipelines: not looked at: neither --host nor KFP_ENDPOINT" in kubedet("doctor")[1]
+
+
+def test_a_kubeflow_pipelines_that_does_not_answer_is_missing(kfp_server, kubedet):
+    kfp_server.close()
+    code, out, _ = kubedet("doctor")
+    assert code == 1 and "missing  Kubeflow Pipelines: cannot connect: " in out
+
+
+def test_kubeflow_pipelines_is_looked_at_without_a_cluster(kfp_server, kubedet, monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert "ok       Kubeflow Pipelines: 2.17.0" in kubedet("doctor")[1]
+
+
 def test_json_is_a_list_of_findings(kubedet, fake_cluster):
     fake_cluster.denied.add(("list", "events"))
     code, out, _ = kubedet("doctor", "-o", "json")
@@ -76,6 +123,8 @@ def test_json_is_a_list_of_findings(kubedet, fake_cluster):
         (["--nodes", "0", "--gpus", "-1"], "--nodes 0 is less than one; --gpus -1 is less than zero"),
         (["--rdma", "--interface", "x"], "--interface needs --job; --rdma needs --job"),
         (["--job", "a", "--shared-memory", "big"], "--shared-memory: 'big' is not an amount of memory"),
+        (["--local", "--size", "small", "--host", "h"], "--size means nothing with --local; --host means"),
+        (["--step-cpu", "many"], "step_cpu: 'many' is not an amount"),
         (["--resource", "gpu=many", "--resource", "=1"], "'gpu=many' is not NAME or NAME=N; --resource '=1'"),
     ],
 )

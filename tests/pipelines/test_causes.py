@@ -1,0 +1,101 @@
+"""Why a run failed, from all who may know; the pods are tested in test_pods.py."""
+
+import pytest
+import run_pods
+
+from pipelines.access import Access
+from pipelines.causes import judge
+from pipelines.kubeflow import Server
+from pipelines.pods import Pods
+from trainer.errors import LaunchError
+
+TITLES = {"train": "Train", "evaluate": "Evaluate"}
+
+
+def failed(*names, nodes=()):
+    """Details of tasks that failed, and of the executors of steps."""
+    tasks = [{"display_name": name, "state": "FAILED"} for name in names]
+    children = [{"pod_name": f"kubedet-abcde-{node}"} for node in nodes]
+    if children:
+        tasks.append({"display_name": "executor", "state": "FAILED", "child_tasks": children})
+    return tasks
+
+
+@pytest.fixture
+def judged(kfp_server):
+    """Judges a run that failed, as the API tells of it; returns the error."""
+
+    def judge_(tasks, **further):
+        kfp_server.runs = [{"run_id": "r", "display_name": "try"}]
+        kfp_server.states = [("FAILED", tasks, further)]
+        server = Server(Access.find())
+        with pytest.raises(LaunchError) as caught:
+            judge(server, server.run("r"), Pods("r", "", TITLES), TITLES, 0)
+        return caught.value
+
+    return judge_
+
+
+def test_the_api_is_believed_first(judged, fake_cluster):
+    run_pods.put(
+        fake_cluster, "r", "train(0).executor(0)", main={"terminated": {"exitCode": 1, "message": "p"}}
+    )
+    error = judged([{"display_name": "train", "state": "FAILED", "error": {"message": "said"}}])
+    assert error.message == "the run try failed\n  Train: said"
+
+
+def test_a_driver_that_fails_is_named_with_its_cause(judged, fake_cluster):
+    log = "F1122 09:47:35.7 17 main.go:127] KFP driver: driver.Container(x) failed: no such Secret\nError: x"
+    run_pods.put(fake_cluster, "r", "train-driver(0)", main={"terminated": {"exitCode": 1}}, log=log)
+    error = judged(failed("train-driver", "train-driver(0)", "exit-handler-1", "root"))
+    assert error.message == "the run try failed\n  Train (its driver): no such Secret"
+    assert "kubectl -n kubeflow logs -l pipeline/runid=r" in error.fix
+
+
+def test_several_steps_have_their_own_remedies(judged, fake_cluster):
+    for name in ("train", "evaluate"):
+        ended = {"terminated": {"exitCode": 1, "message": f"{name} broke\nbadly\n  fix: mend {name}"}}
+        run_pods.put(fake_cluster, "r", f"{name}(0).executor(0)", main=ended)
+    error = judged(failed("train", "evaluate"))
+    assert "\n  Train: train broke\n    badly\n    fix: mend train" in error.message
+    assert "\n  Evaluate: evaluate broke" in error.message and error.fix == "see the steps above"
+
+
+@pytest.mark.parametrize("template", ["retry-system-container-impl", "system-container-impl"])
+def test_the_log_of_the_ui_is_read_where_no_cluster_is_reached(judged, kfp_server, template):
+    kfp_server.logs[f"kubedet-abcde-{template}-77"] = "working\nerror: no disk\n  fix: free some\n"
+    error = judged(failed("train", nodes=[77]))
+    assert str(error) == "the run try failed\n  Train: no disk\n  fix: free some"
+
+
+def test_the_log_of_a_driver_is_read_from_the_ui(judged, kfp_server):
+    kfp_server.logs["kubedet-abcde-system-dag-driver-5"] = "x\nthe end"
+    task = {
+        "display_name": "train-driver",
+        "state": "FAILED",
+        "child_tasks": [{"pod_name": "kubedet-abcde-5"}],
+    }
+    assert "Train (its driver): x\n    the end" in judged([task]).message
+
+
+def test_no_log_is_taken_for_that_of_another_step(judged, kfp_server):
+    kfp_server.logs["kubedet-abcde-system-container-impl-77"] = "error: no disk"
+    assert "no disk" not in judged(failed("train", "evaluate", nodes=[77])).message
+
+
+def test_a_page_to_log_in_at_is_no_log(judged, kfp_server):
+    kfp_server.logs["kubedet-abcde-system-container-impl-77"] = "<html>Log in</html>"
+    assert "Log in" not in judged(failed("train", nodes=[77])).message
+
+
+def test_what_to_look_at_is_named_where_nobody_knows_more(judged, kfp_server):
+    error = judged(failed("train-driver", "evaluate"))
+    assert error.message == "the run try failed\n  Train (its driver): failed\n  Evaluate: failed"
+    assert "look at the log of Train (its driver) and Evaluate: in the UI at http" in error.fix
+    assert f"{kfp_server.url}/#/runs/details/r" in error.fix
+
+
+def test_the_run_itself_may_say_why(judged):
+    error = judged([], error={"message": "the workflow is too big"})
+    assert "  run: the workflow is too big" in error.message
+    assert "look at the log of the step that failed" in judged([]).fix

@@ -1,0 +1,178 @@
+"""What the pods of a run say of it, in a fake cluster."""
+
+import pytest
+import run_pods
+from fake_api import Fault
+
+from pipelines import pods
+from pipelines.pods import Pods, Step, step_of, told
+
+RUN = "11111111-2222-3333-4444-555555555555"
+TITLES = {"train": "Train", "fetch": "Fetch"}
+REFUSED = 'failed to resolve inputs: input parameter "part" type mismatch: expect STRUCT, got string'
+DRIVER = f"""\
+I1122 09:47:35.745676      17 resolve.go:138] parent DAG input parameters: map[]
+F1122 09:47:35.745750      17 main.go:127] KFP driver: driver.Container(taskName="fetch", componentSpec) \
+failed: {REFUSED}
+time=2026-11-22T09:47:36.688Z level=INFO msg="sub-process exited" argo=true error="exit status 1"
+Error: exit status 1
+"""
+
+
+@pytest.fixture
+def cluster(fake_cluster):
+    """A fake cluster, and a function that puts a pod of the run there."""
+    fake_cluster.put = lambda node, **state: run_pods.put(fake_cluster, RUN, node, **state)
+    return fake_cluster
+
+
+def seen(namespace=""):
+    return Pods(RUN, namespace, TITLES)
+
+
+def ended(code=1, reason="Error", message=""):
+    return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+
+
+@pytest.mark.parametrize(
+    ("node", "step"),
+    [
+        ("k(0).root(0).exit-handler-1(0).train(0).executor(0)", "Train"),
+        ("k.root.exit-handler-1.train.executor", "Train"),
+        ("k(0).root(0).exit-handler-1(0).train-driver(1)", "Train (its driver)"),
+        ("k(0).for-loop-1(0).iteration-iterations(1:1)(0).iteration-item(0).fetch(0).executor(0)", "Fetch"),
+        ("k(0).root(0).for-loop-4(0).iteration-driver(0)", "iteration (its driver)"),
+        ("k(0).root-driver(0)", "root (its driver)"),
+        ("k(0).root(0).other(0).executor(0)", "other"),
+    ],
+)  # fmt: skip
+def test_whose_a_pod_is(node, step):
+    assert str(step_of(node, TITLES)) == step
+
+
+def test_a_step_that_failed_says_why_and_what_to_do(cluster):
+    cluster.put("train(0).executor(0)", main=ended(message="no recipe 'nope'\n  fix: use debug"))
+    cluster.put("fetch(0).executor(0)", phase="Succeeded", main=ended(0, "Completed"))
+    (cause,) = seen().failed()
+    assert (cause.step, cause.text, cause.fix) == (Step("Train"), "no recipe 'nope'", "use debug")
+
+
+@pytest.mark.parametrize(
+    ("log", "text", "fix"),
+    [
+        ("working\nerror: no disk\n  fix: free some\n", "no disk", "free some"),
+        ("a\nb\nc\nd\ne\nTraceback\nValueError: x\nI1122 09:47:35.7 17 launcher.go:1] uploaded\n",
+         "c\nd\ne\nTraceback\nValueError: x", ""),
+        (DRIVER, REFUSED, ""),
+    ],
+)  # fmt: skip
+def test_the_log_is_read_where_the_container_left_no_words(cluster, log, text, fix):
+    cluster.put("train-driver(0)", main=ended(), log=log)
+    (cause,) = seen().failed()
+    assert (cause.step, cause.text, cause.fix) == (Step("Train", driver=True), text, fix)
+
+
+def test_a_pod_whose_log_is_forbidden_is_told_by_name(cluster):
+    name = cluster.put("train(0).executor(0)", main=ended(7), log="error: hidden")
+    cluster.denied.add(("get", "pods/log"))
+    (cause,) = seen().failed()
+    assert cause.text == f"main ended with exit code 7; see `kubectl -n kubeflow logs {name} -c main`"
+
+
+def test_a_step_that_took_too_much_memory_is_told_the_remedy(cluster):
+    cluster.put("train(0).executor(0)", main=ended(137, "OOMKilled"))
+    (cause,) = seen().failed()
+    assert "OOMKilled" in cause.text and "--size" in cause.fix
+
+
+def test_an_evicted_pod_says_so(cluster):
+    cluster.put("train(0).executor(0)", reason="Evicted", message="The node was low on resource: memory.")
+    (cause,) = seen().failed()
+    assert cause.text == "Evicted: The node was low on resource: memory."
+
+
+def test_the_last_attempt_counts(cluster):
+    cluster.put("train(0).executor(0)", reason="Evicted", message="low")
+    assert len(seen().failed()) == 1
+    cluster.put("train(0).executor(1)", phase="Succeeded", main=ended(0, "Completed"))
+    assert seen().failed() == []
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "text"),
+    [
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                             "message": '0/1 nodes are available: persistentvolumeclaim "no" not found.'}]},
+            "Unschedulable",
+            '0/1 nodes are available: persistentvolumeclaim "no" not found.',
+        ),
+        (
+            {"main": {"waiting": {"reason": "ErrImagePull", "message": "not\nfound"}}},
+            "ImagePullBackOff",
+            "not found",
+        ),
+        (
+            {"main": {"waiting": {"reason": "CreateContainerError", "message": 'secret "s" not found'}}},
+            "CreateContainerError",
+            'secret "s" not found',
+        ),
+    ],
+)  # fmt: skip
+def test_what_holds_a_pod_back(cluster, state, reason, text):
+    cluster.put("train(0).executor(0)", phase="Pending", **state)
+    cluster.put("fetch(0).executor(0)", phase="Running", main={"running": {}})
+    (wait,) = seen().waiting()
+    assert (wait.step, wait.reason, wait.text) == (Step("Train"), reason, text)
+
+
+def test_a_volume_that_cannot_be_mounted_is_told_by_the_events(cluster):
+    starting = {"waiting": {"reason": "PodInitializing"}}
+    name = cluster.put("train(0).executor(0)", phase="Pending", main=starting)
+    assert seen().waiting() == []
+    cluster.event(name, "FailedMount", 'secret "no" not found', namespace="kubeflow", count=3)
+    (wait,) = seen().waiting()
+    assert (wait.reason, wait.text) == ("FailedMount", 'secret "no" not found')
+
+
+@pytest.mark.parametrize(("given", "there"), [("", "kubeflow"), ("", "default"), ("team", "team")])
+def test_the_namespace_is_found(cluster, given, there):
+    cluster.put("train(0).executor(0)", main=ended(message="x"), namespace=there)
+    assert len(seen(given).failed()) == 1
+    assert seen(given).namespace() == there
+
+
+def test_other_runs_are_not_looked_at(cluster):
+    run_pods.put(cluster, "another", "train(0).executor(0)", main=ended())
+    assert seen().failed() == [] and seen().namespace() == ""
+
+
+def test_without_a_cluster_there_are_no_pods(monkeypatch, tmp_path):
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert seen().failed() == [] and seen().waiting() == []
+
+
+def test_who_may_not_look_does_not_ask_again(cluster):
+    cluster.put("train(0).executor(0)", main=ended())
+    cluster.denied.add(("list", "pods"))
+    pods = seen()
+    assert pods.failed() == []
+    asked = len(cluster.requests("GET", "/pods"))
+    assert pods.failed() == [] and len(cluster.requests("GET", "/pods")) == asked
+
+
+def test_an_api_server_that_is_away_is_asked_again_after_a_while(cluster, monkeypatch):
+    cluster.put("train(0).executor(0)", main=ended(message="x"))
+    cluster.faults.append(Fault("GET", "/pods", status=503, times=2))
+    found = seen()
+    assert found.failed() == []
+    asked = len(cluster.requests("GET", "/pods"))
+    assert found.failed() == [] and len(cluster.requests("GET", "/pods")) == asked
+    monkeypatch.setattr(pods.time, "monotonic", lambda: 1e9)
+    assert len(found.failed()) == 1
+
+
+def test_a_log_without_anything_tells_nothing():
+    assert told("\n \n") == ""
