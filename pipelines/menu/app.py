@@ -12,6 +12,7 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
+from textual.timer import Timer
 from textual.widgets import DataTable, Footer, Header, Static
 
 from components.launchers.backend import JobStatus, PodStatus
@@ -50,6 +51,9 @@ class Menu(App[None]):
     #jobs { height: 1fr; }
     #pods { height: auto; max-height: 40%; border-top: solid $primary; }
     #told { height: auto; max-height: 20%; padding: 0 1; }
+    #done { height: auto; max-height: 30%; padding: 0 1; display: none; background: $success-muted; }
+    #done.failed { background: $error-muted; }
+    #done.shown { display: block; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "submit", "Submit"),
@@ -81,6 +85,7 @@ class Menu(App[None]):
         self._jobs: dict[str, JobStatus] = {}
         self._look = threading.Event()
         self._closed = False
+        self._fading: Timer | None = None
 
     def compose(self) -> ComposeResult:
         """Lay the screen out."""
@@ -88,6 +93,7 @@ class Menu(App[None]):
         yield DataTable(id="jobs", cursor_type="row")
         yield DataTable(id="pods", cursor_type="row")
         yield Static("asking the cluster ...", id="told", markup=False)
+        yield Static(id="done", markup=False)  # Not a toast, which would lie over the tables.
         yield Footer()
 
     def on_mount(self) -> None:
@@ -113,6 +119,8 @@ class Menu(App[None]):
 
     def on_menu_listed(self, message: Listed) -> None:
         """Show the jobs; a cluster that does not answer leaves those that were seen last."""
+        if not self.query("#jobs"):  # The screen is being taken down.
+            return
         if message.error:
             self.query_one("#told", Static).update(message.error)
             return
@@ -129,11 +137,13 @@ class Menu(App[None]):
         """Take Enter for the first thing that people want: the log of the job, or of the one pod."""
         job, pod = self._job(), self._pod()
         if event.data_table.id == "pods" and job and pod:
-            self._run("logs", "--follow", job.name, "--pod", pod.name)
+            self._logs(job, "--pod", pod.name)
         else:
             self.action_logs()
 
     def _show_chosen(self) -> None:
+        if not self.query("#jobs"):
+            return
         job = self._job()
         pods = sorted(job.pods, key=lambda pod: pod.rank) if job else []
         _fill(self.query_one("#pods", DataTable), {pod.name: job_tables.pod_row(pod) for pod in pods})
@@ -178,21 +188,40 @@ class Menu(App[None]):
         """Show the log of the chosen job on the ordinary terminal, until its end or Ctrl-C."""
         job = self._job()
         if job:
-            self._run("logs", "--follow", job.name)
+            self._logs(job)
+
+    def _logs(self, job: JobStatus, *words: str) -> None:
+        """Show a log: of a job that goes on as it comes, of one that has ended as it is now."""
+        if not job.phase.final:
+            self._run("logs", "--follow", job.name, *words, leave="Ctrl-C leaves the log; the job goes on")
+        elif job.pods:
+            self._run("logs", job.name, *words)
+        else:
+            self._tell(f"{job.name} is {job.phase}, and its pods are gone with their logs", failed=True)
 
     def action_shell(self) -> None:
         """Open a shell in the chosen pod."""
         job, pod = self._job(), self._pod()
         if job and pod:
-            self._run("exec", job.name, "--pod", pod.name, "--", *SHELL)
+            self._run(
+                "exec", job.name, "--pod", pod.name, "--", *SHELL, leave="exit or Ctrl-D leaves the shell"
+            )
 
-    def _run(self, verb: str, *words: str) -> None:
-        """Run `kubedet job VERB` on the ordinary terminal, where people can scroll and copy."""
+    def _run(self, verb: str, *words: str, leave: str = "") -> None:
+        """Run `kubedet job VERB` on the ordinary terminal, where people can scroll and copy.
+
+        Args:
+            verb: the command.
+            words: its arguments.
+            leave: how to end it before its end.
+        """
         command = ["-P", "-m", "pipelines.cli", "job", verb, "--namespace", self._backend.cluster.namespace]
         with self.suspend():
             # Ctrl-C is the command's: it ends that, not the menu. (A handler is not inherited, SIG_IGN is.)
             before = signal.signal(signal.SIGINT, lambda *_: None)
             try:
+                if leave:
+                    print(f"-- {leave} --", flush=True)
                 subprocess.run([sys.executable, *command, *words], check=False)
                 print("\n-- press Enter for the menu --", end="", flush=True)
                 sys.stdin.readline()
@@ -211,11 +240,17 @@ class Menu(App[None]):
 
     def on_menu_done(self, message: Done) -> None:
         """Tell what has been done, and look at the jobs at once."""
-        self.notify(
-            message.text, severity="error" if message.failed else "information",
-            timeout=20 if message.failed else 5, markup=False,
-        )  # fmt: skip
+        self._tell(message.text, failed=message.failed)
         self._look.set()
+
+    def _tell(self, text: str, *, failed: bool = False) -> None:
+        """Show a text below the tables for a while."""
+        shown = self.query_one("#done", Static)
+        shown.update(text)
+        shown.set_classes(["shown", "failed"] if failed else ["shown"])
+        if self._fading:
+            self._fading.stop()
+        self._fading = self.set_timer(20 if failed else 5, lambda: shown.set_classes([]))
 
 
 def _fill(table: DataTable, rows: dict[str, tuple[str, ...]]) -> None:

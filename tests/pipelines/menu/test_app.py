@@ -52,6 +52,10 @@ def told(app):
     return str(app.screen_stack[0].query_one("#told", Static).content)
 
 
+def done(app):
+    return str(app.screen_stack[0].query_one("#done", Static).content)
+
+
 def screen(app):
     return {"jobs": rows(app), "pods": rows(app, "#pods"), "told": told(app), "screens": app.screen_stack}
 
@@ -163,7 +167,8 @@ def test_a_refused_submission_is_told(backend, fake_cluster):
     async def script(app, pilot):
         await until(pilot, lambda: "press s" in told(app))
         await pilot.press("s", "tab", *"a", "tab", *"i", "tab", "tab", "tab", "tab", *"true", "enter")
-        await until(pilot, lambda: any("forbidden" in note.message for note in app._notifications))
+        await until(pilot, lambda: "forbidden" in done(app))
+        assert app.screen_stack[0].query_one("#done").has_class("failed")
 
     drive(backend, script)
 
@@ -180,5 +185,55 @@ def test_an_api_server_that_is_away_is_told_and_the_jobs_stay(backend, fake_clus
         assert rows(app)[0][0] == "a"
         fault.times = 0
         await until(pilot, lambda: "down" not in told(app))
+
+    drive(backend, script)
+
+
+def test_what_was_done_stands_below_the_tables_and_not_over_them(backend, fake_cluster):
+    fake_cluster.lives["a-master-0"] = endless
+    backend.submit(job("a"))
+
+    async def script(app, pilot):
+        await until(pilot, lambda: rows(app))
+        await pilot.press("d", "y")
+        await until(pilot, lambda: "deleted a" in done(app))
+        await pilot.pause(0.1)
+        line = app.screen.query_one("#done")
+        assert line.display and line.region.height == 1
+        for table in ("#jobs", "#pods"):
+            assert not line.region.overlaps(app.screen.query_one(table).region)
+        assert not app._notifications
+
+    drive(backend, script)
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """The commands that the menu ran, instead of running them."""
+    commands = []
+    monkeypatch.setattr(
+        "pipelines.menu.app.Menu._run", lambda self, *words, **options: commands.append(words)
+    )
+    return commands
+
+
+def test_the_log_of_a_job_that_goes_on_is_followed_and_one_that_failed_is_not(backend, fake_cluster, ran):
+    fake_cluster.lives["a-master-0"] = endless
+    backend.submit(job("a"))
+
+    async def script(app, pilot):
+        await until(pilot, lambda: rows(app) and rows(app)[0][1] == "running")
+        await pilot.press("l")
+        fake_cluster.pod("a-master-0").exit(1)
+        await until(pilot, lambda: rows(app)[0][1] == "failed")
+        await pilot.press("l", "tab", "enter")
+        assert ran == [
+            ("logs", "--follow", "a"), ("logs", "a"), ("logs", "a", "--pod", "a-master-0"),
+        ]  # fmt: skip
+        fake_cluster.delete_pod(fake_cluster.pod("a-master-0"))
+        await until(pilot, lambda: not rows(app, "#pods"))
+        await pilot.press("l")
+        await until(pilot, lambda: "its pods are gone" in done(app))
+        assert len(ran) == 3
 
     drive(backend, script)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 
 from fake_cluster import endless
 from fake_exec import give_exec
@@ -21,6 +22,7 @@ def test_logs_and_a_shell_take_the_terminal_and_give_it_back(fake_cluster, monke
     with Terminal(MENU, fake_cluster.environment) as terminal:
         terminal.until("a-master-0")
         terminal.type("\r")
+        terminal.until("Ctrl-C leaves the log")
         terminal.until("hello from a-master-0")
         terminal.type("\x03")
         terminal.until("press Enter for the menu")
@@ -37,3 +39,22 @@ def test_logs_and_a_shell_take_the_terminal_and_give_it_back(fake_cluster, monke
         assert terminal.end() == 0
         assert terminal.echoes
     assert [name for name, _, _ in fake_cluster.executed] == ["a-master-0"]
+
+
+def test_the_log_of_a_failed_job_ends_though_a_peer_takes_its_time(fake_cluster):
+    fake_cluster.termination_seconds = 600
+    fake_cluster.lives |= {"a-master-0": endless, "a-worker-0": endless}
+    PyTorchJobBackend.connect().submit(JobSpec(name="a", image="i:1", command=("true",), nodes=2))
+    while fake_cluster.pod("a-worker-0").body["status"]["phase"] != "Running":
+        time.sleep(0.01)
+    fake_cluster.pod("a-worker-0").say("out of luck")
+    fake_cluster.pod("a-worker-0").exit(1)
+    with Terminal(MENU, fake_cluster.environment) as terminal:
+        terminal.until("failed")
+        terminal.type("l")
+        terminal.until("a-worker-0: out of luck", seconds=15)
+        terminal.until("press Enter for the menu", seconds=15)
+        terminal.type("\r")
+        terminal.until("a-worker-0")
+        terminal.type("q")
+        assert terminal.end() == 0
