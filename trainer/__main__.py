@@ -3,7 +3,7 @@
 download  bring a source's images under the data root
 shard     clean annotations, write shards
 train     train (in each process of torchrun)
-launch    run another verb in several processes: launch --nproc 2 -- train ...
+launch    run another verb in several processes, on several machines: launch --nproc 2 -- train ...
 evaluate  score a checkpoint and write the report
 export    write the model for serving
 weights   write a checkpoint's weights for torchvision's models
@@ -91,6 +91,15 @@ def _parser() -> argparse.ArgumentParser:
         help="auto: go on from the newest checkpoint in the output; none: start anew (default: auto)",
     )  # fmt: skip
     choices["launch"].add_argument("--nproc", help="processes on this machine (else PET_NPROC_PER_NODE)")
+    choices["launch"].add_argument("--nnodes", help="machines, or MIN:MAX that come and go (else PET_NNODES)")
+    choices["launch"].add_argument(
+        "--node-rank", type=int, metavar="N", help="number of this machine, from 0 (else PET_NODE_RANK); the "
+        "first hosts the meeting. Left out with --rdzv-endpoint, the machines number themselves",
+    )  # fmt: skip
+    choices["launch"].add_argument(
+        "--rdzv-endpoint", metavar="HOST[:PORT]", help="where the machines meet: the first one's name, and a "
+        "port that is free there, 29500 unless given (else PET_RDZV_ENDPOINT or PET_MASTER_ADDR)",
+    )  # fmt: skip
     choices["launch"].add_argument("arguments", nargs="+", metavar="-- VERB ...", help="what to run in each")
     doctor = choices["doctor"]
     doctor.add_argument("--gpus", type=int, default=0, help="GPUs that must be here")
@@ -174,11 +183,13 @@ def _launch(options: argparse.Namespace) -> int:
     # PyTorch reads it once, when imported: else waiting for other nodes prints stack traces of C++.
     chosen = os.environ.get(_CPP_LOG_LEVEL)
     os.environ[_CPP_LOG_LEVEL] = chosen or "FATAL"
-    from trainer.launch import launch
+    from trainer.launch import launch, meeting
 
     if not chosen:
         del os.environ[_CPP_LOG_LEVEL]  # The workers may say all they have to.
-    return launch(options.arguments, ["--nproc-per-node", options.nproc] if options.nproc else [])
+    place = meeting(nnodes=options.nnodes, node_rank=options.node_rank, endpoint=options.rdzv_endpoint)
+    nproc = ["--nproc-per-node", options.nproc] if options.nproc else []
+    return launch(options.arguments, [*nproc, *place])
 
 
 def _doctor(options: argparse.Namespace) -> int:

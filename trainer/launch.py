@@ -77,6 +77,46 @@ def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
     return exit_code(failure)
 
 
+def meeting(*, nnodes: str | None, node_rank: int | None, endpoint: str | None) -> list[str]:
+    """Return torchrun's options for machines that nobody but their operator tells of each other.
+
+    Args:
+        nnodes: how many machines, or "MIN:MAX" for ones that come and go; None is PET_NNODES.
+        node_rank: number of this one, from 0; None is PET_NODE_RANK, or, with an endpoint, that
+            they number themselves.
+        endpoint: name of the first machine, with a port or without; None is PET_RDZV_ENDPOINT,
+            or PET_MASTER_ADDR and PET_MASTER_PORT.
+
+    Raises:
+        ConfigError: they would never meet.
+    """
+    fewest, _, most = (nnodes or os.environ.get("PET_NNODES", "1")).partition(":")
+    elastic = most not in ("", fewest)
+    known = endpoint or os.environ.get("PET_RDZV_ENDPOINT") or os.environ.get("PET_MASTER_ADDR")
+    if nnodes not in (None, "1") and not known:
+        raise ConfigError(
+            f"{nnodes} machines are to meet, and nobody says where",
+            fix="name the first one and a free port of it on each: --rdzv-endpoint HOST:29500",
+        )
+    if elastic and node_rank is not None:
+        raise ConfigError(
+            f"machines that come and go ({fewest}:{most}) have no fixed number",
+            fix="leave out --node-rank: they number themselves",
+        )
+    if node_rank is not None and fewest.isdecimal() and not 0 <= node_rank < int(fewest):
+        raise ConfigError(
+            f"--node-rank {node_rank} is none of {fewest} machines",
+            fix="count them from 0, and give all of them the same --nnodes",
+        )
+    options = ["--nnodes", nnodes] if nnodes else []
+    options += ["--node-rank", str(node_rank)] if node_rank is not None else []
+    if endpoint:
+        fixed = node_rank is not None or "PET_NODE_RANK" in os.environ
+        place = endpoint if ":" in endpoint else f"{endpoint}:{_DEFAULT_PORT}"
+        options += ["--rdzv-endpoint", place, "--rdzv-backend", "static" if fixed and not elastic else "c10d"]
+    return options
+
+
 def _quieten() -> None:
     """Leave it to us to say what happened. Each of torchrun's loggers has a level of its own."""
     for name in list(logging.root.manager.loggerDict):
@@ -99,7 +139,7 @@ def _settings(arguments: list[str]) -> tuple[LaunchConfig, Any, list[str]]:
 def _unusable(error: Exception) -> ConfigError:
     return ConfigError(
         f"the processes cannot be started with these settings: {error}",
-        fix="correct --nproc or the PET_* variable that it names",
+        fix="correct the option of `launch` or the PET_* variable that it names",
     )
 
 

@@ -72,12 +72,14 @@ def port() -> int:
 class Node:
     """A launcher and its workers, as they run in a pod."""
 
-    def __init__(self, arguments: list[str], log: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, arguments: list[str], log: Path, environment: dict[str, str], options: tuple[str, ...] = ()
+    ) -> None:
         self._log = log
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
         with log.open("w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "trainer", "launch", "--", *arguments],
+                [sys.executable, "-m", "trainer", "launch", *options, "--", *arguments],
                 stdout=file, stderr=subprocess.STDOUT, env={**inherited, **environment},
             )  # fmt: skip
 
@@ -111,12 +113,13 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
-    """Start a node: its arguments after `launch --`, and PET_ variables by their names in lower case."""
+    """Start a node: its arguments after `launch --`, options before, PET_ variables in lower case."""
     nodes: list[Node] = []
 
-    def start(arguments: list[str], **environment: object) -> Node:
+    def start(arguments: list[str], *options: str, **environment: object) -> Node:
         pet = {f"PET_{name.upper()}": str(value) for name, value in environment.items()}
-        nodes.append(Node(arguments, tmp_path / f"node-{len(nodes)}.log", {"PET_NPROC_PER_NODE": "1", **pet}))
+        log = tmp_path / f"node-{len(nodes)}.log"
+        nodes.append(Node(arguments, log, {"PET_NPROC_PER_NODE": "1", **pet}, options))
         return nodes[-1]
 
     yield start
