@@ -1,6 +1,7 @@
 """The house: who may import whom, and what must not be needed."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ MAY_IMPORT = {
     "components": {"components", "trainer"},
     "pipelines": {"pipelines", "components", "trainer"},
 }
+MLMD_OR_MLFLOW = re.compile(r"\b(KFP_)?MLFLOW_|METADATA_(GRPC|STORE)|metadata-grpc|ml_metadata")
 FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
 
 
@@ -29,6 +31,16 @@ def imports(path):
 def test_arrows_point_down(path):
     package = path.relative_to(ROOT).parts[0]
     assert set(imports(path)) & set(MAY_IMPORT) <= MAY_IMPORT[package]
+
+
+def test_nothing_needs_what_kubeflow_pipelines_drops_or_adds():
+    """ML Metadata goes after 2.17, and MLflow's variables may be in the pods: neither is anything to us."""
+    for path in FILES:
+        assert not set(imports(path)) & {"ml_metadata", "mlflow"}, path
+        texts = [
+            node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)
+        ]
+        assert not [text for text in texts if isinstance(text, str) and MLMD_OR_MLFLOW.search(text)], path
 
 
 def test_no_file_is_longer_than_it_can_be_read():

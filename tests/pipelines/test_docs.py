@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,12 @@ from components.stores import SECRET_KEYS
 from pipelines import cli, wait
 from pipelines.commands import schedule
 from pipelines.compile import compile_pipeline
+from pipelines.forms import Form
+from pipelines.release import TESTED
+from pipelines.sizes import SIZES
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "kubeflow.md").read_text()
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "kubeflow.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", GUIDE, re.DOTALL)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines() if not line.startswith("export ")]
 
@@ -32,23 +37,58 @@ def test_its_commands_work(kfp_server, monkeypatch, tmp_path, capsys):
             kfp.main(words, obj={}, auto_envvar_prefix="KFP", standalone_mode=False)
         ran[tool] += 1
     assert ran["kubedet"] >= 8 and ran["kfp"] >= 5
-    assert len(kfp_server.runs) == 7
+    assert len(kfp_server.runs) == 8
     assert {item["display_name"] for item in kfp_server.schedules} == {schedule.NAME, "nightly"}
     assert all(item["mode"] == "ENABLE" and item["no_catchup"] for item in kfp_server.schedules)
 
 
 def test_its_tables_are_whole(tmp_path):
     parameters = {}
-    for volume in (True, False):
-        compile_pipeline(tmp_path / "p.yaml", volume=volume)
+    for form in (Form(volume=True, shared=True), Form()):
+        compile_pipeline(tmp_path / "p.yaml", form)
         (spec, _) = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
         parameters |= spec["root"]["inputDefinitions"]["parameters"]
     table = GUIDE[GUIDE.index("## Parameters") : GUIDE.index("## Keys of")]
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE))
     assert set(rows) == set(parameters)
-    for name in ("source", "recipe", "launcher", "nodes", "nproc", "gpus", "credentials", "job", "overrides"):
+    for name in ("source", "recipe", "launcher", "nodes", "nproc", "gpus", "credentials", "job", "overrides",
+                 "partitions", "step_cpu", "step_memory"):  # fmt: skip
         default = parameters[name]["defaultValue"]
         shown = "{}" if default == {} else f"{default:g}" if isinstance(default, float) else default
         assert rows[name].strip("`") == shown
     keys = GUIDE[GUIDE.index("## Keys of") : GUIDE.index("## A Kubeflow for")]
     assert set(SECRET_KEYS) | set(SECRET_KEYS.values()) <= set(re.findall(r"`(\w+)`", keys))
+
+
+def test_its_forms_are_those_that_can_be_compiled():
+    table = GUIDE[GUIDE.index("## The forms") : GUIDE.index("## From the UI")]
+    shown = re.findall(r"^\| `--(\w+)", table, re.MULTILINE)
+    assert shown == [item.name for item in fields(Form)]
+    for form in ("claim", "partitions"):  # What `submit` calls --volume and --shared.
+        assert f"`--{form} " in table
+
+
+def test_its_sizes_are_those_that_there_are():
+    rows = re.findall(r"^  \| (\w+) \| (\w+) \| (\w+) \|", GUIDE, re.MULTILINE)
+    assert {name: (cpu, memory) for name, cpu, memory in rows} == SIZES
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/kubeflow.md", "docs/operations.md"])
+def test_the_version_that_was_tried_is_named(page):
+    text = (ROOT / page).read_text()
+    assert TESTED in text and "2.5 or later" not in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Kubeflow Pipelines is 2.14.3 there", "version not known", "is disabled, and not deleted yet",
+        "ready nodes can hold it", "(its driver)", "holds no keys of an object store",
+        "answers, but not as the API of Kubeflow Pipelines does", "KUBEDET_STEP_TRIES",
+    ],
+)  # fmt: skip
+def test_its_messages_are_the_codes_own(words):
+    assert words in GUIDE
+    sources = [path for folder in ("pipelines", "components") for path in (ROOT / folder).rglob("*.py")]
+    pattern = re.escape(words).replace(r"2\.14\.3", r"\{self\.tag\}")
+    assert any(re.search(pattern, path.read_text()) for path in sources)
