@@ -110,7 +110,7 @@ def test_the_whole_pipeline(tmp_path):
     folder = tmp_path / "runs" / "first"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "succeeded" and summary["gate"]["passed"]
-    assert [step["status"] for step in summary["steps"]] == ["done"] * 6
+    assert [step["status"] for step in summary["steps"]] == ["done"] * 4
     assert all(step["seconds"] > 0 for step in summary["steps"])
     assert summary["training"]["images_per_second"] > 0 and summary["training"]["processes"] == 2
     assert len(summary["metrics"]) == 13 and {"torch", "kfp", "python"} <= summary["versions"].keys()
@@ -140,7 +140,7 @@ def test_a_failing_step_fails_the_run_and_says_why(tmp_path):
     assert done.returncode == 2
     assert "error in step prepare" in done.stderr and str(annotations) in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
-    assert "Download images: failed" in done.stdout and "Train" not in done.stdout
+    assert "Prepare the data: failed" in done.stdout and "Train" not in done.stdout
     summary = json.loads((tmp_path / "runs" / "bad" / "summary.json").read_text())
     assert summary["status"] == "failed" and summary["error"]["step"] == "prepare"
 
