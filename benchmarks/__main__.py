@@ -38,6 +38,7 @@ SETS: dict[str, dict[str, str]] = {
         "postprocess": "--rounds 3",
         "scaling": "--rounds 3",
         "checkpoint": "",
+        "state": "",
         "loader": "",
         "workers": "--rounds 2",
         "download": "--rounds 3",

@@ -23,6 +23,7 @@ CASES = {
     "postprocess": ["--size", "128", "--images", "1"],
     "scaling": ["--size", "128", "--images", "1", "--classes", "3", "--steps", "1", *TRAINS],
     "checkpoint": ["--classes", "3"],
+    "state": [],
     "accuracy": ["--source", "sample:images=48,seed=3,size=96", "--epochs", "4", "--seeds", "1", *TRAINS],
     "workers": [
         "--recipe",
@@ -57,6 +58,7 @@ FIGURES = {
     "postprocess": {"ratio_91", "ratio_601", "differing_images_91", "differing_images_601"},
     "scaling": {"processes", "images_per_second_together", "limit_of_the_machine", "ratio"},
     "checkpoint": {"written_s", "held_s"},
+    "state": {"openimages_r50_all_mb", "mlperf_optimizer_mb"},
     "accuracy": {"ours_AP", "stock_AP"},
     "loader": {
         "share_of_limit_640x480_to_512", "augmented_share_640x480_to_512", "decode_ms_640x480_to_512",
