@@ -40,7 +40,8 @@ def test_a_job_that_fails_says_where_and_why(user):
     for text in (f"{name}-worker-0", "exit code 3", "out of luck"):
         assert text in command.errors, str(command)
     waited, exit_code = user.runs("job", "wait", name)
-    assert exit_code == 1, str(waited)
+    assert exit_code == 3, str(waited)
+    assert "exit code 3" in waited.errors, str(waited)
 
 
 def test_the_same_job_is_adopted_and_another_of_its_name_replaces_it(user, cluster):
@@ -98,6 +99,87 @@ def test_a_pod_that_no_node_can_hold_is_explained(user):
     command, code = user.runs("job", "submit", "--spec", str(path), "--wait")
     assert code == 1, str(command)
     assert "Insufficient example.com/none" in command.errors, str(command)
+
+
+def test_a_pod_that_uses_too_much_memory_is_told_of_and_not_tried_for_ever(user, cluster):
+    """The operator deletes each of them the moment it has ended."""
+    code = "print('up', flush=True)\nheld = []\nwhile True:\n    held.append(b'x' * (8 << 20))"
+    path, name = user.python(code, memory_request="64Mi", memory_limit="128Mi", shared_memory="32Mi")
+    command, exit_code = user.runs("job", "submit", "--spec", str(path), "--wait")
+    assert exit_code == 1, str(command)
+    assert any("started anew, 1 of 10 (OOMKilled, exit code 137)" in line for line in command.lines), str(
+        command
+    )
+    assert "OOMKilled" in command.errors and "raise memory_limit" in command.errors, str(command)
+    assert cluster.job(name) is None
+
+
+def test_a_program_that_does_not_exist_ends_the_job_at_once(user, cluster, common):
+    path, name = user.spec(["no-such-program", "--now"])
+    began = time.monotonic()
+    command, code = user.runs("job", "submit", "--spec", str(path), "--wait")
+    assert code == 2, str(command)
+    assert time.monotonic() - began < 90
+    for text in ("'no-such-program'", common["image"], "holds the program"):
+        assert text in command.errors, str(command)
+    assert cluster.job(name) is None
+
+
+def test_an_image_that_would_run_as_root_ends_the_job_at_once(user, cluster):
+    path, name = user.python("pass", run_as_user=0)
+    command, code = user.runs("job", "submit", "--spec", str(path), "--wait")
+    assert code == 2, str(command)
+    assert "run_as_user" in command.errors and "non-root policy" in command.errors, str(command)
+    assert cluster.job(name) is None
+
+
+def test_a_failed_job_ends_within_its_grace_though_a_peer_ignores_sigterm(user, cluster):
+    """The first process of a container has no default for SIGTERM; this one would not hear of it anyway."""
+    code = (
+        "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if os.environ['PET_NODE_RANK'] == '1':\n"
+        "    time.sleep(5)\n    print('out of luck', flush=True)\n    sys.exit(3)\n"
+        "while True:\n    print('still here', flush=True)\n    time.sleep(1)"
+    )
+    path, name = user.python(code, nodes=2, grace_seconds=15.0)
+    command = user.starts("job", "submit", "--spec", str(path), "--wait")
+    until(lambda: _failed(cluster.job(name)), "the job has failed")
+    failed = time.monotonic()
+    assert command.end(60) == 3, str(command)
+    assert time.monotonic() - failed < 25
+    assert "out of luck" in command.errors, str(command)
+    until(lambda: _running(cluster.pods(name)) == 0, "no pod runs", 15 + 20)
+
+
+def _failed(job):
+    conditions = ((job or {}).get("status") or {}).get("conditions") or []
+    return any(item["type"] == "Failed" and item["status"] == "True" for item in conditions)
+
+
+def _running(pods):
+    return sum(pod.status.phase == "Running" for pod in pods)
+
+
+def test_the_program_starts_in_its_folder(user):
+    path, _ = user.python("import os; print('in ' + os.getcwd())", working_dir="/tmp")
+    command, code = user.runs("job", "submit", "--spec", str(path), "--wait")
+    assert code == 0 and command.heard("in /tmp"), str(command)
+
+
+def test_the_loser_of_a_name_is_told_and_leaves_the_winners_job_alone(user, cluster):
+    path, name = user.python(SLEEP)
+    loser = user.starts("job", "submit", "--spec", str(path), "--wait")
+    loser.wait_for("up")
+    changed, _ = user.python(SLEEP.replace("up", "other"), name=name, grace_seconds=5.0)
+    winner = user.starts("job", "submit", "--spec", str(changed), "--wait")
+    winner.wait_for("other")
+    assert loser.end() == 1, str(loser)
+    assert any(words in loser.errors for words in ("replaced by another specification", "is gone")), str(
+        loser
+    )
+    assert cluster.job(name) is not None
+    winner.signal(signal.SIGTERM)
+    assert winner.end() == 143, str(winner)
 
 
 def test_a_deadline_ends_the_job(user, cluster):

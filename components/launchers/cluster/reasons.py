@@ -10,7 +10,7 @@ MEMORY = ("OOMKilled",)
 _NO_PROGRAM = ("StartError", "ContainerCannotRun", "RunContainerError")
 _AT_ONCE = (*_NO_PROGRAM, "InvalidImageName")
 _LASTING = ("CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull")
-_ROOT = "runAsNonRoot"
+_ROOT = ("runAsNonRoot", "breaks non-root policy")  # The words of the kubelet.
 
 _REMEDIES = {
     "InvalidImageName": "correct image: it is no name that a registry could have",
@@ -30,7 +30,7 @@ def remedy(reason: str, message: str = "") -> str:
         reason: of a waiting or ended container, or of a pod.
         message: the cluster's words on it.
     """
-    if _ROOT in message:
+    if _as_root(message):
         return (
             "set run_as_user to a number other than 0, e.g. 1000, or use an image whose user is a number "
             "(USER 1000:1000); run_as_non_root: false lets it run as root"
@@ -40,6 +40,10 @@ def remedy(reason: str, message: str = "") -> str:
     if reason in PULL:
         return "correct image, or set image_pull_secrets where the registry asks for credentials"
     return _REMEDIES.get(reason, "")
+
+
+def _as_root(message: str) -> bool:
+    return any(words in message for words in _ROOT)
 
 
 def is_final(pod: PodStatus, lasted: float, patience: float) -> bool:
@@ -52,7 +56,7 @@ def is_final(pod: PodStatus, lasted: float, patience: float) -> bool:
     """
     if pod.reason in _AT_ONCE or (pod.before and pod.before.reason in _AT_ONCE):
         return True
-    return pod.reason in _LASTING and (_ROOT in pod.message or lasted > patience)
+    return pod.reason in _LASTING and (_as_root(pod.message) or lasted > patience)
 
 
 def final_end(pod: PodStatus) -> Ending:

@@ -147,6 +147,7 @@ def test_a_program_that_does_not_exist_is_not_tried_again(run, fake_cluster, cod
             "set run_as_user",
             True,
         ),
+        ("CreateContainerConfigError", "container's runAsUser breaks non-root policy", "run_as_user", True),
         ("CreateContainerConfigError", 'secret "keys" not found', "create the Secret", False),
         ("CreateContainerError", "executable file `x` not found in $PATH", "correct the command", False),
         ("ErrImageNeverPull", "image is not present with pull policy of Never", "image_pull_policy", False),
