@@ -20,7 +20,7 @@ def cleanup(
         status: how the steps ended, as Kubeflow tells it.
         outcome: how the run ended: what failed, with its own message.
     """
-    from components import ends, steps
+    from components import steps
 
-    told = steps.run("cleanup", ends.end, launcher, run_id, status.state, outcome.path)
-    outcome.metadata.update(told)
+    given = (launcher, run_id, status.state, outcome.path)
+    outcome.metadata.update(steps.run("cleanup", "components.ends:end", *given))

@@ -28,7 +28,8 @@ def download(
         parts: those that other pods have fetched.
         raw: manifest of the raw images.
     """
-    from components import preparation, steps
+    from components import steps
 
     given = (parts, source, recipe, overrides, data_root, data_version)
-    steps.publish(raw, *steps.run("download", preparation.download, *given, secret=credentials))
+    made = steps.run("download", "components.preparation:download", *given, secret=credentials)
+    steps.publish(raw, *made)

@@ -22,6 +22,8 @@ LABEL_TASK = "pipelines.kubeflow.org/task_name"
 _MAIN = "main"
 """Argo's name of the container that runs a step."""
 
+_WELL = ("COMPLETE", "SUCCEEDED")
+
 _HELD_BACK = ("OOMKilled", "Evicted")
 
 
@@ -31,7 +33,7 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
     Args:
         launcher: what started the training; empty where the run trains nothing.
         run_id: the run's id.
-        state: how the steps ended, e.g. SUCCEEDED or FAILED.
+        state: how the steps ended: COMPLETE in a cluster, SUCCEEDED in Kubeflow's local runner, FAILED, ...
         path: local file that receives it, as Markdown.
 
     Returns:
@@ -40,9 +42,10 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
     Raises:
         KubedetError: nobody could tell whether the job is there, or it could not be deleted.
     """
-    failed = [] if state == "SUCCEEDED" else failures(run_id)
+    well = state in _WELL
+    failed = [] if well else failures(run_id)
     lines = [f"- **{pod}**: {message}" for pod, message in failed]
-    if not lines and state != "SUCCEEDED":
+    if not lines and not well:
         lines = ["- no pod of the run says why: it was terminated, or its pods are gone"]
     Path(path).write_text("\n".join([f"# The steps ended as {state.lower()}", "", *lines]) + "\n")
     for pod, message in failed:

@@ -32,10 +32,9 @@ def evaluate(
         "pass" or "fail".
     """
     from components import steps
-    from components import verdict as gate
 
     given = (steps.manifest(model), rules, report.path, summary.path, verdict.path)
-    scored = steps.run("evaluate", gate.score, *given, secret=credentials)
+    scored = steps.run("evaluate", "components.verdict:score", *given, secret=credentials)
     steps.publish(metrics, scored["metrics"], scored["shown"])
     verdict.metadata.update(scored["verdict"])
     return scored["verdict"]["verdict"]

@@ -24,9 +24,10 @@ def export(
         credentials: Secret with the object store's keys.
         exported: manifest of the exported model.
     """
-    from components import publishing, steps
+    from components import steps
 
     given = (steps.manifest(model), signing, registry, run_id)
-    made = steps.run("export", publishing.export_and_publish, *given, secret=credentials)
+    work = "components.publishing:export_and_publish"
+    made = steps.run("export", work, *given, secret=credentials)
     shown = {"uri": made["model"], "name": made["name"], "model_version": made["model_version"]}
     steps.publish(exported, made, shown | {"registered": registry})

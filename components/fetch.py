@@ -15,6 +15,7 @@ def fetch(part: str, recipe: str, overrides: dict, credentials: str) -> str:
         overrides: dotted configuration keys and their values.
         credentials: Secret with the object store's keys.
     """
-    from components import partitions, steps
+    from components import steps
 
-    return steps.run("fetch", partitions.fetch, part, recipe, overrides, secret=credentials)
+    given = (part, recipe, overrides)
+    return steps.run("fetch", "components.partitions:fetch", *given, secret=credentials)

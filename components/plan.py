@@ -26,8 +26,7 @@ def plan(
         partitions: pods that share the work.
         credentials: Secret with the object store's keys.
     """
-    from components import partitions as parts
     from components import steps
 
     given = (source, data_root, recipe, overrides, data_version, partitions)
-    return steps.run("plan", parts.plan, *given, secret=credentials)
+    return steps.run("plan", "components.partitions:plan", *given, secret=credentials)

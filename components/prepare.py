@@ -32,9 +32,9 @@ def prepare(
         shards: manifest of the shards.
         statistics: what they hold, as a page.
     """
-    from components import preparation, steps
+    from components import steps
 
     given = (source, recipe, overrides, data_root, data_version, statistics.path)
-    images, written = steps.run("prepare", preparation.prepare, *given, secret=credentials)
+    images, written = steps.run("prepare", "components.preparation:prepare", *given, secret=credentials)
     steps.publish(raw, *images)
     steps.publish(shards, *written)

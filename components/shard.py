@@ -28,7 +28,8 @@ def shard(
         shards: manifest of the shards.
         statistics: what they hold, as a page.
     """
-    from components import preparation, steps
+    from components import steps
 
     given = (parts, steps.manifest(raw), recipe, overrides, data_root, statistics.path)
-    steps.publish(shards, *steps.run("shard", preparation.shard, *given, secret=credentials))
+    made = steps.run("shard", "components.preparation:shard", *given, secret=credentials)
+    steps.publish(shards, *made)

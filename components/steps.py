@@ -8,18 +8,16 @@ import errno
 import json
 import logging
 import os
+import pkgutil
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from components import stores, supervisor
 from trainer import log
 from trainer.errors import EXIT_FAILURE, KubedetError, StorageError
-
-T = TypeVar("T")
 
 TERMINATION_LOG = Path("/dev/termination-log")
 """What a container writes here stands in its pod's status, and in the message of Kubeflow's workflow."""
@@ -34,7 +32,7 @@ FINISHED = "step finished"
 """Text of the log line with which a step's own output ends."""
 
 
-def run(step: str, work: Callable[..., T], *arguments: Any, secret: str = "", lasting: bool = False) -> T:
+def run(step: str, work: str, *arguments: Any, secret: str = "", lasting: bool = False) -> Any:
     """Do the work of a step: its log lines, further tries where they may help, and its end as an exit code.
 
     A KubedetError becomes its message, without a traceback, and its exit code. The message is the last
@@ -45,10 +43,14 @@ def run(step: str, work: Callable[..., T], *arguments: Any, secret: str = "", la
 
     Args:
         step: name of the step, e.g. "train".
-        work: a function that does it.
+        work: the function that does it, as "module:name". It is imported in the work's own process: the one
+            that waits for it, and would start it again, stays small.
         arguments: what it is called with.
         secret: the Secret with the object store's keys that the run names, for messages where it has none.
         lasting: see `supervisor.run`.
+
+    Returns:
+        What the function returns.
 
     Raises:
         SystemExit: with the exit code of a KubedetError or of a full disk.
@@ -59,9 +61,9 @@ def run(step: str, work: Callable[..., T], *arguments: Any, secret: str = "", la
     logger.info(STARTED)
     start = time.monotonic()
 
-    def told() -> T:
+    def told() -> Any:
         try:
-            return work(*arguments)
+            return pkgutil.resolve_name(work)(*arguments)
         except OSError as error:
             if (known := _known(error)) is None:
                 raise

@@ -60,11 +60,12 @@ def train(
         model: manifest of the trained model.
         task_config: tolerations and node selectors that were set on this task.
     """
-    from components import jobs, steps, training
+    from components import steps
 
-    job = jobs.placed(job, task_config.tolerations, task_config.node_selector)
-    request = jobs.Request(launcher, nodes, nproc, gpus, image, job, credentials, claim, run_id)
-    given = (steps.manifest(shards), output, data_root, recipe, overrides, request, default_image, rules)
-    trained = steps.run("train", training.train, *given, secret=credentials, lasting=True)
-    place = {"uri": trained["output"], "checkpoint": trained["checkpoint"]}
-    steps.publish(model, trained, place | trained["metrics"] | training.label(trained))
+    asked = {"launcher": launcher, "nodes": nodes, "nproc": nproc, "gpus": gpus, "image": image, "job": job}
+    asked |= {"credentials": credentials, "claim": claim, "run_id": run_id}
+    placed = (task_config.tolerations, task_config.node_selector)
+    given = (steps.manifest(shards), output, data_root, recipe, overrides, asked, placed, default_image)
+    work = "components.training:train"
+    made = steps.run("train", work, *given, rules, secret=credentials, lasting=True)
+    steps.publish(model, *made)

@@ -3,10 +3,9 @@
 from functools import partial
 from typing import Any
 
-from components import launchers, versions
+from components import jobs, launchers, versions
 from components.jobs import Request
 from components.launchers.spec import JobSpec
-from components.versions import label
 from trainer import recipes, storage
 from trainer.config import Config
 from trainer.configuration import to_json, with_overrides
@@ -109,10 +108,11 @@ def train(
     data_root: str,
     recipe: str,
     overrides: dict[str, Any],
-    request: Request,
+    asked: dict[str, Any],
+    placed: tuple[list[dict[str, Any]] | None, dict[str, str] | None],
     default_image: str,
     rules: str,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train to the end, or go on with a training that was begun.
 
     Args:
@@ -121,20 +121,24 @@ def train(
         data_root: see `folder_of`.
         recipe: see `prepare`.
         overrides: see `prepare`.
-        request: see `prepare`.
+        asked: what the run asks of the launcher, by the names of Request's fields.
+        placed: tolerations and node selector of the task, see `jobs.placed`.
         default_image: see `prepare`.
         rules: see `prepare`.
 
     Returns:
-        The manifest of the trained model, with the data's version where they have one.
+        The manifest of the trained model, and what is shown with it.
 
     Raises:
         KubedetError: as `prepare`, `launchers.run` and `result` raise them.
     """
+    request = Request(**asked | {"job": jobs.placed(asked["job"], *placed)})
     folder = folder_of(output, data_root, data, request.run_id)
     job = prepare(data["uri"], folder, recipe, overrides, request, default_image=default_image, rules=rules)
     launchers.run(request.launcher, job)
-    return result(data["uri"], folder) | label(data)
+    made = result(data["uri"], folder) | versions.label(data)
+    place = {"uri": made["output"], "checkpoint": made["checkpoint"]}
+    return made, place | made["metrics"] | versions.label(data)
 
 
 def result(shards: str, output: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def write(
         data_root: URI under which data is kept.
         credentials: Secret with the object store's keys.
     """
-    from components import partitions, steps
+    from components import steps
 
     given = (steps.manifest(raw), data_root, recipe, overrides, part)
-    return steps.run("write", partitions.write, *given, secret=credentials)
+    return steps.run("write", "components.partitions:write", *given, secret=credentials)

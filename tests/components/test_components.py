@@ -3,6 +3,10 @@
 import ast
 import errno
 import json
+import pkgutil
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +58,9 @@ def fails(error):
     raise error
 
 
+FAILS = f"{__name__}:fails"
+
+
 @pytest.fixture(autouse=True)
 def outside(monkeypatch):
     for name in ("KUBERNETES_SERVICE_HOST", supervisor.TRIES):
@@ -63,7 +70,7 @@ def outside(monkeypatch):
 def test_a_known_error_is_a_message_an_exit_code_and_an_event(monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("KUBEDET_PROGRESS", str(tmp_path / "events"))
     with pytest.raises(SystemExit) as caught:
-        steps.run("shard", fails, DataError("the source is empty", fix="fill it"))
+        steps.run("shard", FAILS, DataError("the source is empty", fix="fill it"))
     assert caught.value.code == 2
     shown = capfd.readouterr().err
     assert "error: the source is empty\n  fix: fill it" in shown and "Traceback" not in shown
@@ -73,14 +80,14 @@ def test_a_known_error_is_a_message_an_exit_code_and_an_event(monkeypatch, tmp_p
 
 def test_a_full_disk_is_said_with_its_place(capfd):
     with pytest.raises(SystemExit) as caught:
-        steps.run("shard", fails, OSError(errno.ENOSPC, "No space left on device", "/data/x.tar"))
+        steps.run("shard", FAILS, OSError(errno.ENOSPC, "No space left on device", "/data/x.tar"))
     assert caught.value.code == 2
     assert "the disk is full at /data/x.tar" in capfd.readouterr().err
 
 
 def test_a_bug_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
-        steps.run("shard", lambda: 1 / 0)
+        steps.run("shard", "operator:truediv", 1, 0)
 
 
 def test_in_a_pod_kubernetes_learns_what_the_step_said(monkeypatch, tmp_path, capfd):
@@ -88,7 +95,7 @@ def test_in_a_pod_kubernetes_learns_what_the_step_said(monkeypatch, tmp_path, ca
     monkeypatch.setenv("MINIO_ENDPOINT", "mine:9000")
     monkeypatch.setattr(steps, "TERMINATION_LOG", tmp_path / "termination-log")
     with pytest.raises(SystemExit) as caught:
-        steps.run("evaluate", fails, DataError("grün " * 2000, fix="mend it"))
+        steps.run("evaluate", FAILS, DataError("grün " * 2000, fix="mend it"))
     assert caught.value.code == 2
     written = (tmp_path / "termination-log").read_bytes()
     assert written.startswith("grün grün".encode()) and len(written) <= 4096
@@ -100,5 +107,19 @@ def test_keys_that_are_missing_are_told_with_the_secrets_name(capfd, monkeypatch
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     error = StorageError("cannot read s3://bucket/x: the name 's3.amazonaws.com' is not known")
     with pytest.raises(SystemExit):
-        steps.run("prepare", fails, error, secret="team-keys")
+        steps.run("prepare", FAILS, error, secret="team-keys")
     assert "the Secret team-keys is not in its namespace" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("component", COMPONENTS, ids=lambda component: component.name)
+def test_what_a_body_names_is_there(component):
+    """As text: the process that waits for the work does not import what the work needs."""
+    text = Path(component.python_func.__code__.co_filename).read_text()
+    names = re.findall(r'"(components\.\w+:\w+)"', text)
+    assert len(names) == 1 and callable(pkgutil.resolve_name(names[0]))
+
+
+def test_the_process_that_waits_imports_neither_torch_nor_a_store():
+    code = "import sys; from components import steps; print({'torch', 'minio', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

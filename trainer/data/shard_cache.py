@@ -97,8 +97,8 @@ class ShardCache:
             return
         self._told = True
         _LOG.warning(
-            "the cache of shards in %s cannot be written: %s: images are read from the store one by one "
-            "instead; %s says where it is, %s how many gigabytes it may take",
+            "shards are not kept in %s: %s; images are read from the store one by one instead "
+            "(%s says where shards are kept, %s how many gigabytes they may take)",
             self._copies.folder, reason, FOLDER, LIMIT,
         )  # fmt: skip
 

@@ -26,7 +26,8 @@ FOLDER = "KUBEDET_CACHE_DIR"
 
 LIMIT = "KUBEDET_CACHE_GB"
 """Environment variable: most gigabytes (10**9 bytes) of copies. If unset, half of the free disk, and 100
-at most; in a pod a fifth of the disk is left free besides, see _NODES_SHARE."""
+at most; in a pod a fifth of the disk is left free besides, see _NODES_SHARE, or a tenth of what is free taken
+where less than that is left."""
 
 _DEFAULT_LIMIT = 100 * 10**9
 _LEFT_FREE = 10**9
@@ -45,7 +46,7 @@ class Full(OSError):
     """No room: all copies are in use, or the copy is larger than the limit."""
 
     def __init__(self) -> None:
-        super().__init__(errno.ENOSPC, "all room is in use, or less than one file takes")
+        super().__init__(errno.ENOSPC, "its limit leaves no room: all is in use, or a file takes more")
 
 
 class Copies:
@@ -142,7 +143,8 @@ class Copies:
         disk = shutil.disk_usage(self.folder)
         room = disk.free + sum(size for _, size, _ in self._copies())
         spared = int(_NODES_SHARE * disk.total) if "KUBERNETES_SERVICE_HOST" in os.environ else 0
-        return max(0, min(_DEFAULT_LIMIT, room // 2, room - spared))
+        # A node that is that full may evict pods whatever we do; a little of what is left changes nothing.
+        return min(_DEFAULT_LIMIT, room // 2, max(room - spared, room // 10))
 
     def _copies(self) -> list[tuple[float, int, Path]]:
         """Time of last use, size and path of all copies, the least recently used first."""

@@ -230,14 +230,14 @@ def test_a_full_disk_ends_nothing_and_is_told(store, tmp_path, caplog):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not names(tmp_path / "cache") and not list((tmp_path / "cache").glob("*.part"))
     (told,) = [record.getMessage() for record in caplog.records]
-    assert "cannot be written: File too large" in told and FOLDER in told
+    assert ": File too large; images are read" in told and FOLDER in told
     assert cache.fetch(*many[0]) is Fetched.THERE
 
 
 def test_a_folder_that_cannot_be_written_ends_nothing(store, tmp_path, caplog):
     (tmp_path / "file").touch()
     assert ShardCache(tmp_path / "file" / "cache", 10 * SIZE).fetch(*shards(store, 1)[0]) is Fetched.FULL
-    assert "cannot be written: Not a directory" in caplog.text
+    assert ": Not a directory; images are read" in caplog.text
 
 
 def test_a_last_use_is_noted(store, tmp_path):

@@ -29,7 +29,7 @@ def test_the_environment_says_where_and_how_much(monkeypatch, tmp_path):
             Copies()
 
 
-@pytest.mark.parametrize(("free", "alone", "in_a_pod"), [(400, 100, 100), (150, 75, 50), (90, 45, 0)])
+@pytest.mark.parametrize(("free", "alone", "in_a_pod"), [(400, 100, 100), (150, 75, 50), (90, 45, 9)])
 def test_a_pod_leaves_its_node_what_keeps_it_from_evicting(monkeypatch, tmp_path, free, alone, in_a_pod):
     disk = SimpleNamespace(total=500 * 10**9, free=free * 10**9)
     monkeypatch.setattr(copies.shutil, "disk_usage", lambda _: disk)
