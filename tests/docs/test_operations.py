@@ -63,7 +63,8 @@ def test_commands_exist_and_know_their_options(page):
 def test_links_and_paths_lead_somewhere(page):
     text, folder = PAGES[page], (ROOT / page).parent
     headings = {
-        re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in re.findall("^## (.*)$", text, re.M)
+        re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-")
+        for line in re.findall("^##+ (.*)$", text, re.M)
     }
     for target in re.findall(r"\]\(([^)]+)\)", text):
         assert target[1:] in headings if target.startswith("#") else (folder / target).exists(), target
