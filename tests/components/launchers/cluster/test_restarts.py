@@ -1,5 +1,6 @@
 """Which restarts count, and when a job is given up for them."""
 
+import inspect
 import threading
 import time
 from itertools import pairwise
@@ -10,6 +11,7 @@ from fake_cluster import endless, fine
 
 from components.launchers.backend import Ending, PodStatus
 from components.launchers.cluster.restarts import MEMORY_KILLS, Restarts
+from trainer import loop
 from trainer.errors import EXIT_USAGE, LaunchError
 
 MASTER, WORKER = "train-master-0", "train-worker-0"
@@ -31,6 +33,10 @@ def test_restarts_before_a_newer_checkpoint_are_forgiven():
             f"12:00:00 train: resumed at step {100 * number} of 9000: 8 images a step on 2 processes"
         )
         assert restarts.counted(pod(number)) == 0
+
+
+def test_the_training_says_it_in_these_words():
+    assert '"resumed at step %d of %d: ' in inspect.getsource(loop)
 
 
 def test_a_start_from_the_same_checkpoint_forgives_nothing():
