@@ -8,16 +8,19 @@ STAMP := $(VENV)/.complete
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench lint images
+.PHONY: help run test cluster-test bench lint images
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 run: $(STAMP)  ## the whole pipeline on this machine (ARGS: see `kubedet run --help`)
 	@$(BIN)/kubedet run $(ARGS)
 
 test: $(STAMP)  ## all tests (ARGS: pytest's, e.g. ARGS="-m 'not slow'")
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+cluster-test: $(STAMP)  ## the tests on the cluster of KUBECONFIG: see tests/cluster/README.md
+	@$(BIN)/python -m pytest tests/cluster -n 2 $(ARGS)
 
 bench: $(STAMP)  ## every benchmark for a CPU, in under 15 minutes (ARGS: some of them, by name)
 	@$(BIN)/python -m benchmarks $(ARGS)

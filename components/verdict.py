@@ -1,5 +1,6 @@
 """What the evaluation step scores and decides, and how it says so."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ from trainer.config import Config
 from trainer.evaluation.baseline import SUMMARY
 from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.gate import Evidence, decide, split_rules
+
+logger = logging.getLogger("gate")
 
 NOT_THERE = -1.0
 """What COCO's metrics are where there is nothing to score, e.g. no small object."""
@@ -47,6 +50,7 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
     for name, path in (("report.html", report), ("report.md", summary)):
         Path(path).write_bytes(storage.read_bytes(storage.join(folder, name)))
     decided = judge(trained, scored["metrics"], rules)
+    logger.info("gate: %s: %s", decided["verdict"], "; ".join(decided["reason"].splitlines()))
     lines = "".join(f"- {line}\n" for line in decided["reason"].splitlines())
     Path(verdict).write_text(f"# Gate: {decided['verdict']}\n\n{lines}")
     shown = {name: value for name, value in scored["metrics"].items() if value != NOT_THERE}

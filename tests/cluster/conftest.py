@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items):
     missing = [name for name in NEEDED if not os.environ.get(name)]
     for item in here:
         item.add_marker(pytest.mark.slow)
-        item.add_marker(pytest.mark.timeout(900))
+        item.add_marker(pytest.mark.timeout(3000))
         if missing:
             item.add_marker(pytest.mark.skip(reason=f"no cluster is named: set {', '.join(missing)}"))
 
@@ -64,6 +64,12 @@ def work():
     """URI of a folder under the data root that this run of the tests has to itself."""
     root = os.environ["KUBEDET_DATA_ROOT"].rstrip("/")
     return f"{root}/kubedet-tests/{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+
+
+@pytest.fixture(scope="session")
+def pipeline_work(work):
+    """URI of the data root of the pipeline's runs, in a bucket where one is named."""
+    return f"{os.environ.get('KUBEDET_BUCKET', '').rstrip('/') or work}/pipeline"
 
 
 @pytest.fixture

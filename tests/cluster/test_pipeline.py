@@ -1,4 +1,4 @@
-"""The compiled pipeline as a user starts it: `kfp run create`, and `kubedet submit`."""
+"""The compiled pipeline on a real Kubeflow Pipelines: as people start it, and what it survives."""
 
 import json
 import os
@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_training import CONFIG
-from tests.cluster.user import KUBEDET
-
-MINUTES = 20
+from tests.cluster.runs import MINUTES, Runs, steps_environment
+from tests.cluster.user import KUBEDET, until
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def host():
     """Address of Kubeflow Pipelines; skipped where none is named, or none answers."""
     import kfp
@@ -30,64 +28,131 @@ def host():
     return address
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory):
-    """The compiled pipeline, in the form that the data root asks for."""
-    file = tmp_path_factory.mktemp("package") / "pipeline.yaml"
-    volume = ["--volume"] if os.environ.get("KUBEDET_PVC") else []
-    subprocess.run(
-        [*KUBEDET, "compile", *volume, "-o", str(file)],
-        check=True,
-        env={**os.environ, "KUBEDET_IMAGE": steps_image()},
-    )
-    return file
-
-
-def steps_image():
-    """Image of the pipeline's steps."""
-    return os.environ.get("KUBEDET_COMPONENT_IMAGE", os.environ["KUBEDET_IMAGE"])
-
-
-def parameters(work):
-    """The pipeline's parameters for a training that takes a minute."""
-    found = {
-        "source": "sample:images=48,seed=3,size=96", "data_root": work, "overrides": json.dumps(CONFIG),
-        "nodes": "2", "image": os.environ["KUBEDET_IMAGE"], "job": '{"shared_memory": "256Mi"}',
-    }  # fmt: skip
-    if os.environ.get("KUBEDET_PVC"):
-        found["claim"] = os.environ["KUBEDET_PVC"]
-    return found
-
-
-def state(host, run_id):
-    """Wait for a run's end; returns its state."""
-    import kfp
-
-    return kfp.Client(host=host).wait_for_run_completion(run_id, timeout=MINUTES * 60).state
+@pytest.fixture
+def runs(host, cluster, pipeline_work):
+    """Runs of one test, on data that all of them share."""
+    found = Runs(host, cluster, pipeline_work)
+    yield found
+    found.leave()
 
 
 @pytest.mark.parametrize("verb", ["create", "submit"])
-def test_kfp_run_create(host, package: Path, work, verb):
-    kfp_command = [str(Path(sys.executable).with_name("kfp")), "--endpoint", host, "--output", "json"]
-    named = [f"{name}={value}" for name, value in parameters(f"{work}/{verb}").items()]
+def test_kfp_run_create_and_its_alias(runs, tmp_path, verb):
+    """As README writes it: the file is compiled, and kfp's own command line starts it."""
+    file = tmp_path / "pipeline.yaml"
+    volume = ["--volume"] if os.environ.get("KUBEDET_PVC") else []
+    compiling = [*KUBEDET, "compile", *volume, "-o", str(file)]
+    subprocess.run(compiling, check=True, env=steps_environment())
+    named = [
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in runs.parameters().items()
+    ]
+    kfp_command = [str(Path(sys.executable).with_name("kfp")), "--endpoint", runs.host, "--output", "json"]
     done = subprocess.run(
-        [*kfp_command, "run", verb, "-e", "kubedet-tests", "-r", verb, "-f", str(package), *named],
+        [*kfp_command, "run", verb, "-e", "kubedet-tests", "-r", verb, "-f", str(file), *named],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
-    run_id = re.search(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", done.stdout)
-    assert run_id, done.stdout
-    assert state(host, run_id[0]) == "SUCCEEDED"
+    # Before the run's there is the experiment's id.
+    run_id = json.loads(done.stdout[done.stdout.index("{") :])["run_id"]
+    assert runs.client().wait_for_run_completion(run_id, timeout=MINUTES).state == "SUCCEEDED"
 
 
-def test_kubedet_submit_waits_for_the_end(host, work):
-    claim = ["--claim", os.environ["KUBEDET_PVC"]] if os.environ.get("KUBEDET_PVC") else []
-    options = [word for key, value in CONFIG.items() for word in ("--set", f"{key}={json.dumps(value)}")]
-    done = subprocess.run(
-        [
-            *KUBEDET, "submit", "--host", host, "--wait", "--source", "sample:images=48,seed=3,size=96",
-            "--data-root", f"{work}/kubedet", "--nodes", "2", "--image", os.environ["KUBEDET_IMAGE"],
-            "--job", "shared_memory=256Mi", *claim, *options,
-        ],
-        capture_output=True, text=True, env={**os.environ, "KUBEDET_IMAGE": steps_image()},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_kubedet_submit_waits_for_the_end_of_a_run_of_twelve_pods(runs):
+    command = runs.submit()
+    assert command.end(MINUTES) == 0, str(command)
+    found = runs.pods(runs.id_of(command))
+    assert len(found) == 12, sorted(found)
+    for title in ("Prepare the data", "Train", "Evaluate and decide", "Export", "Clean up"):
+        assert command.heard(f"{title}: succeeded"), str(command)
+
+
+def test_work_that_three_pods_share_trains_on_two_nodes(runs):
+    command = runs.submit(partitions=3, nodes=2, source="sample:images=48,seed=4,size=96")
+    run_id = runs.id_of(command)
+    assert command.end(MINUTES) == 0, str(command)
+    nodes = list(runs.pods(run_id))
+    for step in ("fetch", "write"):
+        assert sum(f".{step}(" in node and "executor" in node for node in nodes) == 3, nodes
+
+
+def test_a_recurring_run_finds_its_data_and_compares_with_the_first_ones_model(runs, user):
+    name = f"kubedet-test-{os.getpid()}"
+    there = {"source": "sample:images=48,seed=5,size=96", "gate": "coco/AP >= baseline - 1.0"}
+    made = runs.submit("--cron", "* * * * *", "--name", name, verb="schedule", **there)
+    assert made.end() == 0, str(made)
+    schedule_id = re.search(r"recurringrun/details/([0-9a-f-]{36})", str(made))[1]
+    try:
+        first, second = until(lambda: _ended(runs, schedule_id, 2), "two runs", 2 * MINUTES)
+    finally:
+        gone, code = user.runs("schedule", "--host", runs.host, "--delete", "--name", name)
+    assert (first.state, second.state, code) == ("SUCCEEDED", "SUCCEEDED", 0), str(gone)
+    assert "shards of" in runs.log(second.run_id, "prepare") and "there already" in runs.log(
+        second.run_id, "prepare"
+    )
+    assert "baseline" in runs.log(second.run_id, "evaluate")
+
+
+def _ended(runs, schedule_id, count):
+    """The first runs of a schedule in the order of their beginning, once so many have ended."""
+    every = runs.client().list_runs(page_size=50, sort_by="created_at desc").runs or []
+    ours = [run for run in every if run.recurring_run_id == schedule_id]
+    ended = [run for run in ours if run.state in ("SUCCEEDED", "FAILED", "CANCELED")]
+    return sorted(ended, key=lambda run: run.created_at)[:count] if len(ended) >= count else None
+
+
+def test_a_run_that_is_terminated_leaves_no_job_and_is_told_as_stopped(runs, cluster):
+    command = runs.submit(epochs=400)
+    run_id = runs.id_of(command)
+    job = runs.trains(run_id)
+    runs.client().terminate_run(run_id)
+    until(lambda: cluster.job(job) is None, "the job is gone", 120)
+    until(lambda: not cluster.pods(job), "its pods are gone", 120)
+    assert command.end(MINUTES) == 1, str(command)
+    assert "was stopped" in command.errors and "failed" not in command.errors, str(command)
+
+
+def test_a_train_step_whose_pod_is_deleted_leaves_its_job_to_the_next_attempt(runs, cluster):
+    command = runs.submit(epochs=60)
+    run_id = runs.id_of(command)
+    job = runs.trains(run_id)
+    uid = cluster.job(job)["metadata"]["uid"]
+    cluster.delete_pod(runs.pod(run_id, "train"))
+    assert command.end(MINUTES) == 0, str(command)
+    assert cluster.job(job)["metadata"]["uid"] == uid
+    assert f"PyTorchJob {job} is there already: taking it up" in runs.log(run_id, "train")
+
+
+def test_a_launcher_that_is_killed_is_started_again_in_its_pod(runs, cluster):
+    command = runs.submit(epochs=60)
+    run_id = runs.id_of(command)
+    job = runs.trains(run_id)
+    uid = cluster.job(job)["metadata"]["uid"]
+    assert "killed" in runs.kill_work(runs.pod(run_id, "train"))
+    assert command.end(MINUTES) == 0, str(command)
+    assert cluster.job(job)["metadata"]["uid"] == uid
+    said = runs.log(run_id, "train")
+    assert "trying again" in said and f"PyTorchJob {job} is there already: taking it up" in said
+
+
+def test_a_gate_that_holds_back_skips_the_export_and_the_run_succeeds(runs):
+    command = runs.submit(gate="coco/AP >= 1.0")
+    run_id = runs.id_of(command)
+    assert command.end(MINUTES) == 0, str(command)
+    assert not any(".export(" in node and "executor" in node for node in runs.pods(run_id))
+
+
+def test_a_step_that_fails_is_told_with_its_own_words_and_remedy(runs):
+    command = runs.submit(source=f"coco:{runs.work}/no-such-set")
+    assert command.end(MINUTES) == 1, str(command)
+    assert "no-such-set" in command.errors and "fix:" in command.errors, str(command)
+    # And in the container's end, where Kubernetes and Kubeflow's workflow show it.
+    pods = runs.pods(runs.id_of(command)).values()
+    ends = [item.state.terminated for pod in pods for item in pod.status.container_statuses or []]
+    assert any("no-such-set" in (end.message or "") for end in ends if end)
+
+
+def test_data_alone(runs):
+    command = runs.submit("--until", "shards", source="sample:images=24,seed=6,size=96", alone=True)
+    run_id = runs.id_of(command)
+    assert command.end(MINUTES) == 0, str(command)
+    assert len(runs.pods(run_id)) == 6

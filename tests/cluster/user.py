@@ -30,10 +30,10 @@ def until(found, what, seconds=PATIENCE):
 class Running:
     """A `kubedet` command that goes on while the test looks at it."""
 
-    def __init__(self, arguments):
+    def __init__(self, arguments, env=None):
         self._lines, self._errors, self.times = [], [], []
         self._process = subprocess.Popen(
-            [*KUBEDET, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*KUBEDET, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
         )
         self._readers = [
             threading.Thread(target=self._read, args=(self._process.stdout, self._lines), daemon=True),

@@ -1,0 +1,136 @@
+"""Runs of the pipeline on a real Kubeflow Pipelines, and what is really there beside them."""
+
+import json
+import os
+import re
+from dataclasses import dataclass, field
+
+from components.jobs import name_of
+from tests.cluster.user import Running, until
+
+CONFIG = {
+    "loader.image_size": 96, "loader.workers": 1, "model.backbone_width": 8, "model.fpn_channels": 16,
+    "model.head_depth": 1, "model.anchor_sizes": [8.0, 16.0, 32.0, 48.0, 64.0], "train.batch_size": 4,
+    "train.validate_every": 1, "train.checkpoint_minutes": 0.0, "data.processes": 1, "export.check_images": 4,
+}  # fmt: skip
+"""A training of seconds, whose model may be exported."""
+
+JOB = {"shared_memory": "256Mi", "cpu_request": "100m", "memory_request": "256Mi"}
+LABEL = "pipeline/runid"
+MINUTES = 20 * 60.0
+"""Seconds that a run may take on a slow machine."""
+
+KILL = """
+import os, signal
+def parent(pid):
+    return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+steps = [pid for pid in os.listdir("/proc") if pid.isdigit() and b"executor_main" in open(f"/proc/{pid}/cmdline", "rb").read()]
+work = [pid for pid in steps if str(parent(pid)) in steps and not any(str(parent(one)) == pid for one in steps)]
+os.kill(int(work[0]), signal.SIGKILL)
+print("killed", work[0])
+"""  # noqa: E501
+"""Kills the process that does a step's work; the one that waits for it is its parent."""
+
+
+@dataclass
+class Runs:
+    """Runs of one test, on one Kubeflow Pipelines."""
+
+    host: str
+    cluster: object
+    work: str
+    begun: list = field(default_factory=list)
+
+    def parameters(self, epochs=3, source="sample:images=48,seed=3,size=96", alone=False, **more):
+        """The pipeline's parameters for a training of a few seconds; alone without those of a training."""
+        found = {
+            "source": source, "data_root": self.work, "overrides": {**CONFIG, "train.epochs": epochs},
+            "image": os.environ["KUBEDET_IMAGE"], "job": JOB, "gate": "coco/AP >= 0", **more,
+        }  # fmt: skip
+        for name in ("image", "job", "gate") if alone else ():
+            del found[name]
+        if os.environ.get("KUBEDET_PVC"):
+            found["claim"] = os.environ["KUBEDET_PVC"]
+        if os.environ.get("KUBEDET_CREDENTIALS"):
+            found.setdefault("credentials", os.environ["KUBEDET_CREDENTIALS"])
+        return found
+
+    def submit(self, *words, verb="submit", **parameters):
+        """Start `kubedet submit --wait` (or another verb); returns at once."""
+        options = ["--wait"] if verb == "submit" else []
+        for name, value in self.parameters(**parameters).items():
+            if name == "overrides":
+                options += [w for key, one in value.items() for w in ("--set", f"{key}={json.dumps(one)}")]
+            elif name == "job":
+                options += [w for key, one in value.items() for w in ("--job", f"{key}={one}")]
+            else:
+                options += [f"--{name.replace('_', '-')}", str(value)]
+        self.begun.append(Running([verb, "--host", self.host, *options, *words], env=steps_environment()))
+        return self.begun[-1]
+
+    def id_of(self, command):
+        """The id of the run that a command has begun."""
+        command.wait_for("run ")
+        pattern = re.compile(r"^run ([0-9a-f-]{36})$")
+        found = until(lambda: [m[1] for line in command.lines if (m := pattern.match(line))], f"{command}")
+        return found[0]
+
+    def client(self):
+        """kfp's own client."""
+        import kfp
+
+        return kfp.Client(host=self.host)
+
+    def pods(self, run_id):
+        """Pods of a run by the name of their node in the workflow, e.g. root.steps.train.executor."""
+        found = self.cluster.core.list_namespaced_pod(
+            self.cluster.namespace, label_selector=f"{LABEL}={run_id}"
+        )
+        named = {pod.metadata.annotations["workflows.argoproj.io/node-name"]: pod for pod in found.items}
+        return {node.partition(".")[2]: pod for node, pod in named.items()}
+
+    def pod(self, run_id, step):
+        """The running pod of a step; waits for it."""
+
+        def found():
+            for node, pod in self.pods(run_id).items():
+                if f".{step}(" in node and "executor" in node and pod.status.phase == "Running":
+                    return pod.metadata.name
+            return None
+
+        return until(found, f"a running pod of {step}", MINUTES)
+
+    def log(self, run_id, step):
+        """What a step's pods have printed, all attempts."""
+        core, namespace = self.cluster.core, self.cluster.namespace
+        names = [pod.metadata.name for node, pod in self.pods(run_id).items()
+                 if f".{step}(" in node and "executor" in node and pod.status.phase != "Pending"]  # fmt: skip
+        return "\n".join(core.read_namespaced_pod_log(name, namespace, container="main") for name in names)
+
+    def trains(self, run_id):
+        """Wait until a run's job trains; returns the job's name."""
+        name = name_of(run_id)
+        until(lambda: self.cluster.job(name), f"the job {name}", MINUTES)
+        self.cluster.running(name, 1)
+        return name
+
+    def kill_work(self, pod):
+        """Kill the process that does the work of a step, in its pod; returns what that said."""
+        from kubernetes import stream
+
+        return stream.stream(
+            self.cluster.core.connect_get_namespaced_pod_exec, pod, self.cluster.namespace,
+            container="main", command=["python", "-c", KILL], stdout=True, stderr=True, stdin=False,
+            tty=False,
+        )  # fmt: skip
+
+    def leave(self):
+        """End every command, and every run that goes on."""
+        for command in self.begun:
+            command.kill()
+
+
+def steps_environment():
+    """The environment of a command that compiles: it names the image of the steps."""
+    image = os.environ.get("KUBEDET_COMPONENT_IMAGE", os.environ["KUBEDET_IMAGE"])
+    return {**os.environ, "KUBEDET_IMAGE": image}
