@@ -236,13 +236,17 @@ echo "$*" >> "$SLURM_CALLS"
 [ "$1" = show ] && printf 'localhost\\nnode-b\\n'
 exit 0
 """,
-    # Starts the task once for each machine, and ends as the worst of them.
+    # Starts the task once for each machine, and ends with the highest code.
     "srun": """#!/bin/bash
 [ -n "${SRUN_CODE:-}" ] && exit "$SRUN_CODE"
 shift
-for id in 0 1; do SLURM_NODEID=$id "$@" & done
+for id in 0 1; do SLURM_NODEID=$id setsid "$@" & done
+if [ -n "${TERM_AFTER:-}" ]; then
+  until ls "$TERM_AFTER"/step-* > /dev/null 2>&1; do sleep 0.1; done
+  for job in $(jobs -p); do kill -TERM -- "-$job"; done
+fi
 worst=0
-for job in $(jobs -p); do wait "$job" || worst=$?; done
+for job in $(jobs -p); do wait "$job"; code=$?; [ $code -gt $worst ] && worst=$code; done
 exit $worst
 """,
 }
@@ -286,10 +290,37 @@ def test_slurms_batch_script_trains_on_all_machines(sbatch, training):
     assert calls == ["show hostnames node-[a-b]"]
 
 
-@pytest.mark.parametrize(("code", "again"), [("143", ["requeue 17"]), ("2", [])])
-def test_slurm_is_asked_to_run_a_stopped_training_again(sbatch, code, again):
-    done, calls = sbatch("train", SRUN_CODE=code)
-    assert (done.returncode, calls[1:]) == (int(code), again)
+@pytest.mark.parametrize(
+    ("codes", "ended", "again"),
+    [
+        ("143 143", 143, ["requeue 17"]),
+        ("143 2", 2, []),  # One has a mistake to mend, and the other lost it.
+        ("2 143", 2, []),
+        ("143 137", 1, []),
+        ("0 0", 0, []),
+    ],
+)
+def test_slurm_is_asked_to_run_a_stopped_training_again(sbatch, tmp_path, codes, ended, again):
+    python = tmp_path / "slurm" / "python"
+    python.write_text(f'#!/bin/bash\ncodes=({codes})\nexit "${{codes[$SLURM_NODEID]}}"\n')
+    python.chmod(0o755)
+    done, calls = sbatch("train")
+    assert (done.returncode, calls[1:]) == (ended, again)
+
+
+def test_slurms_own_failure_is_passed_on(sbatch):
+    done, calls = sbatch("train", SRUN_CODE="1")
+    assert (done.returncode, calls[1:]) == (1, [])
+
+
+@pytest.mark.slow
+def test_slurms_signal_lets_the_training_save(sbatch, training):
+    """As srun does, to the launcher and the shell around it."""
+    arguments, output = training
+    done, calls = sbatch(*arguments(train__epochs=200), TERM_AFTER=f"{output}/checkpoints")
+    assert done.returncode == 143, done.stdout + done.stderr
+    assert calls[1:] == ["requeue 17"]
+    assert checkpoint.read_latest(f"{output}/checkpoints")["step"] >= 2
 
 
 def test_wakeup_and_handlers_are_restored():
