@@ -1,9 +1,10 @@
-"""Why a run did not end well: from the API where it says so, from its pods, from the UI's logs.
+"""Why a run did not end well: from the API where it says so, from its pods, from the logs that are shown.
 
 Kubeflow Pipelines 2.17 fills no `error` of a run or a step. So the pods are asked, and where no API of the
-cluster can be reached the logs that the UI shows; where nothing answers, what to look at is named.
+cluster can be reached the logs that Kubeflow's API or UI shows; else what to look at is named.
 """
 
+import textwrap
 from typing import Any
 
 from pipelines.kubeflow import Server
@@ -116,7 +117,7 @@ def _lines(cause: Cause, *, alone: bool) -> list[str]:
     """Return what stands of a cause in the message; the remedy of one that is alone stands below it."""
     first, *rest = f"{cause.step}: {cause.text.strip()}".splitlines()
     fix = [f"fix: {cause.fix}"] if cause.fix and not alone else []
-    return [f"  {first}", *(f"    {line}" for line in [*rest, *fix])]
+    return [f"  {first}", *(f"    {line}" for line in [*textwrap.dedent("\n".join(rest)).splitlines(), *fix])]
 
 
 def _remedy(server: Server, run: Any, causes: list[Cause], pods: Pods) -> str:

@@ -214,21 +214,29 @@ class Server:
                 return found
 
     def pod_log(self, pod: str, run_id: str) -> str:
-        """Return the log of a pod as the UI shows it; nothing where there is no UI, or no log.
+        """Return the log of a pod, from the API or else from the UI; nothing where neither has it.
 
         Args:
             pod: its name.
             run_id: its run.
         """
         query = {"podname": pod, "runid": run_id, "podnamespace": self.namespace}
+        given = [item for item in query.items() if item[1]]
+        # Without a version of its own in v2beta1; the UI may be behind another address.
+        return self._text(f"/apis/v1alpha1/runs/{run_id}/nodes/{pod}/log", []) or self._text(
+            "/k8s/pod/logs", given, self._ui()
+        )
+
+    def _text(self, path: str, query: list[tuple[str, str]], host: str = "") -> str:
+        """Return a page of plain text; nothing where there is none, or something else."""
         try:
             said = self._client.runs.api_client.call_api(
-                "/k8s/pod/logs", "GET", query_params=[item for item in query.items() if item[1]],
-                response_type="str", auth_settings=["Bearer"], _return_http_data_only=True,
-                _request_timeout=_SECONDS, _host=self._ui() or None,
+                path, "GET", query_params=query, response_type="object", auth_settings=["Bearer"],
+                _return_http_data_only=True, _request_timeout=_SECONDS, _host=host or None,
             )  # fmt: skip
         except (kfp_server_api.ApiException, urllib3.exceptions.HTTPError, OSError):
             return ""
+        # What went wrong is JSON, and comes with status 200, too, as a page to log in at does.
         return said if isinstance(said, str) and "<html" not in said.lower() else ""
 
     def link(self, kind: str, what: str) -> str:

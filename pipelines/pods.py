@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from components import jobs
 from components.launchers import failure
 from components.launchers.cluster.client import Cluster, connect
-from components.launchers.cluster.pods import events
+from components.launchers.cluster.pods import LABEL_JOB, events
 from components.launchers.cluster.refusals import ApiError
 from components.launchers.cluster.timings import Timings
 from trainer.errors import ConfigError
@@ -92,8 +93,14 @@ class Pods:
         self._places = [found.within(name) for name in dict.fromkeys(names)]
 
     def waiting(self) -> list[Wait]:
-        """Return what holds pods back that are to start."""
-        return [wait for cluster, pod in self._newest() for wait in self._waits(cluster, pod)]
+        """Return what holds pods back that are to start: those of the run, and of its training job."""
+        own = [(cluster, pod, self._step(pod)) for cluster, pod in self._newest()]
+        label = f"{LABEL_JOB}={jobs.name_of(self._run_id)}"
+        training = [
+            (cluster, pod, Step(f"{self._titles.get('train', 'train')}: pod {pod.metadata.name}"))
+            for cluster, pod in (self._all(label) if own else ())
+        ]
+        return [wait for cluster, pod, step in own + training for wait in _waits(cluster, pod, step)]
 
     def failed(self) -> list[Cause]:
         """Return why the steps failed whose last pod did."""
@@ -110,19 +117,19 @@ class Pods:
     def _newest(self) -> list[tuple[Cluster, Any]]:
         """Return the last pod (V1Pod) of every step; those before it were tried again."""
         newest: dict[str, tuple[Cluster, Any]] = {}
-        for cluster, pod in self._all():
+        for cluster, pod in self._all(f"{LABEL}={self._run_id}"):
             node = re.sub(r"\(\d+\)$", "", _node(pod))
             before = newest.get(node)
             if before is None or _made(before[1]) <= _made(pod):
                 newest[node] = cluster, pod
         return list(newest.values())
 
-    def _all(self) -> Iterator[tuple[Cluster, Any]]:
+    def _all(self, label: str) -> Iterator[tuple[Cluster, Any]]:
         if time.monotonic() < self._again:
             return
         for cluster in list(self._places):
             try:
-                found = cluster.call("list", "pods", _listing(cluster, f"{LABEL}={self._run_id}")).items
+                found = cluster.call("list", "pods", _listing(cluster, label)).items
             except ApiError as error:
                 if error.passing:
                     self._again = time.monotonic() + _AWAY
@@ -137,28 +144,6 @@ class Pods:
     def _step(self, pod: Any) -> Step:
         return step_of(_node(pod) or pod.metadata.name, self._titles)
 
-    def _waits(self, cluster: Cluster, pod: Any) -> Iterator[Wait]:
-        """Yield what holds a pod back."""
-        if pod.status.phase != "Pending":
-            return
-        step = self._step(pod)
-        for condition in pod.status.conditions or []:
-            if condition.type == "PodScheduled" and condition.status == "False":
-                yield Wait(step, condition.reason or "Unschedulable", _short(condition.message))
-                return
-        states = [item.state for item in _containers(pod) if item.state and item.state.waiting]
-        for state in states:
-            if state.waiting.reason not in _USUAL:
-                # One of the two is told in turn; it is the same trouble.
-                reason = state.waiting.reason.replace("ErrImagePull", "ImagePullBackOff")
-                yield Wait(step, reason, _short(state.waiting.message))
-                return
-        if time.time() - _made(pod) > _SLOW:
-            told = [line.partition(": ") for line in events(cluster, "Pod", pod.metadata.name)]
-            for reason, _, text in told[-1:]:
-                if reason.startswith("Failed"):
-                    yield Wait(step, reason.partition(" ")[0], _short(text))
-
 
 def step_of(node: str, titles: dict[str, str]) -> Step:
     """Return the step that a node of the workflow belongs to.
@@ -172,6 +157,28 @@ def step_of(node: str, titles: dict[str, str]) -> Step:
     plain = [name.removesuffix("-driver") for name in names]
     known = next((titles[name] for name in reversed(plain) if name in titles), "")
     return Step(known or (plain[-2] if plain[-1] == "executor" and len(plain) > 1 else plain[-1]), driver)
+
+
+def _waits(cluster: Cluster, pod: Any, step: Step) -> Iterator[Wait]:
+    """Yield what holds a pod back."""
+    if pod.status.phase != "Pending":
+        return
+    for condition in pod.status.conditions or []:
+        if condition.type == "PodScheduled" and condition.status == "False":
+            yield Wait(step, condition.reason or "Unschedulable", _short(condition.message))
+            return
+    states = [item.state for item in _containers(pod) if item.state and item.state.waiting]
+    for state in states:
+        if state.waiting.reason not in _USUAL:
+            # One of the two is told in turn; it is the same trouble.
+            reason = state.waiting.reason.replace("ErrImagePull", "ImagePullBackOff")
+            yield Wait(step, reason, _short(state.waiting.message))
+            return
+    if time.time() - _made(pod) > _SLOW:
+        told = [line.partition(": ") for line in events(cluster, "Pod", pod.metadata.name)]
+        for reason, _, text in told[-1:]:
+            if reason.startswith("Failed"):
+                yield Wait(step, reason.partition(" ")[0], _short(text))
 
 
 def _listing(cluster: Cluster, labels: str) -> Callable[[], Any]:

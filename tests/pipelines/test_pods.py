@@ -4,6 +4,7 @@ import pytest
 import run_pods
 from fake_api import Fault
 
+from components import jobs
 from pipelines import pods
 from pipelines.pods import Pods, Step, step_of, told
 
@@ -124,6 +125,16 @@ def test_what_holds_a_pod_back(cluster, state, reason, text):
     cluster.put("fetch(0).executor(0)", phase="Running", main={"running": {}})
     (wait,) = seen().waiting()
     assert (wait.step, wait.reason, wait.text) == (Step("Train"), reason, text)
+
+
+def test_the_pods_of_the_training_are_looked_at_too(cluster):
+    run_pods.put(cluster, RUN, "train(0).executor(0)", phase="Running", main={"running": {}})
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}
+    name = run_pods.put(cluster, "", "", phase="Pending", conditions=[unscheduled])
+    labels = cluster.objects["pods", "kubeflow", name]["metadata"]["labels"]
+    labels["training.kubeflow.org/job-name"] = jobs.name_of(RUN)
+    (wait,) = seen().waiting()
+    assert str(wait.step) == f"Train: pod {name}" and (wait.reason, wait.text) == ("Unschedulable", "no GPU")
 
 
 def test_a_volume_that_cannot_be_mounted_is_told_by_the_events(cluster):
