@@ -89,7 +89,9 @@ def on_backend(verb: str, run: Callable[[argparse.Namespace], int], options: arg
         from pipelines.commands import job_runai
 
         return job_runai.VERBS.get(verb, run)(options)
-    if options.project:
+    if verb == "render":
+        set_project(options)
+    elif options.project:
         raise ConfigError("a --project is Run:ai's", fix="add --backend runai, or name a --namespace")
     return run(options)
 

@@ -15,14 +15,20 @@ _SECONDS = 120.0
 """For an answer: a submission alone may wait a minute for its workload (`--wait-for-submit`)."""
 _LAST_LINES = 10
 
-_ABSENT = re.compile(r"not[ _-]?found|no such (?:workload|training|job)|does(?: not|n't) exist|\b404\b", re.I)
+_ABSENT = re.compile(
+    r"not[ _-]?found|(?:no such|could not find|cannot find)[^.\n]*(?:workload|training|job)"
+    r"|no (?:workloads?|trainings?|jobs?) found|does(?: not|n't) exist|\b404\b",
+    re.I,
+)
 _STRANGER = re.compile(
     r"not logged in|log ?in (?:again|first|to)|runai login|unauthori[sz]ed|unauthenticated|\b401\b"
     r"|(?:token|session)[^.\n]*(?:expired|invalid|missing)",
     re.I,
 )
 _NO_PROJECT = re.compile(
-    r"project[^.\n]*(?:not[ _]found|required|missing|not set|no default)|no default project", re.I
+    r"project(?:(?!workload|training|job)[^.\n])*(?:not[ _]found|required|missing|not set|not exist)"
+    r"|no default project",
+    re.I,
 )
 _OLD = re.compile(r"unknown command", re.I)
 _NO_FLAG = re.compile(r"unknown (?:shorthand )?flag", re.I)

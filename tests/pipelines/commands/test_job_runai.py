@@ -58,6 +58,13 @@ def test_the_backend_may_stand_before_the_verb(kubedet, runai):
     assert kubedet("job", "--backend", "runai", "list")[0] == 0
 
 
+def test_render_takes_the_project_and_calls_nothing(kubedet, runai):
+    code, out, _ = kubedet("job", "render", "--target", "runai", "--project", "team", *SUBMIT, "--", "true")
+    assert code == 0
+    assert out.startswith("runai training standard submit a \\\n  --project team")
+    assert runai.calls == []
+
+
 def test_list(job, runai):
     assert job("list") == (0, "", "no trainings in Run:ai's project\n")
     job("submit", *SUBMIT, "--nodes", 2, "--", "true")

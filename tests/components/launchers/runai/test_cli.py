@@ -38,6 +38,8 @@ def test_a_program_that_does_not_answer(runai):
         ("Error: unknown flag: --json", FlagError, "newer"),
         ("Error: project x was not found", ConfigError, "runai project list"),
         ("Error: workload train was not found in project team", AbsentError, "job list"),
+        ("Project team: the workload train does not exist", AbsentError, "job list"),
+        ("the project is not set, please specify one", ConfigError, "runai project list"),
         ("Error: quota exceeded", LaunchError, "do what it says"),
         ("", LaunchError, "do what it says"),
     ],
