@@ -8,6 +8,7 @@ from typing import Any
 
 from components.launchers.cluster.client import Cluster, own_namespace
 from components.launchers.cluster.refusals import ApiError
+from components.launchers.render.labels import LABEL_QUEUE
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,8 @@ class Own:
     """The image it runs."""
     workflow: dict[str, str] | None = None
     """An ownerReference to its Workflow: when that is deleted, so is the job."""
+    queue: str = ""
+    """Kueue's queue that its label names: one that a pipeline's task was given is meant for its job."""
 
 
 def own(cluster: Cluster) -> Own:
@@ -48,7 +51,8 @@ def _found(pod: Any, home: Cluster) -> Own:
     containers = {container.name: container.image for container in pod.spec.containers}
     image = containers.get(_STEP) or pod.spec.containers[0].image
     owners = [_reference(owner) for owner in pod.metadata.owner_references or [] if owner.kind == "Workflow"]
-    return Own(home.namespace, image, owners[0] if owners else None)
+    queue = (pod.metadata.labels or {}).get(LABEL_QUEUE, "")
+    return Own(home.namespace, image, owners[0] if owners else None, queue)
 
 
 def ends_with_the_run(cluster: Cluster, mine: Own | None) -> bool:

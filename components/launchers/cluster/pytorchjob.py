@@ -248,7 +248,8 @@ class PyTorchJobBackend(Backend):
                 fix="name the same one twice, or only once",
             )
         self.own = mine = own(self.cluster)
-        job = replace(job, namespace=here, image=job.image or mine.image)
+        queue = job.kueue_queue or mine.queue
+        job = replace(job, namespace=here, image=job.image or mine.image, kueue_queue=queue)
         if not job.image:
             raise ConfigError("the job names no container image", fix="set image")
         body = manifest(job)

@@ -1,28 +1,22 @@
 """Runs a job to its end: its lines and phases as they come, its limits kept, its failure told."""
 
-import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
-from types import FrameType
 from typing import NoReturn
 
 from components.launchers.backend import JobStatus, LogLine, Phase, PodStatus
 from components.launchers.cluster.failure import cannot_start, ending, of_job, out_of_memory, replaced
 from components.launchers.cluster.hints import Hints
-from components.launchers.cluster.owner import ends_with_the_run
 from components.launchers.cluster.pods import describe
 from components.launchers.cluster.pytorchjob import PyTorchJobBackend
 from components.launchers.cluster.reasons import PULL, is_final, remedy
 from components.launchers.cluster.refusals import ApiError
 from components.launchers.cluster.restarts import Restarts
+from components.launchers.cluster.signals import Asked, Out, raising_on_signals, stop
 from components.launchers.failure import LAST_LINES, indented
 from components.launchers.spec import JobSpec
-from trainer.errors import EXIT_USAGE, Interrupted, LaunchError
-
-Out = Callable[[str], None]
+from trainer.errors import EXIT_USAGE, LaunchError
 
 
 def say(text: str) -> None:
@@ -48,71 +42,18 @@ def run(backend: PyTorchJobBackend, job: JobSpec, out: Out = say) -> None:
     """
     backend = backend.within(job.namespace)
     submitted = False
-    with _raising_on_signals():
+    with raising_on_signals():
         try:
             backend.submit(job)
             submitted = True
             Watch(backend, job, out).to_the_end()
-        except _Asked as asked:
-            _stop(backend, job.name, asked, submitted, out)
+        except Asked as asked:
+            stop(backend, job.name, asked, submitted, out)
         except ApiError as error:
             if submitted and error.passing:
                 error.message += f"; the job {job.name} goes on by itself"
                 error.fix = f"run the same again, it is taken up; `kubedet job stop {job.name}` ends it"
             raise
-
-
-class _Asked(BaseException):
-    """Somebody asked this process to end. Not an Exception: nothing on the way may take it for an error."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.signal = signal.Signals(number).name
-
-
-@contextmanager
-def _raising_on_signals() -> Iterator[None]:
-    """Raise _Asked at the first SIGTERM or SIGINT, whatever is waited for; further ones mean nothing."""
-    asked: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        if len(asked) == 1:
-            raise _Asked(number)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _stop(backend: PyTorchJobBackend, name: str, asked: _Asked, submitted: bool, out: Out) -> None:
-    """Delete the job, then say so: there may be no time for more than two requests."""
-    if asked.signal == "SIGTERM" and not ends_with_the_run(backend.cluster, backend.own):
-        out(f"job {name}: goes on, for {asked.signal} ends this pod and not the run")
-        raise Interrupted(
-            f"this pod was asked to end ({asked.signal}), and the run goes on: so does the job {name}",
-            fix=f"let the next attempt of this step take it up; `kubedet job stop {name}` ends it",
-        )
-    try:
-        if submitted:
-            backend.abandon(name)
-        else:  # The name may be somebody else's; and a creation may be on its way, to arrive late.
-            timings = backend.cluster.timings
-            end = time.monotonic() + timings.late
-            backend.withdraw(name, wait=False)
-            while time.monotonic() < end:
-                time.sleep(timings.backoff)
-                backend.withdraw(name, wait=False)
-    except LaunchError as error:
-        raise Interrupted(
-            f"{asked.signal}, but the job {name} could not be deleted: {error.message}",
-            fix=f"delete it: kubedet job stop {name}",
-        ) from None
-    out(f"job {name}: deleted on {asked.signal}; its pods are given time to save a checkpoint")
-    raise Interrupted("the training was stopped", fix="run the same again: it goes on where it stopped")
 
 
 class Watch:

@@ -1,0 +1,79 @@
+"""A launcher that is asked to end: its job ends first, unless only the launcher's pod does."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from components.launchers.cluster.owner import ends_with_the_run
+from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+from trainer.errors import Interrupted, LaunchError
+
+Out = Callable[[str], None]
+"""Takes a line."""
+
+
+class Asked(BaseException):
+    """Somebody asked this process to end. Not an Exception: nothing on the way may take it for an error."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = signal.Signals(number).name
+
+
+@contextmanager
+def raising_on_signals() -> Iterator[None]:
+    """Raise Asked at the first SIGTERM or SIGINT, whatever is waited for; further ones mean nothing."""
+    asked: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if len(asked) == 1:
+            raise Asked(number)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def stop(backend: PyTorchJobBackend, name: str, asked: Asked, submitted: bool, out: Out) -> NoReturn:
+    """End a job, or leave it to the next attempt, and say so: there may be time for two requests only.
+
+    Args:
+        backend: where it runs.
+        name: its name.
+        asked: the signal.
+        submitted: whether it is known to be ours.
+        out: takes a line.
+
+    Raises:
+        Interrupted: always; with what to do where the job may still be there.
+    """
+    if asked.signal == "SIGTERM" and not ends_with_the_run(backend.cluster, backend.own):
+        out(f"job {name}: goes on, for {asked.signal} ends this pod and not the run")
+        raise Interrupted(
+            f"this pod was asked to end ({asked.signal}), and the run goes on: so does the job {name}",
+            fix=f"let the next attempt of this step take it up; `kubedet job stop {name}` ends it",
+        )
+    try:
+        if submitted:
+            backend.abandon(name)
+        else:  # The name may be somebody else's; and a creation may be on its way, to arrive late.
+            timings = backend.cluster.timings
+            end = time.monotonic() + timings.late
+            backend.withdraw(name, wait=False)
+            while time.monotonic() < end:
+                time.sleep(timings.backoff)
+                backend.withdraw(name, wait=False)
+    except LaunchError as error:
+        raise Interrupted(
+            f"{asked.signal}, but the job {name} could not be deleted: {error.message}",
+            fix=f"delete it: kubedet job stop {name}",
+        ) from None
+    out(f"job {name}: deleted on {asked.signal}; its pods are given time to save a checkpoint")
+    raise Interrupted("the training was stopped", fix="run the same again: it goes on where it stopped")
