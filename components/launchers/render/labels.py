@@ -14,6 +14,9 @@ LABEL_MANAGED = "app.kubernetes.io/managed-by"
 MANAGED_BY = "kubedet"
 """The value of LABEL_MANAGED."""
 
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+"""Kueue's queue that admits a job."""
+
 RUNAI_SCHEDULER = "runai-scheduler"
 """Scheduler that knows Run:ai's queues."""
 
@@ -28,6 +31,6 @@ def of_pods(job: JobSpec) -> dict[str, str]:
 
 def of_job(job: JobSpec) -> dict[str, str]:
     """Return the labels of the job itself."""
-    queue = {"kueue.x-k8s.io/queue-name": job.kueue_queue} if job.kueue_queue else {}
+    queue = {LABEL_QUEUE: job.kueue_queue} if job.kueue_queue else {}
     pods = {key: value for key, value in of_pods(job).items() if key != "sidecar.istio.io/inject"}
     return pods | queue | {LABEL_SPEC: job.fingerprint}

@@ -36,6 +36,14 @@ def test_the_job_belongs_to_the_workflow_and_runs_its_image(step, backend, fake_
     )
 
 
+@pytest.mark.parametrize(("named", "taken"), [("", "of-the-task"), ("of-the-job", "of-the-job")])
+def test_a_queue_that_the_task_was_given_is_the_jobs(step, backend, fake_cluster, job, named, taken):
+    step(labels={"kueue.x-k8s.io/queue-name": "of-the-task"})
+    backend.submit(job(kueue_queue=named))
+    assert fake_cluster.job("train")["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == taken
+    backend.submit(job(kueue_queue=named))  # The next attempt finds the same job.
+
+
 def test_an_image_that_is_named_wins(step, backend, fake_cluster, job):
     step()
     backend.submit(job(image="mine"))

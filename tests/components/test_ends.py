@@ -1,0 +1,79 @@
+"""The clean-up: what it removes, and what it says of steps that failed."""
+
+import pytest
+from fake_api import Fault
+
+from components import ends
+from components.jobs import name_of
+
+RUN = "0b9c8d7e-1111-2222-3333-444455556666"
+
+
+@pytest.fixture
+def add(fake_cluster, monkeypatch):
+    """Add the pod of a step, in a cluster that the clean-up seems to run in."""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    usual = {"image": "i", "imageID": "i", "ready": False, "restartCount": 0}
+
+    def pod(name, *, phase="Failed", code=2, message="", reason="Error", status=None, run=RUN):
+        state = {"terminated": {"exitCode": code, "reason": reason, "message": message,
+                                "finishedAt": f"2026-11-22T10:00:0{code % 10}Z"}}  # fmt: skip
+        containers = [{"name": "wait", "state": {}, **usual}, {"name": "main", "state": state, **usual}]
+        return fake_cluster.add(
+            "pods", "default",
+            {"metadata": {"name": name, "labels": {ends.LABEL_RUN: run}}, "spec": {"containers": []},
+             "status": {"phase": phase, "containerStatuses": containers, **(status or {})}},
+        )  # fmt: skip
+
+    return pod
+
+
+def written(tmp_path, state, launcher="local"):
+    path = tmp_path / "outcome.md"
+    told = ends.end(launcher, RUN, state, str(path))
+    return told, path.read_text()
+
+
+def test_what_failed_is_told_in_the_order_of_its_end(add, tmp_path, caplog):
+    add("late", code=3, message="the training failed\n  fix: train longer")
+    add("early", code=1, message="")
+    add("well", phase="Succeeded", code=0, reason="Completed")
+    add("another-run", message="not ours", run="other")
+    told, text = written(tmp_path, "FAILED")
+    assert told == {"state": "FAILED", "reason": "the training failed fix: train longer"}
+    assert text.splitlines() == [
+        "# The steps ended as failed", "",
+        "- **early**: it said nothing (exit code 1)",
+        "- **late**: the training failed fix: train longer",
+    ]  # fmt: skip
+    assert "late failed: the training failed" in caplog.text
+
+
+def test_memory_and_eviction_are_named(add, tmp_path):
+    add("big", code=137, reason="OOMKilled")
+    add("moved", code=143, status={"reason": "Evicted", "message": "the node was low on memory"})
+    _, text = written(tmp_path, "FAILED")
+    assert "**big**: OOMKilled: it said nothing (exit code 137)" in text
+    assert "**moved**: Evicted: the node was low on memory" in text
+
+
+@pytest.mark.parametrize("state", ["COMPLETE", "SUCCEEDED"])
+def test_a_run_that_went_well_is_not_searched(add, tmp_path, state):
+    add("retried", message="a try before the one that went well")
+    told, text = written(tmp_path, state)
+    assert told == {"state": state} and "retried" not in text
+
+
+def test_pods_that_cannot_be_read_do_not_keep_it_from_its_work(add, fake_cluster, tmp_path, caplog):
+    fake_cluster.faults.append(Fault("GET", "/pods", status=403))
+    told, text = written(tmp_path, "FAILED")
+    assert told == {"state": "FAILED"} and "no pod of the run says why" in text
+    assert "cannot be read" in caplog.text
+
+
+def test_a_job_that_is_left_is_removed(add, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(ends.jobs, "remove", lambda *given: asked.append(given))
+    written(tmp_path, "FAILED", launcher="kubernetes")
+    written(tmp_path, "FAILED", launcher="")
+    assert asked == [("kubernetes", RUN)] and name_of(RUN).startswith("kubedet-0b9c8d7e")
