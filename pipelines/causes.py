@@ -40,7 +40,8 @@ def judge(server: Server, run: Any, pods: Pods, titles: dict[str, str], deadline
         raise LaunchError(f"{name} ended as {run.state.lower()}")
     if deadline and _seconds(run) >= deadline:
         raise LaunchError(
-            f"{name} was ended at its deadline of {deadline} s", fix=f"raise --deadline: {_AGAIN}"
+            f"{name} was ended at its deadline of {deadline} s",
+            fix="raise --deadline: a new run finds what this one had finished",
         )
     causes = _causes(server, run, pods, titles)
     lines = [line for cause in causes for line in _lines(cause, alone=len(causes) == 1)]

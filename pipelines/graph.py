@@ -215,6 +215,8 @@ def pipeline(form: Form) -> Any:
 
     traced.__doc__ = train_detector.__doc__
     traced.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    limits = {"active_deadline_seconds": form.deadline, "ttl_seconds_after_finished": form.ttl}
+    # All three: Kubeflow's own settings name an hour for each, and those of success and failure come first.
+    ttls = [f"ttl_seconds_after_{end}" for end in ("finished", "success", "failure")]
+    limits = {"active_deadline_seconds": form.deadline, **dict.fromkeys(ttls, form.ttl)}
     config = dsl.PipelineConfig(**{name: value for name, value in limits.items() if value})
     return dsl.pipeline(name=NAME, display_name="Train an object detector", pipeline_config=config)(traced)

@@ -245,7 +245,8 @@ def test_where_a_train_task_is_told_to_run_reaches_its_pods(spec):
 @of("limited")
 def test_limits_of_a_run(compiled):
     config = compiled[1]["platforms"]["kubernetes"]["pipelineConfig"]
-    assert config == {"activeDeadlineSeconds": 3600, "resourceTtlOnCompletion": 60}
+    ends = {f"resourceTtlOn{end}": 60 for end in ("Completion", "Success", "Failure")}
+    assert config == ends | {"activeDeadlineSeconds": 3600}
 
 
 def test_no_secret_and_no_path_of_this_machine(folder, monkeypatch):
