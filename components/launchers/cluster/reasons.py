@@ -1,5 +1,7 @@
 """The reasons that a cluster gives for pods that do not start or end: which last, and what to do."""
 
+import re
+
 from components.launchers.backend import Ending, PodStatus
 
 PULL = ("ErrImagePull", "ImagePullBackOff")
@@ -8,7 +10,11 @@ MEMORY = ("OOMKilled",)
 """Of a container that used more memory than it may."""
 
 _NO_PROGRAM = ("StartError", "ContainerCannotRun", "RunContainerError")
-_AT_ONCE = (*_NO_PROGRAM, "InvalidImageName")
+_SURELY = re.compile(
+    r"exec:|executable|no such file or directory|permission denied|format error|not a directory|chdir", re.I
+)
+"""What a runtime says of a program that it does not find; else it may be the node: its disk, its driver."""
+_OTHER_NODES = 2  # Further starts, maybe on other nodes, of a container that fails for another reason.
 _LASTING = ("CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull")
 _ROOT = ("runAsNonRoot", "breaks non-root policy")  # The words of the kubelet.
 
@@ -35,6 +41,8 @@ def remedy(reason: str, message: str = "") -> str:
             "set run_as_user to a number other than 0, e.g. 1000, or use an image whose user is a number "
             "(USER 1000:1000); run_as_non_root: false lets it run as root"
         )
+    if reason in _NO_PROGRAM and message and not _SURELY.search(message):
+        return "see to the node: its container runtime cannot start this container"
     if reason in _NO_PROGRAM:
         return "correct the command, or use an image that holds the program"
     if reason in PULL:
@@ -54,13 +62,15 @@ def is_final(pod: PodStatus, lasted: float, patience: float) -> bool:
         lasted: how long it has had its reason, in seconds.
         patience: after how many of them a reason that somebody may still remove is final.
     """
-    if pod.reason in _AT_ONCE or (pod.before and pod.before.reason in _AT_ONCE):
+    if pod.reason == "InvalidImageName":
         return True
+    if (end := final_end(pod)).reason in _NO_PROGRAM:
+        return bool(_SURELY.search(end.message)) or pod.restarts >= _OTHER_NODES
     return pod.reason in _LASTING and (_as_root(pod.message) or lasted > patience)
 
 
 def final_end(pod: PodStatus) -> Ending:
-    """Return what `is_final` found: the pod's own state, or how the one before it ended."""
-    if pod.before and pod.before.reason in _AT_ONCE and pod.reason not in _AT_ONCE:
+    """Return what `is_final` looks at: the pod's own state, or how the one before it failed to start."""
+    if pod.before and pod.before.reason in _NO_PROGRAM and pod.reason not in _NO_PROGRAM:
         return pod.before
     return Ending(pod.reason, pod.message, pod.exit_code)

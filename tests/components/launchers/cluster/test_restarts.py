@@ -143,6 +143,21 @@ def test_a_program_that_does_not_exist_is_not_tried_again(run, fake_cluster, cod
         assert gone(fake_cluster)
 
 
+def test_a_node_that_cannot_start_anything_is_given_another_chance(run, fake_cluster):
+    def broken(pod):
+        pod.sleep(0.2)
+        pod.exit(128, "StartError", "nvidia-container-cli: initialization error: driver not loaded")
+
+    fake_cluster.lives[MASTER] = [broken, fine]
+    assert "job train: succeeded" in run()
+    fake_cluster.delete_job("default", "train")
+    fake_cluster.lives[MASTER] = broken
+    with pytest.raises(LaunchError, match=r"cannot start.*driver not loaded") as error:
+        run()
+    assert "see to the node" in error.value.fix
+    assert gone(fake_cluster)
+
+
 @pytest.mark.parametrize(
     ("reason", "message", "fix", "at_once"),
     [
