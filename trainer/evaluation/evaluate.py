@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import astuple, replace
+from importlib.metadata import version
 from typing import Any
 
 from trainer import storage
@@ -24,6 +25,9 @@ from trainer.evaluation.tables import Predictions, Truth
 from trainer.storage.probe import check_writable
 
 _LOG = logging.getLogger("evaluate")
+
+_SAME = ("fingerprint", "split", "sha256", "kubedet")
+"""What is equal of data and model where predictions are the same; where the file lies does not count."""
 
 
 def evaluate(
@@ -63,7 +67,8 @@ def evaluate(
         # First: what is wrong with it is told before the model's own hours.
         baseline = baselines.find(config, shards_uri)
         base, obstacle = _baseline_predictions(baseline, dataset, config, world)
-        found = _predict(model, dataset, config, world)
+        kept = _kept(output_uri, model, dataset, config) if world.size == 1 else None
+        found = kept or _predict(model, dataset, config, world)
         if not world.is_main:
             return {}
         truth_json = dataset.annotations()
@@ -110,6 +115,29 @@ def _predict(model: Model, dataset: ShardDataset, config: Config, world: World) 
     loader = replace(config.loader, image_size=model.image_size)
     changed = replace(config, loader=loader)
     return predict_split(model, dataset, changed, world, reentrant=model.reentrant)
+
+
+def _kept(output_uri: str, model: Model, dataset: ShardDataset, config: Config) -> Predictions | None:
+    """Return what an earlier evaluation of these images by this very model has found; None where none has."""
+    uri = _predictions_uri(output_uri, config)
+    if not uri.endswith(".parquet") or not storage.exists(uri):
+        return None
+    try:
+        kept, made_of = Predictions.read(uri)
+    except EvaluationError:
+        return None  # Another file of that name: it is written anew.
+    wanted = _made_of(model, dataset)
+    if any(made_of.get(name) != wanted[name] for name in _SAME):
+        return None
+    _LOG.info("what the model finds in these images is there already: %s", uri)
+    return kept
+
+
+def _made_of(model: Model, dataset: ShardDataset) -> dict[str, str]:
+    return {
+        "fingerprint": dataset.fingerprint, "split": dataset.split, "checkpoint": storage.absolute(model.uri),
+        "sha256": model.sha256, "kubedet": version("kubedet"),
+    }  # fmt: skip
 
 
 def _baseline_predictions(
@@ -169,8 +197,7 @@ def _write(
     output_uri: str, model: Model, dataset: ShardDataset, truth: Truth, found: Predictions, scores: Scores,
     summary: dict[str, Any], verdict: Verdict,
 ) -> None:  # fmt: skip
-    made_of = {key: str(summary[key]) for key in ("fingerprint", "split", "checkpoint", "sha256")}
-    found.write(summary["predictions"], made_of)
+    found.write(summary["predictions"], _made_of(model, dataset))
     storage.write_bytes(storage.join(output_uri, "table.txt"), coco.table(scores.coco).encode())
     data = collect(model, dataset, truth, found, scores, summary, verdict)
     write_report(data, storage.join(output_uri, "report.html"), storage.join(output_uri, "report.md"))

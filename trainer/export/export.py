@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import tempfile
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -18,7 +19,7 @@ import torch
 from trainer import checkpoint, storage
 from trainer.config import Config
 from trainer.data.shard_index import ShardDataset
-from trainer.errors import ExportError
+from trainer.errors import ExportError, StorageError
 from trainer.evaluation.checks import class_difference
 from trainer.export import bundle, sbom, signing
 from trainer.export.card import model_card
@@ -68,6 +69,11 @@ def export(
     if key:
         signing.check_key(key)
     check_writable(output_uri)
+    made_from = _made_from(checkpoint_uri, evaluation_uri, config)
+    # With a key it is signed anew: the one that signed before may be another.
+    if not key and (there := _there(output_uri, made_from)) is not None:
+        _LOG.info("the model is there already, exported and checked: %s", output_uri)
+        return there
     detector, meta = checkpoint.load_model(checkpoint_uri)
     index = storage.read_json(storage.join(shards_uri, "index.json"))
     dataset = _check_set(shards_uri, index)
@@ -87,20 +93,48 @@ def export(
         scored = _scored(evaluation_uri)
         described = _metadata(detector, meta, config, checkpoint_uri, scored, checks, made, maker.graph.rows)
         described["trained_on"] |= _data(index, shards_uri)
+        described["made_from"] = made_from
         _complete(made, described, key)
         bundle.publish(made, output_uri)
-        files = sorted(path.name for path in made.iterdir())
-        sizes = {each: (made / each).stat().st_size for each in files}
+        return _told(output_uri, described, {path.name: path.stat().st_size for path in made.iterdir()})
+
+
+def _told(output_uri: str, described: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
+    """What `export` returns of a bundle."""
     return {
         "model": output_uri,
         "name": described["name"],
         "model_version": described["model_version"],
-        "files": {each: storage.join(output_uri, each) for each in files},
+        "files": {each: storage.join(output_uri, each) for each in sorted(sizes)},
         "bytes": sizes,
-        "formats": {each: describe(check) for each, check in checks.items()},
+        "formats": {each: of["check"] for each, of in described["formats"].items()},
         "metrics": described["metrics"]["values"],
-        "fingerprint": meta["fingerprint"],
+        "fingerprint": described["trained_on"]["shards"],
     }
+
+
+def _made_from(checkpoint_uri: str, evaluation_uri: str, config: Config) -> str:
+    """Hash of all that decides on a bundle: checkpoint, settings, scores and code."""
+    sha256 = bundle.file_sha256(storage.local_copy(checkpoint_uri))
+    parts = [sha256, asdict(config.export), _scored(evaluation_uri), _versions()]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _there(output_uri: str, made_from: str) -> dict[str, Any] | None:
+    """What `export` returned of a whole bundle, not signed, that was made from the same; else None."""
+    signed = storage.exists(storage.join(output_uri, bundle.SIGNATURE))
+    if signed or not bundle.exists(output_uri):
+        return None
+    try:
+        found = bundle.load(output_uri)
+        if found.metadata.get("made_from") != made_from:
+            return None
+        with found.files(found.checksums) as folder:  # Compared with their checksums.
+            sizes = {name: (folder / name).stat().st_size for name in found.checksums}
+    except StorageError:
+        return None  # Damaged: it is made anew.
+    sizes[bundle.CHECKSUMS] = len(storage.read_bytes(storage.join(output_uri, bundle.CHECKSUMS)))
+    return _told(output_uri, found.metadata, sizes)
 
 
 def _complete(made: Path, described: dict[str, Any], key: str) -> None:

@@ -46,6 +46,32 @@ def test_everything_is_written_and_agrees(saved, shards, config, tmp_path):
     assert set(predictions.image_ids.tolist()) == {image["id"] for image in truth["images"]}
 
 
+def test_what_was_found_in_the_same_images_is_not_looked_for_again(
+    saved, shards, config, tmp_path, monkeypatch
+):
+    uri, output, asked = saved(), str(tmp_path / "e"), []
+    real = predict_split
+
+    def counted(*given, **named):
+        asked.append(given)
+        return real(*given, **named)
+
+    monkeypatch.setattr("trainer.evaluation.evaluate.predict_split", counted)
+    first = evaluate(uri, shards, output, config)
+    again = evaluate(uri, shards, output, config, rules=["coco/AP >= 0.99"])
+    assert len(asked) == 1 and again["metrics"] == first["metrics"]
+    assert not again["verdict"]["passed"]
+    # Other images, another model, or a file that is none: it looks.
+    changed = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, split="val"))
+    evaluate(uri, shards, output, changed)
+    other = Path(uri).read_bytes() + b"\0"
+    Path(uri).write_bytes(other)
+    evaluate(uri, shards, output, changed)
+    (tmp_path / "e" / "predictions.parquet").write_bytes(b"PAR1 but not really PAR1")
+    evaluate(uri, shards, output, changed)
+    assert len(asked) == 4
+
+
 def test_the_report_is_told_what_belongs_to_the_model_and_its_data(
     saved, shards, config, tmp_path, monkeypatch
 ):

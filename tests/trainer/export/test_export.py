@@ -69,6 +69,27 @@ def test_what_is_exported(exported, trained, shards):
 
 
 @pytest.mark.slow
+def test_what_is_there_is_neither_made_nor_checked_again(trained, shards, tiny, tmp_path, monkeypatch):
+    target, made = str(tmp_path / "model"), []
+    real = exporting.verify
+
+    def counted(*given):
+        made.append(given)
+        return real(*given)
+
+    monkeypatch.setattr(exporting, "verify", counted)
+    first = exporting.export(trained, shards, target, tiny())
+    assert exporting.export(trained, shards, target, tiny()) == first and len(made) == 1
+    # Other settings, and a file that was damaged since: it is made anew.
+    exporting.export(trained, shards, target, tiny(export__check_images=3))
+    (tmp_path / "model" / "model.onnx").write_bytes(b"damaged")
+    mended = exporting.export(trained, shards, target, tiny(export__check_images=3))
+    assert len(made) == 3
+    bundle.load(target).check()
+    assert mended["files"] == first["files"]
+
+
+@pytest.mark.slow
 def test_the_files_are_what_they_should_be(exported):
     folder, _ = exported
     model = onnx.load(folder / "model.onnx")
