@@ -36,8 +36,16 @@ _PEER_GONE = (
     "remote process exited",
 )
 """What gloo and NCCL say when another process is gone, or never came."""
-_KILLED_AFTER = 25.0
-"""torchrun kills what does not heed its SIGTERM for 30 seconds: SIGKILL as late as this is its own."""
+_SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""Environment variable with which a launcher tells how long torchrun may take to stop its workers."""
+
+
+def neighbours_patience() -> int:
+    """Seconds after which torchrun kills what does not heed its SIGTERM, when another worker has failed.
+
+    There is nothing to save for a worker whose neighbour is gone.
+    """
+    return min(30, int(os.environ.get(_SHUTDOWN, "30")))
 
 
 def report_error(error: KubedetError) -> None:
@@ -96,7 +104,9 @@ def _symptom(failure: "ProcessFailure", began: int) -> int:
         return 3 if facts[_EXIT_CODE] == EXIT_RETRY else 0
     if failure.exitcode == -signal.SIGTERM:
         return 5
-    if failure.exitcode == -signal.SIGKILL and failure.timestamp - began >= _KILLED_AFTER:
+    # SIGKILL as late as this is torchrun's own. The timestamps are whole seconds.
+    late = max(neighbours_patience() * 5 / 6, 1.0)
+    if failure.exitcode == -signal.SIGKILL and failure.timestamp - began >= late:
         return 5
     return 2 if failure.exitcode == -signal.SIGABRT else 1  # NCCL's watchdog aborts what lost a peer.
 

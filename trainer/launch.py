@@ -34,7 +34,7 @@ from torch.distributed.run import config_from_args, parse_args, parse_min_max_nn
 
 from trainer import lifeline
 from trainer.errors import EXIT_RETRY, ConfigError, LaunchError
-from trainer.failures import exit_code, explain, first_cause, may_pass, reason
+from trainer.failures import exit_code, explain, first_cause, may_pass, neighbours_patience, reason
 from trainer.signals import exit_on_signal
 
 _DEFAULT_PORT = 29500
@@ -160,6 +160,16 @@ class _Agent(LocalElasticAgent):
         # No worker runs meanwhile, and the wait for other nodes may be long.
         with exit_on_signal(EXIT_RETRY):
             super()._rendezvous(worker_group)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        started = super()._start_workers(worker_group)
+        # What heeds no SIGTERM when its neighbour has failed is killed after 30 s by default, although
+        # this node may have been given less.
+        context, patience = self._pcontext, neighbours_patience()
+        assert context is not None
+        close = context.close
+        context.close = lambda death_sig=None, timeout=patience: close(death_sig, timeout)  # type: ignore[method-assign]
+        return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)

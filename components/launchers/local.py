@@ -1,5 +1,6 @@
 """Training on this machine: torchrun as a child process."""
 
+import math
 import os
 import signal
 import sys
@@ -115,6 +116,8 @@ def environment(job: JobSpec, cores: int) -> dict[str, str]:
     threads = str(max(1, cores // job.processes))
     ours = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", "LOGLEVEL": "ERROR"}
     given = {**os.environ, **job.env}
+    # As in pods: torchrun's own patience after SIGTERM is 30 s, whatever the job is given.
+    ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(max(math.ceil(job.grace_seconds) - 5, 1))
     ours |= {} if ALLOCATORS & given.keys() else {ALLOCATOR: EXPANDABLE}
     return {**ours, **given, "PET_NPROC_PER_NODE": str(job.processes)}
 

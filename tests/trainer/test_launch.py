@@ -134,6 +134,51 @@ def test_a_node_that_waits_for_others_stops_at_once(node, port):
     assert "stopped by SIGTERM" in waiting.output
 
 
+STUBBORN = """
+import os, signal, sys, time
+if os.environ["LOCAL_RANK"] == FAILS:
+    time.sleep(1.0)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+NODE = """
+import sys
+from trainer import launch
+settings = launch._settings
+launch._settings = lambda words: (settings(words)[0], sys.executable, ["-c", sys.argv[1]])
+sys.exit(launch.launch(["train"], ["--nproc-per-node", "2"]))
+"""
+
+
+def stubborn_node(fails):
+    """A node of two workers, of which one fails, or none; the others ignore SIGTERM."""
+    env = {**os.environ, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3"}
+    code = STUBBORN.replace("FAILS", repr(fails))
+    return subprocess.Popen([sys.executable, "-c", NODE, code], env=env, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_a_worker_that_ignores_sigterm_does_not_hold_up_a_failed_node():
+    with stubborn_node(fails="0") as node:
+        assert node.stdout.readline() == "up\n"
+        begun = time.monotonic()
+        assert node.wait(60) == 3  # That of the one that failed by itself.
+        assert time.monotonic() - begun < 15
+
+
+@pytest.mark.slow
+def test_workers_that_ignore_sigterm_do_not_hold_up_a_node_that_is_stopped():
+    with stubborn_node(fails="none") as node:
+        assert [node.stdout.readline() for _ in range(2)] == ["up\n"] * 2
+        begun = time.monotonic()
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(60) == 143
+        assert time.monotonic() - begun < 15
+
+
 @pytest.mark.slow
 def test_a_port_that_is_taken_is_said(node):
     with socket.socket() as other:
