@@ -44,6 +44,11 @@ RUN --mount=type=secret,id=pipconf --mount=type=secret,id=ca \
 RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
     python -m pip install --no-index --no-deps /wheel/*.whl
 
+# The list of fonts, which every pod that draws would make anew, in a second or two. Writable for whoever the
+# pod runs as: matplotlib ignores a folder that it cannot write.
+ENV MPLCONFIGDIR=/opt/kubedet/matplotlib
+RUN mkdir ${MPLCONFIGDIR} && python -c "import matplotlib.font_manager" && chmod -R a+rwX ${MPLCONFIGDIR}
+
 # HOME and USER: a pod may run as any user id, which has no entry in /etc/passwd; with a read-only
 # root file system, caches can only go to /tmp.
 ENV HOME=/tmp USER=kubedet PYTHONUNBUFFERED=1
