@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.cluster.runs import MINUTES, Runs, steps_environment
 from tests.cluster.user import KUBEDET, until
@@ -36,13 +37,18 @@ def runs(host, cluster, pipeline_work):
     found.leave()
 
 
-@pytest.mark.parametrize("verb", ["create", "submit"])
-def test_kfp_run_create_and_its_alias(runs, tmp_path, verb):
-    """As README writes it: the file is compiled, and kfp's own command line starts it."""
-    file = tmp_path / "pipeline.yaml"
+@pytest.fixture
+def file(tmp_path):
+    """The compiled pipeline."""
     volume = ["--volume"] if os.environ.get("KUBEDET_PVC") else []
-    compiling = [*KUBEDET, "compile", *volume, "-o", str(file)]
+    compiling = [*KUBEDET, "compile", *volume, "-o", str(tmp_path / "pipeline.yaml")]
     subprocess.run(compiling, check=True, env=steps_environment())
+    return tmp_path / "pipeline.yaml"
+
+
+@pytest.mark.parametrize("verb", ["create", "submit"])
+def test_kfp_run_create_and_its_alias(runs, file, verb):
+    """As README writes it: the file is compiled, and kfp's own command line starts it."""
     named = [
         f"{name}={value if isinstance(value, str) else json.dumps(value)}"
         for name, value in runs.parameters().items()
@@ -156,3 +162,32 @@ def test_data_alone(runs):
     run_id = runs.id_of(command)
     assert command.end(MINUTES) == 0, str(command)
     assert len(runs.pods(run_id)) == 6
+
+
+def test_where_the_train_task_is_told_to_run_reaches_the_pods_that_train(runs, file, cluster):
+    """As somebody does who builds a pipeline of our components, with kfp-kubernetes."""
+    spec, platform = yaml.safe_load_all(file.read_text())
+    pod = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]["exec-train"]
+    pod["nodeSelector"] = {"labels": {"kubernetes.io/os": "linux"}}
+    pod["tolerations"] = [{"key": "kubedet-test", "operator": "Exists", "effect": "NoSchedule"}]
+    file.write_text(yaml.safe_dump_all([spec, platform]))
+    run_id = (
+        runs.client()
+        .create_run_from_pipeline_package(
+            str(file), arguments=runs.parameters(epochs=400), enable_caching=False
+        )
+        .run_id
+    )
+    replicas = cluster.job(runs.trains(run_id))["spec"]["pytorchReplicaSpecs"]
+    (trains,) = [replica["template"]["spec"] for replica in replicas.values()]
+    runs.client().terminate_run(run_id)
+    assert trains["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    assert [item["key"] for item in trains["tolerations"]] == ["kubedet-test"]
+
+
+def test_a_deadline_ends_a_run_and_its_job(runs, cluster):
+    command = runs.submit("--deadline", "90", epochs=4000)
+    job = runs.trains(runs.id_of(command))
+    assert command.end(MINUTES) == 1, str(command)
+    assert "deadline" in command.errors, str(command)
+    until(lambda: cluster.job(job) is None, "the job is gone", 120)
