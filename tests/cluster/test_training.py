@@ -55,6 +55,14 @@ def test_two_pods_train_to_the_end(user, prepared, work):
     assert command.heard("epoch 12:"), str(command)
 
 
+def test_an_output_that_cannot_be_written_is_told_before_the_pods_meet(user, prepared):
+    path, _ = train(user, prepared, "/nobody/may/write/here")
+    command, code = user.runs("job", "submit", "--spec", str(path), "--wait")
+    assert code == 2, str(command)
+    assert "the results cannot go to /nobody/may/write/here" in command.errors, str(command)
+    assert "fs_group" in command.errors and "Traceback" not in str(command), str(command)
+
+
 def test_a_worker_that_is_killed_comes_back_and_nothing_is_lost(user, cluster, prepared, work):
     path, name = train(user, prepared, f"{work}/killed")
     command = user.starts("job", "submit", "--spec", str(path), "--wait")

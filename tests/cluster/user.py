@@ -164,7 +164,7 @@ class User:
         return path, fields["name"]
 
     def python(self, code, *arguments, **fields):
-        """Specification of a job whose every pod runs a few lines of Python, which save nothing at SIGTERM."""
+        """Specification of a job whose every pod runs a few lines of Python, with nothing to save."""
         return self.spec(["python", "-u", "-c", code, *arguments], **{"grace_seconds": 5.0, **fields})
 
     def starts(self, *arguments):
