@@ -112,7 +112,7 @@ class Submission:
         run = ["run", "create", "--experiment-name", self.experiment, "--run-name", self.name]
         run += ["--package-file", FILE]
         run += [f"{name}={argument(value)}" for name, value in self.parameters.items()]
-        compiled = ["kubedet", "compile", *_words(self.form), "--output", FILE]
+        compiled = ["kubedet", "compile", *compile_options(self.form), "--output", FILE]
         return [shlex.join(compiled), shlex.join(where + run)]
 
     def _get(self, name: str, default: Any = "") -> Any:
@@ -192,7 +192,7 @@ def _line(error: KubedetError) -> str:
     return f"{error.message}; {error.fix}"
 
 
-def _words(form: Form) -> list[str]:
+def compile_options(form: Form) -> list[str]:
     """Return the options of `kubedet compile` that make a form."""
     words = []
     for item in fields(form):

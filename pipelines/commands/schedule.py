@@ -51,7 +51,7 @@ def _schedule(options: argparse.Namespace) -> int:
 def _put(options: argparse.Namespace) -> int:
     from components.versions import SCHEDULED_TIME
     from pipelines import cron
-    from pipelines.submission import argument
+    from pipelines.submission import argument, compile_options
 
     due = cron.parse(options.cron)
     options.data_version = SCHEDULED_TIME
@@ -70,6 +70,8 @@ def _put(options: argparse.Namespace) -> int:
         _linger(outcome, "the former one")
     print(f"  cron        {due.text}\n  next        {_next(due)}")
     print(f"  experiment  {asked.experiment}")
+    if form := compile_options(asked.form):
+        print(f"  form        {' '.join(form)}")
     for parameter, value in asked.parameters.items():
         print(f"  {parameter}={argument(value)}")
     return 0

@@ -109,7 +109,8 @@ def test_an_old_server_can_still_be_rid_of_its_schedules(kfp_server):
 def test_another_form_is_another_schedule(kfp_server, capsys):
     cli.main(NIGHTLY)
     assert cli.main([*NIGHTLY, "--deadline", "3600"]) == 0
-    assert "schedule kubedet: replaced" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "schedule kubedet: replaced" in shown and "  form        --deadline 3600\n" in shown
     platform = only(kfp_server)["pipeline_spec"]["platform_spec"]
     assert "3600" in str(platform)
 
