@@ -136,8 +136,15 @@ def _submit(options: argparse.Namespace) -> int:
             print(f"the job {job.name} goes on: kubedet job logs -f {job.name}", file=sys.stderr)
             raise
         return 0
-    name = backend.submit(job)
     place = f" -n {job.namespace}" if job.namespace else ""
+    try:
+        name = backend.submit(job)
+    except KeyboardInterrupt:
+        print(
+            f"the job {job.name} may have been created: `kubedet job status{place} {job.name}` tells, and "
+            f"`kubedet job stop{place} {job.name}` ends it", file=sys.stderr,
+        )  # fmt: skip
+        raise
     print(f"see `kubedet job status{place} {name}` and `kubedet job logs{place} -f {name}`")
     return 0
 
