@@ -1,9 +1,13 @@
 """`kubedet job`, against a fake API server."""
 
 import json
+import os
+import signal
+import threading
 
 import pytest
 import yaml
+from fake_api import Fault
 from fake_cluster import endless
 from fake_exec import give_exec
 
@@ -54,6 +58,20 @@ def test_submit_sends_the_job_and_says_what_to_do_next(kubedet, fake_cluster):
     assert "kubedet job status -n team big" in out
     container = fake_cluster.job("big", "team")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     assert container["containers"][0]["command"] == ["train", "--", "-x"]
+
+
+def test_submit_that_is_interrupted_says_that_the_job_may_be_there(kubedet, fake_cluster):
+    fake_cluster.faults.append(Fault("POST", "pytorchjobs", delay=2))
+
+    def interrupt():
+        until(lambda: fake_cluster.requests("POST"))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    code, _, err = kubedet("job", "submit", "-n", "team", "--name", "big", "--image", "i:1", "--", "train")
+    assert code == 130
+    assert "may have been created: `kubedet job status -n team big`" in err
+    assert "`kubedet job stop -n team big` ends it" in err
 
 
 def test_bad_input_is_refused_before_anything_is_sent(kubedet, fake_cluster):
