@@ -118,6 +118,7 @@ def explain(cluster: Cluster, status: JobStatus) -> list[str]:
     for pod in status.pods:
         if pod.phase not in ("Running", "Succeeded"):
             lines.append(f"pod {pod.name} is {pod.phase}{describe(pod)}")
+            lines += [f"  the one before it ended: {pod.before}"] if pod.before else []
             lines += [f"  {line}" for line in events(cluster, "Pod", pod.name)]
     return lines + events(cluster, "PyTorchJob", status.name)
 

@@ -85,6 +85,13 @@ def test_memory_that_runs_out_again_and_again_ends_the_job_and_is_named(run, fak
     assert gone(fake_cluster)
 
 
+def test_a_pod_that_finds_no_place_again_tells_how_it_ended_before(run, fake_cluster):
+    fake_cluster.lives[MASTER] = [killed("step 1"), lambda pod: pod.unschedulable("0/3 nodes are available")]
+    with pytest.raises(LaunchError, match="does not run after 1 s") as error:
+        run(start_timeout=1)
+    assert "the one before it ended: OOMKilled, exit code 137" in error.value.message
+
+
 def test_memory_that_runs_out_late_is_no_end(run, fake_cluster):
     said = [f"train: resumed at step {step} of 900: 8 images a step" for step in range(1, 6)]
     fake_cluster.lives[MASTER] = [*(killed(line, after=0.7) for line in ["step 1", *said]), fine]
