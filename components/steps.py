@@ -64,6 +64,9 @@ def run(step: str, work: str, *arguments: Any, secret: str = "", lasting: bool =
     def told() -> Any:
         try:
             return pkgutil.resolve_name(work)(*arguments)
+        except KubedetError as error:
+            stores.explain(error, secret)
+            raise
         except OSError as error:
             if (known := _known(error)) is None:
                 raise
@@ -72,7 +75,6 @@ def run(step: str, work: str, *arguments: Any, secret: str = "", lasting: bool =
     try:
         made = supervisor.run(step, told, supervisor.Patience.here(), lasting=lasting)
     except KubedetError as error:
-        stores.explain(error, secret)
         known = not isinstance(error, supervisor.Crashed)
         _tell(step, str(error), error.exit_code, known=known)
         _show_kubernetes(error)

@@ -86,6 +86,7 @@ def explain(error: KubedetError, secret: str) -> None:
     of_a_store = isinstance(error, StorageError) and any(scheme in error.message for scheme in _SCHEMES)
     if not secret or not of_a_store or any(os.environ.get(name) for name in _KEYS):
         return
+    error.passing = False  # A Secret that is made meanwhile does not come into this pod.
     error.message += (
         f"\n  the environment of this step holds no keys of an object store: the Secret {secret} is not in "
         "its namespace, or has none of the keys"

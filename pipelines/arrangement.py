@@ -12,8 +12,8 @@ Spec = dict[str, Any]
 def connect(spec: Spec) -> None:
     """Hand every parameter that a task takes from around its graph into that graph.
 
-    The compiler forgets those that stand in what a pod requests: a graph in the graph then names an input that
-    it is not given, and the driver refuses it.
+    The compiler forgets those that stand in what a pod requests: a graph in the graph then names an input
+    that it is not given, and the driver refuses it.
 
     Args:
         spec: a compiled pipeline's first document; changed.

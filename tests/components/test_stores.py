@@ -65,9 +65,10 @@ def test_a_store_that_fails_for_want_of_keys_is_told_as_that(monkeypatch):
     for name in stores._KEYS:
         monkeypatch.delenv(name, raising=False)
     error = StorageError(
-        "cannot read s3://bucket/x: the name 's3.amazonaws.com' is not known", fix="check it"
+        "cannot read s3://bucket/x: the name 's3.amazonaws.com' is not known", fix="check it", passing=True
     )
     stores.explain(error, "team-keys")
+    assert not error.passing, "to try again brings no keys into this pod"
     assert (
         "holds no keys" in error.message and "the Secret team-keys is not in its namespace" in error.message
     )

@@ -19,7 +19,7 @@ def test_what_refuses_the_pipeline_is_refused(tag):
         (TESTED, ""),
         (f"v{TESTED}", ""),
         (f"{TESTED}-rc.1", f"is {TESTED}-rc.1; this was tried on {TESTED} alone"),
-        ("2.15.0", "is 2.15.0; this was tried on"),
+        ("2.16.0", "is 2.16.0; this was tried on"),
         ("2.18.1", "is 2.18.1; this was tried on"),
         ("3.0.0", "is 3.0.0; this was tried on"),
         ("unknown", "version not known (it says 'unknown')"),

@@ -84,8 +84,14 @@ def test_a_run_outlives_its_schedule(kfp_server, capsys, arguments):
     assert before not in [item["recurring_run_id"] for item in kfp_server.schedules]
 
 
-@pytest.mark.parametrize("tag", ["2.15.2", "unknown"])
-@pytest.mark.parametrize("arguments", [[*NIGHTLY, "--nodes", "2"], ["schedule", "--delete"]])
+@pytest.mark.parametrize(
+    ("arguments", "tag"),
+    [
+        ([*NIGHTLY, "--nodes", "2"], "unknown"),
+        (["schedule", "--delete"], "unknown"),
+        (["schedule", "--delete"], "2.15.2"),
+    ],
+)
 def test_a_schedule_stays_disabled_where_its_run_would_end_with_it(kfp_server, capsys, arguments, tag):
     cli.main(NIGHTLY)
     kfp_server.tag = tag
