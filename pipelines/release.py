@@ -9,8 +9,8 @@ TESTED = "2.17.0"
 """The version that runs of this pipeline were tried on."""
 
 OLDEST = (2, 16)
-"""Earlier ones refuse the compiled pipeline: the specification has lists of values (`literals`) since then, and
-a Secret that need not exist since 2.15."""
+"""Earlier ones refuse the compiled pipeline: since then the specification has lists of values (`literals`),
+and a Secret that need not exist since 2.15."""
 
 _ORPHANS = (2, 16)
 """From here on the runs of a recurring run can outlive it."""
