@@ -234,9 +234,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._json({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items})
 
     def _watch(self, resource, namespace, query):
-        """Those that are there, then every change, until the client goes away."""
-        index = len(self.cluster.changes)
+        """Those that are there, or what came since a version, then every change, until the client goes."""
+        since = int(query.get("resourceVersion", 0))
+        if 0 < since < self.cluster.forgotten:
+            return self._error(410, "too old resource version")
+        index = since or len(self.cluster.changes)
         there = [("ADDED", body) for key, body in list(self.cluster.objects.items()) if key[0] == resource]
+        there = [] if since else there
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()

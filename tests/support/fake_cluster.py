@@ -143,6 +143,8 @@ class FakeCluster:
         """Whether a Training Operator makes pods."""
         self.changes = []
         """What a watch of the pods tells: (ADDED, MODIFIED or DELETED, the body as it was then)."""
+        self.forgotten = 0
+        """The version up to which changes are not kept any more."""
         self.denied = set()
         """What RBAC forbids: (verb, resource)."""
         self._born = {}
@@ -164,8 +166,10 @@ class FakeCluster:
         return body
 
     def changed(self, kind, body):
-        """Tell those who watch."""
-        self.changes.append((kind, copy.deepcopy(body)))
+        """Tell those who watch; the number of a change is its object's version."""
+        with self._lock:
+            body["metadata"]["resourceVersion"] = str(len(self.changes) + 1)
+            self.changes.append((kind, copy.deepcopy(body)))
 
     def event(self, name, reason, message, kind="Pod", namespace="default", count=1):
         """Tell something about an object."""

@@ -5,6 +5,7 @@ its status goes with it: who looks now and then never sees that it was killed fo
 So a watch is kept beside the looks.
 """
 
+import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from components.launchers.backend import Ending, JobStatus, PodStatus
 from components.launchers.cluster import pods
 from components.launchers.cluster.client import Cluster
 
+_MOMENT = 1.0  # Seconds that the watch may be behind.
+
 
 class Ends:
     """A watch of a job's pods in a thread of its own; a context manager.
@@ -32,8 +35,13 @@ class Ends:
 
     def __init__(self, cluster: Cluster, job: str) -> None:
         self._cluster, self._job = cluster, job
-        self._known: dict[str, dict[str, Ending]] = {}
+        self._known: dict[str, dict[str, Ending | None]] = {}
+        """How pods ended, by name and uid; None of one that was seen and not seen to end."""
+        self._news = threading.Condition()
         self._stopped = threading.Event()
+        self._blind = False
+        self._version = ""
+        """The cluster's number of the last change that was seen."""
 
     def __enter__(self) -> "Ends":
         threading.Thread(target=self._watch, daemon=True).start()
@@ -46,16 +54,36 @@ class Ends:
         """Return a status whose pods know how the pod of their name before them ended."""
         for pod in status.pods:
             self._note(pod)
+        with self._news:
+            # A look may be ahead of the watch, by a moment.
+            self._news.wait_for(lambda: self._blind or not self._awaited(status), _MOMENT)
+            for name, uid in self._awaited(status):
+                self._known[name][uid] = Ending()
         return replace(status, pods=tuple(self._completed(pod) for pod in status.pods))
 
+    def _awaited(self, status: JobStatus) -> list[tuple[str, str]]:
+        """Name and uid of each pod that was replaced, and was not seen to end."""
+        return [(pod.name, uid) for pod in status.pods for uid, end in self._earlier(pod) if end is None]
+
+    def _earlier(self, pod: PodStatus) -> list[tuple[str, Ending | None]]:
+        """Return the pods before one, and how they ended. A look may also be behind the watch."""
+        known = self._known.get(pod.name, {})
+        return list(itertools.takewhile(lambda item: item[0] != pod.uid, known.items()))
+
     def _completed(self, pod: PodStatus) -> PodStatus:
-        earlier = [end for uid, end in list(self._known.get(pod.name, {}).items()) if uid != pod.uid]
-        return replace(pod, before=pod.before or (earlier[-1] if earlier else None))
+        with self._news:
+            ends = [end for _, end in self._earlier(pod) if end]
+        last = ends[-1] if ends and ends[-1] != Ending() else None
+        return replace(pod, before=pod.before or last)
 
     def _note(self, pod: PodStatus) -> None:
-        if pod.phase == "Failed" or pod.exit_code:
+        ended = pod.phase == "Failed" or pod.exit_code
+        end = Ending(pod.reason, pod.message, pod.exit_code) if ended else None
+        with self._news:
             known = self._known.setdefault(pod.name, {})
-            known.setdefault(pod.uid, Ending(pod.reason, pod.message, pod.exit_code))
+            if known.get(pod.uid) in (None, Ending()):
+                known[pod.uid] = end or known.get(pod.uid)
+                self._news.notify_all()
 
     def _watch(self) -> None:
         waits = self._cluster.timings.waits()
@@ -63,28 +91,41 @@ class Ends:
             try:
                 for change in self._changes():
                     waits = self._cluster.timings.waits()
-                    if change.get("type") == "ERROR":
-                        break
-                    self._note(pods.status(self._pod(change["object"]), master=True))
+                    self._take(change["type"], change["object"])
                     if self._stopped.is_set():
                         return
             except ApiException as error:
                 if error.status in (403, 405):
+                    self._blind = True
                     return
                 if error.status == 401:
                     self._cluster.refresh()
+                if error.status == 410:
+                    self._version = ""
             except (HTTPError, OSError, ValueError):
-                pass  # A stream that broke: the next one begins with the pods that are there.
+                pass  # A stream that broke, or was silent for long: the next one goes on where it was.
             self._stopped.wait(next(waits))
 
+    def _take(self, kind: str, body: dict[str, Any]) -> None:
+        if kind == "ERROR":  # What has happened since is not kept any more: begin with what is there.
+            self._version = ""
+            return
+        self._version = body["metadata"]["resourceVersion"]
+        if kind != "BOOKMARK":
+            self._note(pods.status(self._pod(body), master=True))
+
     def _changes(self) -> Iterator[dict[str, Any]]:
-        """Yield the pods that are there, then each change of one, until the stream ends."""
+        """Yield changes of pods since the last one, or first those that are there, until the stream ends."""
         timings = self._cluster.timings
+        query = {"labelSelector": f"{pods.LABEL_JOB}={self._job}", "watch": "true"}
+        query["allowWatchBookmarks"] = "true"  # Or the number grows old while nothing happens.
+        if self._version:
+            query["resourceVersion"] = self._version
         response = self._cluster.api.call_api(
             "/api/v1/namespaces/{namespace}/pods",
             "GET",
             {"namespace": self._cluster.namespace},
-            [("labelSelector", f"{pods.LABEL_JOB}={self._job}"), ("watch", "true")],
+            list(query.items()),
             auth_settings=["BearerToken"],
             _return_http_data_only=True,
             _preload_content=False,
