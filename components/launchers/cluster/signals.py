@@ -1,44 +1,16 @@
 """A launcher that is asked to end: its job ends first, unless only the launcher's pod does."""
 
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 from typing import NoReturn
 
 from components.launchers.cluster.owner import ends_with_the_run
 from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+from components.launchers.interrupts import Asked
 from trainer.errors import Interrupted, LaunchError
 
 Out = Callable[[str], None]
 """Takes a line."""
-
-
-class Asked(BaseException):
-    """Somebody asked this process to end. Not an Exception: nothing on the way may take it for an error."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.signal = signal.Signals(number).name
-
-
-@contextmanager
-def raising_on_signals() -> Iterator[None]:
-    """Raise Asked at the first SIGTERM or SIGINT, whatever is waited for; further ones mean nothing."""
-    asked: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        if len(asked) == 1:
-            raise Asked(number)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def stop(backend: PyTorchJobBackend, name: str, asked: Asked, submitted: bool, out: Out) -> NoReturn:

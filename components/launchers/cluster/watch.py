@@ -13,8 +13,9 @@ from components.launchers.cluster.pytorchjob import PyTorchJobBackend
 from components.launchers.cluster.reasons import PULL, is_final, remedy
 from components.launchers.cluster.refusals import ApiError
 from components.launchers.cluster.restarts import Restarts
-from components.launchers.cluster.signals import Asked, Out, raising_on_signals, stop
+from components.launchers.cluster.signals import Out, stop
 from components.launchers.failure import LAST_LINES, indented
+from components.launchers.interrupts import Asked, raising_on_signals
 from components.launchers.spec import JobSpec
 from trainer.errors import EXIT_USAGE, LaunchError
 

@@ -1,25 +1,19 @@
 """Runs a job of Run:ai to its end: its lines and phases as they come, its limits kept, its failure told."""
 
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 
 from components.launchers.backend import JobStatus, Phase, PodStatus
 from components.launchers.cluster.failure import culprit, of_job
 from components.launchers.cluster.hints import Hints
 from components.launchers.failure import LAST_LINES
+from components.launchers.interrupts import Asked, raising_on_signals
 from components.launchers.runai.backend import RunaiBackend
 from components.launchers.spec import JobSpec
 from trainer.errors import Interrupted, KubedetError, LaunchError
 
 Out = Callable[[str], None]
-
-
-class _Asked(BaseException):
-    """Somebody asked this process to end. Not an Exception: nothing on the way may take it for an error."""
 
 
 def run(backend: RunaiBackend, job: JobSpec, out: Out) -> None:
@@ -37,7 +31,7 @@ def run(backend: RunaiBackend, job: JobSpec, out: Out) -> None:
         LaunchError: it failed, or went past a limit and is deleted.
         Interrupted: this process was asked to end, and the job is deleted.
     """
-    with _raising_on_signals():
+    with raising_on_signals():
         try:
             backend.submit(job)
             limits = _Limits(backend, job, out)
@@ -53,15 +47,15 @@ def run(backend: RunaiBackend, job: JobSpec, out: Out) -> None:
             out(f"job {job.name}: {status.phase}")
             if status.phase is not Phase.SUCCEEDED:
                 raise failure(backend, status)
-        except _Asked as asked:
+        except Asked as asked:
             try:
                 backend.stop(job.name, wait=False)
             except KubedetError as error:
                 raise Interrupted(
-                    f"{asked}, but the job {job.name} could not be deleted: {error.message}",
+                    f"{asked.signal}, but the job {job.name} could not be deleted: {error.message}",
                     fix=f"delete it: kubedet job stop --backend runai {job.name}",
                 ) from None
-            out(f"job {job.name}: deleted on {asked}")
+            out(f"job {job.name}: deleted on {asked.signal}")
             raise Interrupted(
                 "the training was stopped", fix="run the same again: it goes on where it stopped"
             ) from None
@@ -130,21 +124,3 @@ class _Limits(threading.Thread):
             self._backend.stop(self._job.name)
         except KubedetError as error:
             self.broken.message += f"\n  and could not be deleted: {error.message}"
-
-
-@contextmanager
-def _raising_on_signals() -> Iterator[None]:
-    """Raise _Asked at the first SIGTERM or SIGINT; further ones mean nothing."""
-    asked: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        if len(asked) == 1:
-            raise _Asked(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
