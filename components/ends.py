@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 LABEL_RUN = "pipeline/runid"
 """Label of a run's pods; its value is the run's id."""
 
-LABEL_TASK = "pipelines.kubeflow.org/task_name"
+_NODE = "workflows.argoproj.io/node-name"
+"""Annotation of a pod: its way in the workflow, e.g. run.root(0).exit-handler-1(0).train(0).executor(0)."""
 
 _MAIN = "main"
 """Argo's name of the container that runs a step."""
@@ -44,19 +45,20 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
     """
     well = state in _WELL
     failed = [] if well else failures(run_id)
-    lines = [f"- **{pod}**: {message}" for pod, message in failed]
-    if not lines and not well:
-        lines = ["- no pod of the run says why: it was terminated, or its pods are gone"]
-    Path(path).write_text("\n".join([f"# The steps ended as {state.lower()}", "", *lines]) + "\n")
-    for pod, message in failed:
-        logger.error("%s failed: %s", pod, message)
+    # As it is: of what stands free, Markdown takes the underscores.
+    parts = [f"**{step}** failed:\n\n```\n{message}\n```\n" for step, message in failed]
+    if not parts and not well:
+        parts = ["No pod of the run says why: it was terminated, or its pods are gone.\n"]
+    Path(path).write_text("\n".join([f"# The steps ended as {state.lower()}\n", *parts]))
+    for step, message in failed:
+        logger.error("%s failed: %s", step, message)
     if launcher:
         jobs.remove(launcher, run_id)
     return {"state": state, **({"reason": failed[-1][1]} if failed else {})}
 
 
 def failures(run_id: str) -> list[tuple[str, str]]:
-    """Return the pods of a run that failed, in the order of their ends, each with what it said.
+    """Return the steps of a run that failed, in the order of their ends, each with what it said.
 
     That they cannot be read is no error: it is said in the log.
     """
@@ -81,7 +83,7 @@ def failures(run_id: str) -> list[tuple[str, str]]:
 
 
 def _failure(pod: Any) -> tuple[str, str, str] | None:
-    """Return when a pod's step failed, its name, and what it said; None where it did not."""
+    """Return when a pod's step failed, the step, and what it said; None where it did not."""
     states = {item.name: item.state for item in pod.status.container_statuses or []}
     ended = states[_MAIN].terminated if states.get(_MAIN) else None
     if pod.status.phase != "Failed" and not (ended and ended.exit_code):
@@ -90,6 +92,12 @@ def _failure(pod: Any) -> tuple[str, str, str] | None:
     reasons = [pod.status.reason, ended and ended.reason]
     reason = next((word for word in reasons if word in _HELD_BACK), "")
     code = f"exit code {ended.exit_code}" if ended else "no exit code"
-    message = ": ".join(filter(None, [reason, " ".join(words.split()) or f"it said nothing ({code})"]))
+    message = ": ".join(filter(None, [reason, words.strip() or f"it said nothing ({code})"]))
     when = ended.finished_at.isoformat() if ended and ended.finished_at else ""
-    return when, pod.metadata.name, message
+    return when, _step(pod), message
+
+
+def _step(pod: Any) -> str:
+    """Return a pod's place in the workflow, e.g. train or train-driver; its own name where it has none."""
+    way = [part.partition("(")[0] for part in (pod.metadata.annotations or {}).get(_NODE, "").split(".")]
+    return next((part for part in reversed(way) if part not in ("", "executor")), pod.metadata.name)

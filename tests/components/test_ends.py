@@ -15,13 +15,15 @@ def add(fake_cluster, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     usual = {"image": "i", "imageID": "i", "ready": False, "restartCount": 0}
 
-    def pod(name, *, phase="Failed", code=2, message="", reason="Error", status=None, run=RUN):
+    def pod(name, *, phase="Failed", code=2, message="", reason="Error", status=None, run=RUN, node=""):
+        notes = {"workflows.argoproj.io/node-name": node} if node else {}
         state = {"terminated": {"exitCode": code, "reason": reason, "message": message,
                                 "finishedAt": f"2026-11-22T10:00:0{code % 10}Z"}}  # fmt: skip
         containers = [{"name": "wait", "state": {}, **usual}, {"name": "main", "state": state, **usual}]
         return fake_cluster.add(
             "pods", "default",
-            {"metadata": {"name": name, "labels": {ends.LABEL_RUN: run}}, "spec": {"containers": []},
+            {"metadata": {"name": name, "labels": {ends.LABEL_RUN: run}, "annotations": notes},
+             "spec": {"containers": []},
              "status": {"phase": phase, "containerStatuses": containers, **(status or {})}},
         )  # fmt: skip
 
@@ -35,26 +37,27 @@ def written(tmp_path, state, launcher="local"):
 
 
 def test_what_failed_is_told_in_the_order_of_its_end(add, tmp_path, caplog):
-    add("late", code=3, message="the training failed\n  fix: train longer")
+    where = "kubedet-x.root(0).exit-handler-1(0).train(0).executor(0)"
+    add("late", code=3, message="the training failed\n  fix: raise memory_limit and batch_size", node=where)
     add("early", code=1, message="")
     add("well", phase="Succeeded", code=0, reason="Completed")
     add("another-run", message="not ours", run="other")
     told, text = written(tmp_path, "FAILED")
-    assert told == {"state": "FAILED", "reason": "the training failed fix: train longer"}
-    assert text.splitlines() == [
-        "# The steps ended as failed", "",
-        "- **early**: it said nothing (exit code 1)",
-        "- **late**: the training failed fix: train longer",
-    ]  # fmt: skip
-    assert "late failed: the training failed" in caplog.text
+    said = "the training failed\n  fix: raise memory_limit and batch_size"
+    assert told == {"state": "FAILED", "reason": said}
+    assert text == (
+        "# The steps ended as failed\n\n**early** failed:\n\n```\nit said nothing (exit code 1)\n```\n"
+        f"\n**train** failed:\n\n```\n{said}\n```\n"
+    )
+    assert "train failed: the training failed" in caplog.text
 
 
 def test_memory_and_eviction_are_named(add, tmp_path):
     add("big", code=137, reason="OOMKilled")
     add("moved", code=143, status={"reason": "Evicted", "message": "the node was low on memory"})
     _, text = written(tmp_path, "FAILED")
-    assert "**big**: OOMKilled: it said nothing (exit code 137)" in text
-    assert "**moved**: Evicted: the node was low on memory" in text
+    assert "**big** failed:\n\n```\nOOMKilled: it said nothing (exit code 137)\n" in text
+    assert "Evicted: the node was low on memory" in text
 
 
 @pytest.mark.parametrize("state", ["COMPLETE", "SUCCEEDED"])
@@ -67,7 +70,7 @@ def test_a_run_that_went_well_is_not_searched(add, tmp_path, state):
 def test_pods_that_cannot_be_read_do_not_keep_it_from_its_work(add, fake_cluster, tmp_path, caplog):
     fake_cluster.faults.append(Fault("GET", "/pods", status=403))
     told, text = written(tmp_path, "FAILED")
-    assert told == {"state": "FAILED"} and "no pod of the run says why" in text
+    assert told == {"state": "FAILED"} and "No pod of the run says why" in text
     assert "cannot be read" in caplog.text
 
 
