@@ -42,7 +42,7 @@ def of_job(status: JobStatus, last: Mapping[str, Iterable[str]], hints: Hints) -
     if message := own_message(lines):
         error = LaunchError(f"{ending(pod)}: {message}", fix="\n  ".join(hints.given))
     else:
-        told = f"; its last lines:\n{indented(lines)}" if lines else ""
+        told = last_lines(lines)
         error = LaunchError(ending(pod) + told, fix="\n  ".join(hints.given))
     if fix := _remedy(pod):
         error.fix = "\n  ".join(filter(None, [error.fix, fix]))
@@ -76,6 +76,12 @@ def ending(pod: PodStatus) -> str:
     return f"{who} failed with exit code {pod.exit_code}{reason}{message}"
 
 
+def last_lines(lines: Iterable[str]) -> str:
+    """Return what stands behind a message of the last lines of a pod; nothing of one that said nothing."""
+    told = indented(lines)
+    return f"; its last lines:\n{told}" if told else ""
+
+
 def _ended(pod: PodStatus) -> PodStatus:
     """Return a pod that waits for its next start as it ended: its own state only says that it waits."""
     end = pod.before
@@ -94,7 +100,7 @@ def out_of_memory(job: str, pod: PodStatus, end: Ending | None, lines: str) -> t
     """Return message and fix of a job that is given up, for one of its pods is killed again and again."""
     return (
         f"the job {job} was given up: pod {pod.name} was killed {MEMORY_KILLS} times for the memory it used "
-        f"({end or 'OOMKilled'}), without a newer checkpoint between; its last lines:\n{lines}",
+        f"({end or 'OOMKilled'}), without a newer checkpoint between{lines}",
         remedy("OOMKilled"),
     )
 

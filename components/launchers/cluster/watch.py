@@ -6,7 +6,14 @@ from datetime import UTC, datetime
 from typing import NoReturn
 
 from components.launchers.backend import JobStatus, LogLine, Phase, PodStatus
-from components.launchers.cluster.failure import cannot_start, ending, of_job, out_of_memory, replaced
+from components.launchers.cluster.failure import (
+    cannot_start,
+    ending,
+    last_lines,
+    of_job,
+    out_of_memory,
+    replaced,
+)
 from components.launchers.cluster.hints import Hints
 from components.launchers.cluster.pods import describe
 from components.launchers.cluster.pytorchjob import PyTorchJobBackend
@@ -196,7 +203,7 @@ class Watch:
             times = f"{self._restarts.counted(worst)} times{f' ({end})' if end and str(end) else ''}"
             self._give_up(
                 f"the job {job.name} was given up: pod {worst.name} was started anew {times} without a newer "
-                f"checkpoint, allowed are {job.backoff}; its last lines:\n{self._lines(worst)}",
+                f"checkpoint, allowed are {job.backoff}{self._lines(worst)}",
                 (end and remedy(end.reason, end.message))
                 or "see why it ends; set backoff higher where the nodes are only often taken away",
             )
@@ -209,7 +216,7 @@ class Watch:
                 self._give_up(*cannot_start(self._job, pod), code=EXIT_USAGE)
 
     def _lines(self, pod: PodStatus) -> str:
-        return indented(self._last.get(pod.name, ()))
+        return last_lines(self._last.get(pod.name, ()))
 
     def _give_up(self, message: str, fix: str, *, code: int = LaunchError.exit_code) -> NoReturn:
         try:
