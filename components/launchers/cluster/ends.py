@@ -102,7 +102,7 @@ class Ends:
                     self._cluster.refresh()
                 if error.status == 410:
                     self._version = ""
-            except (HTTPError, OSError, ValueError):
+            except (HTTPError, OSError, ValueError, LookupError):
                 pass  # A stream that broke, or was silent for long: the next one goes on where it was.
             self._stopped.wait(next(waits))
 
@@ -111,8 +111,14 @@ class Ends:
             self._version = ""
             return
         self._version = body["metadata"]["resourceVersion"]
-        if kind != "BOOKMARK":
-            self._note(pods.status(self._pod(body), master=True))
+        if kind == "BOOKMARK":
+            return
+        pod = pods.status(self._pod(body), master=True)
+        self._note(pod)
+        if kind == "DELETED":
+            with self._news:  # By somebody, or with its node, before it could end.
+                self._known[pod.name][pod.uid] = self._known[pod.name][pod.uid] or Ending("deleted")
+                self._news.notify_all()
 
     def _changes(self) -> Iterator[dict[str, Any]]:
         """Yield changes of pods since the last one, or first those that are there, until the stream ends."""

@@ -48,6 +48,14 @@ def test_a_pod_that_is_gone_is_remembered(look, fake_cluster):
     assert look() == Ending("Error", "", 143)
 
 
+def test_a_pod_that_was_deleted_is_told_so(look, fake_cluster):
+    assert look() is None
+    old = fake_cluster.pod(MASTER)
+    fake_cluster.delete_pod(old)
+    fake_cluster._make_pod(fake_cluster.job("train"), "master", 0, {"spec": old.body["spec"]})
+    assert look() == Ending("deleted")
+
+
 def test_nothing_is_lost_between_two_streams(look, fake_cluster, timings):
     """A watch that is silent is begun anew again and again, and goes on with the last change it knows of."""
     assert look() is None
