@@ -140,4 +140,5 @@ def test_what_a_user_must_mend_is_not_tried_again(shards, tiny, tmp_path, node):
                  rdzv_conf="last_call_timeout=1")  # fmt: skip
     assert alone.wait() == 2
     assert "fewer than one step reads: train.global_batch = 100" in alone.output
-    assert Path(tmp_path / "run").exists() is False
+    # The folder was made to see that it can be written; nothing is in it.
+    assert list(Path(tmp_path / "run").iterdir()) == []
