@@ -5,6 +5,7 @@ import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,7 @@ class Submission:
         Raises:
             StorageError: nothing can be written to the temporary folder.
         """
-        with tempfile.TemporaryDirectory(prefix="kubedet-") as folder:
-            path = Path(folder) / FILE
-            compile_pipeline(path, self.form)
-            spec, platform = yaml.safe_load_all(path.read_text())
+        spec, platform = yaml.safe_load_all(_compiled(self.form))
         return {"pipeline_spec": spec, "platform_spec": platform}
 
     def commands(self, access: Access) -> list[str]:
@@ -186,6 +184,15 @@ class Submission:
         wrong += [] if root else ["data_root: is missing: where the data are kept, e.g. s3://bucket/kubedet"]
         if wrong:
             raise ConfigError("\n".join(wrong))
+
+
+@cache
+def _compiled(form: Form) -> str:
+    """Return a form of the pipeline as YAML; compiling takes a second."""
+    with tempfile.TemporaryDirectory(prefix="kubedet-") as folder:
+        path = Path(folder) / FILE
+        compile_pipeline(path, form)
+        return path.read_text()
 
 
 def _line(error: KubedetError) -> str:
