@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from trainer.errors import ConfigError, Interrupted, KubedetError, LaunchError
+from trainer.signals import ENDING, handling
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ def _received(receiver: Connection, child: BaseProcess) -> tuple[Any] | None:
 
 def _work(work: Callable[[], Any], sender: Connection) -> None:
     """What the child does: its result or error goes into the pipe."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
     outcome: Any
     try:
@@ -176,7 +177,7 @@ def _passing_on(child: BaseProcess) -> Iterator[list[int]]:
         if child.is_alive():
             child.terminate()
 
-    with _handling(handle):
+    with handling(handle):
         yield asked
 
 
@@ -184,17 +185,7 @@ def _stopped_while(seconds: float) -> bool:
     """Wait; returns at once, and True, when this process is asked to end meanwhile."""
     asked: list[int] = []
     end = time.monotonic() + seconds
-    with _handling(lambda number, frame: asked.append(number)):
+    with handling(lambda number, frame: asked.append(number)):
         while not asked and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _LOOK_SECONDS))
     return bool(asked)
-
-
-@contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

@@ -37,6 +37,8 @@ _CPU, _MEMORY = SIZES["small"]
 _WAITING = ("250m", "512Mi")
 """CPU and memory of a step that starts something and waits."""
 
+_RUN_ID = dsl.PIPELINE_JOB_ID_PLACEHOLDER
+
 _LONGEST = "2592000s"
 """How long after a step's first try it may be tried again, and then runs at most: 30 days. Without it
 Kubeflow says an hour, which would be the end of a training that began anew after an eviction."""
@@ -108,16 +110,13 @@ def train_detector(
         source: `sample`, `coco:PATH`, `voc:PATH` or a URI.
         recipe: name of a whole configuration; `kubedet recipes` lists them.
         overrides: dotted configuration keys and their values, e.g. {"train.epochs": 10}.
-        gate: `metric >= number`, parted by commas, to be met for an export; empty
-            takes the recipe's.
-        launcher: what starts the training: `kubernetes` (a PyTorchJob) or `local` (processes
-            in the step's own pod).
+        gate: `metric >= number`, parted by commas, to be met for an export; empty takes the recipe's.
+        launcher: what trains: `kubernetes` (a PyTorchJob) or `local` (the step's own pod).
         nodes: machines that train.
         nproc: training processes on each machine; 0 is one for each GPU, or one.
         gpus: GPUs of each machine.
         image: container image of the training; empty is the steps' own.
-        job: further fields of the training job, e.g. {"memory_limit": "64Gi"}; strict, see
-            components/launchers/spec.py.
+        job: further fields of the training job (`kubedet job fields`), e.g. {"memory_limit": "64Gi"}.
         output: URI of the run's folder; empty is `<data_root>/runs/<run>`.
         credentials: Secret with the object store's keys; none of them is required.
         claim: PersistentVolumeClaim that every pod mounts at /data.
@@ -130,35 +129,30 @@ def train_detector(
         form: what is fixed when the pipeline is compiled; no parameter.
     """
     pods = _Pods(credentials, claim, step_cpu, step_memory)
-    run_id = dsl.PIPELINE_JOB_ID_PLACEHOLDER
-    ending = cleanup(launcher="" if form.until else launcher, run_id=run_id)
+    data = {"recipe": recipe, "overrides": overrides, "data_root": data_root, "credentials": credentials}
+    asked = {"launcher": launcher, "nodes": nodes, "nproc": nproc, "gpus": gpus, "image": image, "job": job}
+    ending = cleanup(launcher="" if form.until else launcher, run_id=_RUN_ID)
     _run(ending, CLEANUP[ending.name], *_WAITING)
     with dsl.ExitHandler(ending, name="steps"):
-        data = {
-            "recipe": recipe, "overrides": overrides, "data_root": data_root, "credentials": credentials,
-        }  # fmt: skip
         prepared = _share if form.shared else _prepare
         shards = prepared(pods, form, source, data_version, partitions, data)
-        if form.until:
-            return
-        trained = pods.step(
-            train(
-                shards=shards, recipe=recipe, overrides=overrides, launcher=launcher, nodes=nodes,
-                nproc=nproc, gpus=gpus, image=image, default_image=COMPONENT_IMAGE, job=job,
-                credentials=credentials, claim=claim, data_root=data_root, output=output, run_id=run_id,
-                rules=gate,
-            ),
-            waits=True,
-        )  # fmt: skip
-        model = trained.outputs["model"]
-        scored = pods.step(evaluate(model=model, rules=gate, credentials=credentials))
-        with dsl.If(scored.outputs["Output"] == "pass", name="passed"):
-            exported = pods.step(
-                export(
-                    model=model, signing=signing, registry=registry, run_id=run_id, credentials=credentials
-                )
-            )
-            kubernetes.use_secret_as_volume(exported, signing, FOLDER, optional=True)
+        if not form.until:
+            trained = _train(pods, shards, data, asked | {"claim": claim, "output": output, "rules": gate})
+            _judge(pods, trained, gate, {"signing": signing, "registry": registry})
+
+
+def _train(pods: _Pods, shards: Any, data: dict[str, Any], asked: dict[str, Any]) -> Any:
+    """Train on the shards; returns the model's manifest."""
+    given = {"default_image": COMPONENT_IMAGE, "run_id": _RUN_ID, **data, **asked}
+    return pods.step(train(shards=shards, **given), waits=True).outputs["model"]
+
+
+def _judge(pods: _Pods, model: Any, gate: str, publishing: dict[str, Any]) -> None:
+    """Score the model, and publish it where it is good enough."""
+    scored = pods.step(evaluate(model=model, rules=gate, credentials=pods.credentials))
+    with dsl.If(scored.outputs["Output"] == "pass", name="passed"):
+        exported = pods.step(export(model=model, run_id=_RUN_ID, credentials=pods.credentials, **publishing))
+        kubernetes.use_secret_as_volume(exported, publishing["signing"], FOLDER, optional=True)
 
 
 def _prepare(

@@ -22,6 +22,7 @@ from pipelines.follow import Follower
 from pipelines.options import Options, check
 from trainer import log, storage
 from trainer.errors import ConfigError, StorageError
+from trainer.signals import ENDING, handling
 
 # Longer than a training launcher's own patience: it kills what does not stop, then says so.
 _GRACE_SECONDS = 90.0
@@ -142,13 +143,8 @@ def _stopping(process: GuardedProcess) -> Iterator[list[int]]:
         stopped.append(number)
         process.stop()
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, handle) for number in numbers}
-    try:
+    with handling(handle, (*ENDING, signal.SIGHUP)):
         yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _LogFile:

@@ -6,6 +6,28 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
+
+ENDING = (signal.SIGTERM, signal.SIGINT)
+"""What asks a process to end: a cluster, and Ctrl-C."""
+
+
+@contextlib.contextmanager
+def handling(
+    handler: Callable[[int, FrameType | None], object], numbers: tuple[int, ...] = ENDING
+) -> Iterator[None]:
+    """Answer signals with `handler` while the context lasts, and as before after it.
+
+    Args:
+        handler: takes a signal's number, and where it arrived.
+        numbers: the signals.
+    """
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 class StopRequest:
@@ -37,15 +59,8 @@ class StopRequest:
 def stop_request() -> Iterator[StopRequest]:
     """Note SIGTERM and SIGINT instead of dying of them, while the context lasts."""
     request = StopRequest()
-    previous = {
-        number: signal.signal(number, lambda _number, _frame: request.ask())
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
+    with handling(lambda _number, _frame: request.ask()):
         yield request
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -58,25 +73,24 @@ def exit_on_signal(code: int) -> Iterator[None]:
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    numbers = (signal.SIGTERM, signal.SIGINT)
 
     def watch() -> None:
         while number := os.read(reader, 1):
-            if number[0] in numbers:
+            if number[0] in ENDING:
                 print(f"stopped by {signal.Signals(number[0]).name}", file=sys.stderr, flush=True)
                 os._exit(code)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    # With a handler of Python's, however empty, the number of a signal is written at once.
-    previous = {number: signal.signal(number, lambda _number, _frame: None) for number in numbers}
-    former = signal.set_wakeup_fd(writer)
     try:
-        yield
+        # With a handler of Python's, however empty, the number of a signal is written at once.
+        with handling(lambda _number, _frame: None):
+            former = signal.set_wakeup_fd(writer)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(former)
     finally:
-        signal.set_wakeup_fd(former)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
         os.close(writer)
         watcher.join()
         os.close(reader)

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from trainer.errors import Interrupted, KubedetError
+from trainer.signals import handling
+
 
 class Asked(BaseException):
     """Somebody asked this process to end. Not an Exception: nothing on the way may take it for an error."""
@@ -24,9 +27,24 @@ def raising_on_signals() -> Iterator[None]:
         if len(asked) == 1:
             raise Asked(number)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with handling(handle):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+
+
+def stopped() -> Interrupted:
+    """Make the error of a launcher that was asked to end, and whose job is deleted."""
+    return Interrupted("the training was stopped", fix="run the same again: it goes on where it stopped")
+
+
+def not_deleted(asked: Asked, job: str, why: KubedetError, *, stop: str) -> Interrupted:
+    """Make the error of a launcher that was asked to end, and whose job may still be there.
+
+    Args:
+        asked: the signal.
+        job: the job's name.
+        why: what its deletion met.
+        stop: the command that deletes it.
+    """
+    return Interrupted(
+        f"{asked.signal}, but the job {job} could not be deleted: {why.message}", fix=f"delete it: {stop}"
+    )

@@ -2,7 +2,6 @@
 
 import math
 import os
-import signal
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from components.launchers.process import GuardedProcess
 from components.launchers.render.network import ALLOCATOR, ALLOCATORS, EXPANDABLE
 from components.launchers.spec import JobSpec
 from trainer.errors import EXIT_RETRY, ConfigError, Interrupted, LaunchError
+from trainer.signals import handling
 
 
 class LocalBackend(Backend):
@@ -132,12 +132,8 @@ def _passing_on(backend: LocalBackend, name: str) -> Iterator[list[int]]:
             backend.stop(name)
         stopped.append(number)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with handling(handle):
         yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _failure(code: int, backend: LocalBackend, hints: Hints) -> LaunchError:

@@ -3,13 +3,12 @@
 import argparse
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from pipelines.commands import Commands
+from pipelines.commands import Commands, job_ends
 from pipelines.commands.job_options import (
     CommandParser,
     add_backend,
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 Verbs: TypeAlias = "argparse._SubParsersAction[CommandParser]"
 
-_POLL_SECONDS = 5.0
 _PATIENCE_SECONDS = 15.0  # As long as a person likes to wait for an API server that does not answer.
 _SPEC = "[--spec FILE] [--set FIELD=VALUE ...] [FLAGS] [-- COMMAND ...]"
 
@@ -206,11 +204,7 @@ def _logs(options: argparse.Namespace) -> int:
 
 def _stop(options: argparse.Namespace) -> int:
     backend = _backend(options.namespace)
-    job = _existing(backend, options.name)
-    print(f"{job.name} is {job.phase}: deleting it and its pods ...", flush=True)
-    backend.stop(options.name)
-    print(f"deleted {job.name}")
-    return 0
+    return job_ends.stop(_existing(backend, options.name), backend.stop)
 
 
 def _exec(options: argparse.Namespace) -> int:
@@ -234,21 +228,8 @@ def _wait(options: argparse.Namespace) -> int:
 
     # Whoever waits for hours outlasts an API server that is away for minutes.
     backend = _backend(options.namespace, Timings(patience=Timings.outage))
-    started, told = time.monotonic(), ""
-    job = _existing(backend, options.name)
-    while True:
-        if job.phase != told:
-            print(f"{job.name} is {job.phase}", flush=True)
-            told = job.phase
-        if job.phase.final:
-            break
-        left = options.timeout - (time.monotonic() - started) if options.timeout else _POLL_SECONDS
-        if left <= 0:
-            raise LaunchError(
-                f"{job.name} is still {job.phase} after {options.timeout:g} s", fix="wait longer, or stop it"
-            )
-        time.sleep(min(_POLL_SECONDS, left))
-        job = backend.status(options.name)
+    now = _existing(backend, options.name)
+    job = job_ends.await_end(now, partial(backend.status, options.name), options.timeout)
     if job.phase is not Phase.SUCCEEDED:
         raise _failure(backend, job)
     return 0

@@ -3,18 +3,17 @@
 import argparse
 import json
 import sys
-import time
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
+from pipelines.commands import job_ends
 from pipelines.commands.job_options import set_project, specification
-from trainer.errors import ConfigError, LaunchError
+from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from components.launchers.backend import JobStatus
     from components.launchers.runai.backend import RunaiBackend
-
-_POLL_SECONDS = 5.0
 
 
 def _submit(options: argparse.Namespace) -> int:
@@ -76,11 +75,7 @@ def _logs(options: argparse.Namespace) -> int:
 
 def _stop(options: argparse.Namespace) -> int:
     backend = _backend(options)
-    job = _existing(backend, options.name)
-    print(f"{job.name} is {job.phase}: deleting it and its pods ...", flush=True)
-    backend.stop(options.name)
-    print(f"deleted {job.name}")
-    return 0
+    return job_ends.stop(_existing(backend, options.name), backend.stop)
 
 
 def _exec(options: argparse.Namespace) -> int:
@@ -100,20 +95,8 @@ def _wait(options: argparse.Namespace) -> int:
     from components.launchers.runai.watch import failure
 
     backend = _backend(options)
-    started, told = time.monotonic(), ""
-    job = _existing(backend, options.name)
-    while not job.phase.final:
-        if job.phase != told:
-            print(f"{job.name} is {job.phase}", flush=True)
-            told = job.phase
-        left = options.timeout - (time.monotonic() - started) if options.timeout else _POLL_SECONDS
-        if left <= 0:
-            raise LaunchError(
-                f"{job.name} is still {job.phase} after {options.timeout:g} s", fix="wait longer, or stop it"
-            )
-        time.sleep(min(_POLL_SECONDS, left))
-        job = backend.status(options.name)
-    print(f"{job.name} is {job.phase}", flush=True)
+    now = _existing(backend, options.name)
+    job = job_ends.await_end(now, partial(backend.status, options.name), options.timeout)
     if job.phase is not Phase.SUCCEEDED:
         raise failure(backend, job)
     return 0

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from trainer.configuration import to_json
+
 
 @pytest.fixture(scope="session")
 def object_store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
@@ -125,3 +127,16 @@ def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
     yield start
     for each in nodes:
         each.kill()
+
+
+@pytest.fixture
+def training(shards, tiny, tmp_path):
+    """Arguments of a training, and its folder."""
+    output = tmp_path / "run"
+
+    def arguments(**overrides):
+        path = tmp_path / "config.json"
+        path.write_text(to_json(tiny(train__batch_size=2, train__checkpoint_steps=2, **overrides)))
+        return ["train", "--config", str(path), "--shards", shards, "--output", str(output)]
+
+    return arguments, str(output)

@@ -1,17 +1,15 @@
-"""Training: resumed bit for bit, equal on two processes, stopped cleanly, refused clearly."""
+"""Training: resumed bit for bit, stopped cleanly, refused clearly."""
 
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from finished_runs import final_weights, losses
 
 from trainer import checkpoint, recorder
 from trainer.configuration import to_json
@@ -27,18 +25,6 @@ from trainer.loop import train
 from trainer.training_log import TrainingLog, read_rows
 
 FP32 = {"train__precision": "fp32"}
-
-
-def losses(output):
-    return {
-        row["step"]: (row["loss"], row["gradient_norm"])
-        for row in read_rows(output)
-        if row["kind"] == "train"
-    }
-
-
-def final_weights(output):
-    return checkpoint.read_latest(f"{output}/checkpoints")
 
 
 def assert_same_weights(one, other):
@@ -263,88 +249,3 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimiser(shards, tiny, tmp_
 def test_more_processes_than_images_is_said(shards, tiny, tmp_path):
     with pytest.raises(DataError, match=r"24 images.*1 processes x batch 100"):
         train(tiny(train__batch_size=100), shards, str(tmp_path))
-
-
-def launch(config, shards, output, nproc, env=None):
-    os.makedirs(output, exist_ok=True)
-    path = os.path.join(output, "config.json")
-    with open(path, "w") as file:
-        file.write(to_json(config))
-    command = [sys.executable, "-m", "trainer", "launch", "--nproc", str(nproc), "--", "train"]
-    command += ["--config", path, "--shards", shards, "--output", output]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, **(env or {})},
-    )
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one_on_the_same_global_batch(shards, tiny, tmp_path):
-    """Of each five images one process has two, in passes of 1 and 1, the other three, of 1 and 2."""
-    # At a tenth of the rate: at the whole of it rounding grows to several per cent within ten steps.
-    common = {
-        **FP32, "model__norm": "group", "train__ema_decay": 0.9, "train__global_batch": 5, "train__lr": 3e-4
-    }  # fmt: skip
-    two = launch(tiny(**common, train__batch_size=2), shards, str(tmp_path / "two"), nproc=2)
-    train(tiny(**common, train__batch_size=5), shards, str(tmp_path / "one"))
-    output = two.communicate(timeout=240)[0]
-    assert two.returncode == 0, output
-    one, other = losses(str(tmp_path / "one")), losses(str(tmp_path / "two"))
-    assert len(one) == len(other) == 10
-    for step in one:
-        assert other[step] == pytest.approx(one[step], rel=1e-4), step
-    single, double = (final_weights(str(tmp_path / name)) for name in ("one", "two"))
-    for name, value in single["model"].items():
-        scale = value.float().abs().max().clamp(min=1e-3)
-        assert (value - double["model"][name]).float().abs().max() / scale < 0.05, name
-
-
-def wait_for_step(output, step, process):
-    for _ in range(1200):
-        if len(losses(output)) >= step or process.poll() is not None:
-            return
-        time.sleep(0.05)
-
-
-@pytest.mark.slow
-def test_sigterm_saves_and_says_run_me_again(shards, tiny, tmp_path):
-    config = tiny(train__epochs=30)
-    process = launch(config, shards, str(tmp_path), nproc=2)
-    wait_for_step(str(tmp_path), 3, process)
-    process.send_signal(signal.SIGTERM)
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 143, output
-    assert "Traceback" not in output
-    saved = final_weights(str(tmp_path))["step"]
-    assert saved >= 3
-    again = launch(config, shards, str(tmp_path), nproc=2)
-    wait_for_step(str(tmp_path), saved + 2, again)
-    again.send_signal(signal.SIGTERM)
-    assert f"resumed at step {saved} of" in again.communicate(timeout=120)[0]
-
-
-@pytest.mark.slow
-def test_a_killed_worker_ends_the_run_with_a_message_and_loses_nothing_saved(shards, tiny, tmp_path):
-    config = tiny(train__epochs=30, train__checkpoint_steps=2)
-    process = launch(config, shards, str(tmp_path), nproc=2)
-    wait_for_step(str(tmp_path), 4, process)
-    children = subprocess.run(
-        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
-    ).stdout.split()
-    os.kill(int(children[-1]), signal.SIGKILL)
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 137, output
-    assert "was killed (SIGKILL)" in output and "batch_size" in output
-    assert final_weights(str(tmp_path))["step"] >= 2
-
-
-@pytest.mark.slow
-def test_a_users_mistake_is_one_message_and_code_2(shards, tiny, tmp_path):
-    process = launch(tiny(train__batch_size=50), shards, str(tmp_path), nproc=2)
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 2
-    assert output.count("fewer than one step reads: 2 processes x batch 50") == 1
-    assert "Traceback" not in output and "fix: use fewer processes" in output

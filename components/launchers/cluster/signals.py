@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from components.launchers.cluster.owner import ends_with_the_run
 from components.launchers.cluster.pytorchjob import PyTorchJobBackend
-from components.launchers.interrupts import Asked
+from components.launchers.interrupts import Asked, not_deleted, stopped
 from trainer.errors import Interrupted, LaunchError
 
 Out = Callable[[str], None]
@@ -43,9 +43,6 @@ def stop(backend: PyTorchJobBackend, name: str, asked: Asked, submitted: bool, o
                 time.sleep(timings.backoff)
                 backend.withdraw(name, wait=False)
     except LaunchError as error:
-        raise Interrupted(
-            f"{asked.signal}, but the job {name} could not be deleted: {error.message}",
-            fix=f"delete it: kubedet job stop {name}",
-        ) from None
+        raise not_deleted(asked, name, error, stop=f"kubedet job stop {name}") from None
     out(f"job {name}: deleted on {asked.signal}; its pods are given time to save a checkpoint")
-    raise Interrupted("the training was stopped", fix="run the same again: it goes on where it stopped")
+    raise stopped()

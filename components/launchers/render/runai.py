@@ -5,7 +5,7 @@ the master, which is started besides the workers, alike them.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from components.launchers import names
@@ -44,10 +44,10 @@ def command(job: JobSpec, labels: Mapping[str, str] = MappingProxyType({})) -> l
         ConfigError: the job is elastic, see `kind`.
     """
     words = ["runai", "training", kind(job), "submit", job.name]
-    words += _option("project", job.runai_queue)
+    words += option("project", job.runai_queue)
     words += ["--image", job.image]
-    words += _option("image-pull-policy", job.image_pull_policy)
-    words += _option("working-dir", job.working_dir)
+    words += option("image-pull-policy", job.image_pull_policy)
+    words += option("working-dir", job.working_dir)
     words += ["--workers", str(job.nodes - 1)] if job.nodes > 1 else []
     words += _resources(job)
     for key, value in job.annotations.items():
@@ -63,20 +63,37 @@ def command(job: JobSpec, labels: Mapping[str, str] = MappingProxyType({})) -> l
 
 def left_out(job: JobSpec) -> list[str]:
     """Return the fields that this job sets and the command line has no option for."""
-    default = JobSpec(command=job.command)
-    found = [name for name in _WITHOUT_OPTION if getattr(job, name) != getattr(default, name)]
-    if job.nodes == 1 and job.clean_pods != default.clean_pods:
-        found.append("clean_pods")
-    if any(mount.read_only or mount.sub_path for mount in job.mounts):
-        found.append("mounts' read_only and sub_path")
-    if job.shared_memory != default.shared_memory and names.amount(job.shared_memory) > 0:
-        found.append("shared_memory's size")
-    if any(item.optional for item in job.secret_env):
-        found.append("secret_env's optional")
-    return found
+    own = {
+        "clean_pods": job.nodes == 1 and differs(job, "clean_pods"),
+        "mounts' read_only and sub_path": any(mount.read_only or mount.sub_path for mount in job.mounts),
+    }
+    return without_option(job, _WITHOUT_OPTION, own)
 
 
-def _option(name: str, value: str) -> list[str]:
+def without_option(job: JobSpec, fields: Iterable[str], own: Mapping[str, bool]) -> list[str]:
+    """Return what a job sets and a command line of Run:ai's does not take.
+
+    Args:
+        job: the job.
+        fields: those for which it has no option at all.
+        own: what else this command line may not take, and whether the job has it.
+    """
+    sized = differs(job, "shared_memory") and names.amount(job.shared_memory) > 0
+    both = {
+        "shared_memory's size": sized,
+        "secret_env's optional": any(item.optional for item in job.secret_env),
+    }
+    found = [name for name in fields if differs(job, name)]
+    return found + [name for name, has in {**own, **both}.items() if has]
+
+
+def differs(job: JobSpec, field: str) -> bool:
+    """Whether a job names a field otherwise than its default."""
+    return bool(getattr(job, field) != getattr(JobSpec(command=job.command), field))
+
+
+def option(name: str, value: str) -> list[str]:
+    """Return an option with its value; nothing where it has none."""
     return [f"--{name}", value] if value else []
 
 
@@ -89,10 +106,10 @@ def _resources(job: JobSpec) -> list[str]:
         extended = ({job.gpu_resource: job.gpus} if job.gpus else {}) | dict(job.resources)
     for name, number in extended.items():
         words += ["--extended-resource", f"{name}={number}"]
-    words += _option("cpu-core-request", cores(job.cpu_request or job.cpu_limit))
-    words += _option("cpu-core-limit", cores(job.cpu_limit))
-    words += _option("cpu-memory-request", job.memory_request or job.memory_limit)
-    return words + _option("cpu-memory-limit", job.memory_limit)
+    words += option("cpu-core-request", cores(job.cpu_request or job.cpu_limit))
+    words += option("cpu-core-limit", cores(job.cpu_limit))
+    words += option("cpu-memory-request", job.memory_request or job.memory_limit)
+    return words + option("cpu-memory-limit", job.memory_limit)
 
 
 def cores(quantity: str) -> str:

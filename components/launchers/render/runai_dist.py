@@ -23,10 +23,10 @@ def command(job: JobSpec) -> list[str]:
     """
     runai.kind(job)
     words = ["runai", "submit-dist", "pytorch", "--name", job.name]
-    words += _option("project", job.runai_queue)
+    words += runai.option("project", job.runai_queue)
     words += ["--image", job.image]
-    words += _option("image-pull-policy", job.image_pull_policy)
-    words += _option("working-dir", job.working_dir)
+    words += runai.option("image-pull-policy", job.image_pull_policy)
+    words += runai.option("working-dir", job.working_dir)
     words += ["--workers", str(job.nodes - 1)]
     words += _resources(job)
     for key, value in job.annotations.items():
@@ -51,25 +51,13 @@ def command(job: JobSpec) -> list[str]:
 
 def left_out(job: JobSpec) -> list[str]:
     """Return the fields that this job sets, or has by default, and the command line has no option for."""
-    default = JobSpec(command=job.command)
-    found = [name for name in _WITHOUT_OPTION if getattr(job, name) != getattr(default, name)]
-    if job.run_as_non_root:
-        found.append("run_as_non_root")
-    if job.grace_seconds > _GRACE_SECONDS:
-        found.append(f"grace_seconds above {_GRACE_SECONDS}")
-    if job.restart_policy != default.restart_policy:
-        found.append("restart_policy")
-    if any(mount.sub_path for mount in job.mounts):
-        found.append("mounts' sub_path")
-    if job.shared_memory != default.shared_memory and names.amount(job.shared_memory) > 0:
-        found.append("shared_memory's size")
-    if any(item.optional for item in job.secret_env):
-        found.append("secret_env's optional")
-    return found
-
-
-def _option(name: str, value: str) -> list[str]:
-    return [f"--{name}", value] if value else []
+    own = {
+        "run_as_non_root": job.run_as_non_root,
+        f"grace_seconds above {_GRACE_SECONDS}": job.grace_seconds > _GRACE_SECONDS,
+        "restart_policy": runai.differs(job, "restart_policy"),
+        "mounts' sub_path": any(mount.sub_path for mount in job.mounts),
+    }
+    return runai.without_option(job, _WITHOUT_OPTION, own)
 
 
 def _resources(job: JobSpec) -> list[str]:
@@ -78,7 +66,7 @@ def _resources(job: JobSpec) -> list[str]:
     others = {} if ours or not job.gpus else {job.gpu_resource: job.gpus}
     for name, number in (others | dict(job.resources)).items():
         words += ["--extended-resource", f"{name}={number}"]
-    words += _option("cpu", runai.cores(job.cpu_request or job.cpu_limit))
-    words += _option("cpu-limit", runai.cores(job.cpu_limit))
-    words += _option("memory", job.memory_request or job.memory_limit)
-    return words + _option("memory-limit", job.memory_limit)
+    words += runai.option("cpu", runai.cores(job.cpu_request or job.cpu_limit))
+    words += runai.option("cpu-limit", runai.cores(job.cpu_limit))
+    words += runai.option("memory", job.memory_request or job.memory_limit)
+    return words + runai.option("memory-limit", job.memory_limit)

@@ -8,10 +8,10 @@ from components.launchers.backend import JobStatus, Phase, PodStatus
 from components.launchers.cluster.failure import culprit, of_job
 from components.launchers.cluster.hints import Hints
 from components.launchers.failure import LAST_LINES
-from components.launchers.interrupts import Asked, raising_on_signals
+from components.launchers.interrupts import Asked, not_deleted, raising_on_signals, stopped
 from components.launchers.runai.backend import RunaiBackend
 from components.launchers.spec import JobSpec
-from trainer.errors import Interrupted, KubedetError, LaunchError
+from trainer.errors import KubedetError, LaunchError
 
 Out = Callable[[str], None]
 
@@ -51,14 +51,10 @@ def run(backend: RunaiBackend, job: JobSpec, out: Out) -> None:
             try:
                 backend.stop(job.name, wait=False)
             except KubedetError as error:
-                raise Interrupted(
-                    f"{asked.signal}, but the job {job.name} could not be deleted: {error.message}",
-                    fix=f"delete it: kubedet job stop --backend runai {job.name}",
-                ) from None
+                stop = f"kubedet job stop --backend runai {job.name}"
+                raise not_deleted(asked, job.name, error, stop=stop) from None
             out(f"job {job.name}: deleted on {asked.signal}")
-            raise Interrupted(
-                "the training was stopped", fix="run the same again: it goes on where it stopped"
-            ) from None
+            raise stopped() from None
 
 
 def failure(backend: RunaiBackend, status: JobStatus) -> KubedetError:

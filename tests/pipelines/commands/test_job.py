@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 
 import pytest
 import yaml
@@ -11,12 +12,12 @@ from fake_api import Fault
 from fake_cluster import endless
 from fake_exec import give_exec
 
-from pipelines.commands import job
+from pipelines.commands import job, job_ends
 
 
 @pytest.fixture(autouse=True)
 def in_haste(monkeypatch):
-    monkeypatch.setattr(job, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(job_ends, "POLL_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def until(condition):
     for _ in range(500):
         if condition():
             return
-        job.time.sleep(0.01)
+        time.sleep(0.01)
     raise AssertionError("never")
 
 

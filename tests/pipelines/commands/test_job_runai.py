@@ -8,7 +8,7 @@ from fake_runai import FakeRunai
 
 from components.launchers.runai.backend import RunaiBackend, Timings
 from pipelines import cli
-from pipelines.commands import job_runai
+from pipelines.commands import job_ends
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def runai(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("KUBECONFIG", "/nowhere")  # No cluster is asked.
     monkeypatch.setattr(RunaiBackend.__init__, "__defaults__", (Timings(poll=0.05, removal=2),))
-    monkeypatch.setattr(job_runai, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(job_ends, "POLL_SECONDS", 0.05)
     return FakeRunai(tmp_path)
 
 

@@ -1,0 +1,171 @@
+"""Machines without a cluster: where they meet, and a training over two of them, bare or under Slurm."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer import checkpoint
+from trainer.errors import ConfigError
+from trainer.launch import meeting
+
+ENDPOINT = ["--rdzv-endpoint", "first:29500", "--rdzv-backend"]
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ((None, None, None), []),
+        (("1", None, None), ["--nnodes", "1"]),
+        (("2", 1, "first"), ["--nnodes", "2", "--node-rank", "1", *ENDPOINT, "static"]),
+        (("2", None, "first:29500"), ["--nnodes", "2", *ENDPOINT, "c10d"]),
+        (("1:4", None, "first:29500"), ["--nnodes", "1:4", *ENDPOINT, "c10d"]),
+    ],
+)
+def test_where_machines_meet(given, options, no_pet):
+    nnodes, node_rank, endpoint = given
+    assert meeting(nnodes=nnodes, node_rank=node_rank, endpoint=endpoint) == options
+
+
+def test_variables_tell_what_is_not_given(no_pet):
+    no_pet.setenv("PET_NNODES", "2")
+    no_pet.setenv("PET_NODE_RANK", "1")
+    assert meeting(nnodes=None, node_rank=None, endpoint="first") == [*ENDPOINT, "static"]
+    no_pet.setenv("PET_MASTER_ADDR", "first")
+    assert meeting(nnodes="2", node_rank=None, endpoint=None) == ["--nnodes", "2"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("2", 0, None), "2 machines are to meet, and nobody says where"),
+        (("2", 2, "first"), "--node-rank 2 is none of 2 machines"),
+        (("1:4", 0, "first"), r"machines that come and go \(1:4\) have no fixed number"),
+    ],
+)
+def test_machines_that_would_never_meet(given, said, no_pet):
+    nnodes, node_rank, endpoint = given
+    with pytest.raises(ConfigError, match=said) as error:
+        meeting(nnodes=nnodes, node_rank=node_rank, endpoint=endpoint)
+    assert error.value.fix
+
+
+@pytest.fixture
+def no_pet(monkeypatch):
+    """Without the variables of an operator."""
+    for name in [name for name in os.environ if name.startswith("PET_")]:
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbered", [True, False])
+def test_two_bare_machines_train_to_the_end(numbered, node, port, training):
+    """By options alone, as an operator types them on each machine."""
+    arguments, output = training
+    options = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--nproc", "1"]
+    pair = [
+        node(arguments(train__epochs=1), *options, *(["--node-rank", str(rank)] if numbered else []))
+        for rank in (0, 1)
+    ]
+    assert [each.wait() for each in pair] == [0, 0], pair[0].output + pair[1].output
+    assert f"waiting for 2 nodes to meet at 127.0.0.1:{port}" in pair[1].output
+    result = json.loads(Path(output, "result.json").read_text())
+    assert result["processes"] == 2 and result["steps"] == 6
+
+
+SLURM = Path(__file__).parents[2] / "deploy" / "examples" / "slurm" / "train.sbatch"
+FAKE_SLURM = {
+    "scontrol": """#!/bin/sh
+echo "$*" >> "$SLURM_CALLS"
+[ "$1" = show ] && printf 'localhost\\nnode-b\\n'
+exit 0
+""",
+    # Starts the task once for each machine, and ends with the highest code.
+    "srun": """#!/bin/bash
+[ -n "${SRUN_CODE:-}" ] && exit "$SRUN_CODE"
+shift
+for id in 0 1; do SLURM_NODEID=$id setsid "$@" & done
+if [ -n "${TERM_AFTER:-}" ]; then
+  until ls "$TERM_AFTER"/step-* > /dev/null 2>&1; do sleep 0.1; done
+  for job in $(jobs -p); do kill -TERM -- "-$job"; done
+fi
+worst=0
+for job in $(jobs -p); do wait "$job"; code=$?; [ $code -gt $worst ] && worst=$code; done
+exit $worst
+""",
+}
+
+
+@pytest.fixture
+def sbatch(tmp_path, port, no_pet):
+    """Runs the batch script as on the first of two machines; its result, and the calls of scontrol."""
+    programs = tmp_path / "slurm"
+    programs.mkdir()
+    for name, text in FAKE_SLURM.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    calls = programs / "calls"
+
+    def run(*arguments, **environment):
+        given = {
+            **os.environ, "PATH": f"{programs}:{Path(sys.executable).parent}:/usr/bin:/bin",
+            "SLURM_JOB_NODELIST": "node-[a-b]", "SLURM_NNODES": "2", "SLURM_JOB_ID": "17",
+            "SLURM_CALLS": str(calls), "PORT": str(port), "NPROC": "1", **environment,
+        }  # fmt: skip
+        done = subprocess.run(
+            ["bash", str(SLURM), *arguments],
+            env=given,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return done, calls.read_text().splitlines()
+
+    return run
+
+
+@pytest.mark.slow
+def test_slurms_batch_script_trains_on_all_machines(sbatch, training):
+    arguments, output = training
+    done, calls = sbatch(*arguments(train__epochs=1))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(Path(output, "result.json").read_text())["processes"] == 2
+    assert calls == ["show hostnames node-[a-b]"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "ended", "again"),
+    [
+        ("143 143", 143, ["requeue 17"]),
+        ("143 2", 2, []),  # One has a mistake to mend, and the other lost it.
+        ("2 143", 2, []),
+        ("143 137", 1, []),
+        ("0 0", 0, []),
+    ],
+)
+def test_slurm_is_asked_to_run_a_stopped_training_again(sbatch, tmp_path, codes, ended, again):
+    python = tmp_path / "slurm" / "python"
+    python.write_text(f'#!/bin/bash\ncodes=({codes})\nexit "${{codes[$SLURM_NODEID]}}"\n')
+    python.chmod(0o755)
+    done, calls = sbatch("train")
+    assert (done.returncode, calls[1:]) == (ended, again)
+
+
+def test_slurms_own_failure_is_passed_on(sbatch):
+    done, calls = sbatch("train", SRUN_CODE="1")
+    assert (done.returncode, calls[1:]) == (1, [])
+
+
+@pytest.mark.slow
+def test_slurms_signal_lets_the_training_save(sbatch, training):
+    """As srun does, to the launcher and the shell around it."""
+    arguments, output = training
+    done, calls = sbatch(*arguments(train__epochs=200), TERM_AFTER=f"{output}/checkpoints")
+    assert done.returncode == 143, done.stdout + done.stderr
+    assert calls[1:] == ["requeue 17"]
+    assert checkpoint.read_latest(f"{output}/checkpoints")["step"] >= 2
