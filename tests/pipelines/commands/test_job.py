@@ -12,7 +12,7 @@ from fake_api import Fault
 from fake_cluster import endless
 from fake_exec import give_exec
 
-from pipelines.commands import job, job_ends
+from pipelines.commands import job_ends
 
 
 @pytest.fixture(autouse=True)
