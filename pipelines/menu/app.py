@@ -108,6 +108,10 @@ class Menu(App[None]):
         self._closed = True
         self._look.set()
 
+    def _gone(self) -> bool:
+        """Whether the screen is being taken down: what was asked for may be answered after that."""
+        return not all(self.query(name) for name in ("#jobs", "#pods", "#told", "#done"))
+
     def _watch(self) -> None:
         while not self._closed:
             self._look.clear()
@@ -119,7 +123,7 @@ class Menu(App[None]):
 
     def on_menu_listed(self, message: Listed) -> None:
         """Show the jobs; a cluster that does not answer leaves those that were seen last."""
-        if not self.query("#jobs"):  # The screen is being taken down.
+        if self._gone():
             return
         if message.error:
             self.query_one("#told", Static).update(message.error)
@@ -142,7 +146,7 @@ class Menu(App[None]):
             self.action_logs()
 
     def _show_chosen(self) -> None:
-        if not self.query("#jobs"):
+        if self._gone():
             return
         job = self._job()
         pods = sorted(job.pods, key=lambda pod: pod.rank) if job else []
@@ -245,6 +249,8 @@ class Menu(App[None]):
 
     def _tell(self, text: str, *, failed: bool = False) -> None:
         """Show a text below the tables for a while."""
+        if self._gone():
+            return
         shown = self.query_one("#done", Static)
         shown.update(text)
         shown.set_classes(["shown", "failed"] if failed else ["shown"])

@@ -108,6 +108,19 @@ def test_the_cursor_stays_with_its_job_when_another_comes(backend, fake_cluster)
     drive(backend, script)
 
 
+def test_an_answer_after_the_menu_was_closed_is_dropped(backend):
+    app = Menu(backend, refresh_seconds=0.05)
+
+    async def run():
+        async with app.run_test(size=(120, 40)) as pilot:
+            await until(pilot, lambda: "no jobs here" in told(app))
+            await app.query("Static").remove()
+            app.on_menu_done(Menu.Done("deleted a"))
+            app.on_menu_listed(Menu.Listed([], "no answer"))
+
+    asyncio.run(run())
+
+
 def test_a_job_is_deleted_when_that_is_meant_and_only_then(backend, fake_cluster):
     fake_cluster.lives["a-master-0"] = endless
     backend.submit(job("a"))

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from descriptors import open_below
 
 from trainer import storage
 from trainer.errors import StorageError
@@ -120,12 +121,11 @@ def test_another_process_keeps_what_it_uses(server, folder):
 def test_few_descriptors_are_held(server, folder, monkeypatch):
     uri, _ = server
     monkeypatch.setattr(cache, "_IN_USE", 2)
-    before = len(os.listdir("/proc/self/fd"))
     for name in "12345":
         for _ in range(3):
             storage.local_copy(f"{uri}/{name}")
     assert len(cache._HELD) == 2
-    assert len(os.listdir("/proc/self/fd")) <= before + 4, "two, and connections"
+    assert len(open_below(folder)) == 2
     assert kept(folder) == {"3", "4", "5"}, "the third was in use when the fifth came"
 
 
