@@ -15,7 +15,7 @@ MEDIA = "application/vnd.oci.image"
 
 
 def member(archive: tarfile.TarFile, path: str, content: bytes, mode: int = 0o644) -> None:
-    """Add a file to an archive; times and owners stay at zero, so that the same program gives the same image."""
+    """Add a file to an archive, without time and owner: the same program gives the same image."""
     entry = tarfile.TarInfo(path)
     entry.size, entry.mode = len(content), mode
     archive.addfile(entry, io.BytesIO(content))
@@ -45,7 +45,12 @@ def write(program: Path, name: str, output: Path) -> None:
         def blob(content: bytes, kind: str, **more: Any) -> dict[str, Any]:
             digest = hashlib.sha256(content).hexdigest()
             member(archive, f"blobs/sha256/{digest}", content)
-            return {"mediaType": f"{MEDIA}.{kind}", "digest": f"sha256:{digest}", "size": len(content), **more}
+            return {
+                "mediaType": f"{MEDIA}.{kind}",
+                "digest": f"sha256:{digest}",
+                "size": len(content),
+                **more,
+            }
 
         def document(kind: str, value: dict[str, Any], **more: Any) -> dict[str, Any]:
             return blob(json.dumps(value).encode(), kind, **more)
@@ -62,9 +67,17 @@ def write(program: Path, name: str, output: Path) -> None:
         layers = [blob(packed, "layer.v1.tar+gzip")]
         manifest = document(
             "manifest.v1+json",
-            {"schemaVersion": 2, "mediaType": f"{MEDIA}.manifest.v1+json", "config": config, "layers": layers},
+            {
+                "schemaVersion": 2,
+                "mediaType": f"{MEDIA}.manifest.v1+json",
+                "config": config,
+                "layers": layers,
+            },
             platform={"architecture": architecture, "os": "linux"},
-            annotations={"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]},
+            annotations={
+                "io.containerd.image.name": name,
+                "org.opencontainers.image.ref.name": name.rpartition(":")[2],
+            },
         )
         index = {"schemaVersion": 2, "mediaType": f"{MEDIA}.index.v1+json", "manifests": [manifest]}
         member(archive, "index.json", json.dumps(index).encode())
