@@ -8,6 +8,7 @@ append their progress to it as JSON lines and it draws the bars.
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections import deque
@@ -27,6 +28,11 @@ _PLAIN_INTERVAL = 10.0
 _FILE_INTERVAL = 0.2
 _RATE_SECONDS = 30.0
 _OURS = ("trainer.", "components.", "pipelines.", "kubedet.")
+_DESCRIBED = re.compile(
+    r"(?:^|: )(?P<task>[^:/]+?) (?P<done>\d+)/(?P<total>\d+) (?P<unit>\w+) \d+%, "
+    r"(?P<rate>\d+\.\d) (?P=unit)/s(?:, (?P<eta>\d+(?::\d\d)+) left)?(?:, (?P<note>.*))?$"
+)
+"""What `describe` writes, at the end of a line of the log."""
 
 
 class _Formatter(logging.Formatter):
@@ -202,6 +208,28 @@ def describe(event: dict[str, Any]) -> str:
     if event["note"]:
         parts.append(event["note"])
     return ", ".join(parts)
+
+
+def parse(line: str) -> dict[str, Any] | None:
+    """Read a line with what `describe` has written; None if that is not one, or no total was known.
+
+    Returns:
+        task, done, total, unit, note, rate, eta, as far as the line says and as exactly.
+    """
+    found = _DESCRIBED.search(line.rstrip())
+    if not found:
+        return None
+    return {
+        **found.groupdict(), "done": int(found["done"]), "total": int(found["total"]),
+        "rate": float(found["rate"]), "eta": _seconds(found["eta"]), "note": found["note"] or "",
+    }  # fmt: skip
+
+
+def _seconds(text: str | None) -> float | None:
+    """Read what `clock` has written."""
+    if text is None:
+        return None
+    return float(sum(int(part) * 60**power for power, part in enumerate(reversed(text.split(":")))))
 
 
 class _TerminalSink:

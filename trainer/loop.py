@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer import checkpoint, configuration, log, storage
+from trainer import checkpoint, configuration, job_status, log, storage
 from trainer.compilation import compile_detector, hold_gradients, load_compiled, save_compiled
 from trainer.config import Config
 from trainer.data.loader import TrainLoader
@@ -22,6 +22,7 @@ from trainer.distributed import World, broadcast, mean, process_group
 from trainer.errors import Interrupted
 from trainer.evaluation.inference import predict_split
 from trainer.recorder import CHECKPOINTS, Recorder
+from trainer.reporter import Reporter
 from trainer.resume import newest_checkpoint, step_size
 from trainer.signals import StopRequest, stop_request
 from trainer.state import TrainState
@@ -95,9 +96,13 @@ class _Run:
             holds_gradients=self.holds_gradients,
         )  # fmt: skip
         self.log = self.recorder = None
+        self.reporter = Reporter.from_environment() if world.is_main else Reporter()
         if world.is_main:
             self.log = TrainingLog(output_uri, self.state.step, self.state.validated)
-            self.recorder = Recorder(config, output_uri, self.log, saved["best"] if saved else {})
+            if self.log.validation:
+                self.reporter.measure({job_status.AP: self.log.validation[job_status.AP]})
+            best = saved["best"] if saved else {}
+            self.recorder = Recorder(config, output_uri, self.log, best, self.reporter)
 
     @property
     def epoch(self) -> int:
@@ -110,7 +115,10 @@ class _Run:
         start = saved_at = time.monotonic()
         batches = self.loader.batches(state.samples)
         sums = torch.zeros(4, device=self.world.device)
-        with log.progress("train", self.steps, "steps", done=first, shown=self.world.is_main) as bar:
+        with log.progress(
+            job_status.TASK, self.steps, job_status.UNIT, done=first, shown=self.world.is_main
+        ) as bar:
+            self.reporter.show(bar)
             while True:
                 if self._epoch_ended() or stopping or self._checkpoint_due(saved_at):
                     stopping |= self.train_step.settle()
@@ -135,6 +143,7 @@ class _Run:
                     bar.note = self._report(sums, time.monotonic() - start, state.step - first)
                     sums.zero_()
                 bar.update()
+                self.reporter.show(bar)
         return self._finish(time.monotonic() - start, state.step - first)
 
     def _interrupted(self) -> Interrupted:
@@ -169,7 +178,8 @@ class _Run:
             self.log.add("train", row)
         if self.recorder:
             self.recorder.check()
-        return f"loss {total:.3f}, {rate:.0f} images/s"
+        self.reporter.measure({job_status.LOSS: total, job_status.SPEED: rate})
+        return job_status.measured(total, rate)
 
     def _checkpoint_due(self, saved_at: float) -> bool:
         config = self.config.train
@@ -222,10 +232,7 @@ class _Run:
         checkpoint.check_same_run(saved, self.config, self.train_set.fingerprint, self.global_batch)
         self.state.load_state_dict(saved)
         if self.world.is_main:
-            _LOG.info(
-                "resumed at step %d of %d: %d images a step on %d processes",
-                self.state.step, self.steps, self.global_batch, self.world.size,
-            )  # fmt: skip
+            _LOG.info(job_status.resumed(self.state.step, self.steps, self.global_batch, self.world.size))
         return self.state.step
 
     def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
@@ -250,6 +257,10 @@ class _Run:
         if self.world.is_main and self.log:
             self.log.publish()
             storage.write_json(storage.join(self.output, "result.json"), result)
+        self.reporter.close()
+        # The first node that ends well ends an elastic job, and the cluster stops the others: so none ends
+        # before rank 0 has written all there is.
+        broadcast(None, self.world)
         return result
 
     def settle(self) -> None:
@@ -262,4 +273,5 @@ class _Run:
         self.loader.close()
         if self.recorder and self.log:
             self.recorder.close()
+            self.reporter.close()
             self.log.close()

@@ -11,10 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer import checkpoint, storage
+from trainer import checkpoint, job_status, storage
 from trainer.config import Config
 from trainer.evaluation.coco import evaluate as evaluate_coco
 from trainer.evaluation.tables import Predictions, Truth
+from trainer.reporter import Reporter
 from trainer.training_log import TrainingLog
 
 CHECKPOINTS = "checkpoints"
@@ -31,11 +32,22 @@ class Recorder:
     that would claim what has not been done.
     """
 
-    def __init__(self, config: Config, output_uri: str, log: TrainingLog, best: dict[str, Any]) -> None:
-        """Go on from `best`: step, epoch and metrics of the best validation so far, or empty."""
+    def __init__(
+        self,
+        config: Config,
+        output_uri: str,
+        log: TrainingLog,
+        best: dict[str, Any],
+        reporter: Reporter | None = None,
+    ) -> None:
+        """Go on from `best`: step, epoch and metrics of the best validation so far, or empty.
+
+        The scores of validations go to the log, and to the job's status where there is a `reporter`.
+        """
         self.best = best
         """Of the best validation so far. To be read after `wait`."""
         self._config, self._output, self._log = config, output_uri, log
+        self._reporter = reporter or Reporter()
         self._saved: dict[str, Any] = {}
         self._truth: Truth | None = None
         self._jobs: list[Future[None]] = []
@@ -110,8 +122,8 @@ class Recorder:
             given = truth()
             self._truth = given if isinstance(given, Truth) else Truth.from_coco(given)
         metrics = evaluate_coco(self._truth, found, engine=evaluation.engine).metrics
-        shown = ", ".join(f"{name} {metrics[name]:.3f}" for name in ("coco/AP", "coco/AP50"))
-        _LOG.info("epoch %d: %s", state["epoch"], shown)
+        _LOG.info(job_status.scored(state["epoch"], metrics))
+        self._reporter.measure({job_status.AP: metrics[job_status.AP]})
         self._log.add("val", {"step": state["step"], "epoch": state["epoch"], **metrics})
         if not self.best or metrics[evaluation.metric] > self.best["metrics"][evaluation.metric]:
             self._keep(metrics)

@@ -36,8 +36,10 @@ class TrainingLog:
         rows = read_rows(output_uri) if step else []
         self._path = self._folder / "metrics.jsonl"
         last = {"train": step, "val": validated}
-        kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= last[row["kind"]])
-        storage.write_bytes(str(self._path), kept.encode())
+        kept = [row for row in rows if row["step"] <= last[row["kind"]]]
+        self.validation = next((row for row in reversed(kept) if row["kind"] == "val"), None)
+        """Row of the last validation before this run; None if there is none."""
+        storage.write_bytes(str(self._path), "".join(json.dumps(row) + "\n" for row in kept).encode())
         with explained(output_uri, "write"):
             self._file = self._path.open("a")
             board = self._folder / "tensorboard"

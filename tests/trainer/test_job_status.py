@@ -1,0 +1,157 @@
+"""How far a training is, read from its log: what it really prints is what is understood."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from trainer import job_status, log
+from trainer.configuration import to_json
+from trainer.errors import Interrupted
+from trainer.job_status import Progress, parse
+from trainer.loop import train
+from trainer.training_log import TrainingLog, read_rows
+
+LOG = """\
+12:00:00 train: resumed at step 90 of 600: 16 images a step on 2 processes
+12:00:10 kubedet: train 100/600 steps 17%, 3.1 steps/s, 2:41 left, loss 0.714, 50 images/s
+12:00:20 kubedet: validate 70/80 images 88%, 7.0 images/s, 0:01 left
+12:00:21 train: epoch 3: coco/AP 0.312, coco/AP50 0.517
+12:00:30 kubedet: train 133/600 steps 22%, 0.1 steps/s, 1:02:03 left, loss 0.699, 49 images/s
+12:00:31 NCCL INFO something else
+12:00:40 kubedet: inspect train 5/7 images 71%, 7.0 images/s, loss 9.0, 1 images/s
+""".splitlines()
+
+
+def test_the_newest_of_each_number_is_found():
+    assert parse(LOG) == Progress(22, 3723, {"loss": 0.699, "images_per_second": 49.0, "coco/AP": 0.312})
+    assert parse([f"[pod-0] 2026-11-22T12:00:00.1Z {line}  \n" for line in LOG]) == parse(LOG)
+    assert parse(LOG[:3]) == Progress(16, 161, {"loss": 0.714, "images_per_second": 50.0})
+
+
+def test_a_training_that_has_just_been_taken_up_again_has_a_place_and_no_time_left_yet():
+    assert parse(LOG[:1]) == Progress(15)
+    assert parse([*LOG, LOG[0]]) == Progress(15, None, parse(LOG).metrics)
+
+
+@pytest.mark.parametrize(
+    "lines", [[], [""], LOG[2:4], LOG[5:], ["train steps 3%", "train 3 steps, 1.0 steps/s"]]
+)
+def test_lines_that_tell_of_no_steps(lines):
+    assert parse(lines) is None
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "share"), [(0, 600, 0), (599, 600, 99), (600, 600, 100), (3, 3, 100), (7, 3, 100)]
+)
+def test_only_the_last_step_makes_it_whole(done, total, share):
+    assert job_status.percent(done, total) == share
+
+
+@pytest.mark.parametrize("eta", [None, 0.4, 59.6, 3599.7, 90000.0])
+@pytest.mark.parametrize("note", ["", "loss 0.5, 12 images/s", "17 failed: not found, 3/4 steps 75%"])
+def test_a_line_of_progress_is_read_as_it_was_written(eta, note):
+    event = {
+        "task": "download",
+        "done": 3,
+        "total": 40,
+        "unit": "images",
+        "rate": 1.25,
+        "eta": eta,
+        "note": note,
+    }
+    found = log.parse(f"12:00:00 kubedet: {log.describe(event)}")
+    assert found == {**event, "rate": 1.2, "eta": None if eta is None else float(round(eta))}
+
+
+def test_a_line_without_an_end_is_none():
+    event = {
+        "task": "fetch",
+        "done": 3,
+        "total": None,
+        "unit": "images",
+        "rate": 1.2,
+        "eta": None,
+        "note": "",
+    }
+    assert log.parse(log.describe(event)) is None
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Lines of progress as in a pod, after every step."""
+    monkeypatch.delenv(log.PROGRESS_FILE, raising=False)
+    monkeypatch.setattr(log, "_PLAIN_INTERVAL", 0.0)
+
+
+@pytest.mark.usefixtures("plain")
+def test_what_a_training_prints_is_understood(shards, tiny, tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        train(tiny(), shards, str(tmp_path))
+    lines = [f"12:00:00 {each.name}: {each.getMessage()}" for each in caplog.records]
+    rows = {(row["kind"], row["step"]): row for row in read_rows(str(tmp_path))}
+    first = next(turn for turn, line in enumerate(lines) if "train 3/12 steps" in line)
+    row = rows["train", 3]
+    found = parse(lines[: first + 1])
+    assert found.percent == 25 and found.remaining_seconds is not None
+    assert found.metrics == {
+        "loss": pytest.approx(row["loss"], abs=6e-4),
+        "images_per_second": pytest.approx(row["images_per_second"], abs=0.6),
+    }
+    whole = parse(lines)
+    assert (whole.percent, whole.remaining_seconds) == (100, 0)
+    assert whole.metrics["coco/AP"] == pytest.approx(rows["val", 12]["coco/AP"], abs=6e-4)
+    assert whole.metrics["loss"] == pytest.approx(rows["train", 12]["loss"], abs=6e-4)
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_training_that_goes_on_counts_from_its_beginning(shards, tiny, tmp_path, monkeypatch, caplog):
+    add = TrainingLog.add
+
+    def adding(self, kind, row):
+        add(self, kind, row)
+        if row["step"] == 4:
+            raise Interrupted("enough")
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(TrainingLog, "add", adding)
+        train(tiny(train__checkpoint_steps=3), shards, str(tmp_path))
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        train(tiny(train__checkpoint_steps=3), shards, str(tmp_path))
+    lines = caplog.messages
+    first = next(turn for turn, line in enumerate(lines) if line.startswith("resumed at step 3 of 12"))
+    assert parse(lines[: first + 1]) == Progress(25)
+    assert parse(lines).percent == 100
+
+
+@pytest.mark.slow
+def test_the_lines_of_a_pod(shards, tiny, tmp_path):
+    """Of a whole process, as its log reaches whoever looks at a job."""
+    path = tmp_path / "config.json"
+    path.write_text(to_json(tiny()))
+    command = [
+        sys.executable,
+        "-m",
+        "trainer",
+        "launch",
+        "--nproc",
+        "1",
+        "--",
+        "train",
+        "--config",
+        str(path),
+    ]
+    done = subprocess.run(
+        [*command, "--shards", shards, "--output", str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    found = parse(done.stderr.splitlines())
+    assert (found.percent, found.remaining_seconds) == (100, 0)
+    assert sorted(found.metrics) == ["coco/AP", "images_per_second", "loss"]
+
+
+def test_the_words_are_read_without_torch():
+    code = "import sys, trainer.job_status; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

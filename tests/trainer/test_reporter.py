@@ -1,0 +1,266 @@
+"""Progress in a job's status: the newest, seldom, with the token of now, and never at the training's cost."""
+
+import itertools
+import os
+import re
+import signal
+import socket
+import time
+
+import pytest
+from status_server import StatusServer
+
+from trainer import log, reporter
+from trainer.errors import Interrupted
+from trainer.loop import train
+from trainer.reporter import Reporter
+from trainer.training_log import TrainingLog, read_rows
+
+
+@pytest.fixture
+def server(tmp_path):
+    each = StatusServer(tmp_path)
+    yield each
+    each.close()
+
+
+@pytest.fixture
+def reporting(server, monkeypatch):
+    """Start a reporter that sends every so many seconds; it is closed at the end."""
+    started = []
+
+    def start(interval=0.05):
+        monkeypatch.setattr(reporter, "_INTERVAL", interval)
+        started.append(Reporter(server.url, str(server.ca), str(server.token)))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+def at(done, total=200, worked=0):
+    bar = log.Bar("train", total, "steps", log._NoSink(), done=done - worked)
+    if worked:
+        bar.update(worked)
+    return bar
+
+
+def warnings(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_state_is_what_the_server_takes(server, reporting):
+    each = reporting()
+    each.measure({"coco/AP": 0.25})
+    each.show(at(50))
+    server.wait_for(1)
+    each.measure({"loss": 1.23456789, "images_per_second": 41.0})
+    each.show(at(99, worked=9))
+    each.close()
+    first, last = server.states[0], server.states[-1]
+    assert first["progressPercentage"] == 25 and "estimatedRemainingSeconds" not in first
+    assert first["metrics"] == [{"name": "coco/AP", "value": "0.25"}]
+    assert last["progressPercentage"] == 49 and isinstance(last["estimatedRemainingSeconds"], int)
+    assert last["metrics"] == [
+        {"name": "coco/AP", "value": "0.25"},
+        {"name": "loss", "value": "1.23457"},
+        {"name": "images_per_second", "value": "41"},
+    ]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", last["lastUpdatedTime"])
+
+
+def test_the_token_of_now_is_sent(server, reporting):
+    each = reporting()
+    each.show(at(1))
+    server.wait_for(1)
+    server.token.write_text("second")
+    each.show(at(2))
+    server.wait_for(2)
+    assert [token for _, token in server.asked] == ["Bearer first", "Bearer second"]
+
+
+def test_only_the_newest_is_sent_and_seldom(server, reporting):
+    each = reporting(interval=0.5)
+    begun = time.monotonic()
+    while time.monotonic() - begun < 1.7:
+        each.show(at(1 + int(50 * (time.monotonic() - begun))))
+        time.sleep(0.001)
+    times = [when for when, _ in server.asked]
+    assert 3 <= len(times) <= 4
+    assert all(later - earlier >= 0.45 for earlier, later in itertools.pairwise(times))
+
+
+def test_the_same_is_not_sent_twice(server, reporting):
+    each = reporting()
+    each.show(at(1))
+    time.sleep(0.5)
+    each.close()
+    assert len(server.states) == 1
+
+
+def test_the_last_is_sent_at_once(server, reporting):
+    each = reporting(interval=60)
+    each.show(at(0))
+    server.wait_for(1)
+    each.show(at(200))
+    each.measure({"coco/AP": 0.5})
+    begun = time.monotonic()
+    each.close()
+    assert time.monotonic() - begun < 3
+    assert len(server.states) == 2
+    assert (server.states[-1]["progressPercentage"], server.states[-1]["estimatedRemainingSeconds"]) == (
+        100,
+        0,
+    )
+    assert server.states[-1]["metrics"] == [{"name": "coco/AP", "value": "0.5"}]
+
+
+@pytest.mark.parametrize(
+    ("code", "refuses"), [(403, True), (404, True), (422, True), (500, False), (429, False)]
+)
+def test_a_server_that_refuses_is_asked_three_times(code, refuses, server, reporting, caplog):
+    server.answer = code, {"message": "that is it"}
+    each = reporting(interval=0.02)
+    for done in range(100):
+        each.show(at(done))
+        time.sleep(0.01)
+    assert len(server.asked) == 3 if refuses else len(server.asked) > 5
+    assert warnings(caplog) == [
+        f"the job's status does not show the progress: {code} that is it; the training goes on"
+    ]
+
+
+def test_a_refusal_now_and_then_does_not_count(server, reporting):
+    each = reporting(interval=0.02)
+    for turn in range(4):
+        for code in (404, 200):
+            server.answer = code, {}
+            count = len(server.asked)
+            each.show(at(turn))
+            server.wait_for(count + 1)
+    assert len(server.states) >= 4
+
+
+@pytest.mark.parametrize("what", ["nobody", "untrusted", "no token", "a broken token", "not https"])
+def test_what_is_wrong_is_said_once_and_no_more(what, server, reporting, caplog, tmp_path):
+    each = reporting(interval=0.02)
+    if what == "nobody":
+        server.close()
+    elif what == "untrusted":
+        (tmp_path / "other").mkdir()
+        other = StatusServer(tmp_path / "other")
+        other.close()
+        each._ca = str(other.ca)
+    elif what == "no token":
+        server.token.unlink()
+    elif what == "a broken token":
+        server.token.write_text("secret\nbroken")
+    else:
+        each._url = server.url.replace("https", "http")
+    for done in range(20):
+        each.show(at(done))
+        time.sleep(0.02)
+    each.close()
+    (said,) = warnings(caplog)
+    assert said.startswith("the job's status does not show the progress: ") and "secret" not in said
+    assert server.states == []
+    if what == "nobody":
+        assert "Connection refused" in said
+    if what == "untrusted":
+        assert "certificate verify failed" in said
+
+
+def test_a_server_that_never_answers_does_not_hold_up_the_end(monkeypatch, server, tmp_path):
+    monkeypatch.setattr(reporter, "_LAST", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        each = Reporter(f"https://127.0.0.1:{silent.getsockname()[1]}/x", str(server.ca), str(server.token))
+        begun = time.monotonic()
+        each.show(at(1))
+        each.measure({"loss": 1.0})
+        assert time.monotonic() - begun < 0.3
+        each.close()
+        assert time.monotonic() - begun < 2
+
+
+def test_nothing_is_started_without_the_variables(monkeypatch, server):
+    for name, value in server.variables.items():
+        monkeypatch.setenv(name, value)
+    assert Reporter.from_environment()._url == server.url
+    monkeypatch.delenv(reporter.TOKEN)
+    each = Reporter.from_environment()
+    each.measure({"loss": 1.0})
+    each.show(at(1))
+    each.close()
+    assert each._thread is None and each._state is None
+
+
+def in_a_trainjob(monkeypatch, server, interval):
+    for name, value in server.variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(reporter, "_INTERVAL", interval)
+
+
+def test_a_training_shows_its_progress(shards, tiny, tmp_path, monkeypatch, server):
+    in_a_trainjob(monkeypatch, server, 0.05)
+    output = str(tmp_path / "run")
+    train(tiny(), shards, output)
+    found = [state["progressPercentage"] for state in server.states]
+    assert found[0] == 0 and found[-1] == 100 and found == sorted(found)
+    rows = read_rows(output)
+    last = {row["kind"]: row for row in rows}
+    assert {each["name"]: float(each["value"]) for each in server.states[-1]["metrics"]} == {
+        "loss": pytest.approx(last["train"]["loss"], rel=1e-4),
+        "images_per_second": pytest.approx(last["train"]["images_per_second"], rel=1e-4),
+        "coco/AP": pytest.approx(last["val"]["coco/AP"], abs=1e-5),
+    }
+
+
+def test_a_training_that_is_stopped_and_goes_on_shows_where(shards, tiny, tmp_path, monkeypatch, server):
+    """Stopped, it says where at once; started anew, it says the same, of the whole, with the last AP."""
+    in_a_trainjob(monkeypatch, server, 60)
+    output = str(tmp_path / "run")
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        add = TrainingLog.add
+
+        def adding(self, kind, row):
+            add(self, kind, row)
+            if kind == "train" and row["step"] == 8:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        patch.setattr(TrainingLog, "add", adding)
+        train(tiny(), shards, output)
+    stopped = server.states[-1]
+    assert [state["progressPercentage"] for state in server.states] == [0, 100 * 9 // 12]
+    train(tiny(), shards, output)
+    first = server.states[2]
+    ap = next(row["coco/AP"] for row in read_rows(output) if row["kind"] == "val")
+    assert first["progressPercentage"] == 75 and "estimatedRemainingSeconds" not in first
+    assert [(each["name"], float(each["value"])) for each in first["metrics"]] == [
+        ("coco/AP", pytest.approx(ap, abs=1e-5))
+    ]
+    assert first["metrics"][0] in stopped["metrics"]
+    assert server.states[-1]["progressPercentage"] == 100
+
+
+def test_a_training_that_fails_ends_its_reports(shards, tiny, tmp_path, monkeypatch, server):
+    in_a_trainjob(monkeypatch, server, 60)
+    monkeypatch.setattr(TrainingLog, "add", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(tiny(), shards, str(tmp_path / "run"))
+    count = len(server.asked)
+    time.sleep(0.2)
+    assert 1 <= count == len(server.asked)
+
+
+@pytest.mark.parametrize("code", [200, 403])
+def test_a_slow_server_does_not_slow_the_training(code, shards, tiny, tmp_path, monkeypatch, server, caplog):
+    """Every answer takes 2 s: the steps do not wait for it, and the end waits for a moment at most."""
+    in_a_trainjob(monkeypatch, server, 0.01)
+    monkeypatch.setattr(reporter, "_LAST", 0.2)
+    server.delay, server.answer = 2.0, (code, {"message": "no"})
+    result = train(tiny(), shards, str(tmp_path / "run"))
+    # Twelve steps that waited each would take 24 s; one alone would take two.
+    assert len(server.asked) <= 1 + result["seconds"] / 2 + 1
+    rows = [row for row in read_rows(str(tmp_path / "run")) if row["kind"] == "train"]
+    assert len(rows) == 12 and result["metrics"]

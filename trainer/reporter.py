@@ -1,0 +1,173 @@
+"""Progress in the status of a job, for clusters whose Kubeflow Trainer takes it.
+
+With its feature gate TrainJobStatus the controller tells each container of a TrainJob where its status is
+kept; without it nothing is sent. A thread sends the newest state now and then. Nothing that happens there
+reaches the training.
+"""
+
+import datetime
+import http.client
+import json
+import logging
+import os
+import ssl
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from trainer import log
+from trainer.job_status import Progress, percent
+
+URL = "KUBEFLOW_TRAINER_SERVER_URL"
+"""Environment variable: the whole address of this job's status."""
+CA = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
+"""Environment variable: path of the certificates that the server's is to be trusted by."""
+TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # noqa: S105 - a name of a variable
+"""Environment variable: path of the token that allows to write there; it is replaced now and then."""
+
+_INTERVAL = 10.0
+_PATIENCE = 3.0
+"""Seconds to connect, and again for each piece of the answer."""
+_LAST = 4.0
+"""Seconds that the last state may take: a pod that is stopped has not many."""
+_REFUSALS = 3
+"""Answers in a row that say no, after which nobody is asked again."""
+_LONGEST = 2**31 - 1
+"""What the status has room for, in seconds."""
+_LOG = logging.getLogger("train")
+
+
+class Reporter:
+    """Keeps the status of a job up to date. Its methods raise nothing, and but for `close` return at once."""
+
+    def __init__(self, url: str = "", ca: str = "", token: str = "") -> None:
+        """Report to a server; to none where `url` is empty.
+
+        Args:
+            url: of the job's status, https.
+            ca: path of the certificates to trust.
+            token: path of the token.
+        """
+        self._url, self._ca, self._token = url, ca, token
+        self._lock = threading.Lock()
+        self._metrics: dict[str, float] = {}
+        self._state: tuple[Progress, datetime.datetime] | None = None
+        self._fresh = False
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._warned = False
+        self._refusals = 0
+
+    @classmethod
+    def from_environment(cls) -> "Reporter":
+        """Report where the variables of this container say, if they do."""
+        url, ca, token = (os.environ.get(name, "") for name in (URL, CA, TOKEN))
+        return cls(url, ca, token) if url and ca and token else cls()
+
+    def show(self, bar: log.Bar) -> None:
+        """Report where a bar stands, of a task whose end is known."""
+        if self._url:
+            total = bar.total or 0
+            eta = 0.0 if bar.done >= total else bar.eta
+            self._renew(
+                Progress(percent(bar.done, total), None if eta is None else min(round(eta), _LONGEST))
+            )
+
+    def measure(self, metrics: Mapping[str, float]) -> None:
+        """Report metrics beside those that were reported before. Threads may share it."""
+        if not self._url:
+            return
+        with self._lock:
+            self._metrics.update(metrics)
+            state = self._state
+        if state:
+            self._renew(state[0])
+
+    def close(self) -> None:
+        """Send what has not been sent, for a few seconds at most, and end."""
+        self._closing.set()
+        if self._thread:
+            self._thread.join(_LAST)
+
+    def _renew(self, place: Progress) -> None:
+        with self._lock:
+            now = datetime.datetime.now(datetime.UTC)
+            self._state = Progress(place.percent, place.remaining_seconds, dict(self._metrics)), now
+            self._fresh = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="status", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        ending = False
+        while not ending and self._refusals < _REFUSALS:
+            ending = self._closing.is_set()
+            with self._lock:
+                state, self._fresh = self._state if self._fresh else None, False
+            if state and not self._sent(*state):
+                self._fresh = True  # Tried again, unless there is a newer one by then.
+            if not ending:
+                self._closing.wait(_INTERVAL)
+
+    def _sent(self, progress: Progress, when: datetime.datetime) -> bool:
+        try:
+            code, answer = self._post(json.dumps({"trainerStatus": _status(progress, when)}).encode())
+        except Exception as error:
+            # Of others the text may be that of a header, and so the token's.
+            self._warn(str(error) if isinstance(error, OSError) else type(error).__name__)
+            return False
+        if code < 300:
+            self._refusals = 0
+            return True
+        # A server that is busy, or broken for now, has not refused.
+        self._refusals = self._refusals + 1 if 300 <= code < 500 and code not in (408, 429) else 0
+        self._warn(f"{code} {answer}")
+        return False
+
+    def _post(self, body: bytes) -> tuple[int, str]:
+        """Send a state; returns the answer's code, and what it says."""
+        place = urlsplit(self._url)
+        if place.scheme != "https":
+            raise OSError(f"{self._url} is not an address of https")
+        trusted = ssl.create_default_context(cafile=self._ca)
+        # From Python 3.13 on it refuses certificates that lack what controllers leave out of theirs.
+        trusted.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        headers = {
+            "Authorization": f"Bearer {Path(self._token).read_text().strip()}",
+            "Content-Type": "application/json",
+        }
+        connection = http.client.HTTPSConnection(
+            place.hostname or "", place.port, timeout=_PATIENCE, context=trusted
+        )
+        try:
+            connection.request("POST", place.path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, _said(answer.read(10_000)) or answer.reason
+        finally:
+            connection.close()
+
+    def _warn(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            _LOG.warning("the job's status does not show the progress: %s; the training goes on", why)
+
+
+def _status(progress: Progress, when: datetime.datetime) -> dict[str, Any]:
+    """The state as Kubeflow Trainer's `trainerStatus`."""
+    left = progress.remaining_seconds
+    return {
+        "progressPercentage": progress.percent,
+        **({} if left is None else {"estimatedRemainingSeconds": left}),
+        "metrics": [{"name": name, "value": f"{value:.6g}"} for name, value in progress.metrics.items()],
+        "lastUpdatedTime": f"{when:%Y-%m-%dT%H:%M:%SZ}",
+    }
+
+
+def _said(answer: bytes) -> str:
+    """What an error of Kubernetes' says."""
+    try:
+        return str(json.loads(answer).get("message", ""))
+    except (ValueError, AttributeError):
+        return ""
