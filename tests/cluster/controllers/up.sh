@@ -65,8 +65,7 @@ image() { # name, version: brings the program's image onto the node
   rm "$archive"
 }
 
-# Manager's requests that leave room on a small node, and an image that is never pulled.
-manager() { # name, version, deployment
+manager() { # name, version, deployment: requests that leave room on a small node, an image that is never pulled
   cat <<YAML
 - target: {kind: Deployment, name: $3}
   patch: |
@@ -119,8 +118,8 @@ YAML
   deploy "$folder" kubeflow-system kubeflow-trainer-controller-manager
 }
 
-kueue_webhooks() { # kind: patch that leaves Kueue's own and those of queued TrainJobs and PyTorchJobs, which alone it asks about
-  local name kept='clusterqueue|cohort|resourceflavor|workload'
+kueue_webhooks() { # kind, prefix, manifest: patch that leaves those of Kueue's own kinds and of queued TrainJobs and PyTorchJobs
+  local name
   printf -- '- patch: |\n    apiVersion: admissionregistration.k8s.io/v1\n    kind: %s\n' "$1"
   printf '    metadata: {name: kueue-%s-webhook-configuration}\n    webhooks:\n' "$2"
   for name in $(sed -nE "s/^  name: (${2:0:1}[a-z]+)\.kb\.io$/\1/p" "$3"); do
@@ -171,6 +170,28 @@ $(manager kueue "$kueue" kueue-controller-manager)
     - {op: add, path: /spec/template/metadata/annotations/kubedet~1jobs, value: "${frameworks[*]}"}
 YAML
   deploy "$folder" kueue-system kueue-controller-manager
+  visibility
+}
+
+visibility() { # an API server that has no name before extensions asks Kueue for places in the queue as nobody: let it
+  kubectl_ -n kube-system get configmap extension-apiserver-authentication -o yaml |
+    grep -q requestheader-client-ca-file && return
+  kubectl_ apply --server-side --force-conflicts -f - <<YAML
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: kubedet-kueue-visibility}
+rules:
+- {nonResourceURLs: [/apis/visibility.kueue.x-k8s.io/*], verbs: [get]}
+- apiGroups: [visibility.kueue.x-k8s.io]
+  resources: [clusterqueues/pendingworkloads, localqueues/pendingworkloads]
+  verbs: [get]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: kubedet-kueue-visibility}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: kubedet-kueue-visibility}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: system:unauthenticated}]
+YAML
 }
 
 queues() {
