@@ -12,48 +12,14 @@ kueue=${KUEUE_VERSION:-v0.19.2}
 status=${TRAINJOB_STATUS:-off}      # Trainer's feature gate TrainJobStatus: on, off
 jobs=${KUEUE_JOBS-trainjob}         # whose jobs Kueue queues: trainjob, pytorchjob, both or none
 
+. "$here/build.sh"
+
 say() { echo "$(date +%T) $*"; }
 die() { echo "error: $*" >&2; exit 1; }
 tool() { # variable, program: the program, by its name on PATH or as the variable says
   local named=${!1:-$2}
   command -v "$named" >/dev/null || die "no $2 on PATH: install it, or say in $1 where it is"
   echo "$named"
-}
-kubectl_() { "$kubectl" "$@"; }
-
-module() { # path@version, name: a writable copy of a module's source, and every module it is built of
-  local copy=$cache/source/$2-${1##*@} found
-  [[ -e $copy/.complete ]] && return
-  say "fetch $1"
-  rm -rf "$copy"
-  mkdir -p "$copy"
-  # The checksum database does not know all of these modules.
-  found=$(cd / && GONOSUMDB="${1%@*}" "$go" mod download -json "$1" | sed -nE 's/^\t"Dir": "(.*)",?$/\1/p')
-  cp -r "$found/." "$copy"
-  chmod -R u+w "$copy"
-  [[ $2 != kueue ]] || (cd "$copy" && "$go" mod edit -require="github.com/kubeflow/trainer/v2@$trainer")
-  touch "$copy/.complete"
-}
-
-compile() { # name, version, package
-  local output=$cache/bin/$1-$2
-  [[ -x $output ]] && return
-  say "build $1 $2"
-  mkdir -p "$cache/bin"
-  (cd "$cache/source/$1-$2" && CGO_ENABLED=0 GOWORK=off GOFLAGS=-mod=mod \
-    GONOSUMDB='github.com/kubeflow/*,sigs.k8s.io/*' \
-    nice -n 15 "$go" build -p 2 -trimpath -ldflags '-s -w' -o "$output.part" "$3")
-  mv "$output.part" "$output"
-}
-
-build() {
-  go=$(tool GO go)
-  module "sigs.k8s.io/jobset@$jobset" jobset
-  module "github.com/kubeflow/trainer/v2@$trainer" trainer
-  module "sigs.k8s.io/kueue@$kueue" kueue # with the Trainer that runs here: it puts a TrainJob's pods together itself
-  compile jobset "$jobset" .
-  compile trainer "$trainer" ./cmd/trainer-controller-manager
-  compile kueue "$kueue" ./cmd/kueue
 }
 
 image() { # name, version: brings the program's image onto the node
@@ -77,9 +43,9 @@ YAML
 }
 
 deploy() { # folder of a kustomization, namespace, deployment
-  kubectl_ apply --server-side --force-conflicts --field-manager kubedet-controllers -k "$1" >"$cache/apply.log" ||
+  "$kubectl" apply --server-side --force-conflicts --field-manager kubedet-controllers -k "$1" >"$cache/apply.log" ||
     die "not applied: $1"
-  kubectl_ -n "$2" rollout status "deployment/$3" --timeout=300s
+  "$kubectl" -n "$2" rollout status "deployment/$3" --timeout=300s
 }
 
 overlay() { # folder: makes it and begins its kustomization
@@ -174,28 +140,13 @@ YAML
 }
 
 visibility() { # an API server that has no name before extensions asks Kueue for places in the queue as nobody: let it
-  kubectl_ -n kube-system get configmap extension-apiserver-authentication -o yaml |
+  "$kubectl" -n kube-system get configmap extension-apiserver-authentication -o yaml |
     grep -q requestheader-client-ca-file && return
-  kubectl_ apply --server-side --force-conflicts -f - <<YAML
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {name: kubedet-kueue-visibility}
-rules:
-- {nonResourceURLs: [/apis/visibility.kueue.x-k8s.io/*], verbs: [get]}
-- apiGroups: [visibility.kueue.x-k8s.io]
-  resources: [clusterqueues/pendingworkloads, localqueues/pendingworkloads]
-  verbs: [get]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: kubedet-kueue-visibility}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: kubedet-kueue-visibility}
-subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: system:unauthenticated}]
-YAML
+  "$kubectl" apply --server-side --force-conflicts -f "$here/visibility.yaml"
 }
 
 queues() {
-  kubectl_ apply --server-side --force-conflicts -f "$here/queues.yaml"
+  "$kubectl" apply --server-side --force-conflicts -f "$here/queues.yaml"
 }
 
 kubectl=$(tool KUBECTL kubectl)
