@@ -48,6 +48,15 @@ def neighbours_patience() -> int:
     return min(30, int(os.environ.get(_SHUTDOWN, "30")))
 
 
+def peers_patience() -> int:
+    """Seconds after which a node that only lost another one ends: the one to blame ends before it.
+
+    Whoever runs the nodes decides by the code of the first that ends. The other one has its own workers
+    to end first, as many seconds at most as `neighbours_patience`; mostly it takes one or two.
+    """
+    return min(neighbours_patience() + 2, 8)
+
+
 def report_error(error: KubedetError) -> None:
     """Tell the user of an error: through torchrun where it runs this process, else on stderr."""
     if not _write(str(error), exit_code=error.exit_code):
@@ -124,6 +133,12 @@ def may_pass(failure: "ProcessFailure") -> bool:
     The rule of restartPolicy ExitCode of a PyTorchJob: 1 to 127 are for good.
     """
     return exit_code(failure) > 127
+
+
+def only_lost_peer(failure: "ProcessFailure") -> bool:
+    """Whether the failure that others follow from only follows from another node's."""
+    # NCCL's watchdog aborts what lost a peer.
+    return bool(failure.error_file_data.get(_LOST_PEER)) or failure.exitcode == -signal.SIGABRT
 
 
 def explain(rank: int, failure: "ProcessFailure") -> str:

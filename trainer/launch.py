@@ -34,7 +34,16 @@ from torch.distributed.run import config_from_args, parse_args, parse_min_max_nn
 
 from trainer import lifeline
 from trainer.errors import EXIT_RETRY, ConfigError, LaunchError
-from trainer.failures import exit_code, explain, first_cause, may_pass, neighbours_patience, reason
+from trainer.failures import (
+    exit_code,
+    explain,
+    first_cause,
+    may_pass,
+    neighbours_patience,
+    only_lost_peer,
+    peers_patience,
+    reason,
+)
 from trainer.signals import exit_on_signal
 
 _DEFAULT_PORT = 29500
@@ -64,17 +73,36 @@ def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
     if config.max_nodes > 1:
         print(f"launch: waiting for {_nodes(config)} to meet at {config.rdzv_endpoint}", file=sys.stderr)
     try:
-        result = _run(config, program, words)
+        return _outcome(config, program, words)
     except SignalException as error:
         print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
         return EXIT_RETRY if error.sigval in (signal.SIGTERM, signal.SIGINT) else 128 + int(error.sigval)
+
+
+def _outcome(config: LaunchConfig, program: Any, words: list[str]) -> int:
+    """Run the workers, tell how they ended and return the exit code."""
+    try:
+        result = _run(config, program, words)
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
         return _no_rendezvous(config, error)
-    if result is None or not result.is_failed():
+    if result is None:
+        print("stopped: the others have ended the run before this node was needed", file=sys.stderr)
+        _let_others_end(config)
+        return EXIT_RETRY
+    if not result.is_failed():
         return 0
     rank, failure = first_cause(result.failures)
-    print(explain(rank, failure), file=sys.stderr)
+    print(explain(rank, failure), file=sys.stderr, flush=True)
+    if only_lost_peer(failure):
+        _let_others_end(config)
     return exit_code(failure)
+
+
+def _let_others_end(config: LaunchConfig) -> None:
+    """Wait until the node that is to blame has ended, or as long as that takes; not if asked to stop."""
+    if config.max_nodes > 1:
+        with exit_on_signal(EXIT_RETRY):
+            time.sleep(peers_patience())
 
 
 def meeting(*, nnodes: str | None, node_rank: int | None, endpoint: str | None) -> list[str]:
@@ -185,7 +213,7 @@ class _Agent(LocalElasticAgent):
 
 
 def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | None:
-    """Meet the other nodes, run the workers and wait; None where the run needs no node more."""
+    """Meet the other nodes, run the workers and wait; None where the run ended without this node."""
     parameters = RendezvousParameters(
         backend=config.rdzv_backend, endpoint=config.rdzv_endpoint, run_id=config.run_id,
         min_nodes=config.min_nodes, max_nodes=config.max_nodes, local_addr=config.local_addr,
@@ -262,5 +290,7 @@ def _no_rendezvous(config: LaunchConfig, error: Exception) -> int:
         f"stopped: {_nodes(config)} did not meet at {config.rdzv_endpoint}: {why}\n"
         "  fix: look whether all of them run and reach that address; the same command tries again",
         file=sys.stderr,
+        flush=True,
     )
+    _let_others_end(config)
     return EXIT_RETRY

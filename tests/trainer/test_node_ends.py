@@ -1,0 +1,154 @@
+"""Which node of several ends first: whoever runs them decides by the code of that one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from torch.distributed.launcher.api import LaunchConfig
+
+from trainer import launch
+from trainer.failures import peers_patience
+
+NODE = """
+import sys
+from trainer import launch
+settings = launch._settings
+launch._settings = lambda words: (settings(words)[0], sys.executable, ["-c", sys.argv[1]])
+sys.exit(launch.launch(["train"], ["--nproc-per-node", "2", *sys.argv[2:]]))
+"""
+
+LOSING = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from trainer import lifeline
+from trainer.failures import report_lost_peer
+lifeline.end_with_launcher()
+dist.init_process_group("gloo")
+dist.barrier()
+if os.environ["GROUP_RANK"] == "1":
+    if os.environ["LOCAL_RANK"] == "0":
+        time.sleep(1.0)
+        os._exit(3)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+try:
+    dist.all_reduce(torch.zeros(1))
+except RuntimeError as error:
+    report_lost_peer(error)
+    sys.exit(143)
+"""
+"""Of the second node's workers one ends with 3, and the other heeds no SIGTERM."""
+
+SPARED = """
+import os, sys, time
+from trainer import lifeline
+lifeline.end_with_launcher()
+print("up", flush=True)
+while not ("FAILS" in os.environ and os.path.exists(GO)):
+    time.sleep(0.1)
+sys.exit(3)
+"""
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """Start nodes of two workers that run a code, given torchrun's options and variables."""
+    started = []
+
+    def start(code, *options, **environment):
+        log = tmp_path / f"node-{len(started)}.log"
+        with log.open("w") as file:
+            each = subprocess.Popen(
+                [sys.executable, "-c", NODE, code, *options],
+                env={**os.environ, **environment}, stdout=file, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        each.output = log.read_text
+        started.append(each)
+        return each
+
+    yield start
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+def wait_until(true, nodes):
+    limit = time.monotonic() + 100
+    while not true():
+        assert time.monotonic() < limit, "\n".join(each.output() for each in nodes)
+        time.sleep(0.02)
+
+
+def ends(nodes):
+    """Wait for all; returns when each ended, and with what."""
+    found = {}
+
+    def ended():
+        for number, each in enumerate(nodes):
+            if number not in found and each.poll() is not None:
+                found[number] = (time.monotonic(), each.returncode)
+        return len(found) == len(nodes)
+
+    wait_until(ended, nodes)
+    return [found[number] for number in range(len(nodes))]
+
+
+def two_that_lose(nodes, port, patience):
+    place = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), "--node-rank"]
+    return [nodes(LOSING, *place, rank, TORCH_ELASTIC_SHUTDOWN_TIMEOUT=patience) for rank in ("0", "1")]
+
+
+@pytest.mark.slow
+def test_the_node_to_blame_ends_before_the_one_that_only_lost_it(nodes, port):
+    """Though its other worker has to be killed, which takes three seconds."""
+    (lost, code), (blamed, cause) = ends(two_that_lose(nodes, port, "3"))
+    assert (code, cause) == (143, 3)
+    assert blamed < lost < blamed + 10
+
+
+@pytest.mark.slow
+def test_a_node_that_lets_another_end_first_stops_when_it_is_asked_to(nodes, port):
+    survivor, other = two_that_lose(nodes, port, "30")
+    wait_until(lambda: "lost another process of this run" in survivor.output(), [survivor, other])
+    time.sleep(0.5)
+    assert survivor.poll() is None, "it did not wait"
+    survivor.send_signal(signal.SIGTERM)
+    assert survivor.wait(4) == 143
+    assert "stopped by SIGTERM" in survivor.output() and "Traceback" not in survivor.output()
+
+
+def test_how_long_a_node_lets_another_end_first(monkeypatch):
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+    assert peers_patience() == 8
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
+    assert peers_patience() == 3
+    waited = []
+    monkeypatch.setattr(launch.time, "sleep", waited.append)
+    launch._let_others_end(LaunchConfig(1, 1, 2))
+    assert waited == [], "there is no other"
+    launch._let_others_end(LaunchConfig(1, 2, 2))
+    assert waited == [3]
+
+
+@pytest.mark.slow
+def test_a_node_that_was_never_needed_does_not_say_that_all_went_well(nodes, port, tmp_path):
+    """Two of at most two work; a third waits for a place, and sees that the run is over."""
+    code = SPARED.replace("GO", repr(str(tmp_path / "go")))
+    place = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    late = "last_call_timeout=60"
+    host = nodes(code, *place, "--rdzv-conf", f"is_host=1,{late}")
+    failing = nodes(code, *place, "--rdzv-conf", f"is_host=0,{late}", FAILS="1")
+    pair = [host, failing]
+    wait_until(lambda: all(each.output().count("up") == 2 for each in pair), pair)
+    spare = nodes(code, *place, "--rdzv-conf", f"is_host=0,{late}")
+    wait_until(lambda: "waiting for 1 to 2 nodes" in spare.output(), [spare])
+    time.sleep(3)  # Now it is in the list of those without a place.
+    (tmp_path / "go").touch()
+    assert failing.wait(60) == 3
+    assert spare.poll() is None, "it did not wait"
+    assert spare.wait(30) == 143
+    assert "stopped: the others have ended the run before this node was needed" in spare.output()
