@@ -84,14 +84,14 @@ YAML
   deploy "$folder" kubeflow-system kubeflow-trainer-controller-manager
 }
 
-kueue_webhooks() { # kind, prefix, manifest: patch that leaves those of Kueue's own kinds and of queued TrainJobs and PyTorchJobs
+kueue_webhooks() { # kind, prefix, manifest: patch that leaves those of Kueue's own kinds, of TrainJobs, of queued PyTorchJobs
   local name
   printf -- '- patch: |\n    apiVersion: admissionregistration.k8s.io/v1\n    kind: %s\n' "$1"
   printf '    metadata: {name: kueue-%s-webhook-configuration}\n    webhooks:\n' "$2"
   for name in $(sed -nE "s/^  name: (${2:0:1}[a-z]+)\.kb\.io$/\1/p" "$3"); do
     case ${name:1} in
-      clusterqueue | cohort | resourceflavor | workload) ;;
-      trainjob | pytorchjob) cat <<YAML ;;
+      clusterqueue | cohort | resourceflavor | workload | trainjob) ;;
+      pytorchjob) cat <<YAML ;;
     - name: $name.kb.io
       objectSelector: {matchExpressions: [{key: kueue.x-k8s.io/queue-name, operator: Exists}]}
 YAML
