@@ -98,3 +98,40 @@ def test_a_users_mistake_is_one_message_and_code_2(shards, tiny, tmp_path):
     assert process.returncode == 2
     assert output.count("fewer than one step reads: 2 processes x batch 50") == 1
     assert "Traceback" not in output and "fix: use fewer processes" in output
+
+
+LATE = """
+import sys, time
+from trainer import storage
+from trainer.__main__ import main
+write = storage.write_json
+def late(uri, value):
+    if uri.endswith("result.json"):
+        time.sleep(3)
+    write(uri, value)
+storage.write_json = late
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_no_process_ends_before_the_first_has_written_all(shards, tiny, tmp_path, port):
+    """Where the first end decides for a job, what the others have yet to write would be lost."""
+    path, output = tmp_path / "config.json", tmp_path / "run"
+    path.write_text(to_json(tiny(train__batch_size=2, train__epochs=1)))
+    command = ["train", "--config", str(path), "--shards", shards, "--output", str(output)]
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    first, other = (
+        subprocess.Popen(
+            [sys.executable, "-c", LATE, *command],
+            env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": "0"},
+        )
+        for rank in ("0", "1")
+    )
+    try:
+        assert other.wait(120) == 0
+        assert (output / "result.json").exists() and (output / "best.pt").exists()
+        assert first.wait(60) == 0
+    finally:
+        for each in (first, other):
+            each.kill()
