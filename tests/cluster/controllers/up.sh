@@ -140,8 +140,9 @@ YAML
 }
 
 visibility() { # an API server that has no name before extensions asks Kueue for places in the queue as nobody: let it
-  "$kubectl" -n kube-system get configmap extension-apiserver-authentication -o yaml |
-    grep -q requestheader-client-ca-file && return
+  local known
+  known=$("$kubectl" -n kube-system get configmap extension-apiserver-authentication -o yaml)
+  [[ $known != *requestheader-client-ca-file* ]] || return 0
   "$kubectl" apply --server-side --force-conflicts -f "$here/visibility.yaml"
 }
 
@@ -149,6 +150,7 @@ queues() {
   "$kubectl" apply --server-side --force-conflicts -f "$here/queues.yaml"
 }
 
+[[ -n ${KUBECONFIG:-} ]] || die "KUBECONFIG names no cluster"
 kubectl=$(tool KUBECTL kubectl)
 python=$(tool PYTHON python3)
 mkdir -p "$cache"
