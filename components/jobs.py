@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from components import stores
-from components.launchers import check
+from components import launchers, stores
 from components.launchers.spec import JobSpec, from_fields, training
 from trainer.errors import ConfigError
 
@@ -55,12 +54,12 @@ class Request:
         Raises:
             ConfigError: naming all that cannot be used.
         """
-        check(self.launcher)
+        in_pods = launchers.entry(self.launcher).pods
         job = dict(self.job)
-        problems = self._problems(job)
+        problems = self._problems(job, in_pods)
         fields = {name: value for name, value in job.items() if name not in (*_PARAMETERS, *_GIVEN)}
         fields |= {"nodes": self.nodes, "nproc": self.nproc, "command": training(arguments)}
-        if self.launcher == "kubernetes":
+        if in_pods:
             fields |= {"gpus": self.gpus, "image": self.image or default_image, "name": name_of(self.run_id)}
             fields |= self._surroundings(job)
         try:
@@ -74,12 +73,12 @@ class Request:
             )
         return spec
 
-    def _problems(self, job: dict[str, Any]) -> list[str]:
+    def _problems(self, job: dict[str, Any], in_pods: bool) -> list[str]:
         found = [f"  job.{name}: is a parameter of its own" for name in _PARAMETERS if name in job]
         found += [f"  job.{name}: is decided by the run" for name in _GIVEN if name in job]
-        if self.launcher == "local":
+        if not in_pods:
             meaningless = [name for name in ("gpus", "image", "job") if getattr(self, name)]
-            found += [f"  {name}: means nothing to the launcher local" for name in meaningless]
+            found += [f"  {name}: means nothing to the launcher {self.launcher}" for name in meaningless]
         open_secrets = sorted(set(_mapping(job, "env")) & set(stores.secret_variables().values()))
         found += [f"  job.env.{name}: is a secret, it belongs into a Secret" for name in open_secrets]
         return found
@@ -161,16 +160,8 @@ def remove(launcher: str, run_id: str) -> None:
         KubedetError: nobody could tell whether it is there, or it could not be deleted: it may
             hold its GPUs still, so the step that cleans up must not look as if all were well.
     """
-    if launcher == "local":
-        logger.info("nothing to clean up: the launcher %s leaves nothing behind", launcher)
-        return
-    from components.launchers.cluster.pytorchjob import PyTorchJobBackend
-
     name = name_of(run_id)
-    backend = PyTorchJobBackend.connect()
-    status = backend.status(name)
-    if status.phase.final:
-        logger.info("nothing to clean up: the job %s is %s", name, status.phase)
-        return
-    backend.stop(name)
-    logger.info("deleted the job %s, which was still %s", name, status.phase)
+    if was := launchers.remove(launcher, name):
+        logger.info("deleted the job %s, which was still %s", name, was)
+    else:
+        logger.info("nothing to clean up: no job %s is left, or it has ended", name)

@@ -66,7 +66,7 @@ def prepare(
     uri = storage.join(output, "config.json")
     arguments = ("train", "--config", uri, "--shards", shards, "--output", storage.join(output, "train"))
     job = request.spec(arguments, default_image=default_image)
-    if request.launcher != "local":
+    if launchers.entry(request.launcher).pods:
         _check_reach(job, {"data_root": shards, "output": output})
     index = storage.read_json(storage.join(shards, "index.json"))
     check(split_rules(rules) or config.evaluation.gate, [one["name"] for one in index["categories"]])

@@ -12,6 +12,7 @@ from typing import Any
 
 from kfp import dsl, kubernetes
 
+from components import launchers
 from components.cleanup import cleanup
 from components.download import download
 from components.evaluate import evaluate
@@ -85,7 +86,7 @@ def train_detector(
     recipe: str = "debug",
     overrides: dict = {},  # noqa: B006 (kfp copies it into the compiled file)
     gate: str = "",
-    launcher: str = "kubernetes",
+    launcher: str = launchers.DEFAULT,
     nodes: int = 1,
     nproc: int = 0,
     gpus: int = 0,
@@ -111,7 +112,8 @@ def train_detector(
         recipe: name of a whole configuration; `kubedet recipes` lists them.
         overrides: dotted configuration keys and their values, e.g. {"train.epochs": 10}.
         gate: `metric >= number`, parted by commas, to be met for an export; empty takes the recipe's.
-        launcher: what trains: `kubernetes` (a PyTorchJob) or `local` (the step's own pod).
+        launcher: what trains: `kubernetes` (a PyTorchJob or a TrainJob, whichever the cluster runs),
+            `pytorchjob`, `trainjob`, or `local` (the step's own pod).
         nodes: machines that train.
         nproc: training processes on each machine; 0 is one for each GPU, or one.
         gpus: GPUs of each machine.

@@ -13,9 +13,10 @@ from typing import Any
 from components import jobs
 from components.launchers import failure
 from components.launchers.cluster.client import Cluster, connect
-from components.launchers.cluster.pods import LABEL_JOB, events
+from components.launchers.cluster.pods import events
 from components.launchers.cluster.refusals import ApiError
-from components.launchers.cluster.timings import Timings
+from components.launchers.render.labels import LABEL_NAME
+from components.launchers.timings import Timings
 from trainer.errors import ConfigError
 
 LABEL = "pipeline/runid"
@@ -95,7 +96,7 @@ class Pods:
     def waiting(self) -> list[Wait]:
         """Return what holds pods back that are to start: those of the run, and of its training job."""
         own = [(cluster, pod, self._step(pod)) for cluster, pod in self._newest()]
-        label = f"{LABEL_JOB}={jobs.name_of(self._run_id)}"
+        label = f"{LABEL_NAME}={jobs.name_of(self._run_id)}"
         training = [
             (cluster, pod, Step(f"{self._titles.get('train', 'train')}: pod {pod.metadata.name}"))
             for cluster, pod in (self._all(label) if own else ())

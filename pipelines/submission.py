@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from components import jobs, partitions, registry, versions
+from components import jobs, launchers, partitions, registry, versions
 from components.launchers import names
 from pipelines import problems, sizes
 from pipelines.access import Access
@@ -135,7 +135,7 @@ class Submission:
 
     def _job(self) -> None:
         asked = {name: self.parameters[name] for name in _JOB if name in self.parameters}
-        jobs.Request(**{"launcher": "kubernetes", **asked}).spec(("train",), default_image="steps")
+        jobs.Request(**{"launcher": launchers.DEFAULT, **asked}).spec(("train",), default_image="steps")
 
     def _version(self) -> None:
         version = self._get("data_version")

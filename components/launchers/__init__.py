@@ -1,20 +1,48 @@
-"""One job specification, several ways to run it."""
+"""One job specification, several ways to run it: a new launcher is one file, and one line here."""
 
+from dataclasses import dataclass
+from importlib import import_module
+
+from components.launchers.launcher import Launcher
 from components.launchers.spec import JobSpec
 from trainer.errors import ConfigError
 
-LAUNCHERS = ("local", "kubernetes")
-"""Processes of this machine, or a PyTorchJob through the Training Operator."""
+
+@dataclass(frozen=True)
+class Entry:
+    """A launcher in the register."""
+
+    meaning: str
+    """What it does, in words."""
+    place: str
+    """Module and class, imported when it is used: Kubernetes' client takes a second."""
+    kinds: tuple[str, ...] = ()
+    """What the class is told: names of kinds of jobs."""
+    pods: bool = True
+    """Whether a job runs in pods of its own, which need an image, a name and volumes."""
 
 
-def check(launcher: str) -> None:
-    """Refuse a launcher that does not exist.
+_CLUSTER = "components.launchers.cluster.launcher:ClusterLauncher"
+LAUNCHERS = {
+    "local": Entry("processes of this machine", "components.launchers.local:LocalLauncher", pods=False),
+    "kubernetes": Entry("a PyTorchJob or a TrainJob: whichever the cluster runs", _CLUSTER),
+    "pytorchjob": Entry("a PyTorchJob of the Training Operator", _CLUSTER, ("pytorchjob",)),
+    "trainjob": Entry("a TrainJob of Kubeflow Trainer", _CLUSTER, ("trainjob",)),
+}
+"""The launchers by name."""
+DEFAULT = "kubernetes"
+"""The one of a run that names none."""
+
+
+def entry(launcher: str) -> Entry:
+    """Return what stands in the register of a launcher.
 
     Raises:
-        ConfigError: naming those that do.
+        ConfigError: there is none of that name; it names those that are.
     """
     if launcher not in LAUNCHERS:
         raise ConfigError(f"no launcher {launcher!r}", fix=f"use one of: {', '.join(LAUNCHERS)}")
+    return LAUNCHERS[launcher]
 
 
 def run(launcher: str, job: JobSpec) -> None:
@@ -29,13 +57,24 @@ def run(launcher: str, job: JobSpec) -> None:
         LaunchError: the job failed; the message holds its error or last lines, `exit_code` its code.
         Interrupted: the job was stopped and goes on when it is run again.
     """
-    check(launcher)
-    if launcher == "local":
-        from components.launchers import local
+    _made(launcher).run(job)
 
-        local.run(job)
-    else:  # Imported here: Kubernetes' client takes a second, and training pods do without it.
-        from components.launchers.cluster import watch
-        from components.launchers.cluster.pytorchjob import PyTorchJobBackend
 
-        watch.run(PyTorchJobBackend.connect(), job)
+def remove(launcher: str, name: str) -> str:
+    """Delete a job that is not finished; returns what it was, or nothing where none was left.
+
+    Args:
+        launcher: what started it.
+        name: its name.
+
+    Raises:
+        KubedetError: nobody could tell whether it is there, or it could not be deleted.
+    """
+    return _made(launcher).remove(name)
+
+
+def _made(launcher: str) -> Launcher:
+    found = entry(launcher)
+    module, _, name = found.place.partition(":")
+    made: Launcher = getattr(import_module(module), name)(*found.kinds)
+    return made

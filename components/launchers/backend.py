@@ -3,9 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from components.launchers.spec import JobSpec
+from components.launchers.timings import Timings
+
+if TYPE_CHECKING:
+    from trainer.job_status import Progress
 
 
 class Phase(StrEnum):
@@ -77,6 +81,8 @@ class PodStatus:
     """When its process ended, RFC 3339."""
     image: str = ""
     """The image of its container, or of that container which the reason is about."""
+    container: str = ""
+    """The container that trains; a pod may have others."""
     before: Ending | None = None
     """How the container, or the pod of its name, before this one ended, where that is known."""
 
@@ -105,6 +111,12 @@ class JobStatus:
     """Its identity: a job that is made anew has the name of the old one."""
     spec: str = ""
     """Hash of its specification."""
+    kind: str = ""
+    """What the cluster calls it: PyTorchJob, TrainJob; empty outside of a cluster."""
+    queue: str = ""
+    """Kueue's queue that admits it; empty is none."""
+    progress: "Progress | None" = None
+    """How far the training is, where that is known."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +130,13 @@ class LogLine:
 
 
 class Backend(Protocol):
-    """A place where jobs run."""
+    """A place where jobs run: all that the watcher, the launchers and the commands ask of one.
+
+    What has a body here is what a place says that does not know of such things.
+    """
+
+    timings: Timings = Timings()
+    """How long things may take."""
 
     def submit(self, job: JobSpec) -> str:
         """Start a job, or take up the same one where it runs already; returns its name.
@@ -127,12 +145,54 @@ class Backend(Protocol):
             ConfigError: this place cannot run a job of this shape.
             LaunchError: it was refused.
         """
+        ...
 
     def status(self, name: str) -> JobStatus:
         """Tell how a job is."""
+        ...
 
-    def logs(self, name: str) -> Iterator[LogLine]:
-        """Yield the lines of rank 0, and of pods that fail, as they come, until the job has ended."""
+    def logs(self, name: str, *, follow: bool = True) -> Iterator[LogLine]:
+        """Yield the lines of rank 0, and of pods that fail, as they come, until the job has ended.
+
+        Args:
+            name: the job's name.
+            follow: go on until the job has ended; else only what is there now.
+        """
+        ...
 
     def stop(self, name: str) -> None:
         """End a job and all it holds; one that is gone already is no error."""
+        ...
+
+    def within(self, namespace: str) -> "Backend":
+        """Return the same place's part of that name; empty is this one."""
+        return self
+
+    def submitted(self, name: str) -> tuple[str, str]:
+        """Return the specification's hash and the uid of a job that was submitted here; empty if unknown."""
+        return "", ""
+
+    def follow(self, name: str) -> Iterator[LogLine | JobStatus]:
+        """Yield a job's lines as they come and, every few seconds, its status, until it has ended."""
+        yield from self.logs(name)
+        yield self.status(name)
+
+    def withdraw(self, name: str, *, wait: bool = True) -> None:
+        """Delete a job that was submitted here; one that another launcher made since is left alone."""
+        self.stop(name)
+
+    def abandon(self, name: str) -> None:
+        """Delete a job that this process submitted, in the one moment that is left."""
+        self.stop(name)
+
+    def ends_with_the_run(self) -> bool:
+        """Whether a job ends too where this process is asked to end; else the next attempt takes it up."""
+        return True
+
+    def explain(self, status: JobStatus) -> list[str]:
+        """Say why the pods of a job do not run."""
+        return []
+
+    def last_exit(self, name: str, pod: str) -> str:
+        """Return how the pod before one of the same place ended; nothing if that is not known."""
+        return ""

@@ -11,6 +11,7 @@ from types import FrameType
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus
 from components.launchers.cluster.hints import Hints
 from components.launchers.failure import LAST_LINES, indented, own_message
+from components.launchers.launcher import Launcher
 from components.launchers.process import GuardedProcess
 from components.launchers.render.network import ALLOCATOR, ALLOCATORS, EXPANDABLE
 from components.launchers.spec import JobSpec
@@ -49,7 +50,7 @@ class LocalBackend(Backend):
         )
         return job.name
 
-    def logs(self, name: str) -> Iterator[LogLine]:
+    def logs(self, name: str, *, follow: bool = True) -> Iterator[LogLine]:
         """Yield every line as it comes, until the job has ended; to leave it early ends the job."""
         assert self._process is not None
         with self._process as process:
@@ -70,6 +71,18 @@ class LocalBackend(Backend):
         """Ask the job to save its checkpoint and end; after its grace, or a second time, it is killed."""
         if self._process is not None and self._code is None:
             self._process.stop()
+
+
+class LocalLauncher(Launcher):
+    """Runs a job on this machine, for as long as this process lives."""
+
+    def run(self, job: JobSpec) -> None:
+        """Run a job to its end; see `run`."""
+        run(job)
+
+    def remove(self, name: str) -> str:
+        """Remove nothing: a job of this machine ends with the process that started it."""
+        return ""
 
 
 def run(job: JobSpec) -> None:

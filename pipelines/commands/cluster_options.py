@@ -22,7 +22,8 @@ _TEXTS = {
                "openimages: (default: sample)"),
     "recipe": ("NAME", "see `kubedet recipes` (default: debug)"),
     "gate": ("RULE", "what a model must reach to be exported (default: the recipe's)"),
-    "launcher": ("NAME", "kubernetes (a PyTorchJob) or local (in the step's own pod) (default: kubernetes)"),
+    "launcher": ("NAME", "kubernetes (PyTorchJob or TrainJob, as the cluster runs), pytorchjob, trainjob or "
+                 "local (in the step's own pod) (default: kubernetes)"),
     "image": ("IMAGE", "container image of the training (default: the steps' own)"),
     "output": ("URI", "folder of the run (default: <data-root>/runs/<run id>)"),
     "credentials": ("SECRET", "Secret with the object store's keys (default: kubedet-object-store)"),

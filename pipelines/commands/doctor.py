@@ -78,13 +78,13 @@ def _local(options: argparse.Namespace) -> "Iterator[Check]":
 
 def _cluster(options: argparse.Namespace) -> "Iterator[Check]":
     from components.doctor import cluster, pods
-    from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+    from components.launchers.cluster.backend import ClusterBackend
     from pipelines import sizes
     from trainer.doctor import Check, writable
 
     resources = ({_GPU: options.gpus} if options.gpus else {}) | _resources(options.resource)
     try:
-        backend = PyTorchJobBackend.connect(options.namespace)
+        backend = ClusterBackend.connect(options.namespace)
     except ConfigError as error:
         yield Check("cluster", "missing", error.message, error.fix)
         return

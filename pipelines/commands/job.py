@@ -13,6 +13,7 @@ from pipelines.commands.job_options import (
     CommandParser,
     add_backend,
     add_specification,
+    kinds,
     on_backend,
     specification,
 )
@@ -20,8 +21,8 @@ from trainer.errors import ConfigError, KubedetError, LaunchError
 
 if TYPE_CHECKING:
     from components.launchers.backend import JobStatus, PodStatus
-    from components.launchers.cluster.pytorchjob import PyTorchJobBackend
-    from components.launchers.cluster.timings import Timings
+    from components.launchers.cluster.backend import ClusterBackend
+    from components.launchers.timings import Timings
 
 Verbs: TypeAlias = "argparse._SubParsersAction[CommandParser]"
 
@@ -53,7 +54,7 @@ def add(commands: Commands) -> None:
     )  # fmt: skip
     render.add_argument(
         "--target", default="pytorchjob", metavar="TARGET",
-        help="pytorchjob (default), indexed-job, runai or runai-submit-dist",
+        help="pytorchjob (default), trainjob, indexed-job, runai or runai-submit-dist",
     )  # fmt: skip
     add_specification(render)
     fields = verbs.add_parser(
@@ -121,10 +122,10 @@ def _fields(options: argparse.Namespace) -> int:
 
 
 def _submit(options: argparse.Namespace) -> int:
-    from components.launchers.cluster.timings import Timings
+    from components.launchers.timings import Timings
 
     job = specification(options)
-    backend = _backend(job.namespace, Timings())
+    backend = _backend(options, Timings(), job.namespace)
     if options.wait:
         from components.launchers.cluster import watch
 
@@ -157,7 +158,7 @@ def _render(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> int:
     from pipelines.commands import job_tables
 
-    backend = _backend(options.namespace)
+    backend = _backend(options)
     found = backend.list_jobs()
     if options.output == "json":
         print(job_tables.as_json(found))
@@ -172,7 +173,7 @@ def _status(options: argparse.Namespace) -> int:
     from components.launchers.backend import Phase
     from pipelines.commands import job_tables
 
-    backend = _backend(options.namespace)
+    backend = _backend(options)
     job = _existing(backend, options.name)
     if options.output == "json":
         print(job_tables.as_json(job))
@@ -189,7 +190,7 @@ def _status(options: argparse.Namespace) -> int:
 def _logs(options: argparse.Namespace) -> int:
     from components.launchers.cluster.logs import PodLog
 
-    backend = _backend(options.namespace)
+    backend = _backend(options)
     job = _existing(backend, options.name)
     if options.pod or options.rank is not None:
         pod = _pod(job, options)
@@ -203,7 +204,7 @@ def _logs(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    backend = _backend(options.namespace)
+    backend = _backend(options)
     return job_ends.stop(_existing(backend, options.name), backend.stop)
 
 
@@ -214,20 +215,20 @@ def _exec(options: argparse.Namespace) -> int:
         raise ConfigError(
             "no command is given", fix=f"write it last: kubedet job exec {options.name} -- bash"
         )
-    backend = _backend(options.namespace)
+    backend = _backend(options)
     pod = _pod(_existing(backend, options.name), options)
     if pod.phase != "Running":
         why = f" ({pod.reason})" if pod.reason else ""
         raise LaunchError(f"{pod.name} is {pod.phase}{why}: nothing runs in it", fix="choose a pod that runs")
-    return execute.interactive(backend.cluster.core, backend.cluster.namespace, pod.name, options.arguments)
+    return execute.interactive(backend.cluster.core, backend.cluster.namespace, pod, options.arguments)
 
 
 def _wait(options: argparse.Namespace) -> int:
     from components.launchers.backend import Phase
-    from components.launchers.cluster.timings import Timings
+    from components.launchers.timings import Timings
 
     # Whoever waits for hours outlasts an API server that is away for minutes.
-    backend = _backend(options.namespace, Timings(patience=Timings.outage))
+    backend = _backend(options, Timings(patience=Timings.outage))
     now = _existing(backend, options.name)
     job = job_ends.await_end(now, partial(backend.status, options.name), options.timeout)
     if job.phase is not Phase.SUCCEEDED:
@@ -235,7 +236,7 @@ def _wait(options: argparse.Namespace) -> int:
     return 0
 
 
-def _failure(backend: "PyTorchJobBackend", job: "JobStatus") -> KubedetError:
+def _failure(backend: "ClusterBackend", job: "JobStatus") -> KubedetError:
     """Make an error of a job that did not end well, with the last lines of the pod that is to blame."""
     from components.launchers.cluster.failure import culprit, of_job
     from components.launchers.cluster.hints import Hints
@@ -253,19 +254,25 @@ def _failure(backend: "PyTorchJobBackend", job: "JobStatus") -> KubedetError:
     return of_job(job, {pod.name: lines} if pod else {}, hints)
 
 
-def _backend(namespace: str | None, timings: "Timings | None" = None) -> "PyTorchJobBackend":
+def _backend(
+    options: argparse.Namespace, timings: "Timings | None" = None, namespace: str = ""
+) -> "ClusterBackend":
     import logging
 
-    from components.launchers.cluster.pytorchjob import PyTorchJobBackend
-    from components.launchers.cluster.timings import Timings
+    from components.launchers.cluster.backend import ClusterBackend
+    from components.launchers.timings import Timings
 
     # What the launcher does with a job that is there already, and that it tries again.
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("components").setLevel(logging.INFO)
-    return PyTorchJobBackend.connect(namespace or "", timings=timings or Timings(patience=_PATIENCE_SECONDS))
+    return ClusterBackend.connect(
+        namespace or options.namespace or "",
+        kinds=kinds(options.backend),
+        timings=timings or Timings(patience=_PATIENCE_SECONDS),
+    )
 
 
-def _existing(backend: "PyTorchJobBackend", name: str) -> "JobStatus":
+def _existing(backend: "ClusterBackend", name: str) -> "JobStatus":
     """Return how a job is, or refuse to go on where there is none."""
     from components.launchers.backend import Phase
 

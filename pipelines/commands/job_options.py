@@ -12,6 +12,7 @@ from pipelines.commands.parser import Parser
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from components.launchers.cluster.kinds.kind import Kind
     from components.launchers.spec import JobSpec
 
 _FLAGS = {
@@ -25,8 +26,8 @@ _FLAGS = {
 
 _WHERE = "the job's specification"
 
-BACKENDS = ("pytorchjob", "runai")
-"""Where jobs are: in the cluster as PyTorchJobs, or behind Run:ai's command line."""
+BACKENDS = ("kubernetes", "pytorchjob", "trainjob", "runai")
+"""Where jobs are: in the cluster, of all kinds or of one alone, or behind Run:ai's command line."""
 
 
 class CommandParser(Parser):
@@ -75,12 +76,20 @@ def add_backend(parser: argparse.ArgumentParser, default: str | None = None) -> 
     """Declare where jobs are: before the verb, or behind it, which wins with argparse.SUPPRESS as default."""
     parser.add_argument(
         "--backend", choices=BACKENDS, default=default or BACKENDS[0],
-        help="pytorchjob (default) asks the cluster, runai the program of that name",
+        help="kubernetes (default) is the cluster, with all kinds of jobs; pytorchjob and trainjob are those "
+        "alone; runai is the program of that name",
     )  # fmt: skip
     parser.add_argument(
         "--project", default=default or "", metavar="NAME",
         help="Run:ai's project, with --backend runai (default: what `runai project set` chose)",
     )  # fmt: skip
+
+
+def kinds(backend: str) -> "list[Kind]":
+    """Return the kinds of jobs that a backend of the cluster means, the preferred one first."""
+    from components.launchers.cluster.kinds import KINDS
+
+    return [KINDS[backend]] if backend in KINDS else list(KINDS.values())
 
 
 def on_backend(verb: str, run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:

@@ -22,8 +22,8 @@ def add(commands: Commands) -> None:
 def _menu(options: argparse.Namespace) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("the menu needs a terminal", fix="use `kubedet job` in scripts")
-    from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+    from components.launchers.cluster.backend import ClusterBackend
     from pipelines.menu.app import Menu
 
-    Menu(PyTorchJobBackend.connect(namespace=options.namespace)).run()
+    Menu(ClusterBackend.connect(namespace=options.namespace)).run()
     return 0

@@ -42,7 +42,7 @@ def _submit(options: argparse.Namespace) -> int:
         print("nothing is sent; this would be:")
         _describe(asked, access)
         return 0
-    from components import jobs
+    from components import jobs, launchers
     from pipelines import wait
 
     server = cluster_options.connect(access)
@@ -52,7 +52,8 @@ def _submit(options: argparse.Namespace) -> int:
     link = server.link("runs", run_id)
     _describe(asked, access)
     print(f"run {run_id}\n{link}")
-    if not asked.until and asked.parameters.get("launcher", "kubernetes") == "kubernetes":
+    launcher = launchers.entry(asked.parameters.get("launcher", launchers.DEFAULT))
+    if not asked.until and launcher.pods:
         where = f" -n {server.namespace}" if server.namespace else ""
         print(f"its training, once the data are ready: kubedet job status{where} {jobs.name_of(run_id)}")
     sys.stdout.flush()

@@ -22,7 +22,7 @@ from pipelines.menu.dialogs import Confirm, Submit
 from trainer.errors import KubedetError
 
 if TYPE_CHECKING:
-    from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+    from components.launchers.cluster.backend import ClusterBackend
 
 SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi")
 """What is run in a pod: the better shell that its image has."""
@@ -78,7 +78,7 @@ class Menu(App[None]):
         text: str
         failed: bool = False
 
-    def __init__(self, backend: "PyTorchJobBackend", refresh_seconds: float = 3.0) -> None:
+    def __init__(self, backend: "ClusterBackend", refresh_seconds: float = 3.0) -> None:
         super().__init__()
         self._backend = backend
         self._refresh_seconds = refresh_seconds

@@ -9,7 +9,7 @@ from fake_cluster import endless, fine
 
 from components import jobs, stores
 from components.jobs import Request, name_of, remove
-from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+from components.launchers.cluster.backend import ClusterBackend
 from trainer.errors import ConfigError, KubedetError
 
 RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
@@ -105,7 +105,7 @@ def job(fake_cluster):
 
     def start(life):
         fake_cluster.lives[f"{name_of(RUN)}-master-0"] = life
-        return PyTorchJobBackend.connect().submit(on_cluster().spec(COMMAND))
+        return ClusterBackend.connect().submit(on_cluster().spec(COMMAND))
 
     return start
 
@@ -120,7 +120,7 @@ def test_the_end_of_a_run_deletes_a_job_that_goes_on(fake_cluster, job):
 
 
 def test_the_end_of_a_run_leaves_an_ended_job_to_its_readers(fake_cluster, job):
-    backend = PyTorchJobBackend.connect()
+    backend = ClusterBackend.connect()
     name = job(fine)
     while not backend.status(name).phase.final:
         time.sleep(0.01)

@@ -109,7 +109,7 @@ def test_data_alone_need_no_parameter_of_a_training(spec):
 
 def test_recipe_and_launcher_are_offered_as_lists(spec):
     parameters = spec["root"]["inputDefinitions"]["parameters"]
-    assert set(parameters["launcher"]["literals"]) == {"kubernetes", "local"}
+    assert set(parameters["launcher"]["literals"]) == {"local", "kubernetes", "pytorchjob", "trainjob"}
     assert parameters["recipe"]["literals"] == list(recipes.RECIPES)
     assert {name for name, of in parameters.items() if "literals" in of} == {"launcher", "recipe"}
 

@@ -132,7 +132,7 @@ def test_the_pods_of_the_training_are_looked_at_too(cluster):
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}
     name = run_pods.put(cluster, "", "", phase="Pending", conditions=[unscheduled])
     labels = cluster.objects["pods", "kubeflow", name]["metadata"]["labels"]
-    labels["training.kubeflow.org/job-name"] = jobs.name_of(RUN)
+    labels["app.kubernetes.io/instance"] = jobs.name_of(RUN)
     (wait,) = seen().waiting()
     assert str(wait.step) == f"Train: pod {name}" and (wait.reason, wait.text) == ("Unschedulable", "no GPU")
 

@@ -24,6 +24,8 @@ PATH = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+)/v1(?:alpha1)?)(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
     r"/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>[a-z]+))?)?"
 )
+GROUPS = {"kubeflow.org": "pytorchjobs", "trainer.kubeflow.org": "trainjobs", "kueue.x-k8s.io": "workloads"}
+"""Groups that a cluster may not know, and by what `installed` names them."""
 VERSION = {
     "major": "1", "minor": "33", "gitVersion": "v1.33.0", "gitCommit": "", "gitTreeState": "",
     "buildDate": "", "goVersion": "", "compiler": "", "platform": "linux/amd64",
@@ -174,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
         if url.path.rstrip("/") == "/version":
             return self._json(VERSION)
         match = PATH.fullmatch(url.path)
-        if not match or (match["group"] == "kubeflow.org" and not self.cluster.installed):
+        if not match or (match["group"] in GROUPS and GROUPS[match["group"]] not in self.cluster.installed):
             return self._send(404, b"404 page not found\n", "text/plain")
         namespace, resource, name, sub = match["namespace"] or "", *match.group("resource", "name", "sub")
         if resource == "selfsubjectaccessreviews":
@@ -189,6 +191,8 @@ class _Handler(BaseHTTPRequestHandler):
                 403, f'{what} is forbidden: User "me" cannot {verb} resource "{what}" in API group '
                 f'"{match["group"] or ""}" in the namespace "{namespace}"',
             )  # fmt: skip
+        if verb == "create" and query.get("dryRun") == "All":
+            return self._dry_run(resource, namespace, body)
         if verb == "create":
             return self._create(resource, namespace, body)
         if verb == "list" and query.get("watch") == "true":
@@ -208,6 +212,11 @@ class _Handler(BaseHTTPRequestHandler):
         return (
             self._log(self.cluster.pod(name, namespace), query, fault) if sub == "log" else self._json(found)
         )
+
+    def _dry_run(self, resource, namespace, body):
+        if refusal := self.cluster.refusal(resource, namespace, body):
+            return self._error(*refusal)
+        return self._json(body | {"metadata": body["metadata"] | {"uid": "none"}}, 201)
 
     def _create(self, resource, namespace, body):
         name = body["metadata"]["name"]

@@ -137,8 +137,8 @@ class FakeCluster:
         """Lives of pods by name: one after the other, the last again and again."""
         self.termination_seconds = 0.0
         """How long a deleted pod stays."""
-        self.installed = True
-        """Whether the API server knows PyTorchJobs."""
+        self.installed = {"pytorchjobs"}
+        """The kinds of objects that the API server knows besides its own."""
         self.operator = True
         """Whether a Training Operator makes pods."""
         self.changes = []
@@ -153,6 +153,12 @@ class FakeCluster:
         for namespace in ("default", "team"):
             self.add("namespaces", "", {"metadata": {"name": namespace}})
         self.add("customresourcedefinitions", "", {"metadata": {"name": "pytorchjobs.kubeflow.org"}})
+
+    def refusal(self, resource, namespace, body):
+        """Status and words with which a controller's webhook refuses an object; nothing if it takes it."""
+        if not self.operator:
+            return 500, 'Internal error occurred: failed calling webhook "validator": connection refused'
+        return None
 
     def add(self, resource, namespace, body):
         """Put an object there; returns it with its metadata."""

@@ -1,1 +1,1 @@
-"""PyTorchJobs in a Kubernetes cluster."""
+"""Training jobs in a Kubernetes cluster."""

@@ -1,7 +1,6 @@
 """The way to a cluster's API server: its address, and requests that survive a bad minute."""
 
 import logging
-import multiprocessing
 import os
 import threading
 import time
@@ -9,13 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kubeflow.training import TrainingClient
 from kubernetes import client, config
 from urllib3.exceptions import HTTPError
 from yaml import YAMLError
 
 from components.launchers.cluster import refusals
-from components.launchers.cluster.timings import Timings
+from components.launchers.timings import Timings
 from trainer.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -77,9 +75,7 @@ class Cluster:
         self.trouble = Trouble()
         self.api = _Api(self._configuration, timings)
         self.core = client.CoreV1Api(self.api)
-        self.training = TrainingClient(client_configuration=self._configuration, namespace=namespace)
-        self.training.custom_api = client.CustomObjectsApi(self.api)
-        self.training.core_api = self.core
+        self.custom = client.CustomObjectsApi(self.api)
 
     def within(self, namespace: str) -> "Cluster":
         """Return another namespace of the same cluster."""
@@ -104,7 +100,7 @@ class Cluster:
         Credentials that are refused are read anew, once.
 
         Args:
-            verb: what RBAC calls it: get, list, create, delete.
+            verb: what RBAC calls it: get, list, create, patch, delete.
             resource: of what, e.g. pods/log.
             request: makes it; it may be called several times.
             name: the object's name.
@@ -119,16 +115,8 @@ class Cluster:
         while True:
             try:
                 return request()
-            except (
-                client.ApiException,
-                HTTPError,
-                OSError,
-                RuntimeError,
-                multiprocessing.TimeoutError,
-            ) as error:
-                cause = refusals.cause(error)
-                if cause is None:
-                    raise
+            except (client.ApiException, HTTPError, OSError) as error:
+                cause = error
             if getattr(cause, "status", 0) == 401 and not refreshed:
                 refreshed = True
                 self.refresh()

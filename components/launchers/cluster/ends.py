@@ -30,13 +30,14 @@ class Ends:
 
     Args:
         cluster: where the job is.
-        job: its name.
     """
 
-    def __init__(self, cluster: Cluster, job: str) -> None:
-        self._cluster, self._job = cluster, job
-        self._known: dict[str, dict[str, Ending | None]] = {}
-        """How pods ended, by name and uid; None of one that was seen and not seen to end."""
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._selector = ""
+        self._rank: pods.Rank = lambda labels: 0
+        self._known: dict[int, dict[str, Ending | None]] = {}
+        """How pods ended, by rank and uid; None of one that was seen and not seen to end."""
         self._news = threading.Condition()
         self._stopped = threading.Event()
         self._blind = False
@@ -44,30 +45,40 @@ class Ends:
         """The cluster's number of the last change that was seen."""
 
     def __enter__(self) -> "Ends":
-        threading.Thread(target=self._watch, daemon=True).start()
         return self
+
+    def watch(self, selector: str, rank: pods.Rank) -> None:
+        """Begin to watch, unless that was done.
+
+        Args:
+            selector: chooses the job's pods, by their labels.
+            rank: tells the number of a pod's node.
+        """
+        if not self._selector:
+            self._selector, self._rank = selector, rank
+            threading.Thread(target=self._watch, daemon=True).start()
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
 
     def remembered(self, status: JobStatus) -> JobStatus:
-        """Return a status whose pods know how the pod of their name before them ended."""
+        """Return a status whose pods know how the pod of their rank before them ended."""
         for pod in status.pods:
             self._note(pod)
         with self._news:
             # A look may be ahead of the watch, by a moment.
             self._news.wait_for(lambda: self._blind or not self._awaited(status), _MOMENT)
-            for name, uid in self._awaited(status):
-                self._known[name][uid] = Ending()
+            for rank, uid in self._awaited(status):
+                self._known[rank][uid] = Ending()
         return replace(status, pods=tuple(self._completed(pod) for pod in status.pods))
 
-    def _awaited(self, status: JobStatus) -> list[tuple[str, str]]:
-        """Name and uid of each pod that was replaced, and was not seen to end."""
-        return [(pod.name, uid) for pod in status.pods for uid, end in self._earlier(pod) if end is None]
+    def _awaited(self, status: JobStatus) -> list[tuple[int, str]]:
+        """Rank and uid of each pod that was replaced, and was not seen to end."""
+        return [(pod.rank, uid) for pod in status.pods for uid, end in self._earlier(pod) if end is None]
 
     def _earlier(self, pod: PodStatus) -> list[tuple[str, Ending | None]]:
         """Return the pods before one, and how they ended. A look may also be behind the watch."""
-        known = self._known.get(pod.name, {})
+        known = self._known.get(pod.rank, {})
         return list(itertools.takewhile(lambda item: item[0] != pod.uid, known.items()))
 
     def _completed(self, pod: PodStatus) -> PodStatus:
@@ -80,7 +91,7 @@ class Ends:
         ended = pod.phase == "Failed" or pod.exit_code
         end = Ending(pod.reason, pod.message, pod.exit_code) if ended else None
         with self._news:
-            known = self._known.setdefault(pod.name, {})
+            known = self._known.setdefault(pod.rank, {})
             if known.get(pod.uid) in (None, Ending()):
                 known[pod.uid] = end or known.get(pod.uid)
                 self._news.notify_all()
@@ -113,17 +124,18 @@ class Ends:
         self._version = body["metadata"]["resourceVersion"]
         if kind == "BOOKMARK":
             return
-        pod = pods.status(self._pod(body), master=True)
+        found = self._pod(body)
+        pod = pods.status(found, self._rank(found.metadata.labels or {}))
         self._note(pod)
         if kind == "DELETED":
             with self._news:  # By somebody, or with its node, before it could end.
-                self._known[pod.name][pod.uid] = self._known[pod.name][pod.uid] or Ending("deleted")
+                self._known[pod.rank][pod.uid] = self._known[pod.rank][pod.uid] or Ending("deleted")
                 self._news.notify_all()
 
     def _changes(self) -> Iterator[dict[str, Any]]:
         """Yield changes of pods since the last one, or first those that are there, until the stream ends."""
         timings = self._cluster.timings
-        query = {"labelSelector": f"{pods.LABEL_JOB}={self._job}", "watch": "true"}
+        query = {"labelSelector": self._selector, "watch": "true"}
         query["allowWatchBookmarks"] = "true"  # Or the number grows old while nothing happens.
         if self._version:
             query["resourceVersion"] = self._version

@@ -27,7 +27,7 @@ from kubernetes.stream.ws_client import (
 )
 from websocket import ABNF, WebSocketException
 
-from components.launchers.render.pod import CONTAINER
+from components.launchers.backend import PodStatus
 from trainer.errors import ConfigError, LaunchError
 
 _TICK_SECONDS = 0.25
@@ -37,7 +37,7 @@ Sink = Callable[[int, bytes], Any]
 """Takes what comes on a channel, 1 or 2."""
 
 
-def interactive(core: CoreV1Api, namespace: str, pod: str, command: Sequence[str]) -> int:
+def interactive(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequence[str]) -> int:
     """Run a command in a pod with this process's output, and its terminal where it has one.
 
     Without a terminal the command has no stdin: the protocol cannot tell that it ended.
@@ -45,7 +45,7 @@ def interactive(core: CoreV1Api, namespace: str, pod: str, command: Sequence[str
     Args:
         core: client of the cluster.
         namespace: the pod's.
-        pod: its name.
+        pod: what runs it.
         command: program and arguments; no shell is between.
 
     Returns:
@@ -59,7 +59,7 @@ def interactive(core: CoreV1Api, namespace: str, pod: str, command: Sequence[str
     return _run(core, namespace, pod, command, _to_own_output, terminal)
 
 
-def captured(core: CoreV1Api, namespace: str, pod: str, command: Sequence[str]) -> tuple[int, str]:
+def captured(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequence[str]) -> tuple[int, str]:
     """Run a command in a pod; returns its exit code and what it wrote to stdout.
 
     Args and Raises: as of `interactive`.
@@ -75,29 +75,36 @@ def captured(core: CoreV1Api, namespace: str, pod: str, command: Sequence[str]) 
 
 
 def _run(
-    core: CoreV1Api, namespace: str, pod: str, command: Sequence[str], sink: Sink, terminal: int | None = None
+    core: CoreV1Api,
+    namespace: str,
+    pod: PodStatus,
+    command: Sequence[str],
+    sink: Sink,
+    terminal: int | None = None,
 ) -> int:
     client = _connect(core, namespace, pod, command, terminal is not None)
     try:
         with _raw(terminal):
             status = _pass_through(client, sink, terminal)
     except (OSError, WebSocketException) as error:
-        raise LaunchError(f"the connection to {pod} broke: {error}", fix="run it again") from None
+        raise LaunchError(f"the connection to {pod.name} broke: {error}", fix="run it again") from None
     finally:
         with suppress(OSError, WebSocketException):
             client.close()
-    return _exit_code(status, pod, command)
+    return _exit_code(status, pod.name, command)
 
 
-def _connect(core: CoreV1Api, namespace: str, pod: str, command: Sequence[str], terminal: bool) -> WSClient:
+def _connect(
+    core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequence[str], terminal: bool
+) -> WSClient:
     try:
         return stream(
-            core.connect_get_namespaced_pod_exec, pod, namespace,
-            container=CONTAINER, command=list(command), stdin=terminal, stdout=True, stderr=not terminal,
+            core.connect_get_namespaced_pod_exec, pod.name, namespace,
+            container=pod.container, command=list(command), stdin=terminal, stdout=True, stderr=not terminal,
             tty=terminal, binary=True, _preload_content=False,
         )  # fmt: skip
     except ApiException as error:
-        raise _refusal(str(error.reason or error), pod, namespace) from None
+        raise _refusal(str(error.reason or error), pod.name, namespace) from None
 
 
 def _pass_through(client: WSClient, sink: Sink, terminal: int | None) -> bytes:

@@ -12,9 +12,8 @@ from kubernetes.client import ApiException
 from urllib3.exceptions import HTTPError
 
 from components.launchers.cluster.client import Cluster
-from components.launchers.cluster.pods import main_container
+from components.launchers.cluster.pods import main_container, main_name
 from components.launchers.cluster.refusals import ApiError, told
-from components.launchers.render.pod import CONTAINER
 
 _OVERLAP = timedelta(seconds=1)  # stdout and stderr may be a little out of order in a log.
 _PREVIOUS_TRIES = 5  # To read what a container said that has been replaced: the node may have dropped it.
@@ -55,6 +54,7 @@ class PodLog:
         self._rest = b""
         """The end of what was read last, if it was no whole line."""
         self._read_lines = 0
+        self._container = ""
 
     def lines(self, *, follow: bool = True) -> Iterator[str]:
         """Yield the lines as they come, until the pod has ended and all are read, or it is gone.
@@ -124,7 +124,7 @@ class PodLog:
             raise
         if pod.metadata.uid != self._uid:
             return None
-        container = main_container(pod)
+        container, self._container = main_container(pod), main_name(pod)
         state = container and container.state
         return _State(
             restarts=container.restart_count if container else 0,
@@ -167,7 +167,7 @@ class PodLog:
 
     def _open(self, follow: bool, previous: bool) -> Any:
         """Open a stream: the SDK's own method knows no sinceTime."""
-        query = {"container": CONTAINER, "timestamps": "true"}
+        query = {"container": self._container, "timestamps": "true"}
         if follow:
             query["follow"] = "true"
         if previous:

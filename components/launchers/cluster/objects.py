@@ -1,53 +1,65 @@
-"""The PyTorchJob objects of a namespace: made, read and deleted with the SDK of the operator."""
+"""The job objects of a namespace, and what they refer to: made, read and deleted."""
 
 import time
 from typing import Any
 
-from kubeflow.training import KubeflowOrgV1PyTorchJob
-from kubeflow.training.utils.utils import FakeResponse
 from kubernetes.client import V1DeleteOptions
 
 from components.launchers.cluster import pods
 from components.launchers.cluster.client import Cluster
+from components.launchers.cluster.kinds.kind import Body, Kind
 from components.launchers.cluster.refusals import ApiError
+from components.launchers.render.labels import LABEL_MANAGED, MANAGED_BY
 from trainer.errors import LaunchError
 
-_GROUP, _VERSION, _JOBS = "kubeflow.org", "v1", "pytorchjobs"
 
+def create(cluster: Cluster, kind: Kind, body: Body, *, dry_run: bool = False) -> str:
+    """Create a job from its manifest; returns its uid.
 
-def create(cluster: Cluster, name: str, body: dict[str, Any]) -> str:
-    """Create a job from its manifest; returns its uid, which TrainingClient.create_job keeps to itself.
+    Args:
+        cluster: where.
+        kind: what it is.
+        body: the manifest.
+        dry_run: have it checked, and nothing made.
 
     Raises:
         ApiError: it was refused; status 409 where the name is taken.
     """
-    training = cluster.training
-    model = training.api_client.deserialize(FakeResponse(body), KubeflowOrgV1PyTorchJob)
+    options: dict[str, Any] = {"dry_run": "All"} if dry_run else {}
     made = cluster.call(
         "create",
-        _JOBS,
-        lambda: training.custom_api.create_namespaced_custom_object(
-            _GROUP, _VERSION, cluster.namespace, _JOBS, model
+        kind.plural,
+        lambda: cluster.custom.create_namespaced_custom_object(
+            kind.group, kind.version, cluster.namespace, kind.plural, body, **options
         ),
-        name=name,
+        name=body["metadata"].get("name", ""),
+        patience=0.0 if dry_run else None,
     )
     return str(made["metadata"]["uid"])
 
 
-def get(cluster: Cluster, name: str, *, patience: float | None = None) -> Any:
-    """Return a job (KubeflowOrgV1PyTorchJob); None if there is none.
+def get(cluster: Cluster, kind: Kind, name: str, *, patience: float | None = None) -> Body | None:
+    """Return a job; None if there is none.
 
     Args:
         cluster: where it is.
+        kind: what it is.
         name: its name.
         patience: as of Cluster.call.
+
+    Raises:
+        ApiError: the cluster does not say, or does not know the kind.
     """
+    return _get(cluster, kind, kind.plural, name, patience)
+
+
+def _get(cluster: Cluster, kind: Kind, plural: str, name: str, patience: float | None) -> Body | None:
     try:
-        body = cluster.call(
+        found: Body = cluster.call(
             "get",
-            _JOBS,
-            lambda: cluster.training.custom_api.get_namespaced_custom_object(
-                _GROUP, _VERSION, cluster.namespace, _JOBS, name
+            plural,
+            lambda: cluster.custom.get_namespaced_custom_object(
+                kind.group, kind.version, cluster.namespace, plural, name
             ),
             name=name,
             patience=patience,
@@ -56,36 +68,87 @@ def get(cluster: Cluster, name: str, *, patience: float | None = None) -> Any:
         if error.absent:
             return None
         raise
-    return _model(cluster, body)
+    return found
 
 
-def labelled(cluster: Cluster, labels: str) -> list[Any]:
-    """Return the jobs (KubeflowOrgV1PyTorchJob) that a label selector chooses."""
+def is_there(cluster: Cluster, kind: Kind, plural: str, name: str) -> bool:
+    """Whether the namespace has an object of kubedet's that a job of a kind may refer to.
+
+    Where it may not be read it is taken for there: the cluster says so where it is not.
+    """
+    try:
+        found = _get(cluster, kind, plural, name, None)
+    except ApiError as error:
+        if error.status == 403:
+            return True
+        raise
+    return found is not None and (found["metadata"].get("labels") or {}).get(LABEL_MANAGED) == MANAGED_BY
+
+
+def create_all(cluster: Cluster, kind: Kind, manifests: list[Body]) -> str:
+    """Create a job and what it refers to, which is the job's then; returns the job's uid.
+
+    What it refers to may be there from an attempt that was broken off.
+
+    Raises:
+        ApiError: something was refused; status 409 where the job's name is taken.
+    """
+    *others, job = manifests
+    for other in others:
+        try:
+            _send(cluster, kind, "create", other)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+    uid = create(cluster, kind, job)
+    owner = {**_head(job), "name": _name(job), "uid": uid}
+    for other in others:
+        # The cluster's own, not a lock: blockOwnerDeletion may be forbidden, and helps nobody here.
+        owned = {**_head(other), "metadata": {"ownerReferences": [owner]}}
+        _send(cluster, kind, "patch", owned, _name(other))
+    return uid
+
+
+def _send(cluster: Cluster, kind: Kind, verb: str, body: Body, name: str = "") -> None:
+    """Create or patch an object beside a job: of the same group and version."""
+    plural = f"{body['kind'].lower()}s"
+    place = (kind.group, kind.version, cluster.namespace, plural)
+    if verb == "create":
+        cluster.call(verb, plural, lambda: cluster.custom.create_namespaced_custom_object(*place, body))
+    else:
+        cluster.call(
+            verb, plural,
+            lambda: cluster.custom.patch_namespaced_custom_object(*place, name, body), name=name,
+        )  # fmt: skip
+
+
+def _head(body: Body) -> Body:
+    return {"apiVersion": body["apiVersion"], "kind": body["kind"]}
+
+
+def _name(body: Body) -> str:
+    return str(body["metadata"]["name"])
+
+
+def ours(cluster: Cluster, kind: Kind) -> list[Body]:
+    """Return the jobs of a kind that kubedet made."""
     body = cluster.call(
         "list",
-        _JOBS,
-        lambda: cluster.training.custom_api.list_namespaced_custom_object(
-            _GROUP, _VERSION, cluster.namespace, _JOBS, label_selector=labels
+        kind.plural,
+        lambda: cluster.custom.list_namespaced_custom_object(
+            kind.group, kind.version, cluster.namespace, kind.plural,
+            label_selector=f"{LABEL_MANAGED}={MANAGED_BY}",
         ),
-    )
-    return [_model(cluster, item) for item in body["items"]]
+    )  # fmt: skip
+    return list(body["items"])
 
 
-def _model(cluster: Cluster, body: dict[str, Any]) -> Any:
-    """Return a job as the SDK's model, which insists on a field that the cluster does not ask for.
-
-    TrainingClient.get_job fails with a ValueError on such a job.
-    """
-    spec = {"runPolicy": {}} | (body.get("spec") or {})
-    job = FakeResponse(body | {"spec": spec})
-    return cluster.training.api_client.deserialize(job, KubeflowOrgV1PyTorchJob)
-
-
-def delete(cluster: Cluster, name: str, *, uid: str = "", patience: float | None = None) -> None:
+def delete(cluster: Cluster, kind: Kind, name: str, *, uid: str = "", patience: float | None = None) -> None:
     """Ask for a job's deletion; one that is gone is no error.
 
     Args:
         cluster: where it is.
+        kind: what it is.
         name: its name.
         uid: delete this very job, not another that has taken its name.
         patience: as of Cluster.call.
@@ -95,8 +158,10 @@ def delete(cluster: Cluster, name: str, *, uid: str = "", patience: float | None
     try:
         cluster.call(
             "delete",
-            _JOBS,
-            lambda: cluster.training.delete_job(name, cluster.namespace, delete_options=options),
+            kind.plural,
+            lambda: cluster.custom.delete_namespaced_custom_object(
+                kind.group, kind.version, cluster.namespace, kind.plural, name, body=options
+            ),
             name=name,
             patience=patience,
         )
@@ -105,7 +170,7 @@ def delete(cluster: Cluster, name: str, *, uid: str = "", patience: float | None
             raise
 
 
-def await_absence(cluster: Cluster, name: str, *, uid: str = "") -> None:
+def await_absence(cluster: Cluster, kind: Kind, name: str, *, uid: str = "") -> None:
     """Wait until a job and its pods are gone.
 
     A job that is made while pods of an older one are there waits for their names: the operator
@@ -113,6 +178,7 @@ def await_absence(cluster: Cluster, name: str, *, uid: str = "") -> None:
 
     Args:
         cluster: where it is.
+        kind: what it is.
         name: its name.
         uid: this very job; another that has taken its name is not waited for.
 
@@ -123,16 +189,16 @@ def await_absence(cluster: Cluster, name: str, *, uid: str = "") -> None:
     end = time.monotonic() + timings.removal
     waits = timings.waits()
     while True:
-        there = get(cluster, name)
-        if there is not None and uid and there.metadata.uid != uid:
+        there = get(cluster, kind, name)
+        if there is not None and uid and there["metadata"]["uid"] != uid:
             return
-        left = [pod.metadata.name for pod in pods.of_job(cluster, name)]
+        left = [pod.metadata.name for pod in pods.of_job(cluster, kind, name)]
         if there is None and not left:
             return
         if time.monotonic() > end:
-            kept = ", ".join(left) or f"the PyTorchJob {name}, held by a finalizer"
+            kept = ", ".join(left) or f"the {kind.title} {name}, held by a finalizer"
             raise LaunchError(
-                f"PyTorchJob {name} was deleted, but after {timings.removal:.0f} s there is still: {kept}",
+                f"{kind.title} {name} was deleted, but after {timings.removal:.0f} s there is still: {kept}",
                 fix="see whether its node answers; `kubectl delete pod --force` ends the pods of a dead node",
             )
         time.sleep(min(next(waits), timings.poll))

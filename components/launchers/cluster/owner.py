@@ -122,7 +122,7 @@ def _is_deleted(cluster: Cluster, name: str) -> bool:
 
 
 def _workflow(cluster: Cluster, name: str) -> dict[str, Any]:
-    api = cluster.training.custom_api
+    api = cluster.custom
     found: dict[str, Any] = cluster.call(
         "get",
         "workflows",

@@ -1,31 +1,35 @@
 """What the pods of a job say of themselves, and what the cluster says of them."""
 
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from components.launchers.backend import Ending, JobStatus, PodStatus
 from components.launchers.cluster.client import Cluster
+from components.launchers.cluster.kinds.kind import Kind
 from components.launchers.cluster.refusals import ApiError
-from components.launchers.render.pod import CONTAINER
+from components.launchers.render.pod import MAIN
 
-LABEL_JOB = "training.kubeflow.org/job-name"
-LABEL_TYPE = "training.kubeflow.org/replica-type"
-LABEL_INDEX = "training.kubeflow.org/replica-index"
+Rank = Callable[[Mapping[str, str]], int]
+"""Tells the number of a pod's node, from 0, by the pod's labels."""
 
 _SHOWN = 5  # Events of one object that are worth reading.
 _WORDS = 400  # Characters of one event.
 _USUAL = (None, "PodInitializing", "ContainerCreating")  # On the way of every pod.
 
 
-def of_job(cluster: Cluster, job: str, *, patience: float | None = None) -> list[Any]:
+def of_job(cluster: Cluster, kind: Kind, job: str, *, patience: float | None = None) -> list[Any]:
     """Return the pods (V1Pod) of a job."""
-    return _select(cluster, f"{LABEL_JOB}={job}", patience)
+    return _select(cluster, selector(kind, job), patience)
 
 
-def of_all(cluster: Cluster) -> list[Any]:
-    """Return the pods (V1Pod) of all PyTorchJobs of a namespace."""
-    return _select(cluster, LABEL_JOB, None)
+def of_all(cluster: Cluster, kind: Kind) -> list[Any]:
+    """Return the pods (V1Pod) of all jobs of a kind in a namespace."""
+    return _select(cluster, kind.pod_label, None)
+
+
+def selector(kind: Kind, job: str) -> str:
+    """Return the label selector of a job's pods."""
+    return f"{kind.pod_label}={job}"
 
 
 def _select(cluster: Cluster, labels: str, patience: float | None) -> list[Any]:
@@ -37,21 +41,19 @@ def _select(cluster: Cluster, labels: str, patience: float | None) -> list[Any]:
     ).items
 
 
-def statuses(pods: Iterable[Any], *, master: bool) -> tuple[PodStatus, ...]:
+def statuses(pods: Iterable[Any], rank: Rank) -> tuple[PodStatus, ...]:
     """Tell how pods are, by rank.
 
     Args:
         pods: V1Pods of one job.
-        master: whether the job has a master, which is rank 0; without one it is the first worker.
+        rank: tells each one's.
     """
-    told = [status(pod, master) for pod in pods]
+    told = [status(pod, rank(pod.metadata.labels or {})) for pod in pods]
     return tuple(sorted(told, key=lambda pod: (pod.rank, pod.created)))
 
 
-def status(pod: Any, master: bool) -> PodStatus:
-    """Tell how one pod is; see `statuses`."""
-    labels = pod.metadata.labels or {}
-    index = int(labels.get(LABEL_INDEX, 0))
+def status(pod: Any, rank: int) -> PodStatus:
+    """Tell how one pod (V1Pod) of a rank is."""
     container = main_container(pod)
     ended = container and container.state and container.state.terminated
     reason, message, about = _why(pod)
@@ -59,7 +61,7 @@ def status(pod: Any, master: bool) -> PodStatus:
     return PodStatus(
         name=pod.metadata.name,
         phase=pod.status.phase or "Unknown",
-        rank=index + (master and labels.get(LABEL_TYPE) == "worker"),
+        rank=rank,
         reason=reason,
         message=message,
         exit_code=ended.exit_code if ended else None,
@@ -69,20 +71,27 @@ def status(pod: Any, master: bool) -> PodStatus:
         created=rfc3339(pod.metadata.creation_timestamp),
         ended=rfc3339(ended.finished_at) if ended else "",
         image=_image(pod, about),
+        container=main_name(pod),
         before=Ending(last.reason or "", last.message or "", last.exit_code) if last else None,
     )
 
 
+def main_name(pod: Any) -> str:
+    """Return the name of the container that trains: the one that the pod says, or its first."""
+    said = (pod.metadata.annotations or {}).get(MAIN)
+    return str(said or pod.spec.containers[0].name)
+
+
 def main_container(pod: Any) -> Any:
     """Return the status of the container that trains (V1ContainerStatus), if it has one yet."""
-    told = pod.status.container_statuses or []
-    return next((item for item in told if item.name == CONTAINER), None)
+    told, name = pod.status.container_statuses or [], main_name(pod)
+    return next((item for item in told if item.name == name), None)
 
 
 def _why(pod: Any) -> tuple[str, str, str]:
     """Return reason and message of what holds a pod back or ended it, and the container they are about."""
     if pod.status.reason:  # Evicted, NodeLost, ...: the pod as a whole.
-        return pod.status.reason, pod.status.message or "", CONTAINER
+        return pod.status.reason, pod.status.message or "", main_name(pod)
     containers = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
     for container in containers:
         state = container.state
@@ -93,8 +102,8 @@ def _why(pod: Any) -> tuple[str, str, str]:
             return ended.reason or "Error", ended.message or "", container.name
     for condition in pod.status.conditions or []:
         if condition.type == "PodScheduled" and condition.status == "False":
-            return condition.reason or "Unschedulable", condition.message or "", CONTAINER
-    return "", "", CONTAINER
+            return condition.reason or "Unschedulable", condition.message or "", main_name(pod)
+    return "", "", main_name(pod)
 
 
 def _image(pod: Any, container: str) -> str:
@@ -103,16 +112,17 @@ def _image(pod: Any, container: str) -> str:
     return next((item.image or "" for item in there if item.name == container), "")
 
 
-def explain(cluster: Cluster, status: JobStatus) -> list[str]:
+def explain(cluster: Cluster, kind: Kind, status: JobStatus) -> list[str]:
     """Say why the pods of a job do not run: what holds them back, and the cluster's events.
 
     Args:
         cluster: where they are.
+        kind: what the job is.
         status: how the job is.
     """
     lines = []
     if not status.pods:
-        lines.append("no pod was made: see that the Training Operator runs, and the quota of the namespace")
+        lines.append(f"no pod was made: see that {kind.controller} runs, and the quota of the namespace")
     elif len(status.pods) < status.nodes:
         lines.append(f"of {status.nodes} pods there are {len(status.pods)}")
     for pod in status.pods:
@@ -120,7 +130,7 @@ def explain(cluster: Cluster, status: JobStatus) -> list[str]:
             lines.append(f"pod {pod.name} is {pod.phase}{describe(pod)}")
             lines += [f"  the one before it ended: {pod.before}"] if pod.before else []
             lines += [f"  {line}" for line in events(cluster, "Pod", pod.name)]
-    return lines + events(cluster, "PyTorchJob", status.name)
+    return lines + [line for about in kind.tell_of(status.name) for line in events(cluster, *about)]
 
 
 def describe(pod: PodStatus) -> str:
@@ -139,22 +149,13 @@ def events(cluster: Cluster, kind: str, name: str) -> list[str]:
     return list(lines)[-_SHOWN:]
 
 
-def last_exit(cluster: Cluster, job: str, pod: str) -> str:
-    """Return how the pod before one of the same name ended, in the operator's words; nothing if unknown.
-
-    The operator deletes a pod that is to be made anew as soon as it has ended.
-    """
+def last_exit(cluster: Cluster, kind: Kind, job: str, pod: str) -> str:
+    """Return how the pod before one of the same place ended, by the job's events; nothing if unknown."""
     try:
-        found = _events(cluster, "PyTorchJob", job)
+        found = _events(cluster, kind.title, job)
     except ApiError:
         return ""
-    ends = [
-        re.search(r"exited with code [1-9]\d*", event.message or "")
-        for event in found
-        if pod in (event.message or "")
-    ]
-    told = [end.group() for end in ends if end]
-    return told[-1] if told else ""
+    return kind.last_exit((event.message or "" for event in found), pod)
 
 
 def _events(cluster: Cluster, kind: str, name: str) -> list[Any]:

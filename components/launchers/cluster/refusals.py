@@ -4,21 +4,28 @@ import json
 from typing import Any
 
 from kubernetes.client import ApiException
-from urllib3.exceptions import HTTPError
 
 from trainer.errors import EXIT_USAGE, LaunchError
 
 PASSING = (410, 429, 500, 502, 503, 504)
 """Statuses of an answer that may be another a little later."""
 
-_GROUPS = {"pytorchjobs": "kubeflow.org", "workflows": "argoproj.io"}
+_TRAINER, _KUEUE = "trainer.kubeflow.org", "kueue.x-k8s.io"
+_GROUPS = {
+    "pytorchjobs": "kubeflow.org", "trainjobs": _TRAINER, "trainingruntimes": _TRAINER,
+    "workflows": "argoproj.io", "workloads": _KUEUE, "localqueues": _KUEUE,
+}  # fmt: skip
+_INSTALL = {
+    "pytorchjobs": "install the Training Operator (v1.9): the cluster does not know PyTorchJobs",
+    "trainjobs": "install Kubeflow Trainer (v2.3): the cluster does not know TrainJobs",
+}
 _WITHOUT_NAMESPACE = ("nodes", "namespaces", "version", "customresourcedefinitions")
 """What belongs to the cluster as a whole."""
 _FIXES = {
     0: "see that the API server can be reached from here, and that its certificate is trusted",
     401: "log in to the cluster again: the credentials have expired or are not known",
     403: "change the job as the message says; it is not a matter of RBAC",
-    422: "change the job as the message says: the cluster's definition of a PyTorchJob forbids it",
+    422: "change the job as the message says: the cluster's definition of such a job forbids it",
 }
 
 
@@ -31,19 +38,10 @@ class ApiError(LaunchError):
         """The HTTP status; 0 is no answer."""
         self.absent = absent
         """Whether the object is not there, and all else is well."""
+        self.unknown = status == 404 and not absent
+        """Whether the cluster knows no such objects at all, or not their namespace."""
         if not self.passing:
             self.exit_code = EXIT_USAGE
-
-
-def cause(error: BaseException) -> BaseException | None:
-    """Return what really went wrong with a request; None where it is a bug of somebody's.
-
-    TrainingClient wraps all it meets into a RuntimeError.
-    """
-    if isinstance(error, RuntimeError):
-        inner = error.__cause__ or error.__context__
-        return inner if isinstance(inner, (ApiException, HTTPError, OSError)) else None
-    return error
 
 
 def passes(error: BaseException) -> bool:
@@ -104,8 +102,8 @@ def _fix(error: BaseException, status: int, verb: str, resource: str, namespace:
             f'allow it with a Role in namespace {namespace}: apiGroups ["{_GROUPS.get(resource, "")}"], '
             f'resources ["{resource}"], verbs ["{verb}"]; the Role in deploy/ holds all that is needed'
         )
-    if status == 404 and resource == "pytorchjobs" and not answer:
-        return "install the Training Operator (v1.9): the cluster does not know PyTorchJobs"
+    if status == 404 and resource in _INSTALL and not answer:
+        return _INSTALL[resource]
     if status == 404 and about == "namespaces":
         return f"create the namespace {namespace}, or name another"
     return _FIXES.get(status, "")

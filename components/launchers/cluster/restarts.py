@@ -22,10 +22,10 @@ class Restarts:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, int] = {}
-        self._forgiven: dict[str, int] = {}
-        self._kills: dict[str, int] = {}
-        self._ends: dict[str, Ending] = {}
+        self._seen: dict[int, int] = {}
+        self._forgiven: dict[int, int] = {}
+        self._kills: dict[int, int] = {}
+        self._ends: dict[int, Ending] = {}
         self._step = 0
 
     def line(self, text: str) -> None:
@@ -38,30 +38,30 @@ class Restarts:
 
     def is_new(self, pod: PodStatus) -> bool:
         """Take note of a pod's restarts; whether there are more of them than before."""
-        before = self._seen.get(pod.name, 0)
-        self._seen[pod.name] = pod.restarts
+        before = self._seen.get(pod.rank, 0)
+        self._seen[pod.rank] = pod.restarts
         # A queue that took the job back lets the count begin anew.
-        self._forgiven[pod.name] = min(self._forgiven.get(pod.name, 0), pod.restarts)
+        self._forgiven[pod.rank] = min(self._forgiven.get(pod.rank, 0), pod.restarts)
         if pod.restarts <= before:
             return False
         if pod.before:
-            self._ends[pod.name] = pod.before
+            self._ends[pod.rank] = pod.before
             if pod.before.reason in MEMORY:
-                self._kills[pod.name] = self._kills.get(pod.name, 0) + pod.restarts - before
+                self._kills[pod.rank] = self._kills.get(pod.rank, 0) + pod.restarts - before
         return True
 
     def counted(self, pod: PodStatus) -> int:
         """Return a pod's restarts that are not forgiven."""
-        return pod.restarts - min(self._forgiven.get(pod.name, 0), pod.restarts)
+        return pod.restarts - min(self._forgiven.get(pod.rank, 0), pod.restarts)
 
     def worst(self, pods: Iterable[PodStatus]) -> PodStatus | None:
         """Return the pod that was started anew most often."""
         return max(pods, key=self.counted, default=None)
 
     def end(self, pod: PodStatus) -> Ending | None:
-        """Return how the pod before one of that name ended, as far as it was ever known."""
-        return pod.before or self._ends.get(pod.name)
+        """Return how the pod before one of that rank ended, as far as it was ever known."""
+        return pod.before or self._ends.get(pod.rank)
 
     def out_of_memory(self, pods: Iterable[PodStatus]) -> PodStatus | None:
         """Return a pod that was killed for its memory too often."""
-        return next((pod for pod in pods if self._kills.get(pod.name, 0) >= MEMORY_KILLS), None)
+        return next((pod for pod in pods if self._kills.get(pod.rank, 0) >= MEMORY_KILLS), None)

@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from components.launchers.cluster.owner import ends_with_the_run
-from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+from components.launchers.backend import Backend
 from components.launchers.interrupts import Asked, not_deleted, stopped
 from trainer.errors import Interrupted, LaunchError
 
@@ -13,7 +12,7 @@ Out = Callable[[str], None]
 """Takes a line."""
 
 
-def stop(backend: PyTorchJobBackend, name: str, asked: Asked, submitted: bool, out: Out) -> NoReturn:
+def stop(backend: Backend, name: str, asked: Asked, submitted: bool, out: Out) -> NoReturn:
     """End a job, or leave it to the next attempt, and say so: there may be time for two requests only.
 
     Args:
@@ -26,7 +25,7 @@ def stop(backend: PyTorchJobBackend, name: str, asked: Asked, submitted: bool, o
     Raises:
         Interrupted: always; with what to do where the job may still be there.
     """
-    if asked.signal == "SIGTERM" and not ends_with_the_run(backend.cluster, backend.own):
+    if asked.signal == "SIGTERM" and not backend.ends_with_the_run():
         out(f"job {name}: goes on, for {asked.signal} ends this pod and not the run")
         raise Interrupted(
             f"this pod was asked to end ({asked.signal}), and the run goes on: so does the job {name}",
@@ -36,7 +35,7 @@ def stop(backend: PyTorchJobBackend, name: str, asked: Asked, submitted: bool, o
         if submitted:
             backend.abandon(name)
         else:  # The name may be somebody else's; and a creation may be on its way, to arrive late.
-            timings = backend.cluster.timings
+            timings = backend.timings
             end = time.monotonic() + timings.late
             backend.withdraw(name, wait=False)
             while time.monotonic() < end:

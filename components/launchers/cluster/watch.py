@@ -5,7 +5,7 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import NoReturn
 
-from components.launchers.backend import JobStatus, LogLine, Phase, PodStatus
+from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus
 from components.launchers.cluster.failure import (
     cannot_start,
     ending,
@@ -16,7 +16,6 @@ from components.launchers.cluster.failure import (
 )
 from components.launchers.cluster.hints import Hints
 from components.launchers.cluster.pods import describe
-from components.launchers.cluster.pytorchjob import PyTorchJobBackend
 from components.launchers.cluster.reasons import PULL, is_final, remedy
 from components.launchers.cluster.refusals import ApiError
 from components.launchers.cluster.restarts import Restarts
@@ -32,7 +31,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def run(backend: PyTorchJobBackend, job: JobSpec, out: Out = say) -> None:
+def run(backend: Backend, job: JobSpec, out: Out = say) -> None:
     """Run a job to its end, or take up the same one where it runs already.
 
     On SIGTERM or SIGINT the job is deleted before anything else; but in the pod of a pipeline's step
@@ -73,7 +72,7 @@ class Watch:
         out: takes each line.
     """
 
-    def __init__(self, backend: PyTorchJobBackend, job: JobSpec, out: Out) -> None:
+    def __init__(self, backend: Backend, job: JobSpec, out: Out) -> None:
         self._backend, self._job, self._out = backend, job, out
         self._hints = Hints(rdma=job.network.profile == "rdma")
         self._last: dict[str, deque[str]] = {}
@@ -127,7 +126,7 @@ class Watch:
             return
         self._limits(self._job, now)
         silent = now - self._spoken
-        if silent >= self._backend.cluster.timings.heartbeat:
+        if silent >= self._backend.timings.heartbeat:
             self._say(
                 f"job {self._job.name}: {_phase(status)}, for {_span(now - self._phase_since)}; "
                 f"no line for {_span(silent)}"
@@ -147,7 +146,7 @@ class Watch:
 
     def _look_for_another(self) -> None:
         """Our job is gone: wait a moment for the one that took its place, if there is one."""
-        timings = self._backend.cluster.timings
+        timings = self._backend.timings
         end = time.monotonic() + timings.replaced
         while time.monotonic() < end:
             time.sleep(min(timings.poll, timings.replaced / 4))
@@ -212,7 +211,7 @@ class Watch:
         """Give a job up that cannot run as it is specified, however often it is tried."""
         for pod in self._status.pods:
             since = self._held.setdefault((pod.uid, pod.reason), now)
-            if is_final(pod, now - since, self._backend.cluster.timings.lasting):
+            if is_final(pod, now - since, self._backend.timings.lasting):
                 self._give_up(*cannot_start(self._job, pod), code=EXIT_USAGE)
 
     def _lines(self, pod: PodStatus) -> str:

@@ -8,8 +8,9 @@ import yaml
 from components.launchers.spec import JobSpec
 from trainer.errors import ConfigError
 
-TARGETS = ("pytorchjob", "indexed-job", "runai", "runai-submit-dist")
-"""A PyTorchJob of the Training Operator, a plain indexed Job, Run:ai's command line, its older one."""
+TARGETS = ("pytorchjob", "trainjob", "indexed-job", "runai", "runai-submit-dist")
+"""A PyTorchJob of the Training Operator, a TrainJob of Kubeflow Trainer, a plain indexed Job, Run:ai's
+command line, its older one."""
 
 
 def render(target: str, job: JobSpec) -> str:
@@ -33,6 +34,10 @@ def render(target: str, job: JobSpec) -> str:
         from components.launchers.render import pytorchjob
 
         return _documents([pytorchjob.manifest(job)])
+    if target == "trainjob":
+        from components.launchers.render import trainjob
+
+        return _documents(trainjob.manifests(job))
     if target == "indexed-job":
         from components.launchers.render import indexed_job
 

@@ -82,21 +82,28 @@ def _unknown(manifest: dict[str, Any]) -> list[str]:
         )
     except (ValueError, TypeError, AttributeError) as error:
         return [f"does not fit the SDK's models: {error}"]
-    return _difference(manifest, returned, "")
+    return difference(manifest, returned)
 
 
-def _difference(sent: Any, returned: Any, path: str) -> list[str]:
+def difference(sent: Any, returned: Any, path: str = "") -> list[str]:
+    """Return what of a manifest did not come back from somewhere, a line for each field.
+
+    Args:
+        sent: the manifest.
+        returned: what came back.
+        path: where both stand; empty is the whole.
+    """
     if isinstance(sent, dict) and isinstance(returned, dict):
         missing = [f"{path}{key}: no such field" for key in sent if key not in returned]
         common = [key for key in sent if key in returned]
         return missing + [
-            line for key in common for line in _difference(sent[key], returned[key], f"{path}{key}.")
+            line for key in common for line in difference(sent[key], returned[key], f"{path}{key}.")
         ]
     if isinstance(sent, list) and isinstance(returned, list) and len(sent) == len(returned):
         pairs = enumerate(zip(sent, returned, strict=True))
         return [
             line
             for number, (left, right) in pairs
-            for line in _difference(left, right, f"{path.removesuffix('.')}[{number}].")
+            for line in difference(left, right, f"{path.removesuffix('.')}[{number}].")
         ]
     return [] if sent == returned else [f"{path.removesuffix('.')}: {sent!r} would arrive as {returned!r}"]

@@ -38,7 +38,7 @@ def _service(job: JobSpec) -> dict[str, Any]:
 
 
 def _job(job: JobSpec) -> dict[str, Any]:
-    template = pod.template(job, env=_rendezvous(job))
+    template = pod.template(job, env=rendezvous(job, f"{job.name}-0.{job.name}"))
     template["spec"] = {"subdomain": job.name, "restartPolicy": _restart(job), **template["spec"]}
     spec: dict[str, Any] = {
         "completionMode": "Indexed",
@@ -71,13 +71,19 @@ def _rules() -> list[dict[str, Any]]:
     ]
 
 
-def _rendezvous(job: JobSpec) -> dict[str, str]:
+def rendezvous(job: JobSpec, first: str) -> dict[str, str]:
+    """Return torchrun's variables for nodes that meet by c10d.
+
+    Args:
+        job: the job.
+        first: name under which the others find the first node.
+    """
     bounds = f"{job.elastic.min_nodes}:{job.elastic.max_nodes}" if job.elastic else str(job.nodes)
     return {
         "PET_NNODES": bounds,
         "PET_NPROC_PER_NODE": str(job.processes),
         "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": f"{job.name}-0.{job.name}:{PORT}",
+        "PET_RDZV_ENDPOINT": f"{first}:{PORT}",
         "PET_RDZV_ID": job.name,
         "PET_MAX_RESTARTS": str(job.elastic.max_restarts if job.elastic else 0),
     }

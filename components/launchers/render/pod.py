@@ -11,14 +11,21 @@ CONTAINER = "pytorch"
 """The container's name: the Training Operator asks for this one."""
 
 
-def template(job: JobSpec, *, env: dict[str, str] | None = None) -> dict[str, Any]:
+MAIN = "kubectl.kubernetes.io/default-container"
+"""Annotation that tells which container of a pod is the job's own; others may be added to it."""
+
+
+def template(
+    job: JobSpec, *, container: str = CONTAINER, env: dict[str, str] | None = None
+) -> dict[str, Any]:
     """Return the pod template of a job (Kubernetes' PodTemplateSpec, as it stands in YAML).
 
     Args:
         job: the job; its image must be named.
+        container: the container's name.
         env: further variables, e.g. of the rendezvous; they win.
     """
-    annotations = {"sidecar.istio.io/inject": "false", **job.annotations}
+    annotations = {"sidecar.istio.io/inject": "false", MAIN: container, **job.annotations}
     spec = {
         "schedulerName": job.scheduler or (labels.RUNAI_SCHEDULER if job.runai_queue else ""),
         "priorityClassName": job.priority_class,
@@ -32,7 +39,7 @@ def template(job: JobSpec, *, env: dict[str, str] | None = None) -> dict[str, An
         "topologySpreadConstraints": [_spread(item, job) for item in job.spread],
         "securityContext": _pod_security(job),
         "terminationGracePeriodSeconds": math.ceil(job.grace_seconds),
-        "containers": [_container(job, env or {})],
+        "containers": [_container(job, container, env or {})],
         "volumes": _volumes(job),
     }
     return {
@@ -41,7 +48,7 @@ def template(job: JobSpec, *, env: dict[str, str] | None = None) -> dict[str, An
     }
 
 
-def _container(job: JobSpec, env: dict[str, str]) -> dict[str, Any]:
+def _container(job: JobSpec, name: str, env: dict[str, str]) -> dict[str, Any]:
     # torchrun's own patience after SIGTERM is 30 s, whatever the pod is given to save its state.
     patience = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(math.ceil(job.grace_seconds) - 5, 1))}
     plain = patience | network.environment(job) | env
@@ -53,7 +60,7 @@ def _container(job: JobSpec, env: dict[str, str]) -> dict[str, Any]:
     ]  # fmt: skip
     return _without_empty(
         {
-            "name": CONTAINER,
+            "name": name,
             "image": job.image,
             "imagePullPolicy": job.image_pull_policy,
             "command": list(job.command),

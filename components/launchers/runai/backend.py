@@ -12,9 +12,12 @@ from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC, MANAGE
 from components.launchers.runai import answers
 from components.launchers.runai.cli import AbsentError, Cli, FlagError
 from components.launchers.spec import JobSpec
+from components.launchers.timings import Timings
 from trainer.errors import ConfigError, LaunchError
 
 logger = logging.getLogger(__name__)
+
+_TIMINGS = Timings(poll=5.0)
 
 KINDS = ("pytorch", "standard")
 """Kinds of trainings that kubedet submits, in the order in which a name is looked for."""
@@ -34,18 +37,6 @@ class _Stamp:
 _NEVER = _Stamp("", "", "")
 
 
-@dataclass(frozen=True)
-class Timings:
-    """How long things may take, in seconds."""
-
-    poll: float = 5.0
-    """Between two looks at a workload."""
-    removal: float = 300.0
-    """Until a deleted workload is gone."""
-    submit: float = 180.0
-    """For a submission."""
-
-
 class RunaiBackend(Backend):
     """Runs jobs through Run:ai's command line, in one project.
 
@@ -54,7 +45,7 @@ class RunaiBackend(Backend):
         timings: how long things may take.
     """
 
-    def __init__(self, cli: Cli, timings: Timings = Timings()) -> None:
+    def __init__(self, cli: Cli, timings: Timings = _TIMINGS) -> None:
         self.cli, self.timings = cli, timings
         self._kinds: dict[str, str] = {}
 

@@ -7,7 +7,7 @@ from fake_api import Fault
 
 from components.doctor.cluster import PERMISSIONS, Needs, check
 from components.launchers.cluster.client import connect
-from components.launchers.cluster.timings import Timings
+from components.launchers.timings import Timings
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_what_can_be_done_without_is_a_warning(look, fake_cluster, verb, resourc
 
 
 def test_an_operator_that_is_not_installed_is_missing(look, fake_cluster):
-    fake_cluster.installed = False
+    fake_cluster.installed.clear()
     finding = look()["PyTorchJobs (Training Operator)"]
     assert finding.state == "missing"
     assert "install the Training Operator" in finding.fix

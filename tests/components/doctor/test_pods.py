@@ -7,9 +7,9 @@ from fake_cluster import endless
 from fake_exec import give_exec
 
 from components.doctor import pods
-from components.launchers.cluster.pytorchjob import PyTorchJobBackend
-from components.launchers.cluster.timings import Timings
+from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.spec import JobSpec
+from components.launchers.timings import Timings
 from trainer.doctor import Check, Needs
 
 
@@ -18,7 +18,7 @@ def backend(fake_cluster):
     """A cluster with the job `two`, both of whose pods run."""
     give_exec(fake_cluster)
     fake_cluster.lives |= {"two-master-0": endless, "two-worker-0": endless}
-    backend = PyTorchJobBackend.connect(timings=Timings(backoff=0.01, patience=0.2))
+    backend = ClusterBackend.connect(timings=Timings(backoff=0.01, patience=0.2))
     backend.submit(JobSpec(name="two", image="i:1", nodes=2, command=("true",)))
     while {pod.phase for pod in backend.status("two").pods} != {"Running"}:
         pass

@@ -3,18 +3,24 @@
 import pytest
 
 from components.launchers.cluster import client
-from components.launchers.cluster.pytorchjob import PyTorchJobBackend
-from components.launchers.cluster.timings import Timings
+from components.launchers.cluster.backend import ClusterBackend
+from components.launchers.cluster.kinds import KINDS
+from components.launchers.timings import Timings
 from pipelines import cli
 
+ALL = tuple(KINDS.values())
 FAST = Timings(backoff=0.01, poll=0.05, patience=0.2)
 
 
 @pytest.fixture
 def kubedet(capsys, monkeypatch, fake_cluster):
     """Runs a command line against the fake cluster, in haste; returns exit code, stdout and stderr."""
-    hasty = classmethod(lambda cls, namespace="", timings=None: cls(client.connect(namespace, timings=FAST)))
-    monkeypatch.setattr(PyTorchJobBackend, "connect", hasty)
+
+    def connect(cls, namespace="", *, kinds=ALL, timings=None):
+        return cls(client.connect(namespace, timings=FAST), kinds)
+
+    hasty = classmethod(connect)
+    monkeypatch.setattr(ClusterBackend, "connect", hasty)
 
     def run(*words):
         try:

@@ -8,9 +8,9 @@ from fake_api import Fault
 from fake_cluster import endless
 from textual.widgets import DataTable, Input, Static
 
-from components.launchers.cluster.pytorchjob import PyTorchJobBackend
-from components.launchers.cluster.timings import Timings
+from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.spec import JobSpec
+from components.launchers.timings import Timings
 from pipelines.menu.app import Menu
 
 FAST = Timings(backoff=0.01, poll=0.05, patience=0.2)
@@ -18,7 +18,7 @@ FAST = Timings(backoff=0.01, poll=0.05, patience=0.2)
 
 @pytest.fixture
 def backend(fake_cluster):
-    return PyTorchJobBackend.connect(timings=FAST)
+    return ClusterBackend.connect(timings=FAST)
 
 
 def job(name, nodes=1):
@@ -153,7 +153,7 @@ def test_a_job_is_submitted_from_the_form(backend, fake_cluster, tmp_path):
         await until(pilot, lambda: rows(app) and rows(app)[0][0] == "new")
 
     drive(backend, script)
-    body = fake_cluster.requests("POST", "pytorchjobs")[0].body
+    body = fake_cluster.requests("POST", "pytorchjobs")[-1].body
     container = body["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     assert body["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1
     assert container["command"] == ["python", "-c", "print(1)"]

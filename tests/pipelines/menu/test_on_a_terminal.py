@@ -8,7 +8,7 @@ from fake_cluster import endless
 from fake_exec import give_exec
 from terminal import Terminal
 
-from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.spec import JobSpec
 
 MENU = [sys.executable, "-m", "pipelines.cli", "menu"]
@@ -18,7 +18,7 @@ def test_logs_and_a_shell_take_the_terminal_and_give_it_back(fake_cluster, monke
     give_exec(fake_cluster)
     monkeypatch.setenv("HOME", str(tmp_path))  # Where no file sets the shell's prompt.
     fake_cluster.lives["a-master-0"] = endless
-    PyTorchJobBackend.connect().submit(JobSpec(name="a", image="i:1", command=("true",)))
+    ClusterBackend.connect().submit(JobSpec(name="a", image="i:1", command=("true",)))
     with Terminal(MENU, fake_cluster.environment) as terminal:
         terminal.until("a-master-0")
         terminal.type("\r")
@@ -44,7 +44,7 @@ def test_logs_and_a_shell_take_the_terminal_and_give_it_back(fake_cluster, monke
 def test_the_log_of_a_failed_job_ends_though_a_peer_takes_its_time(fake_cluster):
     fake_cluster.termination_seconds = 600
     fake_cluster.lives |= {"a-master-0": endless, "a-worker-0": endless}
-    PyTorchJobBackend.connect().submit(JobSpec(name="a", image="i:1", command=("true",), nodes=2))
+    ClusterBackend.connect().submit(JobSpec(name="a", image="i:1", command=("true",), nodes=2))
     while fake_cluster.pod("a-worker-0").body["status"]["phase"] != "Running":
         time.sleep(0.01)
     fake_cluster.pod("a-worker-0").say("out of luck")

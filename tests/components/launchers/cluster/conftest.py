@@ -3,9 +3,10 @@
 import pytest
 
 from components.launchers.cluster import watch
-from components.launchers.cluster.pytorchjob import PyTorchJobBackend
-from components.launchers.cluster.timings import Timings
+from components.launchers.cluster.backend import ClusterBackend
+from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
+from components.launchers.timings import Timings
 
 QUICK = Timings(
     connect=1.0, read=1.0, patience=2.0, outage=2.0, backoff=0.02, longest_backoff=0.1, poll=0.05,
@@ -21,8 +22,8 @@ def timings():
 
 @pytest.fixture
 def backend(fake_cluster):
-    """A PyTorchJobBackend for the fake cluster."""
-    return PyTorchJobBackend.connect(timings=QUICK)
+    """A ClusterBackend of PyTorchJobs for the fake cluster."""
+    return ClusterBackend.connect(timings=QUICK, kinds=[KINDS["pytorchjob"]])
 
 
 @pytest.fixture

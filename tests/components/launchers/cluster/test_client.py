@@ -9,8 +9,11 @@ from fake_api import Fault
 
 from components.launchers.cluster import objects, pods
 from components.launchers.cluster.client import Trouble, connect
+from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.refusals import ApiError
 from trainer.errors import EXIT_USAGE, ConfigError
+
+KIND = KINDS["pytorchjob"]
 
 WEBHOOK = 'admission webhook "validator.pytorchjob.training-operator.kubeflow.org" denied the request: [...]'
 
@@ -26,14 +29,14 @@ WEBHOOK = 'admission webhook "validator.pytorchjob.training-operator.kubeflow.or
 def test_what_passes_is_tried_again(cluster, fake_cluster, fault):
     times = 1 if "delay" in fault else 3
     fake_cluster.faults.append(Fault("GET", "pods", times=times, **fault))
-    assert pods.of_job(cluster, "train", patience=5) == []
+    assert pods.of_job(cluster, KIND, "train", patience=5) == []
     assert len(fake_cluster.requests("GET", "pods")) == times + 1
 
 
 def test_retry_after_is_obeyed(cluster, fake_cluster):
     fake_cluster.faults.append(Fault("GET", "pods", status=429, retry_after=1))
     begun = time.monotonic()
-    pods.of_job(cluster, "train")
+    pods.of_job(cluster, KIND, "train")
     assert 1.0 <= time.monotonic() - begun < 1.8
 
 
@@ -42,7 +45,7 @@ def test_patience_has_an_end(cluster, fake_cluster, fault):
     fake_cluster.faults.append(Fault("GET", times=1000, **fault))
     begun = time.monotonic()
     with pytest.raises(ApiError, match="cannot list pods in namespace default") as error:
-        pods.of_job(cluster, "train", patience=0.3)
+        pods.of_job(cluster, KIND, "train", patience=0.3)
     assert time.monotonic() - begun < 0.6
     assert error.value.passing and error.value.exit_code == 1 and error.value.fix
 
@@ -51,7 +54,7 @@ def test_patience_has_an_end(cluster, fake_cluster, fault):
 def test_no_patience_is_one_try(cluster, fake_cluster, fault):
     fake_cluster.faults.append(Fault("GET", **fault))
     with pytest.raises(ApiError, match=r"503|no answer"):
-        pods.of_job(cluster, "train", patience=0)
+        pods.of_job(cluster, KIND, "train", patience=0)
     assert len(fake_cluster.seen) == 1
 
 
@@ -59,14 +62,14 @@ def test_a_server_that_cannot_be_reached_is_told(fake_cluster, timings):
     fake_cluster.url = "http://127.0.0.1:9"
     fake_cluster.write_kubeconfig()
     with pytest.raises(ApiError, match="no answer") as error:
-        pods.of_job(connect(timings=replace(timings, patience=0.2)), "train")
+        pods.of_job(connect(timings=replace(timings, patience=0.2)), KIND, "train")
     assert "can be reached" in error.value.fix
 
 
 def test_a_token_that_was_rotated_is_read_again(cluster, fake_cluster):
     fake_cluster.token = "second"
     fake_cluster.write_kubeconfig()
-    assert pods.of_job(cluster, "train") == []
+    assert pods.of_job(cluster, KIND, "train") == []
     assert len(fake_cluster.seen) == 2
 
 
@@ -81,14 +84,14 @@ def test_a_token_that_was_rotated_is_read_again(cluster, fake_cluster):
         ),
         (403, WEBHOOK, "change the job"),
         (403, "pods is forbidden: exceeded quota: gpus", "change the job"),
-        (422, "spec.pytorchReplicaSpecs: Required value", "definition of a PyTorchJob"),
+        (422, "spec.pytorchReplicaSpecs: Required value", "definition of such a job"),
     ],
 )
 def test_a_refusal_is_told_once_and_with_a_remedy(cluster, fake_cluster, status, message, fix):
     fake_cluster.faults.append(Fault("POST", status=status, message=message, times=2))
     body = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "train"}}
     with pytest.raises(ApiError) as error:
-        objects.create(cluster, "train", body)
+        objects.create(cluster, KIND, body)
     told = error.value
     assert f"cannot create pytorchjobs train in namespace default: {status}" in told.message
     assert message in told.message
@@ -121,10 +124,10 @@ def test_trouble_is_told_once_a_minute(caplog, monkeypatch):
 
 
 def test_a_cluster_without_the_operator_is_not_one_without_the_job(cluster, fake_cluster):
-    assert objects.get(cluster, "train") is None
-    fake_cluster.installed = False
+    assert objects.get(cluster, KIND, "train") is None
+    fake_cluster.installed.clear()
     with pytest.raises(ApiError, match="404") as error:
-        objects.get(cluster, "train")
+        objects.get(cluster, KIND, "train")
     assert "install the Training Operator" in error.value.fix
 
 

@@ -17,7 +17,8 @@ def ends(backend, job, fake_cluster):
     """The ends of the job `train`, whose pods run until the test ends them."""
     fake_cluster.lives[MASTER] = endless
     backend.submit(job())
-    with Ends(backend.cluster, "train") as ends:
+    with Ends(backend.cluster) as ends:
+        ends.watch("training.kubeflow.org/job-name=train", lambda labels: 0)
         deadline = time.monotonic() + 10
         while not fake_cluster.requests("GET", "watch=true"):
             assert time.monotonic() < deadline

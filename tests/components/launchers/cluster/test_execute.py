@@ -3,6 +3,7 @@
 import socket
 import sys
 import time
+from dataclasses import replace
 
 import fake_exec
 import pytest
@@ -11,9 +12,12 @@ from fake_cluster import endless
 from fake_exec import give_exec
 from terminal import Terminal
 
+from components.launchers.backend import PodStatus
 from components.launchers.cluster import execute
 from components.launchers.cluster.client import connect
 from trainer.errors import ConfigError, LaunchError
+
+POD = PodStatus("p-master-0", "Running", 0, container="pytorch")
 
 
 @pytest.fixture
@@ -28,7 +32,7 @@ def core(fake_cluster):
 
 
 def run(core, *command):
-    return execute.captured(core, "default", "p-master-0", command)
+    return execute.captured(core, "default", POD, command)
 
 
 def test_a_command_runs_in_the_container_that_trains(core, fake_cluster):
@@ -48,7 +52,7 @@ def test_the_exit_code_is_the_commands(core):
 
 
 def test_without_a_terminal_both_outputs_are_passed_on(core, capfdbinary):
-    code = execute.interactive(core, "default", "p-master-0", ["sh", "-c", "echo out; echo err >&2; exit 3"])
+    code = execute.interactive(core, "default", POD, ["sh", "-c", "echo out; echo err >&2; exit 3"])
     assert code == 3
     assert capfdbinary.readouterr() == (b"out\n", b"err\n")
 
@@ -60,7 +64,7 @@ def test_a_program_that_is_not_there_is_told(core):
 
 def test_a_pod_that_is_not_there_is_told(core):
     with pytest.raises(ConfigError, match='cannot run a command in other: pods "other" not found'):
-        execute.captured(core, "default", "other", ["true"])
+        execute.captured(core, "default", replace(POD, name="other"), ["true"])
 
 
 def test_a_missing_permission_names_the_verbs(core, fake_cluster):
@@ -91,7 +95,9 @@ def test_a_server_that_refuses_for_another_reason_is_told(core, fake_cluster):
 def test_on_a_terminal_the_keys_the_size_and_ctrl_c_are_the_pods(core, fake_cluster, monkeypatch):
     script = (
         "from components.launchers.cluster import execute, client; import sys;"
-        "sys.exit(execute.interactive(client.connect().core, 'default', 'p-master-0', ['sh']))"
+        "from components.launchers.backend import PodStatus;"
+        "sys.exit(execute.interactive(client.connect().core, 'default', "
+        "PodStatus('p-master-0', 'Running', 0, container='pytorch'), ['sh']))"
     )
     monkeypatch.setenv("PS1", "> ")
     with Terminal([sys.executable, "-c", script], fake_cluster.environment, size=(33, 77)) as terminal:

@@ -9,7 +9,7 @@ from fake_api import Fault
 from fake_cluster import endless
 
 from components.launchers.backend import Phase
-from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.refusals import ApiError
 from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC
 from trainer.errors import ConfigError, LaunchError
@@ -332,5 +332,5 @@ def test_logs_of_now_end_at_once(backend, fake_cluster, job, endless_pods):
 
 
 def test_nothing_is_sent_to_connect(fake_cluster):
-    PyTorchJobBackend.connect()
+    ClusterBackend.connect()
     assert not fake_cluster.seen

@@ -1,6 +1,5 @@
 """Which restarts count, and when a job is given up for them."""
 
-import inspect
 import threading
 import time
 from itertools import pairwise
@@ -11,7 +10,7 @@ from fake_cluster import endless, fine
 
 from components.launchers.backend import Ending, PodStatus
 from components.launchers.cluster.restarts import MEMORY_KILLS, Restarts
-from trainer import loop
+from trainer import job_status
 from trainer.errors import EXIT_USAGE, LaunchError
 
 MASTER, WORKER = "train-master-0", "train-worker-0"
@@ -36,7 +35,10 @@ def test_restarts_before_a_newer_checkpoint_are_forgiven():
 
 
 def test_the_training_says_it_in_these_words():
-    assert '"resumed at step %d of %d: ' in inspect.getsource(loop)
+    restarts = Restarts()
+    restarts.is_new(pod(3))
+    restarts.line(f"12:00:00 train: {job_status.resumed(100, 900, 8, 2)}")
+    assert restarts.counted(pod(3)) == 0
 
 
 def test_a_start_from_the_same_checkpoint_forgives_nothing():

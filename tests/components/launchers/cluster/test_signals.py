@@ -24,13 +24,13 @@ def gone(fake_cluster):
 SCRIPT = """
 import signal, sys, time
 from components.launchers.cluster import watch
-from components.launchers.cluster.pytorchjob import PyTorchJobBackend
-from components.launchers.cluster.timings import Timings
+from components.launchers.cluster.backend import ClusterBackend
+from components.launchers.timings import Timings
 from components.launchers.spec import JobSpec
 from trainer.errors import KubedetError
 job = JobSpec(command=("python",), name="train", image="i:1")
 try:
-    watch.run(PyTorchJobBackend.connect(timings=Timings(read=60, late=1.5)), job)
+    watch.run(ClusterBackend.connect(timings=Timings(read=60, late=1.5)), job)
 except KubedetError as error:
     print(f"error: {error}", flush=True)
     sys.exit(error.exit_code)
@@ -135,7 +135,7 @@ def test_a_steps_pod_that_is_evicted_leaves_the_job_to_the_next_attempt(
     assert not fake_cluster.requests("DELETE") and not gone(fake_cluster)
     assert "the run goes on: so does the job train" in out
     uid = fake_cluster.job("train")["metadata"]["uid"]
-    attempt = SCRIPT.replace("watch.run(", "PyTorchJobBackend.connect().submit(job); print(")
+    attempt = SCRIPT.replace("watch.run(", "ClusterBackend.connect().submit(job); print(")
     env = {**fake_cluster.environment, **surroundings}
     subprocess.run([sys.executable, "-c", attempt], env=env, check=True, timeout=60)
     assert fake_cluster.job("train")["metadata"]["uid"] == uid and not fake_cluster.requests("DELETE")

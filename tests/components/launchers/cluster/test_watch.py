@@ -9,7 +9,7 @@ import pytest
 from fake_api import Fault
 from fake_cluster import endless, fine
 
-from components.launchers.cluster.pytorchjob import PyTorchJobBackend
+from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.spec import Network
 from trainer.errors import LaunchError
 
@@ -214,7 +214,7 @@ def test_a_job_that_another_specification_replaces_is_told(run, job, fake_cluste
     def replace_it():
         fake_cluster.delete_job("default", "train")
         time.sleep(pause)
-        PyTorchJobBackend.connect().submit(job(env={"A": "other"}))
+        ClusterBackend.connect().submit(job(env={"A": "other"}))
 
     threading.Timer(0.5, replace_it).start()
     with pytest.raises(LaunchError, match="was replaced by another specification of that name") as error:
@@ -226,7 +226,7 @@ def test_a_job_that_another_specification_replaces_is_told(run, job, fake_cluste
 def test_what_another_launcher_made_is_not_withdrawn(backend, job, fake_cluster):
     fake_cluster.lives[MASTER] = endless
     backend.submit(job())
-    PyTorchJobBackend.connect().submit(job(env={"A": "other"}))
+    ClusterBackend.connect().submit(job(env={"A": "other"}))
     backend.withdraw("train")
     assert not gone(fake_cluster) and len(fake_cluster.requests("DELETE")) == 1
 
@@ -286,7 +286,7 @@ def test_an_outage_has_an_end(run, backend, fake_cluster, timings):
         endless(pod)
 
     fake_cluster.lives[MASTER] = life
-    backend.cluster.timings = replace(timings, outage=0.3)
+    backend.timings = replace(timings, outage=0.3)
     with pytest.raises(LaunchError, match=r"503.*; the job train goes on by itself") as error:
         run()
     assert "kubedet job stop train" in error.value.fix
@@ -300,7 +300,7 @@ def test_a_sign_of_life_is_given_when_nothing_happens(run, backend, fake_cluster
         pod.exit(0)
 
     fake_cluster.lives[MASTER] = quiet
-    backend.cluster.timings = replace(timings, heartbeat=0.3)
+    backend.timings = replace(timings, heartbeat=0.3)
     signs = [line for line in run() if "no line for" in line]
     assert 1 <= len(signs) <= 3
     told = r"job train: running, 1 of 1 pods run, for \d+ s; no line for \d+ s"

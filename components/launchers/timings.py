@@ -1,4 +1,4 @@
-"""How long things may take in a cluster."""
+"""How long things may take where jobs run."""
 
 import random
 from collections.abc import Iterator
@@ -33,13 +33,14 @@ class Timings:
     """Until a deleted job and its pods are gone."""
     stop: float = 20.0
     """For the deletion of a job when this process is asked to end."""
-
     lasting: float = 120.0
     """How long something that a person may still mend may hold a pod back: a Secret that is missing."""
     replaced: float = 10.0
     """For another job of the name to appear, when ours is gone."""
     glance: float = 0.5
     """For an answer when this process has been asked to end, and may have a second left."""
+    submit: float = 180.0
+    """For a submission through another program."""
     late: float = 3.0
     """How late a request that was broken off may still take effect."""
 

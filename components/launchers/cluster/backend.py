@@ -1,23 +1,24 @@
-"""Training jobs as PyTorchJobs of the Training Operator."""
+"""Training jobs of a cluster, of whatever kind, in one namespace."""
 
 import logging
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase
-from components.launchers.cluster import client, conditions, objects, pods
+from components.launchers.cluster import client, conditions, found, objects, pods
 from components.launchers.cluster.ends import Ends
 from components.launchers.cluster.feed import Feed
-from components.launchers.cluster.owner import Own, own
+from components.launchers.cluster.kinds import KINDS
+from components.launchers.cluster.kinds.kind import Body, Kind
+from components.launchers.cluster.owner import Own, ends_with_the_run, own
 from components.launchers.cluster.refusals import ApiError
-from components.launchers.cluster.timings import Timings
-from components.launchers.render import check
 from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
-from components.launchers.render.pytorchjob import manifest
 from components.launchers.spec import JobSpec
+from components.launchers.timings import Timings
 from trainer.errors import ConfigError, LaunchError
 
 logger = logging.getLogger(__name__)
@@ -28,39 +29,48 @@ TAIL = 100
 _TRIES = 5  # To get hold of a name that others delete and take.
 
 
-class PyTorchJobBackend(Backend):
-    """Runs jobs through the Training Operator, in one namespace.
+class ClusterBackend(Backend):
+    """Runs jobs in one namespace of a cluster.
 
     Args:
         cluster: the cluster and namespace.
+        kinds: what the jobs may be; of several a new job is the first that the cluster can run.
     """
 
-    def __init__(self, cluster: client.Cluster) -> None:
-        self.cluster = cluster
-        self.own: Own | None = None
-        """What the own pod gives to jobs; None before the first is submitted."""
+    def __init__(self, cluster: client.Cluster, kinds: Iterable[Kind] = tuple(KINDS.values())) -> None:
+        self.cluster, self.timings = cluster, cluster.timings
+        self.kinds = found.Kinds(cluster, tuple(kinds))
+        """What the jobs may be, and which of them are which."""
+        self._own: Own | None = None
         self._incarnations = conditions.Incarnations()
         self._hashes: dict[str, str] = {}
         self._uids: dict[str, str] = {}
 
     @classmethod
-    def connect(cls, namespace: str = "", *, timings: Timings | None = None) -> "PyTorchJobBackend":
+    def connect(
+        cls,
+        namespace: str = "",
+        *,
+        kinds: Iterable[Kind] = tuple(KINDS.values()),
+        timings: Timings | None = None,
+    ) -> "ClusterBackend":
         """Return a backend for the cluster that this process means; nothing is sent.
 
         Args:
             namespace: the namespace; empty is the kubeconfig's or the own pod's.
+            kinds: see the class.
             timings: how long things may take.
 
         Raises:
             ConfigError: there is none.
         """
-        return cls(client.connect(namespace, timings=timings))
+        return cls(client.connect(namespace, timings=timings), kinds)
 
-    def within(self, namespace: str) -> "PyTorchJobBackend":
+    def within(self, namespace: str) -> "ClusterBackend":
         """Return the backend of a namespace; empty is this one's."""
         if namespace in ("", self.cluster.namespace):
             return self
-        return PyTorchJobBackend(self.cluster.within(namespace))
+        return ClusterBackend(self.cluster.within(namespace), self.kinds.possible)
 
     def submitted(self, name: str) -> tuple[str, str]:
         """Return the specification's hash and the uid of a job that was submitted here; empty if unknown."""
@@ -79,48 +89,52 @@ class PyTorchJobBackend(Backend):
             ConfigError: it names no image, or another namespace than this backend's.
             LaunchError: it was refused, or the name is taken.
         """
-        job, body = self._prepare(job)
+        self._own = own(self.cluster)
+        job = self._completed(job, self._own)
         self._hashes[job.name] = job.fingerprint
         for _ in range(_TRIES):
-            there = objects.get(self.cluster, job.name)
-            if there is not None and self._adopts(there, job):
-                self._uids[job.name] = there.metadata.uid
+            kind, there = self.kinds.find(job.name)
+            if there is not None and self._adopts(kind, there, job):
+                self._uids[job.name] = there["metadata"]["uid"]
                 return job.name
+            kind, manifests = self._manifests(job)
             self._clear(job.name, there)
             try:
-                self._uids[job.name] = objects.create(self.cluster, job.name, body)
+                self._uids[job.name] = objects.create_all(self.cluster, kind, manifests)
             except ApiError as error:
                 if error.passing:
-                    return self._found_after(error, job)
+                    return self._found_after(error, kind, job)
                 if error.status != 409:
                     raise
-                time.sleep(next(self.cluster.timings.waits()))
+                time.sleep(next(self.timings.waits()))
             else:
-                logger.info("created PyTorchJob %s in namespace %s", job.name, self.cluster.namespace)
+                self.kinds.remember(job.name, kind)
+                logger.info("created %s %s in namespace %s", kind.title, job.name, self.cluster.namespace)
                 return job.name
         raise LaunchError(
-            f"cannot create PyTorchJob {job.name}: others create jobs of that name again and again",
+            f"cannot create the job {job.name}: others create jobs of that name again and again",
             fix="end the other launcher, or give the job another name",
         )
 
-    def _found_after(self, error: ApiError, job: JobSpec) -> str:
+    def _found_after(self, error: ApiError, kind: Kind, job: JobSpec) -> str:
         """Look whether a creation that got no answer was done; returns the job's name if so.
 
         Raises:
             ApiError: it was not, or nobody knows.
         """
         try:
-            there = objects.get(self.cluster, job.name)
+            there = objects.get(self.cluster, kind, job.name)
         except ApiError:
-            error.message += f"; whether the PyTorchJob {job.name} was created is not known"
+            error.message += f"; whether the {kind.title} {job.name} was created is not known"
             error.fix = f"look with `kubedet job status {job.name}`; `kubedet job stop {job.name}` ends it"
             raise error from None
         if there is None or _label(there, LABEL_SPEC) != job.fingerprint:
             raise error
-        self._uids[job.name] = there.metadata.uid
+        self._uids[job.name] = there["metadata"]["uid"]
+        self.kinds.remember(job.name, kind)
         logger.warning(
-            "PyTorchJob %s exists: only the answer to its creation was lost; `kubedet job stop %s` ends it",
-            job.name, job.name,
+            "%s %s exists: only the answer to its creation was lost; `kubedet job stop %s` ends it",
+            kind.title, job.name, job.name,
         )  # fmt: skip
         return job.name
 
@@ -130,7 +144,7 @@ class PyTorchJobBackend(Backend):
         Raises:
             ApiError: the cluster does not say.
         """
-        return self._look(name, None)
+        return self._told(name, *self.kinds.find(name), None)
 
     def logs(self, name: str, *, follow: bool = True) -> Iterator[LogLine]:
         """Yield the lines of rank 0 (of an elastic job: of every pod), and the last ones of pods that fail.
@@ -157,12 +171,15 @@ class PyTorchJobBackend(Backend):
         Raises:
             ApiError: the cluster does not say, for longer than Timings.outage.
         """
-        timings = self.cluster.timings
+        timings = self.timings
         waits, answered = timings.waits(), time.monotonic()
-        with Feed(self.cluster, follow=not once) as feed, Ends(self.cluster, name) as ends:
+        with Feed(self.cluster, follow=not once) as feed, Ends(self.cluster) as ends:
             while True:
                 try:
-                    status = ends.remembered(self._look(name, 0.0))
+                    kind, job = self.kinds.find(name, patience=0.0)
+                    if job is not None:
+                        ends.watch(pods.selector(kind, name), partial(kind.rank, job))
+                    status = ends.remembered(self._told(name, kind, job, 0.0))
                 except ApiError as error:
                     if not error.passing or time.monotonic() - answered > timings.outage:
                         raise
@@ -189,9 +206,9 @@ class PyTorchJobBackend(Backend):
         Raises:
             LaunchError: somebody else made it, or it is not gone after Timings.removal.
         """
-        there = objects.get(self.cluster, name)
+        kind, there = self.kinds.find(name)
         if there is not None:
-            self._check_ours(there)
+            self._check_ours(kind, there)
         self._clear(name, there, wait=wait)
 
     def withdraw(self, name: str, *, wait: bool = True) -> None:
@@ -204,9 +221,9 @@ class PyTorchJobBackend(Backend):
         Raises:
             LaunchError: as of `stop`.
         """
-        there = objects.get(self.cluster, name)
+        _, there = self.kinds.find(name)
         mine, uid = self.submitted(name)
-        if there is None or _label(there, LABEL_SPEC) != mine or uid not in ("", there.metadata.uid):
+        if there is None or _label(there, LABEL_SPEC) != mine or uid not in ("", there["metadata"]["uid"]):
             return
         self._clear(name, there, wait=wait)
 
@@ -216,7 +233,14 @@ class PyTorchJobBackend(Backend):
         Raises:
             ApiError: it could not be deleted.
         """
-        objects.delete(self.cluster, name, uid=self._uids.get(name, ""), patience=self.cluster.timings.stop)
+        kind, _ = self.kinds.find(name) if name not in self._uids else (self.kinds.kind_of(name), None)
+        objects.delete(
+            self.cluster, kind, name, uid=self._uids.get(name, ""), patience=self.timings.stop
+        )  # fmt: skip
+
+    def ends_with_the_run(self) -> bool:
+        """Whether a job ends too where this process is asked to end; see `owner.ends_with_the_run`."""
+        return ends_with_the_run(self.cluster, self._own)
 
     def list_jobs(self) -> list[JobStatus]:
         """Return how kubedet's jobs of the namespace are, the newest first.
@@ -224,79 +248,89 @@ class PyTorchJobBackend(Backend):
         Raises:
             ApiError: the cluster does not say.
         """
-        by_job: dict[str, list[Any]] = {}
-        for pod in pods.of_all(self.cluster):
-            by_job.setdefault(pod.metadata.labels.get(pods.LABEL_JOB, ""), []).append(pod)
-        ours = objects.labelled(self.cluster, f"{LABEL_MANAGED}={MANAGED_BY}")
-        told = [conditions.status(job, by_job.get(job.metadata.name, [])) for job in ours]
+        told = []
+        for kind, ours in self.kinds.known():
+            by_job: dict[str, list[Any]] = {}
+            for pod in pods.of_all(self.cluster, kind) if ours else ():
+                by_job.setdefault(pod.metadata.labels[kind.pod_label], []).append(pod)
+            told += [conditions.status(kind, job, by_job.get(_name(job), [])) for job in ours]
         return sorted(told, key=lambda status: status.created, reverse=True)
 
     def explain(self, status: JobStatus) -> list[str]:
         """Say why the pods of a job do not run: what holds them back, and the cluster's events."""
-        return pods.explain(self.cluster, status)
+        return pods.explain(self.cluster, self.kinds.kind_of(status.name), status)
 
     def last_exit(self, name: str, pod: str) -> str:
-        """Return how the pod before one of the same name ended; nothing if that is not known."""
-        return pods.last_exit(self.cluster, name, pod)
+        """Return how the pod before one of the same place ended; nothing if that is not known."""
+        return pods.last_exit(self.cluster, self.kinds.kind_of(name), name, pod)
 
-    def _prepare(self, job: JobSpec) -> tuple[JobSpec, dict[str, Any]]:
-        """Fill in what the own pod gives; returns the job and its manifest."""
+    def _completed(self, job: JobSpec, mine: Own) -> JobSpec:
+        """Fill in what the own pod gives."""
         here = self.cluster.namespace
         if job.namespace not in ("", here):
             raise ConfigError(
                 f"the job's namespace is {job.namespace}, and this launcher works in {here}",
                 fix="name the same one twice, or only once",
             )
-        self.own = mine = own(self.cluster)
         queue = job.kueue_queue or mine.queue
         job = replace(job, namespace=here, image=job.image or mine.image, kueue_queue=queue)
         if not job.image:
             raise ConfigError("the job names no container image", fix="set image")
-        body = manifest(job)
-        if problems := check.problems(body):
+        return job
+
+    def _manifests(self, job: JobSpec) -> tuple[Kind, list[Body]]:
+        """Return what is to be created, and the job's kind."""
+        kind = self.kinds.of_new()
+        manifests = kind.manifests(job, partial(objects.is_there, self.cluster, kind))
+        if problems := kind.problems(manifests):
             told = "\n".join(f"  {problem}" for problem in problems)
             raise ConfigError(f"the cluster would not take the job as it is meant:\n{told}")
-        if mine.workflow and mine.namespace == here:
-            body["metadata"]["ownerReferences"] = [mine.workflow]
-        return job, body
+        if lost := kind.left_out(job):
+            logger.warning("a %s knows nothing of: %s", kind.title, ", ".join(lost))
+        mine = self._own or Own()
+        if mine.workflow and mine.namespace == self.cluster.namespace:
+            for manifest in manifests:
+                manifest["metadata"]["ownerReferences"] = [mine.workflow]
+        return kind, manifests
 
-    def _adopts(self, there: Any, job: JobSpec) -> bool:
+    def _adopts(self, kind: Kind, there: Body, job: JobSpec) -> bool:
         """Decide on a job that has the name already: True is to take it up, False to replace it."""
-        self._check_ours(there)
-        name = job.name
-        if there.metadata.deletion_timestamp:
-            logger.info("PyTorchJob %s is being deleted: waiting until it is gone", name)
+        self._check_ours(kind, there)
+        title, name = kind.title, job.name
+        if there["metadata"].get("deletionTimestamp"):
+            logger.info("%s %s is being deleted: waiting until it is gone", title, name)
         elif _label(there, LABEL_SPEC) != job.fingerprint:
-            logger.info("PyTorchJob %s is there with another specification: deleting it", name)
-        elif conditions.failed(there):
-            logger.info("PyTorchJob %s failed: deleting it, to start anew", name)
+            logger.info("%s %s is there with another specification: deleting it", title, name)
+        elif kind.standing(there).phase is Phase.FAILED:
+            logger.info("%s %s failed: deleting it, to start anew", title, name)
         else:
-            logger.info("PyTorchJob %s is there already: taking it up", name)
+            logger.info("%s %s is there already: taking it up", title, name)
             return True
         return False
 
-    def _clear(self, name: str, there: Any, *, wait: bool = True) -> None:
+    def _clear(self, name: str, there: Body | None, *, wait: bool = True) -> None:
         """Delete the job of that name, if there is one, and wait until its or older pods are gone."""
-        uid = there.metadata.uid if there is not None else ""
+        uid = there["metadata"]["uid"] if there is not None else ""
+        kind = self.kinds.kind_of(name)
         if there is not None:
-            objects.delete(self.cluster, name, uid=uid)
+            objects.delete(self.cluster, kind, name, uid=uid)
         if wait:
-            objects.await_absence(self.cluster, name, uid=uid)
+            objects.await_absence(self.cluster, kind, name, uid=uid)
 
-    def _check_ours(self, there: Any) -> None:
+    def _check_ours(self, kind: Kind, there: Body) -> None:
         if _label(there, LABEL_MANAGED) != MANAGED_BY:
             raise LaunchError(
-                f"the PyTorchJob {there.metadata.name} in namespace {self.cluster.namespace} was not made by "
+                f"the {kind.title} {_name(there)} in namespace {self.cluster.namespace} was not made by "
                 "kubedet, which leaves it alone",
                 fix="give the job another name, or have its owner delete that one",
             )
 
-    def _look(self, name: str, patience: float | None) -> JobStatus:
-        job = objects.get(self.cluster, name, patience=patience)
+    def _told(self, name: str, kind: Kind, job: Body | None, patience: float | None) -> JobStatus:
+        """Look at the pods of a job, and tell how it is."""
         if job is None:
-            return JobStatus(name, Phase.GONE)
-        found = pods.of_job(self.cluster, name, patience=patience)
-        return self._incarnations.count(conditions.status(job, found))
+            return JobStatus(name, Phase.GONE, kind=kind.title)
+        there = pods.of_job(self.cluster, kind, name, patience=patience)
+        return self._incarnations.count(conditions.status(kind, job, there))
 
 
 def _choose(feed: Feed, status: JobStatus) -> None:
@@ -308,5 +342,9 @@ def _choose(feed: Feed, status: JobStatus) -> None:
             feed.follow(pod.name, pod.uid, tail=TAIL)
 
 
-def _label(job: Any, name: str) -> str:
-    return (job.metadata.labels or {}).get(name, "")
+def _label(job: Body, name: str) -> str:
+    return str((job["metadata"].get("labels") or {}).get(name, ""))
+
+
+def _name(job: Body) -> str:
+    return str(job["metadata"]["name"])

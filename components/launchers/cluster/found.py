@@ -1,0 +1,131 @@
+"""Which kinds of jobs a cluster has, which of them a new job becomes, and of which kind a job is."""
+
+import logging
+
+from components.launchers.cluster import objects
+from components.launchers.cluster.client import Cluster
+from components.launchers.cluster.kinds.kind import Body, Kind
+from components.launchers.cluster.refusals import ApiError
+from trainer.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_AWAY = ("failed calling webhook", "no endpoints available")
+"""What an API server says where nobody listens who must be asked about a job."""
+
+
+class Kinds:
+    """The kinds of a cluster's jobs.
+
+    Args:
+        cluster: the cluster and namespace.
+        possible: kinds that are thought of, the one that is preferred first.
+    """
+
+    def __init__(self, cluster: Cluster, possible: tuple[Kind, ...]) -> None:
+        self._cluster, self.possible = cluster, possible
+        self._of: dict[str, Kind] = {}
+        self._chosen: Kind | None = None
+
+    def of_new(self) -> Kind:
+        """Return the kind of a new job: the first that the cluster knows and whose controller answers.
+
+        Raises:
+            ConfigError: there is none.
+            ApiError: the cluster does not say.
+        """
+        if self._chosen is None:
+            self._chosen = self._choose()
+        return self._chosen
+
+    def _choose(self) -> Kind:
+        if len(self.possible) == 1:
+            return self.possible[0]
+        why = []
+        for kind in self.possible:
+            if problem := self._trouble(kind):
+                why.append(f"  {kind.title}: {problem}")
+                continue
+            others = "; ".join(line.strip() for line in why)
+            logger.info(
+                "jobs are %ss here, of %s%s", kind.title, kind.controller, f" ({others})" if others else ""
+            )
+            return kind
+        raise ConfigError(
+            "this cluster runs no training jobs:\n" + "\n".join(why),
+            fix="install Kubeflow Trainer (v2.3) or the Training Operator (v1.9), or start what is installed",
+        )
+
+    def _trouble(self, kind: Kind) -> str:
+        """Say why a job of a kind would not run; nothing where it would.
+
+        A dry run asks the controller, by its webhook, and makes nothing.
+        """
+        try:
+            objects.create(self._cluster, kind, kind.probe(), dry_run=True)
+        except ApiError as error:
+            if any(words in error.message for words in _AWAY):
+                return f"its controller does not answer ({kind.controller})"
+            if error.unknown:
+                return "the cluster does not know them"
+            if error.passing:
+                raise
+        return ""
+
+    def find(self, name: str, *, patience: float | None = None) -> tuple[Kind, Body | None]:
+        """Return a job and its kind; None, and the kind that it had or would have, where there is none.
+
+        Args:
+            name: its name.
+            patience: as of Cluster.call.
+
+        Raises:
+            ApiError: the cluster does not say.
+        """
+        known = self._of.get(name)
+        refused: ApiError | None = None
+        answered = False
+        for kind in (known,) if known else self.possible:
+            try:
+                there = objects.get(self._cluster, kind, name, patience=patience)
+            except ApiError as error:
+                if len(self.possible) == 1 or not (error.unknown or error.status == 403):
+                    raise
+                if refused is None or refused.unknown:
+                    refused = error
+                continue
+            answered = True
+            if there is not None:
+                self._of[name] = kind
+                return kind, there
+        if refused is not None and not answered:
+            raise refused
+        return known or self.possible[0], None
+
+    def kind_of(self, name: str) -> Kind:
+        """Return the kind of a job that was found or made here before; the preferred one of any other."""
+        return self._of.get(name) or self.possible[0]
+
+    def remember(self, name: str, kind: Kind) -> None:
+        """Take note of what a job is that was created."""
+        self._of[name] = kind
+
+    def known(self) -> list[tuple[Kind, list[Body]]]:
+        """Return the jobs that kubedet made, by kind; kinds that the cluster does not know are left out.
+
+        Raises:
+            ApiError: the cluster does not say, or knows none.
+        """
+        found: list[tuple[Kind, list[Body]]] = []
+        refused: ApiError | None = None
+        for kind in self.possible:
+            try:
+                found.append((kind, objects.ours(self._cluster, kind)))
+            except ApiError as error:
+                if len(self.possible) == 1 or not (error.unknown or error.status == 403):
+                    raise
+                if refused is None or refused.unknown:
+                    refused = error
+        if refused is not None and not found:
+            raise refused
+        return found

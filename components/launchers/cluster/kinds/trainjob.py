@@ -1,0 +1,92 @@
+"""TrainJobs of Kubeflow Trainer, v2: what the launcher must know of them."""
+
+from collections.abc import Iterable, Mapping
+
+from components.launchers.backend import Phase
+from components.launchers.cluster.kinds.kind import Body, Kind, Look, Standing, by_condition, holding
+from components.launchers.render import check_trainjob, trainjob
+from components.launchers.spec import JobSpec
+from trainer.job_status import Progress
+
+_FINAL = {"Failed": Phase.FAILED, "Complete": Phase.SUCCEEDED, "Suspended": Phase.SUSPENDED}
+
+
+class TrainJob(Kind):
+    """A JobSet of one Job, whose pods are the nodes; it has no condition for a job that runs."""
+
+    name = "trainjob"
+    title = "TrainJob"
+    controller = "Kubeflow Trainer (v2.3) and JobSet"
+    group, version, plural = trainjob.GROUP, "v1alpha1", "trainjobs"
+    pod_label = "jobset.sigs.k8s.io/jobset-name"
+
+    def manifests(self, job: JobSpec, there: Look) -> list[Body]:
+        """Return the job, behind a runtime of its own where the namespace's does not do."""
+        shared = trainjob.fits_shared(job) and there("trainingruntimes", trainjob.SHARED)
+        return trainjob.manifests(job, shared=shared)
+
+    def problems(self, manifests: list[Body]) -> list[str]:
+        """See what the webhooks would refuse, and what the API server would cut off."""
+        return check_trainjob.problems(manifests)
+
+    def left_out(self, job: JobSpec) -> list[str]:
+        """Name what a TrainJob has no field for."""
+        return trainjob.left_out(job)
+
+    def probe(self) -> Body:
+        """Return a job of a runtime that does not exist: a controller that answers says so."""
+        reference = {"apiGroup": trainjob.GROUP, "kind": trainjob.RUNTIME, "name": "kubedet-probe"}
+        return {
+            "apiVersion": trainjob.API_VERSION, "kind": trainjob.KIND,
+            "metadata": {"generateName": "kubedet-probe-"}, "spec": {"runtimeRef": reference},
+        }  # fmt: skip
+
+    def rank(self, job: Body, labels: Mapping[str, str]) -> int:
+        """Read the index that the Job gives each pod."""
+        return int(labels.get("batch.kubernetes.io/job-completion-index", 0))
+
+    def nodes(self, job: Body) -> int:
+        """Return the number that the job names."""
+        return (job["spec"].get("trainer") or {}).get("numNodes") or 1
+
+    def needed(self, job: Body) -> int:
+        """Return all nodes, or the fewest of an elastic job."""
+        fewest, _, _ = self._bounds(job).partition(":")
+        return int(fewest) if fewest else self.nodes(job)
+
+    def elastic(self, job: Body) -> bool:
+        """Look for bounds."""
+        return bool(self._bounds(job))
+
+    def _bounds(self, job: Body) -> str:
+        return (job["metadata"].get("annotations") or {}).get(trainjob.ELASTIC, "")
+
+    def standing(self, job: Body) -> Standing:
+        """Read the conditions."""
+        if found := by_condition(holding(job), _FINAL):
+            return found
+        return Standing(Phase.SUSPENDED if job["spec"].get("suspend") else None)
+
+    def progress(self, job: Body) -> Progress | None:
+        """Read what the training itself has told the controller."""
+        told = (job.get("status") or {}).get("trainerStatus") or {}
+        if "progressPercentage" not in told:
+            return None
+        metrics = {item["name"]: float(item["value"]) for item in told.get("metrics") or [] if _number(item)}
+        return Progress(told["progressPercentage"], told.get("estimatedRemainingSeconds"), metrics)
+
+    def tell_of(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Name the job, and what the controllers make of it."""
+        return ((self.title, name), ("JobSet", name), ("Job", f"{name}-{trainjob.NODE}-0"))
+
+    def last_exit(self, messages: Iterable[str], pod: str) -> str:
+        """Know nothing: no event tells of a pod's exit code."""
+        return ""
+
+
+def _number(metric: Mapping[str, str]) -> bool:
+    try:
+        float(metric["value"])
+    except (LookupError, ValueError):
+        return False
+    return True

@@ -1,0 +1,27 @@
+"""What a launcher is: it runs a job to its end, and removes what is left of one."""
+
+from typing import Protocol
+
+from components.launchers.spec import JobSpec
+
+
+class Launcher(Protocol):
+    """A way to run a training job."""
+
+    def run(self, job: JobSpec) -> None:
+        """Run a job to its end, its output on stdout.
+
+        Raises:
+            ConfigError: a job of this shape cannot run here.
+            LaunchError: the job failed; the message holds its error or last lines, `exit_code` its code.
+            Interrupted: the job was stopped and goes on when it is run again.
+        """
+        ...
+
+    def remove(self, name: str) -> str:
+        """Delete a job that is not finished; returns what it was, or nothing where none was left.
+
+        Raises:
+            KubedetError: nobody could tell whether it is there, or it could not be deleted.
+        """
+        ...
