@@ -124,8 +124,8 @@ if os.environ["LOCAL_RANK"] == FAILS:
     time.sleep(1.0)
     sys.exit(3)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("up", flush=True)
-time.sleep(600)
+os.write(1, b"up\\n")  # At once, or two of them mix.
+time.sleep(60)
 """
 
 NODE = """
