@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.user import GROUP, PLURAL, VERSION, Cluster, User
+from tests.cluster.user import KINDS, Cluster, User
 
 NEEDED = ("KUBECONFIG", "KUBEDET_IMAGE", "KUBEDET_DATA_ROOT")
 
@@ -24,21 +24,22 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=f"no cluster is named: set {', '.join(missing)}"))
 
 
-@pytest.fixture(scope="session")
-def cluster():
-    """The cluster; skipped where it has no Training Operator."""
+@pytest.fixture(scope="session", params=KINDS)
+def cluster(request):
+    """The cluster, once for each kind of jobs; skipped where it does not know the kind."""
     from kubernetes import client, config
 
     config.load_kube_config()
     namespace = os.environ.get("KUBEDET_NAMESPACE", "kubeflow")
     api = client.ApiClient()
-    found = Cluster(client.CoreV1Api(api), client.CustomObjectsApi(api), namespace)
+    kind = KINDS[request.param]
+    found = Cluster(client.CoreV1Api(api), client.CustomObjectsApi(api), namespace, kind)
     try:
-        found.custom.list_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, limit=1)
+        found.custom.list_namespaced_custom_object(kind.group, kind.version, namespace, kind.plural, limit=1)
     except client.ApiException as error:
         if error.status != 404:
             raise
-        pytest.skip("the cluster has no Training Operator: it does not know PyTorchJobs")
+        pytest.skip(f"the cluster does not know {kind.title}s")
     return found
 
 
@@ -60,10 +61,10 @@ def common(cluster):
 
 
 @pytest.fixture(scope="session")
-def work():
+def work(cluster):
     """URI of a folder under the data root that this run of the tests has to itself."""
     root = os.environ["KUBEDET_DATA_ROOT"].rstrip("/")
-    return f"{root}/kubedet-tests/{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+    return f"{root}/kubedet-tests/{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}-{cluster.kind.name}"
 
 
 @pytest.fixture(scope="session")

@@ -45,9 +45,10 @@ class Runs:
         """The pipeline's parameters for a training of a few seconds; alone without those of a training."""
         found = {
             "source": source, "data_root": self.work, "overrides": {**CONFIG, "train.epochs": epochs},
-            "image": os.environ["KUBEDET_IMAGE"], "job": JOB, "gate": "coco/AP >= 0", **more,
+            "image": os.environ["KUBEDET_IMAGE"], "job": JOB, "gate": "coco/AP >= 0",
+            "launcher": self.cluster.kind.name, **more,
         }  # fmt: skip
-        for name in ("image", "job", "gate") if alone else ():
+        for name in ("image", "job", "gate", "launcher") if alone else ():
             del found[name]
         if os.environ.get("KUBEDET_PVC"):
             found["claim"] = os.environ["KUBEDET_PVC"]

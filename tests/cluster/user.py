@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import pytest
 
 KUBEDET = [sys.executable, "-m", "pipelines.cli"]
-GROUP, VERSION, PLURAL = "kubeflow.org", "v1", "pytorchjobs"
-OF_JOB = "training.kubeflow.org/job-name"
 PATIENCE = 300.0
 """Seconds that a test waits for anything: image pulls included."""
 
@@ -25,6 +23,33 @@ def until(found, what, seconds=PATIENCE):
         assert time.monotonic() < end, f"not within {seconds:.0f} s: {what}"
         time.sleep(0.5)
     return answer
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of training jobs as its own API has it, beside what kubedet knows of it."""
+
+    name: str
+    """Its launcher, and its backend of `kubedet job`."""
+    title: str
+    group: str
+    version: str
+    plural: str
+    of_job: str
+    """Label of a pod that names its job."""
+    index: str
+    """Label of a pod that tells its rank, from 0; of a PyTorchJob's workers from 1."""
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("pytorchjob", "PyTorchJob", "kubeflow.org", "v1", "pytorchjobs",
+             "training.kubeflow.org/job-name", "training.kubeflow.org/replica-index"),
+        Kind("trainjob", "TrainJob", "trainer.kubeflow.org", "v1alpha1", "trainjobs",
+             "jobset.sigs.k8s.io/jobset-name", "batch.kubernetes.io/job-completion-index"),
+    )
+}  # fmt: skip
 
 
 class Running:
@@ -102,13 +127,18 @@ class Cluster:
     core: object
     custom: object
     namespace: str
+    kind: Kind
+
+    @property
+    def _place(self):
+        return self.kind.group, self.kind.version, self.namespace, self.kind.plural
 
     def job(self, name):
-        """The PyTorchJob of that name, or None."""
+        """The job of that name, or None."""
         from kubernetes.client import ApiException
 
         try:
-            return self.custom.get_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, name)
+            return self.custom.get_namespaced_custom_object(*self._place, name)
         except ApiException as error:
             if error.status == 404:
                 return None
@@ -116,7 +146,9 @@ class Cluster:
 
     def pods(self, name):
         """The pods of a job."""
-        return self.core.list_namespaced_pod(self.namespace, label_selector=f"{OF_JOB}={name}").items
+        return self.core.list_namespaced_pod(
+            self.namespace, label_selector=f"{self.kind.of_job}={name}"
+        ).items
 
     def running(self, name, count):
         """Wait until that many pods of a job run; returns them by name."""
@@ -127,6 +159,21 @@ class Cluster:
 
         return until(those, f"{count} running pods of {name}: {[p.status.phase for p in self.pods(name)]}")
 
+    def rank(self, pod):
+        """The number of a pod's node: a PyTorchJob's workers come after its master, where it has one."""
+        labels = pod.metadata.labels
+        job = self.job(labels[self.kind.of_job])
+        is_worker = labels.get("training.kubeflow.org/replica-type") == "worker"
+        return int(labels[self.kind.index]) + (is_worker and "elasticPolicy" not in job["spec"])
+
+    def pod(self, name, rank):
+        """The name of a job's running pod of a rank; waits for it."""
+        found = until(
+            lambda: [pod for pod in self.pods(name) if _runs(pod) and self.rank(pod) == rank],
+            f"a running pod of {name} with rank {rank}",
+        )
+        return found[0].metadata.name
+
     def delete_pod(self, name):
         """Take a pod away at once, as a node that is lost."""
         self.core.delete_namespaced_pod(name, self.namespace, grace_period_seconds=0)
@@ -136,7 +183,7 @@ class Cluster:
         from kubernetes.client import ApiException
 
         with contextlib.suppress(ApiException):
-            self.custom.delete_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, name)
+            self.custom.delete_namespaced_custom_object(*self._place, name)
         until(lambda: not self.pods(name), f"the pods of {name} are gone")
 
 
@@ -170,7 +217,8 @@ class User:
     def starts(self, *arguments):
         """Start `kubedet ARGUMENTS` in the tests' namespace; returns at once."""
         if arguments[0] == "job":
-            arguments = (*arguments[:2], "--namespace", self._cluster.namespace, *arguments[2:])
+            where = ("--namespace", self._cluster.namespace, "--backend", self._cluster.kind.name)
+            arguments = (*arguments[:2], *where, *arguments[2:])
         self._commands.append(Running(arguments))
         return self._commands[-1]
 
