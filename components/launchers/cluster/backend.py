@@ -15,6 +15,7 @@ from components.launchers.cluster.feed import Feed
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kinds.kind import Body, Kind
 from components.launchers.cluster.owner import Own, ends_with_the_run, own
+from components.launchers.cluster.progress import Readings
 from components.launchers.cluster.refusals import ApiError
 from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
 from components.launchers.spec import JobSpec
@@ -43,6 +44,7 @@ class ClusterBackend(Backend):
         """What the jobs may be, and which of them are which."""
         self._own: Own | None = None
         self._incarnations = conditions.Incarnations()
+        self._readings = Readings(cluster)
         self._hashes: dict[str, str] = {}
         self._uids: dict[str, str] = {}
 
@@ -103,7 +105,7 @@ class ClusterBackend(Backend):
                 self._uids[job.name] = objects.create_all(self.cluster, kind, manifests)
             except ApiError as error:
                 if error.passing:
-                    return self._found_after(error, kind, job)
+                    return self._found_after(error, kind, job, manifests)
                 if error.status != 409:
                     raise
                 time.sleep(next(self.timings.waits()))
@@ -116,7 +118,7 @@ class ClusterBackend(Backend):
             fix="end the other launcher, or give the job another name",
         )
 
-    def _found_after(self, error: ApiError, kind: Kind, job: JobSpec) -> str:
+    def _found_after(self, error: ApiError, kind: Kind, job: JobSpec, manifests: list[Body]) -> str:
         """Look whether a creation that got no answer was done; returns the job's name if so.
 
         Raises:
@@ -131,6 +133,7 @@ class ClusterBackend(Backend):
         if there is None or _label(there, LABEL_SPEC) != job.fingerprint:
             raise error
         self._uids[job.name] = there["metadata"]["uid"]
+        objects.give(self.cluster, kind, manifests, self._uids[job.name])
         self.kinds.remember(job.name, kind)
         logger.warning(
             "%s %s exists: only the answer to its creation was lost; `kubedet job stop %s` ends it",
@@ -255,6 +258,10 @@ class ClusterBackend(Backend):
                 by_job.setdefault(pod.metadata.labels[kind.pod_label], []).append(pod)
             told += [conditions.status(kind, job, by_job.get(_name(job), [])) for job in ours]
         return sorted(told, key=lambda status: status.created, reverse=True)
+
+    def with_progress(self, status: JobStatus) -> JobStatus:
+        """Return how a job is with how far it is, where its own status or its log tells."""
+        return self._readings.completed(status)
 
     def explain(self, status: JobStatus) -> list[str]:
         """Say why the pods of a job do not run: what holds them back, and the cluster's events."""

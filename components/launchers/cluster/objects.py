@@ -1,6 +1,9 @@
 """The job objects of a namespace, and what they refer to: made, read and deleted."""
 
+import logging
 import time
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from kubernetes.client import V1DeleteOptions
@@ -11,6 +14,10 @@ from components.launchers.cluster.kinds.kind import Body, Kind
 from components.launchers.cluster.refusals import ApiError
 from components.launchers.render.labels import LABEL_MANAGED, MANAGED_BY
 from trainer.errors import LaunchError
+
+logger = logging.getLogger(__name__)
+
+_TRIES = 3  # To make what the cluster is deleting at this moment.
 
 
 def create(cluster: Cluster, kind: Kind, body: Body, *, dry_run: bool = False) -> str:
@@ -88,38 +95,83 @@ def is_there(cluster: Cluster, kind: Kind, plural: str, name: str) -> bool:
 def create_all(cluster: Cluster, kind: Kind, manifests: list[Body]) -> str:
     """Create a job and what it refers to, which is the job's then; returns the job's uid.
 
-    What it refers to may be there from an attempt that was broken off.
-
     Raises:
-        ApiError: something was refused; status 409 where the job's name is taken.
+        ApiError: something was refused, and what was made before it is deleted; status 409 where the
+            job's name is taken.
     """
     *others, job = manifests
     for other in others:
-        try:
-            _send(cluster, kind, "create", other)
-        except ApiError as error:
-            if error.status != 409:
-                raise
-    uid = create(cluster, kind, job)
-    owner = {**_head(job), "name": _name(job), "uid": uid}
-    for other in others:
-        # The cluster's own, not a lock: blockOwnerDeletion may be forbidden, and helps nobody here.
-        owned = {**_head(other), "metadata": {"ownerReferences": [owner]}}
-        _send(cluster, kind, "patch", owned, _name(other))
+        _put(cluster, kind, other, _name(job))
+    try:
+        uid = create(cluster, kind, job)
+    except ApiError as error:
+        if not error.passing and error.status != 409:  # Else there may be a job that needs them.
+            _discard(cluster, kind, others)
+        raise
+    give(cluster, kind, manifests, uid)
     return uid
 
 
+def give(cluster: Cluster, kind: Kind, manifests: list[Body], uid: str) -> None:
+    """Make what a job refers to the job's own, so that it goes when the job does.
+
+    Args:
+        cluster: where they are.
+        kind: the job's.
+        manifests: as they were created, the job last.
+        uid: the job's.
+    """
+    *others, job = manifests
+    # Without blockOwnerDeletion: some clusters forbid it, and with it a job could wait for ever for its end.
+    owner = {**_head(job), "name": _name(job), "uid": uid}
+    for other in others:
+        owned = {**_head(other), "metadata": {"ownerReferences": [owner]}}
+        try:
+            _send(cluster, kind, "patch", owned, _name(other))
+        except ApiError as error:
+            logger.warning(
+                "the %s %s stays when its job goes: %s", other["kind"], _name(other), error.message
+            )
+
+
+def _put(cluster: Cluster, kind: Kind, other: Body, job: str) -> None:
+    """Create what a job refers to; one of that name is left from an earlier attempt, or from an earlier job.
+
+    The cluster deletes an earlier job's at any moment, so it is taken away from that job first.
+    """
+    free = {**other, "metadata": {"ownerReferences": None, **other["metadata"]}}
+    for _ in range(_TRIES):
+        try:
+            _send(cluster, kind, "create", other)
+            return
+        except ApiError as error:
+            if error.status != 409 or get(cluster, kind, job) is not None:
+                raise
+        try:
+            _send(cluster, kind, "patch", free, _name(other))
+            return
+        except ApiError as error:
+            if not error.absent:
+                raise
+
+
+def _discard(cluster: Cluster, kind: Kind, others: list[Body]) -> None:
+    for other in others:
+        with suppress(ApiError):  # The refusal of the job says more.
+            _send(cluster, kind, "delete", other, _name(other))
+
+
 def _send(cluster: Cluster, kind: Kind, verb: str, body: Body, name: str = "") -> None:
-    """Create or patch an object beside a job: of the same group and version."""
+    """Create, patch or delete an object beside a job: of the same group and version."""
     plural = f"{body['kind'].lower()}s"
     place = (kind.group, kind.version, cluster.namespace, plural)
-    if verb == "create":
-        cluster.call(verb, plural, lambda: cluster.custom.create_namespaced_custom_object(*place, body))
-    else:
-        cluster.call(
-            verb, plural,
-            lambda: cluster.custom.patch_namespaced_custom_object(*place, name, body), name=name,
-        )  # fmt: skip
+    custom = cluster.custom
+    requests = {
+        "create": partial(custom.create_namespaced_custom_object, *place, body),
+        "patch": partial(custom.patch_namespaced_custom_object, *place, name, body),
+        "delete": partial(custom.delete_namespaced_custom_object, *place, name),
+    }
+    cluster.call(verb, plural, requests[verb], name=name)
 
 
 def _head(body: Body) -> Body:

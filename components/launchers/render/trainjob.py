@@ -57,8 +57,10 @@ def manifests(job: JobSpec, *, shared: bool = True) -> list[dict[str, Any]]:
 def shared_runtime() -> dict[str, Any]:
     """Return the runtime SHARED, as it stands in YAML."""
     job = JobSpec(command=("true",))
-    template = {"spec": {"restartPolicy": "Never", **_FIXED, "containers": [{"name": NODE}]}}
     ours = {"app.kubernetes.io/name": "kubedet", labels.LABEL_MANAGED: labels.MANAGED_BY}
+    spec = {"restartPolicy": "Never", **_FIXED, "containers": [{"name": NODE}]}
+    # Without any metadata the controller fails, for a moment, at jobs that Kueue has evicted.
+    template = {"metadata": {"labels": ours}, "spec": spec}
     return _runtime({"name": SHARED, "labels": ours}, job, template)
 
 
