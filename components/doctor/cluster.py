@@ -1,4 +1,4 @@
-"""What a run needs of a cluster: an API server, PyTorchJobs, permissions, a Secret, a volume, devices."""
+"""What a run needs of a cluster: an API server, a kind of jobs, permissions, a Secret, a volume, devices."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ from typing import Any
 
 from kubernetes import client
 
+from components.doctor import kinds
 from components.launchers import names
 from components.launchers.cluster.client import Cluster
 from components.launchers.cluster.refusals import ApiError
@@ -14,7 +15,9 @@ from components.stores import SECRET_KEYS
 from trainer.doctor import Check
 
 PERMISSIONS = {
-    ("kubeflow.org", "pytorchjobs"): ("create", "get", "list", "watch", "delete"),
+    ("kubeflow.org", "pytorchjobs"): ("create", "get", "list", "delete"),
+    ("trainer.kubeflow.org", "trainjobs"): ("create", "get", "list", "delete"),
+    ("trainer.kubeflow.org", "trainingruntimes"): ("create", "get", "patch", "delete"),
     ("", "pods"): ("get", "list", "watch"),
     ("", "pods/log"): ("get",),
     ("", "events"): ("list",),
@@ -25,6 +28,7 @@ PERMISSIONS = {
 
 _OPTIONAL = {
     "pods/exec": "only `kubedet job exec` needs it",
+    "trainingruntimes": "without it only TrainJobs can run that the namespace's runtime fits",
     "workflows": "without it a training job ends where only its step's pod is evicted",
 }
 """What can be done without, and what then is missing."""
@@ -66,9 +70,13 @@ def check(cluster: Cluster, needs: Needs) -> Iterator[Check]:
     where = cluster.api.configuration.host
     yield Check("API server", "ok", f"{told.git_version} at {where}")
     yield from _namespace(cluster)
-    yield from _resource_type(cluster)
+    seen = kinds.look(cluster)
+    yield from kinds.checks(seen)
+    yield from kinds.runtime(cluster, seen)
+    absent = {found.kind.group for found in seen if not found.known}
     for (group, resource), verbs in PERMISSIONS.items():
-        yield from _permission(cluster, group, resource, verbs)
+        if group not in absent:
+            yield from _permission(cluster, group, resource, verbs)
     if needs.secret:
         yield from _secret(cluster, needs.secret)
     if needs.claim:
@@ -87,28 +95,6 @@ def _namespace(cluster: Cluster) -> Iterator[Check]:
             yield Check(title, "missing", "does not exist", "create it, or name another")
         elif error.status != 403:  # Few may read it, and nobody needs to.
             yield Check(title, "warning", error.message, error.fix)
-
-
-def _resource_type(cluster: Cluster) -> Iterator[Check]:
-    """Ask for jobs, as the launcher does: whoever may, learns whether the cluster knows them."""
-    title = "PyTorchJobs (Training Operator)"
-    jobs = client.CustomObjectsApi(cluster.api)
-
-    def request() -> Any:
-        return jobs.list_namespaced_custom_object(
-            "kubeflow.org", "v1", cluster.namespace, "pytorchjobs", limit=1
-        )
-
-    try:
-        cluster.call("list", "pytorchjobs", request, patience=_PATIENCE)
-        yield Check(title, "ok", "the cluster knows them")
-    except ApiError as error:
-        if error.status == 404:
-            yield Check(title, "missing", "the cluster does not know them",
-                "install the Training Operator, v1.9",
-            )  # fmt: skip
-        else:
-            yield Check(title, "warning", f"not known: {error.message}", error.fix)
 
 
 def _permission(cluster: Cluster, group: str, resource: str, verbs: tuple[str, ...]) -> Iterator[Check]:

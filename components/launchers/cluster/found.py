@@ -43,7 +43,7 @@ class Kinds:
             return self.possible[0]
         why = []
         for kind in self.possible:
-            if problem := self._trouble(kind):
+            if problem := self.trouble(kind):
                 why.append(f"  {kind.title}: {problem}")
                 continue
             others = "; ".join(line.strip() for line in why)
@@ -56,20 +56,23 @@ class Kinds:
             fix="install Kubeflow Trainer (v2.3) or the Training Operator (v1.9), or start what is installed",
         )
 
-    def _trouble(self, kind: Kind) -> str:
+    def trouble(self, kind: Kind) -> str:
         """Say why a job of a kind would not run; nothing where it would.
 
         A dry run asks the controller, by its webhook, and makes nothing.
+
+        Raises:
+            ApiError: the cluster does not say, or has no such namespace.
         """
         try:
             objects.create(self._cluster, kind, kind.probe(), dry_run=True)
         except ApiError as error:
             if any(words in error.message for words in _AWAY):
                 return f"its controller does not answer ({kind.controller})"
+            if error.passing or (error.unknown and 'namespaces "' in error.message):
+                raise
             if error.unknown:
                 return "the cluster does not know them"
-            if error.passing:
-                raise
         return ""
 
     def find(self, name: str, *, patience: float | None = None) -> tuple[Kind, Body | None]:

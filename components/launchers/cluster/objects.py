@@ -89,7 +89,12 @@ def is_there(cluster: Cluster, kind: Kind, plural: str, name: str) -> bool:
         if error.status == 403:
             return True
         raise
-    return found is not None and (found["metadata"].get("labels") or {}).get(LABEL_MANAGED) == MANAGED_BY
+    return found is not None and is_ours(found)
+
+
+def is_ours(body: Body) -> bool:
+    """Whether kubedet made an object: by its label."""
+    return bool((body["metadata"].get("labels") or {}).get(LABEL_MANAGED) == MANAGED_BY)
 
 
 def create_all(cluster: Cluster, kind: Kind, manifests: list[Body]) -> str:

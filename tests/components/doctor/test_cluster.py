@@ -7,6 +7,7 @@ from fake_api import Fault
 
 from components.doctor.cluster import PERMISSIONS, Needs, check
 from components.launchers.cluster.client import connect
+from components.launchers.render import trainjob
 from components.launchers.timings import Timings
 
 
@@ -44,17 +45,20 @@ def test_a_cluster_that_has_all_is_healthy_and_nothing_is_changed_in_it(look, fa
     assert healthy(found.values())
     assert {finding.state for finding in found.values()} == {"ok"}
     assert "v1.33.0" in found["API server"].detail
-    assert {seen.path.rpartition("/")[2] for seen in fake_cluster.requests("POST")} == {
-        "selfsubjectaccessreviews"
-    }
-    assert not fake_cluster.requests("DELETE")
+    sent = {seen.path.rpartition("/")[2] for seen in fake_cluster.requests("POST")}
+    assert sent == {"selfsubjectaccessreviews", "pytorchjobs?dryRun=All"}
+    assert {seen.method for seen in fake_cluster.seen} == {"GET", "POST"}
 
 
-def test_every_verb_is_asked_for_in_the_namespace(look, fake_cluster):
+@pytest.mark.parametrize("absent", [{}, {"trainer.kubeflow.org"}, {"kubeflow.org"}], ids=str)
+def test_every_verb_is_asked_for_in_the_namespace_but_those_on_what_is_not_there(look, fake_cluster, absent):
+    kinds = {"kubeflow.org": "pytorchjobs", "trainer.kubeflow.org": "trainjobs"}
+    fake_cluster.installed = {name for group, name in kinds.items() if group not in absent}
     look()
-    asked = [seen.body["spec"]["resourceAttributes"] for seen in fake_cluster.requests("POST")]
+    asked = [seen.body["spec"]["resourceAttributes"] for seen in fake_cluster.requests("POST", "reviews")]
     told = {(item.get("group", ""), _resource(item), item["verb"]) for item in asked}
-    assert told == {(*what, verb) for what, verbs in PERMISSIONS.items() for verb in verbs}
+    wanted = {what: verbs for what, verbs in PERMISSIONS.items() if what[0] not in absent}
+    assert told == {(*what, verb) for what, verbs in wanted.items() for verb in verbs}
     assert {item["namespace"] for item in asked} == {"default"}
 
 
@@ -75,9 +79,14 @@ def test_a_missing_permission_names_the_rule_to_add(look, fake_cluster):
 
 @pytest.mark.parametrize(
     ("verb", "resource", "lost"),
-    [("create", "pods/exec", "kubedet job exec"), ("get", "workflows", "a training job ends")],
+    [
+        ("create", "pods/exec", "kubedet job exec"),
+        ("get", "workflows", "a training job ends"),
+        ("create", "trainingruntimes", "the namespace's runtime fits"),
+    ],
 )
 def test_what_can_be_done_without_is_a_warning(look, fake_cluster, verb, resource, lost):
+    fake_cluster.installed = {"pytorchjobs", "trainjobs"}
     fake_cluster.denied.add((verb, resource))
     found = look()
     assert found[f"permissions on {resource}"].state == "warning"
@@ -85,18 +94,93 @@ def test_what_can_be_done_without_is_a_warning(look, fake_cluster, verb, resourc
     assert healthy(found.values())
 
 
-def test_an_operator_that_is_not_installed_is_missing(look, fake_cluster):
+OPERATOR, TRAINER = "PyTorchJobs (Training Operator)", "TrainJobs (Kubeflow Trainer)"
+RUNTIME = "runtime kubedet"
+
+
+def silent(cluster, plural):
+    """Let nobody answer for a kind of jobs."""
+    words = 'Internal error occurred: failed calling webhook "validator": connection refused'
+    cluster.faults.append(Fault("POST", f"{plural}?dryRun", status=500, message=words, times=10**6))
+
+
+def test_a_cluster_without_any_kind_of_jobs_lacks_them(look, fake_cluster):
     fake_cluster.installed.clear()
-    finding = look()["PyTorchJobs (Training Operator)"]
-    assert finding.state == "missing"
-    assert "install the Training Operator" in finding.fix
+    found = look()
+    assert [found[title].state for title in (OPERATOR, TRAINER)] == ["missing"] * 2
+    assert found[OPERATOR].fix == "install the Training Operator (v1.9)"
+    assert found[TRAINER].fix.startswith("install Kubeflow Trainer (v2.3)")
+    assert RUNTIME not in found
+
+
+@pytest.mark.parametrize(
+    ("installed", "taken"),
+    [
+        ({"pytorchjobs"}, OPERATOR),
+        ({"trainjobs"}, TRAINER),
+        ({"pytorchjobs", "trainjobs"}, OPERATOR),
+    ],
+)
+def test_one_kind_of_jobs_is_enough_and_the_one_that_is_taken_is_named(look, fake_cluster, installed, taken):
+    fake_cluster.installed = installed
+    found = look()
+    assert healthy(found.values())
+    assert [title for title in (OPERATOR, TRAINER) if "launcher=kubernetes takes" in found[title].detail] == [
+        taken
+    ]
+    for title, plural in ((OPERATOR, "pytorchjobs"), (TRAINER, "trainjobs")):
+        assert found[title].state == "ok"
+        assert ("does not know them" in found[title].detail) is (plural not in installed)
+
+
+def test_a_controller_that_does_not_answer_is_told_and_the_other_taken(look, fake_cluster):
+    fake_cluster.installed = {"pytorchjobs", "trainjobs"}
+    silent(fake_cluster, "pytorchjobs")
+    found = look()
+    assert found[OPERATOR].state == "warning" and "does not answer" in found[OPERATOR].detail
+    assert "launcher=kubernetes takes them" in found[TRAINER].detail
+    silent(fake_cluster, "trainjobs")
+    found = look()
+    assert [found[title].state for title in (OPERATOR, TRAINER)] == ["missing"] * 2
+    assert "pods and logs of the Training Operator" in found[OPERATOR].fix
 
 
 def test_who_may_not_list_jobs_cannot_know_of_the_operator(look, fake_cluster):
     fake_cluster.denied.add(("list", "pytorchjobs"))
     found = look()
-    assert found["PyTorchJobs (Training Operator)"].state == "warning"
+    assert found[OPERATOR].state == "warning"
     assert found["permissions on pytorchjobs"].state == "missing"
+
+
+def test_a_namespace_without_the_shared_runtime_is_told_how_to_get_it(look, fake_cluster):
+    fake_cluster.installed = {"trainjobs"}
+    finding = look()[RUNTIME]
+    assert finding.state == "warning" and "one of its own" in finding.detail
+    assert finding.fix == "kubectl apply -n default -f deploy/trainer/runtime.yaml"
+
+
+def runtime(cluster, *, managed="kubedet", **spec):
+    made = trainjob.shared_runtime()
+    made["metadata"]["labels"]["app.kubernetes.io/managed-by"] = managed
+    made["spec"] |= spec
+    cluster.installed = {"trainjobs"}
+    cluster.add("trainingruntimes", "default", made)
+
+
+def test_the_shared_runtime_is_found_with_what_the_api_server_adds(look, fake_cluster):
+    runtime(fake_cluster, another="field")
+    assert look()[RUNTIME].state == "ok"
+
+
+def test_a_runtime_of_another_version_and_somebody_elses_are_told(look, fake_cluster):
+    runtime(fake_cluster, mlPolicy={"numNodes": 1})
+    finding = look()[RUNTIME]
+    assert finding.state == "warning" and "not the one of this version" in finding.detail
+    assert finding.fix.startswith("kubectl apply")
+    runtime(fake_cluster, managed="somebody")
+    assert "not made by kubedet" in look()[RUNTIME].detail
+    fake_cluster.denied.add(("get", "trainingruntimes"))
+    assert "not known" in look()[RUNTIME].detail
 
 
 def test_an_api_server_that_does_not_answer_is_the_only_finding(look, fake_cluster):
