@@ -35,6 +35,10 @@ class Timings:
     """For the deletion of a job when this process is asked to end."""
     lasting: float = 120.0
     """How long something that a person may still mend may hold a pod back: a Secret that is missing."""
+    unserved: float = 60.0
+    """Until Kueue has made a Workload of a job that names one of its queues."""
+    place: float = 60.0
+    """Between two lines on a job's place in its queue."""
     replaced: float = 10.0
     """For another job of the name to appear, when ours is gone."""
     glance: float = 0.5

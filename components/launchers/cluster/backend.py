@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any
 
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase
-from components.launchers.cluster import client, conditions, found, objects, pods
+from components.launchers.cluster import client, conditions, found, kueue_setup, objects, pods
 from components.launchers.cluster.ends import Ends
 from components.launchers.cluster.feed import Feed
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kinds.kind import Body, Kind
+from components.launchers.cluster.kueue import Queues
 from components.launchers.cluster.owner import Own, ends_with_the_run, own
 from components.launchers.cluster.progress import Readings
 from components.launchers.cluster.refusals import ApiError
@@ -42,6 +43,7 @@ class ClusterBackend(Backend):
         self.cluster, self.timings = cluster, cluster.timings
         self.kinds = found.Kinds(cluster, tuple(kinds))
         """What the jobs may be, and which of them are which."""
+        self._queues = Queues(cluster)
         self._own: Own | None = None
         self._incarnations = conditions.Incarnations()
         self._readings = Readings(cluster)
@@ -257,7 +259,7 @@ class ClusterBackend(Backend):
             for pod in pods.of_all(self.cluster, kind) if ours else ():
                 by_job.setdefault(pod.metadata.labels[kind.pod_label], []).append(pod)
             told += [conditions.status(kind, job, by_job.get(_name(job), [])) for job in ours]
-        return sorted(told, key=lambda status: status.created, reverse=True)
+        return sorted(self._queues.told(told), key=lambda status: status.created, reverse=True)
 
     def with_progress(self, status: JobStatus) -> JobStatus:
         """Return how a job is with how far it is, where its own status or its log tells."""
@@ -265,6 +267,8 @@ class ClusterBackend(Backend):
 
     def explain(self, status: JobStatus) -> list[str]:
         """Say why the pods of a job do not run: what holds them back, and the cluster's events."""
+        if status.phase is Phase.SUSPENDED:
+            return kueue_setup.explain(self.cluster, status)
         return pods.explain(self.cluster, self.kinds.kind_of(status.name), status)
 
     def last_exit(self, name: str, pod: str) -> str:
@@ -337,7 +341,8 @@ class ClusterBackend(Backend):
         if job is None:
             return JobStatus(name, Phase.GONE, kind=kind.title)
         there = pods.of_job(self.cluster, kind, name, patience=patience)
-        return self._incarnations.count(conditions.status(kind, job, there))
+        status = self._incarnations.count(conditions.status(kind, job, there))
+        return self._queues.told([status], patience=patience)[0]
 
 
 def _choose(feed: Feed, status: JobStatus) -> None:

@@ -15,7 +15,9 @@ from components.launchers.cluster.failure import (
     replaced,
 )
 from components.launchers.cluster.hints import Hints
+from components.launchers.cluster.kueue_setup import remedy as remedy_in_queue
 from components.launchers.cluster.pods import describe
+from components.launchers.cluster.queued import Queued
 from components.launchers.cluster.reasons import PULL, is_final, remedy
 from components.launchers.cluster.refusals import ApiError
 from components.launchers.cluster.restarts import Restarts
@@ -24,6 +26,8 @@ from components.launchers.failure import LAST_LINES, indented
 from components.launchers.interrupts import Asked, raising_on_signals
 from components.launchers.spec import JobSpec
 from trainer.errors import EXIT_USAGE, LaunchError
+
+_TOO_LATE = "DeadlineExceeded"  # Where the job's own controller keeps the deadline, and was first.
 
 
 def say(text: str) -> None:
@@ -80,6 +84,7 @@ class Watch:
         self._held: dict[tuple[str, ...], float] = {}
         """Since when a pod has had a reason not to run."""
         self._restarts = Restarts()
+        self._queued = Queued(job.start_timeout, backend.timings)
         self._hash, self._uid = backend.submitted(job.name)
         self._status = JobStatus(job.name, Phase.GONE)
         self._phase_since = self._spoken = time.monotonic()
@@ -117,11 +122,15 @@ class Watch:
         self._check_identity(status)
         before, self._status = self._status, status
         now = time.monotonic()
+        news = self._queued.is_news(status, now)
         if status.phase is not before.phase:
             self._phase_since = now
+        if news or status.phase is not before.phase:
             self._say(f"job {self._job.name}: {_phase(status)}")
         for pod in status.pods:
             self._pod(pod)
+        if status.phase is Phase.FAILED and status.reason == _TOO_LATE:
+            self._deadline()
         if status.phase.final:
             return
         self._limits(self._job, now)
@@ -188,11 +197,11 @@ class Watch:
                 f"the job {job.name} does not run after {job.start_timeout} s ({_count(status)}):\n{why}",
                 "mend what holds the pods back, or set start_timeout higher where the cluster is only busy",
             )
+        if vain := self._queued.verdict(status, now):
+            told = indented(self._backend.explain(status))
+            self._give_up("\n".join(filter(None, [vain, told])), remedy_in_queue(status))
         if job.deadline and _age(status) > job.deadline:
-            self._give_up(
-                f"the job {job.name} was stopped at its deadline of {job.deadline} s",
-                "run the same again: it goes on from its last checkpoint; or set deadline higher",
-            )
+            self._deadline()
         self._hopeless(now)
         if killed := self._restarts.out_of_memory(status.pods):
             self._give_up(*out_of_memory(job.name, killed, self._restarts.end(killed), self._lines(killed)))
@@ -206,6 +215,12 @@ class Watch:
                 (end and remedy(end.reason, end.message))
                 or "see why it ends; set backoff higher where the nodes are only often taken away",
             )
+
+    def _deadline(self) -> NoReturn:
+        self._give_up(
+            f"the job {self._job.name} was stopped at its deadline of {self._job.deadline} s",
+            "run the same again: it goes on from its last checkpoint; or set deadline higher",
+        )
 
     def _hopeless(self, now: float) -> None:
         """Give a job up that cannot run as it is specified, however often it is tried."""
@@ -234,6 +249,8 @@ def _count(status: JobStatus) -> str:
 
 def _phase(status: JobStatus) -> str:
     """Say in a few words how a job is."""
+    if status.phase is Phase.SUSPENDED and status.queue and status.message:
+        return f"suspended, {status.message}"
     if status.phase is Phase.SUSPENDED:
         return "suspended: its queue has not admitted it yet, or somebody holds it back"
     if status.phase.final:
