@@ -159,7 +159,7 @@ def _list(options: argparse.Namespace) -> int:
     from pipelines.commands import job_tables
 
     backend = _backend(options)
-    found = backend.list_jobs()
+    found = [backend.with_progress(job) for job in backend.list_jobs()]
     if options.output == "json":
         print(job_tables.as_json(found))
     elif found:
@@ -174,7 +174,7 @@ def _status(options: argparse.Namespace) -> int:
     from pipelines.commands import job_tables
 
     backend = _backend(options)
-    job = _existing(backend, options.name)
+    job = backend.with_progress(_existing(backend, options.name))
     if options.output == "json":
         print(job_tables.as_json(job))
         return 0

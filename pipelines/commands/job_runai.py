@@ -41,9 +41,9 @@ def _list(options: argparse.Namespace) -> int:
     elif found:
         rows = []
         for item in found:
-            name, phase, _, _, age, reason = job_tables.row(item.status)
+            name, kind, phase, done, _, _, age, reason = job_tables.row(item.status)
             running = "-" if item.running is None else str(item.running)
-            rows.append((name, phase, f"{running}/{item.status.nodes}", "-", age, reason))
+            rows.append((name, kind, phase, done, f"{running}/{item.status.nodes}", "-", age, reason))
         print(job_tables.columns([job_tables.JOBS, *rows]))
     else:
         print("no trainings in Run:ai's project", file=sys.stderr)

@@ -116,7 +116,8 @@ class Menu(App[None]):
         while not self._closed:
             self._look.clear()
             try:
-                self.post_message(self.Listed(self._backend.list_jobs()))
+                jobs = [self._backend.with_progress(job) for job in self._backend.list_jobs()]
+                self.post_message(self.Listed(jobs))
             except KubedetError as error:
                 self.post_message(self.Listed([], str(error)))
             self._look.wait(self._refresh_seconds)
@@ -151,7 +152,7 @@ class Menu(App[None]):
         job = self._job()
         pods = sorted(job.pods, key=lambda pod: pod.rank) if job else []
         _fill(self.query_one("#pods", DataTable), {pod.name: job_tables.pod_row(pod) for pod in pods})
-        text = "\n".join(job_tables.why(job)) if job else "no jobs here yet: press s to submit one"
+        text = "\n".join(job_tables.told(job)) if job else "no jobs here yet: press s to submit one"
         self.query_one("#told", Static).update(text)
 
     def _job(self) -> JobStatus | None:

@@ -73,7 +73,8 @@ def test_list(job, runai):
     head, row = out.splitlines()
     assert code == 0
     assert dict(zip(head.split(), row.split(), strict=True)) | {"AGE": ""} == {
-        "NAME": "a", "PHASE": "pending", "PODS": "1/2", "RESTARTS": "-", "AGE": "", "REASON": "Initializing"
+        "NAME": "a", "KIND": "-", "PHASE": "pending", "DONE": "-",
+        "PODS": "1/2", "RESTARTS": "-", "AGE": "", "REASON": "Initializing"
     }  # fmt: skip
     (found,) = json.loads(job("list", "-o", "json")[1])
     assert (found["name"], found["running"], found["nodes"]) == ("a", 1, 2)

@@ -7,6 +7,7 @@ import pytest
 
 from components.launchers.backend import JobStatus, Phase, PodStatus
 from pipelines.commands import job_tables
+from trainer.job_status import AP, LOSS, SPEED, Progress
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -17,22 +18,27 @@ def ago(**time):
 
 RUNS = PodStatus("big-master-0", "Running", 0, node="n1", restarts=2)
 WAITS = PodStatus("big-worker-0", "Pending", 1, "ErrImagePull", "no such\n  image")
-BIG = JobStatus("big", Phase.PENDING, "ErrImagePull", "no such\n  image", (WAITS, RUNS), ago(minutes=3), 2)
+FAR = Progress(43, 725, {LOSS: 0.532, SPEED: 41.0, AP: 0.312})
+BIG = JobStatus(
+    "big", Phase.PENDING, "ErrImagePull", "no such\n  image", (WAITS, RUNS), ago(minutes=3), 2,
+    kind="PyTorchJob", progress=FAR,
+)  # fmt: skip
 OLD = JobStatus("older-than-that", Phase.SUCCEEDED, created=ago(days=12, hours=4))
 
 
 def test_jobs_are_aligned_and_the_newest_is_first():
     assert job_tables.jobs([OLD, BIG], NOW).splitlines() == [
-        "NAME             PHASE      PODS  RESTARTS  AGE    REASON",
-        "big              pending    1/2   2         3m     ErrImagePull",
-        "older-than-that  succeeded  0/1   0         12d4h  -",
+        "NAME             KIND        PHASE      DONE  PODS  RESTARTS  AGE    REASON",
+        "big              PyTorchJob  pending    43%   1/2   2         3m     ErrImagePull",
+        "older-than-that  -           succeeded  -     0/1   0         12d4h  -",
     ]
 
 
 def test_a_job_is_told_with_its_pods_by_rank():
     assert job_tables.status(BIG, now=NOW).splitlines() == [
         "big  pending",
-        "created 2026-01-01T23:57:00Z, 3m ago, on 2 nodes",
+        "created 2026-01-01T23:57:00Z, 3m ago, on 2 nodes, a PyTorchJob",
+        "43% done, about 12m5s to go; loss 0.532, images/s 41, AP 0.312",
         "",
         "RANK  POD           PHASE    RESTARTS  EXIT  NODE  REASON",
         "0     big-master-0  Running  2         -     n1    -",

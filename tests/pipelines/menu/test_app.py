@@ -65,10 +65,12 @@ def test_jobs_and_the_pods_of_the_chosen_one_are_shown_and_kept_up_to_date(backe
     backend.submit(job("old", nodes=2))
 
     async def script(app, pilot):
-        await until(pilot, lambda: rows(app) and rows(app)[0][:3] == ["old", "running", "2/2"])
+        await until(
+            pilot, lambda: rows(app) and rows(app)[0][:5] == ["old", "PyTorchJob", "running", "-", "2/2"]
+        )
         await until(pilot, lambda: [row[1] for row in rows(app, "#pods")] == ["old-master-0", "old-worker-0"])
         fake_cluster.pod("old-worker-0").exit(1, message="out of luck")
-        await until(pilot, lambda: rows(app)[0][1] == "failed")
+        await until(pilot, lambda: rows(app)[0][2] == "failed")
         assert "old-worker-0: out of luck" in told(app)
 
     drive(backend, script)
@@ -80,11 +82,11 @@ def test_a_failure_catches_the_eye(backend, fake_cluster):
     backend.submit(job("bad"))
 
     async def script(app, pilot):
-        await until(pilot, lambda: [row[1] for row in rows(app)] == ["running", "running"])
+        await until(pilot, lambda: [row[2] for row in rows(app)] == ["running", "running"])
         fake_cluster.pod("bad-master-0").exit(1)
-        await until(pilot, lambda: "failed" in [row[1] for row in rows(app)])
+        await until(pilot, lambda: "failed" in [row[2] for row in rows(app)])
         table = app.screen_stack[0].query_one("#jobs", DataTable)
-        styles = {str(table.get_row(key)[0]): table.get_row(key)[1].style for key in table.rows}
+        styles = {str(table.get_row(key)[0]): table.get_row(key)[2].style for key in table.rows}
         assert styles == {"good": "green", "bad": "bold red"}
 
     drive(backend, script)
@@ -235,10 +237,10 @@ def test_the_log_of_a_job_that_goes_on_is_followed_and_one_that_failed_is_not(ba
     backend.submit(job("a"))
 
     async def script(app, pilot):
-        await until(pilot, lambda: rows(app) and rows(app)[0][1] == "running")
+        await until(pilot, lambda: rows(app) and rows(app)[0][2] == "running")
         await pilot.press("l")
         fake_cluster.pod("a-master-0").exit(1)
-        await until(pilot, lambda: rows(app)[0][1] == "failed")
+        await until(pilot, lambda: rows(app)[0][2] == "failed")
         await pilot.press("l", "tab", "enter")
         assert ran == [
             ("logs", "--follow", "a"), ("logs", "a"), ("logs", "a", "--pod", "a-master-0"),
