@@ -22,6 +22,8 @@ PERMISSIONS = {
     ("", "pods/log"): ("get",),
     ("", "events"): ("list",),
     ("argoproj.io", "workflows"): ("get",),
+    ("kueue.x-k8s.io", "workloads"): ("list",),
+    ("visibility.kueue.x-k8s.io", "localqueues/pendingworkloads"): ("get",),
     ("", "pods/exec"): ("create", "get"),
 }
 """API group and resource, and the verbs that the launcher and the operator's commands use."""
@@ -29,6 +31,8 @@ PERMISSIONS = {
 _OPTIONAL = {
     "pods/exec": "only `kubedet job exec` needs it",
     "trainingruntimes": "without it only TrainJobs can run that the namespace's runtime fits",
+    "workloads": "without it nobody tells why a job waits in a queue of Kueue",
+    "localqueues/pendingworkloads": "without it nobody tells a job's place in a queue of Kueue",
     "workflows": "without it a training job ends where only its step's pod is evicted",
 }
 """What can be done without, and what then is missing."""

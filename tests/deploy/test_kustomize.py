@@ -72,6 +72,19 @@ def test_roles_that_are_bound_exist(folder, build, deploy):
     assert bound <= roles
 
 
+@pytest.mark.parametrize("overlay", ACCOUNTS)
+def test_a_cluster_without_trainer_takes_an_overlay(overlay, build, deploy):
+    """It would refuse all that is applied together with an object of a kind that it does not know."""
+    known = ("v1", "rbac.authorization.k8s.io/v1")
+    assert {item["apiVersion"] for item in build(deploy / overlay)} <= set(known)
+
+
+def test_the_shared_runtime_is_applied_beside_an_overlay(build, deploy):
+    (runtime,) = build(deploy / "trainer")
+    assert runtime["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "kubedet"
+    assert runtime["metadata"]["namespace"] == "kubeflow"
+
+
 def test_no_secret_is_applied_with_an_overlay(folder, build):
     """Applying it a second time would put placeholders in the place of the keys."""
     assert "Secret" not in {item["kind"] for item in build(folder)}

@@ -1,11 +1,8 @@
 """Every object under deploy/: the API would take it, and it grants what is needed and no more."""
 
-import ast
 import base64
-import importlib
 import re
 import tomllib
-from pathlib import Path
 
 import kubernetes_validate
 import pytest
@@ -13,11 +10,13 @@ import yaml
 
 from components import stores
 from components.doctor.cluster import PERMISSIONS
-from components.launchers import cluster
+from components.launchers.cluster.kinds import KINDS
+from components.launchers.render import trainjob
+from components.launchers.spec import JobSpec
 
 VERSIONS = ("1.28", kubernetes_validate.latest_version())
 """The oldest Kubernetes we mean to serve, and the newest that is known here."""
-CUSTOM = ("security.openshift.io/v1", "machineconfiguration.openshift.io/v1")
+CUSTOM = ("security.openshift.io/v1", "machineconfiguration.openshift.io/v1", trainjob.API_VERSION)
 ULIMITS = "/etc/crio/crio.conf.d/99-ulimits.conf"
 
 
@@ -51,11 +50,15 @@ def granted(role):
 
 
 LAUNCHER = {
-    ("kubeflow.org", "pytorchjobs"): ("create", "get", "list", "watch", "delete"),
+    ("kubeflow.org", "pytorchjobs"): ("create", "get", "list", "delete"),
+    ("trainer.kubeflow.org", "trainjobs"): ("create", "get", "list", "delete"),
+    ("trainer.kubeflow.org", "trainingruntimes"): ("create", "get", "patch", "delete"),
     ("", "pods"): ("get", "list", "watch"),
     ("", "pods/log"): ("get",),
     ("", "events"): ("list",),
     ("argoproj.io", "workflows"): ("get",),
+    ("kueue.x-k8s.io", "workloads"): ("list",),
+    ("visibility.kueue.x-k8s.io", "localqueues/pendingworkloads"): ("get",),
 }
 EXEC = {("", "pods/exec"): ("create", "get")}
 
@@ -77,21 +80,23 @@ def test_the_doctor_asks_for_what_is_granted():
     assert expanded(PERMISSIONS) == expanded(LAUNCHER | EXEC)
 
 
-def requests():
-    """What the launcher's code asks of the API server: verb and resource, as it tells Cluster.call."""
-    for path in Path(cluster.__file__).parent.glob("*.py"):
-        module = importlib.import_module(f"{cluster.__name__}.{path.stem}")
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("cluster.call"):
-                verb, resource = (ast.unparse(word) for word in node.args[:2])
-                yield ast.literal_eval(verb), eval(resource, vars(module))
+def test_the_shared_runtime_is_the_one_that_the_launcher_counts_on(the):
+    assert the("TrainingRuntime", trainjob.SHARED) == trainjob.shared_runtime()
 
 
-def test_all_that_the_launcher_asks_for_is_granted():
-    allowed = {(resource, verb) for _, resource, verb in expanded(LAUNCHER)}
-    asked = {(resource, verb) for verb, resource in requests()}
-    assert asked
-    assert asked <= allowed
+def test_the_shared_runtime_says_nothing_that_the_api_server_would_drop(the):
+    job = trainjob.manifests(JobSpec(name="a", image="i", command=("true",)))
+    runtime = the("TrainingRuntime", trainjob.SHARED)
+    assert KINDS["trainjob"].problems([runtime, *job]) == []
+    wrong = runtime | {"spec": runtime["spec"] | {"mlPolicies": {}}}
+    assert KINDS["trainjob"].problems([wrong, *job])
+
+
+def test_no_finished_job_is_made_anew_by_the_shared_runtime(the):
+    """Trainer makes the JobSet of a failed TrainJob anew when it is gone, again and again."""
+    assert (
+        "ttlSecondsAfterFinished" not in the("TrainingRuntime", trainjob.SHARED)["spec"]["template"]["spec"]
+    )
 
 
 def test_no_role_grants_everything_of_anything(manifest):
