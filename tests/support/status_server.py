@@ -1,17 +1,13 @@
 """Kubeflow Trainer's server for the status of jobs, as a training pod meets it: HTTPS, a token, JSON."""
 
-import datetime
 import http.server
-import ipaddress
 import json
 import ssl
 import threading
 import time
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from certificates import self_signed
 
 from trainer import reporter
 
@@ -33,7 +29,7 @@ class StatusServer:
         self.states: list[dict] = []
         """What it took."""
         key = folder / "server.pem"
-        key.write_bytes(_certificate())
+        key.write_bytes(self_signed())
         self.ca.write_bytes(key.read_bytes().partition(b"-----BEGIN PRIVATE")[0])
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(key)
@@ -88,21 +84,3 @@ def _handler(server: StatusServer) -> type[http.server.BaseHTTPRequestHandler]:
             pass
 
     return Handler
-
-
-def _certificate() -> bytes:
-    """A certificate for 127.0.0.1 that signed itself, without key identifiers, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "status server")])
-    now = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    made = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(1).not_valid_before(now).not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .sign(key, hashes.SHA256())
-    )  # fmt: skip
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return made.public_bytes(serialization.Encoding.PEM) + private

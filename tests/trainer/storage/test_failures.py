@@ -1,8 +1,6 @@
 """What a user reads when a server or a network refuses."""
 
-import datetime
 import http.server
-import ipaddress
 import socket
 import ssl
 import threading
@@ -136,25 +134,11 @@ def test_https_where_the_server_speaks_http(proxy, monkeypatch, hurried):
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     """A certificate for 127.0.0.1 that signed itself, with its key, in one file."""
-    x509 = pytest.importorskip("cryptography.x509")
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
+    pytest.importorskip("cryptography")
+    from certificates import self_signed
 
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test store")])
-    now = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    made = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(1).not_valid_before(now).not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .sign(key, hashes.SHA256())
-    )  # fmt: skip
     path = tmp_path_factory.mktemp("tls") / "server.pem"
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    path.write_bytes(made.public_bytes(serialization.Encoding.PEM) + private)
+    path.write_bytes(self_signed())
     return path
 
 
