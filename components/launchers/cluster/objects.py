@@ -105,14 +105,23 @@ def create_all(cluster: Cluster, kind: Kind, manifests: list[Body]) -> str:
             job's name is taken.
     """
     *others, job = manifests
-    for other in others:
-        _put(cluster, kind, other, _name(job))
-    try:
-        uid = create(cluster, kind, job)
-    except ApiError as error:
-        if not error.passing and error.status != 409:  # Else there may be a job that needs them.
-            _discard(cluster, kind, others)
-        raise
+    timings = cluster.timings
+    waits, end = timings.waits(), time.monotonic() + timings.patience
+    while True:
+        for other in others:
+            _put(cluster, kind, other, _name(job))
+        try:
+            uid = create(cluster, kind, job)
+            break
+        except ApiError as error:
+            # The controller sees what is made a moment later; and an earlier job may have taken it along.
+            unseen = any(f'"{_name(other)}" not found' in error.message for other in others)
+            if unseen and time.monotonic() < end:
+                time.sleep(next(waits))
+                continue
+            if not error.passing and error.status != 409:  # Else there may be a job that needs them.
+                _discard(cluster, kind, others)
+            raise
     give(cluster, kind, manifests, uid)
     return uid
 
