@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from fake_cluster import JOBS, PODS, FakeCluster
+from fake_trainer import DENIED, RUNTIMES, TRAINJOBS
 
 PATH = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+)/v1(?:alpha1)?)(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
@@ -38,7 +39,7 @@ class Fault:
     """Something that goes wrong with the next requests that match."""
 
     method: str = ""
-    """GET, POST or DELETE; empty is any."""
+    """GET, POST, PATCH or DELETE; empty is any."""
     path: str = ""
     """A part of path and query."""
     times: int = 1
@@ -141,6 +142,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         self._serve("create")
 
+    def do_PATCH(self):
+        self._serve("patch")
+
     def do_DELETE(self):
         self._serve("delete")
 
@@ -209,6 +213,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._error(409, f"Precondition failed: UID in precondition: {wanted}")
             self._delete(resource, namespace, name)
             return self._json({"kind": "Status", "status": "Success"})
+        if verb == "patch":
+            return self._patch(resource, namespace, found, body)
         return (
             self._log(self.cluster.pod(name, namespace), query, fault) if sub == "log" else self._json(found)
         )
@@ -222,11 +228,23 @@ class _Handler(BaseHTTPRequestHandler):
         name = body["metadata"]["name"]
         if (resource, namespace, name) in self.cluster.objects:
             return self._error(409, f'{resource} "{name}" already exists', name=name)
-        create = self.cluster.create_job if resource == JOBS else lambda *a: self.cluster.add(resource, *a)
+        if resource != JOBS and (refusal := self.cluster.refusal(resource, namespace, body)):
+            return self._error(*refusal)
+        of_job = resource in (JOBS, TRAINJOBS)
+        create = self.cluster.create_job if of_job else lambda *a: self.cluster.add(resource, *a)
         return self._json(create(namespace, body), 201)
 
+    def _patch(self, resource, namespace, found, body):
+        if self.headers["Content-Type"] != "application/merge-patch+json":
+            return self._error(415, "the body of the request was in an unknown format")
+        runtime = (RUNTIMES, namespace, found["spec"].get("runtimeRef", {}).get("name"))
+        if resource == TRAINJOBS and runtime not in self.cluster.objects:
+            return self._error(403, f"{DENIED}specified trainingRuntime must be created before the TrainJob")
+        _merge(found, body)
+        return self._json(found)
+
     def _delete(self, resource, namespace, name):
-        if resource == JOBS:
+        if resource in (JOBS, TRAINJOBS):
             self.cluster.delete_job(namespace, name)
         elif resource == PODS:
             self.cluster.delete_pod(self.cluster.pod(name, namespace))
@@ -272,12 +290,14 @@ class _Handler(BaseHTTPRequestHandler):
         if query.get("previous") == "true":
             if len(pod.containers) < 2:
                 return self._error(
-                    400, f'previous terminated container "pytorch" in pod "{pod.name}" not found'
+                    400, f'previous terminated container "{pod.container}" in pod "{pod.name}" not found'
                 )
             lines, follow = pod.containers[-2], False
         else:
             if "waiting" in states[0]["state"]:
-                return self._error(400, f'container "pytorch" in pod "{pod.name}" is waiting to start')
+                return self._error(
+                    400, f'container "{pod.container}" in pod "{pod.name}" is waiting to start'
+                )
             lines, follow = pod.containers[-1], query.get("follow") == "true"
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
@@ -337,6 +357,17 @@ class _Handler(BaseHTTPRequestHandler):
 def _stamp(nanoseconds):
     seconds, rest = divmod(int(nanoseconds), 10**9)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09}Z ".encode()
+
+
+def _merge(body, patch):
+    """Change an object as a JSON merge patch says."""
+    for name, value in patch.items():
+        if value is None:
+            body.pop(name, None)
+        elif isinstance(value, dict) and isinstance(body.get(name), dict):
+            _merge(body[name], value)
+        else:
+            body[name] = value
 
 
 def _selected(selector, value):

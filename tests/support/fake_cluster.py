@@ -1,4 +1,4 @@
-"""A cluster in memory: objects, a Training Operator of a few rules, and pods that live by a script.
+"""A cluster in memory: objects, controllers of a few rules, and pods that live by a script.
 
 A test gives each pod a life, a function of `FakePod` that runs in a thread of its own:
 
@@ -8,6 +8,7 @@ A test gives each pod a life, a function of `FakePod` that runs in a thread of i
         pod.exit(1)
 
     cluster.lives["train-master-0"] = [dies, fine]   # The first pod of that name, and those after it.
+    cluster.lives["train-node-0-0"] = fine           # Of a TrainJob, whose pods' names go on.
 """
 
 import contextlib
@@ -17,6 +18,8 @@ import threading
 import time
 import uuid
 from datetime import UTC, datetime
+
+from fake_trainer import JOBSET, RUNTIMES, TRAINJOBS, FakeTrainer
 
 JOBS, PODS, EVENTS = "pytorchjobs", "pods", "events"
 
@@ -45,9 +48,11 @@ def endless(pod):
 class FakePod:
     """One pod, as its life sees it."""
 
-    def __init__(self, cluster, body):
+    def __init__(self, cluster, body, base=""):
         self.cluster, self.body = cluster, body
         self.name, self.uid = body["metadata"]["name"], body["metadata"]["uid"]
+        self.base = base or self.name
+        """The part of its name that others of its place have too."""
         self.containers = [[]]
         """Log lines (nanoseconds, bytes) of each container that ran in it, the newest last."""
         self.deleted = threading.Event()
@@ -55,6 +60,11 @@ class FakePod:
     @property
     def ended(self):
         return self.body["status"]["phase"] in ("Succeeded", "Failed") or self.deleted.is_set()
+
+    @property
+    def container(self):
+        """Name of the container that trains."""
+        return next((item["name"] for item in self.body["spec"].get("containers", [])), "pytorch")
 
     def run(self, node="node-1"):
         """Be placed on a node, and let the container run."""
@@ -98,7 +108,8 @@ class FakePod:
 
     def evict(self, message="The node was low on resource: memory."):
         """Be thrown off the node: no container tells of an end."""
-        self.body["status"] = {"phase": "Failed", "reason": "Evicted", "message": message}
+        lost = [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]
+        self.body["status"] = {"phase": "Failed", "reason": "Evicted", "message": message, "conditions": lost}
         self.cluster.changed("MODIFIED", self.body)
         self.cluster.reconcile(self)
 
@@ -115,8 +126,10 @@ class FakePod:
         raise TimeoutError(f"{self.name} waited in vain")
 
     def _set(self, phase, state, last=None):
-        container = {"name": "pytorch", "state": state, "lastState": last or {}, "image": "i", "imageID": "",
-                     "restartCount": len(self.containers) - 1, "ready": "running" in state}  # fmt: skip
+        container = {
+            "name": self.container, "state": state, "lastState": last or {}, "image": "i", "imageID": "",
+            "restartCount": len(self.containers) - 1, "ready": "running" in state,
+        }  # fmt: skip
         self.body["status"] = {"phase": phase, "containerStatuses": [container], "startTime": now()}
         self.cluster.changed("MODIFIED", self.body)
 
@@ -141,6 +154,8 @@ class FakeCluster:
         """The kinds of objects that the API server knows besides its own."""
         self.operator = True
         """Whether a Training Operator makes pods."""
+        self.trainer = FakeTrainer(self)
+        """The controllers of TrainJobs."""
         self.changes = []
         """What a watch of the pods tells: (ADDED, MODIFIED or DELETED, the body as it was then)."""
         self.forgotten = 0
@@ -156,7 +171,9 @@ class FakeCluster:
 
     def refusal(self, resource, namespace, body):
         """Status and words with which a controller's webhook refuses an object; nothing if it takes it."""
-        if not self.operator:
+        if resource in (TRAINJOBS, RUNTIMES):
+            return self.trainer.refusal(resource, namespace, body)
+        if resource == JOBS and not self.operator:
             return 500, 'Internal error occurred: failed calling webhook "validator": connection refused'
         return None
 
@@ -186,16 +203,20 @@ class FakeCluster:
         })  # fmt: skip
 
     def pod(self, name, namespace="default"):
-        """The pod of that name as it is now, or None."""
-        body = self.objects.get((PODS, namespace, name))
-        return self.pods[body["metadata"]["uid"]] if body else None
+        """The pod of that name, or of that beginning of a made up name, as it is now; or None."""
+        there = [pod for pod in list(self.pods.values()) if name in (pod.name, pod.base)]
+        keys = [(pod, (PODS, namespace, pod.name)) for pod in there]
+        return next((pod for pod, key in reversed(keys) if self.objects.get(key) is pod.body), None)
 
     def job(self, name, namespace="default"):
-        return self.objects.get((JOBS, namespace, name))
+        """The job of that name, of whatever kind."""
+        return self.objects.get((JOBS, namespace, name)) or self.objects.get((TRAINJOBS, namespace, name))
 
     def create_job(self, namespace, body):
         """Store a job and, unless it is suspended, make its pods."""
         with self._lock:
+            if body.get("kind") == "TrainJob":
+                return self.trainer.create(namespace, body)
             self.add(JOBS, namespace, body)
             if not self.operator:
                 return body
@@ -217,23 +238,56 @@ class FakeCluster:
     def delete_job(self, namespace, name):
         """Delete a job; its pods follow after `termination_seconds`."""
         with self._lock:
+            if (TRAINJOBS, namespace, name) in self.objects:
+                return self.trainer.delete(namespace, name)
             self.objects.pop((JOBS, namespace, name))
             for pod in self._pods_of(namespace, name):
                 self.delete_pod(pod, self.termination_seconds)
+            return None
+
+    def resume(self, job):
+        """Admit a job, as its queue does."""
+        if job.get("kind") == "TrainJob":
+            return self.trainer.resume(job)
+        job["spec"].setdefault("runPolicy", {})["suspend"] = False
+        return self.start(job)
+
+    def suspend(self, job):
+        """Take a job back, as its queue does."""
+        if job.get("kind") == "TrainJob":
+            return self.trainer.suspend(job)
+        self.condition(job, "Suspended")
+        for pod in self._pods_of(job["metadata"]["namespace"], job["metadata"]["name"]):
+            self.delete_pod(pod)
+
+    def later(self, seconds, function, *arguments):
+        """Do something after a while, or now."""
+
+        def act():
+            with self._lock:
+                function(*arguments)
+
+        if not seconds:
+            return act()
+        timer = threading.Timer(seconds, act)
+        timer.daemon = True
+        return timer.start()
 
     def delete_pod(self, pod, seconds=0.0):
         """Let a pod go, now or after a while."""
         pod.body["metadata"]["deletionTimestamp"] = now()
         if seconds:
-            timer = threading.Timer(seconds, self.delete_pod, [pod])
-            timer.daemon = True
-            timer.start()
+            self.changed("MODIFIED", pod.body)
+            self.later(seconds, self.delete_pod, pod)
             return
         pod.deleted.set()
         key = (PODS, pod.body["metadata"]["namespace"], pod.name)
-        if self.objects.get(key) is pod.body:
+        with self._lock:
+            if self.objects.get(key) is not pod.body:
+                return
             del self.objects[key]
             self.changed("DELETED", pod.body)
+            self.trainer.removed(pod)
 
     def condition(self, job, kind, status="True", message=""):
         """Set one condition of a job, at the end of the list as the operator does."""
@@ -249,7 +303,7 @@ class FakeCluster:
 
     def running(self, pod):
         """What the operator does when a pod runs."""
-        job = self.job(pod.body["metadata"]["labels"]["training.kubeflow.org/job-name"])
+        job = self.job(pod.body["metadata"]["labels"].get("training.kubeflow.org/job-name"))
         if job is not None:
             self.condition(job, "Running")
 
@@ -258,9 +312,11 @@ class FakeCluster:
         with self._lock:
             meta = pod.body["metadata"]
             labels, namespace = meta["labels"], meta["namespace"]
+            if f"{JOBSET}/jobset-name" in labels:
+                return self.trainer.ended(pod)
             job = self.job(labels["training.kubeflow.org/job-name"], namespace)
             if job is None or not self.operator:
-                return
+                return None
             states = pod.body["status"].get("containerStatuses", [{"state": {"terminated": {}}}])
             code = states[0]["state"]["terminated"].get("exitCode", 0xBEEF)
             kind = labels["training.kubeflow.org/replica-type"]
@@ -279,6 +335,7 @@ class FakeCluster:
                 self._make_pod(job, kind, index, replica["template"])
             else:
                 self._finish(job, "Failed", f"PyTorchJob failed because 1 {kind} replica(s) failed.")
+            return None
 
     def _finish(self, job, kind, message):
         meta = job["metadata"]
@@ -305,10 +362,16 @@ class FakeCluster:
             "training.kubeflow.org/replica-index": str(index),
         }
         body = {"metadata": {"name": name, "labels": labels}, "spec": dict(template["spec"])}
-        pod = FakePod(self, self.add(PODS, meta["namespace"], body | {"status": {"phase": "Pending"}}))
+        self.make_pod(meta["namespace"], body)
+
+    def make_pod(self, namespace, body, base=""):
+        """Put a pod there and let it live; `base` is its name, where that goes on with a made up word."""
+        body = self.add(PODS, namespace, body | {"status": {"phase": "Pending"}})
+        pod = FakePod(self, body, base)
         self.pods[pod.uid] = pod
-        lives = self.lives.get(name, [fine])
+        lives = self.lives.get(pod.base, [fine])
         lives = lives if isinstance(lives, list) else [lives]
-        life = lives[min(self._born.get(name, 0), len(lives) - 1)]
-        self._born[name] = self._born.get(name, 0) + 1
+        life = lives[min(self._born.get(pod.base, 0), len(lives) - 1)]
+        self._born[pod.base] = self._born.get(pod.base, 0) + 1
         threading.Thread(target=pod.live, args=[life], daemon=True).start()
+        return pod
