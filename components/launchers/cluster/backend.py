@@ -96,10 +96,13 @@ class ClusterBackend(Backend):
         self._own = own(self.cluster)
         job = self._completed(job, self._own)
         self._hashes[job.name] = job.fingerprint
+        manifests: list[Body] = []
         for _ in range(_TRIES):
             kind, there = self.kinds.find(job.name)
             if there is not None and self._adopts(kind, there, job):
                 self._uids[job.name] = there["metadata"]["uid"]
+                if manifests:  # It is our own: the answer to its creation was lost.
+                    objects.give(self.cluster, kind, manifests, self._uids[job.name])
                 return job.name
             kind, manifests = self._manifests(job)
             self._clear(job.name, there)
