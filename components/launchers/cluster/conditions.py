@@ -18,9 +18,12 @@ def status(kind: Kind, job: Body, found: Iterable[Any]) -> JobStatus:
         job: the job.
         found: its pods (V1Pod).
     """
-    told = pods.statuses(found, lambda labels: kind.rank(job, labels))
-    phase, reason, message = _phase(kind, job, told)
     meta = job["metadata"]
+    created = meta.get("creationTimestamp") or ""
+    # A job of this name that was deleted a moment ago leaves pods of the same labels.
+    mine = [pod for pod in found if pods.rfc3339(pod.metadata.creation_timestamp) >= created]
+    told = pods.statuses(mine, lambda labels: kind.rank(job, labels))
+    phase, reason, message = _phase(kind, job, told)
     labels = meta.get("labels") or {}
     return JobStatus(
         name=meta["name"],
@@ -28,7 +31,7 @@ def status(kind: Kind, job: Body, found: Iterable[Any]) -> JobStatus:
         reason=reason,
         message=message,
         pods=told,
-        created=meta.get("creationTimestamp") or "",
+        created=created,
         nodes=kind.nodes(job),
         elastic=kind.elastic(job),
         uid=meta.get("uid") or "",
@@ -44,16 +47,23 @@ class Incarnations:
 
     def __init__(self) -> None:
         self._uids: dict[str, dict[int, list[str]]] = {}
+        self._before: dict[str, set[str]] = {}
+        """Pods of the time before a suspension, which may take a while to end."""
 
     def count(self, status: JobStatus) -> JobStatus:
         """Return a status whose pods' restarts include the pods of their ranks before them."""
         if status.phase is Phase.SUSPENDED:  # By a queue, which is no fault of the pods.
             self._uids.pop(status.name, None)
+            self._before.setdefault(status.name, set()).update(pod.uid for pod in status.pods)
             return status
         uids = self._uids.setdefault(status.name, {})
         before = any(uids.values())
-        pods = tuple(_counted(uids.setdefault(pod.rank, []), pod) for pod in status.pods)
-        again = any(pod.restarts for pod in pods) or (before and not pods)
+        old = self._before.get(status.name, set())
+        pods = tuple(
+            pod if pod.uid in old else _counted(uids.setdefault(pod.rank, []), pod) for pod in status.pods
+        )
+        lost = not pods or any(pod.leaving or pod.phase == "Failed" for pod in pods)
+        again = any(pod.restarts for pod in pods) or (before and lost)
         restarting = status.phase is Phase.PENDING and again
         return replace(status, pods=pods, phase=Phase.RESTARTING if restarting else status.phase)
 
@@ -69,7 +79,7 @@ def _phase(kind: Kind, job: Body, told: tuple[PodStatus, ...]) -> tuple[Phase, s
     standing = kind.standing(job)
     if standing.phase is not None:
         return standing.phase, standing.reason, standing.message
-    if sum(pod.phase in ("Running", "Succeeded") for pod in told) >= kind.needed(job):
+    if sum(pod.counts for pod in told) >= kind.needed(job):
         return Phase.RUNNING, "", ""
     if standing.restarting:
         return Phase.RESTARTING, standing.reason, standing.message

@@ -55,7 +55,8 @@ class Queues:
         waiting = [job for job in jobs if job.phase is Phase.SUSPENDED and job.queue]
         if not waiting:
             return list(jobs)
-        patience = _PATIENCE if patience is None else min(patience, _PATIENCE)
+        usual = min(_PATIENCE, self._cluster.timings.patience)
+        patience = usual if patience is None else min(patience, usual)
         try:
             workloads = self._of(waiting, patience)
         except ApiError as error:
@@ -121,7 +122,7 @@ class Queues:
     def _stands(self, job: JobStatus, workload: Body | None, places: Mapping[str, int]) -> JobStatus:
         if workload is None:
             why = (
-                "Kueue has made no Workload of it"
+                "Kueue has made no Workload of it yet"
                 if self._served
                 else "no Kueue is installed, the cluster does not know its Workloads"
             )

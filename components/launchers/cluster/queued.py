@@ -6,7 +6,7 @@ from components.launchers.backend import JobStatus, Phase
 from components.launchers.cluster import kueue
 from components.launchers.timings import Timings
 
-_NUMBERS = re.compile(r"\d\S*")
+_NUMBERS = re.compile(r"\d\S*\s*")
 
 
 class Queued:
@@ -28,6 +28,8 @@ class Queued:
         """Whether something is to be told: new words at once, new numbers in the same ones now and then."""
         if status.phase is not Phase.SUSPENDED or not status.queue:
             self._told = ""
+            return False
+        if status.reason == kueue.ADMITTED:  # It will run in a moment.
             return False
         message = status.message
         same = _NUMBERS.sub("", message) == _NUMBERS.sub("", self._told)

@@ -1,0 +1,188 @@
+"""Where a job stands in Kueue's queue, by what Kueue v0.19.2 was seen to write."""
+
+import pytest
+from fake_api import Fault
+from fake_cluster import endless
+from fake_kueue import PREEMPTED, QUOTA, TOO_LARGE, give_kueue
+
+from components.launchers.backend import Phase
+from components.launchers.cluster import kueue_setup
+from components.launchers.cluster.kueue import ordinal
+
+
+@pytest.fixture
+def kueue(fake_cluster):
+    return give_kueue(fake_cluster)
+
+
+@pytest.fixture
+def waiting(backend, job, kueue):
+    """A job that waits in the queue `gpus`; tells how it is."""
+    backend.submit(job(kueue_queue="gpus"))
+    return lambda: backend.status("train")
+
+
+def asked(fake_cluster):
+    return [seen.path for seen in fake_cluster.requests(path="kueue.x-k8s.io")]
+
+
+def test_a_job_that_waits_for_quota_tells_place_and_reason(waiting, kueue):
+    kueue.waits("train", QUOTA)
+    kueue.ahead("pytorchjob-a-1", "pytorchjob-b-2")
+    status = waiting()
+    assert (status.phase, status.reason) == (Phase.SUSPENDED, "Queued")
+    assert status.message == f"3rd in queue gpus: {QUOTA}"
+    kueue.leave("pytorchjob-a-1")
+    assert waiting().message.startswith("2nd in queue gpus: ")
+
+
+def test_one_that_nobody_has_looked_at_tells_its_place_alone(waiting):
+    assert waiting().message == "1st in queue gpus"
+
+
+def test_one_that_never_fits_is_told_so(waiting, kueue):
+    kueue.waits("train", TOO_LARGE)
+    assert waiting().message.endswith(
+        "> maximum capacity (200m); it never fits unless it asks for less or the queue gets more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "word"),
+    [
+        ("LocalQueue gpus doesn't exist", "Inadmissible", "QueueMissing"),
+        ("LocalQueue gpus doesn't exist", "Misconfigured", "QueueMissing"),
+        ("ClusterQueue gpus-of-all is inactive", "Inadmissible", "Inadmissible"),
+        ("ClusterQueue gpus-of-all is inactive", "Suspended", "Inadmissible"),
+        (QUOTA, "WaitingForQuota", "Queued"),
+    ],
+)
+def test_what_holds_a_job_back_is_one_word(waiting, kueue, message, reason, word):
+    """Kueue has other reasons where its gate UnadmittedWorkloadsExplicitStatus is on."""
+    kueue.waits("train", message, reason)
+    status = waiting()
+    assert (status.reason, status.message.partition(": ")[2]) == (word, message)
+
+
+def test_one_that_is_out_of_the_queue_is_told_so(waiting, kueue):
+    kueue.workload("train")["spec"]["active"] = False
+    assert waiting().reason == "Deactivated"
+
+
+def test_one_that_was_taken_back_tells_by_whom_and_its_new_place(fake_cluster, waiting, kueue):
+    fake_cluster.lives["train-master-0"] = endless
+    kueue.admit("train")
+    assert waiting().reason != "Queued"
+    kueue.evict("train")
+    status = waiting()
+    assert (status.phase, status.reason) == (Phase.SUSPENDED, "Preempted")
+    taken = PREEMPTED.partition("; preemptor")[0]
+    assert status.message == f"taken back by Kueue (Preempted: {taken}), 1st in queue gpus"
+    kueue.waits("train", QUOTA)
+    assert waiting().message == f"taken back by Kueue (Preempted: {taken}), 1st in queue gpus: {QUOTA}"
+
+
+def test_an_older_kueue_is_asked_in_its_own_version(fake_cluster, backend, job):
+    kueue = give_kueue(fake_cluster, versions=("v1beta1",), tag="v0.14.4")
+    backend.submit(job(kueue_queue="gpus"))
+    kueue.waits("train", QUOTA)
+    assert backend.status("train").message == f"1st in queue gpus: {QUOTA}"
+    seen = len(asked(fake_cluster))
+    assert backend.status("train").reason == "Queued"
+    assert not any("v1beta2" in path for path in asked(fake_cluster)[seen:])  # Once is enough.
+    assert str(kueue_setup.release(backend.cluster)) == "Kueue v0.14.4 (API kueue.x-k8s.io/v1beta1)"
+
+
+def test_a_workload_without_the_jobs_label_is_found_by_its_owner(fake_cluster, backend, job, kueue):
+    kueue.labels = False
+    backend.submit(job(kueue_queue="gpus"))
+    assert backend.status("train").reason == "Queued"
+
+
+def test_without_the_right_to_see_places_the_reason_is_told(fake_cluster, waiting, kueue):
+    fake_cluster.denied.add(("get", "localqueues/pendingworkloads"))
+    kueue.waits("train", QUOTA)
+    assert waiting().message == f"in queue gpus: {QUOTA}"
+    waiting()
+    assert len([path for path in asked(fake_cluster) if "pendingworkloads" in path]) == 1
+
+
+def test_without_the_right_to_see_workloads_the_right_is_named(fake_cluster, waiting):
+    fake_cluster.denied.add(("list", "workloads"))
+    status = waiting()
+    assert (status.phase, status.reason) == (Phase.SUSPENDED, "QueueUnknown")
+    assert 'apiGroups ["kueue.x-k8s.io"], resources ["workloads"], verbs ["list"]' in status.message
+
+
+def test_a_kueue_in_trouble_is_no_trouble_of_the_jobs(fake_cluster, waiting):
+    fake_cluster.faults.append(
+        Fault("GET", "/workloads", status=500, times=1000, message="conversion webhook")
+    )
+    assert waiting().reason == "QueueUnknown"
+    fake_cluster.faults[:] = [Fault("GET", "/pendingworkloads", status=503, times=1000)]
+    assert waiting().message == "in queue gpus"
+
+
+def test_a_job_that_kueue_leaves_alone_is_unserved(fake_cluster, backend, job):
+    give_kueue(fake_cluster, serves=())
+    backend.submit(job(kueue_queue="gpus"))
+    status = backend.status("train")
+    assert (status.phase, status.reason) == (Phase.SUSPENDED, "Unserved")
+    assert status.message == "in queue gpus: Kueue has made no Workload of it yet"
+    assert backend.explain(status) == ["Kueue v0.19.2 (API kueue.x-k8s.io/v1beta2)"]
+    assert "kubeflow.org/pytorchjob named in integrations.frameworks" in kueue_setup.remedy(status)
+
+
+def test_without_kueue_it_is_unserved_too(backend, job):
+    backend.submit(job(kueue_queue="gpus"))
+    status = backend.status("train")
+    assert status.reason == "Unserved"
+    assert "no Kueue is installed" in status.message
+
+
+def test_nothing_is_asked_of_jobs_that_wait_in_no_queue(fake_cluster, backend, job, kueue):
+    backend.submit(job(suspend=True))
+    backend.submit(job(name="other"))
+    assert backend.status("train").phase is Phase.SUSPENDED
+    backend.list_jobs()
+    assert not asked(fake_cluster)
+
+
+def test_a_list_tells_of_all_with_one_look_at_each_queue(fake_cluster, backend, job, kueue):
+    kueue.queue("cpus")
+    for name, queue in (("a", "gpus"), ("b", "gpus"), ("c", "cpus")):
+        backend.submit(job(name=name, kueue_queue=queue))
+    told = {status.name: status for status in backend.list_jobs()}
+    assert {name: status.reason for name, status in told.items()} == dict.fromkeys("abc", "Queued")
+    assert told["b"].message == "2nd in queue gpus"
+    assert len(asked(fake_cluster)) == 3
+
+
+@pytest.mark.parametrize(
+    ("deny", "label", "told"),
+    [
+        ([], {}, "Kueue v0.19.2 (API kueue.x-k8s.io/v1beta2)"),
+        (["deployments"], {"app.kubernetes.io/version": "v0.19.2"}, "Kueue v0.19.2 ("),
+        (["deployments"], {}, "a Kueue 0.15 or newer, its version may not be read ("),
+        (["deployments", "customresourcedefinitions"], {}, "a Kueue 0.15 or newer, its version may not be"),
+    ],
+)
+def test_kueues_version_is_told_as_far_as_it_may_be_seen(fake_cluster, cluster, kueue, deny, label, told):
+    meta = {"name": "workloads.kueue.x-k8s.io", "labels": label}
+    names = {"plural": "workloads", "kind": "Workload"}
+    spec = {"group": "kueue.x-k8s.io", "names": names, "scope": "Namespaced", "versions": []}
+    fake_cluster.add("customresourcedefinitions", "", {"metadata": meta, "spec": spec})
+    fake_cluster.denied |= {("get", resource) for resource in deny}
+    assert told in str(kueue_setup.release(cluster))
+
+
+def test_a_kueue_that_does_not_run_is_told_so(fake_cluster, cluster, kueue):
+    fake_cluster.objects["deployments", "kueue-system", "kueue-controller-manager"]["status"] = {}
+    assert str(kueue_setup.release(cluster)).endswith("; its controller does not run")
+
+
+def test_places_are_written_as_people_do():
+    numbers = (1, 2, 3, 4, 11, 12, 13, 21, 22, 101, 111)
+    assert [ordinal(number) for number in numbers] == [
+        "1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "101st", "111th",
+    ]  # fmt: skip

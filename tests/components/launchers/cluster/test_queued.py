@@ -1,0 +1,209 @@
+"""Running a job that waits in a queue: what is told, what is given up, and what when it is taken back."""
+
+import itertools
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from fake_cluster import endless, fine
+from fake_kueue import QUOTA, give_kueue
+
+from components.launchers.backend import JobStatus, Phase, PodStatus
+from components.launchers.cluster.backend import ClusterBackend
+from components.launchers.cluster.conditions import Incarnations
+from components.launchers.cluster.kinds import KINDS
+from trainer.errors import LaunchError
+
+MASTER = "train-master-0"
+
+
+@pytest.fixture
+def quick(backend, timings):
+    """The backend, which waits only half a second for Kueue."""
+    return ClusterBackend.connect(
+        timings=replace(timings, unserved=0.5, place=0.3), kinds=[KINDS["pytorchjob"]]
+    )
+
+
+@pytest.fixture
+def meanwhile(run):
+    """Do something, one step after the other, as soon as the run has said what each step waits for."""
+
+    def begin(*steps):
+        def walk():
+            start = 0
+            for words, act in steps:
+                while not any(words in line for line in run.lines[start:]):
+                    time.sleep(0.01)
+                start = len(run.lines)
+                act()
+
+        thread = threading.Thread(target=walk, daemon=True)
+        thread.start()
+
+    return begin
+
+
+def told(lines):
+    return [line for line in lines if line.startswith("job ")]
+
+
+def test_a_suspended_job_waits_for_its_queue_however_long(run, quick, fake_cluster, meanwhile):
+    kueue = give_kueue(fake_cluster)
+
+    def quota():
+        kueue.waits("train", QUOTA)
+        threading.Timer(2.0, kueue.admit, ["train"]).start()
+
+    meanwhile(("1st in queue gpus", quota))
+    lines = told(run(quick, kueue_queue="gpus", start_timeout=1))
+    assert lines[:2] == [
+        "job train: suspended, 1st in queue gpus",
+        f"job train: suspended, 1st in queue gpus: {QUOTA}",
+    ]
+    assert "job train: succeeded" in lines
+    assert sum("suspended" in line for line in lines) == 2, lines
+
+
+def test_its_place_is_told_now_and_then_and_a_new_reason_at_once(run, backend, fake_cluster, meanwhile):
+    kueue = give_kueue(fake_cluster)
+    others = [f"other-{number}" for number in range(5)]
+
+    def move():
+        kueue.ahead(*others)
+        kueue.waits("train", QUOTA)
+        for name in others:
+            time.sleep(0.2)
+            kueue.leave(name)
+        kueue.waits("train", "ClusterQueue gpus-of-all is inactive", "Inadmissible")
+
+    meanwhile(("1st in queue gpus", move), ("is inactive", lambda: kueue.admit("train")))
+    lines = [line for line in told(run(backend, kueue_queue="gpus")) if "suspended" in line]
+    assert len(lines) == 3, lines  # Its place is another five times in a second.
+    assert QUOTA in lines[1] and lines[2].endswith("1st in queue gpus: ClusterQueue gpus-of-all is inactive")
+
+
+def test_its_place_is_told_again_after_a_while(run, quick, fake_cluster, meanwhile):
+    kueue = give_kueue(fake_cluster)
+
+    def move():
+        kueue.ahead("a", "b")
+        kueue.waits("train", QUOTA)
+
+    meanwhile(
+        ("1st in queue gpus", move),
+        (f"3rd in queue gpus: {QUOTA}", lambda: kueue.leave("a")),
+        (f"2nd in queue gpus: {QUOTA}", lambda: kueue.admit("train")),
+    )
+    assert told(run(quick, kueue_queue="gpus"))[-1] == "job train: succeeded"
+
+
+def test_a_job_that_no_controller_releases_is_given_up(run, quick, fake_cluster):
+    give_kueue(fake_cluster, serves=["trainer.kubeflow.org/trainjob"])
+    with pytest.raises(LaunchError) as error:
+        run(quick, kueue_queue="gpus", start_timeout=600)
+    assert error.value.message.startswith(
+        "no controller releases the job train from queue gpus: Kueue has made no Workload of it yet, after "
+    )
+    assert "Kueue v0.19.2 (API kueue.x-k8s.io/v1beta2)" in error.value.message
+    assert "have kubeflow.org/pytorchjob named in integrations.frameworks" in error.value.fix
+    assert "make it a trainjob" in error.value.fix and "leave kueue_queue out" in error.value.fix
+    assert fake_cluster.job("train") is None
+
+
+def test_so_is_one_where_there_is_no_kueue(run, quick, fake_cluster):
+    with pytest.raises(LaunchError, match="no controller releases the job train from queue gpus") as error:
+        run(quick, kueue_queue="gpus", start_timeout=600)
+    assert "no Kueue is installed: the cluster does not know its Workloads" in error.value.message
+
+
+def test_start_timeout_may_be_shorter_than_kueues_time(run, backend):
+    begun = time.monotonic()
+    with pytest.raises(LaunchError, match="no controller releases"):
+        run(backend, kueue_queue="gpus", start_timeout=1)
+    assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message", "fix"),
+    [
+        (lambda kueue: kueue.waits("train", "LocalQueue gpus doesn't exist", "Inadmissible"),
+         "in queue gpus: LocalQueue gpus doesn't exist", "set kueue_queue to one"),
+        (lambda kueue: kueue.workload("train")["spec"].update(active=False),
+         "in queue gpus: its Workload is not active", "kubectl describe workload"),
+        (lambda kueue: kueue._condition("train", "Admitted", "True", "Admitted", ""),
+         "in queue gpus: admitted, and not released yet", "run the same again"),
+    ],
+    ids=["no queue", "deactivated", "admitted and never released"],
+)  # fmt: skip
+def test_one_that_its_queue_never_lets_go_is_given_up(
+    run, quick, fake_cluster, meanwhile, spoil, message, fix
+):
+    kueue = give_kueue(fake_cluster)
+    meanwhile(("in queue gpus", lambda: spoil(kueue)))
+    with pytest.raises(LaunchError, match=r"the job train was given up after \d+ s") as error:
+        run(quick, kueue_queue="gpus", start_timeout=1)
+    assert message in error.value.message and fix in error.value.fix
+    assert fake_cluster.job("train") is None
+
+
+def test_without_the_right_to_see_why_nothing_is_given_up_and_the_right_is_named_once(
+    run, quick, fake_cluster
+):
+    kueue = give_kueue(fake_cluster)
+    fake_cluster.denied.add(("list", "workloads"))
+    threading.Timer(2.0, kueue.admit, ["train"]).start()
+    lines = run(quick, kueue_queue="gpus", start_timeout=1)
+    (line,) = [line for line in lines if "suspended" in line]
+    assert 'resources ["workloads"], verbs ["list"]' in line
+    assert "job train: succeeded" in lines
+
+
+def test_a_job_that_somebody_suspends_himself_waits_for_him(run, quick, fake_cluster, meanwhile):
+    def release():
+        time.sleep(1.5)
+        job = fake_cluster.job("train")
+        job["spec"]["runPolicy"]["suspend"] = False
+        fake_cluster.start(job)
+
+    meanwhile(("suspended", release))
+    lines = run(quick, suspend=True, start_timeout=1)
+    assert "job train: suspended: its queue has not admitted it yet, or somebody holds it back" in lines
+    assert "job train: succeeded" in lines
+
+
+def test_a_job_that_is_taken_back_resumes_and_that_counts_as_no_restart(run, quick, fake_cluster, meanwhile):
+    kueue = give_kueue(fake_cluster)
+    fake_cluster.lives[MASTER] = [endless, endless, endless, fine]
+    fake_cluster.termination_seconds = 0.3
+    again = ("taken back by Kueue (Preempted: ", lambda: kueue.admit("train"))
+    runs = ("running", lambda: kueue.evict("train"))
+    meanwhile(("1st in queue", lambda: kueue.admit("train")), runs, again, runs, again, runs, again)
+    lines = run(quick, kueue_queue="gpus", backoff=0, start_timeout=5)
+    phases = [line.split()[2].strip(",:") for line in told(lines)]
+    once = ["suspended", "pending", "running"]
+    kept = [phase for phase, _ in itertools.groupby(phases)]
+    assert kept[-1] == "succeeded"
+    assert [phase for phase in kept if phase in ("suspended", "running")][:6] == ["suspended", "running"] * 3
+    assert set(kept) <= {*once, "succeeded"}
+    assert not [line for line in lines if "started anew" in line]
+
+
+def pod(uid, **fields):
+    return PodStatus(f"train-{uid}", "Running", 0, uid=uid, **fields)
+
+
+@pytest.mark.parametrize("kind", [kind.title for kind in KINDS.values()])
+def test_pods_that_end_slowly_when_their_job_is_taken_back_are_no_restarts(kind):
+    """A TrainJob's pods have other names each time: old ones and new ones are there side by side."""
+    count = Incarnations().count
+    of = partial(JobStatus, "train", kind=kind, queue="gpus")
+    count(of(Phase.RUNNING, pods=(pod("first"),)))
+    count(of(Phase.SUSPENDED, pods=(pod("first"),)))
+    both = count(of(Phase.PENDING, pods=(pod("first"), pod("second"))))
+    assert both.phase is Phase.PENDING
+    assert [item.restarts for item in both.pods] == [0, 0]
+    lost = count(of(Phase.PENDING, pods=(pod("third"),)))
+    assert (lost.phase, lost.pods[0].restarts) == (Phase.RESTARTING, 1)
