@@ -84,7 +84,14 @@ class PodStatus:
     container: str = ""
     """The container that trains; a pod may have others."""
     before: Ending | None = None
-    """How the container, or the pod of its name, before this one ended, where that is known."""
+    """How the container, or the pod of its rank, before this one ended, where that is known."""
+    leaving: bool = False
+    """Whether it was deleted, and has some time left to end."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is one of those that must run for the job to run; one that ended well is."""
+        return self.phase in ("Running", "Succeeded") and not self.leaving
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What the pods of a job say of themselves, and what the cluster says of them."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from components.launchers.backend import Ending, JobStatus, PodStatus
@@ -42,14 +43,21 @@ def _select(cluster: Cluster, labels: str, patience: float | None) -> list[Any]:
 
 
 def statuses(pods: Iterable[Any], rank: Rank) -> tuple[PodStatus, ...]:
-    """Tell how pods are, by rank.
+    """Tell how pods are, by rank; of several of one rank the newest, and how the one before it ended.
 
     Args:
         pods: V1Pods of one job.
         rank: tells each one's.
     """
     told = [status(pod, rank(pod.metadata.labels or {})) for pod in pods]
-    return tuple(sorted(told, key=lambda pod: (pod.rank, pod.created)))
+    newest: dict[int, PodStatus] = {}
+    # Two of one second: one that is deleted or has ended was there before its successor.
+    for pod in sorted(told, key=lambda pod: (pod.rank, pod.created, pod.phase != "Failed" and not pod.leaving)):
+        last = newest.get(pod.rank)
+        ended = last and (last.phase == "Failed" or last.exit_code)
+        end = Ending(last.reason, last.message, last.exit_code) if last and ended else None
+        newest[pod.rank] = replace(pod, before=pod.before or end)
+    return tuple(newest.values())
 
 
 def status(pod: Any, rank: int) -> PodStatus:
@@ -73,6 +81,7 @@ def status(pod: Any, rank: int) -> PodStatus:
         image=_image(pod, about),
         container=main_name(pod),
         before=Ending(last.reason or "", last.message or "", last.exit_code) if last else None,
+        leaving=bool(pod.metadata.deletion_timestamp) and pod.status.phase not in ("Succeeded", "Failed"),
     )
 
 

@@ -243,7 +243,7 @@ class Watch:
 
 
 def _count(status: JobStatus) -> str:
-    running = sum(pod.phase in ("Running", "Succeeded") for pod in status.pods)
+    running = sum(pod.counts for pod in status.pods)
     return f"{running} of {status.nodes} pods run"
 
 

@@ -159,7 +159,8 @@ def _pod_failures(job: JobSpec) -> dict[str, Any]:
     anew beside the others, and the first node that ends well ends the job.
     """
     if job.restart_policy != "ExitCode":
-        return {"backoffLimit": job.backoff if job.restart_policy == "OnFailure" else 0}
+        again = job.restart_policy == "OnFailure"  # Then this counts the containers of all pods.
+        return {"backoffLimit": _RESTARTS * job.backoff * job.nodes if again else 0}
     codes = {"containerName": NODE, "operator": "In", "values": list(range(1, 128))}
     lost = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     rules = [
