@@ -1,12 +1,14 @@
 """A backend that is quick to try again, before a fake API server."""
 
 import pytest
+from kinds import plain, pod_name
 
 from components.launchers.cluster import watch
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
 from components.launchers.timings import Timings
+from trainer.errors import KubedetError
 
 QUICK = Timings(
     connect=1.0, read=1.0, patience=2.0, outage=2.0, backoff=0.02, longest_backoff=0.1, poll=0.05,
@@ -21,9 +23,29 @@ def timings():
 
 
 @pytest.fixture
-def backend(fake_cluster):
-    """A ClusterBackend of PyTorchJobs for the fake cluster."""
-    return ClusterBackend.connect(timings=QUICK, kinds=[KINDS["pytorchjob"]])
+def kind(request, fake_cluster):
+    """The kind of jobs that the fake cluster knows: PyTorchJobs, unless the test is for `both`."""
+    kind = KINDS[getattr(request, "param", "pytorchjob")]
+    fake_cluster.installed = {kind.plural}
+    return kind
+
+
+@pytest.fixture
+def master(kind):
+    """Name of the pod of rank 0, for FakeCluster."""
+    return pod_name(kind, 0)
+
+
+@pytest.fixture
+def worker(kind):
+    """Name of the pod of rank 1."""
+    return pod_name(kind, 1)
+
+
+@pytest.fixture
+def backend(kind):
+    """A ClusterBackend of one kind of jobs for the fake cluster."""
+    return ClusterBackend.connect(timings=QUICK, kinds=[kind])
 
 
 @pytest.fixture
@@ -44,11 +66,15 @@ def job():
 
 @pytest.fixture
 def run(backend, job):
-    """Run a job; returns the lines that were said. `lines` holds them if it fails."""
+    """Run a job; returns the lines that were said, `plain`. `lines` holds them if it fails."""
 
     def begin(backend=backend, **fields):
         begin.lines = []
-        watch.run(backend, job(**fields), begin.lines.append)
+        try:
+            watch.run(backend, job(**fields), lambda line: begin.lines.append(plain(line)))
+        except KubedetError as error:
+            error.message = plain(error.message)
+            raise
         return begin.lines
 
     begin.lines = []
