@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from components.launchers.spec import from_fields
+from components.launchers import LAUNCHERS
+from components.launchers.render import trainjob
+from components.launchers.spec import Elastic, JobSpec, Spread, from_fields
 from pipelines import cli
+from pipelines.commands.job_options import BACKENDS
 from trainer import recipes
 from trainer.__main__ import _parser as trainer_parser
 from trainer.data import sources
@@ -89,6 +92,32 @@ def test_messages_are_the_codes(row):
     message = re.findall("`([^`]+)`", row)[0]
     pieces = [piece.strip(" :") for piece in re.split(r"\.\.\.|hint: |\b[A-Z]\b|\d+|[()]", message)]
     assert max(pieces, key=len) in code, message
+
+
+OTHERS = {
+    "backoff": 3, "elastic": Elastic(min_nodes=1, max_nodes=2), "image_pull_policy": "Always",
+    "priority_class": "high", "restart_policy": "Never", "runai_queue": "team", "scheduler": "other",
+    "spread": (Spread(),), "working_dir": "/tmp", "deadline": 60, "env": {"A": "b"}, "fs_group": 1, "gpus": 1,
+    "grace_seconds": 5.0, "kueue_queue": "team", "nodes": 2, "service_account": "me", "suspend": True, "ttl": 1,
+    "image_pull_secrets": ("a",), "labels": {"a": "b"}, "annotations": {"a": "b"}, "node_selector": {"a": "b"},
+}  # fmt: skip
+"""Fields of a job, and another value than the usual one."""
+
+
+def test_the_fields_that_need_a_runtime_of_their_own_are_named():
+    (told,) = re.findall(r"A job that sets one of (.*?), which a TrainJob cannot say", TEXT, re.DOTALL)
+    need = {name for name, value in OTHERS.items() if not fits(**{name: value})}
+    assert set(re.findall(r"`(\w+)`", told)) == need
+
+
+def fits(**fields):
+    return trainjob.fits_shared(JobSpec(command=("true",), name="a", image="i", **fields))
+
+
+def test_every_launcher_and_backend_stands_in_the_table_of_job_kinds():
+    table = TEXT.partition("| name | pipeline")[2].partition("\n\n")[0]
+    named = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert set(named) == set(LAUNCHERS) | set(BACKENDS) - {"runai"}
 
 
 def test_the_readme_names_every_recipe_and_source():
