@@ -42,6 +42,10 @@ def add(commands: Commands) -> None:
         "--resource", action="append", default=[], metavar="NAME[=N]",
         help="devices of each machine, e.g. rdma/hca=1; without a number tells what there is",
     )  # fmt: skip
+    cluster.add_argument(
+        "--queue", default="", metavar="NAME",
+        help="LocalQueue of Kueue: does it take jobs, does Kueue serve their kind, are any left alone",
+    )  # fmt: skip
     cluster_options.add_sizes(cluster, "default: not looked at")
     cluster.add_argument(
         "--host", default="", metavar="URL", help="Kubeflow Pipelines' API (default: $KFP_ENDPOINT)"
@@ -77,7 +81,7 @@ def _local(options: argparse.Namespace) -> "Iterator[Check]":
 
 
 def _cluster(options: argparse.Namespace) -> "Iterator[Check]":
-    from components.doctor import cluster, pods
+    from components.doctor import cluster, pods, queue
     from components.launchers.cluster.backend import ClusterBackend
     from pipelines import sizes
     from trainer.doctor import Check, writable
@@ -95,6 +99,8 @@ def _cluster(options: argparse.Namespace) -> "Iterator[Check]":
         cpu=step["step_cpu"], memory=step["step_memory"],
     )  # fmt: skip
     yield from cluster.check(backend.cluster, needs)
+    if options.queue:
+        yield from queue.check(backend, options.queue)
     if options.data_root:
         yield writable(options.data_root)
     if options.job:
@@ -137,8 +143,8 @@ def _refuse_mixture(options: argparse.Namespace) -> None:
     """Refuse options that mean nothing, and numbers that are none."""
     in_pods = ("shared_memory", "interface", "rdma")
     in_cluster = (
-        "namespace", "credentials", "claim", "resource", "job", "size", "step_cpu", "step_memory", "host",
-        "ca",
+        "namespace", "credentials", "claim", "resource", "queue", "job", "size", "step_cpu", "step_memory",
+        "host", "ca",
     )  # fmt: skip
     given = [name for name in (*in_cluster, *in_pods) if getattr(options, name)]
     problems = [f"{_option(name)} means nothing with --local" for name in given if options.local]

@@ -171,6 +171,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     from components.launchers.backend import Phase
+    from components.launchers.cluster import kueue, kueue_setup
     from pipelines.commands import job_tables
 
     backend = _backend(options)
@@ -181,6 +182,8 @@ def _status(options: argparse.Namespace) -> int:
     told = []
     if job.phase is Phase.PENDING:
         told = backend.explain(job)
+    elif job.phase is Phase.SUSPENDED and kueue.in_vain(job, backend.timings.unserved):
+        told = [*job_tables.why(job), *backend.explain(job), f"fix: {kueue_setup.remedy(job)}"]
     elif job.phase is Phase.FAILED:
         told = str(_failure(backend, job)).splitlines()
     print(job_tables.status(job, told))

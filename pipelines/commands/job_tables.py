@@ -60,7 +60,8 @@ def status(job: JobStatus, told: Sequence[str] = (), now: datetime | None = None
     if job.created:
         nodes = "1 node" if job.nodes == 1 else f"{job.nodes} nodes"
         kind = f", a {job.kind}" if job.kind else ""
-        lines.append(f"created {job.created}, {age(job.created, now)} ago, on {nodes}{kind}")
+        queue = f", queue {job.queue}" if job.queue else ""
+        lines.append(f"created {job.created}, {age(job.created, now)} ago, on {nodes}{kind}{queue}")
     if job.progress:
         lines.append(progress(job.progress))
     if job.pods:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from components.launchers.backend import JobStatus, Phase
@@ -186,6 +187,18 @@ def _owner(workload: Body) -> str:
 
 def _created(workload: Body) -> str:
     return str(workload["metadata"].get("creationTimestamp") or "")
+
+
+def in_vain(job: JobStatus, seconds: float) -> bool:
+    """Whether a job waits in a queue that will not let it go.
+
+    Args:
+        job: how it is.
+        seconds: how long Kueue and the job's controller may take to do what they do in a moment.
+    """
+    if job.reason in (UNSERVED, ADMITTED) and job.phase is Phase.SUSPENDED:
+        return (datetime.now(UTC) - datetime.fromisoformat(job.created)).total_seconds() > seconds
+    return job.reason in (NO_QUEUE, DEACTIVATED)
 
 
 def ordinal(number: int) -> str:

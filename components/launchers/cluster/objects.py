@@ -32,8 +32,22 @@ def create(cluster: Cluster, kind: Kind, body: Body, *, dry_run: bool = False) -
     Raises:
         ApiError: it was refused; status 409 where the name is taken.
     """
+    made = _create(cluster, kind, body, dry_run)
+    return str(made["metadata"]["uid"])
+
+
+def rehearse(cluster: Cluster, kind: Kind, body: Body) -> Body:
+    """Return what the cluster's webhooks would make of a job; nothing is created.
+
+    Raises:
+        ApiError: it was refused.
+    """
+    return _create(cluster, kind, body, True)
+
+
+def _create(cluster: Cluster, kind: Kind, body: Body, dry_run: bool) -> Body:
     options: dict[str, Any] = {"dry_run": "All"} if dry_run else {}
-    made = cluster.call(
+    made: Body = cluster.call(
         "create",
         kind.plural,
         lambda: cluster.custom.create_namespaced_custom_object(
@@ -42,7 +56,7 @@ def create(cluster: Cluster, kind: Kind, body: Body, *, dry_run: bool = False) -
         name=body["metadata"].get("name", ""),
         patience=0.0 if dry_run else None,
     )
-    return str(made["metadata"]["uid"])
+    return made
 
 
 def get(cluster: Cluster, kind: Kind, name: str, *, patience: float | None = None) -> Body | None:

@@ -1,0 +1,63 @@
+"""`kubedet job` of jobs that wait in a queue of Kueue."""
+
+import json
+
+import pytest
+from fake_cluster import endless
+from fake_kueue import QUOTA, give_kueue
+
+LONG_AGO = "2026-01-01T00:00:00Z"
+
+
+@pytest.fixture
+def submit(kubedet, fake_cluster):
+    """Submits a job to the queue `gpus`."""
+
+    def submit(name):
+        fake_cluster.lives[f"{name}-master-0"] = endless
+        words = ["--backend", "pytorchjob", "--name", name, "--image", "i:1", "--set", "kueue_queue=gpus"]
+        return kubedet("job", "submit", *words, "--", "true")
+
+    return submit
+
+
+def test_status_tells_place_and_reason(kubedet, submit, fake_cluster):
+    kueue = give_kueue(fake_cluster)
+    submit("a")
+    kueue.ahead("other")
+    kueue.waits("a", QUOTA)
+    code, out, _ = kubedet("job", "status", "a")
+    assert code == 0
+    assert "on 1 node, a PyTorchJob, queue gpus\n" in out
+    assert out.endswith(f"\na: 2nd in queue gpus: {QUOTA}\n")
+    told = json.loads(kubedet("job", "status", "-o", "json", "a")[1])
+    assert (told["phase"], told["reason"], told["queue"]) == ("suspended", "Queued", "gpus")
+    assert told["message"] == f"2nd in queue gpus: {QUOTA}"
+
+
+def test_list_has_one_word_on_it(kubedet, submit, fake_cluster):
+    give_kueue(fake_cluster)
+    submit("a")
+    assert kubedet("job", "list")[1].splitlines()[1].split()[-1] == "Queued"
+
+
+def test_status_of_a_job_that_nobody_serves_says_what_to_do(kubedet, submit, fake_cluster):
+    give_kueue(fake_cluster, serves=())
+    submit("a")
+    assert "fix: " not in kubedet("job", "status", "a")[1]  # It is there since a moment.
+    fake_cluster.job("a")["metadata"]["creationTimestamp"] = LONG_AGO
+    lines = kubedet("job", "status", "a")[1].splitlines()
+    assert lines[-3:-1] == [
+        "a: in queue gpus: Kueue has made no Workload of it yet",
+        "Kueue v0.19.2 (API kueue.x-k8s.io/v1beta2)",
+    ]
+    assert lines[-1].startswith("fix: have kubeflow.org/pytorchjob named in integrations.frameworks")
+
+
+def test_status_of_a_job_of_an_absent_queue_says_so_at_once(kubedet, submit, fake_cluster):
+    give_kueue(fake_cluster)
+    del fake_cluster.objects["localqueues", "default", "gpus"]
+    submit("a")
+    lines = kubedet("job", "status", "a")[1].splitlines()
+    assert lines[-2] == "a: in queue gpus: LocalQueue gpus doesn't exist"
+    assert lines[-1].startswith("fix: see `kubectl get localqueues`")
