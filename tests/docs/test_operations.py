@@ -62,15 +62,19 @@ def test_commands_exist_and_know_their_options(page):
         assert options <= set(known[found]._option_string_actions), (found, options)
 
 
+def headings(text):
+    """The names by which a page's headings are linked to."""
+    found = re.findall("^##+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in found}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_and_paths_lead_somewhere(page):
     text, folder = PAGES[page], (ROOT / page).parent
-    headings = {
-        re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-")
-        for line in re.findall("^##+ (.*)$", text, re.M)
-    }
     for target in re.findall(r"\]\(([^)]+)\)", text):
-        assert target[1:] in headings if target.startswith("#") else (folder / target).exists(), target
+        file, _, heading = target.partition("#")
+        assert not file or (folder / file).exists(), target
+        assert not heading or heading in headings((folder / file).read_text() if file else text), target
     for path in re.findall(r"(?<![\w./])(?:deploy|images|components|docs)/[\w./-]+\w", text):
         assert (ROOT / path).exists(), path
 
@@ -98,8 +102,9 @@ OTHERS = {
     "backoff": 3, "elastic": Elastic(min_nodes=1, max_nodes=2), "image_pull_policy": "Always",
     "priority_class": "high", "restart_policy": "Never", "runai_queue": "team", "scheduler": "other",
     "spread": (Spread(),), "working_dir": "/tmp", "deadline": 60, "env": {"A": "b"}, "fs_group": 1, "gpus": 1,
-    "grace_seconds": 5.0, "kueue_queue": "team", "nodes": 2, "service_account": "me", "suspend": True, "ttl": 1,
-    "image_pull_secrets": ("a",), "labels": {"a": "b"}, "annotations": {"a": "b"}, "node_selector": {"a": "b"},
+    "grace_seconds": 5.0, "kueue_queue": "team", "nodes": 2, "service_account": "me", "suspend": True,
+    "image_pull_secrets": ("a",), "labels": {"a": "b"}, "annotations": {"a": "b"}, "ttl": 1,
+    "node_selector": {"a": "b"},
 }  # fmt: skip
 """Fields of a job, and another value than the usual one."""
 
