@@ -104,8 +104,9 @@ class ClusterBackend(Backend):
                 if manifests:  # It is our own: the answer to its creation was lost.
                     objects.give(self.cluster, kind, manifests, self._uids[job.name])
                 return job.name
+            old = kind
             kind, manifests = self._manifests(job)
-            self._clear(job.name, there)
+            self._clear(kind if there is None else old, job.name, there)
             try:
                 self._uids[job.name] = objects.create_all(self.cluster, kind, manifests)
             except ApiError as error:
@@ -217,7 +218,7 @@ class ClusterBackend(Backend):
         kind, there = self.kinds.find(name)
         if there is not None:
             self._check_ours(kind, there)
-        self._clear(name, there, wait=wait)
+        self._clear(kind, name, there, wait=wait)
 
     def withdraw(self, name: str, *, wait: bool = True) -> None:
         """Delete a job that was submitted here; one that another launcher made since is left alone.
@@ -229,11 +230,11 @@ class ClusterBackend(Backend):
         Raises:
             LaunchError: as of `stop`.
         """
-        _, there = self.kinds.find(name)
+        kind, there = self.kinds.find(name)
         mine, uid = self.submitted(name)
         if there is None or _label(there, LABEL_SPEC) != mine or uid not in ("", there["metadata"]["uid"]):
             return
-        self._clear(name, there, wait=wait)
+        self._clear(kind, name, there, wait=wait)
 
     def abandon(self, name: str) -> None:
         """Delete a job that this process submitted: one request, within Timings.stop.
@@ -322,10 +323,9 @@ class ClusterBackend(Backend):
             return True
         return False
 
-    def _clear(self, name: str, there: Body | None, *, wait: bool = True) -> None:
+    def _clear(self, kind: Kind, name: str, there: Body | None, *, wait: bool = True) -> None:
         """Delete the job of that name, if there is one, and wait until its or older pods are gone."""
         uid = there["metadata"]["uid"] if there is not None else ""
-        kind = self.kinds.kind_of(name)
         if there is not None:
             objects.delete(self.cluster, kind, name, uid=uid)
         if wait:

@@ -26,13 +26,15 @@ class Kinds:
         self._cluster, self.possible = cluster, possible
         self._of: dict[str, Kind] = {}
         self._chosen: Kind | None = None
+        self._there: Kind | None = None
+        """The first that the cluster was found to know."""
 
     def of_new(self) -> Kind:
         """Return the kind of a new job: the first that the cluster knows and whose controller answers.
 
         Raises:
             ConfigError: there is none.
-            ApiError: the cluster does not say.
+            ApiError: the cluster does not say, or forbids it.
         """
         if self._chosen is None:
             self._chosen = self._choose()
@@ -41,9 +43,15 @@ class Kinds:
     def _choose(self) -> Kind:
         if len(self.possible) == 1:
             return self.possible[0]
-        why = []
+        why: list[str] = []
+        forbidden: ApiError | None = None
         for kind in self.possible:
-            if problem := self.trouble(kind):
+            refusal = self._refusal(kind)
+            if refusal is not None and refusal.forbidden:
+                forbidden = forbidden or refusal
+                why.append(f"  {kind.title}: you may not create them")
+                continue
+            if problem := _problem(kind, refusal):
                 why.append(f"  {kind.title}: {problem}")
                 continue
             others = "; ".join(line.strip() for line in why)
@@ -51,10 +59,9 @@ class Kinds:
                 "jobs are %ss here, of %s%s", kind.title, kind.controller, f" ({others})" if others else ""
             )
             return kind
-        raise ConfigError(
-            "this cluster runs no training jobs:\n" + "\n".join(why),
-            fix="install Kubeflow Trainer (v2.3) or the Training Operator (v1.9), or start what is installed",
-        )
+        if forbidden is not None:
+            raise forbidden
+        raise _nothing_here(why)
 
     def trouble(self, kind: Kind) -> str:
         """Say why a job of a kind would not run; nothing where it would.
@@ -64,16 +71,17 @@ class Kinds:
         Raises:
             ApiError: the cluster does not say, or has no such namespace.
         """
+        return _problem(kind, self._refusal(kind))
+
+    def _refusal(self, kind: Kind) -> ApiError | None:
         try:
             objects.create(self._cluster, kind, kind.probe(), dry_run=True)
         except ApiError as error:
-            if any(words in error.message for words in _AWAY):
-                return f"its controller does not answer ({kind.controller})"
-            if error.passing or (error.unknown and 'namespaces "' in error.message):
+            away = any(words in error.message for words in _AWAY)
+            if not away and (error.passing or (error.unknown and 'namespaces "' in error.message)):
                 raise
-            if error.unknown:
-                return "the cluster does not know them"
-        return ""
+            return error
+        return None
 
     def find(self, name: str, *, patience: float | None = None) -> tuple[Kind, Body | None]:
         """Return a job and its kind; None, and the kind that it had or would have, where there is none.
@@ -84,10 +92,11 @@ class Kinds:
 
         Raises:
             ApiError: the cluster does not say.
+            ConfigError: it knows none of the kinds.
         """
         known = self._of.get(name)
         refused: ApiError | None = None
-        answered = False
+        answered: Kind | None = None
         for kind in (known,) if known else self.possible:
             try:
                 there = objects.get(self._cluster, kind, name, patience=patience)
@@ -97,17 +106,23 @@ class Kinds:
                 if refused is None or refused.unknown:
                     refused = error
                 continue
-            answered = True
+            answered = answered or kind
             if there is not None:
                 self._of[name] = kind
                 return kind, there
-        if refused is not None and not answered:
-            raise refused
-        return known or self.possible[0], None
+        if refused is not None and answered is None:
+            raise self._none(refused)
+        self._there = self._there or answered
+        return self.kind_of(name), None
+
+    def _none(self, refused: ApiError) -> ApiError | ConfigError:
+        if not refused.unknown:
+            return refused
+        return _nothing_here([f"  {kind.title}: {_problem(kind, refused)}" for kind in self.possible])
 
     def kind_of(self, name: str) -> Kind:
-        """Return the kind of a job that was found or made here before; the preferred one of any other."""
-        return self._of.get(name) or self.possible[0]
+        """Return the kind of a job that was found or made here before; of any other the one it would have."""
+        return self._of.get(name) or self._chosen or self._there or self.possible[0]
 
     def remember(self, name: str, kind: Kind) -> None:
         """Take note of what a job is that was created."""
@@ -117,7 +132,8 @@ class Kinds:
         """Return the jobs that kubedet made, by kind; kinds that the cluster does not know are left out.
 
         Raises:
-            ApiError: the cluster does not say, or knows none.
+            ApiError: the cluster does not say.
+            ConfigError: it knows none of the kinds.
         """
         found: list[tuple[Kind, list[Body]]] = []
         refused: ApiError | None = None
@@ -130,5 +146,21 @@ class Kinds:
                 if refused is None or refused.unknown:
                     refused = error
         if refused is not None and not found:
-            raise refused
+            raise self._none(refused)
         return found
+
+
+def _nothing_here(why: list[str]) -> ConfigError:
+    return ConfigError(
+        "this cluster runs no training jobs:\n" + "\n".join(why),
+        fix="install Kubeflow Trainer (v2.3) or the Training Operator (v1.9), or start what is installed",
+    )
+
+
+def _problem(kind: Kind, refusal: ApiError | None) -> str:
+    """Say why a job of a kind would not run, by what the cluster said to a dry run."""
+    if refusal is None:
+        return ""
+    if any(words in refusal.message for words in _AWAY):
+        return f"its controller does not answer ({kind.controller})"
+    return "the cluster does not know them" if refusal.unknown else ""

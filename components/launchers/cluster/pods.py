@@ -51,13 +51,17 @@ def statuses(pods: Iterable[Any], rank: Rank) -> tuple[PodStatus, ...]:
     """
     told = [status(pod, rank(pod.metadata.labels or {})) for pod in pods]
     newest: dict[int, PodStatus] = {}
-    # Two of one second: one that is deleted or has ended was there before its successor.
-    for pod in sorted(told, key=lambda pod: (pod.rank, pod.created, pod.phase != "Failed" and not pod.leaving)):
+    for pod in sorted(told, key=_age):
         last = newest.get(pod.rank)
         ended = last and (last.phase == "Failed" or last.exit_code)
         end = Ending(last.reason, last.message, last.exit_code) if last and ended else None
         newest[pod.rank] = replace(pod, before=pod.before or end)
     return tuple(newest.values())
+
+
+def _age(pod: PodStatus) -> tuple[int, str, bool]:
+    """Order pods; of two of one second one that is deleted or has failed was there before the other."""
+    return pod.rank, pod.created, pod.phase != "Failed" and not pod.leaving
 
 
 def status(pod: Any, rank: int) -> PodStatus:

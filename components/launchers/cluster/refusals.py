@@ -40,6 +40,8 @@ class ApiError(LaunchError):
         """Whether the object is not there, and all else is well."""
         self.unknown = status == 404 and not absent
         """Whether the cluster knows no such objects at all, or not their namespace."""
+        self.forbidden = status == 403 and not _by_others(message)
+        """Whether a Role is missing; else it is not a matter of who asks."""
         if not self.passing:
             self.exit_code = EXIT_USAGE
 
@@ -95,7 +97,7 @@ def _fix(error: BaseException, status: int, verb: str, resource: str, namespace:
     message, about = str(answer.get("message", "")), (answer.get("details") or {}).get("kind")
     if status in PASSING:
         return "the API server has trouble: look at its log, or try again later"
-    if status == 403 and not ("admission webhook" in message or "exceeded quota" in message):
+    if status == 403 and not _by_others(message):
         if resource in _WITHOUT_NAMESPACE:
             return f'allow it with a ClusterRole: resources ["{resource}"], verbs ["{verb}"]'
         return (
@@ -107,6 +109,11 @@ def _fix(error: BaseException, status: int, verb: str, resource: str, namespace:
     if status == 404 and about == "namespaces":
         return f"create the namespace {namespace}, or name another"
     return _FIXES.get(status, "")
+
+
+def _by_others(message: str) -> bool:
+    """Whether a refusal comes of a webhook or a quota."""
+    return "admission webhook" in message or "exceeded quota" in message
 
 
 def _answer(error: ApiException) -> dict[str, Any]:

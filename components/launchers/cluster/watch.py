@@ -79,7 +79,9 @@ class Watch:
     def __init__(self, backend: Backend, job: JobSpec, out: Out) -> None:
         self._backend, self._job, self._out = backend, job, out
         self._hints = Hints(rdma=job.network.profile == "rdma")
-        self._last: dict[str, deque[str]] = {}
+        self._last: dict[int, deque[str]] = {}
+        """Last lines, by rank: a pod that is made anew may have another name."""
+        self._ranks: dict[str, int] = {}
         self._told: set[tuple[str, ...]] = set()
         self._held: dict[tuple[str, ...], float] = {}
         """Since when a pod has had a reason not to run."""
@@ -104,14 +106,16 @@ class Watch:
         if self._status.phase is Phase.GONE:
             self._look_for_another()
         if self._status.phase is not Phase.SUCCEEDED:
-            raise of_job(self._status, self._last, self._hints)
+            last = {pod.name: self._last.get(pod.rank, ()) for pod in self._status.pods}
+            raise of_job(self._status, last, self._hints)
 
     def _say(self, text: str) -> None:
         self._spoken = time.monotonic()
         self._out(text)
 
     def _line(self, line: LogLine) -> None:
-        self._last.setdefault(line.pod, deque(maxlen=LAST_LINES)).append(line.text)
+        rank = self._ranks.get(line.pod, 0)
+        self._last.setdefault(rank, deque(maxlen=LAST_LINES)).append(line.text)
         self._restarts.line(line.text)
         self._say(f"[{line.pod}] {line.text}")
         if hint := self._hints.line(line.text):
@@ -128,6 +132,7 @@ class Watch:
         if news or status.phase is not before.phase:
             self._say(f"job {self._job.name}: {_phase(status)}")
         for pod in status.pods:
+            self._ranks[pod.name] = pod.rank
             self._pod(pod)
         if status.phase is Phase.FAILED and status.reason == _TOO_LATE:
             self._deadline()
@@ -175,8 +180,8 @@ class Watch:
             self._once(ending(pod), pod.uid, "ended", str(pod.restarts))
         elif pod.reason and pod.phase == "Pending":
             fix = remedy(pod.reason, pod.message)
-            # The two words for an image that does not come take turns, for each pod of that name.
-            key = (pod.name, "image", pod.image) if pod.reason in PULL else (pod.uid, pod.reason)
+            # The two words for an image that does not come take turns, for each pod of that rank.
+            key = (str(pod.rank), "image", pod.image) if pod.reason in PULL else (pod.uid, pod.reason)
             self._once(f"pod {pod.name} waits{describe(pod)}{f' (fix: {fix})' if fix else ''}", *key)
 
     def _once(self, text: str, *key: str) -> None:
@@ -230,7 +235,7 @@ class Watch:
                 self._give_up(*cannot_start(self._job, pod), code=EXIT_USAGE)
 
     def _lines(self, pod: PodStatus) -> str:
-        return last_lines(self._last.get(pod.name, ()))
+        return last_lines(self._last.get(pod.rank, ()))
 
     def _give_up(self, message: str, fix: str, *, code: int = LaunchError.exit_code) -> NoReturn:
         try:

@@ -165,8 +165,8 @@ def test_a_creation_of_which_nothing_is_known_says_how_to_look(backend, fake_clu
     monkeypatch.setattr(backend.cluster, "timings", replace(backend.cluster.timings, patience=0.0))
     fake_cluster.faults.append(Fault("POST", kind.plural, lost=True))
 
-    def away(name, there, clear=backend._clear, **options):
-        clear(name, there, **options)
+    def away(*arguments, clear=backend._clear, **options):
+        clear(*arguments, **options)
         fake_cluster.faults.append(Fault("GET", kind.plural, status=503, times=9))
 
     monkeypatch.setattr(backend, "_clear", away)

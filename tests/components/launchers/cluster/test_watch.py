@@ -8,13 +8,11 @@ from dataclasses import replace
 import pytest
 from fake_api import Fault
 from fake_cluster import endless, fine
+from kinds import both, plain
 
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.spec import Network
 from trainer.errors import LaunchError
-
-MASTER, WORKER = "train-master-0", "train-worker-0"
-LOG = f"/{MASTER}/log"
 
 
 def ends(code, *lines, reason=""):
@@ -30,22 +28,24 @@ def gone(fake_cluster):
     return fake_cluster.job("train") is None
 
 
-def test_a_job_that_succeeds_is_told_whole(run, fake_cluster):
-    fake_cluster.lives[MASTER] = ends(0, *(f"step {number}" for number in range(200)))
+@both
+def test_a_job_that_succeeds_is_told_whole(run, fake_cluster, master):
+    fake_cluster.lives[master] = ends(0, *(f"step {number}" for number in range(200)))
     lines = run(nodes=2)
-    assert [line for line in lines if line.startswith("[")] == [f"[{MASTER}] step {n}" for n in range(200)]
+    assert [line for line in lines if line.startswith("[")] == [f"[{master}] step {n}" for n in range(200)]
     assert lines.count("job train: succeeded") == 1
     assert fake_cluster.job("train")  # Its pods and logs stay until its ttl.
 
 
-def test_phases_are_told_as_they_come(run, fake_cluster):
+@both
+def test_phases_are_told_as_they_come(run, fake_cluster, master):
     def slow(pod):
         pod.sleep(0.2)
         pod.run()
         pod.sleep(0.2)
         pod.exit(0)
 
-    fake_cluster.lives[MASTER] = slow
+    fake_cluster.lives[master] = slow
     told = [line for line in run() if line.startswith("job ")]
     assert told == [
         "job train: pending, 0 of 1 pods run",
@@ -54,34 +54,37 @@ def test_phases_are_told_as_they_come(run, fake_cluster):
     ]
 
 
-def test_a_failed_job_is_an_error_with_pod_code_and_message(run, fake_cluster):
-    fake_cluster.lives[MASTER] = ends(2, "step 1", "error: no such recipe 'x'", "  fix: use one of: debug")
+@both
+def test_a_failed_job_is_an_error_with_pod_code_and_message(run, fake_cluster, master):
+    fake_cluster.lives[master] = ends(2, "step 1", "error: no such recipe 'x'", "  fix: use one of: debug")
     with pytest.raises(LaunchError) as error:
         run()
     assert str(error.value) == (
-        f"pod {MASTER} (rank 0) failed with exit code 2: no such recipe 'x'\n  fix: use one of: debug"
+        f"pod {master} (rank 0) failed with exit code 2: no such recipe 'x'\n  fix: use one of: debug"
     )
     assert error.value.exit_code == 2
 
 
-def test_a_crash_is_an_error_with_the_last_lines(run, fake_cluster):
+@both
+def test_a_crash_is_an_error_with_the_last_lines(run, fake_cluster, master, worker):
     fake_cluster.lives |= {
-        MASTER: endless,
-        WORKER: ends(1, *(f"line {number}" for number in range(50)), "ZeroDivisionError"),
+        master: endless,
+        worker: ends(1, *(f"line {number}" for number in range(50)), "ZeroDivisionError"),
     }
-    with pytest.raises(LaunchError, match=rf"pod {WORKER} \(rank 1\) failed with exit code 1") as error:
+    with pytest.raises(LaunchError, match=rf"pod {worker} \(rank 1\) failed with exit code 1") as error:
         run(nodes=2)
     assert error.value.message.endswith("  ZeroDivisionError")
     assert "line 31\n" in error.value.message and "line 30\n" not in error.value.message
     assert error.value.exit_code == 1
 
 
-def test_an_eviction_is_named(run, fake_cluster):
+@both
+def test_an_eviction_is_named(run, fake_cluster, master):
     def evicted(pod):
         pod.run()
         pod.evict("The node was low on resource: memory.")
 
-    fake_cluster.lives[MASTER] = evicted
+    fake_cluster.lives[master] = evicted
     with pytest.raises(
         LaunchError, match=r"failed \(Evicted\): The node was low on resource: memory"
     ) as error:
@@ -89,32 +92,35 @@ def test_an_eviction_is_named(run, fake_cluster):
     assert "memory_limit" in error.value.fix
 
 
-def test_an_evicted_or_killed_worker_is_made_anew_and_the_job_goes_on(run, fake_cluster):
+@both
+def test_an_evicted_or_killed_worker_is_made_anew_and_the_job_goes_on(run, fake_cluster, master, worker):
     fake_cluster.lives |= {
-        MASTER: [ends(143, "saved"), ends(0, "resumed")],
-        WORKER: [lambda p: p.evict(), fine],
+        master: [ends(143, "saved"), ends(0, "resumed")],
+        worker: [lambda p: p.evict(), fine],
     }
     lines = run(nodes=2)
-    assert f"[{MASTER}] resumed" in lines and "job train: succeeded" in lines
+    assert f"[{master}] resumed" in lines and "job train: succeeded" in lines
 
 
-def test_a_pod_that_dies_again_and_again_ends_the_job(run, fake_cluster):
+@both
+def test_a_pod_that_dies_again_and_again_ends_the_job(run, fake_cluster, master):
     def dies(pod):
         pod.run()
         pod.say("segmentation fault")
         pod.sleep(0.15)
         pod.exit(139)
 
-    fake_cluster.lives[MASTER] = dies
+    fake_cluster.lives[master] = dies
     told = r"started anew 3 times \(exit code 139\) without a newer checkpoint, allowed are 2"
     with pytest.raises(LaunchError, match=told) as error:
         run(backoff=2)
     assert "segmentation fault" in error.value.message
-    assert f"pod {MASTER}: started anew, 2 of 2 (exit code 139)" in run.lines
+    assert f"pod {master}: started anew, 2 of 2 (exit code 139)" in run.lines
     assert gone(fake_cluster)
 
 
-def test_a_container_that_restarts_in_its_pod_counts_too(run, fake_cluster):
+@both
+def test_a_container_that_restarts_in_its_pod_counts_too(run, fake_cluster, master):
     def restarts(pod):
         pod.run()
         for _ in range(5):
@@ -122,32 +128,34 @@ def test_a_container_that_restarts_in_its_pod_counts_too(run, fake_cluster):
             pod.restart(1)
         pod.sleep(60)
 
-    fake_cluster.lives[MASTER] = restarts
+    fake_cluster.lives[master] = restarts
     with pytest.raises(LaunchError, match="allowed are 1"):
         run(backoff=1, restart_policy="OnFailure")
     assert gone(fake_cluster)
 
 
-def test_pods_that_stay_pending_are_explained_and_removed(run, fake_cluster):
+@both
+def test_pods_that_stay_pending_are_explained_and_removed(run, fake_cluster, master, worker):
     fake_cluster.lives |= {
-        MASTER: lambda pod: pod.unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
-        WORKER: lambda pod: pod.wait("ImagePullBackOff", 'Back-off pulling image "i:1"'),
+        master: lambda pod: pod.unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
+        worker: lambda pod: pod.wait("ImagePullBackOff", 'Back-off pulling image "i:1"'),
     }
     with pytest.raises(LaunchError, match=r"does not run after 1 s \(0 of 2 pods run\)") as error:
         run(nodes=2, start_timeout=1)
     for part in (
-        f"pod {MASTER} is Pending: Unschedulable",
+        f"pod {master} is Pending: Unschedulable",
         "Insufficient nvidia.com/gpu",
         "FailedScheduling (x7)",
     ):
         assert part in error.value.message
-    assert f'pod {WORKER} is Pending: ImagePullBackOff: Back-off pulling image "i:1"' in error.value.message
+    assert f'pod {worker} is Pending: ImagePullBackOff: Back-off pulling image "i:1"' in error.value.message
     assert gone(fake_cluster)
     # And both are told at once, once each.
     assert sum("waits: ImagePullBackOff" in line for line in run.lines) == 1
 
 
-def test_the_start_timeout_counts_each_wait_by_itself(run, fake_cluster):
+@both
+def test_the_start_timeout_counts_each_wait_by_itself(run, fake_cluster, master):
     def preempted(pod):
         pod.sleep(0.6)
         pod.run()
@@ -158,41 +166,31 @@ def test_the_start_timeout_counts_each_wait_by_itself(run, fake_cluster):
         pod.sleep(0.6)
         fine(pod)
 
-    fake_cluster.lives[MASTER] = [preempted, resumed]
+    fake_cluster.lives[master] = [preempted, resumed]
     assert "job train: restarting, 0 of 1 pods run" in run(start_timeout=1)
 
 
-def test_a_job_without_pods_is_explained(run, fake_cluster):
-    fake_cluster.operator = False
-    fake_cluster.event("train", "FailedCreate", "exceeded quota: gpus", kind="PyTorchJob")
+@both
+def test_a_job_without_pods_is_explained(run, fake_cluster, kind):
+    fake_cluster.operator = fake_cluster.trainer.works = False
+    fake_cluster.event("train", "FailedCreate", "exceeded quota: gpus", kind=kind.title)
     with pytest.raises(LaunchError, match="no pod was made") as error:
         run(start_timeout=1)
     assert "exceeded quota: gpus" in error.value.message
 
 
-def test_events_that_are_forbidden_do_not_hide_the_rest(run, fake_cluster):
+@both
+def test_events_that_are_forbidden_do_not_hide_the_rest(run, fake_cluster, master):
     fake_cluster.denied.add(("list", "events"))
-    fake_cluster.lives[MASTER] = lambda pod: pod.wait("CreateContainerConfigError", 'secret "s" not found')
+    fake_cluster.lives[master] = lambda pod: pod.wait("CreateContainerConfigError", 'secret "s" not found')
     with pytest.raises(LaunchError, match=r'CreateContainerConfigError: secret "s" not found') as error:
         run(start_timeout=1)
     assert "its events are not known" in error.value.message
 
 
-def test_a_suspended_job_waits_for_its_queue(run, fake_cluster):
-    def admit():
-        time.sleep(1.5)
-        job = fake_cluster.job("train")
-        job["spec"]["runPolicy"]["suspend"] = False
-        fake_cluster.start(job)
-
-    threading.Thread(target=admit, daemon=True).start()
-    lines = run(kueue_queue="gpus", start_timeout=1)
-    assert "job train: suspended: its queue has not admitted it yet, or somebody holds it back" in lines
-    assert "job train: succeeded" in lines
-
-
-def test_the_deadline_counts_from_the_jobs_creation(run, backend, job, fake_cluster):
-    fake_cluster.lives[MASTER] = endless
+@both
+def test_the_deadline_counts_from_the_jobs_creation(run, backend, job, fake_cluster, master):
+    fake_cluster.lives[master] = endless
     backend.submit(job(deadline=3600))
     fake_cluster.job("train")["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     with pytest.raises(LaunchError, match="stopped at its deadline of 3600 s"):
@@ -200,16 +198,18 @@ def test_the_deadline_counts_from_the_jobs_creation(run, backend, job, fake_clus
     assert gone(fake_cluster)
 
 
-def test_a_job_that_somebody_deletes_is_told(run, fake_cluster):
-    fake_cluster.lives[MASTER] = endless
+@both
+def test_a_job_that_somebody_deletes_is_told(run, fake_cluster, master):
+    fake_cluster.lives[master] = endless
     threading.Timer(0.5, lambda: fake_cluster.delete_job("default", "train")).start()
     with pytest.raises(LaunchError, match="the job train is gone"):
         run()
 
 
+@both
 @pytest.mark.parametrize("pause", [0.0, 0.2], ids=["at once", "after a moment"])
-def test_a_job_that_another_specification_replaces_is_told(run, job, fake_cluster, pause):
-    fake_cluster.lives[MASTER] = endless
+def test_a_job_that_another_specification_replaces_is_told(run, job, fake_cluster, pause, master):
+    fake_cluster.lives[master] = endless
 
     def replace_it():
         fake_cluster.delete_job("default", "train")
@@ -223,28 +223,34 @@ def test_a_job_that_another_specification_replaces_is_told(run, job, fake_cluste
     assert not gone(fake_cluster) and not fake_cluster.requests("DELETE")
 
 
-def test_what_another_launcher_made_is_not_withdrawn(backend, job, fake_cluster):
-    fake_cluster.lives[MASTER] = endless
+@both
+def test_what_another_launcher_made_is_not_withdrawn(backend, job, fake_cluster, master):
+    fake_cluster.lives[master] = endless
     backend.submit(job())
     ClusterBackend.connect().submit(job(env={"A": "other"}))
     backend.withdraw("train")
     assert not gone(fake_cluster) and len(fake_cluster.requests("DELETE")) == 1
 
 
-def test_the_same_job_made_anew_by_another_launcher_is_followed(run, fake_cluster):
-    fake_cluster.lives[MASTER] = [endless, ends(0, "anew")]
+@both
+def test_the_same_job_made_anew_by_another_launcher_is_followed(run, fake_cluster, master):
+    fake_cluster.lives[master] = [endless, ends(0, "anew")]
 
     def replace_it():
         old = fake_cluster.job("train")
+        fake_cluster.trainer.collection_seconds = 60
         fake_cluster.delete_job("default", "train")
         fake_cluster.create_job("default", {**old, "metadata": dict(old["metadata"]), "status": {}})
 
     threading.Timer(0.5, replace_it).start()
     lines = run()
-    assert "job train: succeeded" in lines and f"[{MASTER}] anew" in lines
+    assert "job train: succeeded" in lines and f"[{master}] anew" in lines
 
 
-def test_a_retried_launcher_takes_the_job_up_and_tells_its_log_again(run, backend, job, fake_cluster):
+@both
+def test_a_retried_launcher_takes_the_job_up_and_tells_its_log_again(
+    run, backend, job, fake_cluster, master, kind
+):
     go_on = threading.Event()
 
     def life(pod):
@@ -254,18 +260,19 @@ def test_a_retried_launcher_takes_the_job_up_and_tells_its_log_again(run, backen
         pod.say("after")
         pod.exit(0)
 
-    fake_cluster.lives[MASTER] = life
+    fake_cluster.lives[master] = life
     backend.submit(job())
     threading.Timer(0.3, go_on.set).start()
     lines = run()
-    assert [line for line in lines if line.startswith("[")] == [f"[{MASTER}] before", f"[{MASTER}] after"]
-    assert len(fake_cluster.requests("POST")) == 1 and not fake_cluster.requests("DELETE")
+    assert [line for line in lines if line.startswith("[")] == [f"[{master}] before", f"[{master}] after"]
+    assert len(fake_cluster.requests("POST", kind.plural)) == 1 and not fake_cluster.requests("DELETE")
 
 
+@both
 @pytest.mark.parametrize(
     "fault", [{"status": 500}, {"status": 503}, {"status": 429}, {"status": 410}, {"drop": True}], ids=str
 )
-def test_an_api_server_that_is_away_is_waited_for(run, fake_cluster, fault, caplog):
+def test_an_api_server_that_is_away_is_waited_for(run, fake_cluster, fault, caplog, master):
     def life(pod):
         pod.run()
         fake_cluster.faults.append(Fault("GET", times=6, **fault))
@@ -274,18 +281,19 @@ def test_an_api_server_that_is_away_is_waited_for(run, fake_cluster, fault, capl
             pod.sleep(0.02)
         pod.exit(0)
 
-    fake_cluster.lives[MASTER] = life
+    fake_cluster.lives[master] = life
     lines = run()
-    assert [line for line in lines if line.startswith("[")] == [f"[{MASTER}] step {n}" for n in range(20)]
+    assert [line for line in lines if line.startswith("[")] == [f"[{master}] step {n}" for n in range(20)]
     assert "still trying" in caplog.text
 
 
-def test_an_outage_has_an_end(run, backend, fake_cluster, timings):
+@both
+def test_an_outage_has_an_end(run, backend, fake_cluster, timings, master):
     def life(pod):
         fake_cluster.faults.append(Fault("GET", times=10**6, status=503))
         endless(pod)
 
-    fake_cluster.lives[MASTER] = life
+    fake_cluster.lives[master] = life
     backend.timings = replace(timings, outage=0.3)
     with pytest.raises(LaunchError, match=r"503.*; the job train goes on by itself") as error:
         run()
@@ -293,13 +301,14 @@ def test_an_outage_has_an_end(run, backend, fake_cluster, timings):
     assert not gone(fake_cluster)  # It may be well: the next launcher takes it up.
 
 
-def test_a_sign_of_life_is_given_when_nothing_happens(run, backend, fake_cluster, timings):
+@both
+def test_a_sign_of_life_is_given_when_nothing_happens(run, backend, fake_cluster, timings, master):
     def quiet(pod):
         pod.run()
         pod.sleep(0.8)
         pod.exit(0)
 
-    fake_cluster.lives[MASTER] = quiet
+    fake_cluster.lives[master] = quiet
     backend.timings = replace(timings, heartbeat=0.3)
     signs = [line for line in run() if "no line for" in line]
     assert 1 <= len(signs) <= 3
@@ -307,7 +316,8 @@ def test_a_sign_of_life_is_given_when_nothing_happens(run, backend, fake_cluster
     assert re.fullmatch(told, signs[0])
 
 
-def test_dropped_and_stalled_streams_lose_and_repeat_nothing(run, fake_cluster):
+@both
+def test_dropped_and_stalled_streams_lose_and_repeat_nothing(run, fake_cluster, master):
     def life(pod):
         pod.run()
         for number in range(60):
@@ -315,17 +325,19 @@ def test_dropped_and_stalled_streams_lose_and_repeat_nothing(run, fake_cluster):
             pod.sleep(0.01)
         pod.exit(0)
 
-    fake_cluster.lives[MASTER] = life
+    fake_cluster.lives[master] = life
+    log = "/log?"
     fake_cluster.faults += [
-        Fault("GET", LOG, cut=500),
-        Fault("GET", LOG, cut=700, stall=20),
-        Fault("GET", LOG, end=950),
+        Fault("GET", log, cut=500),
+        Fault("GET", log, cut=700, stall=20),
+        Fault("GET", log, end=950),
     ]
-    assert [line for line in run() if line.startswith("[")] == [f"[{MASTER}] step {n}" for n in range(60)]
+    assert [line for line in run() if line.startswith("[")] == [f"[{master}] step {n}" for n in range(60)]
 
 
-def test_hints_are_given_where_they_arise_and_at_the_end(run, fake_cluster):
-    fake_cluster.lives[MASTER] = ends(
+@both
+def test_hints_are_given_where_they_arise_and_at_the_end(run, fake_cluster, master):
+    fake_cluster.lives[master] = ends(
         1, "node NCCL INFO Using network NET/Socket", "Call to ibv_reg_mr failed"
     )
     with pytest.raises(LaunchError) as error:
@@ -334,15 +346,17 @@ def test_hints_are_given_where_they_arise_and_at_the_end(run, fake_cluster):
     assert sum(line.startswith("hint: ") for line in run.lines) == 2
 
 
+@both
 def test_a_logs_permission_that_is_missing_does_not_end_the_watching(run, fake_cluster, caplog):
     fake_cluster.denied.add(("get", "pods/log"))
     assert "job train: succeeded" in run()
     assert 'resources ["pods/log"]' in caplog.text
 
 
-def test_the_launcher_kubernetes_is_this(fake_cluster, job, capsys):
+@both
+def test_the_launcher_kubernetes_is_this(fake_cluster, job, capsys, master):
     from components.launchers import run
 
-    fake_cluster.lives[MASTER] = ends(0, "hello")
+    fake_cluster.lives[master] = ends(0, "hello")
     run("kubernetes", job())
-    assert f"[{MASTER}] hello" in capsys.readouterr().out
+    assert f"[{master}] hello" in plain(capsys.readouterr().out)

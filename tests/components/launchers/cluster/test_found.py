@@ -1,0 +1,149 @@
+"""Of which kind a new job becomes, and of which a job is."""
+
+import logging
+
+import pytest
+from fake_api import Fault
+from fake_cluster import endless
+from fake_trainer import AWAY
+
+from components.launchers.cluster.backend import ClusterBackend
+from components.launchers.cluster.refusals import ApiError
+from trainer.errors import ConfigError
+
+
+@pytest.fixture
+def knows(fake_cluster, timings):
+    """Let the fake cluster know some kinds; returns a backend of whatever there is."""
+
+    def install(*plurals):
+        fake_cluster.installed = set(plurals)
+        fake_cluster.lives |= {"train-master-0": endless, "train-node-0-0": endless}
+        return ClusterBackend.connect(timings=timings)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("installed", "chosen"),
+    [
+        (["pytorchjobs"], "PyTorchJob"),
+        (["trainjobs"], "TrainJob"),
+        (["pytorchjobs", "trainjobs"], "PyTorchJob"),
+    ],
+    ids=["v1", "v2", "both"],
+)
+def test_a_job_becomes_what_the_cluster_knows(knows, job, fake_cluster, caplog, installed, chosen):
+    caplog.set_level(logging.INFO)
+    backend = knows(*installed)
+    assert backend.status("train").phase == "gone"
+    assert backend.submit(job()) == "train"
+    assert backend.status("train").kind == chosen
+    assert f"jobs are {chosen}s here" in caplog.text
+    assert (
+        len([seen for seen in fake_cluster.requests("POST") if "dryRun" in seen.path]) <= len(installed) + 1
+    )
+    # And again, by another launcher, which finds it and asks nothing more.
+    before = len(fake_cluster.requests("POST"))
+    ClusterBackend.connect().submit(job())
+    assert len(fake_cluster.requests("POST")) == before
+    backend.stop("train")
+    assert fake_cluster.job("train") is None
+
+
+def test_the_kind_whose_controller_is_away_is_passed_over(knows, job, fake_cluster, caplog):
+    caplog.set_level(logging.INFO)
+    backend = knows("pytorchjobs", "trainjobs")
+    fake_cluster.operator = False
+    backend.submit(job())
+    assert backend.status("train").kind == "TrainJob"
+    assert "PyTorchJob: its controller does not answer (the Training Operator (v1.9))" in caplog.text
+
+
+def test_the_second_kind_may_be_away_where_the_first_answers(knows, job, fake_cluster):
+    backend = knows("pytorchjobs", "trainjobs")
+    fake_cluster.trainer.away = True
+    backend.submit(job())
+    assert backend.status("train").kind == "PyTorchJob"
+
+
+def test_a_cluster_that_runs_no_jobs_says_what_to_install(knows, job, fake_cluster):
+    backend = knows("workloads")
+    for act in (lambda: backend.status("train"), backend.list_jobs, lambda: backend.submit(job())):
+        with pytest.raises(ConfigError, match="PyTorchJob: the cluster does not know them") as error:
+            act()
+        assert "TrainJob: the cluster does not know them" in error.value.message
+        assert "install Kubeflow Trainer (v2.3) or the Training Operator (v1.9)" in error.value.fix
+    backend = knows("pytorchjobs", "trainjobs")
+    fake_cluster.operator, fake_cluster.trainer.away = False, True
+    with pytest.raises(ConfigError) as error:
+        backend.submit(job())
+    assert error.value.message == (
+        "this cluster runs no training jobs:\n"
+        "  PyTorchJob: its controller does not answer (the Training Operator (v1.9))\n"
+        "  TrainJob: its controller does not answer (Kubeflow Trainer (v2.3) and JobSet)"
+    )
+    assert "install Kubeflow Trainer (v2.3) or the Training Operator (v1.9)" in error.value.fix
+
+
+def test_a_kind_that_may_not_be_made_is_passed_over(knows, job, fake_cluster, caplog):
+    caplog.set_level(logging.INFO)
+    backend = knows("pytorchjobs", "trainjobs")
+    fake_cluster.denied |= {(verb, "pytorchjobs") for verb in ("get", "list", "create")}
+    backend.submit(job())
+    assert [status.kind for status in backend.list_jobs()] == ["TrainJob"]
+    assert "PyTorchJob: you may not create them" in caplog.text
+    backend.stop("train")
+
+
+def test_where_nothing_may_be_made_the_missing_role_is_named(knows, job, fake_cluster):
+    backend = knows("pytorchjobs", "trainjobs")
+    fake_cluster.denied |= {("create", "pytorchjobs"), ("create", "trainjobs")}
+    with pytest.raises(ApiError, match="cannot create pytorchjobs") as error:
+        backend.submit(job())
+    assert 'apiGroups ["kubeflow.org"]' in error.value.fix and 'verbs ["create"]' in error.value.fix
+
+
+def test_where_no_kind_may_be_read_that_is_told(knows, fake_cluster):
+    backend = knows("pytorchjobs", "trainjobs")
+    fake_cluster.denied |= {(verb, what) for verb in ("get", "list") for what in ("pytorchjobs", "trainjobs")}
+    for look in (lambda: backend.status("train"), backend.list_jobs):
+        with pytest.raises(ApiError, match="pytorchjobs"):
+            look()
+
+
+def test_a_server_in_trouble_is_no_kind_that_is_away(knows, job, fake_cluster):
+    backend = knows("pytorchjobs", "trainjobs")
+    fake_cluster.faults.append(Fault("POST", "pytorchjobs", status=503, message="etcd is away"))
+    with pytest.raises(ApiError, match="etcd is away"):
+        backend.submit(job())
+    assert not fake_cluster.job("train")
+
+
+def test_jobs_of_both_kinds_are_in_one_list_and_found_by_name(knows, job, fake_cluster, timings):
+    backend = knows("pytorchjobs", "trainjobs")
+    fake_cluster.lives |= {"old-master-0": endless, "new-node-0-0": endless}
+    ClusterBackend.connect(timings=timings, kinds=[backend.kinds.possible[0]]).submit(job(name="old"))
+    ClusterBackend.connect(timings=timings, kinds=[backend.kinds.possible[1]]).submit(job(name="new"))
+    assert {(status.name, status.kind) for status in backend.list_jobs()} == {
+        ("old", "PyTorchJob"),
+        ("new", "TrainJob"),
+    }
+    assert backend.status("new").kind == "TrainJob" and len(backend.status("new").pods) == 1
+    backend.submit(job(name="new"))  # It is taken up, and not made anew as a PyTorchJob.
+    assert not fake_cluster.requests("DELETE")
+    for name in ("new", "old"):
+        backend.stop(name)
+    assert backend.list_jobs() == []
+
+
+def test_a_job_of_the_other_kind_is_replaced_by_one_of_the_preferred(knows, job, fake_cluster, timings):
+    backend = knows("pytorchjobs", "trainjobs")
+    ClusterBackend.connect(timings=timings, kinds=[backend.kinds.possible[1]]).submit(job())
+    backend.submit(job(env={"A": "1"}))
+    assert backend.status("train").kind == "PyTorchJob"
+    assert [status.kind for status in backend.list_jobs()] == ["PyTorchJob"]
+
+
+def test_the_words_of_a_webhook_that_is_away_are_the_real_ones():
+    assert "failed calling webhook" in AWAY and "no endpoints available" in AWAY
