@@ -338,8 +338,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, json.dumps(body).encode())
 
     def _error(self, status, message, retry_after=0, name=""):
+        about = {"name": name, "kind": message.partition(" ")[0]}
         body = {"kind": "Status", "status": "Failure", "code": status, "message": message,
-                "reason": REASONS.get(status, ""), "details": {"name": name}}  # fmt: skip
+                "reason": REASONS.get(status, ""), "details": about}  # fmt: skip
         self._send(status, json.dumps(body).encode(), retry_after=retry_after)
 
     def _send(self, status, data, kind="application/json", retry_after=0):

@@ -200,7 +200,12 @@ def test_credentials_that_are_refused_are_told(look, fake_cluster):
 
 def test_a_namespace_that_is_not_there_is_missing(look, fake_cluster):
     fake_cluster.write_kubeconfig("nowhere")
-    assert look()["namespace nowhere"].state == "missing"
+    absent = Fault("POST", "dryRun", status=404, message='namespaces "nowhere" not found', times=10**6)
+    fake_cluster.faults.append(absent)
+    found = look()
+    assert found["namespace nowhere"].state == "missing"
+    # The kind of jobs itself is there.
+    assert found[OPERATOR].state == "warning" and found[OPERATOR].fix.startswith("create the namespace")
 
 
 def test_a_secret_needs_a_key_that_is_read_and_its_values_stay_secret(look, fake_cluster):
