@@ -124,19 +124,14 @@ class FakeKueue:
     def admit(self, job):
         """Let a job go: its controller makes its pods."""
         name = self.workload(job)["metadata"]["name"]
-        self._pending = [other for other in self._pending if other != name]
         held = self.workload(job)["status"].get("conditions", [])
         for item in [item for item in held if item["type"] in ("Evicted", "Preempted")]:
             self._condition(job, item["type"], "False", "QuotaReserved", f"Previously: {item['message']}")
         self._condition(job, "Admitted", "True", "Admitted", "The workload is admitted")
         self._condition(job, "QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue gpus")
-        self._release(self._job(job))
-
-    def _release(self, job):
-        if "runtimeRef" in job["spec"]:
-            return self.cluster.trainer.resume(job)
-        job["spec"]["runPolicy"]["suspend"] = False
-        return self.cluster.start(job)
+        self._pending = [other for other in self._pending if other != name]
+        with self.cluster._lock:  # No pod ends before its controller knows it.
+            self.cluster.resume(self._job(job))
 
     def evict(self, job, reason="Preempted", message=PREEMPTED):
         """Take a job back: its pods are deleted, and it waits in the queue again."""
@@ -144,14 +139,9 @@ class FakeKueue:
         self._condition(job, "Evicted", "True", reason, message)
         self._condition(job, "QuotaReserved", "False", "Pending", message)
         self._condition(job, "Admitted", "False", "NoReservation", "The workload has no reservation")
-        body = self._job(job)
-        if "runtimeRef" in body["spec"]:
-            self.cluster.trainer.suspend(body)
-            return
-        self._suspend(body, True)
-        self.cluster.condition(body, "Suspended")
-        for pod in self.cluster._pods_of(body["metadata"]["namespace"], job):
-            self.cluster.delete_pod(pod, self.cluster.termination_seconds)
+        with self.cluster._lock:
+            self._suspend(self._job(job), True)
+            self.cluster.suspend(self._job(job))
 
     def _job(self, name):
         jobs = (self.cluster.objects.get((plural, "default", name)) for plural in PLURALS)

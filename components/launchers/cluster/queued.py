@@ -33,7 +33,8 @@ class Queued:
             return False
         message = status.message
         same = _NUMBERS.sub("", message) == _NUMBERS.sub("", self._told)
-        if message == self._told or (same and now - self._told_at < self._timings.place):
+        lost = self._told.endswith(message)  # Its place is not told while Kueue makes up its mind.
+        if lost or (same and now - self._told_at < self._timings.place):
             return False
         self._told, self._told_at = message, now
         return True

@@ -4,6 +4,7 @@ import pytest
 from fake_api import Fault
 from fake_cluster import endless
 from fake_kueue import PREEMPTED, QUOTA, TOO_LARGE, give_kueue
+from kinds import both
 
 from components.launchers.backend import Phase
 from components.launchers.cluster import kueue_setup
@@ -26,6 +27,7 @@ def asked(fake_cluster):
     return [seen.path for seen in fake_cluster.requests(path="kueue.x-k8s.io")]
 
 
+@both
 def test_a_job_that_waits_for_quota_tells_place_and_reason(waiting, kueue):
     kueue.waits("train", QUOTA)
     kueue.ahead("pytorchjob-a-1", "pytorchjob-b-2")
@@ -69,8 +71,9 @@ def test_one_that_is_out_of_the_queue_is_told_so(waiting, kueue):
     assert waiting().reason == "Deactivated"
 
 
-def test_one_that_was_taken_back_tells_by_whom_and_its_new_place(fake_cluster, waiting, kueue):
-    fake_cluster.lives["train-master-0"] = endless
+@both
+def test_one_that_was_taken_back_tells_by_whom_and_its_new_place(fake_cluster, waiting, kueue, master):
+    fake_cluster.lives[master] = endless
     kueue.admit("train")
     assert waiting().reason != "Queued"
     kueue.evict("train")
@@ -148,6 +151,7 @@ def test_nothing_is_asked_of_jobs_that_wait_in_no_queue(fake_cluster, backend, j
     assert not asked(fake_cluster)
 
 
+@both
 def test_a_list_tells_of_all_with_one_look_at_each_queue(fake_cluster, backend, job, kueue):
     kueue.queue("cpus")
     for name, queue in (("a", "gpus"), ("b", "gpus"), ("c", "cpus")):

@@ -8,23 +8,21 @@ from functools import partial
 
 import pytest
 from fake_cluster import endless, fine
-from fake_kueue import QUOTA, give_kueue
+from fake_kueue import BOTH, QUOTA, give_kueue
+from kinds import both
 
 from components.launchers.backend import JobStatus, Phase, PodStatus
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.conditions import Incarnations
 from components.launchers.cluster.kinds import KINDS
+from components.launchers.cluster.kueue_setup import framework
 from trainer.errors import LaunchError
-
-MASTER = "train-master-0"
 
 
 @pytest.fixture
-def quick(backend, timings):
+def quick(kind, timings):
     """The backend, which waits only half a second for Kueue."""
-    return ClusterBackend.connect(
-        timings=replace(timings, unserved=0.5, place=0.3), kinds=[KINDS["pytorchjob"]]
-    )
+    return ClusterBackend.connect(timings=replace(timings, unserved=0.5, place=0.3), kinds=[kind])
 
 
 @pytest.fixture
@@ -50,6 +48,7 @@ def told(lines):
     return [line for line in lines if line.startswith("job ")]
 
 
+@both
 def test_a_suspended_job_waits_for_its_queue_however_long(run, quick, fake_cluster, meanwhile):
     kueue = give_kueue(fake_cluster)
 
@@ -100,16 +99,20 @@ def test_its_place_is_told_again_after_a_while(run, quick, fake_cluster, meanwhi
     assert told(run(quick, kueue_queue="gpus"))[-1] == "job train: succeeded"
 
 
-def test_a_job_that_no_controller_releases_is_given_up(run, quick, fake_cluster):
-    give_kueue(fake_cluster, serves=["trainer.kubeflow.org/trainjob"])
+@both
+def test_a_job_that_no_controller_releases_is_given_up(run, quick, fake_cluster, kind):
+    ours, (other,) = framework(kind), [name for name in BOTH if name != framework(kind)]
+    give_kueue(fake_cluster, serves=[other])
     with pytest.raises(LaunchError) as error:
         run(quick, kueue_queue="gpus", start_timeout=600)
     assert error.value.message.startswith(
         "no controller releases the job train from queue gpus: Kueue has made no Workload of it yet, after "
     )
     assert "Kueue v0.19.2 (API kueue.x-k8s.io/v1beta2)" in error.value.message
-    assert "have kubeflow.org/pytorchjob named in integrations.frameworks" in error.value.fix
-    assert "make it a trainjob" in error.value.fix and "leave kueue_queue out" in error.value.fix
+    assert f"have {ours} named in integrations.frameworks" in error.value.fix
+    assert (
+        f"make it a {other.split('/')[1]}" in error.value.fix and "leave kueue_queue out" in error.value.fix
+    )
     assert fake_cluster.job("train") is None
 
 
@@ -174,9 +177,12 @@ def test_a_job_that_somebody_suspends_himself_waits_for_him(run, quick, fake_clu
     assert "job train: succeeded" in lines
 
 
-def test_a_job_that_is_taken_back_resumes_and_that_counts_as_no_restart(run, quick, fake_cluster, meanwhile):
+@both
+def test_a_job_that_is_taken_back_resumes_and_that_counts_as_no_restart(
+    run, quick, fake_cluster, meanwhile, master
+):
     kueue = give_kueue(fake_cluster)
-    fake_cluster.lives[MASTER] = [endless, endless, endless, fine]
+    fake_cluster.lives[master] = [endless, endless, endless, fine]
     fake_cluster.termination_seconds = 0.3
     again = ("taken back by Kueue (Preempted: ", lambda: kueue.admit("train"))
     runs = ("running", lambda: kueue.evict("train"))
