@@ -80,7 +80,8 @@ def check(cluster: Cluster, needs: Needs) -> Iterator[Check]:
     absent = {found.kind.group for found in seen if not found.known}
     for (group, resource), verbs in PERMISSIONS.items():
         if group not in absent:
-            yield from _permission(cluster, group, resource, verbs)
+            spared = (_OPTIONAL | kinds.spared(seen)).get(resource, "")
+            yield from _permission(cluster, group, resource, verbs, spared)
     if needs.secret:
         yield from _secret(cluster, needs.secret)
     if needs.claim:
@@ -101,7 +102,10 @@ def _namespace(cluster: Cluster) -> Iterator[Check]:
             yield Check(title, "warning", error.message, error.fix)
 
 
-def _permission(cluster: Cluster, group: str, resource: str, verbs: tuple[str, ...]) -> Iterator[Check]:
+def _permission(
+    cluster: Cluster, group: str, resource: str, verbs: tuple[str, ...], spared: str
+) -> Iterator[Check]:
+    """Look for the verbs on a resource; `spared` says what is missing without, where one can do without."""
     title = f"permissions on {resource}"
     try:
         refused = [verb for verb in verbs if not _allowed(cluster, group, resource, verb)]
@@ -111,9 +115,8 @@ def _permission(cluster: Cluster, group: str, resource: str, verbs: tuple[str, .
     if not refused:
         yield Check(title, "ok", ", ".join(verbs))
         return
-    optional = resource in _OPTIONAL
-    yield Check(title, "warning" if optional else "missing",
-        f"not allowed: {', '.join(refused)}" + (f"; {_OPTIONAL[resource]}" if optional else ""),
+    yield Check(title, "warning" if spared else "missing",
+        f"not allowed: {', '.join(refused)}" + (f"; {spared}" if spared else ""),
         f"bind a Role with apiGroups [\"{group}\"], resources [\"{resource}\"], "
         f"verbs {list(refused)} in namespace {cluster.namespace}; deploy/ holds one".replace("'", '"'),
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Which kinds of training jobs a cluster runs, and what those of Kubeflow Trainer find in the namespace."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from components.launchers.cluster.kinds.kind import Kind
 from components.launchers.cluster.refusals import ApiError
 from components.launchers.render import trainjob
 from trainer.doctor import Check
+from trainer.errors import ConfigError
 
 _PATIENCE = 5.0
 
@@ -30,6 +31,8 @@ class Found:
     """What to do about it."""
     certain: bool = True
     """Whether the cluster has said so."""
+    taken: bool = False
+    """Whether a new job becomes one, unless the user names a kind."""
 
     @property
     def title(self) -> str:
@@ -39,7 +42,9 @@ class Found:
 
 def look(cluster: Cluster) -> list[Found]:
     """Ask for the jobs of every kind, as the launcher does, and whether anybody would run a new one."""
-    return [_look(cluster, kind) for kind in KINDS.values()]
+    seen = [_look(cluster, kind) for kind in KINDS.values()]
+    taken = _taken(cluster, [item.kind for item in seen if not item.problem])
+    return [replace(item, taken=item.kind is taken) for item in seen]
 
 
 def _look(cluster: Cluster, kind: Kind) -> Found:
@@ -65,11 +70,12 @@ def checks(seen: list[Found]) -> Iterator[Check]:
         seen: what `look` found.
     """
     running = [item for item in seen if not item.problem]
+    some = any(item.taken for item in seen)
     for item in seen:
         name = f"launcher={item.kind.name}"
         if item in running:
-            taken = item is running[0]
-            also = "launcher=kubernetes takes them" if taken else f"only {name} takes them"
+            also = "launcher=kubernetes takes them" if item.taken else f"only {name} takes them"
+            also = also if some else "you may create none"
             yield Check(item.title, "ok", f"the cluster runs them; {also}")
         elif not item.certain:
             yield Check(item.title, "warning", item.problem, item.fix)
@@ -79,6 +85,21 @@ def checks(seen: list[Found]) -> Iterator[Check]:
             yield Check(item.title, "warning", f"{item.problem}; {name} would wait in vain", item.fix)
         else:
             yield Check(item.title, "ok", f"{item.problem}; {running[0].kind.title}s are enough")
+
+
+def spared(seen: list[Found]) -> dict[str, str]:
+    """Return the resources that no run needs unless the user names their kind, and words on it."""
+    if not any(item.taken for item in seen):
+        return {}
+    return {item.kind.plural: f"only launcher={item.kind.name} needs it" for item in seen if not item.taken}
+
+
+def _taken(cluster: Cluster, running: list[Kind]) -> Kind | None:
+    """Return the kind that a new job becomes, as the launcher chooses; None where it may make none."""
+    try:
+        return Kinds(cluster, tuple(running)).of_new() if running else None
+    except (ApiError, ConfigError):  # The check of the permissions says what is missing.
+        return None
 
 
 def runtime(cluster: Cluster, seen: list[Found]) -> Iterator[Check]:

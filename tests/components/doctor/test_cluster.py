@@ -133,6 +133,21 @@ def test_one_kind_of_jobs_is_enough_and_the_one_that_is_taken_is_named(look, fak
         assert ("does not know them" in found[title].detail) is (plural not in installed)
 
 
+def test_the_kind_that_may_be_made_is_the_one_that_is_taken(look, fake_cluster):
+    fake_cluster.installed = {"pytorchjobs", "trainjobs"}
+    fake_cluster.denied.add(("create", "pytorchjobs"))
+    found = look()
+    assert "only launcher=pytorchjob takes" in found[OPERATOR].detail
+    assert "launcher=kubernetes takes" in found[TRAINER].detail
+    assert found["permissions on pytorchjobs"].state == "warning"
+    assert "only launcher=pytorchjob needs it" in found["permissions on pytorchjobs"].detail
+    assert healthy(found.values())
+    fake_cluster.denied.add(("create", "trainjobs"))
+    found = look()
+    assert "you may create none" in found[OPERATOR].detail and "you may create none" in found[TRAINER].detail
+    assert found["permissions on trainjobs"].state == "missing"
+
+
 def test_a_controller_that_does_not_answer_is_told_and_the_other_taken(look, fake_cluster):
     fake_cluster.installed = {"pytorchjobs", "trainjobs"}
     silent(fake_cluster, "pytorchjobs")
