@@ -1,6 +1,7 @@
 """What is known of the Kueue that a cluster has, and what to do where it leaves a job alone."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 import yaml
@@ -136,9 +137,12 @@ def explain(cluster: Cluster, status: JobStatus) -> list[str]:
     if status.reason not in (kueue.UNSERVED, kueue.ADMITTED):
         return []
     try:
-        return [str(release(cluster))]
+        lines = [str(release(cluster))]
     except ApiError as error:
         return [f"which Kueue there is is not known: {error.message}"]
+    with suppress(ApiError):  # Few may read it.
+        lines.append(f"its configuration names {', '.join(frameworks(cluster))}")
+    return lines
 
 
 def remedy(status: JobStatus) -> str:
@@ -162,6 +166,7 @@ def remedy(status: JobStatus) -> str:
     others = " or ".join(other.name for other in KINDS.values() if other is not kind)
     return (
         f"have {framework(kind)} named in integrations.frameworks of Kueue's configuration (ConfigMap "
-        f"{_CONFIG} in {NAMESPACE}){since} and run the same again; or make it a {others} "
-        "(launcher, --backend), or leave kueue_queue out"
+        f"{_CONFIG} in {NAMESPACE}){since}, and this namespace not left out by its "
+        f"managedJobsNamespaceSelector, and run the same again; or make it a {others} (launcher, --backend), "
+        "or leave kueue_queue out"
     )

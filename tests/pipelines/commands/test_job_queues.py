@@ -47,9 +47,10 @@ def test_status_of_a_job_that_nobody_serves_says_what_to_do(kubedet, submit, fak
     assert "fix: " not in kubedet("job", "status", "a")[1]  # It is there since a moment.
     fake_cluster.job("a")["metadata"]["creationTimestamp"] = LONG_AGO
     lines = kubedet("job", "status", "a")[1].splitlines()
-    assert lines[-3:-1] == [
+    assert lines[-4:-1] == [
         "a: in queue gpus: Kueue has made no Workload of it yet",
         "Kueue v0.19.2 (API kueue.x-k8s.io/v1beta2)",
+        "its configuration names batch/job",
     ]
     assert lines[-1].startswith("fix: have kubeflow.org/pytorchjob named in integrations.frameworks")
 

@@ -132,6 +132,11 @@ def test_a_job_that_kueue_leaves_alone_is_unserved(fake_cluster, backend, job):
     status = backend.status("train")
     assert (status.phase, status.reason) == (Phase.SUSPENDED, "Unserved")
     assert status.message == "in queue gpus: Kueue has made no Workload of it yet"
+    assert backend.explain(status) == [
+        "Kueue v0.19.2 (API kueue.x-k8s.io/v1beta2)",
+        "its configuration names batch/job",
+    ]
+    fake_cluster.denied.add(("get", "configmaps"))
     assert backend.explain(status) == ["Kueue v0.19.2 (API kueue.x-k8s.io/v1beta2)"]
     assert "kubeflow.org/pytorchjob named in integrations.frameworks" in kueue_setup.remedy(status)
 
