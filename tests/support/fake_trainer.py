@@ -43,7 +43,7 @@ class FakeTrainer:
         """Whether pods are made."""
         self.away = False
         """Whether the webhook does not answer."""
-        self.pause = 0.02
+        self.pause = 0.06
         """Seconds in which there are no pods, between the old ones and the new ones."""
         self.collection_seconds = 0.0
         """How long a runtime stays whose job is gone."""
@@ -87,6 +87,10 @@ class FakeTrainer:
         """Do as Kueue does that admits a job."""
         job["spec"]["suspend"] = False
         self._run(job).resume()
+
+    def too_late(self, job):
+        """Let the time of a job be over."""
+        self._run(job).deadline()
 
     def ended(self, pod):
         """A pod has ended."""
@@ -155,7 +159,7 @@ class _Run:
     def begin(self):
         """Make the pods, unless the job waits for a queue."""
         if seconds := self._job["spec"].get("activeDeadlineSeconds"):
-            self._cluster.later(seconds, self._deadline)
+            self._cluster.later(seconds, self.deadline)
         if len(self._name) > 63 - 6 - len(f"-node-0-{self._nodes - 1}"):
             words = "JobSet name is too long, pod names generated for this JobSet will exceed 63 characters"
             self._cluster.event(
@@ -294,8 +298,11 @@ class _Run:
         self._verdict = (lambda *_: None,)
         self._clear(self._cluster.termination_seconds)
 
-    def _deadline(self):
-        ended = [item for item in self._job["status"].get("conditions", []) if item["type"] != "Suspended"]
+    def deadline(self):
+        """End the job, for its time is over."""
+        ended = [
+            item for item in self._job.get("status", {}).get("conditions", []) if item["type"] != "Suspended"
+        ]
         if self._there and not ended:
             self._set("Failed", "DeadlineExceeded", "TrainJob exceeded its active deadline")
             self.over()

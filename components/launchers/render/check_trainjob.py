@@ -24,6 +24,8 @@ def problems(manifests: list[dict[str, Any]]) -> list[str]:
     trainer = job["spec"].get("trainer") or {}
     found = [line for manifest in manifests for line in _unknown(manifest)]
     name, nodes = job["metadata"]["name"], trainer.get("numNodes") or 1
+    if not isinstance(nodes, int):
+        return found
     longest = _NAME - _RANDOM - len(f"-{trainjob.NODE}-0-{nodes - 1}")
     if len(name) > longest:
         found.append(

@@ -10,11 +10,10 @@ import time
 import pytest
 from fake_api import Fault
 from fake_cluster import endless
+from kinds import both
 
 from components.launchers.cluster import watch
 from trainer.errors import Interrupted
-
-MASTER = "train-master-0"
 
 
 def gone(fake_cluster):
@@ -22,15 +21,17 @@ def gone(fake_cluster):
 
 
 SCRIPT = """
-import signal, sys, time
+import os, signal, sys, time
 from components.launchers.cluster import watch
 from components.launchers.cluster.backend import ClusterBackend
+from components.launchers.cluster.kinds import KINDS
 from components.launchers.timings import Timings
 from components.launchers.spec import JobSpec
 from trainer.errors import KubedetError
 job = JobSpec(command=("python",), name="train", image="i:1")
 try:
-    watch.run(ClusterBackend.connect(timings=Timings(read=60, late=1.5)), job)
+    backend = ClusterBackend.connect(timings=Timings(read=60, late=1.5), kinds=[KINDS[os.environ["KIND"]]])
+    watch.run(backend, job)
 except KubedetError as error:
     print(f"error: {error}", flush=True)
     sys.exit(error.exit_code)
@@ -38,9 +39,9 @@ except KubedetError as error:
 
 
 @pytest.fixture
-def surroundings():
+def surroundings(kind):
     """Further variables of the launcher's environment."""
-    return {}
+    return {"KIND": kind.name}
 
 
 @pytest.fixture
@@ -56,9 +57,10 @@ def launcher(fake_cluster, surroundings):
     process.stdout.close()
 
 
+@both
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_signal_deletes_the_job_first(fake_cluster, launcher, number):
-    fake_cluster.lives[MASTER] = endless
+def test_a_signal_deletes_the_job_first(fake_cluster, launcher, number, master):
+    fake_cluster.lives[master] = endless
     assert "running" in launcher.stdout.readline()
     assert "hello" in launcher.stdout.readline()
     begun = time.monotonic()
@@ -71,11 +73,12 @@ def test_a_signal_deletes_the_job_first(fake_cluster, launcher, number):
     assert f"deleted on {number.name}" in out and "run the same again" in out
 
 
-def test_a_signal_is_heard_while_an_answer_is_waited_for(fake_cluster, launcher):
+@both
+def test_a_signal_is_heard_while_an_answer_is_waited_for(fake_cluster, launcher, master, kind):
     """And a deletion that the server is too busy for is asked for again; a second signal changes nothing."""
-    fake_cluster.lives[MASTER] = endless
+    fake_cluster.lives[master] = endless
     assert "running" in launcher.stdout.readline()
-    fake_cluster.faults += [Fault("GET", "pytorchjobs", delay=30, times=9), Fault("DELETE", status=503)]
+    fake_cluster.faults += [Fault("GET", kind.plural, delay=30, times=9), Fault("DELETE", status=503)]
     until = time.monotonic() + 10
     while fake_cluster.faults[0].times == 9 and time.monotonic() < until:
         time.sleep(0.02)
@@ -87,9 +90,10 @@ def test_a_signal_is_heard_while_an_answer_is_waited_for(fake_cluster, launcher)
     assert gone(fake_cluster)
 
 
-def test_a_signal_while_the_job_is_created_leaves_nothing(fake_cluster, launcher):
-    fake_cluster.faults.append(Fault("POST", "pytorchjobs", delay=0.7))
-    fake_cluster.lives[MASTER] = endless
+@both
+def test_a_signal_while_the_job_is_created_leaves_nothing(fake_cluster, launcher, master, kind):
+    fake_cluster.faults.append(Fault("POST", kind.plural, delay=0.7))
+    fake_cluster.lives[master] = endless
     until = time.monotonic() + 20
     while not fake_cluster.requests("POST") and time.monotonic() < until:
         time.sleep(0.02)
@@ -99,12 +103,18 @@ def test_a_signal_while_the_job_is_created_leaves_nothing(fake_cluster, launcher
     assert gone(fake_cluster)
 
 
-def test_a_deletion_that_fails_is_told(backend, job, fake_cluster):
+@both
+def test_a_deletion_that_fails_is_told(backend, job, fake_cluster, master, kind):
     """Whoever reads it knows that GPUs are still held."""
-    fake_cluster.lives[MASTER] = endless
-    fake_cluster.denied.add(("delete", "pytorchjobs"))
+
+    def life(pod):
+        pod.run()
+        threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGTERM]).start()
+        pod.sleep(3600)
+
+    fake_cluster.lives[master] = life
+    fake_cluster.denied.add(("delete", kind.plural))
     handed = signal.getsignal(signal.SIGTERM)
-    threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM]).start()
     with pytest.raises(Interrupted, match=r"could not be deleted.*403") as error:
         watch.run(backend, job(), lambda line: None)
     assert "kubedet job stop train" in error.value.fix
@@ -123,10 +133,11 @@ def step(fake_cluster, surroundings):
     return fake_cluster.add("workflows", "default", {"metadata": {"name": "run-x"}, "spec": {}})
 
 
+@both
 def test_a_steps_pod_that_is_evicted_leaves_the_job_to_the_next_attempt(
-    fake_cluster, step, launcher, surroundings
+    fake_cluster, step, launcher, surroundings, master
 ):
-    fake_cluster.lives[MASTER] = endless
+    fake_cluster.lives[master] = endless
     assert "running" in launcher.stdout.readline()
     assert "hello" in launcher.stdout.readline()
     os.kill(launcher.pid, signal.SIGTERM)
@@ -141,8 +152,9 @@ def test_a_steps_pod_that_is_evicted_leaves_the_job_to_the_next_attempt(
     assert fake_cluster.job("train")["metadata"]["uid"] == uid and not fake_cluster.requests("DELETE")
 
 
-def test_a_run_that_is_terminated_takes_the_job_along_within_a_second(fake_cluster, step, launcher):
-    fake_cluster.lives[MASTER] = endless
+@both
+def test_a_run_that_is_terminated_takes_the_job_along_within_a_second(fake_cluster, step, launcher, master):
+    fake_cluster.lives[master] = endless
     assert "running" in launcher.stdout.readline()
     assert "hello" in launcher.stdout.readline()
     step["spec"]["activeDeadlineSeconds"] = 0
@@ -158,16 +170,18 @@ def test_a_run_that_is_terminated_takes_the_job_along_within_a_second(fake_clust
     assert [path for path in asked if "workflows" in path] and len(asked) <= 4
 
 
-def test_the_loser_of_a_name_leaves_the_winners_job_alone(fake_cluster, launcher):
+@both
+def test_the_loser_of_a_name_leaves_the_winners_job_alone(fake_cluster, launcher, master, kind):
     """Its own was deleted and another put in its place between two looks."""
-    fake_cluster.lives[MASTER] = endless
+    fake_cluster.lives[master] = endless
     assert "running" in launcher.stdout.readline()
     assert "hello" in launcher.stdout.readline()
-    fake_cluster.faults.append(Fault("GET", "pytorchjobs", delay=30, times=99))
+    fake_cluster.faults.append(Fault("GET", kind.plural, delay=30, times=99))
     until = time.monotonic() + 10
     while fake_cluster.faults[0].times == 99 and time.monotonic() < until:
         time.sleep(0.02)
     body = fake_cluster.job("train")
+    fake_cluster.trainer.collection_seconds = 60
     other = {**body, "metadata": {**body["metadata"], "labels": {"kubedet/spec-hash": "other"}}}
     fake_cluster.delete_job("default", "train")
     fake_cluster.create_job("default", other)

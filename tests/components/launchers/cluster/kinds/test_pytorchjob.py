@@ -1,0 +1,72 @@
+"""What a PyTorchJob and its pods say, read."""
+
+import pytest
+
+from components.launchers.backend import Phase
+from components.launchers.cluster.kinds import KINDS
+from components.launchers.spec import Elastic
+
+KIND = KINDS["pytorchjob"]
+
+
+@pytest.fixture
+def body(job):
+    """Return a job's body, with conditions."""
+
+    def make(*held, **fields):
+        (body,) = KIND.manifests(job(**fields), lambda *_: False)
+        conditions = [{"type": name, "status": "True", "reason": "R", "message": "m"} for name in held]
+        return {**body, "status": {"conditions": conditions}}
+
+    return make
+
+
+def labels(kind, index):
+    return {"training.kubeflow.org/replica-type": kind, "training.kubeflow.org/replica-index": str(index)}
+
+
+def test_the_master_is_rank_0_and_of_workers_alone_the_first_is(body):
+    pods = [labels("master", 0), labels("worker", 0), labels("worker", 1)]
+    assert [KIND.rank(body(nodes=3), item) for item in pods] == [0, 1, 2]
+    elastic = body(nodes=2, elastic=Elastic(min_nodes=1, max_nodes=2))
+    assert [KIND.rank(elastic, item) for item in pods[1:]] == [0, 1]
+
+
+def test_nodes_and_how_many_are_needed(body):
+    elastic = body(nodes=3, elastic=Elastic(min_nodes=2, max_nodes=4))
+    assert (KIND.nodes(body(nodes=3)), KIND.needed(body(nodes=3)), KIND.elastic(body(nodes=3))) == (
+        3,
+        3,
+        False,
+    )
+    assert (KIND.nodes(elastic), KIND.needed(elastic), KIND.elastic(elastic)) == (3, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("held", "phase"),
+    [
+        (["Created", "Running"], None), (["Failed"], Phase.FAILED), (["Succeeded"], Phase.SUCCEEDED),
+        (["Suspended"], Phase.SUSPENDED), (["Restarting"], None),
+    ],
+)  # fmt: skip
+def test_where_it_stands(body, held, phase):
+    found = KIND.standing(body(*held))
+    assert (found.phase, found.restarting) == (phase, held == ["Restarting"])
+    assert found.reason == ("R" if phase or found.restarting else "")
+    assert KIND.standing(body(kueue_queue="q")).phase is Phase.SUSPENDED
+
+
+def test_the_operators_words_tell_how_a_pod_ended():
+    said = [
+        "Pod: default.train-master-0 exited with code 137",
+        "Pod: default.train-worker-0 exited with code 1",
+    ]
+    assert KIND.last_exit(said, "train-master-0") == "exited with code 137"
+    assert KIND.last_exit(said, "train-worker-7") == ""
+
+
+def test_it_is_made_alone_leaves_nothing_out_and_has_no_progress(job, body):
+    spec = job(clean_pods="All", ttl=60)
+    assert [item["kind"] for item in KIND.manifests(spec, lambda *_: True)] == ["PyTorchJob"]
+    assert KIND.left_out(spec) == [] and KIND.progress(body()) is None
+    assert KIND.problems(KIND.manifests(spec, lambda *_: True)) == []

@@ -1,0 +1,300 @@
+"""What a TrainJob and its pods say, read; and what becomes of it, by the policies that it is sent with."""
+
+import time
+
+import pytest
+from fake_cluster import endless, fine
+from kinds import plain
+
+from components.launchers.backend import Phase
+from components.launchers.cluster.kinds import KINDS
+from components.launchers.render import trainjob
+from components.launchers.spec import Elastic, Mount, Spread
+from trainer.errors import ConfigError, LaunchError
+
+KIND = KINDS["trainjob"]
+FIRST, SECOND = "train-node-0-0", "train-node-0-1"
+TWO = Elastic(min_nodes=1, max_nodes=2)
+
+
+@pytest.fixture
+def kind(fake_cluster):
+    """TrainJobs alone."""
+    fake_cluster.installed = {KIND.plural}
+    return KIND
+
+
+@pytest.fixture
+def body(job):
+    """Return a job's body, with conditions."""
+
+    def make(*held, **fields):
+        body = KIND.manifests(job(**fields), lambda *_: False)[-1]
+        conditions = [{"type": name, "status": "True", "reason": "R", "message": "m"} for name in held]
+        return {**body, "status": {"conditions": conditions}}
+
+    return make
+
+
+@pytest.fixture
+def shared(fake_cluster, kind):
+    """The namespace has the runtime for all."""
+    return fake_cluster.add("trainingruntimes", "default", trainjob.shared_runtime())
+
+
+def until(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def ends(code, *lines):
+    def life(pod):
+        pod.run()
+        pod.say(*lines)
+        pod.exit(code)
+
+    return life
+
+
+def runtimes(fake_cluster):
+    return [name for resource, _, name in list(fake_cluster.objects) if resource == "trainingruntimes"]
+
+
+def test_ranks_nodes_and_how_many_are_needed(body):
+    index = "batch.kubernetes.io/job-completion-index"
+    assert [KIND.rank(body(), {index: "3"}), KIND.rank(body(), {})] == [3, 0]
+    elastic = body(nodes=3, elastic=Elastic(min_nodes=2, max_nodes=4))
+    assert (KIND.nodes(body(nodes=3)), KIND.needed(body(nodes=3)), KIND.elastic(body(nodes=3))) == (
+        3,
+        3,
+        False,
+    )
+    assert (KIND.nodes(elastic), KIND.needed(elastic), KIND.elastic(elastic)) == (3, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("held", "phase"),
+    [
+        ([], None), (["Failed"], Phase.FAILED), (["Complete"], Phase.SUCCEEDED),
+        (["Suspended"], Phase.SUSPENDED), (["Suspended", "Failed"], Phase.FAILED),
+    ],
+)  # fmt: skip
+def test_where_it_stands(body, held, phase):
+    found = KIND.standing(body(*held))
+    assert (found.phase, found.reason, found.message) == (phase, *(("R", "m") if phase else ("", "")))
+    assert KIND.standing(body(kueue_queue="q")).phase is Phase.SUSPENDED
+
+
+def test_how_far_it_is_stands_in_its_status(backend, job, fake_cluster):
+    fake_cluster.lives[FIRST] = endless
+    backend.submit(job())
+    assert backend.status("train").progress is None
+    fake_cluster.trainer.progress(fake_cluster.job("train"), 43, 725, loss=0.5, note="warm", ap="nan")
+    found = backend.status("train").progress
+    assert (found.percent, found.remaining_seconds, found.metrics["loss"]) == (43, 725, 0.5)
+    assert "note" not in found.metrics
+    assert backend.list_jobs()[0].progress.percent == 43
+
+
+def test_what_it_has_no_field_for_is_said(backend, job, fake_cluster, caplog):
+    backend.submit(job(clean_pods="All", ttl=60))
+    assert "a TrainJob knows nothing of: clean_pods, ttl" in caplog.text
+    assert "ttl" not in str(fake_cluster.job("train"))
+
+
+@pytest.mark.parametrize(("nodes", "longest"), [(2, 48), (11, 47)])
+def test_a_name_whose_pods_names_would_be_too_long_is_refused(backend, job, fake_cluster, nodes, longest):
+    with pytest.raises(ConfigError, match=rf"has {longest + 1} characters; .* it may have {longest}"):
+        backend.submit(job(name="n" * (longest + 1), nodes=nodes))
+    assert not fake_cluster.requests("POST")
+    backend.submit(job(name="n" * longest, nodes=nodes))
+    assert max(len(pod.name) for pod in fake_cluster.pods.values()) == 63
+
+
+def test_variables_of_the_controller_are_refused(job, shared, backend):
+    for there in (False, True):
+        problems = KIND.problems(KIND.manifests(job(env={"PET_NNODES": "2"}), lambda *_, there=there: there))
+        assert problems == (["spec.trainer.env: PET_NNODES is the controller's own"] if there else [])
+    with pytest.raises(ConfigError, match="PET_NNODES is the controller's own"):
+        backend.submit(job(env={"PET_NNODES": "2"}))
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["runtime", "job"])
+def test_fields_that_the_definitions_do_not_know_are_refused(job, which):
+    manifests = KIND.manifests(job(), lambda *_: False)
+    assert KIND.problems(manifests) == []
+    manifests[which]["spec"]["surprise"] = 1
+    assert KIND.problems(manifests) == ["spec.surprise: no such field"]
+    del manifests[which]["spec"]["surprise"]
+    manifests[1]["spec"]["trainer"]["numNodes"] = "two"
+    assert any("numNodes" in line for line in KIND.problems(manifests))
+
+
+def test_the_shared_runtime_is_used_where_it_is_there_and_left_there(backend, job, fake_cluster, shared):
+    backend.submit(job(nodes=2, gpus=2))
+    assert fake_cluster.job("train")["spec"]["runtimeRef"]["name"] == "kubedet"
+    assert [seen.path.split("/")[-1] for seen in fake_cluster.requests("POST")] == ["trainjobs"]
+    backend.stop("train")
+    assert runtimes(fake_cluster) == ["kubedet"]
+
+
+def test_a_runtime_of_that_name_that_is_somebody_elses_is_not_used(backend, job, fake_cluster, shared):
+    shared["metadata"]["labels"] = {}
+    backend.submit(job())
+    assert fake_cluster.job("train")["spec"]["runtimeRef"]["name"].startswith("train-")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"priority_class": "p"}, {"scheduler": "s"}, {"spread": (Spread("zone"),)}, {"backoff": 3},
+        {"elastic": TWO, "nodes": 2}, {"restart_policy": "Never"}, {"working_dir": "/code"},
+        {"image_pull_policy": "Always"},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)  # fmt: skip
+def test_a_job_that_says_more_brings_its_own_runtime(backend, job, fake_cluster, shared, fields):
+    backend.submit(job(**fields))
+    (own,) = set(runtimes(fake_cluster)) - {"kubedet"}
+    assert fake_cluster.job("train")["spec"]["runtimeRef"]["name"] == own
+
+
+def test_pods_are_the_same_behind_the_shared_runtime_and_an_own_one(backend, job, fake_cluster, shared):
+    spec = job(
+        nodes=2, gpus=2, env={"A": "1"}, labels={"team": "x"}, annotations={"net": "ib"}, run_as_user=1000,
+        mounts=(Mount("data", "/data"),), service_account="sa", image_pull_secrets=("r",), grace_seconds=90,
+        node_selector={"gpu": "h100"}, memory_limit="8Gi",
+    )  # fmt: skip
+    fake_cluster.lives[FIRST] = endless
+    made = []
+    for name in ("kubedet", "other"):
+        shared["metadata"]["labels"]["app.kubernetes.io/managed-by"] = name  # Somebody else's at second.
+        backend.submit(spec)
+        pod = fake_cluster.pod(FIRST).body
+        kept = {key: text for key, text in pod["metadata"]["labels"].items() if "/job" not in key}
+        annotations = {key: pod["metadata"]["annotations"][key] for key in ("net", "sidecar.istio.io/inject")}
+        made.append(({**kept, "jobset.sigs.k8s.io/jobset-uid": ""}, annotations, pod["spec"]))
+        backend.stop("train")
+        shared["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "nobody"
+    assert made[0] == made[1]
+
+
+def test_all_pods_start_anew_together_with_other_names(backend, job, fake_cluster):
+    fake_cluster.lives |= {FIRST: endless, SECOND: endless}
+    backend.submit(job(nodes=2))
+    until(lambda: backend.status("train").phase is Phase.RUNNING)
+    old = {pod.name for pod in backend.status("train").pods}
+    fake_cluster.pod(SECOND).exit(137, "OOMKilled")
+    seen = []
+    until(lambda: seen.append(backend.status("train")) or seen[-1].phase is Phase.RUNNING)
+    assert {status.phase for status in seen[:-1]} == {Phase.RESTARTING}
+    new = seen[-1].pods
+    assert not old & {pod.name for pod in new}
+    assert [(pod.rank, pod.restarts) for pod in new] == [(0, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("evicted", [True, False], ids=["evicted", "deleted"])
+def test_a_node_that_is_lost_starts_all_anew(run, fake_cluster, evicted):
+    def lost(pod):
+        pod.run()
+        pod.sleep(0.4)
+        pod.evict() if evicted else fake_cluster.delete_pod(pod)
+
+    fake_cluster.lives |= {FIRST: [endless, ends(0, "resumed")], SECOND: [lost, fine]}
+    lines = run(nodes=2)
+    assert f"[{FIRST}] resumed" in lines and "job train: succeeded" in lines
+    assert any(f"pod {SECOND}: started anew, 1 of 10" in line for line in lines)
+
+
+def test_restarts_that_are_used_up_are_told_with_the_pod(run, fake_cluster):
+    fake_cluster.lives |= {FIRST: endless, SECOND: ends(139, "segmentation fault")}
+    with pytest.raises(LaunchError, match=rf"{SECOND} \(rank 1\) was killed by signal 11") as error:
+        run(nodes=2, backoff=0)
+    assert "segmentation fault" in error.value.message
+    assert fake_cluster.job("train")["status"]["conditions"][-1]["reason"] == "ReachedMaxRestarts"
+
+
+def test_a_deadline_that_the_controller_keeps_is_told_as_one(run, fake_cluster):
+    """It deletes the pods at once, which end with 143: no training that was stopped."""
+
+    def life(pod):
+        pod.run()
+        pod.sleep(0.2)
+        fake_cluster.trainer.too_late(fake_cluster.job("train"))
+        pod.exit(143)
+
+    fake_cluster.lives[FIRST] = life
+    fake_cluster.termination_seconds = 0.3
+    with pytest.raises(LaunchError, match="stopped at its deadline of 3600 s") as error:
+        run(deadline=3600)
+    assert "set deadline higher" in error.value.fix
+
+
+def test_an_elastic_job_makes_a_lost_node_anew_beside_the_others(backend, job, fake_cluster):
+    fake_cluster.lives |= {FIRST: endless, SECOND: endless}
+    backend.submit(job(nodes=2, elastic=TWO))
+    until(lambda: len([pod for pod in backend.status("train").pods if pod.phase == "Running"]) == 2)
+    first, second = (pod.uid for pod in backend.status("train").pods)
+    fake_cluster.pod(SECOND).exit(137, "OOMKilled")
+    until(lambda: backend.status("train").pods[1].uid != second)
+    # The old pod is there still: the newest of a rank counts.
+    assert backend.status("train").pods[0].uid == first
+    until(lambda: backend.status("train").pods[1].phase == "Running")
+    found = backend.status("train")
+    assert len(found.pods) == 2 and found.phase is Phase.RUNNING
+    assert (found.pods[1].restarts, str(found.pods[1].before)) == (1, "OOMKilled, exit code 137")
+
+
+def test_the_first_node_of_an_elastic_job_that_ends_well_ends_it(run, fake_cluster):
+    fake_cluster.lives |= {FIRST: endless, SECOND: [ends(143), ends(0, "the end")]}
+    lines = run(nodes=2, elastic=TWO)
+    assert f"[{SECOND}] the end" in lines and "job train: succeeded" in lines
+
+
+def test_an_elastic_jobs_own_error_ends_it(run, fake_cluster):
+    fake_cluster.lives |= {FIRST: endless, SECOND: ends(2, "error: no such recipe 'x'")}
+    with pytest.raises(LaunchError, match=rf"{SECOND} .* exit code 2: no such recipe 'x'"):
+        run(nodes=2, elastic=TWO)
+
+
+def test_pods_of_an_earlier_job_of_the_name_do_not_count(backend, job, fake_cluster):
+    """They have the same labels, and may take a while to go."""
+    fake_cluster.lives[FIRST] = [endless, lambda pod: pod.unschedulable("full")]
+    backend.submit(job())
+    until(lambda: backend.status("train").phase is Phase.RUNNING)
+    old = fake_cluster.pod(FIRST)
+    fake_cluster.termination_seconds = 60
+    old_job = fake_cluster.job("train")
+    fake_cluster.trainer.collection_seconds = 60
+    fake_cluster.delete_job("default", "train")
+    old.body["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    fake_cluster.create_job("default", {**old_job, "metadata": dict(old_job["metadata"]), "status": {}})
+    (pod,) = backend.status("train").pods
+    assert pod.uid != old.uid and backend.status("train").phase is not Phase.RUNNING
+
+
+def test_a_pod_that_is_being_deleted_does_not_count(backend, job, fake_cluster):
+    fake_cluster.lives |= {FIRST: endless, SECOND: endless}
+    backend.submit(job(nodes=2))
+    until(lambda: backend.status("train").phase is Phase.RUNNING)
+    fake_cluster.delete_pod(fake_cluster.pod(SECOND), 60)
+    found = backend.status("train")
+    assert (found.phase, [pod.leaving for pod in found.pods]) == (Phase.RESTARTING, [False, True])
+
+
+def test_what_holds_a_job_back_is_read_of_job_jobset_and_trainjob(backend, job, fake_cluster):
+    fake_cluster.trainer.works = False
+    backend.submit(job())
+    for title, name in (("TrainJob", "train"), ("JobSet", "train"), ("Job", FIRST[:-2])):
+        fake_cluster.event(name, "Failed", f"said of the {title}", kind=title)
+    told = "\n".join(backend.explain(backend.status("train")))
+    assert "see that Kubeflow Trainer (v2.3) and JobSet runs" in told
+    assert all(f"said of the {title}" in told for title in ("TrainJob", "JobSet", "Job"))
+
+
+def test_pods_are_told_by_their_names(run, fake_cluster):
+    lines = run()
+    assert f"[{FIRST}] hello from {FIRST}" in lines
+    assert plain(f"{FIRST}-ab1d2") == FIRST and fake_cluster.pod(FIRST).name != FIRST
