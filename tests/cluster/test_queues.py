@@ -9,6 +9,7 @@ import json
 import os
 import tempfile
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,17 @@ def hold(cluster, queue):
             policy("None")
 
     return hold
+
+
+@pytest.fixture
+def urgent(cluster):
+    """Name of a class of Workloads that go before others."""
+    name = f"kubedet-test-{uuid.uuid4().hex[:8]}"
+    body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "WorkloadPriorityClass", "metadata": {"name": name}}
+    plural = "workloadpriorityclasses"
+    cluster.custom.create_cluster_custom_object(GROUP, VERSION, plural, {**body, "value": 1000})
+    yield name
+    cluster.custom.delete_cluster_custom_object(GROUP, VERSION, plural, name)
 
 
 served = pytest.mark.skipif(UNSERVED, reason="Kueue serves no kind of jobs now")
@@ -156,6 +168,19 @@ def test_a_job_that_is_taken_back_resumes_and_that_is_no_restart(user, cluster, 
     assert command.end() == 0, str(command)
     phases = [line for line in command.lines if line.startswith(f"job {name}: running")]
     assert len(phases) >= 2, str(command)
+    assert not [line for line in command.lines if "started anew" in line], str(command)
+
+
+@served
+def test_a_job_that_another_preempts_waits_and_resumes(user, cluster, queued, urgent):
+    path, _ = queued(SECONDS, "15", cpu_request="150m", backoff=0)
+    command = user.starts("job", "submit", "--spec", str(path), "--wait")
+    command.wait_for("running")
+    other, _ = queued(SECONDS, "5", cpu_request="150m", labels={f"{GROUP}/priority-class": urgent})
+    preemptor, code = user.runs("job", "submit", "--spec", str(other), "--wait")
+    assert code == 0, str(preemptor)
+    command.wait_for("taken back by Kueue (Preempted: ")
+    assert command.end() == 0, str(command)
     assert not [line for line in command.lines if "started anew" in line], str(command)
 
 
