@@ -148,7 +148,7 @@ def test_a_gate_that_holds_back_skips_the_export_and_the_run_succeeds(runs):
 
 
 def test_a_step_that_fails_is_told_with_its_own_words_and_remedy(runs):
-    command = runs.submit(source=f"coco:{runs.work}/no-such-set")
+    command = runs.submit("--size", "small", source=f"coco:{runs.work}/no-such-set")
     assert command.end(MINUTES) == 1, str(command)
     assert "no-such-set" in command.errors and "fix:" in command.errors, str(command)
     # And in the container's end, where Kubernetes and Kubeflow's workflow show it.
