@@ -1,0 +1,103 @@
+"""TrainJobs and their runtimes as they are rendered."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from components.launchers.render import check_trainjob, render, trainjob
+from components.launchers.spec import JobSpec, from_fields
+
+ROOT = Path(__file__).parents[4]
+EXAMPLES = sorted((ROOT / "deploy" / "examples" / "jobs").glob("*.yaml"))
+
+
+def job(**fields: Any) -> JobSpec:
+    return from_fields({"command": ["python", "-V"], "image": "image:1", "name": "job", **fields})
+
+
+JOBS = {
+    "plain": job(),
+    "elastic": job(nodes=2, elastic={"min_nodes": 1, "max_nodes": 4}),
+    "everything": job(
+        nodes=3, gpus=2, gpu_resource="amd.com/gpu", cpu_request="500m", cpu_limit="4", memory_limit="8Gi",
+        image_pull_policy="Always", image_pull_secrets=["registry"], service_account="trainer",
+        node_selector={"pool": "a"}, tolerations=[{"key": "gpu", "effect": "NoSchedule"}],
+        spread=[{"required": True}], priority_class="high", scheduler="volcano", kueue_queue="team",
+        deadline=3600, fs_group=7, env={"A": "b"}, labels={"team": "x"}, capabilities=["SYS_NICE"],
+        mounts=[{"claim": "c", "path": "/a", "sub_path": "x"}, {"claim": "c", "path": "/b"}],
+        secret_env=[{"name": "KEY", "secret": "s", "key": "k", "optional": True}],
+    ),
+    **{path.stem: from_fields(yaml.safe_load(path.read_text()), where=path.name) for path in EXAMPLES},
+}  # fmt: skip
+
+
+def policies(spec: JobSpec) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what the runtime says of the JobSet's failures, and its Job."""
+    jobset = trainjob.manifests(spec, shared=False)[0]["spec"]["template"]["spec"]
+    return jobset["failurePolicy"], jobset["replicatedJobs"][0]["template"]["spec"]
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "own"])
+@pytest.mark.parametrize("name", JOBS)
+def test_the_models_of_the_api_know_every_field(name: str, shared: bool) -> None:
+    assert check_trainjob.problems(trainjob.manifests(JOBS[name], shared=shared)) == []
+
+
+def test_the_models_of_the_api_know_the_shared_runtime() -> None:
+    assert check_trainjob.problems([trainjob.shared_runtime(), *trainjob.manifests(job())]) == []
+
+
+@pytest.mark.parametrize("field", ["surprise", "podSpecOverrides"])
+def test_what_they_do_not_know_is_named(field: str) -> None:
+    manifests = trainjob.manifests(job())
+    manifests[0]["spec"]["trainer"][field] = 1
+    assert check_trainjob.problems(manifests) == [f"spec.trainer.{field}: no such field"]
+
+
+def test_an_error_of_the_program_ends_the_job_and_all_else_starts_all_anew() -> None:
+    failures, of_job = policies(job(nodes=2, backoff=3))
+    assert of_job["backoffLimit"] == 0
+    lost, error = of_job["podFailurePolicy"]["rules"]
+    assert (lost["action"], error["action"]) == ("Count", "FailJob")
+    assert error["onExitCodes"] == {"containerName": "node", "operator": "In", "values": list(range(1, 128))}
+    assert (failures["maxRestarts"], failures["restartStrategy"]) == (30, "BlockingRecreate")
+    assert [rule["action"] for rule in failures["rules"]] == ["FailJobSet"]
+    # With a time to live a failed job would begin anew when it is over.
+    assert "ttlSecondsAfterFinished" not in yaml.safe_dump(trainjob.manifests(job(ttl=60), shared=False))
+
+
+def test_a_node_of_an_elastic_job_is_made_anew_alone() -> None:
+    failures, of_job = policies(job(nodes=2, backoff=3, elastic={"min_nodes": 1, "max_nodes": 4}))
+    assert failures == {"maxRestarts": 0}
+    assert of_job["backoffLimit"] == 60 and of_job["successPolicy"] == {"rules": [{"succeededCount": 1}]}
+    assert [rule["action"] for rule in of_job["podFailurePolicy"]["rules"]] == ["Ignore", "FailJob"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "limit", "restart"), [("Never", 0, "Never"), ("OnFailure", 60, "OnFailure")]
+)
+def test_other_policies_are_the_pods_own(policy: str, limit: int, restart: str) -> None:
+    failures, of_job = policies(job(nodes=2, backoff=3, restart_policy=policy))
+    assert (of_job["backoffLimit"], failures) == (limit, {"maxRestarts": 0})
+    assert of_job["template"]["spec"]["restartPolicy"] == restart
+    assert "podFailurePolicy" not in of_job  # The API server takes one with Never alone.
+
+
+def test_a_job_in_a_queue_is_suspended_and_its_pods_have_a_label_of_their_own() -> None:
+    runtime, made = trainjob.manifests(job(kueue_queue="team"), shared=False)
+    assert made["spec"]["suspend"] is True
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    for body in (runtime, trainjob.shared_runtime()):
+        (replicated,) = body["spec"]["template"]["spec"]["replicatedJobs"]
+        # Without it the controller fails at jobs that Kueue has evicted.
+        assert replicated["template"]["spec"]["template"]["metadata"]["labels"]
+        assert replicated["template"]["metadata"]["labels"] == {
+            "trainer.kubeflow.org/trainjob-ancestor-step": "trainer"
+        }
+
+
+def test_what_is_printed_is_the_runtime_and_the_job() -> None:
+    kinds = [document["kind"] for document in yaml.safe_load_all(render("trainjob", job(backoff=1)))]
+    assert kinds == ["TrainingRuntime", "TrainJob"]
