@@ -10,6 +10,7 @@ from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import Cluster
 from components.launchers.cluster.kinds.kind import Body, Kind
 from components.launchers.cluster.refusals import ApiError
+from components.launchers.render import trainjob
 from components.launchers.render.labels import LABEL_QUEUE
 from trainer.doctor import Check
 
@@ -108,18 +109,24 @@ def _served(cluster: Cluster, kind: Kind, queue: str, named: list[str] | None) -
     """Return whether Kueue serves a kind, None where that cannot be known, and what says so."""
     if named is not None:
         return kueue_setup.framework(kind) in named, "its configuration"
-    body = kind.probe()
-    body["metadata"]["labels"] = {LABEL_QUEUE: queue}
-    try:
-        made = objects.rehearse(cluster, kind, body)
-    except ApiError:  # A TrainJob of a runtime that is absent is refused, whoever serves it.
-        made = None
+    made = _rehearsed(cluster, kind, queue)
     if made is not None:
-        suspended = _suspended(made)
-        return suspended, f"what its webhook makes of a {kind.title}, which was not created"
+        return _suspended(made), f"what its webhook makes of a {kind.title}, which was not created"
     if _has_workloads(cluster, kind):
         return True, "the Workloads of the namespace"
     return None, "its configuration may not be read, and there is no Workload of such a job"
+
+
+def _rehearsed(cluster: Cluster, kind: Kind, queue: str) -> Body | None:
+    """Return what the webhooks make of a job with a queue; None where they take none."""
+    for runtime in ("", trainjob.SHARED):
+        body = kind.probe()
+        body["metadata"]["labels"] = {LABEL_QUEUE: queue}
+        if runtime and "runtimeRef" in body["spec"]:  # A TrainJob is refused where its runtime is absent.
+            body["spec"]["runtimeRef"]["name"] = runtime
+        with suppress(ApiError):
+            return objects.rehearse(cluster, kind, body)
+    return None
 
 
 def _suspended(job: Body) -> bool:

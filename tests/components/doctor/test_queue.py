@@ -5,6 +5,7 @@ from fake_kueue import give_kueue
 
 from components.doctor.queue import check
 from components.launchers.cluster.backend import ClusterBackend
+from components.launchers.render import trainjob
 from components.launchers.spec import JobSpec
 from components.launchers.timings import Timings
 
@@ -86,6 +87,17 @@ def test_without_the_configuration_the_webhook_tells_of_pytorchjobs(look, fake_c
     assert "what its webhook makes of a PyTorchJob, which was not created" in found.detail
     posts = fake_cluster.requests("POST")
     assert posts and all("dryRun=All" in seen.path for seen in posts)
+
+
+@pytest.mark.parametrize("serves", [[TRAIN], []])
+def test_and_of_trainjobs_where_the_runtime_is_that_they_share(look, fake_cluster, serves):
+    give_kueue(fake_cluster, serves=serves)
+    hide_configuration(fake_cluster)
+    fake_cluster.add("trainingruntimes", "default", trainjob.shared_runtime())
+    found = look()["TrainJobs in Kueue"]
+    assert found.state == ("ok" if serves else "missing")
+    assert "what its webhook makes of a TrainJob" in found.detail
+    assert not [seen for seen in fake_cluster.requests("POST") if "dryRun=All" not in seen.path]
 
 
 def test_and_the_workloads_that_are_there_tell_of_trainjobs(look, fake_cluster, monkeypatch):

@@ -5,6 +5,7 @@ import json
 import pytest
 from fake_cluster import endless
 from fake_exec import give_exec
+from fake_kueue import give_kueue
 
 
 def test_all_is_well(kubedet, tmp_path):
@@ -35,6 +36,18 @@ def test_this_machine_alone_is_looked_at(kubedet, fake_cluster):
     assert code == 0
     assert "ok       packages: " in out
     assert not fake_cluster.seen
+
+
+def test_a_queue_is_looked_at(kubedet, fake_cluster):
+    give_kueue(fake_cluster, serves=["trainer.kubeflow.org/trainjob"])
+    code, out, _ = kubedet("doctor", "--queue", "gpus")
+    assert code == 1
+    assert "ok       queue gpus: active, of ClusterQueue gpus-of-all; 2 wait, 1 are admitted" in out
+    assert "missing  PyTorchJobs in Kueue: not served, by its configuration" in out
+    assert "fix: name kubeflow.org/pytorchjob in integrations.frameworks" in out
+    code, _, err = kubedet("doctor", "--local", "--queue", "gpus")
+    assert code == 2
+    assert "--queue means nothing with --local" in err
 
 
 def test_gpus_are_looked_for_on_nodes(kubedet, fake_cluster):
