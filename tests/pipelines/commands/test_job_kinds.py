@@ -1,0 +1,154 @@
+"""`kubedet job` with jobs of every kind: those that are asked for, and those that the cluster runs."""
+
+import json
+import time
+
+import pytest
+import yaml
+from fake_cluster import endless
+from fake_exec import give_exec
+from kinds import plain, pod_name
+
+from components.launchers.cluster.kinds import KINDS
+from pipelines.commands import job_ends
+
+SUBMIT = ["job", "submit", "--name", "train", "--image", "i:1"]
+
+
+@pytest.fixture(autouse=True)
+def in_haste(monkeypatch):
+    monkeypatch.setattr(job_ends, "POLL_SECONDS", 0.02)
+
+
+@pytest.fixture(params=["pytorchjob", "trainjob"])
+def kind(request):
+    return KINDS[request.param]
+
+
+@pytest.fixture(params=["the only one", "asked for"])
+def backend(request, kind, fake_cluster):
+    """Further words of a command: none where the cluster runs no other kind of jobs."""
+    alone = request.param == "the only one"
+    fake_cluster.installed = {kind.plural} if alone else {of.plural for of in KINDS.values()}
+    return [] if alone else ["--backend", kind.name]
+
+
+@pytest.fixture
+def submit(kubedet, fake_cluster, kind, backend):
+    """Submits a job of two nodes with the lives of its pods."""
+
+    def submit(*lives, words=()):
+        fake_cluster.lives |= {pod_name(kind, rank): life for rank, life in enumerate(lives)}
+        return kubedet(*SUBMIT, "--nodes", len(lives), *backend, *words, "--", "true")
+
+    return submit
+
+
+def until(condition):
+    for _ in range(500):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("never")
+
+
+def running(fake_cluster, kind, number=2):
+    def run():
+        pods = [fake_cluster.pod(pod_name(kind, rank)) for rank in range(number)]
+        return all(pod and pod.body["status"]["phase"] == "Running" and pod.containers[0] for pod in pods)
+
+    until(run)
+
+
+def fails(pod):
+    pod.run()
+    pod.say("loading", "error: the loss is nan", "  fix: lower train.lr")
+    pod.exit(3)
+
+
+def test_a_job_from_its_beginning_to_its_end(kubedet, submit, fake_cluster, kind, backend):
+    assert submit(endless, endless)[0] == 0
+    running(fake_cluster, kind)
+    head, row = kubedet("job", "list", *backend)[1].splitlines()
+    told = dict(zip(head.split(), row.split(), strict=True))
+    assert (told["NAME"], told["KIND"], told["PHASE"], told["PODS"]) == (
+        "train",
+        kind.title,
+        "running",
+        "2/2",
+    )
+    (found,) = json.loads(kubedet("job", "list", "-o", "json", *backend)[1])
+    assert (found["kind"], [pod["rank"] for pod in found["pods"]]) == (kind.title, [0, 1])
+    out = plain(kubedet("job", "status", "train", *backend)[1])
+    assert out.splitlines()[0] == "train  running" and pod_name(kind, 1) in out
+    first = pod_name(kind, 0)
+    assert plain(kubedet("job", "logs", "train", *backend)[1]) == f"{first}: hello from {first}\n"
+    code, out, _ = kubedet("job", "stop", "train", *backend)
+    assert (code, out.splitlines()[-1]) == (0, "deleted train")
+    assert not [key for key in fake_cluster.objects if key[0] in ("pods", "trainingruntimes")]
+
+
+def test_the_log_of_one_rank_and_a_command_in_it(kubedet, submit, fake_cluster, kind, backend):
+    give_exec(fake_cluster)
+    submit(endless, endless)
+    running(fake_cluster, kind)
+    second = pod_name(kind, 1)
+    assert plain(kubedet("job", "logs", "train", "--rank", 1, *backend)[1]) == f"hello from {second}\n"
+    words = ["job", "exec", "train", "--rank", 1, *backend, "--", "sh", "-c", "echo $0; exit 5", "x"]
+    assert kubedet(*words)[:2] == (5, "x\n")
+    ((name, containers, _),) = fake_cluster.executed
+    assert plain(name) == second and containers == [fake_cluster.pod(second).container]
+
+
+def test_waiting_ends_as_the_job_does(kubedet, submit, kind, backend):
+    submit(endless, fails)
+    code, _, err = kubedet("job", "wait", "train", *backend)
+    assert code == 3
+    assert f"pod {pod_name(kind, 1)} (rank 1) failed with exit code 3: the loss is nan" in plain(err)
+    assert "fix: lower train.lr" in err
+    out = kubedet("job", "status", "train", *backend)[1]
+    assert out.startswith("train  failed") and "the loss is nan" in out
+
+
+def test_submit_and_wait_shows_the_log(submit):
+    code, out, _ = submit(lambda pod: (pod.run(), pod.say("epoch 1"), pod.exit(0)), words=["--wait"])
+    assert code == 0 and "epoch 1" in out
+
+
+def test_how_far_a_trainjob_is_stands_in_the_tables(kubedet, fake_cluster):
+    fake_cluster.installed = {"trainjobs"}
+    fake_cluster.lives["train-node-0-0"] = endless
+    kubedet(*SUBMIT, "--", "true")
+    fake_cluster.trainer.progress(fake_cluster.job("train"), 43, 725)
+    running(fake_cluster, KINDS["trainjob"], 1)
+    assert " 43% " in kubedet("job", "list")[1]
+    assert "43% done, about 12m5s to go" in kubedet("job", "status", "train")[1]
+
+
+def test_without_any_kind_it_says_what_to_install(kubedet, fake_cluster):
+    fake_cluster.installed = set()
+    code, _, err = kubedet("job", "list")
+    assert code == 2
+    assert "this cluster runs no training jobs" in err and "install Kubeflow Trainer (v2.3)" in err
+
+
+def test_a_trainjob_that_is_rendered_is_what_would_be_sent(kubedet, fake_cluster):
+    fake_cluster.installed = {"trainjobs"}
+    code, out, _ = kubedet(
+        "job",
+        "render",
+        "--target",
+        "trainjob",
+        "--name",
+        "train",
+        "--image",
+        "i:1",
+        "--nodes",
+        2,
+        "--",
+        "a",
+        "b c",
+    )
+    assert code == 0 and not fake_cluster.seen
+    *_, shown = yaml.safe_load_all(out)
+    assert shown["kind"] == "TrainJob" and shown["spec"]["trainer"]["numNodes"] == 2
