@@ -70,7 +70,9 @@ class PodStatus:
     exit_code: int | None = None
     """What its process ended with, if it ended."""
     restarts: int = 0
-    """How often its container was started anew."""
+    """How often its container was started anew, and its pod made anew, where that is known."""
+    attempt: int = 0
+    """The part of these that its controller counts: pods before it."""
     node: str = ""
     """The machine it runs on."""
     uid: str = ""

@@ -22,7 +22,7 @@ def status(kind: Kind, job: Body, found: Iterable[Any]) -> JobStatus:
     created = meta.get("creationTimestamp") or ""
     # A job of this name that was deleted a moment ago leaves pods of the same labels.
     mine = [pod for pod in found if pods.rfc3339(pod.metadata.creation_timestamp) >= created]
-    told = pods.statuses(mine, lambda labels: kind.rank(job, labels))
+    told = pods.statuses(mine, lambda labels: kind.rank(job, labels), kind.attempt_label)
     phase, reason, message = _phase(kind, job, told)
     labels = meta.get("labels") or {}
     return JobStatus(
@@ -71,7 +71,8 @@ class Incarnations:
 def _counted(uids: list[str], pod: PodStatus) -> PodStatus:
     if pod.uid not in uids:
         uids.append(pod.uid)
-    return replace(pod, restarts=pod.restarts + uids.index(pod.uid))
+    unknown = max(0, uids.index(pod.uid) - pod.attempt)  # The controller's own count is of those, too.
+    return replace(pod, restarts=pod.restarts + unknown)
 
 
 def _phase(kind: Kind, job: Body, told: tuple[PodStatus, ...]) -> tuple[Phase, str, str]:

@@ -42,14 +42,15 @@ def _select(cluster: Cluster, labels: str, patience: float | None) -> list[Any]:
     ).items
 
 
-def statuses(pods: Iterable[Any], rank: Rank) -> tuple[PodStatus, ...]:
+def statuses(pods: Iterable[Any], rank: Rank, attempt: str = "") -> tuple[PodStatus, ...]:
     """Tell how pods are, by rank; of several of one rank the newest, and how the one before it ended.
 
     Args:
         pods: V1Pods of one job.
         rank: tells each one's.
+        attempt: label that counts the pods before one in its place.
     """
-    told = [status(pod, rank(pod.metadata.labels or {})) for pod in pods]
+    told = [status(pod, rank(pod.metadata.labels or {}), attempt) for pod in pods]
     newest: dict[int, PodStatus] = {}
     for pod in sorted(told, key=_age):
         last = newest.get(pod.rank)
@@ -64,9 +65,10 @@ def _age(pod: PodStatus) -> tuple[int, str, bool]:
     return pod.rank, pod.created, pod.phase != "Failed" and not pod.leaving
 
 
-def status(pod: Any, rank: int) -> PodStatus:
-    """Tell how one pod (V1Pod) of a rank is."""
+def status(pod: Any, rank: int, attempt: str = "") -> PodStatus:
+    """Tell how one pod (V1Pod) of a rank is; see `statuses`."""
     container = main_container(pod)
+    before = int((pod.metadata.labels or {}).get(attempt) or 0)
     ended = container and container.state and container.state.terminated
     reason, message, about = _why(pod)
     last = container and container.last_state and container.last_state.terminated
@@ -77,7 +79,8 @@ def status(pod: Any, rank: int) -> PodStatus:
         reason=reason,
         message=message,
         exit_code=ended.exit_code if ended else None,
-        restarts=container.restart_count if container else 0,
+        restarts=before + (container.restart_count if container else 0),
+        attempt=before,
         node=pod.spec.node_name or "",
         uid=pod.metadata.uid,
         created=rfc3339(pod.metadata.creation_timestamp),

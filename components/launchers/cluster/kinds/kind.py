@@ -43,6 +43,8 @@ class Kind(Protocol):
     """Where the API server has it."""
     pod_label: str
     """Label of a pod that names its job."""
+    attempt_label: str = ""
+    """Label of a pod that counts those before it in its place; empty where there is none."""
 
     def manifests(self, job: JobSpec, there: Look) -> list[Body]:
         """Return what is created for a job: first what the job refers to, the job itself last.

@@ -19,6 +19,7 @@ class TrainJob(Kind):
     controller = "Kubeflow Trainer (v2.3) and JobSet"
     group, version, plural = trainjob.GROUP, "v1alpha1", "trainjobs"
     pod_label = "jobset.sigs.k8s.io/jobset-name"
+    attempt_label = "jobset.sigs.k8s.io/restart-attempt"
 
     def manifests(self, job: JobSpec, there: Look) -> list[Body]:
         """Return the job, behind a runtime of its own where the namespace's does not do."""
