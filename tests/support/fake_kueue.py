@@ -43,6 +43,14 @@ def give_kueue(cluster, serves=BOTH, versions=("v1beta2", "v1beta1"), tag="v0.19
         tag: of its image.
     """
     kueue = FakeKueue(cluster, tuple(serves), versions)
+    create = cluster.create_job
+
+    def create_and_adopt(namespace, body):
+        job = create(namespace, body)
+        kueue.adopt(job)
+        return job
+
+    cluster.create_job = create_and_adopt
     server = cluster._server
     server.RequestHandlerClass = type("Handler", (_Kueue, server.RequestHandlerClass), {"kueue": kueue})
     frameworks = "".join(f"\n  - {name}" for name in serves)
@@ -78,9 +86,9 @@ class FakeKueue:
             "status": {"conditions": [condition], "pendingWorkloads": 2, "admittedWorkloads": 1},
         })  # fmt: skip
 
-    def adopt(self, plural, job):
-        """Make the Workload of a job that names a queue, where its kind is served; so does the webhook."""
-        kind, framework = PLURALS[plural]
+    def adopt(self, job):
+        """Make the Workload of a job that names a queue, where its kind is served."""
+        kind, framework = next(names for names in PLURALS.values() if names[0] == job["kind"])
         meta = job["metadata"]
         queue = (meta.get("labels") or {}).get("kueue.x-k8s.io/queue-name")
         if not queue or framework not in self.serves:
@@ -196,11 +204,7 @@ class _Kueue:
 
     def _create(self, resource, namespace, body):
         self._webhook(resource, body)
-        answer = super()._create(resource, namespace, body)
-        made = self.cluster.objects.get((resource, namespace, body["metadata"].get("name")))
-        if resource in PLURALS and made is body:
-            self.kueue.adopt(resource, made)
-        return answer
+        return super()._create(resource, namespace, body)
 
     def _dry_run(self, resource, namespace, body):
         self._webhook(resource, body)

@@ -111,7 +111,7 @@ def test_and_the_workloads_that_are_there_tell_of_trainjobs(look, fake_cluster, 
         "namespace": "default",
         "labels": {"kueue.x-k8s.io/queue-name": "gpus"},
     }
-    kueue.adopt("trainjobs", {"metadata": meta, "spec": {"runtimeRef": {}}})
+    kueue.adopt({"kind": "TrainJob", "metadata": meta, "spec": {"runtimeRef": {}}})
     found = look()["TrainJobs in Kueue"]
     assert (found.state, found.detail) == ("ok", "served, by the Workloads of the namespace")
 
