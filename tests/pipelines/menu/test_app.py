@@ -6,13 +6,16 @@ import time
 import pytest
 from fake_api import Fault
 from fake_cluster import endless
+from kinds import plain
 from textual.widgets import DataTable, Input, Static
 
 from components.launchers.cluster.backend import ClusterBackend
+from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
 from components.launchers.timings import Timings
 from pipelines.menu.app import Menu
 
+NODES = ("new-node-0-0", "new-node-0-1")
 FAST = Timings(backoff=0.01, poll=0.05, patience=0.2)
 
 
@@ -72,6 +75,29 @@ def test_jobs_and_the_pods_of_the_chosen_one_are_shown_and_kept_up_to_date(backe
         fake_cluster.pod("old-worker-0").exit(1, message="out of luck")
         await until(pilot, lambda: rows(app)[0][2] == "failed")
         assert "old-worker-0: out of luck" in told(app)
+
+    drive(backend, script)
+
+
+def test_trainjobs_are_shown_beside_pytorchjobs_and_deleted(backend, fake_cluster):
+    fake_cluster.installed = {"pytorchjobs", "trainjobs"}
+    fake_cluster.lives |= {"old-master-0": endless, "new-node-0-0": endless, "new-node-0-1": endless}
+    backend.submit(job("old"))
+    ClusterBackend.connect(timings=FAST, kinds=[KINDS["trainjob"]]).submit(job("new", nodes=2))
+    fake_cluster.trainer.progress(fake_cluster.job("new"), 43, 725, loss=0.5)
+
+    async def script(app, pilot):
+        shown = {"old": ["PyTorchJob", "running", "-", "1/1"], "new": ["TrainJob", "running", "43%", "2/2"]}
+        await until(pilot, lambda: {row[0]: row[1:5] for row in rows(app)} == shown)
+        table = app.screen_stack[0].query_one("#jobs", DataTable)
+        table.move_cursor(row=[row[0] for row in rows(app)].index("new"))
+        await until(pilot, lambda: [plain(row[1]) for row in rows(app, "#pods")] == list(NODES))
+        assert "43% done, about 12m5s to go" in told(app)
+        fake_cluster.pod(NODES[1]).exit(1, message="out of luck")
+        await until(pilot, lambda: "failed" in [row[2] for row in rows(app)])
+        await until(pilot, lambda: f"{NODES[1]}: out of luck" in plain(told(app)))
+        await pilot.press("d", "y")
+        await until(pilot, lambda: [row[0] for row in rows(app)] == ["old"])
 
     drive(backend, script)
 
