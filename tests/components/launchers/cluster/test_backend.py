@@ -259,7 +259,7 @@ def test_the_status_tells_of_pods(backend, fake_cluster, job, master, worker, ki
 
 
 @both
-def test_a_pod_that_is_made_anew_counts_as_restart(backend, fake_cluster, job, master):
+def test_a_pod_that_is_made_anew_counts_as_restart(backend, fake_cluster, job, master, kind):
     go_on = threading.Event()
 
     def preempted(pod):
@@ -273,6 +273,9 @@ def test_a_pod_that_is_made_anew_counts_as_restart(backend, fake_cluster, job, m
     assert backend.status("train").pods[0].restarts == 0
     go_on.set()
     until(lambda: [pod.restarts for pod in backend.status("train").pods] == [1])
+    # Who looks for the first time knows what the controller counts: a JobSet does, the operator does not.
+    (seen,) = ClusterBackend(backend.cluster).status("train").pods
+    assert seen.restarts == {"pytorchjob": 0, "trainjob": 1}[kind.name]
 
 
 @both
