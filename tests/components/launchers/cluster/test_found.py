@@ -104,6 +104,16 @@ def test_where_nothing_may_be_made_the_missing_role_is_named(knows, job, fake_cl
     assert 'apiGroups ["kubeflow.org"]' in error.value.fix and 'verbs ["create"]' in error.value.fix
 
 
+@pytest.mark.parametrize("what", ["trainjobs", "trainingruntimes"])
+def test_what_a_role_for_trainjobs_lacks_is_named(knows, job, fake_cluster, what):
+    backend = knows("trainjobs")
+    fake_cluster.denied.add(("create", what))
+    with pytest.raises(ApiError, match=f"cannot create {what}") as error:
+        backend.submit(job())
+    told = f'apiGroups ["trainer.kubeflow.org"], resources ["{what}"], verbs ["create"]'
+    assert told in error.value.fix and not fake_cluster.job("train")
+
+
 def test_where_no_kind_may_be_read_that_is_told(knows, fake_cluster):
     backend = knows("pytorchjobs", "trainjobs")
     fake_cluster.denied |= {(verb, what) for verb in ("get", "list") for what in ("pytorchjobs", "trainjobs")}

@@ -57,8 +57,12 @@ def launcher(fake_cluster, surroundings):
     process.stdout.close()
 
 
-@both
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [("pytorchjob", signal.SIGTERM), ("trainjob", signal.SIGTERM), ("pytorchjob", signal.SIGINT)],
+    indirect=["kind"],
+    ids=["SIGTERM", "SIGTERM of a TrainJob", "SIGINT"],
+)
 def test_a_signal_deletes_the_job_first(fake_cluster, launcher, number, master):
     fake_cluster.lives[master] = endless
     assert "running" in launcher.stdout.readline()
@@ -73,7 +77,6 @@ def test_a_signal_deletes_the_job_first(fake_cluster, launcher, number, master):
     assert f"deleted on {number.name}" in out and "run the same again" in out
 
 
-@both
 def test_a_signal_is_heard_while_an_answer_is_waited_for(fake_cluster, launcher, master, kind):
     """And a deletion that the server is too busy for is asked for again; a second signal changes nothing."""
     fake_cluster.lives[master] = endless
@@ -133,7 +136,6 @@ def step(fake_cluster, surroundings):
     return fake_cluster.add("workflows", "default", {"metadata": {"name": "run-x"}, "spec": {}})
 
 
-@both
 def test_a_steps_pod_that_is_evicted_leaves_the_job_to_the_next_attempt(
     fake_cluster, step, launcher, surroundings, master
 ):
@@ -152,7 +154,6 @@ def test_a_steps_pod_that_is_evicted_leaves_the_job_to_the_next_attempt(
     assert fake_cluster.job("train")["metadata"]["uid"] == uid and not fake_cluster.requests("DELETE")
 
 
-@both
 def test_a_run_that_is_terminated_takes_the_job_along_within_a_second(fake_cluster, step, launcher, master):
     fake_cluster.lives[master] = endless
     assert "running" in launcher.stdout.readline()
@@ -170,7 +171,6 @@ def test_a_run_that_is_terminated_takes_the_job_along_within_a_second(fake_clust
     assert [path for path in asked if "workflows" in path] and len(asked) <= 4
 
 
-@both
 def test_the_loser_of_a_name_leaves_the_winners_job_alone(fake_cluster, launcher, master, kind):
     """Its own was deleted and another put in its place between two looks."""
     fake_cluster.lives[master] = endless
