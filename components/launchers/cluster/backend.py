@@ -1,34 +1,26 @@
 """Training jobs of a cluster, of whatever kind, in one namespace."""
 
-import logging
 import random
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase
-from components.launchers.cluster import client, conditions, found, kueue_setup, objects, pods
+from components.launchers.cluster import client, conditions, found, kueue_setup, pods
 from components.launchers.cluster.ends import Ends
 from components.launchers.cluster.feed import Feed
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kinds.kind import Body, Kind
 from components.launchers.cluster.kueue import Queues
-from components.launchers.cluster.owner import Own, ends_with_the_run, own
 from components.launchers.cluster.progress import Readings
 from components.launchers.cluster.refusals import ApiError
-from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
+from components.launchers.cluster.submissions import Submissions
 from components.launchers.spec import JobSpec
 from components.launchers.timings import Timings
-from trainer.errors import ConfigError, LaunchError
-
-logger = logging.getLogger(__name__)
 
 TAIL = 100
 """Last lines that are shown of a failed pod other than rank 0's."""
-
-_TRIES = 5  # To get hold of a name that others delete and take.
 
 
 class ClusterBackend(Backend):
@@ -44,11 +36,9 @@ class ClusterBackend(Backend):
         self.kinds = found.Kinds(cluster, tuple(kinds))
         """What the jobs may be, and which of them are which."""
         self._queues = Queues(cluster)
-        self._own: Own | None = None
+        self._submissions = Submissions(cluster, self.kinds)
         self._incarnations = conditions.Incarnations()
         self._readings = Readings(cluster)
-        self._hashes: dict[str, str] = {}
-        self._uids: dict[str, str] = {}
 
     @classmethod
     def connect(
@@ -76,76 +66,29 @@ class ClusterBackend(Backend):
             return self
         return ClusterBackend(self.cluster.within(namespace), self.kinds.possible)
 
+    def submit(self, job: JobSpec) -> str:
+        """Start a job, or take up the same one where it is already; see `Submissions.submit`."""
+        return self._submissions.submit(job)
+
     def submitted(self, name: str) -> tuple[str, str]:
         """Return the specification's hash and the uid of a job that was submitted here; empty if unknown."""
-        return self._hashes.get(name, ""), self._uids.get(name, "")
+        return self._submissions.submitted(name)
 
-    def submit(self, job: JobSpec) -> str:
-        """Start a job, or take up the same one where it is already; returns its name.
+    def stop(self, name: str, *, wait: bool = True) -> None:
+        """Delete a job of kubedet's and its pods; see `Submissions.stop`."""
+        self._submissions.stop(name, wait=wait)
 
-        Under its name there may be: the same job, which is taken up unless it failed; one that
-        failed or is another, which is deleted first; or somebody else's, which is not touched.
+    def withdraw(self, name: str, *, wait: bool = True) -> None:
+        """Delete a job that was submitted here; see `Submissions.withdraw`."""
+        self._submissions.withdraw(name, wait=wait)
 
-        Args:
-            job: the job; namespace and image may be left to the own pod.
+    def abandon(self, name: str) -> None:
+        """Delete a job that this process submitted, by one request; see `Submissions.abandon`."""
+        self._submissions.abandon(name)
 
-        Raises:
-            ConfigError: it names no image, or another namespace than this backend's.
-            LaunchError: it was refused, or the name is taken.
-        """
-        self._own = own(self.cluster)
-        job = self._completed(job, self._own)
-        self._hashes[job.name] = job.fingerprint
-        manifests: list[Body] = []
-        for _ in range(_TRIES):
-            kind, there = self.kinds.find(job.name)
-            if there is not None and self._adopts(kind, there, job):
-                self._uids[job.name] = there["metadata"]["uid"]
-                if manifests:  # It is our own: the answer to its creation was lost.
-                    objects.give(self.cluster, kind, manifests, self._uids[job.name])
-                return job.name
-            old = kind
-            kind, manifests = self._manifests(job)
-            self._clear(kind if there is None else old, job.name, there)
-            try:
-                self._uids[job.name] = objects.create_all(self.cluster, kind, manifests)
-            except ApiError as error:
-                if error.passing:
-                    return self._found_after(error, kind, job, manifests)
-                if error.status != 409:
-                    raise
-                time.sleep(next(self.timings.waits()))
-            else:
-                self.kinds.remember(job.name, kind)
-                logger.info("created %s %s in namespace %s", kind.title, job.name, self.cluster.namespace)
-                return job.name
-        raise LaunchError(
-            f"cannot create the job {job.name}: others create jobs of that name again and again",
-            fix="end the other launcher, or give the job another name",
-        )
-
-    def _found_after(self, error: ApiError, kind: Kind, job: JobSpec, manifests: list[Body]) -> str:
-        """Look whether a creation that got no answer was done; returns the job's name if so.
-
-        Raises:
-            ApiError: it was not, or nobody knows.
-        """
-        try:
-            there = objects.get(self.cluster, kind, job.name)
-        except ApiError:
-            error.message += f"; whether the {kind.title} {job.name} was created is not known"
-            error.fix = f"look with `kubedet job status {job.name}`; `kubedet job stop {job.name}` ends it"
-            raise error from None
-        if there is None or _label(there, LABEL_SPEC) != job.fingerprint:
-            raise error
-        self._uids[job.name] = there["metadata"]["uid"]
-        objects.give(self.cluster, kind, manifests, self._uids[job.name])
-        self.kinds.remember(job.name, kind)
-        logger.warning(
-            "%s %s exists: only the answer to its creation was lost; `kubedet job stop %s` ends it",
-            kind.title, job.name, job.name,
-        )  # fmt: skip
-        return job.name
+    def ends_with_the_run(self) -> bool:
+        """Whether a job ends too where this process is asked to end; see `owner.ends_with_the_run`."""
+        return self._submissions.end_with_the_run()
 
     def status(self, name: str) -> JobStatus:
         """Tell how a job is.
@@ -205,52 +148,6 @@ class ClusterBackend(Backend):
                     wait = timings.poll * random.uniform(0.75, 1.25)
                 yield from feed.lines(wait)
 
-    def stop(self, name: str, *, wait: bool = True) -> None:
-        """Delete a job of kubedet's and its pods; one that is gone already is no error.
-
-        Args:
-            name: its name.
-            wait: until all is gone.
-
-        Raises:
-            LaunchError: somebody else made it, or it is not gone after Timings.removal.
-        """
-        kind, there = self.kinds.find(name)
-        if there is not None:
-            self._check_ours(kind, there)
-        self._clear(kind, name, there, wait=wait)
-
-    def withdraw(self, name: str, *, wait: bool = True) -> None:
-        """Delete a job that was submitted here; one that another launcher made since is left alone.
-
-        Args:
-            name: its name.
-            wait: until all is gone.
-
-        Raises:
-            LaunchError: as of `stop`.
-        """
-        kind, there = self.kinds.find(name)
-        mine, uid = self.submitted(name)
-        if there is None or _label(there, LABEL_SPEC) != mine or uid not in ("", there["metadata"]["uid"]):
-            return
-        self._clear(kind, name, there, wait=wait)
-
-    def abandon(self, name: str) -> None:
-        """Delete a job that this process submitted: one request, within Timings.stop.
-
-        Raises:
-            ApiError: it could not be deleted.
-        """
-        kind, _ = self.kinds.find(name) if name not in self._uids else (self.kinds.kind_of(name), None)
-        objects.delete(
-            self.cluster, kind, name, uid=self._uids.get(name, ""), patience=self.timings.stop
-        )  # fmt: skip
-
-    def ends_with_the_run(self) -> bool:
-        """Whether a job ends too where this process is asked to end; see `owner.ends_with_the_run`."""
-        return ends_with_the_run(self.cluster, self._own)
-
     def list_jobs(self) -> list[JobStatus]:
         """Return how kubedet's jobs of the namespace are, the newest first.
 
@@ -279,66 +176,6 @@ class ClusterBackend(Backend):
         """Return how the pod before one of the same place ended; nothing if that is not known."""
         return pods.last_exit(self.cluster, self.kinds.kind_of(name), name, pod)
 
-    def _completed(self, job: JobSpec, mine: Own) -> JobSpec:
-        """Fill in what the own pod gives."""
-        here = self.cluster.namespace
-        if job.namespace not in ("", here):
-            raise ConfigError(
-                f"the job's namespace is {job.namespace}, and this launcher works in {here}",
-                fix="name the same one twice, or only once",
-            )
-        queue = job.kueue_queue or mine.queue
-        job = replace(job, namespace=here, image=job.image or mine.image, kueue_queue=queue)
-        if not job.image:
-            raise ConfigError("the job names no container image", fix="set image")
-        return job
-
-    def _manifests(self, job: JobSpec) -> tuple[Kind, list[Body]]:
-        """Return what is to be created, and the job's kind."""
-        kind = self.kinds.of_new()
-        manifests = kind.manifests(job, partial(objects.is_there, self.cluster, kind))
-        if problems := kind.problems(manifests):
-            told = "\n".join(f"  {problem}" for problem in problems)
-            raise ConfigError(f"the cluster would not take the job as it is meant:\n{told}")
-        if lost := kind.left_out(job):
-            logger.warning("a %s knows nothing of: %s", kind.title, ", ".join(lost))
-        mine = self._own or Own()
-        if mine.workflow and mine.namespace == self.cluster.namespace:
-            for manifest in manifests:
-                manifest["metadata"]["ownerReferences"] = [mine.workflow]
-        return kind, manifests
-
-    def _adopts(self, kind: Kind, there: Body, job: JobSpec) -> bool:
-        """Decide on a job that has the name already: True is to take it up, False to replace it."""
-        self._check_ours(kind, there)
-        title, name = kind.title, job.name
-        if there["metadata"].get("deletionTimestamp"):
-            logger.info("%s %s is being deleted: waiting until it is gone", title, name)
-        elif _label(there, LABEL_SPEC) != job.fingerprint:
-            logger.info("%s %s is there with another specification: deleting it", title, name)
-        elif kind.standing(there).phase is Phase.FAILED:
-            logger.info("%s %s failed: deleting it, to start anew", title, name)
-        else:
-            logger.info("%s %s is there already: taking it up", title, name)
-            return True
-        return False
-
-    def _clear(self, kind: Kind, name: str, there: Body | None, *, wait: bool = True) -> None:
-        """Delete the job of that name, if there is one, and wait until its or older pods are gone."""
-        uid = there["metadata"]["uid"] if there is not None else ""
-        if there is not None:
-            objects.delete(self.cluster, kind, name, uid=uid)
-        if wait:
-            objects.await_absence(self.cluster, kind, name, uid=uid)
-
-    def _check_ours(self, kind: Kind, there: Body) -> None:
-        if _label(there, LABEL_MANAGED) != MANAGED_BY:
-            raise LaunchError(
-                f"the {kind.title} {_name(there)} in namespace {self.cluster.namespace} was not made by "
-                "kubedet, which leaves it alone",
-                fix="give the job another name, or have its owner delete that one",
-            )
-
     def _told(self, name: str, kind: Kind, job: Body | None, patience: float | None) -> JobStatus:
         """Look at the pods of a job, and tell how it is."""
         if job is None:
@@ -355,10 +192,6 @@ def _choose(feed: Feed, status: JobStatus) -> None:
             feed.follow(pod.name, pod.uid)
         elif pod.phase == "Failed" or pod.exit_code:
             feed.follow(pod.name, pod.uid, tail=TAIL)
-
-
-def _label(job: Body, name: str) -> str:
-    return str((job["metadata"].get("labels") or {}).get(name, ""))
 
 
 def _name(job: Body) -> str:

@@ -165,11 +165,11 @@ def test_a_creation_of_which_nothing_is_known_says_how_to_look(backend, fake_clu
     monkeypatch.setattr(backend.cluster, "timings", replace(backend.cluster.timings, patience=0.0))
     fake_cluster.faults.append(Fault("POST", kind.plural, lost=True))
 
-    def away(*arguments, clear=backend._clear, **options):
+    def away(*arguments, clear=backend._submissions._clear, **options):
         clear(*arguments, **options)
         fake_cluster.faults.append(Fault("GET", kind.plural, status=503, times=9))
 
-    monkeypatch.setattr(backend, "_clear", away)
+    monkeypatch.setattr(backend._submissions, "_clear", away)
     with pytest.raises(ApiError, match=f"whether the {kind.title} train was created is not known") as error:
         backend.submit(job())
     assert "kubedet job stop train" in error.value.fix
@@ -351,9 +351,9 @@ def test_an_elastic_job_runs_with_enough_nodes(backend, fake_cluster, job, kind)
 
 @both
 def test_kubedets_jobs_are_listed(backend, fake_cluster, job, kind):
+    make_by_hand(fake_cluster, kind, "foreign")
     backend.submit(job(name="one"))
     backend.submit(job(name="two"))
-    make_by_hand(fake_cluster, kind, "foreign")
     assert {status.name for status in backend.list_jobs()} == {"one", "two"}
     until(lambda: all(status.phase is Phase.SUCCEEDED for status in backend.list_jobs()))
     assert all(len(status.pods) == 1 for status in backend.list_jobs())
