@@ -80,7 +80,6 @@ def test_a_pod_that_was_deleted_is_told_so(look, fake_cluster, kind, master):
     assert look() == Ending("deleted")
 
 
-@both
 def test_nothing_is_lost_between_two_streams(look, fake_cluster, timings, kill):
     """A watch that is silent is begun anew again and again, and goes on with the last change it knows of."""
     assert look() is None
@@ -93,7 +92,6 @@ def test_nothing_is_lost_between_two_streams(look, fake_cluster, timings, kill):
     assert resumed
 
 
-@both
 def test_changes_that_are_not_kept_any_more_are_no_end(look, fake_cluster, timings, kill):
     assert look() is None
     fake_cluster.forgotten = 10**6
@@ -105,7 +103,6 @@ def test_changes_that_are_not_kept_any_more_are_no_end(look, fake_cluster, timin
         kill()
 
 
-@both
 def test_a_pod_whose_end_nobody_saw_is_waited_for_once(look, fake_cluster, timings, kill):
     assert look() is None
     fake_cluster.denied.add(("watch", "pods"))

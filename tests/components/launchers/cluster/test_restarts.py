@@ -118,14 +118,12 @@ def test_without_the_right_to_watch_the_events_have_to_do(run, fake_cluster, kin
         assert line.startswith(f"pod {master}: started anew, 1 of 10")
 
 
-@both
 def test_a_watch_that_breaks_is_begun_anew(run, fake_cluster, master):
     fake_cluster.faults.append(Fault("GET", "watch=true", status=503, times=2))
     fake_cluster.lives[master] = [killed("step 1"), killed("step 1"), fine]
     assert any("OOMKilled" in line for line in run())
 
 
-@both
 def test_a_container_that_is_killed_in_its_pod_is_known_too(run, fake_cluster, master):
     def restarts(pod):
         pod.run()
@@ -182,7 +180,6 @@ def test_a_node_that_cannot_start_anything_is_given_another_chance(run, fake_clu
     assert gone(fake_cluster)
 
 
-@both
 @pytest.mark.parametrize(
     ("reason", "message", "fix", "at_once"),
     [
@@ -213,18 +210,16 @@ def test_what_can_never_run_ends_the_job(run, timings, fake_cluster, reason, mes
     assert gone(fake_cluster)
 
 
-@both
 def test_a_secret_that_comes_late_is_early_enough(run, fake_cluster, master):
     def late(pod):
         pod.wait("CreateContainerConfigError", 'secret "keys" not found')
-        pod.sleep(0.5)
+        pod.sleep(0.25)
         fine(pod)
 
     fake_cluster.lives[master] = late
     assert "job train: succeeded" in run()
 
 
-@both
 def test_an_image_that_does_not_come_is_told_once(run, fake_cluster, master, worker):
     def pulls(pod):
         for _ in range(3):
