@@ -53,7 +53,7 @@ def test_a_job_is_created_as_it_is_rendered(backend, fake_cluster, job, kind):
         assert body["spec"]["nprocPerNode"] == "2"
     else:
         assert body["spec"]["trainer"] == {"numNodes": 3, "numProcPerNode": 2}
-    assert fake_cluster.pod(pod_name(kind, 2)) and not fake_cluster.pod(pod_name(kind, 3))
+    assert {pod.base for pod in fake_cluster.pods.values()} == {pod_name(kind, rank) for rank in range(3)}
 
 
 @both
