@@ -161,7 +161,8 @@ def remove(launcher: str, run_id: str) -> None:
             hold its GPUs still, so the step that cleans up must not look as if all were well.
     """
     name = name_of(run_id)
-    if was := launchers.remove(launcher, name):
-        logger.info("deleted the job %s, which was still %s", name, was)
+    was = launchers.remove(launcher, name).phase
+    if was.final:
+        logger.info("nothing to clean up: the job %s is %s", name, was)
     else:
-        logger.info("nothing to clean up: no job %s is left, or it has ended", name)
+        logger.info("deleted the job %s, which was still %s", name, was)

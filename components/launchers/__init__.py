@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from importlib import import_module
 
+from components.launchers.backend import JobStatus
 from components.launchers.launcher import Launcher
 from components.launchers.spec import JobSpec
 from trainer.errors import ConfigError
@@ -60,8 +61,8 @@ def run(launcher: str, job: JobSpec) -> None:
     _made(launcher).run(job)
 
 
-def remove(launcher: str, name: str) -> str:
-    """Delete a job that is not finished; returns what it was, or nothing where none was left.
+def remove(launcher: str, name: str) -> JobStatus:
+    """Delete a job that is not finished; returns how it was.
 
     Args:
         launcher: what started it.

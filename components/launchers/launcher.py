@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from components.launchers.backend import JobStatus
 from components.launchers.spec import JobSpec
 
 
@@ -18,8 +19,8 @@ class Launcher(Protocol):
         """
         ...
 
-    def remove(self, name: str) -> str:
-        """Delete a job that is not finished; returns what it was, or nothing where none was left.
+    def remove(self, name: str) -> JobStatus:
+        """Delete a job that is not finished; returns how it was.
 
         Raises:
             KubedetError: nobody could tell whether it is there, or it could not be deleted.

@@ -26,3 +26,10 @@ def pod_name(kind, rank, job="train"):
 def plain(text):
     """Take off what is made up of pods' names."""
     return re.sub(r"(-node-0-\d+)-[a-z0-9]{5}\b", r"\1", text)
+
+
+def make_by_hand(fake_cluster, kind, name):
+    """Make a job that is not kubedet's, and has no pods."""
+    fake_cluster.operator = fake_cluster.trainer.works = False
+    fake_cluster.create_job("default", {**kind.probe(), "metadata": {"name": name}})
+    fake_cluster.operator = fake_cluster.trainer.works = True

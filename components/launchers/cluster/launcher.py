@@ -1,5 +1,6 @@
 """Launchers that run a job in the cluster around this process, as one kind of job or another."""
 
+from components.launchers.backend import JobStatus
 from components.launchers.cluster import watch
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
@@ -21,11 +22,10 @@ class ClusterLauncher(Launcher):
         """Run a job to its end, its output on stdout; see `watch.run`."""
         watch.run(ClusterBackend.connect(kinds=self._kinds), job)
 
-    def remove(self, name: str) -> str:
-        """Delete a job that is not finished; returns what it was."""
+    def remove(self, name: str) -> JobStatus:
+        """Delete a job that is not finished; returns how it was."""
         backend = ClusterBackend.connect(kinds=self._kinds)
         status = backend.status(name)
-        if status.phase.final:
-            return ""
-        backend.stop(name)
-        return status.phase
+        if not status.phase.final:
+            backend.stop(name)
+        return status

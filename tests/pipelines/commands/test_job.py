@@ -4,13 +4,13 @@ import json
 import os
 import signal
 import threading
-import time
 
 import pytest
 import yaml
 from fake_api import Fault
 from fake_cluster import endless
 from fake_exec import give_exec
+from patience import until
 
 from pipelines.commands import job_ends
 
@@ -42,14 +42,6 @@ def table(text):
     """Cells of a table by the head of their column."""
     head, *lines = text.splitlines()
     return [dict(zip(head.split(), line.split(), strict=True)) for line in lines]
-
-
-def until(condition):
-    for _ in range(500):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("never")
 
 
 def test_submit_sends_the_job_and_says_what_to_do_next(kubedet, fake_cluster):

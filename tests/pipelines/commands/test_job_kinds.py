@@ -1,13 +1,13 @@
 """`kubedet job` with jobs of every kind: those that are asked for, and those that the cluster runs."""
 
 import json
-import time
 
 import pytest
 import yaml
 from fake_cluster import endless
 from fake_exec import give_exec
 from kinds import plain, pod_name
+from patience import until
 
 from components.launchers.cluster.kinds import KINDS
 from pipelines.commands import job_ends
@@ -42,14 +42,6 @@ def submit(kubedet, fake_cluster, kind, backend):
         return kubedet(*SUBMIT, "--nodes", len(lives), *backend, *words, "--", "true")
 
     return submit
-
-
-def until(condition):
-    for _ in range(500):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("never")
 
 
 def running(fake_cluster, kind, number=2):

@@ -1,6 +1,7 @@
 """A backend that is quick to try again, before a fake API server."""
 
 import pytest
+from fake_cluster import endless
 from kinds import plain, pod_name
 
 from components.launchers.cluster import watch
@@ -79,3 +80,9 @@ def run(backend, job):
 
     begin.lines = []
     return begin
+
+
+@pytest.fixture
+def endless_pods(fake_cluster, master, worker):
+    """Pods that run until they are deleted."""
+    fake_cluster.lives |= {master: endless, worker: endless}

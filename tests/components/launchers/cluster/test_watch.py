@@ -1,8 +1,6 @@
 """Running a job to its end: one test for each thing that goes wrong in launchers."""
 
 import re
-import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -10,7 +8,6 @@ from fake_api import Fault
 from fake_cluster import endless, fine
 from kinds import both, plain
 
-from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.spec import Network
 from trainer.errors import LaunchError
 
@@ -196,76 +193,6 @@ def test_the_deadline_counts_from_the_jobs_creation(run, backend, job, fake_clus
     with pytest.raises(LaunchError, match="stopped at its deadline of 3600 s"):
         run(deadline=3600)
     assert gone(fake_cluster)
-
-
-@both
-def test_a_job_that_somebody_deletes_is_told(run, fake_cluster, master):
-    fake_cluster.lives[master] = endless
-    threading.Timer(0.5, lambda: fake_cluster.delete_job("default", "train")).start()
-    with pytest.raises(LaunchError, match="the job train is gone"):
-        run()
-
-
-@both
-@pytest.mark.parametrize("pause", [0.0, 0.2], ids=["at once", "after a moment"])
-def test_a_job_that_another_specification_replaces_is_told(run, job, fake_cluster, pause, master):
-    fake_cluster.lives[master] = endless
-
-    def replace_it():
-        fake_cluster.delete_job("default", "train")
-        time.sleep(pause)
-        ClusterBackend.connect().submit(job(env={"A": "other"}))
-
-    threading.Timer(0.5, replace_it).start()
-    with pytest.raises(LaunchError, match="was replaced by another specification of that name") as error:
-        run()
-    assert "another name" in error.value.fix and "stop" not in error.value.fix
-    assert not gone(fake_cluster) and not fake_cluster.requests("DELETE")
-
-
-@both
-def test_what_another_launcher_made_is_not_withdrawn(backend, job, fake_cluster, master):
-    fake_cluster.lives[master] = endless
-    backend.submit(job())
-    ClusterBackend.connect().submit(job(env={"A": "other"}))
-    backend.withdraw("train")
-    assert not gone(fake_cluster) and len(fake_cluster.requests("DELETE")) == 1
-
-
-@both
-def test_the_same_job_made_anew_by_another_launcher_is_followed(run, fake_cluster, master):
-    fake_cluster.lives[master] = [endless, ends(0, "anew")]
-
-    def replace_it():
-        old = fake_cluster.job("train")
-        fake_cluster.trainer.collection_seconds = 60
-        fake_cluster.delete_job("default", "train")
-        fake_cluster.create_job("default", {**old, "metadata": dict(old["metadata"]), "status": {}})
-
-    threading.Timer(0.5, replace_it).start()
-    lines = run()
-    assert "job train: succeeded" in lines and f"[{master}] anew" in lines
-
-
-@both
-def test_a_retried_launcher_takes_the_job_up_and_tells_its_log_again(
-    run, backend, job, fake_cluster, master, kind
-):
-    go_on = threading.Event()
-
-    def life(pod):
-        pod.run()
-        pod.say("before")
-        pod.until(go_on)
-        pod.say("after")
-        pod.exit(0)
-
-    fake_cluster.lives[master] = life
-    backend.submit(job())
-    threading.Timer(0.3, go_on.set).start()
-    lines = run()
-    assert [line for line in lines if line.startswith("[")] == [f"[{master}] before", f"[{master}] after"]
-    assert len(fake_cluster.requests("POST", kind.plural)) == 1 and not fake_cluster.requests("DELETE")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,9 @@
 """What a TrainJob and its pods say, read; and what becomes of it, by the policies that it is sent with."""
 
-import time
-
 import pytest
 from fake_cluster import endless, fine
 from kinds import plain
+from patience import until
 
 from components.launchers.backend import Phase
 from components.launchers.cluster.kinds import KINDS
@@ -40,13 +39,6 @@ def body(job):
 def shared(fake_cluster, kind):
     """The namespace has the runtime for all."""
     return fake_cluster.add("trainingruntimes", "default", trainjob.shared_runtime())
-
-
-def until(condition, seconds=5.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
 
 
 def ends(code, *lines):
