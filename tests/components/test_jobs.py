@@ -5,7 +5,7 @@ import time
 
 import pytest
 from fake_api import Fault
-from fake_cluster import endless, fine
+from fake_pod import endless, fine
 
 from components import jobs, stores
 from components.jobs import Request, name_of, remove

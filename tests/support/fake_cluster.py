@@ -11,131 +11,15 @@ A test gives each pod a life, a function of `FakePod` that runs in a thread of i
     cluster.lives["train-node-0-0"] = fine           # Of a TrainJob, whose pods' names go on.
 """
 
-import contextlib
 import copy
 import itertools
 import threading
-import time
 import uuid
-from datetime import UTC, datetime
 
+from fake_pod import FakePod, fine, now
 from fake_trainer import JOBSET, RUNTIMES, TRAINJOBS, FakeTrainer
 
 JOBS, PODS, EVENTS = "pytorchjobs", "pods", "events"
-
-
-class Gone(Exception):
-    """The pod was deleted: its life is over."""
-
-
-def now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def fine(pod):
-    """The life of a pod that has no other."""
-    pod.run()
-    pod.say(f"hello from {pod.name}")
-    pod.exit(0)
-
-
-def endless(pod):
-    pod.run()
-    pod.say(f"hello from {pod.name}")
-    pod.sleep(3600)
-
-
-class FakePod:
-    """One pod, as its life sees it."""
-
-    def __init__(self, cluster, body, base=""):
-        self.cluster, self.body = cluster, body
-        self.name, self.uid = body["metadata"]["name"], body["metadata"]["uid"]
-        self.base = base or self.name
-        """The part of its name that others of its place have too."""
-        self.containers = [[]]
-        """Log lines (nanoseconds, bytes) of each container that ran in it, the newest last."""
-        self.deleted = threading.Event()
-
-    @property
-    def ended(self):
-        return self.body["status"]["phase"] in ("Succeeded", "Failed") or self.deleted.is_set()
-
-    @property
-    def container(self):
-        """Name of the container that trains."""
-        return next((item["name"] for item in self.body["spec"].get("containers", [])), "pytorch")
-
-    def run(self, node="node-1"):
-        """Be placed on a node, and let the container run."""
-        self.body["spec"]["nodeName"] = node
-        self._set("Running", {"running": {"startedAt": now()}})
-        self.cluster.running(self)
-
-    def wait(self, reason, message=""):
-        """Have a container that does not start, e.g. ImagePullBackOff."""
-        self._set("Pending", {"waiting": {"reason": reason, "message": message}})
-
-    def unschedulable(self, message):
-        """Find no node."""
-        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-        self.body["status"] = {"phase": "Pending", "conditions": [condition]}
-        self.cluster.changed("MODIFIED", self.body)
-        self.cluster.event(self.name, "FailedScheduling", message, count=7)
-
-    def say(self, *lines, at=None, end=b"\n"):
-        """Print lines, str or bytes; `at` is their time in nanoseconds, and now without it."""
-        for line in lines:
-            data = line.encode() if isinstance(line, str) else line
-            self.containers[-1].append((at if at is not None else time.time_ns(), data + end))
-
-    def rotate(self):
-        """Lose the beginning of the log, as when the kubelet begins a new file."""
-        self.containers[-1].clear()
-
-    def exit(self, code, reason="", message=""):
-        """End the container, and the pod with it."""
-        reason = reason or ("Completed" if code == 0 else "Error")
-        ended = {"exitCode": code, "reason": reason, "message": message, "finishedAt": now()}
-        self._set("Succeeded" if code == 0 else "Failed", {"terminated": ended})
-        self.cluster.reconcile(self)
-
-    def restart(self, code, reason="Error"):
-        """End the container and start another in the same pod."""
-        last = {"terminated": {"exitCode": code, "reason": reason, "finishedAt": now()}}
-        self.containers.append([])
-        self._set("Running", {"running": {"startedAt": now()}}, last)
-
-    def evict(self, message="The node was low on resource: memory."):
-        """Be thrown off the node: no container tells of an end."""
-        lost = [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]
-        self.body["status"] = {"phase": "Failed", "reason": "Evicted", "message": message, "conditions": lost}
-        self.cluster.changed("MODIFIED", self.body)
-        self.cluster.reconcile(self)
-
-    def sleep(self, seconds):
-        if self.deleted.wait(seconds):
-            raise Gone
-
-    def until(self, event, seconds=20):
-        """Wait for an event of the test."""
-        for _ in range(int(seconds / 0.01)):
-            self.sleep(0)
-            if event.wait(0.01):
-                return
-        raise TimeoutError(f"{self.name} waited in vain")
-
-    def _set(self, phase, state, last=None):
-        container = {
-            "name": self.container, "state": state, "lastState": last or {}, "image": "i", "imageID": "",
-            "restartCount": len(self.containers) - 1, "ready": "running" in state,
-        }  # fmt: skip
-        self.body["status"] = {"phase": phase, "containerStatuses": [container], "startTime": now()}
-        self.cluster.changed("MODIFIED", self.body)
-
-    def live(self, life):
-        with contextlib.suppress(Gone):
-            life(self)
 
 
 class FakeCluster:
@@ -375,3 +259,8 @@ class FakeCluster:
         self._born[pod.base] = self._born.get(pod.base, 0) + 1
         threading.Thread(target=pod.live, args=[life], daemon=True).start()
         return pod
+
+
+def gone(cluster, name="train"):
+    """Whether a job is not there."""
+    return cluster.job(name) is None

@@ -10,7 +10,7 @@ The objects are as Kueue v0.19.2 writes them.
 
 import re
 
-from fake_cluster import now
+from fake_pod import now
 
 GROUP, VISIBILITY = "kueue.x-k8s.io", "visibility.kueue.x-k8s.io"
 BOTH = ("kubeflow.org/pytorchjob", "trainer.kubeflow.org/trainjob")

@@ -11,6 +11,7 @@ import re
 import pytest
 
 from components.launchers.cluster.kinds import KINDS
+from components.launchers.spec import Elastic
 
 both = pytest.mark.parametrize("kind", list(KINDS), indirect=True)
 """Mark of a test that is run for each kind."""
@@ -33,3 +34,18 @@ def make_by_hand(fake_cluster, kind, name):
     fake_cluster.operator = fake_cluster.trainer.works = False
     fake_cluster.create_job("default", {**kind.probe(), "metadata": {"name": name}})
     fake_cluster.operator = fake_cluster.trainer.works = True
+
+
+def check_nodes(kind, body):
+    """See that a kind tells the nodes of a job of fixed number and of an elastic one.
+
+    Args:
+        kind: the kind.
+        body: makes a job of it from fields of JobSpec.
+    """
+
+    def told(job):
+        return kind.nodes(job), kind.needed(job), kind.elastic(job)
+
+    assert told(body(nodes=3)) == (3, 3, False)
+    assert told(body(nodes=3, elastic=Elastic(min_nodes=2, max_nodes=4))) == (3, 2, True)

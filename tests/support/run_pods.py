@@ -3,7 +3,8 @@
 import itertools
 from datetime import UTC, datetime, timedelta
 
-from fake_cluster import PODS, FakePod
+from fake_cluster import PODS
+from fake_pod import FakePod
 
 _numbers = itertools.count(1)
 _START = datetime.now(UTC) - timedelta(hours=1)

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from fake_cluster import endless
 from fake_exec import give_exec
+from fake_pod import endless
 
 from components.doctor import pods
 from components.launchers.cluster.backend import ClusterBackend

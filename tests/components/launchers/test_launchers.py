@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 
 import pytest
-from fake_cluster import fine
+from fake_pod import fine
 
 import components.launchers as launchers
 from components.launchers.backend import Phase

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from fake_cluster import endless
 from fake_exec import give_exec
 from fake_kueue import give_kueue
+from fake_pod import endless
 
 
 def test_all_is_well(kubedet, tmp_path):

@@ -8,8 +8,8 @@ import threading
 import pytest
 import yaml
 from fake_api import Fault
-from fake_cluster import endless
 from fake_exec import give_exec
+from fake_pod import endless
 from patience import until
 
 from pipelines.commands import job_ends

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import yaml
-from fake_cluster import endless
 from fake_exec import give_exec
+from fake_pod import endless
 from kinds import plain, pod_name
 from patience import until
 

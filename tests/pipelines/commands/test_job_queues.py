@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from fake_cluster import endless
 from fake_kueue import QUOTA, give_kueue
+from fake_pod import endless
 
 LONG_AGO = "2026-01-01T00:00:00Z"
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from fake_api import Fault
-from fake_cluster import endless
+from fake_pod import endless
 from kinds import plain
 from textual.widgets import DataTable, Input, Static
 

@@ -4,8 +4,8 @@ import os
 import sys
 import time
 
-from fake_cluster import endless
 from fake_exec import give_exec
+from fake_pod import endless
 from terminal import Terminal
 
 from components.launchers.cluster.backend import ClusterBackend

@@ -1,7 +1,7 @@
 """A backend that is quick to try again, before a fake API server."""
 
 import pytest
-from fake_cluster import endless
+from fake_pod import endless
 from kinds import plain, pod_name
 
 from components.launchers.cluster import watch

@@ -2,7 +2,7 @@
 
 import threading
 
-from fake_cluster import endless
+from fake_pod import endless
 from kinds import both, make_by_hand, plain, pod_name
 from patience import until
 

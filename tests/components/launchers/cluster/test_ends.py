@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 from fake_api import Fault
-from fake_cluster import endless
+from fake_pod import endless
 from kinds import both
 
 from components.launchers.backend import Ending

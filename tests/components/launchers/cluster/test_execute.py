@@ -8,8 +8,8 @@ from dataclasses import replace
 import fake_exec
 import pytest
 from fake_api import Fault
-from fake_cluster import endless
 from fake_exec import give_exec
+from fake_pod import endless
 from terminal import Terminal
 
 from components.launchers.backend import PodStatus

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 from fake_api import Fault
-from fake_cluster import endless
+from fake_pod import endless
 from fake_trainer import AWAY
 
 from components.launchers.cluster.backend import ClusterBackend

@@ -2,8 +2,8 @@
 
 import pytest
 from fake_api import Fault
-from fake_cluster import endless
 from fake_kueue import PREEMPTED, QUOTA, TOO_LARGE, give_kueue
+from fake_pod import endless
 from kinds import both
 
 from components.launchers.backend import Phase

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from fake_cluster import endless, fine
 from fake_kueue import BOTH, QUOTA, give_kueue
+from fake_pod import endless, fine
 from kinds import both
 
 from components.launchers.backend import JobStatus, Phase, PodStatus

@@ -4,24 +4,12 @@ import threading
 import time
 
 import pytest
-from fake_cluster import endless
+from fake_cluster import gone
+from fake_pod import endless, ends
 from kinds import both
 
 from components.launchers.cluster.backend import ClusterBackend
 from trainer.errors import LaunchError
-
-
-def ends(code, *lines, reason=""):
-    def life(pod):
-        pod.run()
-        pod.say(*lines)
-        pod.exit(code, reason)
-
-    return life
-
-
-def gone(fake_cluster):
-    return fake_cluster.job("train") is None
 
 
 @both

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from fake_api import Fault
-from fake_cluster import endless, fine
+from fake_pod import endless, fine
 from kinds import both
 
 from components.launchers.backend import Ending, PodStatus

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from fake_api import Fault
-from fake_cluster import endless
+from fake_pod import endless
 from kinds import both
 
 from components.launchers.cluster import watch

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from fake_api import Fault
-from fake_cluster import endless
+from fake_pod import endless
 from kinds import both, make_by_hand, plain, pod_name
 from patience import until
 

@@ -5,24 +5,12 @@ from dataclasses import replace
 
 import pytest
 from fake_api import Fault
-from fake_cluster import endless, fine
+from fake_cluster import gone
+from fake_pod import endless, ends, fine
 from kinds import both, plain
 
 from components.launchers.spec import Network
 from trainer.errors import LaunchError
-
-
-def ends(code, *lines, reason=""):
-    def life(pod):
-        pod.run()
-        pod.say(*lines)
-        pod.exit(code, reason)
-
-    return life
-
-
-def gone(fake_cluster):
-    return fake_cluster.job("train") is None
 
 
 @both

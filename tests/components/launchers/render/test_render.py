@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from job_specs import ODD, job
 
 from components.launchers.render import TARGETS, check, indexed_job, pytorchjob, render, runai
 from components.launchers.render.labels import LABEL_SPEC
@@ -23,11 +24,6 @@ CRD = Path(os.environ.get("KUBEDET_CRDS", ROOT.parent / "shared" / "crds")) / "k
 
 def example(path: Path) -> JobSpec:
     return from_fields(yaml.safe_load(path.read_text()), where=path.name)
-
-
-def job(**fields: Any) -> JobSpec:
-    given = {"command": ["python", "-V"], "image": "image:1", "name": "job"}
-    return from_fields(given | fields)
 
 
 def test_the_examples_are_there() -> None:
@@ -61,20 +57,6 @@ def crd() -> Any:
         pytest.skip(f"no resource definition at {CRD}; name its folder in KUBEDET_CRDS")
     definition = yaml.safe_load(CRD.read_text())
     return strict(definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
-
-
-ODD = {
-    "elastic": job(nodes=2, elastic={"min_nodes": 1, "max_nodes": 4}),
-    "everything": job(
-        nodes=3, gpus=2, gpu_resource="amd.com/gpu", cpu_request="500m", cpu_limit="4", memory_limit="8Gi",
-        image_pull_policy="Always", image_pull_secrets=["registry"], service_account="trainer",
-        node_selector={"pool": "a"}, tolerations=[{"key": "gpu", "effect": "NoSchedule"}],
-        spread=[{"required": True}], priority_class="high", scheduler="volcano", kueue_queue="team",
-        deadline=3600, fs_group=7, env={"A": "b"}, labels={"team": "x"}, capabilities=["SYS_NICE"],
-        mounts=[{"claim": "c", "path": "/a", "sub_path": "x"}, {"claim": "c", "path": "/b"}],
-        secret_env=[{"name": "KEY", "secret": "s", "key": "k", "optional": True}],
-    ),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*ODD, *(path.stem for path in EXAMPLES)])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from job_specs import ODD, job
 
 from components.launchers.render import check_trainjob, render, trainjob
 from components.launchers.spec import JobSpec, from_fields
@@ -13,22 +14,9 @@ ROOT = Path(__file__).parents[4]
 EXAMPLES = sorted((ROOT / "deploy" / "examples" / "jobs").glob("*.yaml"))
 
 
-def job(**fields: Any) -> JobSpec:
-    return from_fields({"command": ["python", "-V"], "image": "image:1", "name": "job", **fields})
-
-
 JOBS = {
     "plain": job(),
-    "elastic": job(nodes=2, elastic={"min_nodes": 1, "max_nodes": 4}),
-    "everything": job(
-        nodes=3, gpus=2, gpu_resource="amd.com/gpu", cpu_request="500m", cpu_limit="4", memory_limit="8Gi",
-        image_pull_policy="Always", image_pull_secrets=["registry"], service_account="trainer",
-        node_selector={"pool": "a"}, tolerations=[{"key": "gpu", "effect": "NoSchedule"}],
-        spread=[{"required": True}], priority_class="high", scheduler="volcano", kueue_queue="team",
-        deadline=3600, fs_group=7, env={"A": "b"}, labels={"team": "x"}, capabilities=["SYS_NICE"],
-        mounts=[{"claim": "c", "path": "/a", "sub_path": "x"}, {"claim": "c", "path": "/b"}],
-        secret_env=[{"name": "KEY", "secret": "s", "key": "k", "optional": True}],
-    ),
+    **ODD,
     **{path.stem: from_fields(yaml.safe_load(path.read_text()), where=path.name) for path in EXAMPLES},
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """What a PyTorchJob and its pods say, read."""
 
 import pytest
+from kinds import check_nodes
 
 from components.launchers.backend import Phase
 from components.launchers.cluster.kinds import KINDS
@@ -33,13 +34,7 @@ def test_the_master_is_rank_0_and_of_workers_alone_the_first_is(body):
 
 
 def test_nodes_and_how_many_are_needed(body):
-    elastic = body(nodes=3, elastic=Elastic(min_nodes=2, max_nodes=4))
-    assert (KIND.nodes(body(nodes=3)), KIND.needed(body(nodes=3)), KIND.elastic(body(nodes=3))) == (
-        3,
-        3,
-        False,
-    )
-    assert (KIND.nodes(elastic), KIND.needed(elastic), KIND.elastic(elastic)) == (3, 2, True)
+    check_nodes(KIND, body)
 
 
 @pytest.mark.parametrize(

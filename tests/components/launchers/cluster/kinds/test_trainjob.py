@@ -1,8 +1,8 @@
 """What a TrainJob and its pods say, read; and what becomes of it, by the policies that it is sent with."""
 
 import pytest
-from fake_cluster import endless, fine
-from kinds import plain
+from fake_pod import endless, fine
+from kinds import check_nodes, plain
 from patience import until
 
 from components.launchers.backend import Phase
@@ -57,13 +57,7 @@ def runtimes(fake_cluster):
 def test_ranks_nodes_and_how_many_are_needed(body):
     index = "batch.kubernetes.io/job-completion-index"
     assert [KIND.rank(body(), {index: "3"}), KIND.rank(body(), {})] == [3, 0]
-    elastic = body(nodes=3, elastic=Elastic(min_nodes=2, max_nodes=4))
-    assert (KIND.nodes(body(nodes=3)), KIND.needed(body(nodes=3)), KIND.elastic(body(nodes=3))) == (
-        3,
-        3,
-        False,
-    )
-    assert (KIND.nodes(elastic), KIND.needed(elastic), KIND.elastic(elastic)) == (3, 2, True)
+    check_nodes(KIND, body)
 
 
 @pytest.mark.parametrize(
