@@ -6,19 +6,18 @@ def test_something(fake_cluster):          # A FakeCluster that a real client re
     subprocess.run([...], env=fake_cluster.environment)    # KUBECONFIG names it.
 """
 
-import contextlib
 import json
 import os
 import re
 import threading
 import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from fake_cluster import JOBS, PODS, FakeCluster
+from fake_streams import Streams, selected
 from fake_trainer import DENIED, RUNTIMES, TRAINJOBS
 
 PATH = re.compile(
@@ -132,7 +131,7 @@ def fake_cluster(tmp_path, monkeypatch):
         yield cluster
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Streams, BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # Else each answer waits 40 ms for the client's thanks.
     cluster: FakeApi
@@ -160,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self._fault()
         time.sleep(fault.delay)
         if fault.drop:
-            return self._break()
+            return self.hang_up()
         if fault.status:
             return self._error(fault.status, fault.message, fault.retry_after)
         self._silent = fault.lost
@@ -202,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._create(resource, namespace, body)
         if verb == "list" and query.get("watch") == "true":
             denied = ("watch", resource) in self.cluster.denied
-            return self._error(403, "no watching") if denied else self._watch(resource, namespace, query)
+            return self._error(403, "no watching") if denied else self.watch(resource, namespace, query)
         if verb == "list":
             return self._list(resource, namespace, query)
         found = self.cluster.objects.get((resource, namespace, name))
@@ -217,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
         if verb == "patch":
             return self._patch(resource, namespace, found, body)
         return (
-            self._log(self.cluster.pod(name, namespace), query, fault) if sub == "log" else self._json(found)
+            self.log(self.cluster.pod(name, namespace), query, fault) if sub == "log" else self._json(found)
         )
 
     def _dry_run(self, resource, namespace, body):
@@ -256,84 +255,10 @@ class _Handler(BaseHTTPRequestHandler):
         items = [
             body for (kind, space, _), body in list(self.cluster.objects.items())
             if kind == resource and namespace in ("", space)
-            and _selected(query.get("labelSelector", ""), body["metadata"].get("labels", {}).get)
-            and _selected(query.get("fieldSelector", ""), lambda path, body=body: _field(body, path))
+            and selected(query.get("labelSelector", ""), body["metadata"].get("labels", {}).get)
+            and selected(query.get("fieldSelector", ""), lambda path, body=body: _field(body, path))
         ]  # fmt: skip
         self._json({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items})
-
-    def _watch(self, resource, namespace, query):
-        """Those that are there, or what came since a version, then every change, until the client goes."""
-        since = int(query.get("resourceVersion", 0))
-        if 0 < since < self.cluster.forgotten:
-            return self._error(410, "too old resource version")
-        index = since or len(self.cluster.changes)
-        there = [("ADDED", body) for key, body in list(self.cluster.objects.items()) if key[0] == resource]
-        there = [] if since else there
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            while not self.cluster.closed:
-                for kind, body in there:
-                    meta = body["metadata"]
-                    labels = meta.get("labels", {})
-                    if meta["namespace"] == namespace and _selected(
-                        query.get("labelSelector", ""), labels.get
-                    ):
-                        self._chunk(json.dumps({"type": kind, "object": body}).encode() + b"\n")
-                time.sleep(0.01)
-                there = self.cluster.changes[index:]
-                index += len(there)
-        self._break()
-
-    def _log(self, pod, query, fault):
-        states = pod.body["status"].get("containerStatuses", [{"state": {"waiting": {}}}])
-        if query.get("previous") == "true":
-            if len(pod.containers) < 2:
-                return self._error(
-                    400, f'previous terminated container "{pod.container}" in pod "{pod.name}" not found'
-                )
-            lines, follow = pod.containers[-2], False
-        else:
-            if "waiting" in states[0]["state"]:
-                return self._error(
-                    400, f'container "{pod.container}" in pod "{pod.name}" is waiting to start'
-                )
-            lines, follow = pod.containers[-1], query.get("follow") == "true"
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        try:
-            self._stream(pod, lines, follow, query, fault)
-        except (BrokenPipeError, ConnectionResetError):
-            self._break()
-
-    def _stream(self, pod, lines, follow, query, fault):
-        since = datetime.fromisoformat(query["sinceTime"]).timestamp() * 1e9 if "sinceTime" in query else 0
-        sent, index = 0, max(0, len(lines) - int(query.get("tailLines", len(lines))))
-        limit = max(fault.cut, fault.end)
-        while True:
-            over = not follow or pod.ended or lines is not pod.containers[-1]
-            for at, data in lines[index:]:
-                index += 1
-                if at < since:
-                    continue
-                piece = (_stamp(at) if query.get("timestamps") == "true" else b"") + data
-                if 0 <= limit <= sent + len(piece):
-                    self._chunk(piece[: limit - sent])
-                    time.sleep(fault.stall)
-                    return self._chunk(b"") if fault.end >= 0 else self._break()
-                sent += len(piece)
-                self._chunk(piece)
-            if over:
-                return self._chunk(b"")
-            time.sleep(0.01)
-
-    def _chunk(self, data):
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-
-    def _break(self):
-        self.close_connection = True
 
     def _json(self, body, status=200):
         self._send(status, json.dumps(body).encode())
@@ -346,7 +271,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status, data, kind="application/json", retry_after=0):
         if self._silent:
-            return self._break()
+            return self.hang_up()
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
@@ -354,11 +279,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Retry-After", str(retry_after))
         self.end_headers()
         return self.wfile.write(data)
-
-
-def _stamp(nanoseconds):
-    seconds, rest = divmod(int(nanoseconds), 10**9)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09}Z ".encode()
 
 
 def _merge(body, patch):
@@ -370,12 +290,6 @@ def _merge(body, patch):
             _merge(body[name], value)
         else:
             body[name] = value
-
-
-def _selected(selector, value):
-    """Whether each `key=value` (or `key`) of a selector holds."""
-    pairs = [part.partition("=") for part in selector.split(",") if part]
-    return all(value(key) == wanted.lstrip("=") if equals else value(key) for key, equals, wanted in pairs)
 
 
 def _field(body, path):

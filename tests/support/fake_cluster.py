@@ -16,8 +16,9 @@ import itertools
 import threading
 import uuid
 
+from fake_jobset import JOBSET
 from fake_pod import FakePod, fine, now
-from fake_trainer import JOBSET, RUNTIMES, TRAINJOBS, FakeTrainer
+from fake_trainer import RUNTIMES, TRAINJOBS, FakeTrainer
 
 JOBS, PODS, EVENTS = "pytorchjobs", "pods", "events"
 
