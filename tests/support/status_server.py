@@ -22,6 +22,8 @@ class StatusServer:
         self.token.write_text("first\n")
         self.answer: tuple[int, dict[str, str]] = (200, {})
         """Code and body of its answers to those with the token."""
+        self.codes: list[int] = []
+        """Codes of its next answers, which come before `answer`."""
         self.delay = 0.0
         """Seconds before it answers."""
         self.asked: list[tuple[float, str]] = []
@@ -65,9 +67,10 @@ def _handler(server: StatusServer) -> type[http.server.BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             given = self.headers["Authorization"]
+            # Before anyone can see that it was asked, and say what is answered next.
+            code, answer = (server.codes.pop(0), {}) if server.codes else server.answer
             server.asked.append((time.monotonic(), given))
             time.sleep(server.delay)
-            code, answer = server.answer
             if given != f"Bearer {server.token.read_text().strip()}":
                 code, answer = 403, {"message": "Forbidden"}
             elif self.path != PATH or self.headers["Content-Type"] != "application/json":
