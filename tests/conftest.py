@@ -28,6 +28,9 @@ TINY = {
 }
 """Overrides of the debug recipe: twelve optimiser steps in about a second."""
 
+# Tests start hundreds of processes: without bytecode each would compile torch and kfp anew, which doubles the
+# processor time of the import.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tests run side by side; more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
