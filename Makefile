@@ -8,7 +8,7 @@ STAMP := $(VENV)/.complete
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test cluster-test bench lint images
+.PHONY: help run test cluster-test bench lint dist images
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,6 +29,11 @@ lint: $(STAMP)  ## ruff (lint and format) and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+dist: $(STAMP)  ## the wheel and the source distribution, in dist/
+	@rm -rf build dist
+	@$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
+	@ls dist/*
 
 images:  ## build the container images (needs docker)
 	@images/build.sh $(ARGS)

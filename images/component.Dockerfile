@@ -1,6 +1,6 @@
 # The image of the pipeline's steps: the trainer image, with kfp, Kubernetes' client and ONNX.
 # Build it with images/build.sh; build secrets as for the trainer image.
-ARG BASE=kubedet-trainer:0.1.0
+ARG BASE=kubedet-trainer:0.2.0
 
 FROM ${BASE} AS plan
 USER root

@@ -32,14 +32,22 @@ def plan(project: dict, pins: dict[str, str], installed: dict[str, str], extras:
     kept = kept if "torch" in kept else {}
     tested = {name: version for name, version in pins.items() if _TORCH.fullmatch(name)}
     others = {name: version for name, version in pins.items() if name not in tested}
-    needed = [*project["dependencies"]]
-    for extra in extras:
-        needed += project["optional-dependencies"][extra]
+    needed = list(dict.fromkeys([*project["dependencies"], *_of_extras(project, extras)]))
     return {
         "torch.txt": _lines({} if kept else tested),
         "constraints.txt": _lines(others | (kept or tested)),
         "requirements.txt": "".join(f"{line}\n" for line in needed),
     }
+
+
+def _of_extras(project: dict, extras: list[str]) -> list[str]:
+    """Return what extras need. One that takes in another names this very project, which no index has."""
+    found = []
+    for extra in extras:
+        for line in project["optional-dependencies"][extra]:
+            own = re.fullmatch(rf"{re.escape(project['name'])}\[(.+)\]", line)
+            found += _of_extras(project, own[1].split(",")) if own else [line]
+    return found
 
 
 def _lines(versions: dict[str, str]) -> str:

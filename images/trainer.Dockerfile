@@ -12,7 +12,8 @@ RUN python3 /src/plan.py --project /src --output /plan
 
 FROM ${BASE} AS wheel
 USER root
-COPY pyproject.toml README.md /src/
+COPY pyproject.toml README.md LICENSE /src/
+COPY deploy /src/deploy
 COPY trainer /src/trainer
 COPY components /src/components
 COPY pipelines /src/pipelines

@@ -10,7 +10,7 @@ from trainer.errors import EXIT_FAILURE, KubedetError
 
 COMMANDS = (
     "run", "compile", "submit", "schedule", "recipes", "data", "evaluate", "predict", "model", "serve", "job",
-    "menu", "doctor",
+    "menu", "doctor", "manifests",
 )  # fmt: skip
 """In the order of the help."""
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.commands import Commands, cluster_options
@@ -204,4 +205,6 @@ def _shown(found: "Iterator[Check]") -> "list[Check]":
         console.print(text, soft_wrap=True)
     count = sum(check.state == "missing" for check in checks)
     console.print(f"\n{count} missing" if count else "\na run has what it needs")
+    if any("deploy/" in check.fix for check in checks) and not Path("deploy").is_dir():
+        console.print("`kubedet manifests` writes the folder deploy/")
     return checks

@@ -4,12 +4,11 @@ import ast
 import importlib.util
 import re
 import sys
-import tomllib
 from importlib import metadata
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
+from installed import needed
 from packaging.utils import canonicalize_name
 
 from trainer.model import fusion
@@ -34,23 +33,7 @@ def test_root_is_refused(check, monkeypatch):
 
 def closure(extras):
     """Top-level modules of all that an installation with these extras brings, by what is installed here."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [
-        *project["dependencies"],
-        *(one for extra in extras for one in project["optional-dependencies"][extra]),
-    ]
-    waiting, seen = [Requirement(text) for text in asked], set()
-    while waiting:
-        one = waiting.pop()
-        for extra in ["", *one.extras]:
-            if (one.name, extra) in seen:
-                continue
-            seen.add((one.name, extra))
-            for text in metadata.requires(one.name) or []:
-                below = Requirement(text)
-                if not below.marker or below.marker.evaluate({"extra": extra}):
-                    waiting.append(below)
-    names = {canonicalize_name(name) for name, _ in seen}
+    names = needed(extras)
     return {
         module
         for module, packages in metadata.packages_distributions().items()

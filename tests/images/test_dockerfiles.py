@@ -64,8 +64,8 @@ def test_nothing_comes_from_the_net_but_through_pip_and_the_compilers_script(ima
 def test_only_named_files_are_copied(image):
     copied = [rest.split() for word, rest in instructions(image) if word == "COPY"]
     sources = {source for words in copied for source in words[:-1] if not source.startswith("--")}
-    allowed = {"pyproject.toml", "constraints.txt", "README.md", "images/plan.py"}
-    assert sources <= allowed | {"trainer", "components", "pipelines"}
+    allowed = {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "images/plan.py"}
+    assert sources <= allowed | {"deploy", "trainer", "components", "pipelines"}
 
 
 def test_every_installation_is_pinned(image):
@@ -100,7 +100,8 @@ def test_the_build_sees_only_what_is_allowed():
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     assert rules[0] == "*"
     allowed = {rule[1:] for rule in rules if rule.startswith("!")}
-    assert allowed == {"pyproject.toml", "constraints.txt", "README.md", "trainer", "components", "pipelines",
-                       "images/plan.py", "images/check.py", "images/compiler.sh"}  # fmt: skip
+    assert allowed == {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "deploy", "trainer",
+                       "components", "pipelines", "images/plan.py", "images/check.py",
+                       "images/compiler.sh"}  # fmt: skip
     assert all((ROOT / path).exists() for path in allowed)
     assert rules[-2:] == ["**/.*", "**/__pycache__"]

@@ -12,8 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = {
+    "name": "kubedet",
     "dependencies": ["torch>=2", "minio"],
-    "optional-dependencies": {"pipeline": ["kfp"], "dev": ["ruff"]},
+    "optional-dependencies": {"pipeline": ["kubedet[export]", "kfp"], "export": ["onnx"], "dev": ["ruff"]},
 }
 PINS = {"torch": "2.15.0", "torchvision": "0.29", "nvidia-nccl-cu13": "2.30", "minio": "7.2", "kfp": "2.17.0"}
 
@@ -47,7 +48,12 @@ def test_cuda_packages_without_torch_are_no_reason_to_keep_them(planner):
 
 
 def test_extras_are_installed_on_demand(planner):
-    assert planner.plan(PROJECT, PINS, {}, ["pipeline"])["requirements.txt"].endswith("\nkfp\n")
+    assert planner.plan(PROJECT, PINS, {}, ["export"])["requirements.txt"].endswith("minio\nonnx\n")
+
+
+@pytest.mark.parametrize("extras", [["pipeline"], ["pipeline", "export"]])
+def test_an_extra_that_takes_in_another_is_what_that_one_needs_and_no_package_of_an_index(planner, extras):
+    assert planner.plan(PROJECT, PINS, {}, extras)["requirements.txt"].endswith("minio\nonnx\nkfp\n")
 
 
 def test_names_have_one_spelling(planner):
@@ -78,7 +84,8 @@ def test_every_requirement_is_pinned(planner, written):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = (written / "requirements.txt").read_text().splitlines()
     extras = project["optional-dependencies"]
-    assert lines == [*project["dependencies"], *extras["pipeline"], *extras["export"]]
+    assert extras["pipeline"][0] == "kubedet[export]"
+    assert lines == [*project["dependencies"], *extras["export"], *extras["pipeline"][1:]]
     pins = planner.read_pins((written / "constraints.txt").read_text())
     assert {re.split(r"[^\w.-]", line)[0].lower() for line in lines} <= set(pins)
 

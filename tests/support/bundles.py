@@ -85,7 +85,7 @@ def make_bundle(folder, *, version="v1", ap=0.5, name="pets", created="2026-11-2
         "trained_on": {"shards": "f00d", "checkpoint": "/runs/a/best.pt", "step": 10, "epoch": 2},
         "metrics": {"split": "test", "images": 4, "evaluation": "/runs/a/evaluation",
                     "values": {"coco/AP": ap, "coco/APl": -1.0}},
-        "sha256": {}, "versions": {"kubedet": "0.1.0", "sources": "ab" * 32, "torch": "2"},
+        "sha256": {}, "versions": {"kubedet": "0.2.0", "sources": "ab" * 32, "torch": "2"},
         "config": {
             "recipe": "debug", "model": {"version": "v2", "backbone": "resnet18", "weights": ""},
             "train": {"epochs": 2, "optimizer": "adamw", "lr": 0.001, "seed": 0},

@@ -102,7 +102,8 @@ def _fix(error: BaseException, status: int, verb: str, resource: str, namespace:
             return f'allow it with a ClusterRole: resources ["{resource}"], verbs ["{verb}"]'
         return (
             f'allow it with a Role in namespace {namespace}: apiGroups ["{_GROUPS.get(resource, "")}"], '
-            f'resources ["{resource}"], verbs ["{verb}"]; the Role in deploy/ holds all that is needed'
+            f'resources ["{resource}"], verbs ["{verb}"]; the Role in deploy/, which `kubedet manifests` '
+            "writes, holds all that is needed"
         )
     if status == 404 and resource in _INSTALL and not answer:
         return _INSTALL[resource]

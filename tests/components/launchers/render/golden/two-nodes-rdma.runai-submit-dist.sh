@@ -1,6 +1,6 @@
 # Run:ai's command line has no option for: spread, run_as_non_root, grace_seconds above 30, shared_memory's size
 runai submit-dist pytorch --name retinanet-rdma \
-  --image registry.example.com/kubedet/trainer:0.1.0 \
+  --image registry.example.com/kubedet/trainer:0.2.0 \
   --workers 1 \
   --gpu 8 \
   --extended-resource openshift.io/mlxrdma=1 \

@@ -1,6 +1,6 @@
 # Run:ai's command line has no option for: spread, shared_memory's size
 runai training pytorch submit retinanet-rdma \
-  --image registry.example.com/kubedet/trainer:0.1.0 \
+  --image registry.example.com/kubedet/trainer:0.2.0 \
   --workers 1 \
   --gpu-devices-request 8 \
   --extended-resource openshift.io/mlxrdma=1 \

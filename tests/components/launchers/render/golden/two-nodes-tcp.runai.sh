@@ -1,7 +1,7 @@
 # Run:ai's command line has no option for: shared_memory's size
 runai training pytorch submit retinanet-tcp \
   --project detection \
-  --image registry.example.com/kubedet/trainer:0.1.0 \
+  --image registry.example.com/kubedet/trainer:0.2.0 \
   --workers 1 \
   --gpu-devices-request 1 \
   --extended-resource openshift.io/mellanoxnics=1 \

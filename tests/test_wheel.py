@@ -1,0 +1,143 @@
+"""The wheel: all of it is inside, and it runs where no checkout is, on what its extra `pipeline` brings."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+from installed import ROOT, view
+
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "deploy", "trainer", "components", "pipelines")
+TINY = ("--source", "sample:images=48,size=96", "--set", "train.epochs=1", "--set", "loader.image_size=96")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from the source distribution as `make dist` builds both."""
+    source = tmp_path_factory.mktemp("source")
+    for name in SOURCES:  # A build writes beside its sources; other tests read those.
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, source)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", source / "dist", source]
+    environment = {**os.environ, "PYTHONPATH": ""}
+    made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert made.returncode == 0, (made.stdout + made.stderr)[-4000:]
+    (path,) = (source / "dist").glob("*.whl")
+    assert [item.name for item in (source / "dist").glob("*.tar.gz")] == [
+        f"{path.name.partition('-py3')[0]}.tar.gz"
+    ]
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """Folder of an environment with the wheel and what its extra `pipeline` brings, and nothing else."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    command = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "--quiet"]
+    subprocess.run([*command, "--no-index", "--no-deps", wheel], check=True, timeout=120)
+    view(["pipeline"], packages)
+    return folder
+
+
+def run(installed, cwd, *words, timeout=400):
+    """Run a program of the environment as its user would, in an empty folder."""
+    kept = {
+        name: os.environ[name] for name in ("HOME", "PATH", "TMPDIR", "OMP_NUM_THREADS") if name in os.environ
+    }
+    program = installed / "bin" / words[0]
+    return subprocess.run(
+        [program, *words[1:]], cwd=cwd, env=kept, capture_output=True, text=True, check=False, timeout=timeout
+    )
+
+
+def tree(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_it_holds_all_files_of_the_packages_and_of_deploy(wheel):
+    ours = {
+        f"{package}/{name}": data
+        for package in ("trainer", "components", "pipelines")
+        for name, data in tree(ROOT / package).items()
+    }
+    ours |= {f"pipelines/deploy/{name}": data for name, data in tree(ROOT / "deploy").items()}
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
+    assert held == ours
+    assert "trainer/evaluation/report.html.jinja" in held and "pipelines/deploy/base/role.yaml" in held
+
+
+def test_it_says_what_it_is_and_under_which_licence(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        said = message_from_bytes(archive.read(name))
+        assert archive.read(name.replace("METADATA", "licenses/LICENSE")) == (ROOT / "LICENSE").read_bytes()
+    assert said["License-Expression"] == "Apache-2.0"
+    assert said["Version"] == wheel.name.split("-")[1]
+    assert said["Description-Content-Type"] == "text/markdown"
+
+
+def test_it_tells_its_version(installed, wheel, tmp_path):
+    told = run(installed, tmp_path, "kubedet", "--version")
+    assert (told.returncode, told.stdout) == (0, f"kubedet {wheel.name.split('-')[1]}\n"), told.stderr
+
+
+def test_what_is_imported_is_the_wheel(installed, tmp_path):
+    code = "import trainer, components, pipelines; print(trainer.__file__, pipelines.__file__)"
+    told = run(installed, tmp_path, "python", "-c", code)
+    assert all(Path(path).is_relative_to(installed) for path in told.stdout.split()), told.stdout
+
+
+def test_the_environment_has_nothing_else(installed, tmp_path):
+    """The tests' own packages would hide that one of them is needed."""
+    code = "from importlib.util import find_spec; print([n for n in ('pytest', 'openvino') if find_spec(n)])"
+    assert run(installed, tmp_path, "python", "-c", code).stdout == "[]\n"
+
+
+def test_the_whole_pipeline_runs_in_an_empty_folder(installed, tmp_path):
+    words = ("--name", "first", "--nproc", "1", *TINY, "--gate", "coco/AP50 >= 0")
+    ran = run(installed, tmp_path, "kubedet", "run", *words)
+    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
+    summary = json.loads((tmp_path / "runs/first/summary.json").read_text())
+    assert summary["status"] == "succeeded"
+    assert (tmp_path / "runs/first/evaluation/report.html").stat().st_size > 10_000
+    assert (tmp_path / "runs/first/model/model.onnx").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "data_root"}
+
+
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        (["compile", "-o", "pipeline.yaml"], "pipeline.yaml"),
+        (["recipes", "--show", "coco_r50"], None),
+        (["job", "fields"], None),
+        (["manifests"], "deploy/trainer/runtime.yaml"),
+        (["doctor", "--local"], None),
+    ],
+)
+def test_commands_find_all_that_they_need(installed, tmp_path, words, made):
+    ran = run(installed, tmp_path, "kubedet", *words)
+    assert ran.returncode == 0, ran.stderr
+    assert made is None or (tmp_path / made).is_file()
+
+
+def test_the_trainer_alone_runs_too(installed, tmp_path):
+    ran = run(installed, tmp_path, "python", "-m", "trainer", "--help")
+    assert ran.returncode == 0, ran.stderr
