@@ -10,7 +10,7 @@ from trainer.errors import EXIT_FAILURE, KubedetError
 
 COMMANDS = (
     "run", "compile", "submit", "schedule", "recipes", "data", "evaluate", "predict", "model", "serve", "job",
-    "menu", "doctor", "manifests",
+    "menu", "doctor", "manifests", "completion",
 )  # fmt: skip
 """In the order of the help."""
 
@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
         Exit code: 0, 2 for the user's mistakes, 1 for other failures, 143 when it was
         stopped and the same command goes on.
     """
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     try:
         return options.command(options)
     except KubedetError as error:
@@ -36,7 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the parser of the whole command line, with all commands."""
     parser = Parser(
         prog="kubedet",
         description="Train an object detector on Kubeflow, or on one machine, with one pipeline.",

@@ -57,7 +57,7 @@ def test_runs_name_sources_recipes_and_keys_that_exist(folder):
     for command in COMMANDS:
         words = shlex.split(command)
         if words[:2] in (["kubedet", "run"], ["kubedet", "submit"]):
-            options = cli._parser().parse_args(words[1:])
+            options = cli.make_parser().parse_args(words[1:])
             seen.append(sources.parse(options.source))
             recipes.load(options.recipe, parse_overrides(options.overrides))
     assert len(seen) >= 13 and len({type(source) for source in seen}) == 5

@@ -23,7 +23,7 @@ def test_every_command_can_be_given():
     commands = re.findall(r"^    kubedet ((?:.*\\\n)*.*)", TEXT, re.MULTILINE)
     assert len(commands) == 2
     for command in commands:
-        options = cli._parser().parse_args(shlex.split(command.replace("\\\n", " ")))
+        options = cli.make_parser().parse_args(shlex.split(command.replace("\\\n", " ")))
         for rule in gate.split_rules(options.gate):
             gate.parse(rule)
 

@@ -49,7 +49,7 @@ def commands(parser, words=()):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_exist_and_know_their_options(page):
-    known = {words: parser for words, parser in commands(cli._parser()) if words}
+    known = {words: parser for words, parser in commands(cli.make_parser()) if words}
     # In the text between backticks, or in a line of code.
     code = r"(?m)(?:`|^ {4,}(?:\w+=\S+ )?)kubedet ((?:[a-z]+ ?)+)([^`\n]*)"
     used = re.findall(code, re.sub(r" \\\n\s*", " ", PAGES[page]))

@@ -60,7 +60,7 @@ def parsers(parser):
                 yield from parsers(below)
 
 
-@pytest.mark.parametrize("top", [cli._parser, trainer_parser])
+@pytest.mark.parametrize("top", [cli.make_parser, trainer_parser])
 def test_every_option_of_every_command_is_explained(top):
     bare = [
         f"{parser.prog}: {'/'.join(action.option_strings) or action.dest}"
@@ -72,4 +72,4 @@ def test_every_option_of_every_command_is_explained(top):
 
 
 def test_every_command_says_what_it_does():
-    assert [parser.prog for parser in parsers(cli._parser()) if not parser.description] == []
+    assert [parser.prog for parser in parsers(cli.make_parser()) if not parser.description] == []

@@ -1,0 +1,52 @@
+"""`kubedet completion`: what a shell needs to complete `kubedet` at the tabulator key."""
+
+import argparse
+from collections.abc import Iterator
+
+from pipelines.commands import Commands
+from trainer.recipes import RECIPES
+
+SHELLS = ("bash", "zsh", "fish")
+_OF_RECIPES = ("--recipe", "--show")
+_FILES = ("FILE", "URI", "MODEL", "IMAGES")
+"""What options and arguments are called that may be a path."""
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "completion",
+        help="print what a shell needs to complete kubedet",
+        description="Print a script that lets a shell complete commands, options, their choices, recipes and "
+        'paths. For this session: eval "$(kubedet completion bash)". For all: put the script where the shell '
+        "looks for it (the README says where); print it anew after an update.",
+    )
+    parser.add_argument("shell", choices=SHELLS, help="which shell")
+    parser.set_defaults(command=_completion)
+
+
+def _completion(options: argparse.Namespace) -> int:
+    import shtab
+
+    from pipelines.cli import make_parser
+
+    parser = make_parser()
+    places = {"DIR": shtab.DIRECTORY} | dict.fromkeys(_FILES, shtab.FILE)
+    recipes = shtab.cmd(f"echo {' '.join(RECIPES)}")
+    for action in _actions(parser):
+        of_recipes = set(action.option_strings) & set(_OF_RECIPES)
+        place = recipes if of_recipes else places.get(str(action.metavar))
+        if place and not action.choices:
+            action.complete = place  # type: ignore[attr-defined]  # What shtab looks for.
+    print(shtab.complete(parser, options.shell))
+    return 0
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield the options and arguments of a parser and of all commands below it."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in set(action.choices.values()):
+                yield from _actions(below)
+        else:
+            yield action

@@ -1,0 +1,112 @@
+"""`kubedet completion`: asked as a shell asks it, at the tabulator key."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from pipelines import cli
+from pipelines.commands.completion import SHELLS
+from trainer.recipes import RECIPES
+
+ASK = """
+source {script}
+COMP_WORDS=({words}) COMP_CWORD={last} COMP_LINE={line} COMP_POINT={point} COMP_TYPE=9 COMP_KEY=9
+COMPREPLY=()
+read -r -a how <<< "$(complete -p kubedet)"
+for at in "${{!how[@]}}"; do [[ ${{how[at]}} == -F ]] && function=${{how[at + 1]}}; done
+$function kubedet {current} {before}
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+"""What bash does when the key is pressed; the last word may be the beginning of one, or empty."""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    """Returns the file with a shell's script."""
+    folder = tmp_path_factory.mktemp("completion")
+
+    def written(shell):
+        path = folder / f"kubedet.{shell}"
+        command = [sys.executable, "-m", "pipelines.cli", "completion", shell]
+        path.write_bytes(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
+        return path
+
+    return written
+
+
+@pytest.fixture(scope="module")
+def completed(script):
+    """Returns what a bash without any settings offers for a line."""
+    path = script("bash")
+
+    def ask(line, cwd="/"):
+        words = [*shlex.split(line), *([""] if line.endswith(" ") else [])]
+        text = ASK.format(
+            script=path, words=shlex.join(words), last=len(words) - 1, line=shlex.quote(line),
+            point=len(line), current=shlex.quote(words[-1]), before=shlex.quote(words[-2]),
+        )  # fmt: skip
+        bash = ["bash", "--noprofile", "--norc", "-c", text]
+        done = subprocess.run(bash, cwd=cwd, check=True, capture_output=True, text=True, timeout=60)
+        assert done.stderr == ""
+        return sorted(done.stdout.split())
+
+    return ask
+
+
+def test_commands_are_completed(completed):
+    assert set(cli.COMMANDS) <= set(completed("kubedet "))
+    assert completed("kubedet comp") == ["compile", "completion"]
+
+
+def test_verbs_below_a_command_are_completed(completed):
+    assert {"inspect", "verify", "preview"} <= set(completed("kubedet data "))
+    assert completed("kubedet job su") == ["submit"]
+
+
+def test_options_are_completed(completed):
+    assert completed("kubedet run --rec") == ["--recipe"]
+    assert "--nodes" in completed("kubedet job submit --n")
+    assert "--nodes" not in completed("kubedet run --n")
+
+
+def test_choices_of_an_option_are_completed(completed):
+    assert set(SHELLS) <= set(completed("kubedet completion "))
+    assert completed("kubedet doctor -o js") == ["json"]
+
+
+@pytest.mark.parametrize("option", ["run --recipe", "submit --source sample --recipe", "recipes --show"])
+def test_recipes_are_completed(completed, option):
+    assert completed(f"kubedet {option} ") == sorted(RECIPES)
+    assert completed(f"kubedet {option} coco") == ["coco_r50"]
+
+
+def test_paths_are_completed(completed, tmp_path):
+    (tmp_path / "model_a").mkdir()
+    (tmp_path / "model.yaml").write_text("")
+    assert completed("kubedet serve mod", tmp_path) == ["model.yaml", "model_a"]
+    assert [path.rstrip("/") for path in completed("kubedet run --output mod", tmp_path)] == ["model_a"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_script_is_what_its_shell_reads(script, shell):
+    if not (program := shutil.which(shell)):
+        pytest.skip(f"{shell} is not installed")
+    subprocess.run([program, "-n", script(shell)], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_script_knows_commands_and_recipes(script, shell):
+    text = script(shell).read_text()
+    for word in (*cli.COMMANDS, *RECIPES, "data-root"):
+        assert word in text
+
+
+def test_no_other_command_pays_for_it():
+    code = "import pipelines.cli, sys; pipelines.cli.make_parser(); print('shtab' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "False\n"
