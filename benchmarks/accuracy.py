@@ -24,6 +24,7 @@ from torchvision.models.detection.retinanet import RetinaNet
 from benchmarks.common import arguments, report
 from trainer import checkpoint, recipes
 from trainer.config import Config, ModelConfig
+from trainer.data.batch import PADDING
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
@@ -32,7 +33,7 @@ from trainer.evaluation.coco import evaluate
 from trainer.evaluation.inference import predict_split
 from trainer.loop import train
 from trainer.model.detector import Detector
-from trainer.model.loss import PADDING, Losses
+from trainer.model.loss import Losses
 
 _LOG = logging.getLogger("accuracy")
 METRICS = ("coco/AP", "coco/AP50")

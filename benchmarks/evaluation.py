@@ -42,10 +42,10 @@ from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.distributed import SINGLE
 from trainer.evaluation import coco
-from trainer.evaluation.folding import fold
 from trainer.evaluation.inference import predict_split
 from trainer.evaluation.tables import Predictions, Truth
 from trainer.export.matching import EXACT, Comparison, Matches
+from trainer.model.batchnorm_folding import fold
 from trainer.model.detector import build
 from trainer.model.postprocess import Detections
 

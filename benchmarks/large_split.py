@@ -16,10 +16,11 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from trainer.evaluation import coco, gallery, report, scoring
+from trainer.evaluation import coco, scoring
 from trainer.evaluation.gate import Evidence, decide
-from trainer.evaluation.report_data import Compared, ReportData
 from trainer.evaluation.tables import Predictions, Truth
+from trainer.report import evaluation_page, gallery
+from trainer.report.report_data import Compared, ReportData
 
 IMAGES, CLASSES, EACH = 41_620, 601, 100
 SIDE = 1000
@@ -79,7 +80,7 @@ def whole_report() -> Callable[[], object]:
             tide=scores.tide, confusion=scores.confusion, calibration=scores.calibration,
             gallery=gallery.worst_images(truth, found, scores.matches), load_image=_picture,
         )  # fmt: skip
-        return len(report.html(data)) + len(report.markdown(data))
+        return len(evaluation_page.html(data)) + len(evaluation_page.markdown(data))
 
     return run
 

@@ -45,8 +45,9 @@ from benchmarks.stock_loader import stock_loader
 from benchmarks.training import like_photographs
 from trainer.config import Config, LoaderConfig
 from trainer.configuration import with_overrides
+from trainer.data.batch import Batch
 from trainer.data.device_decode import check
-from trainer.data.loader import Batch, TrainLoader
+from trainer.data.loader import TrainLoader
 from trainer.data.order import SampleStream
 from trainer.data.shard_cache import ShardCache
 from trainer.data.shard_index import ShardDataset

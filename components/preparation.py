@@ -8,7 +8,7 @@ from typing import Any
 from components import partitions, versions
 from trainer import recipes, storage
 from trainer.data import shards
-from trainer.data.page import page
+from trainer.report.shards_page import page
 
 Published = tuple[dict[str, Any], dict[str, Any]]
 """The manifest of an artifact, and what is shown with it."""

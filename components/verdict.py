@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer import configuration, storage
+from trainer.baseline import SUMMARY
 from trainer.config import Config
-from trainer.evaluation.baseline import SUMMARY
-from trainer.evaluation.evaluate import evaluate
+from trainer.evaluate import evaluate
 from trainer.evaluation.gate import Evidence, decide, split_rules
 
 logger = logging.getLogger("gate")
@@ -42,7 +42,7 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
 
     Raises:
         EvaluationError: a rule cannot be read or names a metric that is not there.
-        KubedetError: as `trainer.evaluation.evaluate.evaluate` raises them.
+        KubedetError: as `trainer.evaluate.evaluate` raises them.
     """
     settings, held = rules_for(trained, rules)
     folder = storage.join(trained["output"], "evaluation")

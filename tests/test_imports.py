@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,24 @@ MAY_IMPORT = {
 }
 MLMD_OR_MLFLOW = re.compile(r"\b(KFP_)?MLFLOW_|METADATA_(GRPC|STORE)|metadata-grpc|ml_metadata")
 FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
+
+LAYERS = (
+    ("ground", {"errors", "log", "precision", "signals"}),
+    ("process", {"distributed", "failures", "job_status", "lifeline", "os_errors"}),
+    ("storage", {"config", "reporter", "storage"}),
+    ("text", {"configuration", "training_log"}),
+    ("data", {"data", "recipes"}),
+    ("model", {"model"}),
+    ("state", {"checkpoint", "compilation", "optim"}),
+    ("scores", {"evaluation", "resume", "state"}),
+    ("report", {"recorder", "report", "step"}),
+    ("export", {"export"}),
+    ("baseline", {"baseline"}),
+    ("commands", {"doctor", "evaluate", "launch", "loop"}),
+    ("program", {"__main__"}),
+)
+"""The packages and top modules of trainer, the lowest first: each imports from the layers before its own
+only. docs/architecture.md says what is in them."""
 
 
 def imports(path):
@@ -31,6 +50,82 @@ def imports(path):
 def test_arrows_point_down(path):
     package = path.relative_to(ROOT).parts[0]
     assert set(imports(path)) & set(MAY_IMPORT) <= MAY_IMPORT[package]
+
+
+def trainer_imports(root):
+    """Every import inside trainer, of one of its units by another: (where, importer, imported).
+
+    A unit is a package or top module. Imports in function bodies and for type checkers count.
+    """
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        package = ["trainer", *parts[:-1]]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                above = package[: len(package) - node.level + 1] if node.level else []
+                base = ".".join([*above, *([node.module] if node.module else [])])
+                names = [f"{base}.{alias.name}" for alias in node.names]
+            else:
+                continue
+            units = {name.split(".")[1] for name in names if name.startswith("trainer.")}
+            for unit in units - {parts[0]}:
+                yield f"{path.relative_to(root)}:{node.lineno}", parts[0], unit
+
+
+def upward(root):
+    """The imports of a tree that do not lead to a lower layer."""
+    height = {unit: number for number, (_, units) in enumerate(LAYERS) for unit in units}
+    return [
+        f"{where}: {importer} imports {imported}"
+        for where, importer, imported in trainer_imports(root)
+        if importer != "__init__" and height[imported] >= height[importer]
+    ]
+
+
+def test_every_package_and_top_module_of_trainer_has_one_layer():
+    paths = [path for path in (ROOT / "trainer").iterdir() if path.suffix == ".py" or any(path.glob("*.py"))]
+    units = sorted(path.stem for path in paths if path.name != "__init__.py")
+    assert units == sorted(unit for _, layer in LAYERS for unit in layer)
+
+
+def test_arrows_in_trainer_lead_to_lower_layers():
+    assert not upward(ROOT / "trainer")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from trainer.evaluation import coco",
+        "import trainer.evaluation.coco",
+        "from trainer import errors, evaluation",
+        "from ..evaluation import coco",
+        "def f():\n    from trainer.evaluation.coco import evaluate",
+        "if TYPE_CHECKING:\n    from trainer.model import loss",
+        "from trainer.recipes import load",
+    ],
+)
+def test_an_arrow_that_leads_up_or_to_a_neighbour_is_seen(tmp_path, line):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "shards.py").write_text("from trainer.storage import local\nfrom . import order\n")
+    assert not upward(tmp_path)
+    (tmp_path / "data" / "page.py").write_text(line)
+    (found,) = upward(tmp_path)
+    assert found.startswith("data/page.py:") and ": data imports " in found
+
+
+def test_every_template_and_page_of_trainer_is_installed_with_it():
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    packed = {path for pattern in patterns["trainer"] for path in (ROOT / "trainer").glob(pattern)}
+    files = {path for path in (ROOT / "trainer").rglob("*.*") if path.suffix not in (".py", ".pyc")}
+    assert packed == files and {path.suffix for path in files} == {".jinja", ".html"}
+
+
+def test_the_architecture_tells_these_layers():
+    text = (ROOT / "docs" / "architecture.md").read_text().partition("## The layers of trainer")[2]
+    rows = re.findall(r"^\| (\w+) \| (`.*?) \|", text.partition("\n## ")[0], re.MULTILINE)
+    assert [(name, set(re.findall(r"`(\w+)/?`", units))) for name, units in rows] == list(LAYERS)
 
 
 def test_nothing_needs_what_kubeflow_pipelines_drops_or_adds():

@@ -4,14 +4,18 @@ The line under a field says what it means. Named whole configurations are in
 `recipes.py`; nothing else holds a default.
 """
 
+from collections.abc import Callable
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic.dataclasses import dataclass
 
 from trainer.errors import StorageError
-from trainer.storage.uris import check_bucket
+
+URI_CHECK = "check of URIs"
+"""Key of the validation context under which a reader gives its check of URIs: a function that raises
+StorageError. So this module need not know of stores."""
 
 _STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
@@ -35,9 +39,12 @@ def _ascending(value: list[float]) -> list[float]:
     return value
 
 
-def _possible(value: str) -> str:
+def _possible(value: str, info: ValidationInfo) -> str:
+    """Ask whoever reads the configuration whether a URI can name a file; without a check it is taken."""
+    check: Callable[[str], None] | None = (info.context or {}).get(URI_CHECK)
     try:
-        check_bucket(value)
+        if check:
+            check(value)
     except StorageError as error:
         raise ValueError(error.message) from None
     return value

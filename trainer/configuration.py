@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from trainer.config import Config
+from trainer.config import URI_CHECK, Config
 from trainer.errors import ConfigError
+from trainer.storage.uris import check_bucket
 
 _ADAPTER = TypeAdapter(Config)
 
@@ -41,7 +42,7 @@ def from_json(text: str | bytes, *, where: str = "configuration") -> Config:
 def _read(text: str | bytes) -> tuple[Config | None, list[str]]:
     """Return the configuration, or None and a line for each of its problems."""
     try:
-        return _ADAPTER.validate_json(text), []
+        return _ADAPTER.validate_json(text, context={URI_CHECK: check_bucket}), []
     except ValidationError as error:
         return None, _problems(error)
 

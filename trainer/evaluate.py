@@ -6,22 +6,23 @@ from dataclasses import astuple, replace
 from importlib.metadata import version
 from typing import Any
 
+from trainer import baseline as baselines
 from trainer import storage
+from trainer.baseline import Baseline
 from trainer.config import Config
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World, process_group
 from trainer.errors import EvaluationError, MissingError
-from trainer.evaluation import baseline as baselines
-from trainer.evaluation import coco, engines, gate, models, scoring
-from trainer.evaluation.baseline import Baseline
+from trainer.evaluation import coco, engines, gate, scoring
 from trainer.evaluation.checks import class_difference
-from trainer.evaluation.collect import collect
 from trainer.evaluation.gate import Evidence, Verdict
 from trainer.evaluation.inference import predict_split
-from trainer.evaluation.models import Model
-from trainer.evaluation.report import write_report
+from trainer.evaluation.scored_model import ScoredModel
 from trainer.evaluation.scoring import Scores
 from trainer.evaluation.tables import Predictions, Truth
+from trainer.export import loading
+from trainer.report.collect import collect
+from trainer.report.evaluation_page import write_report
 from trainer.storage.probe import check_writable
 
 _LOG = logging.getLogger("evaluate")
@@ -37,7 +38,7 @@ def evaluate(
 
     Args:
         model_uri: best.pt of a run (its metrics.jsonl beside it gives the curves), the folder of an
-            exported model, or a file in it, see models.load.
+            exported model, or a file in it, see loading.load.
         shards_uri: folder that the shard step wrote.
         output_uri: folder for metrics.json, predictions.parquet (or .json), gate.json, table.txt,
             report.html, report.md.
@@ -59,7 +60,7 @@ def evaluate(
     engines.require(config.evaluation.engine)
     with process_group() as world:
         dataset = _dataset(shards_uri, config.evaluation.split)
-        model = models.load(model_uri, world.device)
+        model = loading.load(model_uri, world.device)
         _check_classes(model.categories, dataset.categories, model_uri)
         gate.check(rules, [category["name"] for category in dataset.categories])
         if world.is_main:
@@ -111,13 +112,13 @@ def _check_classes(trained: list[dict[str, Any]], given: list[dict[str, Any]], u
         )
 
 
-def _predict(model: Model, dataset: ShardDataset, config: Config, world: World) -> Predictions:
+def _predict(model: ScoredModel, dataset: ShardDataset, config: Config, world: World) -> Predictions:
     loader = replace(config.loader, image_size=model.image_size)
     changed = replace(config, loader=loader)
     return predict_split(model, dataset, changed, world, reentrant=model.reentrant)
 
 
-def _kept(output_uri: str, model: Model, dataset: ShardDataset, config: Config) -> Predictions | None:
+def _kept(output_uri: str, model: ScoredModel, dataset: ShardDataset, config: Config) -> Predictions | None:
     """Return what an earlier evaluation of these images by this very model has found; None where none has."""
     uri = _predictions_uri(output_uri, config)
     if not uri.endswith(".parquet") or not storage.exists(uri):
@@ -133,7 +134,7 @@ def _kept(output_uri: str, model: Model, dataset: ShardDataset, config: Config) 
     return kept
 
 
-def _made_of(model: Model, dataset: ShardDataset) -> dict[str, str]:
+def _made_of(model: ScoredModel, dataset: ShardDataset) -> dict[str, str]:
     return {
         "fingerprint": dataset.fingerprint, "split": dataset.split, "checkpoint": storage.absolute(model.uri),
         "sha256": model.sha256, "kubedet": version("kubedet"),
@@ -151,14 +152,16 @@ def _baseline_predictions(
         return kept, ""
     _LOG.info("the baseline %s has no kept detections of these images: it is scored first", baseline.name)
     try:
-        model = models.load(baseline.model, world.device)
+        model = loading.load(baseline.model, world.device)
         _check_classes(model.categories, dataset.categories, baseline.model)
     except EvaluationError as error:
         return None, f"it cannot be compared with the baseline {baseline.name}: {error.message}"
     return _predict(model, dataset, config, world), ""
 
 
-def _summary(model: Model, dataset: ShardDataset, scores: Scores, predictions_uri: str) -> dict[str, Any]:
+def _summary(
+    model: ScoredModel, dataset: ShardDataset, scores: Scores, predictions_uri: str
+) -> dict[str, Any]:
     return {
         "split": dataset.split,
         "images": len(dataset),
@@ -194,8 +197,8 @@ def _predictions_uri(output_uri: str, config: Config) -> str:
 
 
 def _write(
-    output_uri: str, model: Model, dataset: ShardDataset, truth: Truth, found: Predictions, scores: Scores,
-    summary: dict[str, Any], verdict: Verdict,
+    output_uri: str, model: ScoredModel, dataset: ShardDataset, truth: Truth, found: Predictions,
+    scores: Scores, summary: dict[str, Any], verdict: Verdict,
 ) -> None:  # fmt: skip
     found.write(summary["predictions"], _made_of(model, dataset))
     storage.write_bytes(storage.join(output_uri, "table.txt"), coco.table(scores.coco).encode())

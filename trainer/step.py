@@ -5,7 +5,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +12,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import TrainConfig
+from trainer.data.batch import Batch
 from trainer.distributed import World, gather, largest
 from trainer.errors import ConfigError, TrainingError
 from trainer.model.loss import Losses
 from trainer.optim import gradient_norm, learning_rate, set_learning_rate
 from trainer.precision import autocast
 from trainer.state import TrainState
-
-if TYPE_CHECKING:  # A step needs nothing that reads shards.
-    from trainer.data.loader import Batch
-
 
 _OnItsWay = tuple[Tensor, torch.cuda.Event | None]
 """Values on the host, and what tells that they have arrived there."""
@@ -56,7 +52,7 @@ class TrainStep:
         self._holds_gradients = holds_gradients
         self._guard = StepGuard(state.optimizer, state.world)
 
-    def __call__(self, batches: Sequence["Batch"], *, stop: bool = False) -> tuple[Tensor, bool]:
+    def __call__(self, batches: Sequence[Batch], *, stop: bool = False) -> tuple[Tensor, bool]:
         """Do one, from the gradients of as many forward passes as there are batches.
 
         Returns:

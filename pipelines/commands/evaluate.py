@@ -57,14 +57,14 @@ def add(commands: Commands) -> None:
 
 def _evaluate(options: argparse.Namespace) -> int:
     from trainer import configuration, log, storage
-    from trainer.evaluation import models
-    from trainer.evaluation.baseline import SUMMARY
-    from trainer.evaluation.evaluate import evaluate
+    from trainer.baseline import SUMMARY
+    from trainer.evaluate import evaluate
     from trainer.evaluation.gate import check, split_rules
+    from trainer.export import loading
 
     rules = split_rules(options.gate)
     problems.refuse([partial(_check_processes, options.nproc), partial(check, rules)])
-    trained = configuration.from_json(json.dumps(models.trained_with(options.model)), where=options.model)
+    trained = configuration.from_json(json.dumps(loading.trained_with(options.model)), where=options.model)
     config = configuration.with_overrides(trained, _overrides(options, rules), where="--set")
     if _processes(options) == 1:
         log.setup()

@@ -10,8 +10,8 @@ import torch
 from benchmarks import common, loader
 from benchmarks.pictures import make_shards
 from trainer.data import device_decode
+from trainer.data.batch import PADDING
 from trainer.data.shard_index import ShardDataset
-from trainer.model.loss import PADDING
 
 CPU = torch.device("cpu")
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from trainer.model.matching import PADDING
+from trainer.data.batch import PADDING
 
 
 def random_batch(

@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from trainer import recipes
+from trainer import baseline, recipes
 from trainer.errors import EvaluationError
-from trainer.evaluation import baseline
 from trainer.evaluation.tables import Predictions
 
 FOUND = Predictions(np.array([1]), np.array([0]), np.array([[0.0, 0, 5, 5]]), np.array([0.5]))

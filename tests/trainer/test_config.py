@@ -58,6 +58,18 @@ def test_values_that_do_not_fit_are_named(overrides, named):
         recipes.load("debug", overrides)
 
 
+def test_a_uri_that_can_name_no_file_is_told_with_all_else_that_is_wrong():
+    wrong = {"model.weights": "s3://a..b/w.pt", "evaluation.baseline": "minio://-/x", "train.lr": -1.0}
+    with pytest.raises(ConfigError) as caught:
+        recipes.load("debug", wrong)
+    for key, words in (("model.weights", "'a..b': it contains '..'"), ("evaluation.baseline", "'-'"),
+                       ("train.lr", "not -1.0")):  # fmt: skip
+        assert any(key in line and words in line for line in caught.value.message.splitlines()), key
+    tree = asdict(Config()) | {"evaluation": {"baseline": "s3:///x"}}
+    with pytest.raises(ConfigError, match=r"evaluation\.baseline: .*names no bucket"):
+        from_json(json.dumps(tree))
+
+
 def test_an_unknown_key_suggests_the_nearest():
     with pytest.raises(ConfigError) as caught:
         recipes.load("debug", {"train.epoch": 3})

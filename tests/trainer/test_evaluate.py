@@ -7,24 +7,19 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from trainer.configuration import to_json
 from trainer.data.shard_index import ShardDataset
-from trainer.distributed import SINGLE
 from trainer.errors import StorageError
+from trainer.evaluate import evaluate
 from trainer.evaluation import coco, openimages
-from trainer.evaluation.evaluate import evaluate
-from trainer.evaluation.inference import in_images, predict_split
+from trainer.evaluation.inference import predict_split
 from trainer.evaluation.tables import Predictions, Truth
 from trainer.export.export import export
-from trainer.model.detector import build
-from trainer.model.postprocess import Detections
 
 
 def test_everything_is_written_and_agrees(saved, shards, config, tmp_path):
@@ -56,7 +51,7 @@ def test_what_was_found_in_the_same_images_is_not_looked_for_again(
         asked.append(given)
         return real(*given, **named)
 
-    monkeypatch.setattr("trainer.evaluation.evaluate.predict_split", counted)
+    monkeypatch.setattr("trainer.evaluate.predict_split", counted)
     first = evaluate(uri, shards, output, config)
     again = evaluate(uri, shards, output, config, rules=["coco/AP >= 0.99"])
     assert len(asked) == 1 and again["metrics"] == first["metrics"]
@@ -76,7 +71,7 @@ def test_the_report_is_told_what_belongs_to_the_model_and_its_data(
     saved, shards, config, tmp_path, monkeypatch
 ):
     told = []
-    monkeypatch.setattr("trainer.evaluation.evaluate.write_report", lambda data, *_: told.append(data))
+    monkeypatch.setattr("trainer.evaluate.write_report", lambda data, *_: told.append(data))
     uri, rows = saved(), [{"kind": "train", "step": 3, "loss": 0.5, "lr": 0.1}]
     (Path(uri).parent / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     summary = evaluate(uri, shards, str(tmp_path / "e"), config, rules=["coco/AP >= 0.99"])
@@ -96,74 +91,11 @@ def test_whoever_finds_the_summary_finds_the_rest(saved, shards, config, tmp_pat
     def full(*_):
         raise StorageError("the disk is full")
 
-    monkeypatch.setattr("trainer.evaluation.evaluate.write_report", full)
+    monkeypatch.setattr("trainer.evaluate.write_report", full)
     with pytest.raises(StorageError, match="the disk is full"):
         evaluate(saved(), shards, str(tmp_path / "e"), config)
     assert (tmp_path / "e" / "predictions.parquet").exists()
     assert not (tmp_path / "e" / "metrics.json").exists()
-
-
-def test_every_image_is_predicted_once_whatever_the_batch(shards, tiny):
-    torch.manual_seed(0)
-    dataset = ShardDataset(shards, "train")
-    one, five = tiny(evaluation__batch_size=1), tiny(evaluation__batch_size=5)
-    detector = build(one.model, 5).eval()
-    first = predict_split(detector, dataset, one, SINGLE)
-    second = predict_split(detector, dataset, five, SINGLE)
-    assert len(first) == len(second)
-    assert first.image_ids.tolist() == sorted(first.image_ids.tolist())
-    assert first.scores == pytest.approx(second.scores, abs=1e-5)
-
-
-def test_passes_side_by_side_find_the_same_and_leave_the_threads_as_they_were(shards, tiny, monkeypatch):
-    torch.manual_seed(0)
-    dataset, config = ShardDataset(shards, "train"), tiny(evaluation__batch_size=4)
-    detector, threads = build(config.model, 5).eval(), torch.get_num_threads()
-    seen = set()
-
-    class Watched:
-        def predict(self, images):
-            seen.add((len(images), torch.get_num_threads(), threading.current_thread() is main))
-            return detector.predict(images)
-
-    main = threading.main_thread()
-    try:
-        torch.set_num_threads(2)
-        alone = predict_split(Watched(), dataset, config, SINGLE, reentrant=False)
-        assert seen == {(4, 2, True)}
-        seen.clear()
-        shared = predict_split(Watched(), dataset, config, SINGLE)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(threads)
-    # As many images at once in all, each pass with a thread of its own.
-    assert seen == {(2, 1, False)}
-    assert shared.image_ids.tolist() == alone.image_ids.tolist()
-    assert shared.scores == pytest.approx(alone.scores, abs=1e-5)
-
-
-def test_what_fails_side_by_side_ends_it(shards, tiny):
-    class Failing:
-        def predict(self, images):
-            raise ValueError("as told")
-
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        with pytest.raises(ValueError, match="as told"):
-            predict_split(Failing(), ShardDataset(shards, "train"), tiny(), SINGLE)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(threads)
-
-
-def test_boxes_come_back_to_the_image_and_are_clipped():
-    found = Detections(
-        torch.tensor([[[10.0, 20.0, 30.0, 96.0], [0.0, 0.0, 0.0, 0.0]]]), torch.tensor([[0.5, 0.0]]),
-        torch.tensor([[3, -1]]), torch.tensor([1]),
-    )  # fmt: skip
-    (result,) = in_images(found, [42], [0.5], {42: np.array([50, 150])}).to_coco()
-    assert result == {"image_id": 42, "category_id": 3, "bbox": [20.0, 40.0, 30.0, 110.0], "score": 0.5}
 
 
 def test_a_second_model_is_held_against_the_first(saved, shards, config, tmp_path, monkeypatch):
@@ -233,7 +165,7 @@ def test_the_order_of_classes_in_the_shards_counts_for_open_images(
     path.write_text(json.dumps(told))
     truth = Truth.from_coco(told)
     exact = Predictions(truth.image_ids, truth.labels, truth.boxes, np.ones(len(truth.labels)))
-    monkeypatch.setattr("trainer.evaluation.evaluate.predict_split", lambda *given, **named: exact)
+    monkeypatch.setattr("trainer.evaluate.predict_split", lambda *given, **named: exact)
     plain = evaluate(saved(), shards, str(tmp_path / "plain"), config)["metrics"]
     ordered = evaluate(saved(), str(copy), str(tmp_path / "ordered"), config)["metrics"]
     expected = openimages.evaluate(truth, exact, ancestors={1: [0], 2: [0]}).average

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainer.data.batch import PADDING
 from trainer.model import fusion
 from trainer.model.focal import BACKGROUND, IGNORED
-from trainer.model.matching import PADDING, match
+from trainer.model.matching import match
 
 # A minute and a half of a processor, and on a busy machine many times that.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

@@ -20,7 +20,7 @@ from trainer.errors import (
     StorageError,
     TrainingError,
 )
-from trainer.evaluation.evaluate import evaluate
+from trainer.evaluate import evaluate
 from trainer.loop import train
 from trainer.training_log import TrainingLog, read_rows
 

@@ -4,7 +4,6 @@ Decoding and resizing release the interpreter's lock, so threads reach nearly th
 limit without the copies and start-up time of worker processes. They live as long as the run.
 """
 
-import functools
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trainer.config import LoaderConfig
+from trainer.data.batch import PADDING, Batch
 from trainer.data.decoding import Decoder
 from trainer.data.device_decode import DeviceDecoder, Undrawn, decoder_for
 from trainer.data.memory import Memory
@@ -22,7 +22,6 @@ from trainer.data.order import SampleStream, forward_passes, rank_positions
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import View, color_map, move_boxes, random_view, sample_draws, whole_view
 from trainer.distributed import World
-from trainer.model.loss import PADDING
 
 _ANNOUNCEMENTS = 8
 """How often in a window of shards it is said which are read next."""
@@ -31,50 +30,6 @@ _BATCHES_AHEAD = 64
 _RUN = 8
 """Images that a thread takes at once, at most."""
 _NO_TARGETS = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
-
-
-class Batch(NamedTuple):
-    """What a training step or an evaluation step reads."""
-
-    images: Tensor
-    """uint8 [B, 3, S, S], in the memory format channels_last."""
-    boxes: Tensor
-    """fp32 [B, M, 4] in pixels of the square; zeros where padded."""
-    labels: Tensor
-    """int64 [B, M]; PADDING where padded."""
-    color: Tensor | None
-    """fp32 [B, 3, 4] colour maps, or None."""
-    image_ids: list[int]
-    """Ids of the images, on the host."""
-    scales: list[float]
-    """Pixels of the square for one pixel of each stored image."""
-
-    def to(self, device: torch.device) -> "Batch":
-        """Copy to the device, for its present stream.
-
-        From pinned memory the copy does not block, and does not wait for what the stream has to do before.
-        """
-        if device.type == "cpu":
-            return self
-        computing, copying = torch.cuda.current_stream(device), _copy_stream(device)
-
-        def copied(part: Tensor) -> Tensor:
-            there = part.to(device, non_blocking=True)
-            # Its memory belongs to the copying stream, which must not use it again before the other is done.
-            there.record_stream(computing)
-            return there
-
-        with torch.cuda.stream(copying):
-            images, boxes, labels = (copied(part) for part in (self.images, self.boxes, self.labels))
-            color = copied(self.color) if self.color is not None else None
-        computing.wait_stream(copying)
-        return Batch(images, boxes, labels, color, self.image_ids, self.scales)
-
-
-@functools.cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which batches are copied; always the same, for memory is used again by its own stream."""
-    return torch.cuda.Stream(device)
 
 
 class Loaded(NamedTuple):

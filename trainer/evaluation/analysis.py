@@ -14,6 +14,8 @@ GRID = np.linspace(0.0, 1.0, 101)
 """Thresholds at which the F1 curves are taken."""
 TOP = 20
 """Classes that the confusion matrix names; the rest are one."""
+SHOWN_SCORE = 0.3
+"""Detections below this score are left out of the confusion matrix and of the report's gallery."""
 
 
 @dataclass(frozen=True)

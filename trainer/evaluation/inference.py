@@ -11,7 +11,8 @@ from torch import Tensor
 
 from trainer import log
 from trainer.config import Config
-from trainer.data.loader import Batch, EvalLoader
+from trainer.data.batch import Batch
+from trainer.data.loader import EvalLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World, gather_on_main
 from trainer.evaluation.tables import Predictions

@@ -11,7 +11,6 @@ from trainer.evaluation.analysis import Calibration, Confusion, OperatingPoint
 from trainer.evaluation.change import Change
 from trainer.evaluation.checks import check_predictions
 from trainer.evaluation.coco import CocoResult
-from trainer.evaluation.gallery import SCORE
 from trainer.evaluation.matching import Matches, match
 from trainer.evaluation.names import OPEN_IMAGES
 from trainer.evaluation.tables import Predictions, Truth
@@ -71,7 +70,7 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
 def _errors(truth: Truth, predictions: Predictions) -> tuple[dict[str, tuple[float, int]], Confusion]:
     """What only hotcoco finds; the gigabytes that it takes are free again afterwards."""
     evaluator = engines.evaluator(truth, predictions)
-    return analysis.tide(evaluator), analysis.confusion(evaluator, score=SCORE)
+    return analysis.tide(evaluator), analysis.confusion(evaluator, score=analysis.SHOWN_SCORE)
 
 
 def changes(truth: Truth, base: Predictions, scores: Scores, *, samples: int) -> dict[str, Change]:

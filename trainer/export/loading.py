@@ -1,8 +1,7 @@
-"""A model to score: a checkpoint, or what was exported of one."""
+"""Loads a model to score: a checkpoint, or what was exported of one."""
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import safetensors.torch
@@ -11,10 +10,11 @@ from torch import Tensor
 
 from trainer import checkpoint, configuration, storage
 from trainer.errors import CheckpointError, EvaluationError, KubedetError
-from trainer.evaluation.folding import fold
+from trainer.evaluation.scored_model import ScoredModel
 from trainer.evaluation.tables import EXAMPLES
 from trainer.export import bundle
 from trainer.export.bundle import METADATA, WEIGHTS, Bundle, file_sha256
+from trainer.model.batchnorm_folding import fold
 from trainer.model.detector import Detector, build
 from trainer.model.postprocess import Detections
 
@@ -25,28 +25,7 @@ _IN_RUNS = ("best.pt", "train/best.pt")
 """Where a run has its checkpoint, for who names the run's folder."""
 
 
-@dataclass(frozen=True)
-class Model:
-    """A model, and what is known of it."""
-
-    uri: str
-    predict: Callable[[Tensor], Detections]
-    """Detections in uint8 squares [B, 3, S, S]."""
-    reentrant: bool
-    """Whether several threads may call it at once."""
-    categories: list[dict[str, Any]]
-    """Classes in the order of its labels."""
-    image_size: int
-    """S, pixels."""
-    sha256: str
-    """Of the file."""
-    step: int | None
-    """Optimiser steps it was trained for."""
-    config: dict[str, Any]
-    """Configuration of its training."""
-
-
-def load(uri: str, device: torch.device) -> Model:
+def load(uri: str, device: torch.device) -> ScoredModel:
     """Load a model.
 
     Args:
@@ -63,7 +42,7 @@ def load(uri: str, device: torch.device) -> Model:
     if found:
         return _weights(*found, device) if found[1] == WEIGHTS else _served(*found)
     detector, meta = checkpoint.load_model(uri, device)
-    return Model(
+    return ScoredModel(
         uri, _ready(detector, device, uri), True, meta["categories"], meta["config"]["loader"]["image_size"],
         file_sha256(storage.local_copy(uri)), meta["step"], meta["config"],
     )  # fmt: skip
@@ -127,7 +106,7 @@ def _ready(detector: Detector, device: torch.device, uri: str) -> Callable[[Tens
     return (detector.to(memory_format=torch.channels_last) if device.type == "cpu" else detector).predict
 
 
-def _weights(source: Bundle, name: str, device: torch.device) -> Model:
+def _weights(source: Bundle, name: str, device: torch.device) -> ScoredModel:
     known = source.metadata
     trained = configuration.from_json(json.dumps(known["config"]), where=storage.join(source.uri, METADATA))
     detector, uri = build(trained.model, len(known["classes"])), storage.join(source.uri, name)
@@ -142,7 +121,7 @@ def _weights(source: Bundle, name: str, device: torch.device) -> Model:
     return _described(source, name, _ready(detector.to(device).eval(), device, uri), reentrant=True)
 
 
-def _served(source: Bundle, name: str) -> Model:
+def _served(source: Bundle, name: str) -> ScoredModel:
     """A file in the runtime that serves it."""
     uri = storage.join(source.uri, name)
     try:
@@ -168,9 +147,9 @@ def _served(source: Bundle, name: str) -> Model:
 
 def _described(
     source: Bundle, name: str, predict: Callable[[Tensor], Detections], *, reentrant: bool
-) -> Model:
+) -> ScoredModel:
     known = source.metadata
-    return Model(
+    return ScoredModel(
         storage.join(source.uri, name), predict, reentrant, known["classes"], known["input"]["input_size"],
         source.checksums[name], known.get("trained_on", {}).get("step"), known.get("config", {}),
     )  # fmt: skip

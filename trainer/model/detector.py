@@ -9,9 +9,10 @@ from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops.misc import Conv2dNormActivation, FrozenBatchNorm2d
 
 from trainer.config import ModelConfig
+from trainer.data.batch import PADDING
 from trainer.model.backbone import build_backbone, group_norm
 from trainer.model.fusion import guarded
-from trainer.model.loss import PADDING, Losses, retinanet_loss
+from trainer.model.loss import Losses, retinanet_loss
 from trainer.model.postprocess import Detections, postprocess
 
 MEAN = (0.485, 0.456, 0.406)

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from trainer.model import boxes as box_ops
 from trainer.model.focal import conv_focal_loss, focal_loss, supports
 from trainer.model.fusion import fused
-from trainer.model.matching import PADDING, Matches, assign, pad_targets
-
-__all__ = ["PADDING", "Losses", "box_loss", "classification_loss", "retinanet_loss"]
+from trainer.model.matching import Matches, assign, pad_targets
 
 
 class Losses(NamedTuple):

@@ -6,12 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trainer.data.batch import PADDING
 from trainer.model import boxes as box_ops
 from trainer.model.focal import BACKGROUND, IGNORED
 from trainer.model.fusion import fused_exactly
 
-PADDING = -1
-"""Label of a target that is only padding."""
 FOREGROUND_IOU = 0.5
 BACKGROUND_IOU = 0.4
 _OVERLAPS_AT_ONCE = 32 * 1024 * 1024

@@ -6,20 +6,20 @@ from typing import Any
 
 from trainer import storage
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluation import gallery
 from trainer.evaluation.change import Change
 from trainer.evaluation.gate import Verdict
-from trainer.evaluation.models import Model
-from trainer.evaluation.report_data import Compared, ReportData
+from trainer.evaluation.scored_model import ScoredModel
 from trainer.evaluation.scoring import Scores
 from trainer.evaluation.tables import Predictions, Truth
+from trainer.report import gallery
+from trainer.report.report_data import Compared, ReportData
 from trainer.training_log import read_rows
 
 _PACKAGES = ("kubedet", "torch", "torchvision", "hotcoco", "pycocotools", "numpy")
 
 
 def collect(
-    model: Model, dataset: ShardDataset, truth: Truth, found: Predictions, scores: Scores,
+    model: ScoredModel, dataset: ShardDataset, truth: Truth, found: Predictions, scores: Scores,
     summary: dict[str, Any], verdict: Verdict,
 ) -> ReportData:  # fmt: skip
     """Collect what the report shows.
@@ -76,7 +76,7 @@ def _counts(index: dict[str, Any]) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _versions(model: Model, dataset: ShardDataset) -> dict[str, str]:
+def _versions(model: ScoredModel, dataset: ShardDataset) -> dict[str, str]:
     step = "" if model.step is None else f" (step {model.step})"
     return {
         "model": f"{model.uri}{step}",

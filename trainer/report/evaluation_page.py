@@ -10,10 +10,11 @@ from typing import Any
 import jinja2
 
 from trainer import storage
-from trainer.evaluation import gallery, plots, rows
+from trainer.evaluation.analysis import SHOWN_SCORE
 from trainer.evaluation.coco import number
 from trainer.evaluation.names import METRICS
-from trainer.evaluation.report_data import Compared, ReportData
+from trainer.report import gallery, plots, rows
+from trainer.report.report_data import Compared, ReportData
 
 _MARKDOWN_CLASSES = 50
 """Classes that the Markdown summary lists; the page has all."""
@@ -42,10 +43,10 @@ def html(data: ReportData) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    script = environment.get_template("report.js.jinja").render()
-    return environment.get_template("report.html.jinja").render(
+    script = environment.get_template("evaluation_page.js.jinja").render()
+    return environment.get_template("evaluation_page.html.jinja").render(
         data=data,
-        style=environment.get_template("report.css.jinja").render(),
+        style=environment.get_template("evaluation_page.css.jinja").render(),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         subtitle=_subtitle(data),
@@ -61,7 +62,7 @@ def html(data: ReportData) -> str:
         training=plots.training(data.training),
         histograms=plots.histograms(data.statistics) if data.statistics else [],
         gallery=rows.pictures(data),
-        gallery_score=gallery.SCORE,
+        gallery_score=SHOWN_SCORE,
         gallery_iou=gallery.IOU,
         dataset_keys=list(dict.fromkeys(key for row in data.dataset.values() for key in row)),
         config=_flat(data.config),

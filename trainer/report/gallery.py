@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from trainer.evaluation.analysis import SHOWN_SCORE
 from trainer.evaluation.matching import Matches
 from trainer.evaluation.tables import Predictions, Truth
 
-SCORE = 0.3
-"""Detections below this score are left out of the gallery."""
 IOU = 0.5
 """Overlap that a detection needs to count as right."""
 
@@ -63,12 +62,12 @@ def worst_images(
 
     Args:
         truth: ground truth.
-        predictions: predictions; those below SCORE are left out.
+        predictions: predictions; those below SHOWN_SCORE are left out.
         matches: of both, the first threshold IoU.
         count: images to list at most.
     """
     images = len(truth.images)
-    counted = (matches.scores >= SCORE) & ~matches.ignored[:, 0]
+    counted = (matches.scores >= SHOWN_SCORE) & ~matches.ignored[:, 0]
     right = np.bincount(matches.images[counted & matches.right[:, 0]], minlength=images)
     false = np.bincount(matches.images[counted], minlength=images) - right
     missed = np.bincount(matches.truth_images, minlength=images) - right
@@ -90,7 +89,7 @@ def _compare(
         {"category_id": int(label), "bbox": box.tolist(), "iscrowd": bool(crowd)}
         for label, box, crowd in rows
     ]
-    mine = (predictions.image_ids == image["id"]) & (predictions.scores >= SCORE)
+    mine = (predictions.image_ids == image["id"]) & (predictions.scores >= SHOWN_SCORE)
     found = predictions.take(mine).to_coco()
     objects = [item for item in truth if not item.get("iscrowd")]
     crowds = [item for item in truth if item.get("iscrowd")]

@@ -9,7 +9,7 @@ from trainer.data.statistics import BINS
 from trainer.evaluation.analysis import GRID as THRESHOLDS
 from trainer.evaluation.analysis import TIDE, Calibration
 from trainer.evaluation.coco import RECALLS
-from trainer.evaluation.drawing import GRID, SERIES, TEXT, Plot, figure, svg, variable
+from trainer.report.figures import GRID, SERIES, TEXT, Plot, figure, svg, variable
 
 _POINTS = 400
 _WEAKEST = 5

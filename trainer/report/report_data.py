@@ -8,8 +8,8 @@ import numpy as np
 
 from trainer.evaluation.analysis import Calibration, Confusion, OperatingPoint
 from trainer.evaluation.change import Change
-from trainer.evaluation.gallery import GalleryImage
 from trainer.evaluation.gate import Verdict
+from trainer.report.gallery import GalleryImage
 
 
 @dataclass(frozen=True)

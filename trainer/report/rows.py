@@ -8,11 +8,11 @@ from typing import Any
 
 from PIL import Image
 
-from trainer.evaluation import plots
 from trainer.evaluation.analysis import Confusion
 from trainer.evaluation.coco import number
-from trainer.evaluation.gallery import GalleryImage, Marked
-from trainer.evaluation.report_data import ReportData
+from trainer.report import plots
+from trainer.report.gallery import GalleryImage, Marked
+from trainer.report.report_data import ReportData
 
 _THUMBNAIL = 560
 """Longer side of the gallery's images, pixels."""

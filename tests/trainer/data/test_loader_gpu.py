@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.data import loader
-from trainer.data.loader import Batch
+from trainer.data.batch import Batch
 
 
 class Queued(TorchDispatchMode):

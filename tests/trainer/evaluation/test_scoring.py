@@ -5,7 +5,7 @@ import pytest
 
 from tests.trainer.evaluation.test_engines import odd_case
 from trainer.errors import EvaluationError
-from trainer.evaluation import analysis, engines, gallery, scoring
+from trainer.evaluation import analysis, engines, scoring
 from trainer.evaluation.tables import Predictions
 
 SEED = 0
@@ -25,7 +25,7 @@ def test_both_evaluators_give_the_same_but_what_only_one_finds() -> None:
 def test_confusions_are_those_of_what_the_gallery_shows() -> None:
     truth, found = odd_case(SEED)
     ours = scoring.score({"images": truth.images}, truth, found, "hotcoco").confusion
-    shown = found.take(found.scores >= gallery.SCORE)
+    shown = found.take(found.scores >= analysis.SHOWN_SCORE)
     assert ours is not None and 0 < len(shown) < len(found)
     expected = analysis.confusion(engines.evaluator(truth, shown), score=0.0)
     assert ours.names == expected.names and ours.counts.tolist() == expected.counts.tolist()

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from trainer.evaluation import models
-from trainer.evaluation.folding import fold
+from trainer.model.batchnorm_folding import fold
 from trainer.model.detector import build
 
 
@@ -36,10 +35,3 @@ def test_outputs_stay_what_they_were(tiny, backbone, norm):
     with torch.no_grad():
         for ours, expected in zip(folded.features(images), detector.features(images), strict=True):
             assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
-
-
-def test_a_checkpoint_is_scored_folded(saved):
-    model = models.load(saved(), torch.device("cpu"))
-    layers = list(model.predict.__self__.modules())
-    assert not any(isinstance(layer, nn.BatchNorm2d | FrozenBatchNorm2d) for layer in layers)
-    assert any(isinstance(layer, nn.Identity) for layer in layers)

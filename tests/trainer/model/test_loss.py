@@ -9,10 +9,11 @@ from torchvision.models.detection._utils import BoxCoder, Matcher, _box_loss
 from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.ops import box_iou
 
+from trainer.data.batch import PADDING
 from trainer.model import boxes as box_ops
 from trainer.model import fusion
 from trainer.model.loss import box_loss, retinanet_loss
-from trainer.model.matching import PADDING, Matches
+from trainer.model.matching import Matches
 
 SIDES = (8, 4, 3, 2, 1)
 CHANNELS = 32

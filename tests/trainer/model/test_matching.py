@@ -5,9 +5,10 @@ import torch
 from torchvision.models.detection._utils import Matcher
 from torchvision.ops import box_iou
 
+from trainer.data.batch import PADDING
 from trainer.model import matching
 from trainer.model.focal import BACKGROUND, IGNORED
-from trainer.model.matching import PADDING, assign, match, pad_targets
+from trainer.model.matching import assign, match, pad_targets
 
 
 def random_boxes(count, generator):

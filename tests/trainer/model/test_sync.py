@@ -10,10 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from waiting import Counter
 
 from trainer.config import ModelConfig
+from trainer.data.batch import PADDING
 from trainer.model import conv, focal
 from trainer.model.detector import build
 from trainer.model.focal import conv_focal_loss
-from trainer.model.matching import PADDING
 from trainer.optim import build_optimizer
 from trainer.recipes import load
 

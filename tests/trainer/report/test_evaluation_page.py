@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer.evaluation import analysis, coco, report
+from trainer.evaluation import analysis, coco
 from trainer.evaluation.change import Change
-from trainer.evaluation.gallery import GalleryImage, Marked
 from trainer.evaluation.gate import Verdict
-from trainer.evaluation.report_data import Compared
+from trainer.report import evaluation_page
+from trainer.report.gallery import GalleryImage, Marked
+from trainer.report.report_data import Compared, ReportData
 
 NAMES = ["cat", "<script>alert(1)</script> | *x*"]
 
@@ -47,7 +48,7 @@ def data(**changes):
         "config": {"train": {"lr": 0.01, "milestones": [0.5, 0.75]}, "recipe": "debug"},
         "versions": {"torch": "2.15.0"},
     }  # fmt: skip
-    return report.ReportData(**(values | changes))
+    return ReportData(**(values | changes))
 
 
 class Page(HTMLParser):
@@ -79,7 +80,7 @@ class Page(HTMLParser):
 
 
 def test_page_needs_nothing_from_outside_and_runs_its_own_script_only():
-    text = report.html(data())
+    text = evaluation_page.html(data())
     assert not re.search(r"url\((?!#)", text) and "@import" not in text
     page = Page(text)
     names = {tag for tag, _ in page.tags}
@@ -94,7 +95,7 @@ def test_page_needs_nothing_from_outside_and_runs_its_own_script_only():
 
 
 def test_page_shows_everything():
-    page = Page(report.html(data()))
+    page = Page(evaluation_page.html(data()))
     for text in (
         "run <b>7</b>", "1,200 images of the test split, 4 boxes, 2 classes", "Gate failed",
         "coco/AP 0.250 >= 0.3: failed", "AR100", "0.250", NAMES[1], "4,321", "12,345", "Loss", "a&b.jpg",
@@ -107,7 +108,7 @@ def test_page_shows_everything():
 
 
 def test_page_follows_the_readers_colours_and_width():
-    text = report.html(data())
+    text = evaluation_page.html(data())
     assert "prefers-color-scheme: dark" in text and "width=device-width" in text
     used = set(re.findall(r"var\((--[a-z0-9-]+)\)", text))
     light, dark = text.split("@media (prefers-color-scheme: dark)")[:2]
@@ -116,24 +117,22 @@ def test_page_follows_the_readers_colours_and_width():
 
 
 def test_parts_that_are_not_given_are_left_out():
-    bare = report.ReportData(
-        "m", "val", 1, dict.fromkeys(coco.METRICS, 0.0), {"cat": data().per_class["cat"]}
-    )
-    text = Page(report.html(bare)).text.split("</style>")[-1]
+    bare = ReportData("m", "val", 1, dict.fromkeys(coco.METRICS, 0.0), {"cat": data().per_class["cat"]})
+    text = Page(evaluation_page.html(bare)).text.split("</style>")[-1]
     for part in ("Gate", "Training", "Worst images", "How it was made", "trained on"):
         assert part not in text
-    assert "No image has an error" in Page(report.html(data(gallery=[]))).text
+    assert "No image has an error" in Page(evaluation_page.html(data(gallery=[]))).text
 
 
 def test_gallery_images_are_made_small():
-    assert len(report.html(data())) < 60_000
+    assert len(evaluation_page.html(data())) < 60_000
 
 
 def test_a_crowded_image_names_some_boxes_and_shortens_long_names():
     many = tuple(
         Marked((i, 80 * i, 9, 9), f"{i} " + "long " * 9, matched=False, score=0.5) for i in range(11)
     )
-    page = report.html(data(gallery=[GalleryImage(1, "a.jpg", 1200, 900, 0.0, (), many)]))
+    page = evaluation_page.html(data(gallery=[GalleryImage(1, "a.jpg", 1200, 900, 0.0, (), many)]))
     shown = re.findall(r"<text [^>]*>([^<]*)</text>", page.partition('class="gallery"')[2])
     assert len(shown) == 8 and shown[0] == "0 long long long long l… 0.50"
     assert page.count(f"<title>7 {'long ' * 9} 0.50</title>") == 1
@@ -142,7 +141,7 @@ def test_a_crowded_image_names_some_boxes_and_shortens_long_names():
 def test_labels_give_way_to_each_other_and_stay_in_the_image():
     same = tuple(Marked((1190, 100, 9, 9), f"cat {i}", matched=False, score=0.5) for i in range(6))
     low = (Marked((300, 895, 9, 4), "dog", matched=False), Marked((310, 890, 9, 9), "cow", matched=False))
-    page = report.html(data(gallery=[GalleryImage(1, "a.jpg", 1200, 900, 0.0, low, same)]))
+    page = evaluation_page.html(data(gallery=[GalleryImage(1, "a.jpg", 1200, 900, 0.0, low, same)]))
     found = re.findall(r'<text [^>]*x="(.*?)" y="(.*?)" font-size="(.*?)">([^<]*)</text>', page)
     assert [name for *_, name in found] == ["dog", "cat 0 0.50", "cat 1 0.50", "cat 2 0.50"]
     letters = float(found[0][2])
@@ -155,13 +154,13 @@ def test_labels_give_way_to_each_other_and_stay_in_the_image():
 def test_a_model_that_finds_nothing_is_told_so():
     empty = np.full(analysis.BINS, np.nan)
     nothing = analysis.Calibration(0.0, empty, empty, np.zeros(analysis.BINS, int))
-    page = report.html(data(calibration=nothing))
+    page = evaluation_page.html(data(calibration=nothing))
     assert "The model found nothing in any image." in page and "Calibration" not in page
-    assert "found nothing" not in report.html(data())
+    assert "found nothing" not in evaluation_page.html(data())
 
 
 def test_markdown():
-    text = report.markdown(data())
+    text = evaluation_page.markdown(data())
     lines = text.splitlines()
     assert lines[0] == "# run &lt;b>7&lt;/b>"
     assert "**Gate failed**" in lines and "- coco/AP 0.250 >= 0.3: failed" in lines
@@ -169,7 +168,9 @@ def test_markdown():
     assert "| coco/APs | - | small objects, below 32 x 32 px |" in lines
     assert r"| &lt;script>alert(1)&lt;/script> \| \*x\* | 0 | - | - |" in lines
     many = {f"c{i}": {"AP": 0.1, "AP50": 0.2, "boxes": 1} for i in range(601)}
-    assert "551 more classes are in the HTML report." in report.markdown(data(per_class=many, precision=None))
+    assert "551 more classes are in the HTML report." in evaluation_page.markdown(
+        data(per_class=many, precision=None)
+    )
 
 
 def test_markdown_tells_the_comparison_and_the_weakest_classes_first():
@@ -180,7 +181,7 @@ def test_markdown_tells_the_comparison_and_the_weakest_classes_first():
         "AP[dog]": Change(0.0, 0.1, 0.05, 0.2), "AP[owl]": Change(0.4, 0.2, -0.3, -0.1),
     }  # fmt: skip
     told = data(per_class=rows, precision=None, compared=Compared("run *7*", changes, 200))
-    lines = report.markdown(told).splitlines()
+    lines = evaluation_page.markdown(told).splitlines()
     assert (
         r"Against the baseline run \*7\*: coco/AP +0.0500, with 95 % confidence from -0.0100 to +0.1100; "
         "of 3 classes 2 surely better, 1 surely worse."
@@ -191,7 +192,9 @@ def test_markdown_tells_the_comparison_and_the_weakest_classes_first():
 @pytest.mark.parametrize("folder", ["", "new/folder"])
 def test_write_report(tmp_path, folder):
     files = tmp_path / folder / "report.html", tmp_path / folder / "report.md"
-    report.write_report(data(), *files)
-    assert files[0].read_text() == report.html(data()) and files[0].read_text().startswith("<!doctype html>")
-    assert files[1].read_text() == report.markdown(data())
+    evaluation_page.write_report(data(), *files)
+    assert files[0].read_text() == evaluation_page.html(data()) and files[0].read_text().startswith(
+        "<!doctype html>"
+    )
+    assert files[1].read_text() == evaluation_page.markdown(data())
     assert len(list(files[0].parent.iterdir())) == 2

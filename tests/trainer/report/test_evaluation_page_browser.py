@@ -4,12 +4,13 @@ import browser
 import numpy as np
 import pytest
 
-from tests.trainer.evaluation.test_report import data
-from trainer.evaluation import analysis, report
+from tests.trainer.report.test_evaluation_page import data
+from trainer.evaluation import analysis
 from trainer.evaluation.change import Change
-from trainer.evaluation.gallery import GalleryImage, Marked
 from trainer.evaluation.gate import Verdict
-from trainer.evaluation.report_data import Compared
+from trainer.report import evaluation_page
+from trainer.report.gallery import GalleryImage, Marked
+from trainer.report.report_data import Compared
 
 pytestmark = [
     pytest.mark.skipif(browser.program() is None, reason="no Chromium on this machine"),
@@ -41,7 +42,7 @@ def write(path, classes):
         confusion=analysis.Confusion([*list(classes)[:2], "background"], np.arange(9).reshape(3, 3)),
         calibration=analysis.Calibration(0.1, *(np.linspace(0.05, 0.95, 10),) * 2, np.arange(10)),
     )  # fmt: skip
-    path.write_text(report.html(whole))
+    path.write_text(evaluation_page.html(whole))
     return path.as_uri()
 
 
@@ -90,7 +91,7 @@ def test_a_tap_in_a_box_of_the_gallery_names_all_boxes_there(tmp_path):
     )
     found = (Marked((100, 100, 720, 600), "train", matched=False, score=0.5),)
     (tmp_path / "report.html").write_text(
-        report.html(data(gallery=[GalleryImage(3, "a.jpg", 1200, 900, 0.5, boxes, found)]))
+        evaluation_page.html(data(gallery=[GalleryImage(3, "a.jpg", 1200, 900, 0.5, boxes, found)]))
     )
     with browser.page((tmp_path / "report.html").as_uri(), tmp_path, width=390) as page:
         page.click(".gallery rect:nth-of-type(2)")

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from trainer.evaluation import gallery
 from trainer.evaluation.matching import match
 from trainer.evaluation.tables import Predictions, Truth
+from trainer.report import gallery
 
 
 def truth(*annotations, images=1):

@@ -3,7 +3,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from trainer.evaluation import plots
+from trainer.report import plots
 
 PER_CLASS = {
     "cat": {"AP": 0.4, "AP50": 0.6, "boxes": 3},

@@ -3,7 +3,7 @@
 import re
 
 from trainer import storage
-from trainer.data.page import class_plots, page
+from trainer.report.shards_page import class_plots, page
 
 
 def test_it_shows_counts_plots_and_what_was_left_out_and_needs_no_other_file(shards):

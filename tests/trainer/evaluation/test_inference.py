@@ -1,0 +1,76 @@
+"""Detections of a split: every image once, boxes in its pixels, whatever the batch and the threads."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.data.shard_index import ShardDataset
+from trainer.distributed import SINGLE
+from trainer.evaluation.inference import in_images, predict_split
+from trainer.model.detector import build
+from trainer.model.postprocess import Detections
+
+
+def test_every_image_is_predicted_once_whatever_the_batch(shards, tiny):
+    torch.manual_seed(0)
+    dataset = ShardDataset(shards, "train")
+    one, five = tiny(evaluation__batch_size=1), tiny(evaluation__batch_size=5)
+    detector = build(one.model, 5).eval()
+    first = predict_split(detector, dataset, one, SINGLE)
+    second = predict_split(detector, dataset, five, SINGLE)
+    assert len(first) == len(second)
+    assert first.image_ids.tolist() == sorted(first.image_ids.tolist())
+    assert first.scores == pytest.approx(second.scores, abs=1e-5)
+
+
+def test_passes_side_by_side_find_the_same_and_leave_the_threads_as_they_were(shards, tiny, monkeypatch):
+    torch.manual_seed(0)
+    dataset, config = ShardDataset(shards, "train"), tiny(evaluation__batch_size=4)
+    detector, threads = build(config.model, 5).eval(), torch.get_num_threads()
+    seen = set()
+
+    class Watched:
+        def predict(self, images):
+            seen.add((len(images), torch.get_num_threads(), threading.current_thread() is main))
+            return detector.predict(images)
+
+    main = threading.main_thread()
+    try:
+        torch.set_num_threads(2)
+        alone = predict_split(Watched(), dataset, config, SINGLE, reentrant=False)
+        assert seen == {(4, 2, True)}
+        seen.clear()
+        shared = predict_split(Watched(), dataset, config, SINGLE)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    # As many images at once in all, each pass with a thread of its own.
+    assert seen == {(2, 1, False)}
+    assert shared.image_ids.tolist() == alone.image_ids.tolist()
+    assert shared.scores == pytest.approx(alone.scores, abs=1e-5)
+
+
+def test_what_fails_side_by_side_ends_it(shards, tiny):
+    class Failing:
+        def predict(self, images):
+            raise ValueError("as told")
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(ValueError, match="as told"):
+            predict_split(Failing(), ShardDataset(shards, "train"), tiny(), SINGLE)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_boxes_come_back_to_the_image_and_are_clipped():
+    found = Detections(
+        torch.tensor([[[10.0, 20.0, 30.0, 96.0], [0.0, 0.0, 0.0, 0.0]]]), torch.tensor([[0.5, 0.0]]),
+        torch.tensor([[3, -1]]), torch.tensor([1]),
+    )  # fmt: skip
+    (result,) = in_images(found, [42], [0.5], {42: np.array([50, 150])}).to_coco()
+    assert result == {"image_id": 42, "category_id": 3, "bbox": [20.0, 40.0, 30.0, 110.0], "score": 0.5}

@@ -1,0 +1,54 @@
+"""What a training step reads: a batch of images with its targets, padded to one length."""
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+PADDING = -1
+"""Label of a target that is only padding."""
+
+
+class Batch(NamedTuple):
+    """What a training step or an evaluation step reads."""
+
+    images: Tensor
+    """uint8 [B, 3, S, S], in the memory format channels_last."""
+    boxes: Tensor
+    """fp32 [B, M, 4] in pixels of the square; zeros where padded."""
+    labels: Tensor
+    """int64 [B, M]; PADDING where padded."""
+    color: Tensor | None
+    """fp32 [B, 3, 4] colour maps, or None."""
+    image_ids: list[int]
+    """Ids of the images, on the host."""
+    scales: list[float]
+    """Pixels of the square for one pixel of each stored image."""
+
+    def to(self, device: torch.device) -> "Batch":
+        """Copy to the device, for its present stream.
+
+        From pinned memory the copy does not block, and does not wait for what the stream has to do before.
+        """
+        if device.type == "cpu":
+            return self
+        computing, copying = torch.cuda.current_stream(device), _copy_stream(device)
+
+        def copied(part: Tensor) -> Tensor:
+            there = part.to(device, non_blocking=True)
+            # Its memory belongs to the copying stream, which must not use it again before the other is done.
+            there.record_stream(computing)
+            return there
+
+        with torch.cuda.stream(copying):
+            images, boxes, labels = (copied(part) for part in (self.images, self.boxes, self.labels))
+            color = copied(self.color) if self.color is not None else None
+        computing.wait_stream(copying)
+        return Batch(images, boxes, labels, color, self.image_ids, self.scales)
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which batches are copied; always the same, for memory is used again by its own stream."""
+    return torch.cuda.Stream(device)
