@@ -81,7 +81,7 @@ def test_it_holds_all_files_of_the_packages_and_of_deploy(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
     assert held == ours
-    assert "trainer/evaluation/report.html.jinja" in held and "pipelines/deploy/base/role.yaml" in held
+    assert "trainer/report/evaluation_page.html.jinja" in held and "pipelines/deploy/base/role.yaml" in held
 
 
 def test_it_says_what_it_is_and_under_which_licence(wheel):

@@ -1,0 +1,1 @@
+"""Pages about an evaluation and about shards: plots, tables, a gallery."""
