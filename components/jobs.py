@@ -1,6 +1,7 @@
 """The training job of a run: what the pipeline's parameters ask for, its name, and its end."""
 
 import hashlib
+import json
 import logging
 import uuid
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from components import launchers, stores
+from components.launchers import fields as of_job
 from components.launchers.spec import JobSpec, from_fields, training
 from trainer.errors import ConfigError
 
@@ -16,7 +18,12 @@ logger = logging.getLogger(__name__)
 VOLUME = "/data"
 """Where the pods of a run find the volume, if they have one."""
 
-_PARAMETERS = ("nodes", "nproc", "gpus", "image")
+PARAMETERS = ("nodes", "nproc", "gpus", "image")
+"""Fields of a job that a run has parameters of its own for."""
+
+_OF_PODS = ("gpus", "image")
+"""Those of them that mean nothing where the processes have no pods of their own."""
+
 _OF_A_TOLERATION = ("key", "operator", "value", "effect")
 _GIVEN = ("name", "namespace", "command")
 
@@ -27,14 +34,8 @@ class Request:
 
     launcher: str = "local"
     """Name of the launcher."""
-    nodes: int = 1
-    """Machines."""
-    nproc: int = 0
-    """Processes on each; 0 is one for each GPU, or one."""
-    gpus: int = 0
-    """GPUs of each machine."""
-    image: str = ""
-    """Container image."""
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of JobSpec, those of PARAMETERS."""
     job: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of JobSpec."""
     credentials: str = stores.CREDENTIALS
@@ -43,13 +44,27 @@ class Request:
     """PersistentVolumeClaim that the run's pods mount at VOLUME; empty is none."""
     run_id: str = ""
     """The run's id; decides on the job's name."""
+    default_image: str = ""
+    """Container image of a job that names none."""
 
-    def spec(self, arguments: tuple[str, ...], *, default_image: str = "") -> JobSpec:
+    @classmethod
+    def of(cls, given: Mapping[str, Any], **surroundings: Any) -> "Request":
+        """Take a request from a run's parameters, as they are or as texts.
+
+        Args:
+            given: by name, those of PARAMETERS and other fields of this. Kubeflow makes texts of what it
+                pastes into a mapping: numbers are read again.
+            surroundings: further fields of this.
+        """
+        own = {name: _read(name, given[name]) for name in PARAMETERS if name in given}
+        others = {name: value for name, value in given.items() if name not in PARAMETERS}
+        return cls(own=own, **others, **surroundings)
+
+    def spec(self, arguments: tuple[str, ...]) -> JobSpec:
         """Describe the job that runs `python -m trainer ARGUMENTS`.
 
         Args:
             arguments: the verb and its options.
-            default_image: the container image where the request names none.
 
         Raises:
             ConfigError: naming all that cannot be used.
@@ -57,11 +72,12 @@ class Request:
         in_pods = launchers.entry(self.launcher).pods
         job = dict(self.job)
         problems = self._problems(job, in_pods)
-        fields = {name: value for name, value in job.items() if name not in (*_PARAMETERS, *_GIVEN)}
-        fields |= {"nodes": self.nodes, "nproc": self.nproc, "command": training(arguments)}
+        fields = {name: value for name, value in job.items() if name not in (*PARAMETERS, *_GIVEN)}
+        asked = {name: value for name, value in self.own.items() if in_pods or name not in _OF_PODS}
+        fields |= asked | {"command": training(arguments)}
         if in_pods:
-            fields |= {"gpus": self.gpus, "image": self.image or default_image, "name": name_of(self.run_id)}
-            fields |= self._surroundings(job)
+            image = self.own.get("image") or self.default_image
+            fields |= {"image": image, "name": name_of(self.run_id)} | self._surroundings(job)
         try:
             spec = from_fields(fields, where="the training job")
         except ConfigError as error:
@@ -74,10 +90,10 @@ class Request:
         return spec
 
     def _problems(self, job: dict[str, Any], in_pods: bool) -> list[str]:
-        found = [f"  job.{name}: is a parameter of its own" for name in _PARAMETERS if name in job]
+        found = [f"  job.{name}: is a parameter of its own" for name in PARAMETERS if name in job]
         found += [f"  job.{name}: is decided by the run" for name in _GIVEN if name in job]
         if not in_pods:
-            meaningless = [name for name in ("gpus", "image", "job") if getattr(self, name)]
+            meaningless = [name for name in _OF_PODS if self.own.get(name)] + ["job"] * bool(self.job)
             found += [f"  {name}: means nothing to the launcher {self.launcher}" for name in meaningless]
         open_secrets = sorted(set(_mapping(job, "env")) & set(stores.secret_variables().values()))
         found += [f"  job.env.{name}: is a secret, it belongs into a Secret" for name in open_secrets]
@@ -86,7 +102,7 @@ class Request:
     def _told(self, line: str) -> str:
         """Name a field as the run's parameters do: those of a job are given under `job`."""
         field = line.strip().partition(":")[0].partition(".")[0]
-        return f"  job.{line.strip()}" if field in self.job and field not in _PARAMETERS else line
+        return f"  job.{line.strip()}" if field in self.job and field not in PARAMETERS else line
 
     def _surroundings(self, job: dict[str, Any]) -> dict[str, Any]:
         """Environment and volumes like the step's own; what the job names itself wins."""
@@ -103,6 +119,16 @@ class Request:
         # What is not of the right type stays as it is: the specification says so.
         kinds = {"env": Mapping, "secret_env": list, "mounts": list}
         return {name: value for name, value in made.items() if isinstance(job.get(name, value), kinds[name])}
+
+
+def _read(name: str, value: Any) -> Any:
+    """Return a field's value of the type that it has; what cannot be read the specification refuses."""
+    if not isinstance(value, str) or not of_job.is_number(name):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
 
 
 def _mapping(job: dict[str, Any], name: str) -> dict[str, Any]:

@@ -22,15 +22,9 @@ def train(
     shards: dsl.Input[dsl.Dataset],
     recipe: str,
     overrides: dict,
-    launcher: str,
-    nodes: int,
-    nproc: int,
-    gpus: int,
-    image: str,
-    default_image: str,
+    request: dict,
     job: dict,
     credentials: str,
-    claim: str,
     data_root: str,
     output: str,
     run_id: str,
@@ -44,15 +38,11 @@ def train(
         shards: manifest of the shards.
         recipe: name of a recipe.
         overrides: dotted configuration keys and their values.
-        launcher: what starts the processes: `local` or `kubernetes`.
-        nodes: machines.
-        nproc: processes on each machine; 0 is one for each GPU, or one.
-        gpus: GPUs of each machine.
-        image: container image of the training; empty is `default_image`.
-        default_image: the steps' own container image.
-        job: further fields of the job, as `components/launchers/spec.py` names them.
+        request: what is asked of the launcher, as `components.jobs.Request` names it, every value a text:
+            Kubeflow pastes a run's parameters into it.
+        job: further fields of the job, as `components/launchers/spec.py` names them. Apart from the others:
+            pasted into `request` a mapping would stand there unescaped, and nobody could read it.
         credentials: Secret with the object store's keys.
-        claim: PersistentVolumeClaim that holds the data; empty is none.
         data_root: URI under which data is kept.
         output: URI of the run's folder; empty is `<data_root>/runs/<run>`.
         run_id: the run's id.
@@ -62,10 +52,9 @@ def train(
     """
     from components import steps
 
-    asked = {"launcher": launcher, "nodes": nodes, "nproc": nproc, "gpus": gpus, "image": image, "job": job}
-    asked |= {"credentials": credentials, "claim": claim, "run_id": run_id}
+    asked = request | {"credentials": credentials, "run_id": run_id}
     placed = (task_config.tolerations, task_config.node_selector)
-    given = (steps.manifest(shards), output, data_root, recipe, overrides, asked, placed, default_image)
+    given = (steps.manifest(shards), output, data_root, recipe, overrides, asked, job, placed)
     work = "components.training:train"
     made = steps.run("train", work, *given, rules, secret=credentials, lasting=True)
     steps.publish(model, *made)

@@ -41,7 +41,6 @@ def prepare(
     overrides: dict[str, Any],
     request: Request,
     *,
-    default_image: str = "",
     rules: str = "",
 ) -> JobSpec:
     """Write the run's one configuration file and describe the job that trains by it.
@@ -52,7 +51,6 @@ def prepare(
         recipe: name of a recipe.
         overrides: dotted configuration keys and their values.
         request: what the run asks of the launcher.
-        default_image: the container image where the request names none.
         rules: of the gate, parted by commas; empty takes the recipe's. Nobody should learn after a
             training of days that they name a class that there is not.
 
@@ -65,7 +63,7 @@ def prepare(
     config = recipes.load(recipe, overrides)
     uri = storage.join(output, "config.json")
     arguments = ("train", "--config", uri, "--shards", shards, "--output", storage.join(output, "train"))
-    job = request.spec(arguments, default_image=default_image)
+    job = request.spec(arguments)
     if launchers.entry(request.launcher).pods:
         _check_reach(job, {"data_root": shards, "output": output})
     index = storage.read_json(storage.join(shards, "index.json"))
@@ -109,8 +107,8 @@ def train(
     recipe: str,
     overrides: dict[str, Any],
     asked: dict[str, Any],
+    job: dict[str, Any],
     placed: tuple[list[dict[str, Any]] | None, dict[str, str] | None],
-    default_image: str,
     rules: str,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train to the end, or go on with a training that was begun.
@@ -121,9 +119,9 @@ def train(
         data_root: see `folder_of`.
         recipe: see `prepare`.
         overrides: see `prepare`.
-        asked: what the run asks of the launcher, by the names of Request's fields.
+        asked: what the run asks of the launcher, see `Request.of`.
+        job: further fields of JobSpec.
         placed: tolerations and node selector of the task, see `jobs.placed`.
-        default_image: see `prepare`.
         rules: see `prepare`.
 
     Returns:
@@ -132,10 +130,10 @@ def train(
     Raises:
         KubedetError: as `prepare`, `launchers.run` and `result` raise them.
     """
-    request = Request(**asked | {"job": jobs.placed(asked["job"], *placed)})
+    request = Request.of(asked, job=jobs.placed(job, *placed))
     folder = folder_of(output, data_root, data, request.run_id)
-    job = prepare(data["uri"], folder, recipe, overrides, request, default_image=default_image, rules=rules)
-    launchers.run(request.launcher, job)
+    described = prepare(data["uri"], folder, recipe, overrides, request, rules=rules)
+    launchers.run(request.launcher, described)
     made = result(data["uri"], folder) | versions.label(data)
     place = {"uri": made["output"], "checkpoint": made["checkpoint"]}
     return made, place | made["metrics"] | versions.label(data)

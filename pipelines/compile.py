@@ -7,18 +7,14 @@ from typing import Any
 import yaml
 from kfp import compiler
 
-from components.launchers import LAUNCHERS
+from pipelines import parameters
 from pipelines.arrangement import connect, inline
 from pipelines.forms import Form
 from pipelines.graph import pipeline
-from trainer import recipes
 from trainer.errors import StorageError
 
 PLAIN = Form()
 """The form that most runs need: data in a bucket, brought and sharded by one pod."""
-
-_CHOICES = {"recipe": list(recipes.RECIPES), "launcher": list(LAUNCHERS)}
-"""Parameters that the UI offers as a list. kfp's own compiler cannot say it yet (2.17.0)."""
 
 
 def compile_pipeline(path: Path, form: Form = PLAIN) -> None:
@@ -58,5 +54,6 @@ def _arrange(spec: dict[str, Any]) -> None:
     connect(spec)
     inline(spec)
     for name, parameter in spec["root"]["inputDefinitions"]["parameters"].items():
-        if name in _CHOICES:
-            parameter["literals"] = _CHOICES[name]
+        if choices := parameters.TABLE[name].choices:
+            # kfp's own compiler cannot say it yet (2.17.0).
+            parameter["literals"] = list(choices)

@@ -6,35 +6,29 @@ large enough to be shared by several pods, `plan` divides the work, `fetch` and 
 `download` and `shard` put the parts together.
 """
 
-import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kfp import dsl, kubernetes
 
-from components import launchers
 from components.cleanup import cleanup
 from components.download import download
 from components.evaluate import evaluate
 from components.export import export
 from components.fetch import fetch
 from components.images import COMPONENT_IMAGE
-from components.jobs import VOLUME
+from components.jobs import PARAMETERS, VOLUME
 from components.plan import plan
 from components.prepare import prepare
 from components.shard import shard
-from components.signing import FOLDER, SIGNING
-from components.stores import CREDENTIALS, SECRET_KEYS
+from components.signing import FOLDER
+from components.stores import SECRET_KEYS
 from components.train import train
 from components.write import write
-from pipelines import CLEANUP, NAME, SHARED, TITLES
+from pipelines import CLEANUP, NAME, SHARED, TITLES, parameters
 from pipelines.forms import Form
-from pipelines.sizes import SIZES
 
-DATA_ROOT = f"{VOLUME}/kubedet"
-"""The data root of a pipeline with a volume, where nobody names another."""
-
-_CPU, _MEMORY = SIZES["small"]
 _WAITING = ("250m", "512Mi")
 """CPU and memory of a step that starts something and waits."""
 
@@ -44,8 +38,10 @@ _LONGEST = "2592000s"
 """How long after a step's first try it may be tried again, and then runs at most: 30 days. Without it
 Kubeflow says an hour, which would be the end of a training that began anew after an eviction."""
 
-_TRAINING = ("gate", "launcher", "nodes", "nproc", "gpus", "image", "job", "output", "signing", "registry")
-"""Parameters that mean nothing to a pipeline that ends with the shards."""
+_SETTINGS = ("recipe", "overrides", "credentials")
+"""Parameters that every step of the data and the training has."""
+
+_PURPOSE = "Train a detector on a source of images, score it, and export it if it is good enough."
 
 
 @dataclass(frozen=True)
@@ -80,103 +76,62 @@ def _run(task: dsl.PipelineTask, title: str, cpu: Any, memory: Any) -> dsl.Pipel
     return task.set_caching_options(False)
 
 
-def train_detector(
-    data_root: str,
-    source: str = "sample",
-    recipe: str = "debug",
-    overrides: dict = {},  # noqa: B006 (kfp copies it into the compiled file)
-    gate: str = "",
-    launcher: str = launchers.DEFAULT,
-    nodes: int = 1,
-    nproc: int = 0,
-    gpus: int = 0,
-    image: str = "",
-    job: dict = {},  # noqa: B006
-    output: str = "",
-    credentials: str = CREDENTIALS,
-    claim: str = "",
-    data_version: str = "",
-    partitions: int = 2,
-    step_cpu: str = _CPU,
-    step_memory: str = _MEMORY,
-    signing: str = SIGNING,
-    registry: str = "",
-    *,
-    form: Form,
-) -> None:
-    """Train a detector on a source of images, score it, and export it if it is good enough.
+def train_detector(given: Mapping[str, Any], form: Form) -> None:
+    """Make the steps.
 
     Args:
-        data_root: URI under which data is kept; every step must reach it.
-        source: `sample`, `coco:PATH`, `voc:PATH` or a URI.
-        recipe: name of a whole configuration; `kubedet recipes` lists them.
-        overrides: dotted configuration keys and their values, e.g. {"train.epochs": 10}.
-        gate: `metric >= number`, parted by commas, to be met for an export; empty takes the recipe's.
-        launcher: what trains: `kubernetes` (a PyTorchJob or a TrainJob, whichever the cluster runs),
-            `pytorchjob`, `trainjob`, or `local` (the step's own pod).
-        nodes: machines that train.
-        nproc: training processes on each machine; 0 is one for each GPU, or one.
-        gpus: GPUs of each machine.
-        image: container image of the training; empty is the steps' own.
-        job: further fields of the training job (`kubedet job fields`), e.g. {"memory_limit": "64Gi"}.
-        output: URI of the run's folder; empty is `<data_root>/runs/<run>`.
-        credentials: Secret with the object store's keys; none of them is required.
-        claim: PersistentVolumeClaim that every pod mounts at /data.
-        data_version: name for the data as they are now; a known one brings its data back.
-        partitions: pods that share the download, and then the sharding; the result is the same.
-        step_cpu: CPU that the pods of the steps ask for that work on data or the model, e.g. 2 or 500m.
-        step_memory: memory that they ask for, e.g. 8Gi.
-        signing: Secret whose `private.pem` signs the exported model; the default one need not exist.
-        registry: URL of the Kubeflow Model Registry that is told of the exported model; empty is none.
-        form: what is fixed when the pipeline is compiled; no parameter.
+        given: the parameters that the form has, by name, as `pipelines/parameters.py` tells them.
+        form: what is fixed when the pipeline is compiled.
     """
-    pods = _Pods(credentials, claim, step_cpu, step_memory)
-    data = {"recipe": recipe, "overrides": overrides, "data_root": data_root, "credentials": credentials}
-    asked = {"launcher": launcher, "nodes": nodes, "nproc": nproc, "gpus": gpus, "image": image, "job": job}
-    ending = cleanup(launcher="" if form.until else launcher, run_id=_RUN_ID)
+    pods = _Pods(given["credentials"], given.get("claim", ""), given["step_cpu"], given["step_memory"])
+    ending = cleanup(launcher="" if form.until else given["launcher"], run_id=_RUN_ID)
     _run(ending, CLEANUP[ending.name], *_WAITING)
     with dsl.ExitHandler(ending, name="steps"):
-        prepared = _share if form.shared else _prepare
-        shards = prepared(pods, form, source, data_version, partitions, data)
+        shards = _share(pods, form, given) if form.shared else _prepare(pods, given)
         if not form.until:
-            trained = _train(pods, shards, data, asked | {"claim": claim, "output": output, "rules": gate})
-            _judge(pods, trained, gate, {"signing": signing, "registry": registry})
+            _judge(pods, _train(pods, shards, given), given)
 
 
-def _train(pods: _Pods, shards: Any, data: dict[str, Any], asked: dict[str, Any]) -> Any:
+def _some(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: given[name] for name in names}
+
+
+def _train(pods: _Pods, shards: Any, given: Mapping[str, Any]) -> Any:
     """Train on the shards; returns the model's manifest."""
-    given = {"default_image": COMPONENT_IMAGE, "run_id": _RUN_ID, **data, **asked}
-    return pods.step(train(shards=shards, **given), waits=True).outputs["model"]
+    request = _some(given, "launcher", *PARAMETERS) | {"claim": pods.claim, "default_image": COMPONENT_IMAGE}
+    more = _some(given, "job", "output", *_SETTINGS, "data_root")
+    # The run's id on its own: Kubeflow replaces it where it is all of a value alone.
+    task = train(shards=shards, request=request, run_id=_RUN_ID, rules=given["gate"], **more)
+    return pods.step(task, waits=True).outputs["model"]
 
 
-def _judge(pods: _Pods, model: Any, gate: str, publishing: dict[str, Any]) -> None:
+def _judge(pods: _Pods, model: Any, given: Mapping[str, Any]) -> None:
     """Score the model, and publish it where it is good enough."""
-    scored = pods.step(evaluate(model=model, rules=gate, credentials=pods.credentials))
+    scored = pods.step(evaluate(model=model, rules=given["gate"], credentials=given["credentials"]))
     with dsl.If(scored.outputs["Output"] == "pass", name="passed"):
-        exported = pods.step(export(model=model, run_id=_RUN_ID, credentials=pods.credentials, **publishing))
-        kubernetes.use_secret_as_volume(exported, publishing["signing"], FOLDER, optional=True)
+        publishing = _some(given, "credentials", "signing", "registry")
+        exported = pods.step(export(model=model, run_id=_RUN_ID, **publishing))
+        kubernetes.use_secret_as_volume(exported, given["signing"], FOLDER, optional=True)
 
 
-def _prepare(
-    pods: _Pods, form: Form, source: str, data_version: str, partitions: int, data: dict[str, Any]
-) -> Any:
+def _prepare(pods: _Pods, given: Mapping[str, Any]) -> Any:
     """Download and shard in one pod; returns the shards' manifest."""
-    return pods.step(prepare(source=source, data_version=data_version, **data)).outputs["shards"]
+    task = prepare(**_some(given, "source", "data_version", "data_root", *_SETTINGS))
+    return pods.step(task).outputs["shards"]
 
 
-def _share(
-    pods: _Pods, form: Form, source: str, data_version: str, partitions: int, data: dict[str, Any]
-) -> Any:
+def _share(pods: _Pods, form: Form, given: Mapping[str, Any]) -> Any:
     """Download and shard, each in as many pods as there are partitions; returns the shards' manifest."""
-    given = {"source": source, "data_version": data_version, **data}
-    of_part = {name: data[name] for name in ("recipe", "overrides", "credentials")}
-    planned = pods.step(plan(partitions=partitions, **given))
+    of_part = _some(given, *_SETTINGS)
+    placed = of_part | _some(given, "data_root")
+    listed = placed | _some(given, "source", "data_version")
+    planned = pods.step(plan(partitions=given["partitions"], **listed))
     with dsl.ParallelFor(planned.output, name="fetching", parallelism=form.parallelism) as part:
         fetched = pods.step(fetch(part=part, **of_part))
-    raw = pods.step(download(parts=dsl.Collected(fetched.output), **given)).outputs["raw"]
+    raw = pods.step(download(parts=dsl.Collected(fetched.output), **listed)).outputs["raw"]
     with dsl.ParallelFor(planned.output, name="writing", parallelism=form.parallelism) as part:
-        written = pods.step(write(raw=raw, part=part, **data))
-    return pods.step(shard(raw=raw, parts=dsl.Collected(written.output), **data)).outputs["shards"]
+        written = pods.step(write(raw=raw, part=part, **placed))
+    return pods.step(shard(raw=raw, parts=dsl.Collected(written.output), **placed)).outputs["shards"]
 
 
 def pipeline(form: Form) -> Any:
@@ -191,26 +146,13 @@ def pipeline(form: Form) -> Any:
     Returns:
         kfp's pipeline, to be compiled.
     """
-    every = {
-        name: item
-        for name, item in inspect.signature(train_detector).parameters.items()
-        if item.kind is not inspect.Parameter.KEYWORD_ONLY
-    }
-    without = {"claim": not form.volume, "partitions": not form.shared}
-    without |= {name: bool(form.until) for name in _TRAINING}
-    parameters = [item for name, item in every.items() if not without.get(name)]
-    if form.volume:
-        required = every["claim"].replace(default=inspect.Parameter.empty)
-        changed = every["data_root"].replace(default=DATA_ROOT)
-        rest = [item for item in parameters if item.name not in ("claim", "data_root")]
-        parameters = [required, changed, *rest]
+    signature = parameters.signature(form)
 
     def traced(*values: Any) -> None:
-        names = [item.name for item in parameters]
-        train_detector(**dict(zip(names, values, strict=True)), form=form)
+        train_detector(dict(zip(signature.parameters, values, strict=True)), form)
 
-    traced.__doc__ = train_detector.__doc__
-    traced.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    traced.__doc__ = parameters.docstring(_PURPOSE, form)
+    traced.__signature__ = signature  # type: ignore[attr-defined]
     # All three: Kubeflow's own settings name an hour for each, and those of success and failure come first.
     ttls = [f"ttl_seconds_after_{end}" for end in ("finished", "success", "failure")]
     limits = {"active_deadline_seconds": form.deadline, **dict.fromkeys(ttls, form.ttl)}

@@ -11,13 +11,12 @@ from typing import Any
 
 import yaml
 
-from components import jobs, launchers, partitions, registry, versions
+from components import jobs, partitions, registry, versions
 from components.launchers import names
-from pipelines import problems, sizes
+from pipelines import parameters, problems, sizes
 from pipelines.access import Access
 from pipelines.compile import compile_pipeline
 from pipelines.forms import PARALLELISM, Form
-from pipelines.graph import DATA_ROOT
 from trainer import recipes, storage
 from trainer.data import sources
 from trainer.errors import ConfigError, DataError, KubedetError, StorageError
@@ -25,11 +24,6 @@ from trainer.evaluation.gate import parse, split_rules
 
 FILE = "pipeline.yaml"
 """Name of the compiled pipeline in the commands that are shown."""
-
-_JOB = ("launcher", "nodes", "nproc", "gpus", "image", "job")
-
-AFTER_SHARDS = (*_JOB, "gate", "output", "signing", "registry")
-"""Parameters that a form that ends with the shards has not."""
 
 
 @dataclass(frozen=True)
@@ -113,29 +107,29 @@ class Submission:
         compiled = ["kubedet", "compile", *compile_options(self.form), "--output", FILE]
         return [shlex.join(compiled), shlex.join(where + run)]
 
-    def _get(self, name: str, default: Any = "") -> Any:
-        return self.parameters.get(name, default)
+    def _get(self, name: str) -> Any:
+        return self.parameters.get(name, parameters.default(name, Form(volume=self.volume)))
 
     def _form(self) -> None:
         form = self.form
         if form.parallelism != PARALLELISM and not form.shared:
             raise ConfigError("parallelism: means nothing without partitions: one pod does all of it")
-        strangers = [name for name in AFTER_SHARDS if name in self.parameters] if form.until else []
+        strangers = [name for name in parameters.TRAINING if name in self.parameters] if form.until else []
         if strangers:
             raise ConfigError(
                 "\n".join(f"{name}: means nothing in a run until {form.until}" for name in strangers)
             )
 
     def _recipe(self) -> None:
-        recipes.load(self._get("recipe", "debug"), self._get("overrides", {}))
+        recipes.load(self._get("recipe"), self._get("overrides"))
 
     def _gate(self) -> None:
         for rule in split_rules(self._get("gate")):
             parse(rule)
 
     def _job(self) -> None:
-        asked = {name: self.parameters[name] for name in _JOB if name in self.parameters}
-        jobs.Request(**{"launcher": launchers.DEFAULT, **asked}).spec(("train",), default_image="steps")
+        asked = {name: self._get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
+        jobs.Request.of(asked, default_image="steps").spec(("train",))
 
     def _version(self) -> None:
         version = self._get("data_version")
@@ -143,17 +137,16 @@ class Submission:
             versions.check(version)
 
     def _partitions(self) -> None:
-        partitions.check(self._get("partitions", 1))
+        partitions.check(self._get("partitions"))
 
     def _size(self) -> None:
-        cpu, memory = sizes.SIZES[sizes.DEFAULT]
-        sizes.check(self._get("step_cpu", cpu), self._get("step_memory", memory))
+        sizes.check(self._get("step_cpu"), self._get("step_memory"))
 
     def _names(self) -> None:
         wrong = []
         for parameter in ("credentials", "claim", "signing"):
             try:
-                names.dns_required(self._get(parameter, parameter))
+                names.dns_required(self.parameters.get(parameter, parameter))
             except ValueError as error:
                 wrong.append(f"{parameter}: {error}")
         if wrong:
@@ -165,11 +158,11 @@ class Submission:
 
     def _places(self) -> None:
         """Refuse folders of the machine that this is typed on, which no pod has, and impossible buckets."""
-        root = self._get("data_root", DATA_ROOT if self.volume else "")
+        root = self._get("data_root")
         places = [("data_root", root), ("output", self._get("output"))]
         wrong = []
         try:
-            places += [("source", place) for place in sources.places(self._get("source", "sample"))]
+            places += [("source", place) for place in sources.places(self._get("source"))]
         except DataError as error:
             wrong.append(_line(error))
         mounts = [jobs.VOLUME] if self.volume else []

@@ -85,3 +85,10 @@ def mount_path(text: str) -> str:
 def working_dir(text: str) -> str:
     """An absolute path in a container, the root too, or nothing."""
     return text if text in ("", "/") else mount_path(text)
+
+
+def image(text: str) -> str:
+    """A container image, or nothing."""
+    if found := sorted(set(text) & set("\"'\\ \t\n")):
+        raise ValueError(f"{text!r} is no container image: it holds {' '.join(map(repr, found))}")
+    return text

@@ -142,7 +142,7 @@ class JobSpec:
     """Name of the job: a DNS-1035 label of at most 50 characters."""
     namespace: DnsName = ""
     """Namespace; empty is the launcher's own."""
-    image: str = ""
+    image: Annotated[str, AfterValidator(names.image)] = ""
     """Container image; only a launcher that starts containers needs it."""
     image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
     """When the image is pulled; empty is the cluster's rule."""
@@ -150,10 +150,10 @@ class JobSpec:
     """Secrets with the registry's credentials."""
 
     nodes: Nodes = 1
-    """Machines (pods)."""
-    nproc: Count = 0
+    """Machines that train, each a pod."""
+    nproc: Annotated[Count, Field(title="Processes")] = 0
     """Processes on each node; 0 is one for each GPU, or one."""
-    gpus: Count = 0
+    gpus: Annotated[Count, Field(title="GPUs")] = 0
     """GPUs of each node."""
     gpu_resource: Annotated[str, AfterValidator(names.qualified)] = "nvidia.com/gpu"
     """Name under which the cluster offers them."""

@@ -23,7 +23,7 @@ def bare_environment(monkeypatch):
 
 
 def on_cluster(**changes):
-    return Request(**{"launcher": "kubernetes", "image": "registry/kubedet:1", "run_id": RUN, **changes})
+    return Request.of({"launcher": "kubernetes", "image": "registry/kubedet:1", "run_id": RUN, **changes})
 
 
 def test_all_parameters_reach_the_job():
@@ -40,8 +40,25 @@ def test_all_parameters_reach_the_job():
     assert {item.name for item in spec.secret_env} == set(stores.secret_variables().values())
 
 
+def test_kubeflow_makes_texts_of_what_a_run_asks_for():
+    given = {"nodes": "2", "nproc": "4", "gpus": "8.0", "image": "10", "claim": "", "launcher": "kubernetes"}
+    pasted = Request.of(given, run_id=RUN)
+    typed = on_cluster(nodes=2, nproc=4, gpus=8, image="10")
+    assert pasted.spec(COMMAND) == typed.spec(COMMAND)
+    with pytest.raises(ConfigError) as caught:
+        Request.of(given | {"nodes": "1.5", "gpus": "all"}, run_id=RUN).spec(COMMAND)
+    lines = str(caught.value).splitlines()
+    assert [line.partition(":")[0].strip() for line in lines[1:3]] == ["nodes", "gpus"]
+
+
+@pytest.mark.parametrize("image", ["a b:1", 'image"', "image\\1", "image\n"])
+def test_what_cannot_be_an_image_is_told(image):
+    with pytest.raises(ConfigError, match=r"image: .* is no container image"):
+        on_cluster(image=image).spec(COMMAND)
+
+
 def test_the_steps_own_image_is_the_default():
-    assert on_cluster(image="").spec(COMMAND, default_image="steps:2").image == "steps:2"
+    assert on_cluster(image="", default_image="steps:2").spec(COMMAND).image == "steps:2"
 
 
 def test_no_secret_value_of_the_step_stands_in_the_job(monkeypatch):
@@ -88,7 +105,7 @@ def test_a_field_of_the_wrong_kind_is_told():
 
 def test_what_means_nothing_to_processes_of_the_step_is_refused():
     with pytest.raises(ConfigError) as caught:
-        Request("local", gpus=1, image="x", job={"memory_limit": "1Gi"}).spec(COMMAND)
+        Request.of({"gpus": 1, "image": "x"}, job={"memory_limit": "1Gi"}).spec(COMMAND)
     assert all(f"  {name}: means nothing to the launcher local" in str(caught.value) for name in
                ("gpus", "image", "job"))  # fmt: skip
 

@@ -21,7 +21,7 @@ def indexed(tmp_path):
 
 
 def test_prepare_writes_the_one_configuration(indexed, tmp_path):
-    job = prepare(indexed, str(tmp_path), "debug", {"train.epochs": 3.0}, Request(nproc=2))
+    job = prepare(indexed, str(tmp_path), "debug", {"train.epochs": 3.0}, Request(own={"nproc": 2}))
     config = from_json((tmp_path / "config.json").read_text())
     assert config.train.epochs == 3
     assert job.nproc == 2 and str(tmp_path / "config.json") in job.command
@@ -29,9 +29,9 @@ def test_prepare_writes_the_one_configuration(indexed, tmp_path):
 
 def test_prepare_refuses_what_cannot_run(indexed, tmp_path):
     with pytest.raises(ConfigError, match="nproc"):
-        prepare(indexed, str(tmp_path), "debug", {}, Request(nproc=-1))
+        prepare(indexed, str(tmp_path), "debug", {}, Request(own={"nproc": -1}))
     with pytest.raises(DataError, match="100 images, fewer than one step reads: 200 processes"):
-        prepare(indexed, str(tmp_path), "debug", {}, Request(nodes=10, nproc=20))
+        prepare(indexed, str(tmp_path), "debug", {}, Request(own={"nodes": 10, "nproc": 20}))
     with pytest.raises(ConfigError, match="no launcher 'slurm'"):
         prepare(indexed, str(tmp_path), "debug", {}, Request("slurm"))
     assert not (tmp_path / "config.json").exists()
@@ -47,7 +47,7 @@ def test_a_rule_on_a_class_that_there_is_not_is_refused_before_the_training(inde
 
 
 def test_a_folder_that_the_pods_would_not_find_is_refused(indexed, tmp_path):
-    request = Request("kubernetes", claim="sets", image="registry/kubedet:1", run_id=RUN)
+    request = Request("kubernetes", {"image": "registry/kubedet:1"}, claim="sets", run_id=RUN)
     with pytest.raises(ConfigError) as caught:
         prepare(indexed, str(tmp_path / "runs"), "debug", {}, request)
     assert f"data_root: {indexed}" in str(caught.value) and f"output: {tmp_path / 'runs'}" in str(
@@ -56,7 +56,7 @@ def test_a_folder_that_the_pods_would_not_find_is_refused(indexed, tmp_path):
     assert not (tmp_path / "config.json").exists()
     # The job may mount a volume of its own there.
     mounts = [{"claim": "scratch", "path": str(tmp_path)}]
-    own = Request("kubernetes", image="registry/kubedet:1", run_id=RUN, job={"mounts": mounts})
+    own = Request("kubernetes", {"image": "registry/kubedet:1"}, {"mounts": mounts}, run_id=RUN)
     assert prepare(indexed, str(tmp_path / "runs"), "debug", {}, own).mounts[0].claim == "scratch"
 
 

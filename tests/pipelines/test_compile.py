@@ -35,6 +35,7 @@ FORMS = {
     "bucket": Form(), "volume": Form(volume=True), "shared": Form(shared=True, parallelism=3),
     "data": Form(until="shards"), "limited": Form(deadline=3600, ttl=60),
 }  # fmt: skip
+PASTED = ("{{$.inputs.parameters['", "']}}")
 MAIN = ("bucket", "volume", "shared")
 STEPS = {
     "bucket": [*TITLES], "volume": [*TITLES], "shared": [*SHARED, "train", "evaluate", "export"],
@@ -75,6 +76,15 @@ def graphs(spec):
 def tasks(spec):
     found = [graph["dag"]["tasks"] for graph in graphs(spec) if "dag" in graph]
     return {name: task for of in found for name, task in of.items()}
+
+
+def asked_of_the_launcher(spec):
+    """What the train step is told of its job in one argument: constants, and where parameters come from."""
+    given = tasks(spec)["train"]["inputs"]["parameters"]
+    return {
+        name: given[value[len(PASTED[0]) : -len(PASTED[1])]] if value.startswith(PASTED[0]) else value
+        for name, value in given["request"]["runtimeValue"]["constant"].items()
+    }
 
 
 def pods(compiled):
@@ -187,8 +197,9 @@ def test_the_form_for_a_volume_mounts_the_claim_in_every_step(compiled):
         (mount,) = pod["pvcMount"]
         assert mount["mountPath"] == "/data"
         assert mount["pvcNameParameter"] == {"componentInputParameter": "pipelinechannel--claim"}
-    given = tasks(compiled[0])["train"]["inputs"]["parameters"]["claim"]
-    assert given == {"componentInputParameter": "pipelinechannel--claim"}
+    assert asked_of_the_launcher(compiled[0])["claim"] == {
+        "componentInputParameter": "pipelinechannel--claim"
+    }
 
 
 @of(*FORMS)
@@ -234,6 +245,17 @@ def test_a_registry_is_told_by_the_export(spec):
     assert given["run_id"] == {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
 
 
+@of(*MAIN)
+def test_the_train_step_has_its_job_in_one_argument_and_further_fields_in_another(spec):
+    asked = asked_of_the_launcher(spec)
+    of_run = {"launcher", "nodes", "nproc", "gpus", "image"}
+    assert set(asked) == {*of_run, "claim", "default_image"}
+    for name in of_run:
+        assert asked[name] == {"componentInputParameter": f"pipelinechannel--{name}"}
+    declared = spec["components"]["comp-train"]["inputDefinitions"]["parameters"]
+    assert not set(asked) & set(declared) and declared["job"]["parameterType"] == "STRUCT"
+
+
 def test_where_a_train_task_is_told_to_run_reaches_its_pods(spec):
     passed = spec["components"]["comp-train"]["taskConfigPassthroughs"]
     fields = {item["field"]: item.get("applyToTask", False) for item in passed}
@@ -273,8 +295,7 @@ def test_the_image_can_be_another_registrys(tmp_path):
     (spec, _) = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
     containers = [executor["container"] for executor in spec["deploymentSpec"]["executors"].values()]
     assert {container["image"] for container in containers} == {"registry.example/team/kubedet:7"}
-    given = tasks(spec)["train"]["inputs"]["parameters"]["default_image"]["runtimeValue"]
-    assert given == {"constant": "registry.example/team/kubedet:7"}
+    assert asked_of_the_launcher(spec)["default_image"] == "registry.example/team/kubedet:7"
 
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path):

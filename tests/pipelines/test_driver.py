@@ -96,3 +96,41 @@ def test_a_number_given_as_text_is_refused_and_a_text_given_as_number_is_not(tmp
     assert refusals(spec, *platform) == [
         "root, take: number: type mismatch: expect NUMBER_INTEGER, got string"
     ]
+
+
+@dsl.component(base_image="python:3.11")
+def told(request: dict):
+    pass
+
+
+def test_a_text_and_a_number_can_stand_in_a_mapping_but_no_mapping(tmp_path):
+    @dsl.pipeline(name="p")
+    def pipeline(count: int = 1, name: str = "a", more: dict = {}):  # noqa: B006
+        told(request={"count": count, "name": name})
+        told(request={"more": more})
+
+    found = compiled(tmp_path, pipeline)
+    assert found == [
+        "root, told-2: request: pipelinechannel--more is a struct, which cannot stand within a value"
+    ]
+
+
+def test_the_runs_id_cannot_stand_in_a_mapping(tmp_path):
+    @dsl.pipeline(name="p")
+    def pipeline():
+        told(request={"run": dsl.PIPELINE_JOB_ID_PLACEHOLDER})
+
+    assert compiled(tmp_path, pipeline) == [
+        "root, told: request: nobody replaces {{$.pipeline_job_uuid}} within a value"
+    ]
+
+
+def test_what_stands_in_a_mapping_must_be_given(tmp_path):
+    @dsl.pipeline(name="p")
+    def pipeline(count: int = 1):
+        told(request={"count": count})
+
+    assert compiled(tmp_path, pipeline) == []
+    spec = yaml.safe_load((tmp_path / "p.yaml").read_text())
+    del spec["root"]["dag"]["tasks"]["told"]["inputs"]["parameters"]["pipelinechannel--count"]
+    assert refusals(spec) == ["root, told: request: the step has no input pipelinechannel--count"]

@@ -7,7 +7,8 @@ from kfp.cli.utils.parsing import parse_parameter_value
 
 from pipelines.access import Access
 from pipelines.forms import Form
-from pipelines.submission import AFTER_SHARDS, Submission, argument
+from pipelines.parameters import TRAINING
+from pipelines.submission import Submission, argument
 from trainer.errors import ConfigError
 
 ROOT = {"data_root": "s3://bucket/root"}
@@ -129,11 +130,11 @@ def test_the_package_has_the_form_that_is_asked_for():
     spec = shards.package()["pipeline_spec"]
     assert shards.form == Form(shared=True, until="shards", parallelism=3)
     parameters = [set(item["root"]["inputDefinitions"]["parameters"]) for item in (plain, spec)]
-    assert set(AFTER_SHARDS) <= parameters[0] and not set(AFTER_SHARDS) & parameters[1]
+    assert set(TRAINING) <= parameters[0] and not set(TRAINING) & parameters[1]
     assert parameters[1] - parameters[0] == {"partitions"}
 
 
-@pytest.mark.parametrize("name", AFTER_SHARDS)
+@pytest.mark.parametrize("name", TRAINING)
 def test_what_means_nothing_until_the_shards_is_refused_by_name(name):
     value = {"nodes": 2, "nproc": 2, "gpus": 1, "job": {}, "launcher": "local"}.get(name, "x")
     with pytest.raises(ConfigError, match=f"  {name}: means nothing in a run until shards"):

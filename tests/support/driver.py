@@ -5,6 +5,9 @@ be, and ends the run where a value is of another kind. Seen on 2.17.0 (backend/s
 input that was declared as text takes everything, and makes text of it; any other takes its own kind alone.
 """
 
+import json
+import re
+
 KINDS = {
     "STRING": "string", "NUMBER_INTEGER": "number", "NUMBER_DOUBLE": "number", "BOOLEAN": "bool",
     "LIST": "list", "STRUCT": "struct", "TASK_FINAL_STATUS": "struct", "TASK_CONFIG": "struct",
@@ -12,6 +15,10 @@ KINDS = {
 """Declared types, and the kind of value that has passed such an input."""
 
 _CONSTANTS = {str: "string", bool: "bool", int: "number", float: "number", list: "list", dict: "struct"}
+
+
+_PLACEHOLDER = re.compile(r"\{\{\$.*?\}\}")
+_INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
 
 
 def takes(declared, kind):
@@ -34,10 +41,35 @@ def refusals(spec, platform=None):
             component = spec["components"][task["componentRef"]["name"]]
             where = f"{graph_name}, {name}"
             found += [f"{where}: {line}" for line in _inputs(spec, graph, task, component)]
+            found += [f"{where}: {line}" for line in _pasted(graph, task)]
             pod = executors.get(component.get("executorLabel", ""), {})
             here = _declared(graph)
             found += [f"{where}: the graph has no input {one}" for one in _named(pod) if one not in here]
     return found
+
+
+def _pasted(graph, task):
+    """What the launcher cannot paste into a value that it is to be pasted into.
+
+    It replaces text in the step's command line, whose JSON is written by then: a text or a number comes to
+    stand there as text, of a mapping or a list the quotes end the text around it. The run's names the driver
+    puts in, where one is all of a value (backend/src/v2/component/launcher_v2.go, 2.17.0).
+    """
+    given = task.get("inputs", {}).get("parameters", {})
+    declared = _declared(graph)
+    for name, source in given.items():
+        value = source.get("runtimeValue", {}).get("constant")
+        for found in _PLACEHOLDER.findall(json.dumps(value)):
+            if found == value:
+                continue
+            if not (wanted := _INPUT.fullmatch(found)):
+                yield f"{name}: nobody replaces {found} within a value"
+            elif wanted[1] not in given:
+                yield f"{name}: the step has no input {wanted[1]}"
+            else:
+                kind = declared[given[wanted[1]]["componentInputParameter"]]["parameterType"]
+                if KINDS[kind] in ("struct", "list"):
+                    yield f"{name}: {wanted[1]} is a {KINDS[kind]}, which cannot stand within a value"
 
 
 def _declared(component):

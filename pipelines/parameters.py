@@ -1,0 +1,263 @@
+"""The parameters of the pipeline, each told here and nowhere else.
+
+The pipeline's signature and the descriptions in the compiled file, the options of `kubedet submit`,
+`schedule` and `run`, and the tables of the documents (`pipelines/tables.py`) follow from this table. What of
+a training job is a field of every job (nodes, processes, GPUs) is told where all fields of jobs are:
+`components/launchers/spec.py`.
+"""
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from components import jobs, launchers
+from components.launchers import fields
+from components.signing import SIGNING
+from components.stores import CREDENTIALS
+from pipelines.forms import Form
+from pipelines.sizes import DEFAULT, SIZES
+from trainer import recipes
+
+REQUIRED = inspect.Parameter.empty
+"""The default of a parameter that has none."""
+
+_FORMS = {"volume": "with a volume", "shared": "in the shared form"}
+"""Forms that have parameters of their own, in words."""
+
+_CPU, _MEMORY = SIZES[DEFAULT]
+_COMMAND = re.compile(r"`([^`\s]+)`")
+
+
+@dataclass(frozen=True)
+class Local:
+    """What `kubedet run` has otherwise; what is empty is the same."""
+
+    default: Any = None
+    default_told: str = ""
+    """The default in words, where it depends on the machine."""
+    metavar: str = ""
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of the pipeline. Texts are Markdown, without capital and full stop."""
+
+    name: str
+    kind: type
+    """str, int or dict, as Kubeflow has them."""
+    meaning: str
+    """What it is, for everybody who is asked for it."""
+    default: Any = REQUIRED
+    default_told: str = ""
+    """What the default means, in words, where it is empty."""
+    unasked: str = ""
+    """What `kubedet submit` and `schedule` do where nobody gives it, if it is another thing."""
+    metavar: str = ""
+    """What stands for its value on a command line; empty: other options make it (--set, --job)."""
+    choices: tuple[str, ...] = ()
+    """All that it may be; the UI offers them as a list."""
+    only: str = ""
+    """The form that has it, as `Form` names it; empty is every form."""
+    with_volume: Any = None
+    """The default in the form with a volume, where that is another one."""
+    trains: bool = True
+    """Whether it means nothing to a pipeline that ends with the shards."""
+    more: str = ""
+    """What the guide says beyond that, its links relative to `docs/`."""
+    local: Local | None = None
+    """`kubedet run` has only those that have this."""
+
+    @property
+    def option(self) -> str:
+        """The option's name on a command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def description(self) -> str:
+        """A sentence for the compiled file, which the UI shows."""
+        empty = f"; empty is {self.default_told}" if self.default == "" and self.default_told else ""
+        return f"{self.meaning}{empty}."
+
+    def help(self) -> str:
+        """Return what a command that sends a run to a cluster says of its option."""
+        told = self.unasked or self.default_told
+        if not told and self.with_volume:
+            told = f"{_FORMS['volume']} {self.with_volume}"
+        if not told and self.default is not REQUIRED:
+            told = str(self.default)
+        return _plain(self.meaning + (f" (default: {told})" if told else ""))
+
+    def here(self) -> "Parameter":
+        """Return the parameter as `kubedet run` has it."""
+        own = self.local or Local()
+        return replace(
+            self,
+            default=self.default if own.default is None else own.default,
+            default_told=own.default_told or ("" if own.default else self.default_told),
+            metavar=own.metavar or self.metavar,
+            meaning=own.meaning or self.meaning,
+            with_volume=None,
+        )
+
+    def within(self, form: Form) -> "Parameter":
+        """Return the parameter as it is in a form."""
+        return replace(self, default=self.with_volume) if form.volume and self.with_volume else self
+
+    def row(self) -> tuple[str, str, str]:
+        """Return what the guide's table says: name, default, meaning."""
+        if self.default is REQUIRED:
+            volume = f"; {_FORMS['volume']} `{self.with_volume}`" if self.with_volume else ""
+            told = f"(required{volume})"
+        else:
+            told = self.default_told or f"`{self.default}`"
+        where = f"only {_FORMS[self.only]}: " if self.only else ""
+        return f"`{self.name}`", told, where + self.meaning + self.more
+
+
+def _plain(text: str) -> str:
+    """Take the backquotes from single words: in a terminal they set off commands alone."""
+    return _COMMAND.sub(r"\1", text)
+
+
+def _of_job(name: str, **told: Any) -> Parameter:
+    """Return a parameter that is a field of every job."""
+    kind = int if fields.is_number(name) else str
+    return Parameter(name, kind, fields.meaning(name), fields.default(name), metavar="N", **told)
+
+
+_ALL = (
+    Parameter(
+        "claim", str, f"PersistentVolumeClaim that every pod mounts at `{jobs.VOLUME}`",
+        metavar="PVC", only="volume", trains=False,
+    ),
+    Parameter(
+        "data_root", str,
+        "URI under which data and runs are kept, e.g. `s3://bucket/kubedet`; every step must reach it",
+        metavar="URI", with_volume=f"{jobs.VOLUME}/kubedet", trains=False,
+        local=Local("./data_root", meaning="where data is kept: a folder or e.g. `s3://bucket/prefix`"),
+    ),
+    Parameter(
+        "source", str,
+        "images and boxes: `sample` (drawn by the program), `coco:URI`, `coco:2017`, `voc:URI`, "
+        "`openimages:`, or the URI or path of a COCO or VOC folder",
+        "sample", metavar="URI", trains=False, more=" ([data.md](data.md))", local=Local(),
+    ),
+    Parameter(
+        "recipe", str, "a whole configuration; `kubedet recipes` lists them", "debug",
+        metavar="NAME", choices=tuple(recipes.RECIPES), trains=False, local=Local(),
+    ),
+    Parameter(
+        "overrides", dict, 'keys of the recipe and their values, e.g. `{"train.epochs": 10}`', {},
+        trains=False, more="; `kubedet recipes --explain` says what each means", local=Local(),
+    ),
+    Parameter(
+        "gate", str,
+        "what a model must reach to be exported, e.g. `coco/AP50 >= 0.5`; several are parted by commas",
+        "", "the recipe's", metavar="RULE", local=Local(),
+    ),
+    Parameter(
+        "launcher", str,
+        "what trains: " + ", ".join(f"`{name}` ({it.meaning})" for name, it in launchers.LAUNCHERS.items()),
+        launchers.DEFAULT, metavar="NAME", choices=tuple(launchers.LAUNCHERS),
+        more=" ([which](operations.md#which-job-kind)); with `local` the train step's own pod trains, which "
+        "asks for 250m CPU and 512Mi alone: for trials",
+    ),
+    _of_job("nodes"),
+    _of_job("nproc", local=Local(2, "one for each GPU; 2 without GPUs", meaning="training processes")),
+    _of_job("gpus"),
+    Parameter("image", str, "container image of the training", "", "the steps' own", metavar="IMAGE"),
+    Parameter(
+        "job", dict,
+        'further fields of the training job (`kubedet job fields`), e.g. `{"memory_limit": "64Gi"}`', {},
+        more=' or `{"network": {"profile": "rdma", "hca": "mlx5"}}`; unknown ones are refused',
+    ),
+    Parameter(
+        "output", str, "URI of the run's folder", "", "`<data_root>/runs/<run id>`", metavar="URI",
+        local=Local("./runs", metavar="DIR", meaning="where runs go"),
+    ),
+    Parameter(
+        "credentials", str, "Secret with the object store's keys, none of which is required", CREDENTIALS,
+        metavar="SECRET", trains=False, more=" ([which](#keys-of-the-object-store)); it need not exist",
+    ),
+    Parameter(
+        "data_version", str, "name for the data as they are now; a known one brings its data back",
+        "", "none", metavar="NAME", trains=False, more=", whatever has become of the source",
+    ),
+    Parameter(
+        "partitions", int,
+        "pods that share the download, and then the sharding; the result is the same", 2,
+        unasked="1, the quickest for all but big sets", metavar="N", only="shared", trains=False,
+        more="; 1 to 256",
+    ),
+    Parameter(
+        "step_cpu", str, "cores that the pods ask for that work on the data or the model, e.g. 2 or 500m",
+        _CPU, unasked="the size's", metavar="CORES", trains=False,
+        more="; `kubedet submit` chooses by the source",
+    ),
+    Parameter(
+        "step_memory", str, "memory that they ask for, e.g. 8Gi",
+        _MEMORY, unasked="the size's", metavar="AMOUNT", trains=False,
+    ),
+    Parameter(
+        "signing", str,
+        "Secret whose `private.pem` signs the exported model; the default one need not exist",
+        SIGNING, metavar="SECRET", more=", another must ([signatures](serving.md#signatures))",
+    ),
+    Parameter(
+        "registry", str, "URL of the Kubeflow Model Registry that is told of the exported model", "", "none",
+        metavar="URL", more=" ([how](serving.md#the-model-registry))",
+    ),
+)  # fmt: skip
+
+TABLE: Mapping[str, Parameter] = {item.name: item for item in _ALL}
+"""The parameters by name."""
+
+LOCAL: Mapping[str, Parameter] = {item.name: item.here() for item in _ALL if item.local}
+"""Those of `kubedet run`, as it has them."""
+
+TRAINING = tuple(item.name for item in _ALL if item.trains)
+"""Names of those that mean nothing to a pipeline that ends with the shards."""
+
+
+def of(form: Form) -> Iterator[Parameter]:
+    """Yield the parameters that a form has, those without a default first."""
+    there = [
+        item.within(form)
+        for item in _ALL
+        if not (item.only and not getattr(form, item.only)) and not (item.trains and form.until)
+    ]
+    yield from sorted(there, key=lambda item: item.default is not REQUIRED)
+
+
+def default(name: str, form: Form | None = None) -> Any:
+    """Return a parameter's default; "" where there is none.
+
+    Args:
+        name: the parameter's.
+        form: the one that is meant; None is the plain one.
+    """
+    item = TABLE[name].within(form or Form())
+    return "" if item.default is REQUIRED else item.default
+
+
+def signature(form: Form) -> inspect.Signature:
+    """Return the signature of the pipeline's function in a form, as Kubeflow's compiler reads it."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [
+        inspect.Parameter(item.name, kind, default=item.default, annotation=item.kind) for item in of(form)
+    ]
+    return inspect.Signature(parameters)
+
+
+def docstring(purpose: str, form: Form) -> str:
+    """Return the docstring of the pipeline's function in a form, from which the compiler has descriptions.
+
+    Args:
+        purpose: what the pipeline does, a sentence.
+        form: what is fixed when it is compiled.
+    """
+    lines = [f"    {item.name}: {item.description}" for item in of(form)]
+    return "\n".join([purpose, "", "Args:", *lines])
