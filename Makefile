@@ -8,7 +8,7 @@ STAMP := $(VENV)/.complete
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test cluster-test bench lint dist images
+.PHONY: help run test cluster-test bench lint docs dist images
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,6 +30,11 @@ lint: $(STAMP)  ## ruff (lint and format) and mypy
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+docs: $(STAMP)  ## the documentation as a site, in build/docs/site
+	@$(BIN)/python docs/site/pages.py build/docs >/dev/null
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file build/docs/mkdocs.yml
+	@echo "to read it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs/site"
+
 dist: $(STAMP)  ## the wheel and the source distribution, in dist/
 	@rm -rf build dist
 	@$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
@@ -47,5 +52,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "making the environment in $(VENV) (about 5 GB, a few minutes) ..."
 	@rm -f $(STAMP)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[pipeline,export,openvino,signing,serve,registry,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[pipeline,export,openvino,signing,serve,registry,docs,dev]'
 	@touch $(STAMP)

@@ -1,0 +1,133 @@
+"""Write what the site is made of: the repository's documents as they stand, and a page for each module.
+
+The documents keep their places, so a link between two of them is the same here and where the repository
+is read; a link to a folder becomes one to its page, a link to a module one to that module's page.
+"""
+
+import re
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SITE = Path(__file__).parent
+EXAMPLES = "deploy/examples/jobs/README.md"
+"""A page that the repository has no document for: it is made of the examples."""
+
+DOCUMENTS = {
+    "Home": "README.md",
+    "Guides": {
+        "Kubeflow": "docs/kubeflow.md",
+        "Operations": "docs/operations.md",
+        "Data": "docs/data.md",
+        "Evaluation": "docs/evaluation.md",
+        "Serving": "docs/serving.md",
+        "Performance": "docs/performance.md",
+        "Cluster files": "deploy/README.md",
+        "Example jobs": EXAMPLES,
+    },
+    "Project": {
+        "Architecture": "docs/architecture.md",
+        "Contributing": "CONTRIBUTING.md",
+        "Tests on a cluster": "tests/cluster/README.md",
+        "Changes": "CHANGELOG.md",
+        "Security": "SECURITY.md",
+    },
+}
+PACKAGES = {
+    "trainer": "What runs in a training pod",
+    "components": "Steps and launchers",
+    "pipelines": "Pipeline and command line",
+}
+_FOUND_FIRST = "---\nsearch:\n  boost: 4\n---\n\n"
+"""What the search finds in the guides comes before what it finds in the code."""
+
+_LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
+
+
+def write(folder: Path) -> Path:
+    """Write pages and settings into an empty folder.
+
+    Returns:
+        The settings, for mkdocs.
+    """
+    pages = folder / "pages"
+    for name in _names(DOCUMENTS):
+        text = _examples() if name == EXAMPLES else (ROOT / name).read_text()
+        first = _FOUND_FIRST if name in DOCUMENTS["Guides"].values() else ""
+        _write(pages / name, first + _with_links(text, Path(name).parent, pages))
+    for name in ("site.css", "favicon.svg"):
+        shutil.copy(SITE / name, pages)
+    settings = yaml.safe_load((SITE / "mkdocs.yml").read_text())
+    (python,) = (item["mkdocstrings"] for item in settings["plugins"] if "mkdocstrings" in item)
+    python["handlers"]["python"]["paths"] = [str(ROOT)]
+    modules = [{f"{package}: {said}": _modules(ROOT / package, pages)} for package, said in PACKAGES.items()]
+    settings["nav"] = [*_nav(DOCUMENTS), {"API": modules}]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    settings["copyright"] = f"kubedet {version}, {settings['copyright']}"
+    settings |= {"docs_dir": pages.name, "site_dir": "site"}
+    _write(folder / "mkdocs.yml", yaml.safe_dump(settings, sort_keys=False))
+    return folder / "mkdocs.yml"
+
+
+def _names(tree: dict | str) -> list[str]:
+    return [tree] if isinstance(tree, str) else [name for below in tree.values() for name in _names(below)]
+
+
+def _nav(tree: dict) -> list:
+    return [{title: below if isinstance(below, str) else _nav(below)} for title, below in tree.items()]
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _with_links(text: str, place: Path, pages: Path) -> str:
+    """Return a document whose links to folders, modules and files lead to what the site has of them."""
+
+    def changed(found: re.Match[str]) -> str:
+        target = (ROOT / place / found[1]).resolve()
+        if target.is_dir():
+            return f"{found[1]}/README.md"
+        if target.suffix == ".py":
+            name = target.relative_to(ROOT)
+            return "/".join([".."] * len(place.parts) + ["api", *name.parts]).replace(".py", ".md")
+        if target.suffix != ".md" and target.is_file():
+            copy = pages / target.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(target, copy)
+        return found[1]
+
+    return _LINK.sub(changed, text)
+
+
+def _examples() -> str:
+    parts = ["# Example jobs", "Each is a specification that `kubedet job submit --spec FILE` takes."]
+    for path in sorted((ROOT / "deploy/examples/jobs").glob("*.yaml")):
+        parts += [f"## {path.name}", f"```yaml\n{path.read_text()}```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _modules(folder: Path, pages: Path) -> list:
+    """Write the pages of a package; returns its part of the navigation."""
+    found = []
+    for path in sorted(folder.iterdir(), key=lambda path: (path.is_dir(), path.name)):
+        if path.is_dir() and (path / "__init__.py").exists():
+            found.append({path.name: _modules(path, pages)})
+        elif path.suffix == ".py" and path.stem != "__main__":
+            package = path.stem == "__init__"
+            name = ".".join(path.relative_to(ROOT).parts[: -1 if package else None]).removesuffix(".py")
+            page = Path("api", *path.relative_to(ROOT).parts).with_suffix(".md")
+            page = page.with_name("index.md") if package else page
+            _write(pages / page, f"# `{name}`\n\n::: {name}\n")
+            found.append({name if package else path.stem: str(page)})
+    return found
+
+
+if __name__ == "__main__":
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    print(write(Path(sys.argv[1]).resolve()))

@@ -1,0 +1,140 @@
+"""The documentation as a site: built strictly, read in a browser, searched, without any other host."""
+
+import functools
+import http.server
+import importlib.util
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from browser import page, program
+
+ROOT = Path(__file__).parents[2]
+LOADED = re.compile(r"""<(?:script|img|iframe|link)[^>]*(?:src|href)=["']?((?:https?:)?//[^"' >]+)""")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def pages():
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "site" / "pages.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def build(settings):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", settings]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
+
+
+@pytest.fixture(scope="module")
+def site(pages, tmp_path_factory):
+    """Folder of the site, built as `make docs` does."""
+    settings = pages.write(tmp_path_factory.mktemp("docs"))
+    made = build(settings)
+    assert made.returncode == 0, made.stderr[-4000:]
+    return settings.parent / "site"
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    """Where a server shows it; what it shows is what a reader without the internet sees."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *words):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def test_every_document_is_in_it(site):
+    others = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+    documents = [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in others)]
+    places = [path.relative_to(ROOT).with_suffix(".html") for path in documents]
+    places += [Path("index.html"), Path("deploy/index.html"), Path("deploy/examples/jobs/index.html")]
+    assert [str(place) for place in places if not (site / place).exists()] == []
+    front = (site / "index.html").read_text()
+    assert [
+        str(place) for place in places if f'href="{place}"' not in front and place.name != "index.html"
+    ] == []
+
+
+def test_every_module_has_a_page_of_its_docstrings(site):
+    for package in ("trainer", "components", "pipelines"):
+        for path in (ROOT / package).rglob("*.py"):
+            if path.stem != "__main__":
+                place = path.relative_to(ROOT).with_suffix(".html")
+                place = place.with_name("index.html") if path.stem == "__init__" else place
+                assert (site / "api" / place).exists(), place
+    text = (site / "api/trainer/storage/uris.html").read_text()
+    assert "trainer.storage.uris" in text
+    config = (site / "api/trainer/config.html").read_text()
+    assert "Share of the training images held out where the source has no validation split." in config
+    assert "Raises:" in re.sub("<[^>]+>", "", (site / "api/pipelines/compile.html").read_text())
+
+
+def test_no_page_loads_anything_from_another_host(site):
+    found = {
+        (str(path.relative_to(site)), address)
+        for path in site.rglob("*.html")
+        for address in LOADED.findall(path.read_text())
+    }
+    assert found == set()
+    styles = "".join(path.read_text() for path in site.rglob("*.css"))
+    assert not re.findall(r"url\(['\"]?(?:https?:)?//", styles)
+
+
+@pytest.mark.skipif(not program(), reason="needs a browser")
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_browser_shows_it_and_asks_nobody_else(address, tmp_path, dark):
+    with page(f"{address}/index.html", tmp_path, dark=dark) as shown:
+        assert shown.run("document.querySelector('h1').innerText").startswith("kubedet")
+        brightness = shown.run(
+            "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3)"
+            ".reduce((sum, part) => sum + Number(part), 0)"
+        )
+        assert (brightness < 300) is dark
+        assert shown.complaints == []
+        assert [url for url in shown.requests if not url.startswith(address)] == []
+
+
+@pytest.mark.skipif(not program(), reason="needs a browser")
+@pytest.mark.parametrize(
+    ("words", "place"), [("kueue", "/docs/operations.html"), ("val_fraction", "/api/trainer/config.html")]
+)
+def test_the_search_finds_documents_and_docstrings(address, tmp_path, words, place):
+    with page(f"{address}/index.html", tmp_path) as shown:
+        shown.click(".md-search__input")
+        shown.type(words)
+        found, end = [], time.monotonic() + 60
+        while not found and time.monotonic() < end:
+            time.sleep(0.2)
+            links = "[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)"
+            found = shown.run(links)
+        assert any(place in link for link in found), found
+        assert [url for url in shown.requests if not url.startswith((address, "blob:"))] == []
+
+
+@pytest.mark.parametrize("link", ["docs/nothing.md", "docs/data.md#nowhere", "deploy/nothing.yaml"])
+def test_a_broken_link_fails_the_build(pages, tmp_path, link):
+    settings = pages.write(tmp_path)
+    told = yaml.safe_load(settings.read_text())
+    kept = tmp_path / "few"
+    (kept / "docs").mkdir(parents=True)
+    (kept / "index.md").write_text(f"# Home\n\n[a link]({link})\n\n[another](docs/data.md#where)\n")
+    (kept / "docs/data.md").write_text("# Data\n\n## Where\n")
+    told |= {"docs_dir": kept.name, "nav": ["index.md", "docs/data.md"], "extra_css": []}
+    settings.write_text(yaml.safe_dump(told))
+    made = build(settings)
+    assert made.returncode != 0
+    (told,) = [line for line in made.stderr.splitlines() if line.startswith("WARNING")]
+    assert link in told
