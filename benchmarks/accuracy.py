@@ -29,7 +29,7 @@ from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.distributed import World
-from trainer.evaluation.coco import evaluate
+from trainer.evaluation.coco_metrics import evaluate
 from trainer.evaluation.inference import predict_split
 from trainer.loop import train
 from trainer.model.detector import Detector

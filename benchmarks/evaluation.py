@@ -41,9 +41,9 @@ from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.distributed import SINGLE
-from trainer.evaluation import coco
+from trainer.evaluation import coco_metrics
 from trainer.evaluation.inference import predict_split
-from trainer.evaluation.tables import Predictions, Truth
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.export.matching import EXACT, Comparison, Matches
 from trainer.model.batchnorm_folding import fold
 from trainer.model.detector import build
@@ -57,11 +57,11 @@ LIMITS = {"evaluate": 15.0, "report": 60.0}
 
 def metrics(options: argparse.Namespace) -> None:
     """5000 images, 80 classes, 100 detections an image, by both evaluators."""
-    truth, found = synthetic(options.images, 80, 100)
+    truth, detections = synthetic(options.images, 80, 100)
     seconds, results = {}, {}
     for engine in ("hotcoco", "pycocotools"):
         start = time.perf_counter()
-        results[engine] = coco.evaluate(truth, found, engine=engine).metrics
+        results[engine] = coco_metrics.evaluate(truth, detections, engine=engine).metrics
         seconds[engine] = time.perf_counter() - start
     difference = max(abs(value - results["pycocotools"][name]) for name, value in results["hotcoco"].items())
     ratio = seconds["pycocotools"] / seconds["hotcoco"]
@@ -153,15 +153,17 @@ def _compared(one: Predictions, other: Predictions) -> Matches:
     """Pair the detections of both, image by image."""
     comparison = Comparison(EXACT)
     for image_id in np.unique(np.r_[one.image_ids, other.image_ids]):
-        here = [_detections(side.take(side.image_ids == image_id)) for side in (one, other)]
-        comparison.add(*here)
+        per_side = [_detections(side.take(side.image_ids == image_id)) for side in (one, other)]
+        comparison.add(*per_side)
     return comparison.result()
 
 
-def _detections(found: Predictions) -> Detections:
-    corners = np.concatenate([found.boxes[:, :2], found.boxes[:, :2] + found.boxes[:, 2:]], axis=1)
-    parts = (torch.from_numpy(part)[None] for part in (corners, found.scores, found.labels))
-    return Detections(*parts, torch.tensor([len(found)]))
+def _detections(detections: Predictions) -> Detections:
+    corners = np.concatenate(
+        [detections.boxes[:, :2], detections.boxes[:, :2] + detections.boxes[:, 2:]], axis=1
+    )
+    parts = (torch.from_numpy(part)[None] for part in (corners, detections.scores, detections.labels))
+    return Detections(*parts, torch.tensor([len(detections)]))
 
 
 @torch.inference_mode()
@@ -195,9 +197,9 @@ def reference(model: Any, dataset: ShardDataset, threads: int) -> Predictions:
 def ours(detector: Any, dataset: ShardDataset, config: Config, threads: int) -> Predictions:
     """Score as `evaluate` does, with the same annotations read."""
     torch.set_num_threads(threads)
-    found = predict_split(detector, dataset, config, SINGLE)
-    coco.evaluate(Truth.from_coco(dataset.annotations()), found)
-    return found
+    detections = predict_split(detector, dataset, config, SINGLE)
+    coco_metrics.evaluate(Truth.from_coco(dataset.annotations()), detections)
+    return detections
 
 
 PARTS = {"metrics": metrics, "large": large, "inference": inference}

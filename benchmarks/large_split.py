@@ -16,9 +16,9 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from trainer.evaluation import coco, scoring
+from trainer.evaluation import coco_metrics, scoring
 from trainer.evaluation.gate import Evidence, decide
-from trainer.evaluation.tables import Predictions, Truth
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report import evaluation_page, gallery
 from trainer.report.report_data import Compared, ReportData
 
@@ -59,17 +59,17 @@ def _boxes(random: np.random.Generator, count: int) -> np.ndarray:
 
 def evaluate() -> Callable[[], object]:
     """The COCO metrics, with all checks."""
-    truth, found = synthetic(IMAGES, CLASSES, EACH)
-    return lambda: coco.evaluate(truth, found)
+    truth, detections = synthetic(IMAGES, CLASSES, EACH)
+    return lambda: coco_metrics.evaluate(truth, detections)
 
 
 def whole_report() -> Callable[[], object]:
     """All scores, the comparison with a baseline, the gate and both reports."""
-    truth, found = synthetic(IMAGES, CLASSES, EACH)
+    truth, detections = synthetic(IMAGES, CLASSES, EACH)
     _, base = synthetic(IMAGES, CLASSES, EACH, seed=1)
 
     def run() -> int:
-        scores = scoring.score({"images": truth.images}, truth, found, "hotcoco")
+        scores = scoring.score({"images": truth.images}, truth, detections, "hotcoco")
         changes = scoring.changes(truth, base, scores, samples=200)
         evidence = Evidence(scores.metrics, scores.coco.per_class, changes)
         data = ReportData(
@@ -78,7 +78,7 @@ def whole_report() -> Callable[[], object]:
             verdict=decide(evidence, ["coco/AP >= baseline - 0.01", "AP[*] >= 0.01"]),
             compared=Compared("baseline", changes, 200), points=scores.points, f1=scores.f1,
             tide=scores.tide, confusion=scores.confusion, calibration=scores.calibration,
-            gallery=gallery.worst_images(truth, found, scores.matches), load_image=_picture,
+            gallery=gallery.worst_images(truth, detections, scores.matches), load_image=_picture,
         )  # fmt: skip
         return len(evaluation_page.html(data)) + len(evaluation_page.markdown(data))
 

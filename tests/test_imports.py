@@ -97,11 +97,11 @@ def test_arrows_in_trainer_lead_to_lower_layers():
 @pytest.mark.parametrize(
     "line",
     [
-        "from trainer.evaluation import coco",
-        "import trainer.evaluation.coco",
+        "from trainer.evaluation import coco_metrics",
+        "import trainer.evaluation.coco_metrics",
         "from trainer import errors, evaluation",
         "from ..evaluation import coco",
-        "def f():\n    from trainer.evaluation.coco import evaluate",
+        "def f():\n    from trainer.evaluation.coco_metrics import evaluate",
         "if TYPE_CHECKING:\n    from trainer.model import loss",
         "from trainer.recipes import load",
     ],

@@ -6,7 +6,7 @@ from typing import Any
 from trainer import storage
 from trainer.config import Config
 from trainer.errors import EvaluationError
-from trainer.evaluation.tables import Predictions
+from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.export import models as published
 from trainer.export.bundle import METADATA
 
@@ -104,8 +104,8 @@ def _current(root: str, name: str) -> Baseline | None:
 
 def _evaluated(name: str, folder: str, model: str) -> Baseline:
     summary = storage.read_json(storage.join(folder, SUMMARY))
-    wanted = ("fingerprint", "split", "predictions", "checkpoint")
-    if not isinstance(summary, dict) or not all(isinstance(summary.get(key), str) for key in wanted):
+    keys = ("fingerprint", "split", "predictions", "checkpoint")
+    if not isinstance(summary, dict) or not all(isinstance(summary.get(key), str) for key in keys):
         raise EvaluationError(
             f"{storage.join(folder, SUMMARY)} is not of an evaluation", fix="evaluate that model again"
         )

@@ -1,4 +1,4 @@
-"""Score a model on a split and write what people and machines read of it."""
+"""Scores a model on a split: predictions, metrics, comparison with a baseline, the gate, the report."""
 
 import logging
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from trainer.config import Config
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World, process_group
 from trainer.errors import EvaluationError, MissingError
-from trainer.evaluation import coco, engines, gate, scoring
-from trainer.evaluation.checks import class_difference
+from trainer.evaluation import coco_metrics, engines, gate, scoring
 from trainer.evaluation.gate import Evidence, Verdict
 from trainer.evaluation.inference import predict_split
+from trainer.evaluation.input_checks import class_difference
 from trainer.evaluation.scored_model import ScoredModel
 from trainer.evaluation.scoring import Scores
-from trainer.evaluation.tables import Predictions, Truth
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.export import loading
 from trainer.report.collect import collect
 from trainer.report.evaluation_page import write_report
@@ -28,7 +28,8 @@ from trainer.storage.probe import check_writable
 _LOG = logging.getLogger("evaluate")
 
 _SAME = ("fingerprint", "split", "sha256", "kubedet")
-"""What is equal of data and model where predictions are the same; where the file lies does not count."""
+"""What kept predictions must share with model and data to be used again; where the checkpoint lies does not
+count."""
 
 
 def evaluate(
@@ -68,22 +69,22 @@ def evaluate(
         # First: what is wrong with it is told before the model's own hours.
         baseline = baselines.find(config, shards_uri)
         base, obstacle = _baseline_predictions(baseline, dataset, config, world)
-        kept = _kept(output_uri, model, dataset, config) if world.size == 1 else None
-        found = kept or _predict(model, dataset, config, world)
+        kept = _kept_predictions(output_uri, model, dataset, config) if world.size == 1 else None
+        predictions = kept or _predict(model, dataset, config, world)
         if not world.is_main:
             return {}
         truth_json = dataset.annotations()
         truth = Truth.from_coco(truth_json)
-        scores = scoring.score(truth_json, truth, found, config.evaluation.engine)
+        scores = scoring.score(truth_json, truth, predictions, config.evaluation.engine)
         summary = _summary(model, dataset, scores, _predictions_uri(output_uri, config))
         summary["comparison"] = _comparison(baseline, base, obstacle, truth, scores, config)
         verdict = gate.decide(Evidence.of(summary), rules)
         summary["verdict"] = {"passed": verdict.passed, "reason": verdict.reason, "rules": rules}
-        _write(output_uri, model, dataset, truth, found, scores, summary, verdict)
+        _write(output_uri, model, dataset, truth, predictions, scores, summary, verdict)
         return summary
 
 
-def _dataset(shards_uri: str, wanted: str) -> ShardDataset:
+def _dataset(shards_uri: str, only: str) -> ShardDataset:
     try:
         index = storage.read_json(storage.join(shards_uri, "index.json"))
     except MissingError:
@@ -92,11 +93,11 @@ def _dataset(shards_uri: str, wanted: str) -> ShardDataset:
             fix="give the folder that the shard step wrote, as <data root>/shards/<fingerprint>",
         ) from None
     sizes = {split: part["samples"] for split, part in index["splits"].items()}
-    for split in [wanted] if wanted else ["test", "val"]:
+    for split in [only] if only else ["test", "val"]:
         if sizes.get(split):
             return ShardDataset(shards_uri, split)
     listed = ", ".join(f"{split} ({size} images)" for split, size in sizes.items()) or "none"
-    missing = f"no images of the split {wanted}" if wanted else "neither a test nor a val split to score"
+    missing = f"no images of the split {only}" if only else "neither a test nor a val split to score"
     raise EvaluationError(
         f"the shards {shards_uri} have {missing}",
         fix=f"its splits are: {listed}; give the source one, set data.val_fraction above 0, or choose "
@@ -118,23 +119,25 @@ def _predict(model: ScoredModel, dataset: ShardDataset, config: Config, world: W
     return predict_split(model, dataset, changed, world, reentrant=model.reentrant)
 
 
-def _kept(output_uri: str, model: ScoredModel, dataset: ShardDataset, config: Config) -> Predictions | None:
-    """Return what an earlier evaluation of these images by this very model has found; None where none has."""
+def _kept_predictions(
+    output_uri: str, model: ScoredModel, dataset: ShardDataset, config: Config
+) -> Predictions | None:
+    """Return the predictions that an earlier evaluation of this model kept of these images, or None."""
     uri = _predictions_uri(output_uri, config)
     if not uri.endswith(".parquet") or not storage.exists(uri):
         return None
     try:
-        kept, made_of = Predictions.read(uri)
+        kept, metadata = Predictions.read(uri)
     except EvaluationError:
         return None  # Another file of that name: it is written anew.
-    wanted = _made_of(model, dataset)
-    if any(made_of.get(name) != wanted[name] for name in _SAME):
+    provenance = _provenance(model, dataset)
+    if any(metadata.get(name) != provenance[name] for name in _SAME):
         return None
-    _LOG.info("what the model finds in these images is there already: %s", uri)
+    _LOG.info("the predictions of these images are there already: %s", uri)
     return kept
 
 
-def _made_of(model: ScoredModel, dataset: ShardDataset) -> dict[str, str]:
+def _provenance(model: ScoredModel, dataset: ShardDataset) -> dict[str, str]:
     return {
         "fingerprint": dataset.fingerprint, "split": dataset.split, "checkpoint": storage.absolute(model.uri),
         "sha256": model.sha256, "kubedet": version("kubedet"),
@@ -184,8 +187,8 @@ def _comparison(
         return None
     samples, changes = config.evaluation.bootstrap, {}
     if base is not None:
-        found = scoring.changes(truth, base, scores, samples=samples)
-        changes = {name: list(astuple(change)) for name, change in found.items()}
+        changes_by_name = scoring.changes(truth, base, scores, samples=samples)
+        changes = {name: list(astuple(change)) for name, change in changes_by_name.items()}
         if not changes:
             obstacle = f"it cannot be compared with the baseline {baseline.name}: no class has objects"
     named = {"baseline": baseline.name, "model": baseline.model, "obstacle": obstacle}
@@ -197,12 +200,12 @@ def _predictions_uri(output_uri: str, config: Config) -> str:
 
 
 def _write(
-    output_uri: str, model: ScoredModel, dataset: ShardDataset, truth: Truth, found: Predictions,
+    output_uri: str, model: ScoredModel, dataset: ShardDataset, truth: Truth, predictions: Predictions,
     scores: Scores, summary: dict[str, Any], verdict: Verdict,
 ) -> None:  # fmt: skip
-    found.write(summary["predictions"], _made_of(model, dataset))
-    storage.write_bytes(storage.join(output_uri, "table.txt"), coco.table(scores.coco).encode())
-    data = collect(model, dataset, truth, found, scores, summary, verdict)
+    predictions.write(summary["predictions"], _provenance(model, dataset))
+    storage.write_bytes(storage.join(output_uri, "table.txt"), coco_metrics.table(scores.coco).encode())
+    data = collect(model, dataset, truth, predictions, scores, summary, verdict)
     write_report(data, storage.join(output_uri, "report.html"), storage.join(output_uri, "report.md"))
     storage.write_json(storage.join(output_uri, "gate.json"), summary["verdict"])
     # Last: whoever finds it finds the rest.

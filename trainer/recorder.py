@@ -13,8 +13,8 @@ from torch import Tensor
 
 from trainer import checkpoint, job_status, storage
 from trainer.config import Config
-from trainer.evaluation.coco import evaluate as evaluate_coco
-from trainer.evaluation.tables import Predictions, Truth
+from trainer.evaluation.coco_metrics import evaluate as evaluate_coco
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.reporter import Reporter
 from trainer.training_log import TrainingLog
 

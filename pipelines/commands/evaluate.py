@@ -135,7 +135,7 @@ def _show(summary: dict[str, Any], output: str) -> None:
 
 
 def _compared(comparison: dict[str, Any]) -> str:
-    from trainer.evaluation.change import Change
+    from trainer.evaluation.metric_change import Change
 
     if comparison["obstacle"]:
         return f"{comparison['baseline']}: {comparison['obstacle']}"

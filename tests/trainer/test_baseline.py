@@ -7,7 +7,7 @@ import pytest
 
 from trainer import baseline, recipes
 from trainer.errors import EvaluationError
-from trainer.evaluation.tables import Predictions
+from trainer.evaluation.truth_and_predictions import Predictions
 
 FOUND = Predictions(np.array([1]), np.array([0]), np.array([[0.0, 0, 5, 5]]), np.array([0.5]))
 
@@ -39,10 +39,10 @@ def find(root, **overrides):
 
 
 def test_the_last_that_passed(root):
-    found = find(root)
-    assert found.name == "detector 3"
-    assert found.predictions("f", "test").to_coco() == FOUND.to_coco()
-    assert found.predictions("other data", "test") is None and found.predictions("f", "val") is None
+    published = find(root)
+    assert published.name == "detector 3"
+    assert published.predictions("f", "test").to_coco() == FOUND.to_coco()
+    assert published.predictions("other data", "test") is None and published.predictions("f", "val") is None
 
 
 def test_none_before_the_first_and_where_none_is_wanted(root, tmp_path):
@@ -52,8 +52,11 @@ def test_none_before_the_first_and_where_none_is_wanted(root, tmp_path):
 
 def test_an_evaluation_that_is_gone_leaves_the_model(root):
     write_pointer(root, evaluation=str(root / "deleted"))
-    found = find(root)
-    assert found.model == str(root / "models" / "detector" / "3") and found.predictions("f", "test") is None
+    published = find(root)
+    assert (
+        published.model == str(root / "models" / "detector" / "3")
+        and published.predictions("f", "test") is None
+    )
     (root / "runs" / "first" / "best.pt").touch()
     assert find(root).model == str(root / "runs" / "first" / "best.pt")
 

@@ -16,9 +16,9 @@ from trainer.configuration import to_json
 from trainer.data.shard_index import ShardDataset
 from trainer.errors import StorageError
 from trainer.evaluate import evaluate
-from trainer.evaluation import coco, openimages
+from trainer.evaluation import coco_metrics, openimages_metric
 from trainer.evaluation.inference import predict_split
-from trainer.evaluation.tables import Predictions, Truth
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.export.export import export
 
 
@@ -36,7 +36,7 @@ def test_everything_is_written_and_agrees(saved, shards, config, tmp_path):
     predictions, made_of = Predictions.read(str(tmp_path / "evaluation" / "predictions.parquet"))
     assert made_of["fingerprint"] == summary["fingerprint"]
     truth = ShardDataset(shards, "test").annotations()
-    assert coco.evaluate(truth, predictions).metrics.items() <= summary["metrics"].items()
+    assert coco_metrics.evaluate(truth, predictions).metrics.items() <= summary["metrics"].items()
     assert made_of["sha256"] == hashlib.sha256(Path(saved()).read_bytes()).hexdigest() == summary["sha256"]
     assert set(predictions.image_ids.tolist()) == {image["id"] for image in truth["images"]}
 
@@ -44,17 +44,17 @@ def test_everything_is_written_and_agrees(saved, shards, config, tmp_path):
 def test_what_was_found_in_the_same_images_is_not_looked_for_again(
     saved, shards, config, tmp_path, monkeypatch
 ):
-    uri, output, asked = saved(), str(tmp_path / "e"), []
+    uri, output, calls = saved(), str(tmp_path / "e"), []
     real = predict_split
 
     def counted(*given, **named):
-        asked.append(given)
+        calls.append(given)
         return real(*given, **named)
 
     monkeypatch.setattr("trainer.evaluate.predict_split", counted)
     first = evaluate(uri, shards, output, config)
     again = evaluate(uri, shards, output, config, rules=["coco/AP >= 0.99"])
-    assert len(asked) == 1 and again["metrics"] == first["metrics"]
+    assert len(calls) == 1 and again["metrics"] == first["metrics"]
     assert not again["verdict"]["passed"]
     # Other images, another model, or a file that is none: it looks.
     changed = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, split="val"))
@@ -64,18 +64,18 @@ def test_what_was_found_in_the_same_images_is_not_looked_for_again(
     evaluate(uri, shards, output, changed)
     (tmp_path / "e" / "predictions.parquet").write_bytes(b"PAR1 but not really PAR1")
     evaluate(uri, shards, output, changed)
-    assert len(asked) == 4
+    assert len(calls) == 4
 
 
 def test_the_report_is_told_what_belongs_to_the_model_and_its_data(
     saved, shards, config, tmp_path, monkeypatch
 ):
-    told = []
-    monkeypatch.setattr("trainer.evaluate.write_report", lambda data, *_: told.append(data))
+    reports = []
+    monkeypatch.setattr("trainer.evaluate.write_report", lambda data, *_: reports.append(data))
     uri, rows = saved(), [{"kind": "train", "step": 3, "loss": 0.5, "lr": 0.1}]
     (Path(uri).parent / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     summary = evaluate(uri, shards, str(tmp_path / "e"), config, rules=["coco/AP >= 0.99"])
-    (data,) = told
+    (data,) = reports
     index = json.loads((Path(shards) / "index.json").read_text())
     assert data.training == rows and data.trained_boxes == index["class_counts"]["train"]
     assert data.dataset["train"]["images"] == 24 and data.dataset["test"]["images"] == 4
@@ -161,14 +161,14 @@ def test_the_order_of_classes_in_the_shards_counts_for_open_images(
     copy = tmp_path / "shards"
     shutil.copytree(shards, copy)
     path = copy / "annotations" / "test.json"
-    told = json.loads(path.read_text()) | {"hierarchy": {"1": [0], "2": [0]}}
-    path.write_text(json.dumps(told))
-    truth = Truth.from_coco(told)
+    annotations = json.loads(path.read_text()) | {"hierarchy": {"1": [0], "2": [0]}}
+    path.write_text(json.dumps(annotations))
+    truth = Truth.from_coco(annotations)
     exact = Predictions(truth.image_ids, truth.labels, truth.boxes, np.ones(len(truth.labels)))
     monkeypatch.setattr("trainer.evaluate.predict_split", lambda *given, **named: exact)
     plain = evaluate(saved(), shards, str(tmp_path / "plain"), config)["metrics"]
     ordered = evaluate(saved(), str(copy), str(tmp_path / "ordered"), config)["metrics"]
-    expected = openimages.evaluate(truth, exact, ancestors={1: [0], 2: [0]}).average
+    expected = openimages_metric.evaluate(truth, exact, ancestors={1: [0], 2: [0]}).average
     assert plain["oid/AP50"] == 1 and 0.5 < ordered["oid/AP50"] == expected < 1
     assert ordered["coco/AP50"] == plain["coco/AP50"]
 
@@ -198,9 +198,9 @@ def test_every_form_of_an_exported_model_is_scored_like_its_checkpoint(saved, sh
     }
     if importlib.util.find_spec("openvino"):
         forms["model.xml"] = "openvino"
-    wanted = dataclasses.replace(config.export, formats=list(forms.values()), calibration_images=4)
+    export_config = dataclasses.replace(config.export, formats=list(forms.values()), calibration_images=4)
     checkpoint_uri, bundle = saved(), tmp_path / "model"
-    export(checkpoint_uri, shards, str(bundle), dataclasses.replace(config, export=wanted))
+    export(checkpoint_uri, shards, str(bundle), dataclasses.replace(config, export=export_config))
     expected = evaluate(checkpoint_uri, shards, str(tmp_path / "a"), config)
     for name in ("", "model.safetensors", *forms):
         scored = evaluate(str(bundle / name).rstrip("/"), shards, str(tmp_path / "b"), config)

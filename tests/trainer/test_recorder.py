@@ -8,7 +8,7 @@ import torch
 
 from trainer import checkpoint, configuration, recorder
 from trainer.errors import StorageError
-from trainer.evaluation.tables import Predictions
+from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.recorder import Recorder
 from trainer.training_log import TrainingLog, read_rows
 

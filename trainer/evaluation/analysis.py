@@ -1,4 +1,4 @@
-"""What the twelve numbers hide: thresholds, calibration, kinds of errors, confusions."""
+"""Analyses beyond the twelve COCO numbers: thresholds, calibration, kinds of errors, confusion matrix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.evaluation.matching import Matches
+from trainer.evaluation.box_matching import Matches
 
 BINS = 10
 """Bins of equal width in which calibration compares scores with precision."""
@@ -44,13 +44,13 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Confusion:
-    """What was found in the place of what, whatever its class."""
+    """The confusion matrix: predicted class by true class, matched by place alone."""
 
     names: list[str]
     """[C] classes that are named, `other` where there are more, and `background` last."""
     counts: np.ndarray
-    """[C, C] boxes: rows are the truth, columns what was found. The last row holds what was
-    found where nothing is, the last column what was missed."""
+    """[C, C] boxes: rows are true classes, columns predicted ones. The last row holds detections
+    without an object, the last column objects without a detection."""
 
 
 def operating_points(matches: Matches, names: Sequence[str]) -> dict[str, OperatingPoint]:
@@ -60,7 +60,7 @@ def operating_points(matches: Matches, names: Sequence[str]) -> dict[str, Operat
         matches: its first threshold is IoU 0.5.
         names: [K] names of the classes.
     """
-    found = {}
+    points = {}
     for place, name in enumerate(names):
         scores, right, counted = _counts(matches, place)
         objects = len(matches.objects(place))
@@ -72,8 +72,8 @@ def operating_points(matches: Matches, names: Sequence[str]) -> dict[str, Operat
         best = last[np.argmax(f1[last])]
         precision = right[best] / max(counted[best], 1)
         recall = right[best] / objects
-        found[name] = OperatingPoint(*(float(v) for v in (scores[best], precision, recall, f1[best])))
-    return found
+        points[name] = OperatingPoint(*(float(v) for v in (scores[best], precision, recall, f1[best])))
+    return points
 
 
 def f1_curves(matches: Matches, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -118,20 +118,20 @@ def tide(evaluator: Any) -> dict[str, tuple[float, int]]:
     Args:
         evaluator: hotcoco's, with predictions matched.
     """
-    found = evaluator.tide_errors(pos_thr=0.5, bg_thr=0.1)
-    return {kind: (float(found["delta_ap"][kind]), int(found["counts"].get(kind, 0))) for kind in TIDE}
+    errors = evaluator.tide_errors(pos_thr=0.5, bg_thr=0.1)
+    return {kind: (float(errors["delta_ap"][kind]), int(errors["counts"].get(kind, 0))) for kind in TIDE}
 
 
 def confusion(evaluator: Any, *, score: float, top: int = TOP) -> Confusion:
-    """Count what was found in the place of what, at IoU 0.5 and whatever the class.
+    """Count predicted classes by true class, matched at IoU 0.5 whatever the class.
 
     Args:
         evaluator: hotcoco's.
         score: predictions below it are left out.
         top: classes with the most objects that are named.
     """
-    found = evaluator.confusion_matrix(iou_thr=0.5, min_score=score)
-    counts, names = found["matrix"].astype(np.int64), list(found["cat_names"])
+    matrix = evaluator.confusion_matrix(iou_thr=0.5, min_score=score)
+    counts, names = matrix["matrix"].astype(np.int64), list(matrix["cat_names"])
     classes = len(names)
     by_size = np.argsort(-counts[:classes].sum(axis=1), kind="stable")
     named = by_size if classes <= top + 1 else by_size[:top]
@@ -148,7 +148,7 @@ def confusion(evaluator: Any, *, score: float, top: int = TOP) -> Confusion:
 
 
 def _counts(matches: Matches, place: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scores of a class's predictions, best first, and how many down to each are right, and count."""
+    """Scores of a class's predictions, best first; right ones, and all that count, up to each of them."""
     rows = matches.of_class(place)
     counted = ~matches.ignored[rows, 0]
     right = matches.right[rows, 0][counted]

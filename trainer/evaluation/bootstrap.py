@@ -1,6 +1,6 @@
-"""How sure a comparison of two models is: average precision over images drawn again and again.
+"""Confidence intervals for the comparison of two models, by a paired bootstrap over images.
 
-A paired bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993): each sample draws
+(Efron and Tibshirani, An Introduction to the Bootstrap, 1993.) Each sample draws
 as many images as there are, with replacement, the same ones for both models. An image that is drawn
 twice counts twice, so nothing is matched anew.
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.evaluation.change import Change
-from trainer.evaluation.coco import RECALLS
-from trainer.evaluation.matching import Matches
+from trainer.evaluation.box_matching import Matches
+from trainer.evaluation.coco_metrics import RECALLS
+from trainer.evaluation.metric_change import Change
 
 _CELLS = 20_000_000
 """Numbers that one step may hold: samples x predictions of a class."""
@@ -55,9 +55,9 @@ def compare(
         drawn.append(pair)
     # [classes, models, mean or first, B]; a class that a sample draws no object of is left out of
     # that sample's mean.
-    found = np.array(drawn).reshape(-1, 2, 2, weights.shape[1])
+    precisions = np.array(drawn).reshape(-1, 2, 2, weights.shape[1])
     with np.errstate(invalid="ignore"):
-        base_means, new_means = np.nansum(found, axis=0) / np.isfinite(found).sum(axis=0)
+        base_means, new_means = np.nansum(precisions, axis=0) / np.isfinite(precisions).sum(axis=0)
     overall, at_half = (_change(*pair) for pair in zip(base_means, new_means, strict=True))
     return Comparison(overall, at_half, per_class, samples)
 
@@ -75,8 +75,8 @@ def _weights(images: int, samples: int, seed: int) -> np.ndarray:
 def _change(base: np.ndarray, new: np.ndarray) -> Change:
     """Of values [1 + samples], the first of the data as they are.
 
-    With few objects of a class samples are off on the average: their precisions lie higher, and that
-    of a better model gains more. The interval is moved back by it.
+    With few objects of a class the samples are biased: their precision is higher, and a better model
+    gains more. The interval is shifted back by the mean bias.
     """
     spread = (new - base)[1:]
     spread = spread[np.isfinite(spread)]
@@ -99,14 +99,14 @@ def _precision(matches: Matches, place: int, weights: np.ndarray) -> np.ndarray:
 
 def _precision_part(matches: Matches, rows: slice, objects: np.ndarray, weights: np.ndarray) -> np.ndarray:
     counts = weights[objects].sum(axis=0, dtype=np.int64)
-    found = np.zeros((len(matches.thresholds), weights.shape[1]))
+    precision = np.zeros((len(matches.thresholds), weights.shape[1]))
     drawn = weights[matches.images[rows]]
-    # Only rows that are right at some threshold matter one by one; what lies between is summed up.
+    # Only rows that are right at some threshold matter one by one; rows between them are summed up.
     hits = np.flatnonzero(matches.right[rows].any(axis=1))
     if len(hits):
         between = np.add.reduceat(drawn[: hits[-1] + 1], np.r_[0, hits[:-1] + 1], axis=0, dtype=np.int32)
         seen, own = np.cumsum(between, axis=0), drawn[hits]
-        reached = _Reached(counts)
+        recalls = _RecallTable(counts)
         for threshold in range(len(matches.thresholds)):
             these = np.flatnonzero(matches.right[rows][hits, threshold])
             counted = seen[these]
@@ -115,19 +115,19 @@ def _precision_part(matches: Matches, rows: slice, objects: np.ndarray, weights:
                 before = np.cumsum(drawn[ignored], axis=0, dtype=np.int32)
                 before = np.concatenate([np.zeros_like(before[:1]), before])
                 counted = counted - before[np.searchsorted(ignored, hits[these])]
-            found[threshold] = _area(np.cumsum(own[these], axis=0, dtype=np.int32), counted, reached)
-    return np.where(counts > 0, [found.mean(axis=0), found[0]], np.nan)
+            precision[threshold] = _area(np.cumsum(own[these], axis=0, dtype=np.int32), counted, recalls)
+    return np.where(counts > 0, [precision.mean(axis=0), precision[0]], np.nan)
 
 
-class _Reached:
-    """How many of the 101 recalls are reached by k of an image set's objects: looked up, not computed."""
+class _RecallTable:
+    """Lookup table: how many of the 101 recall thresholds are reached with k objects found."""
 
     def __init__(self, counts: np.ndarray) -> None:
         """Prepare for B samples of `counts` objects each."""
         sizes = counts + 1
         starts = np.cumsum(sizes) - sizes
-        found = np.arange(sizes.sum()) - np.repeat(starts, sizes)
-        recall = found / np.repeat(np.maximum(counts, 1), sizes)
+        hits = np.arange(sizes.sum()) - np.repeat(starts, sizes)
+        recall = hits / np.repeat(np.maximum(counts, 1), sizes)
         self._table = np.searchsorted(RECALLS, recall, side="right").astype(np.int32)
         self._starts = starts
 
@@ -136,12 +136,12 @@ class _Reached:
         return self._table[right + self._starts]
 
 
-def _area(right: np.ndarray, counted: np.ndarray, reached: _Reached) -> np.ndarray:
+def _area(right: np.ndarray, counted: np.ndarray, recalls: _RecallTable) -> np.ndarray:
     """[B] mean precision at the 101 recalls, from counts [m, B] at the m right predictions."""
     if not len(right):
         return np.zeros(right.shape[1])
     # The smallest number keeps pycocotools' 0/0 at 0, and its last bit the same.
     precision = right / (counted + np.spacing(1))
     envelope = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
-    steps = np.diff(reached(right), axis=0, prepend=0)
+    steps = np.diff(recalls(right), axis=0, prepend=0)
     return np.einsum("mb,mb->b", envelope, steps) / len(RECALLS)

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from trainer.errors import EvaluationError
-from trainer.evaluation.tables import Predictions, Truth
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 ENGINES = ("hotcoco", "pycocotools")
 _AT_ONCE = 1_000_000
-"""Predictions, about, that hotcoco gets at once: each takes some 300 bytes there."""
+"""Predictions that hotcoco evaluates at a time, roughly: each takes some 300 bytes there."""
 
 
 @dataclass(frozen=True)
@@ -69,35 +69,35 @@ def require(engine: str) -> None:
 
 
 def evaluator(truth: Truth, predictions: Predictions) -> Any:
-    """Return hotcoco's evaluator with all classes matched at IoU 0.5: for what it finds beside the metrics.
+    """Return hotcoco's evaluator with all classes matched at IoU 0.5, for TIDE errors and confusions.
 
-    It holds gigabytes of a large split.
+    On a large split it holds gigabytes.
     """
-    made = _loaded(truth, predictions)
-    params = made.params
+    coco_eval = _loaded(truth, predictions)
+    params = coco_eval.params
     params.iou_thrs, params.max_dets = [0.5], [100]
     params.area_rng, params.area_rng_lbl = params.area_rng[:1], params.area_rng_lbl[:1]
-    made.params = params
-    made.evaluate()
-    return made
+    coco_eval.params = params
+    coco_eval.evaluate()
+    return coco_eval
 
 
 def _hotcoco(truth: Truth, predictions: Predictions) -> Arrays:
-    """A few classes after the others: they do not depend on each other, and it takes less memory."""
+    """Evaluate a few classes at a time: they are independent of each other, and it takes less memory."""
     parts = []
     for ids in _portions(truth, predictions):
-        here = np.isin(truth.labels, ids)
+        mask = np.isin(truth.labels, ids)
         columns = ("image_ids", "labels", "boxes", "areas", "crowd")
         part = replace(
             truth,
             categories=[category for category in truth.categories if ids[0] <= category["id"] <= ids[-1]],
-            **{name: getattr(truth, name)[here] for name in columns},
+            **{name: getattr(truth, name)[mask] for name in columns},
         )
-        made = _loaded(part, predictions.take(np.isin(predictions.labels, ids)))
-        made.evaluate()
-        made.accumulate()
-        found = made.eval  # Copied by each access, and large.
-        parts.append([np.asarray(found[name]) for name in ("precision", "recall", "scores")])
+        coco_eval = _loaded(part, predictions.take(np.isin(predictions.labels, ids)))
+        coco_eval.evaluate()
+        coco_eval.accumulate()
+        arrays = coco_eval.eval  # Copied by each access, and large.
+        parts.append([np.asarray(arrays[name]) for name in ("precision", "recall", "scores")])
     precision, recall, scores = zip(*parts, strict=True)
     return Arrays(
         *(np.concatenate(each, axis=axis) for each, axis in ((precision, 2), (recall, 1), (scores, 2)))
@@ -105,7 +105,7 @@ def _hotcoco(truth: Truth, predictions: Predictions) -> Arrays:
 
 
 def _portions(truth: Truth, predictions: Predictions) -> Iterator[np.ndarray]:
-    """Ids of classes, in order, parted so that each part has about _AT_ONCE predictions at most."""
+    """Ids of the classes in order, in groups that have about _AT_ONCE predictions at most."""
     ids = truth.category_ids
     counts = np.bincount(np.searchsorted(ids, predictions.labels), minlength=len(ids))
     before = np.cumsum(counts) - counts
@@ -128,15 +128,15 @@ def _pycocotools(truth: Truth, predictions: Predictions) -> Arrays:
 
     areas = predictions.boxes[:, 2] * predictions.boxes[:, 3]
     crowd = np.zeros(len(predictions), bool)
-    found = _coco(truth, predictions, areas, crowd)
+    detections = _coco(truth, predictions, areas, crowd)
     # COCO.loadRes would do, but it fails on an empty list.
-    for item, score in zip(found.dataset["annotations"], predictions.scores.tolist(), strict=True):
+    for item, score in zip(detections.dataset["annotations"], predictions.scores.tolist(), strict=True):
         item["score"] = score
     with contextlib.redirect_stdout(io.StringIO()):
-        scored = COCOeval(_coco(truth, truth, truth.areas, truth.crowd), found, "bbox")
-        scored.evaluate()
-        scored.accumulate()
-    return Arrays(scored.eval["precision"], scored.eval["recall"], scored.eval["scores"])
+        coco_eval = COCOeval(_coco(truth, truth, truth.areas, truth.crowd), detections, "bbox")
+        coco_eval.evaluate()
+        coco_eval.accumulate()
+    return Arrays(coco_eval.eval["precision"], coco_eval.eval["recall"], coco_eval.eval["scores"])
 
 
 def _coco(truth: Truth, items: Truth | Predictions, areas: np.ndarray, crowd: np.ndarray) -> Any:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.errors import EvaluationError
-from trainer.evaluation.change import Change
-from trainer.evaluation.names import METRICS, OPEN_IMAGES, PER_CLASS
+from trainer.evaluation.metric_change import Change
+from trainer.evaluation.metric_names import METRICS, OPEN_IMAGES, PER_CLASS
 
 _OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -140,8 +140,8 @@ def check(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
     if len(wrong) == 1:
         raise wrong[0]
     if wrong:
-        told = "".join(f"\n  {error.message}; {error.fix}" for error in wrong)
-        raise EvaluationError(f"{len(wrong)} rules of the gate cannot be used:{told}", fix="correct these")
+        reasons = "".join(f"\n  {error.message}; {error.fix}" for error in wrong)
+        raise EvaluationError(f"{len(wrong)} rules of the gate cannot be used:{reasons}", fix="correct these")
 
 
 def decide(evidence: Evidence, rules: Sequence[str]) -> Verdict:
@@ -194,15 +194,15 @@ def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
 
 def _apply_to_all(rule: Rule, metric: str, evidence: Evidence) -> tuple[bool, str]:
     """Hold every class with objects against a rule; the reason lists those that fail, worst first."""
-    found = list(_each_class(rule, metric, evidence))
-    if not found:
+    outcomes = list(_each_class(rule, metric, evidence))
+    if not outcomes:
         return False, f"{rule}: failed, there is no ground truth to measure it on"
-    failed = [text for passed, text in found if not passed]
+    failed = [text for passed, text in outcomes if not passed]
     if not failed:
-        return True, f"{rule}, {len(found)} classes: passed"
+        return True, f"{rule}, {len(outcomes)} classes: passed"
     more = f", and {len(failed) - _LISTED} more" if len(failed) > _LISTED else ""
     listed = ", ".join(failed[:_LISTED]) + more
-    return False, f"{rule}: failed by {len(failed)} of {len(found)} classes: {listed}"
+    return False, f"{rule}: failed by {len(failed)} of {len(outcomes)} classes: {listed}"
 
 
 def _each_class(rule: Rule, metric: str, evidence: Evidence) -> Iterator[tuple[bool, str]]:

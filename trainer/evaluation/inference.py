@@ -15,7 +15,7 @@ from trainer.data.batch import Batch
 from trainer.data.loader import EvalLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World, gather_on_main
-from trainer.evaluation.tables import Predictions
+from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.model.postprocess import Detections
 from trainer.precision import autocast
 
@@ -41,7 +41,7 @@ def predict_split(
         config: image size, batch size, precision.
         world: the processes that share the images.
         task: name for the progress display.
-        reentrant: whether several threads may ask the detector at once.
+        reentrant: whether several threads may call the detector at once.
 
     Returns:
         On rank 0, all predictions, in order of image id: labels are contiguous from 0,
@@ -60,28 +60,28 @@ def predict_split(
             detections = detector.predict(batch.images)
         return len(batch.image_ids), in_images(detections, batch.image_ids, batch.scales, sizes)
 
-    found = [Predictions.from_coco([])]
+    collected = [Predictions.from_coco([])]
     with log.progress(task, len(dataset), "images", shown=world.is_main) as bar:
-        for count, predictions in _side_by_side(detect, loader, lanes):
-            found.append(predictions)
+        for count, predictions in _in_parallel(detect, loader, lanes):
+            collected.append(predictions)
             bar.update(min(count * world.size, len(dataset) - bar.done))
-    parts = gather_on_main(Predictions.join(found), world)
+    parts = gather_on_main(Predictions.join(collected), world)
     return Predictions.join(parts) if world.is_main else parts[0]
 
 
 def _lanes(batch_size: int, world: World) -> int:
-    """How many forward passes go side by side, which share the images of a batch.
+    """Forward passes that run in parallel and share the images of a batch.
 
-    On a CPU one for each core, each with a thread of its own: threads that share one pass wait for each
-    other after every layer, and its small layers are too small for them.
+    On a CPU one for each core, each with one thread: threads that share a pass wait for each other after
+    every layer, and small layers do not occupy them.
     """
     return min(torch.get_num_threads(), batch_size) if world.device.type == "cpu" else 1
 
 
-def _side_by_side(
+def _in_parallel(
     detect: Callable[[Batch], tuple[int, Predictions]], batches: Iterable[Batch], lanes: int
 ) -> Iterator[tuple[int, Predictions]]:
-    """Apply `detect` to batches, in their order, in so many threads that share PyTorch's."""
+    """Apply `detect` to batches in `lanes` threads, which share PyTorch's; results keep the order."""
     if lanes == 1:
         yield from map(detect, batches)
         return
@@ -99,7 +99,7 @@ def _side_by_side(
             yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-        # What a thread sets holds for those that come after it as well.
+        # set_num_threads in a thread also changes the default of threads that start later.
         torch.set_num_threads(threads)
 
 

@@ -1,4 +1,4 @@
-"""All that is found out about predictions, each thing once."""
+"""Everything that an evaluation computes from predictions, each value once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,25 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from trainer.evaluation import analysis, bootstrap, coco, engines, openimages
+from trainer.evaluation import analysis, bootstrap, coco_metrics, engines, openimages_metric
 from trainer.evaluation.analysis import Calibration, Confusion, OperatingPoint
-from trainer.evaluation.change import Change
-from trainer.evaluation.checks import check_predictions
-from trainer.evaluation.coco import CocoResult
-from trainer.evaluation.matching import Matches, match
-from trainer.evaluation.names import OPEN_IMAGES
-from trainer.evaluation.tables import Predictions, Truth
+from trainer.evaluation.box_matching import Matches, match
+from trainer.evaluation.coco_metrics import CocoResult
+from trainer.evaluation.input_checks import check_predictions
+from trainer.evaluation.metric_change import Change
+from trainer.evaluation.metric_names import OPEN_IMAGES
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What was found about a model's predictions of a split."""
+    """Metrics, matches and analyses of a model's predictions of a split."""
 
     coco: CocoResult
     metrics: dict[str, float]
     """The twelve COCO numbers and oid/AP50, by name."""
     matches: Matches
-    """At coco.IOU_THRESHOLDS."""
+    """At coco_metrics.IOU_THRESHOLDS."""
     points: dict[str, OperatingPoint]
     """Threshold with the best F1 of each class."""
     f1: dict[str, np.ndarray]
@@ -40,7 +40,7 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
     """Score predictions against ground truth.
 
     Args:
-        dataset: ground truth in COCO's form, for what it tells beside boxes (openimages.image_labels).
+        dataset: ground truth in COCO's form, for its image-level labels (openimages_metric.image_labels).
         truth: its boxes.
         predictions: predictions of its images.
         engine: one of engines.ENGINES.
@@ -48,13 +48,13 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
     Raises:
         EvaluationError: ids, boxes or scores cannot be used; with their count and the first examples.
     """
-    result = coco.evaluate(truth, predictions, engine=engine)
+    result = coco_metrics.evaluate(truth, predictions, engine=engine)
     tide = confusion = None
     if engine == "hotcoco":
         tide, confusion = _errors(truth, predictions)
-    verified, ancestors = openimages.image_labels(dataset)
-    open_images = openimages.evaluate(truth, predictions, verified=verified, ancestors=ancestors)
-    matches = match(truth, predictions, coco.IOU_THRESHOLDS)
+    verified, ancestors = openimages_metric.image_labels(dataset)
+    open_images = openimages_metric.evaluate(truth, predictions, verified=verified, ancestors=ancestors)
+    matches = match(truth, predictions, coco_metrics.IOU_THRESHOLDS)
     return Scores(
         coco=result,
         metrics={**result.metrics, OPEN_IMAGES: open_images.average},
@@ -68,7 +68,7 @@ def score(dataset: Mapping[str, Any], truth: Truth, predictions: Predictions, en
 
 
 def _errors(truth: Truth, predictions: Predictions) -> tuple[dict[str, tuple[float, int]], Confusion]:
-    """What only hotcoco finds; the gigabytes that it takes are free again afterwards."""
+    """TIDE errors and confusions, which only hotcoco computes; its gigabytes are freed afterwards."""
     evaluator = engines.evaluator(truth, predictions)
     return analysis.tide(evaluator), analysis.confusion(evaluator, score=analysis.SHOWN_SCORE)
 
@@ -90,9 +90,9 @@ def changes(truth: Truth, base: Predictions, scores: Scores, *, samples: int) ->
         EvaluationError: the baseline's predictions are not of these images and classes.
     """
     check_predictions(truth, base, "the baseline's detections")
-    before = match(truth, base, coco.IOU_THRESHOLDS)
-    found = bootstrap.compare(before, scores.matches, truth.names, samples=samples)
-    of_classes = {f"AP[{name}]": change for name, change in found.per_class.items()}
+    before = match(truth, base, coco_metrics.IOU_THRESHOLDS)
+    comparison = bootstrap.compare(before, scores.matches, truth.names, samples=samples)
+    of_classes = {f"AP[{name}]": change for name, change in comparison.per_class.items()}
     if not of_classes:
         return {}
-    return {"coco/AP": found.overall, "coco/AP50": found.at_half, **of_classes}
+    return {"coco/AP": comparison.overall, "coco/AP50": comparison.at_half, **of_classes}

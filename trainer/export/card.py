@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from trainer.evaluation.coco import METRICS, number
+from trainer.evaluation.coco_metrics import METRICS, number
 
 _MOST_CLASSES = 100
 

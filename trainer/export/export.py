@@ -20,7 +20,7 @@ from trainer import checkpoint, storage
 from trainer.config import Config
 from trainer.data.shard_index import ShardDataset
 from trainer.errors import ExportError, StorageError
-from trainer.evaluation.checks import class_difference
+from trainer.evaluation.input_checks import class_difference
 from trainer.export import bundle, sbom, signing
 from trainer.export.card import model_card
 from trainer.export.formats import FORMATS, Maker, check_formats

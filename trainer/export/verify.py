@@ -22,9 +22,9 @@ from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import FILL, letterbox
 from trainer.errors import ExportError
-from trainer.evaluation import coco
+from trainer.evaluation import coco_metrics
 from trainer.evaluation.inference import in_images
-from trainer.evaluation.tables import Predictions
+from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.export.formats import FORMATS, Format
 from trainer.export.matching import EXACT, Comparison, Matches, rows
 from trainer.export.quantize import spread
@@ -214,7 +214,7 @@ def _average_precision(
     if not truth["annotations"]:
         return dict.fromkeys(found, -1.0)
     return {
-        name: coco.evaluate(truth, Predictions.join(parts)).metrics["coco/AP"]
+        name: coco_metrics.evaluate(truth, Predictions.join(parts)).metrics["coco/AP"]
         for name, parts in found.items()
     }
 

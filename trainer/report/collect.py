@@ -1,4 +1,4 @@
-"""Puts together what the report of an evaluation shows."""
+"""Collects the content of an evaluation's report."""
 
 import platform
 from importlib.metadata import version
@@ -6,11 +6,11 @@ from typing import Any
 
 from trainer import storage
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluation.change import Change
 from trainer.evaluation.gate import Verdict
+from trainer.evaluation.metric_change import Change
 from trainer.evaluation.scored_model import ScoredModel
 from trainer.evaluation.scoring import Scores
-from trainer.evaluation.tables import Predictions, Truth
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report import gallery
 from trainer.report.report_data import Compared, ReportData
 from trainer.training_log import read_rows
@@ -19,7 +19,7 @@ _PACKAGES = ("kubedet", "torch", "torchvision", "hotcoco", "pycocotools", "numpy
 
 
 def collect(
-    model: ScoredModel, dataset: ShardDataset, truth: Truth, found: Predictions, scores: Scores,
+    model: ScoredModel, dataset: ShardDataset, truth: Truth, predictions: Predictions, scores: Scores,
     summary: dict[str, Any], verdict: Verdict,
 ) -> ReportData:  # fmt: skip
     """Collect what the report shows.
@@ -28,8 +28,8 @@ def collect(
         model: what was scored.
         dataset: the split it was scored on.
         truth: ground truth of the split.
-        found: its predictions.
-        scores: what was found about them.
+        predictions: its predictions.
+        scores: their metrics and analyses.
         summary: content of metrics.json, with the comparison.
         verdict: the gate's.
     """
@@ -49,7 +49,7 @@ def collect(
         confusion=scores.confusion,
         calibration=scores.calibration,
         training=read_rows(storage.parent(model.uri)),
-        gallery=gallery.worst_images(truth, found, scores.matches),
+        gallery=gallery.worst_images(truth, predictions, scores.matches),
         load_image=_image_loader(dataset),
         dataset=_counts(index),
         statistics=index.get("statistics", {}),
@@ -71,8 +71,8 @@ def _counts(index: dict[str, Any]) -> dict[str, dict[str, int]]:
         split: {"images": part["samples"], "boxes": part["boxes"], "shards": len(part["shards"])}
         for split, part in index["splits"].items()
     }
-    for split, found in index.get("statistics", {}).items():
-        counts[split] |= {"without boxes": found["images_without_boxes"], "crowds": found["crowds"]}
+    for split, statistics in index.get("statistics", {}).items():
+        counts[split] |= {"without boxes": statistics["images_without_boxes"], "crowds": statistics["crowds"]}
     return counts
 
 

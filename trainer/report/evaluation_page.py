@@ -11,8 +11,8 @@ import jinja2
 
 from trainer import storage
 from trainer.evaluation.analysis import SHOWN_SCORE
-from trainer.evaluation.coco import number
-from trainer.evaluation.names import METRICS
+from trainer.evaluation.coco_metrics import number
+from trainer.evaluation.metric_names import METRICS
 from trainer.report import gallery, plots, rows
 from trainer.report.report_data import Compared, ReportData
 
@@ -70,19 +70,19 @@ def html(data: ReportData) -> str:
 
 
 def _curves(data: ReportData) -> list[plots.Plot]:
-    found = [
+    curves = [
         None if data.precision is None else plots.precision_recall(data.precision, data.per_class),
         plots.f1(data.f1, data.per_class),
     ]
-    return [plot for plot in found if plot]
+    return [plot for plot in curves if plot]
 
 
 def _errors(data: ReportData) -> list[plots.Plot]:
-    found = [
+    error_plots = [
         plots.tide(data.tide) if data.tide else None,
         plots.calibration(data.calibration) if data.calibration and not _nothing_found(data) else None,
     ]
-    return [plot for plot in found if plot]
+    return [plot for plot in error_plots if plot]
 
 
 def _nothing_found(data: ReportData) -> bool:
@@ -136,13 +136,13 @@ def _subtitle(data: ReportData) -> str:
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Dotted keys and values as text."""
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
+            flat |= _flat(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = value if isinstance(value, str) else json.dumps(value, default=str)
-    return found
+            flat[prefix + key] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return flat
 
 
 def _escaped(text: str) -> str:

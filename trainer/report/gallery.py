@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from trainer.evaluation.analysis import SHOWN_SCORE
-from trainer.evaluation.matching import Matches
-from trainer.evaluation.tables import Predictions, Truth
+from trainer.evaluation.box_matching import Matches
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 IOU = 0.5
 """Overlap that a detection needs to count as right."""
@@ -81,46 +81,48 @@ def worst_images(
 
 
 def _compare(
-    image: dict[str, Any], everything: Truth, predictions: Predictions, names: dict[int, str]
+    image: dict[str, Any], ground_truth: Truth, predictions: Predictions, names: dict[int, str]
 ) -> GalleryImage:
-    here = everything.image_ids == image["id"]
-    rows = zip(everything.labels[here], everything.boxes[here], everything.crowd[here], strict=True)
+    in_image = ground_truth.image_ids == image["id"]
+    columns = (ground_truth.labels, ground_truth.boxes, ground_truth.crowd)
+    rows = zip(*(column[in_image] for column in columns), strict=True)
     truth = [
         {"category_id": int(label), "bbox": box.tolist(), "iscrowd": bool(crowd)}
         for label, box, crowd in rows
     ]
-    mine = (predictions.image_ids == image["id"]) & (predictions.scores >= SHOWN_SCORE)
-    found = predictions.take(mine).to_coco()
+    shown = (predictions.image_ids == image["id"]) & (predictions.scores >= SHOWN_SCORE)
+    detections = predictions.take(shown).to_coco()
     objects = [item for item in truth if not item.get("iscrowd")]
     crowds = [item for item in truth if item.get("iscrowd")]
-    taken: set[int] = set()
-    marked_found = []
-    for item in sorted(found, key=lambda item: -item["score"]):
+    matched_objects: set[int] = set()
+    marked_detections = []
+    for item in sorted(detections, key=lambda item: -item["score"]):
         overlaps = [
             (_iou(item["bbox"], other["bbox"]), place)
             for place, other in enumerate(objects)
-            if place not in taken and other["category_id"] == item["category_id"]
+            if place not in matched_objects and other["category_id"] == item["category_id"]
         ]
         best, place = max(overlaps, default=(0.0, -1))
         matched = best >= IOU
         if matched:
-            taken.add(place)
+            matched_objects.add(place)
         elif any(_inside(item, crowd) >= IOU for crowd in crowds):
             continue
-        marked_found.append(Marked(tuple(item["bbox"]), names[item["category_id"]], matched, item["score"]))
-    marked = tuple(
-        Marked(tuple(item["bbox"]), names[item["category_id"]], place in taken)
+        name = names[item["category_id"]]
+        marked_detections.append(Marked(tuple(item["bbox"]), name, matched, item["score"]))
+    marked_objects = tuple(
+        Marked(tuple(item["bbox"]), names[item["category_id"]], place in matched_objects)
         for place, item in enumerate(objects)
     )
-    total = len(marked) + len(marked_found)
+    total = len(marked_objects) + len(marked_detections)
     return GalleryImage(
         image_id=image["id"],
         file_name=image.get("original_file_name", image["file_name"]),
         width=image["width"],
         height=image["height"],
-        f1=2 * len(taken) / total if total else 1.0,
-        truth=marked,
-        predictions=tuple(marked_found),
+        f1=2 * len(matched_objects) / total if total else 1.0,
+        truth=marked_objects,
+        predictions=tuple(marked_detections),
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from trainer.data.statistics import BINS
 from trainer.evaluation.analysis import GRID as THRESHOLDS
 from trainer.evaluation.analysis import TIDE, Calibration
-from trainer.evaluation.coco import RECALLS
+from trainer.evaluation.coco_metrics import RECALLS
 from trainer.report.figures import GRID, SERIES, TEXT, Plot, figure, svg, variable
 
 _POINTS = 400
@@ -117,18 +117,18 @@ def tide(errors: Mapping[str, tuple[float, int]]) -> Plot:
     return Plot("Kinds of errors, and how many there are", svg(drawn))
 
 
-def calibration(found: Calibration) -> Plot:
+def calibration(bins: Calibration) -> Plot:
     """Precision over score, beside the diagonal on which scores are probabilities."""
     drawn, axes = figure("score", "precision")
-    known = found.count > 0
-    share = found.count / max(found.count.max(), 1)
-    edges = np.linspace(0, 1, len(found.count) + 1)
+    known = bins.count > 0
+    share = bins.count / max(bins.count.max(), 1)
+    edges = np.linspace(0, 1, len(bins.count) + 1)
     axes.bar(edges[:-1], share, width=np.diff(edges), align="edge", color=GRID, alpha=0.6, lw=0)
     axes.plot([0, 1], [0, 1], color=TEXT, linestyle=_DASHED, linewidth=1.2)
-    axes.plot(found.confidence[known], found.precision[known], color=SERIES[0], marker="o", markersize=4)
+    axes.plot(bins.confidence[known], bins.precision[known], color=SERIES[0], marker="o", markersize=4)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     legend = (
-        (variable(SERIES[0]), f"precision (error {found.error:.3f})"),
+        (variable(SERIES[0]), f"precision (error {bins.error:.3f})"),
         (variable(TEXT), "scores that are probabilities"),
         (variable(GRID), "share of the detections"),
     )
@@ -154,8 +154,8 @@ def histograms(statistics: Mapping[str, Mapping[str, Any]]) -> list[Plot]:
         drawn, axes = figure(label, "share")
         legend = []
         edges = BINS[key]
-        for color, (split, found) in zip(SERIES, statistics.items(), strict=False):
-            counts = np.array(found[key], float)
+        for color, (split, split_statistics) in zip(SERIES, statistics.items(), strict=False):
+            counts = np.array(split_statistics[key], float)
             if counts.sum():
                 axes.stairs(counts / counts.sum(), np.arange(len(edges)), color=color, linewidth=1.8)
                 legend.append((variable(color), split))

@@ -1,4 +1,4 @@
-"""What the report shows."""
+"""The content of an evaluation's report."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from trainer.evaluation.analysis import Calibration, Confusion, OperatingPoint
-from trainer.evaluation.change import Change
 from trainer.evaluation.gate import Verdict
+from trainer.evaluation.metric_change import Change
 from trainer.report.gallery import GalleryImage
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What a model was compared with, and how that came out."""
+    """The baseline a model was compared with, and the changes against it."""
 
     name: str
     """The baseline."""

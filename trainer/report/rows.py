@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from trainer.evaluation.analysis import Confusion
-from trainer.evaluation.coco import number
+from trainer.evaluation.coco_metrics import number
 from trainer.report import plots
 from trainer.report.gallery import GalleryImage, Marked
 from trainer.report.report_data import ReportData
@@ -37,21 +37,21 @@ class Column:
 
 def columns(data: ReportData) -> list[Column]:
     """The columns of numbers for which there is something to show."""
-    found = [Column("boxes", "boxes", "boxes that were to be found")]
+    shown = [Column("boxes", "boxes", "boxes that were to be found")]
     if data.trained_boxes:
-        found.append(Column("trained", "trained on", "boxes of the class in the training split", wide=True))
-    found += [Column("AP", "AP", "mean over IoU 0.50 to 0.95"), Column("AP50", "AP50", "at IoU 0.50")]
+        shown.append(Column("trained", "trained on", "boxes of the class in the training split", wide=True))
+    shown += [Column("AP", "AP", "mean over IoU 0.50 to 0.95"), Column("AP50", "AP50", "at IoU 0.50")]
     sizes = {"APs": "small", "APm": "medium", "APl": "large"}
     if all(key in row for row in data.per_class.values() for key in sizes):
-        found += [
+        shown += [
             Column(key, key[-1].upper(), f"AP of {size} objects", wide=True) for key, size in sizes.items()
         ]
     if data.points:
-        found.append(Column("threshold", "threshold", "score with the best F1 at IoU 0.5", wide=True))
-        found.append(Column("F1", "F1", "F1 at that threshold", wide=True))
+        shown.append(Column("threshold", "threshold", "score with the best F1 at IoU 0.5", wide=True))
+        shown.append(Column("F1", "F1", "F1 at that threshold", wide=True))
     if data.compared and data.compared.changes:
-        found.append(Column("change", "change", "of AP against the baseline, with its 95 % interval"))
-    return found
+        shown.append(Column("change", "change", "of AP against the baseline, with its 95 % interval"))
+    return shown
 
 
 def classes(data: ReportData) -> list[dict[str, Any]]:
@@ -83,13 +83,13 @@ def _change(data: ReportData, name: str) -> dict[str, Any]:
     return {"change": change, "sure": _WORDS[change.sure] if change else ""}
 
 
-def confusion(found: Confusion) -> dict[str, Any]:
+def confusion(matrix: Confusion) -> dict[str, Any]:
     """The confusion matrix as rows of cells: count, and its share of the row."""
     rows = []
-    for name, counts in zip(found.names, found.counts.tolist(), strict=True):
+    for name, counts in zip(matrix.names, matrix.counts.tolist(), strict=True):
         total = max(sum(counts), 1)
         rows.append({"name": name, "cells": [{"count": n, "share": n / total} for n in counts]})
-    return {"names": found.names, "rows": rows}
+    return {"names": matrix.names, "rows": rows}
 
 
 def pictures(data: ReportData) -> list[dict[str, Any]] | None:
@@ -101,8 +101,8 @@ def pictures(data: ReportData) -> list[dict[str, Any]] | None:
 
 def _picture(item: GalleryImage, load_image: Callable[[int], bytes]) -> dict[str, Any]:
     truth = _all_drawn(item.truth, "truth", "missed")
-    found = _all_drawn(item.predictions, "found", "false")
-    boxes = truth + found
+    detections = _all_drawn(item.predictions, "found", "false")
+    boxes = truth + detections
     _place_labels(boxes, item.width, item.height)
     return {
         "source": _thumbnail(load_image(item.image_id)),

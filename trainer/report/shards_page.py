@@ -29,7 +29,7 @@ def page(index: dict[str, Any]) -> str:
 
 def _class_rows(names: list[str], statistics: list[Mapping[str, Any]]) -> list[tuple[str, list[int]]]:
     """Boxes and images of each class in each split; the most frequent first."""
-    columns = [of[name] for of in statistics for name in ("boxes_of_class", "images_of_class")]
+    columns = [split[name] for split in statistics for name in ("boxes_of_class", "images_of_class")]
     rows = [(name, list(counts)) for name, *counts in zip(names, *columns, strict=True)]
     return sorted(rows, key=lambda row: -row[1][0])
 
@@ -41,7 +41,7 @@ def class_plots(names: list[str], statistics: Mapping[str, Mapping[str, Any]]) -
         names: of the classes, by label.
         statistics: of each split, as in the shards' index; the first one decides on the order.
     """
-    counts = {split: np.array(of["boxes_of_class"], float) for split, of in statistics.items()}
+    counts = {split: np.array(row["boxes_of_class"], float) for split, row in statistics.items()}
     order = np.argsort(-next(iter(counts.values())), kind="stable")
     legend = tuple((variable(color), split) for color, split in zip(SERIES, counts, strict=False))
     shown = order[:_BARS]
@@ -49,8 +49,8 @@ def class_plots(names: list[str], statistics: Mapping[str, Mapping[str, Any]]) -
     drawn.set_size_inches(4.6, 1.2 + 0.2 * len(shown))
     places = np.arange(len(shown))[::-1]
     height = 0.8 / len(counts)
-    for number, (color, of) in enumerate(zip(SERIES, counts.values(), strict=False)):
-        axes.barh(places - number * height, of[shown], color=color, height=height)
+    for number, (color, boxes) in enumerate(zip(SERIES, counts.values(), strict=False)):
+        axes.barh(places - number * height, boxes[shown], color=color, height=height)
     axes.set_yticks(
         places - height * (len(counts) - 1) / 2, [names[label] for label in shown], parse_math=False
     )
@@ -61,8 +61,8 @@ def class_plots(names: list[str], statistics: Mapping[str, Mapping[str, Any]]) -
     plots = [Plot(title, svg(drawn), legend)]
     if len(names) > _BARS:
         drawn, axes = figure("classes, by frequency in each split", "boxes")
-        for color, of in zip(SERIES, counts.values(), strict=False):
-            axes.plot(np.arange(1, len(names) + 1), -np.sort(-of), color=color)
+        for color, boxes in zip(SERIES, counts.values(), strict=False):
+            axes.plot(np.arange(1, len(names) + 1), -np.sort(-boxes), color=color)
         axes.set_yscale("symlog")
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
         plots.append(Plot("Boxes of all classes", svg(drawn), legend))

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tests.trainer.evaluation.test_engines import odd_case
-from trainer.evaluation import analysis, coco, engines
-from trainer.evaluation.matching import Matches, match
-from trainer.evaluation.tables import Predictions, Truth
+from trainer.evaluation import analysis, coco_metrics, engines
+from trainer.evaluation.box_matching import Matches, match
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 FAR = [300.0, 300.0, 20.0, 20.0]
 
@@ -27,8 +27,8 @@ def predictions(rows: list[tuple[int, list[float], float]]) -> Predictions:
     return Predictions.from_coco(items)
 
 
-def matched(truth: Truth, found: Predictions) -> Matches:
-    return match(truth, found, coco.IOU_THRESHOLDS)
+def matched(truth: Truth, detections: Predictions) -> Matches:
+    return match(truth, detections, coco_metrics.IOU_THRESHOLDS)
 
 
 def place(truth: Truth, number: int) -> list[float]:
@@ -37,28 +37,28 @@ def place(truth: Truth, number: int) -> list[float]:
 
 def test_the_best_threshold_is_where_f1_is_largest() -> None:
     truth = scene([0, 0, 0, 1])
-    found = predictions([
+    detections = predictions([
         (0, place(truth, 0), 0.9), (0, place(truth, 1), 0.6), (0, FAR, 0.5), (0, FAR, 0.4), (0, FAR, 0.3),
         (0, place(truth, 2), 0.2),
     ])  # fmt: skip
-    points = analysis.operating_points(matched(truth, found), truth.names)
+    points = analysis.operating_points(matched(truth, detections), truth.names)
     assert points == {"cat": analysis.OperatingPoint(0.6, 1.0, pytest.approx(2 / 3), pytest.approx(0.8))}
-    curve = analysis.f1_curves(matched(truth, found), truth.names)
+    curve = analysis.f1_curves(matched(truth, detections), truth.names)
     assert curve["cat"][60] == pytest.approx(0.8) and curve["cat"][95] == 0
     assert curve["cat"][0] == pytest.approx(6 / 9) and not curve["dog"].any()
 
 
 def test_equal_scores_are_above_a_threshold_together() -> None:
     truth = scene([0])
-    found = predictions([(0, place(truth, 0), 0.5), (0, FAR, 0.5), (0, FAR, 0.5)])
-    point = analysis.operating_points(matched(truth, found), truth.names)["cat"]
+    detections = predictions([(0, place(truth, 0), 0.5), (0, FAR, 0.5), (0, FAR, 0.5)])
+    point = analysis.operating_points(matched(truth, detections), truth.names)["cat"]
     assert (point.threshold, point.precision, point.f1) == (0.5, pytest.approx(1 / 3), 0.5)
 
 
 def test_thresholds_against_trying_every_score() -> None:
     for seed in range(30):
-        truth, found = odd_case(seed)
-        matches = matched(truth, found)
+        truth, detections = odd_case(seed)
+        matches = matched(truth, detections)
         for name, point in analysis.operating_points(matches, truth.names).items():
             rows = matches.of_class(truth.names.index(name))
             counted = ~matches.ignored[rows, 0]
@@ -82,11 +82,11 @@ def test_calibration_of_an_honest_and_a_boastful_detector() -> None:
 def test_kinds_of_errors() -> None:
     truth = scene([0, 0, 0, 0, 1])
     shifted = [place(truth, 1)[0] + 25, *place(truth, 1)[1:]]
-    found = predictions([
+    detections = predictions([
         (0, place(truth, 0), 0.9), (0, place(truth, 0), 0.8), (0, shifted, 0.7), (1, place(truth, 2), 0.6),
         (0, FAR, 0.5),
     ])  # fmt: skip
-    errors = analysis.tide(engines.evaluator(truth, found))
+    errors = analysis.tide(engines.evaluator(truth, detections))
     assert {kind: count for kind, (_, count) in errors.items()} == {
         "Cls": 1, "Loc": 1, "Both": 0, "Dupe": 1, "Bkg": 1, "Miss": 2,
     }  # fmt: skip
@@ -95,10 +95,10 @@ def test_kinds_of_errors() -> None:
 
 def test_confusion_and_its_background() -> None:
     truth = scene([0, 0, 1])
-    found = predictions([
+    detections = predictions([
         (0, place(truth, 0), 0.9), (1, place(truth, 1), 0.8), (0, FAR, 0.7), (1, place(truth, 2), 0.1),
     ])  # fmt: skip
-    result = analysis.confusion(engines.evaluator(truth, found), score=0.3)
+    result = analysis.confusion(engines.evaluator(truth, detections), score=0.3)
     assert result.names == ["cat", "dog", "background"]
     assert result.counts.tolist() == [[1, 1, 0], [0, 0, 1], [1, 0, 0]]
 
@@ -107,8 +107,8 @@ def test_many_classes_are_named_by_their_number_of_objects() -> None:
     labels = [number for number in range(30) for _ in range(number + 1)]
     truth = scene(labels, classes=30)
     truth.images[0]["width"] = 60 * len(labels)
-    found = predictions([(29, place(truth, number), 0.9) for number in range(len(labels))])
-    result = analysis.confusion(engines.evaluator(truth, found), score=0.3, top=5)
+    detections = predictions([(29, place(truth, number), 0.9) for number in range(len(labels))])
+    result = analysis.confusion(engines.evaluator(truth, detections), score=0.3, top=5)
     assert result.names == [
         "class 29",
         "class 28",
@@ -120,5 +120,7 @@ def test_many_classes_are_named_by_their_number_of_objects() -> None:
     ]
     assert result.counts.sum() == len(labels)
     assert result.counts[:, 0].sum() <= 100  # COCO counts a hundred predictions an image.
-    assert analysis.confusion(engines.evaluator(truth, found), score=0.3, top=29).names[-2] == "cat"
-    assert analysis.confusion(engines.evaluator(truth, found), score=0.3, top=28).names[-2] == "other (2)"
+    assert analysis.confusion(engines.evaluator(truth, detections), score=0.3, top=29).names[-2] == "cat"
+    assert (
+        analysis.confusion(engines.evaluator(truth, detections), score=0.3, top=28).names[-2] == "other (2)"
+    )

@@ -5,27 +5,29 @@ import pytest
 
 from benchmarks.large_split import synthetic
 from tests.trainer.evaluation.test_engines import average_precision, odd_case
-from trainer.evaluation import bootstrap, coco
-from trainer.evaluation.matching import match
-from trainer.evaluation.tables import Predictions, Truth
+from trainer.evaluation import bootstrap, coco_metrics
+from trainer.evaluation.box_matching import match
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 
-def matched(truth: Truth, found: Predictions):
-    return match(truth, found, coco.IOU_THRESHOLDS)
+def matched(truth: Truth, detections: Predictions):
+    return match(truth, detections, coco_metrics.IOU_THRESHOLDS)
 
 
 def test_a_weight_is_the_image_so_many_times() -> None:
     """Two copies of an image, all boxes with them, score as the image with weight 2."""
     for seed in range(40):
-        truth, found = odd_case(seed)
+        truth, detections = odd_case(seed)
         # Without ties, whose order among the copies would be another.
-        found = Predictions(*found._all()[:3], found.scores + 1e-9 * np.arange(len(found)))
+        detections = Predictions(
+            *detections._all()[:3], detections.scores + 1e-9 * np.arange(len(detections))
+        )
         random = np.random.default_rng(seed)
         weights = random.integers(0, 3, len(truth.images))
-        repeated_truth, repeated = repeat(truth, found, weights)
+        repeated_truth, repeated = repeat(truth, detections, weights)
         if not len(repeated_truth.image_ids):
             continue
-        matches = matched(truth, found)
+        matches = matched(truth, detections)
         copies = matched(repeated_truth, repeated)
         for place in range(len(truth.categories)):
             ours = bootstrap._precision(matches, place, weights[:, None].astype(np.uint8))[0, 0]
@@ -34,21 +36,21 @@ def test_a_weight_is_the_image_so_many_times() -> None:
             assert np.isnan(ours) or ours == pytest.approx(expected, abs=1e-9)
 
 
-def repeat(truth: Truth, found: Predictions, weights: np.ndarray) -> tuple[Truth, Predictions]:
+def repeat(truth: Truth, detections: Predictions, weights: np.ndarray) -> tuple[Truth, Predictions]:
     ids = truth.all_image_ids
     images, rows, found_rows, new_ids, new_found_ids = [], [], [], [], []
     for place, weight in enumerate(weights):
         for _ in range(weight):
             images.append({"id": len(images), "width": 200, "height": 200})
             these = np.flatnonzero(truth.image_ids == ids[place])
-            those = np.flatnonzero(found.image_ids == ids[place])
+            those = np.flatnonzero(detections.image_ids == ids[place])
             rows.append(these), found_rows.append(those)
             new_ids += [len(images) - 1] * len(these)
             new_found_ids += [len(images) - 1] * len(those)
     take = np.concatenate(rows) if rows else np.zeros(0, int)
     some = np.concatenate(found_rows) if found_rows else np.zeros(0, int)
     columns = (truth.labels[take], truth.boxes[take], truth.areas[take], truth.crowd[take])
-    kept = found.take(some)
+    kept = detections.take(some)
     return (
         Truth(images, truth.categories, np.array(new_ids, int), *columns),
         Predictions(np.array(new_found_ids, int), kept.labels, kept.boxes, kept.scores),
@@ -90,19 +92,23 @@ def test_the_change_lies_in_its_interval_where_samples_are_off() -> None:
 
 def test_at_half_is_coco_ap50() -> None:
     for seed in range(30):
-        truth, found = odd_case(seed)
-        metrics = coco.evaluate(truth, found).metrics
-        shifted = Predictions(found.image_ids, found.labels, found.boxes * 0.9, found.scores)
-        result = bootstrap.compare(matched(truth, shifted), matched(truth, found), truth.names, samples=2)
+        truth, detections = odd_case(seed)
+        metrics = coco_metrics.evaluate(truth, detections).metrics
+        shifted = Predictions(
+            detections.image_ids, detections.labels, detections.boxes * 0.9, detections.scores
+        )
+        result = bootstrap.compare(
+            matched(truth, shifted), matched(truth, detections), truth.names, samples=2
+        )
         for change, name in ((result.overall, "coco/AP"), (result.at_half, "coco/AP50")):
             known = metrics[name]
             assert (known == -1 and np.isnan(change.new)) or change.new == pytest.approx(known, abs=1e-12)
 
 
 def test_it_is_repeatable_and_classes_without_objects_are_left_out() -> None:
-    truth, found = odd_case(7)
-    shifted = Predictions(found.image_ids, found.labels, found.boxes * 0.9, found.scores)
-    pair = matched(truth, found), matched(truth, shifted)
+    truth, detections = odd_case(7)
+    shifted = Predictions(detections.image_ids, detections.labels, detections.boxes * 0.9, detections.scores)
+    pair = matched(truth, detections), matched(truth, shifted)
     one = bootstrap.compare(*pair, truth.names, samples=50)
     assert one == bootstrap.compare(*pair, truth.names, samples=50)
     with_objects = {name for name, i in zip(truth.names, truth.category_ids, strict=True)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from trainer.errors import EvaluationError
-from trainer.evaluation import bootstrap, coco, engines
-from trainer.evaluation.matching import Matches, match
-from trainer.evaluation.tables import Predictions, Truth
+from trainer.evaluation import bootstrap, coco_metrics, engines
+from trainer.evaluation.box_matching import Matches, match
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 CASES = 300
 
@@ -54,16 +54,16 @@ def average_precision(matches: Matches, place: int) -> float:
 @pytest.mark.parametrize("tenth", range(10))
 def test_all_agree_with_pycocotools(tenth: int) -> None:
     for seed in range(tenth * CASES // 10, (tenth + 1) * CASES // 10):
-        truth, found = odd_case(seed)
-        oracle = engines.run("pycocotools", truth, found)
-        arrays = engines.run("hotcoco", truth, found)
+        truth, detections = odd_case(seed)
+        oracle = engines.run("pycocotools", truth, detections)
+        arrays = engines.run("hotcoco", truth, detections)
         for name in ("precision", "recall"):
             assert np.abs(getattr(arrays, name) - getattr(oracle, name)).max() <= 1e-12, (seed, name)
-        result = coco.evaluate(truth, found)
-        fallback = coco.evaluate(truth, found, engine="pycocotools")
+        result = coco_metrics.evaluate(truth, detections)
+        fallback = coco_metrics.evaluate(truth, detections, engine="pycocotools")
         for name, value in fallback.metrics.items():
             assert result.metrics[name] == pytest.approx(value, abs=1e-12), (seed, name)
-        matches = match(truth, found, coco.IOU_THRESHOLDS)
+        matches = match(truth, detections, coco_metrics.IOU_THRESHOLDS)
         for place, name in enumerate(truth.names):
             ours = average_precision(matches, place)
             expected = fallback.per_class[name]["AP"]
@@ -73,17 +73,19 @@ def test_all_agree_with_pycocotools(tenth: int) -> None:
 def test_a_class_scores_as_if_it_were_alone() -> None:
     compared = 0
     for seed in range(40):
-        truth, found = odd_case(seed)
-        rows = coco.evaluate(truth, found).per_class
+        truth, detections = odd_case(seed)
+        rows = coco_metrics.evaluate(truth, detections).per_class
         for category in truth.categories:
-            here = truth.labels == category["id"]
-            if not here.any():
+            of_class = truth.labels == category["id"]
+            if not of_class.any():
                 continue
             columns = (truth.image_ids, truth.labels, truth.boxes, truth.areas, truth.crowd)
-            alone = Truth(truth.images, [category], *(column[here] for column in columns))
-            metrics = coco.evaluate(alone, found.take(found.labels == category["id"])).metrics
+            alone = Truth(truth.images, [category], *(column[of_class] for column in columns))
+            metrics = coco_metrics.evaluate(
+                alone, detections.take(detections.labels == category["id"])
+            ).metrics
             row = rows[category["name"]]
-            assert row.pop("boxes") == (here & ~truth.crowd).sum()
+            assert row.pop("boxes") == (of_class & ~truth.crowd).sum()
             assert row == pytest.approx({name: metrics[f"coco/{name}"] for name in row}, abs=1e-12), seed
             compared += len(set(row.values())) > 5
     assert compared > 10
@@ -91,13 +93,15 @@ def test_a_class_scores_as_if_it_were_alone() -> None:
 
 def test_the_cases_are_odd_enough() -> None:
     cases = [odd_case(seed) for seed in range(CASES)]
-    assert sum(not len(found) for _, found in cases) > 20
+    assert sum(not len(detections) for _, detections in cases) > 20
     assert sum(truth.crowd.any() for truth, _ in cases) > 50
     assert sum(len(set(truth.labels)) < len(truth.categories) for truth, _ in cases) > 50
-    assert sum(len(set(found.scores)) < len(found) for _, found in cases) > 100
-    per_image = [np.unique(found.image_ids, return_counts=True)[1].max(initial=0) for _, found in cases]
+    assert sum(len(set(detections.scores)) < len(detections) for _, detections in cases) > 100
+    per_image = [
+        np.unique(detections.image_ids, return_counts=True)[1].max(initial=0) for _, detections in cases
+    ]
     assert max(per_image) == 400
-    scores = [coco.evaluate(*case).metrics["coco/AP"] for case in cases[:60]]
+    scores = [coco_metrics.evaluate(*case).metrics["coco/AP"] for case in cases[:60]]
     assert 0.05 < np.mean(scores) < 0.8
 
 
@@ -108,12 +112,12 @@ def test_a_few_classes_after_the_others_give_the_same(monkeypatch) -> None:
         engines, "_portions", lambda *given: parts.append(list(portions(*given))) or parts[-1]
     )
     for seed in range(60):
-        truth, found = odd_case(seed)
-        whole = engines.run("hotcoco", truth, found)
+        truth, detections = odd_case(seed)
+        whole = engines.run("hotcoco", truth, detections)
         assert len(parts[-1]) == 1
         with monkeypatch.context() as small:
             small.setattr(engines, "_AT_ONCE", 20)
-            apart = engines.run("hotcoco", truth, found)
+            apart = engines.run("hotcoco", truth, detections)
         assert np.concatenate(parts[-1]).tolist() == truth.category_ids.tolist()
         for name in ("precision", "recall", "scores"):
             assert np.array_equal(getattr(apart, name), getattr(whole, name)), (seed, name)
@@ -122,7 +126,7 @@ def test_a_few_classes_after_the_others_give_the_same(monkeypatch) -> None:
 
 def test_an_unknown_evaluator() -> None:
     with pytest.raises(EvaluationError, match="no evaluator 'torch'"):
-        coco.evaluate(*odd_case(1), engine="torch")
+        coco_metrics.evaluate(*odd_case(1), engine="torch")
 
 
 def test_matching_where_no_object_is_near_a_rank() -> None:
@@ -133,6 +137,6 @@ def test_matching_where_no_object_is_near_a_rank() -> None:
     truth = Truth(truth.images, truth.categories, *(
         column[first] for column in (truth.image_ids, truth.labels, truth.boxes, truth.areas, truth.crowd)
     ))  # fmt: skip
-    found = Predictions(np.array([elsewhere]), truth.labels[:1], truth.boxes[:1], np.array([0.5]))
-    matches = match(truth, found, coco.IOU_THRESHOLDS)
+    detections = Predictions(np.array([elsewhere]), truth.labels[:1], truth.boxes[:1], np.array([0.5]))
+    matches = match(truth, detections, coco_metrics.IOU_THRESHOLDS)
     assert not matches.right.any() and not matches.ignored.any()

@@ -4,7 +4,7 @@ import pytest
 
 from trainer.errors import EvaluationError
 from trainer.evaluation import gate
-from trainer.evaluation.change import Change
+from trainer.evaluation.metric_change import Change
 
 METRICS = {"coco/AP": 0.3, "coco/AP50": 0.482, "coco/APs": -1.0, "oid/AP50": math.nan}
 

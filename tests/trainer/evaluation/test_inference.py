@@ -68,9 +68,9 @@ def test_what_fails_side_by_side_ends_it(shards, tiny):
 
 
 def test_boxes_come_back_to_the_image_and_are_clipped():
-    found = Detections(
+    detections = Detections(
         torch.tensor([[[10.0, 20.0, 30.0, 96.0], [0.0, 0.0, 0.0, 0.0]]]), torch.tensor([[0.5, 0.0]]),
         torch.tensor([[3, -1]]), torch.tensor([1]),
     )  # fmt: skip
-    (result,) = in_images(found, [42], [0.5], {42: np.array([50, 150])}).to_coco()
+    (result,) = in_images(detections, [42], [0.5], {42: np.array([50, 150])}).to_coco()
     assert result == {"image_id": 42, "category_id": 3, "bbox": [20.0, 40.0, 30.0, 110.0], "score": 0.5}

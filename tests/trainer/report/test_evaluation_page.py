@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer.evaluation import analysis, coco
-from trainer.evaluation.change import Change
+from trainer.evaluation import analysis, coco_metrics
 from trainer.evaluation.gate import Verdict
+from trainer.evaluation.metric_change import Change
 from trainer.report import evaluation_page
 from trainer.report.gallery import GalleryImage, Marked
 from trainer.report.report_data import Compared, ReportData
@@ -28,7 +28,7 @@ def jpeg(image_id):
 def data(**changes):
     values = {
         "title": "run <b>7</b>", "split": "test", "images": 1200,
-        "metrics": dict.fromkeys(coco.METRICS, 0.25) | {"coco/APs": -1.0},
+        "metrics": dict.fromkeys(coco_metrics.METRICS, 0.25) | {"coco/APs": -1.0},
         "per_class": {
             NAMES[0]: {"AP": 0.3, "AP50": 0.5, "boxes": 4}, NAMES[1]: {"AP": -1.0, "AP50": -1.0, "boxes": 0},
         },
@@ -117,7 +117,9 @@ def test_page_follows_the_readers_colours_and_width():
 
 
 def test_parts_that_are_not_given_are_left_out():
-    bare = ReportData("m", "val", 1, dict.fromkeys(coco.METRICS, 0.0), {"cat": data().per_class["cat"]})
+    bare = ReportData(
+        "m", "val", 1, dict.fromkeys(coco_metrics.METRICS, 0.0), {"cat": data().per_class["cat"]}
+    )
     text = Page(evaluation_page.html(bare)).text.split("</style>")[-1]
     for part in ("Gate", "Training", "Worst images", "How it was made", "trained on"):
         assert part not in text
@@ -142,12 +144,12 @@ def test_labels_give_way_to_each_other_and_stay_in_the_image():
     same = tuple(Marked((1190, 100, 9, 9), f"cat {i}", matched=False, score=0.5) for i in range(6))
     low = (Marked((300, 895, 9, 4), "dog", matched=False), Marked((310, 890, 9, 9), "cow", matched=False))
     page = evaluation_page.html(data(gallery=[GalleryImage(1, "a.jpg", 1200, 900, 0.0, low, same)]))
-    found = re.findall(r'<text [^>]*x="(.*?)" y="(.*?)" font-size="(.*?)">([^<]*)</text>', page)
-    assert [name for *_, name in found] == ["dog", "cat 0 0.50", "cat 1 0.50", "cat 2 0.50"]
-    letters = float(found[0][2])
-    for x, y, _, name in found:
+    labels = re.findall(r'<text [^>]*x="(.*?)" y="(.*?)" font-size="(.*?)">([^<]*)</text>', page)
+    assert [name for *_, name in labels] == ["dog", "cat 0 0.50", "cat 1 0.50", "cat 2 0.50"]
+    letters = float(labels[0][2])
+    for x, y, _, name in labels:
         assert float(x) + 0.5 * letters * len(name) <= 1200 and letters <= float(y) <= 900
-    heights = sorted(float(y) for _, y, _, name in found if name.startswith("cat"))
+    heights = sorted(float(y) for _, y, _, name in labels if name.startswith("cat"))
     assert all(below - above >= letters for above, below in pairwise(heights))
 
 
@@ -180,8 +182,8 @@ def test_markdown_tells_the_comparison_and_the_weakest_classes_first():
         "coco/AP": Change(0.2, 0.25, -0.01, 0.11), "AP[cat]": Change(0.1, 0.3, 0.1, 0.3),
         "AP[dog]": Change(0.0, 0.1, 0.05, 0.2), "AP[owl]": Change(0.4, 0.2, -0.3, -0.1),
     }  # fmt: skip
-    told = data(per_class=rows, precision=None, compared=Compared("run *7*", changes, 200))
-    lines = evaluation_page.markdown(told).splitlines()
+    report = data(per_class=rows, precision=None, compared=Compared("run *7*", changes, 200))
+    lines = evaluation_page.markdown(report).splitlines()
     assert (
         r"Against the baseline run \*7\*: coco/AP +0.0500, with 95 % confidence from -0.0100 to +0.1100; "
         "of 3 classes 2 surely better, 1 surely worse."

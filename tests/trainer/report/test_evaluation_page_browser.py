@@ -6,8 +6,8 @@ import pytest
 
 from tests.trainer.report.test_evaluation_page import data
 from trainer.evaluation import analysis
-from trainer.evaluation.change import Change
 from trainer.evaluation.gate import Verdict
+from trainer.evaluation.metric_change import Change
 from trainer.report import evaluation_page
 from trainer.report.gallery import GalleryImage, Marked
 from trainer.report.report_data import Compared
@@ -89,9 +89,9 @@ def test_a_tap_in_a_box_of_the_gallery_names_all_boxes_there(tmp_path):
         Marked((100, 100, 700, 600), "bus", matched=False),
         Marked((300, 300, 250, 250), "dog", matched=True),
     )
-    found = (Marked((100, 100, 720, 600), "train", matched=False, score=0.5),)
+    detections = (Marked((100, 100, 720, 600), "train", matched=False, score=0.5),)
     (tmp_path / "report.html").write_text(
-        evaluation_page.html(data(gallery=[GalleryImage(3, "a.jpg", 1200, 900, 0.5, boxes, found)]))
+        evaluation_page.html(data(gallery=[GalleryImage(3, "a.jpg", 1200, 900, 0.5, boxes, detections)]))
     )
     with browser.page((tmp_path / "report.html").as_uri(), tmp_path, width=390) as page:
         page.click(".gallery rect:nth-of-type(2)")

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from trainer.evaluation.matching import match
-from trainer.evaluation.tables import Predictions, Truth
+from trainer.evaluation.box_matching import match
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report import gallery
 
 
@@ -17,7 +17,7 @@ def truth(*annotations, images=1):
     }
 
 
-def found(image, category, box, score=0.9):
+def detection(image, category, box, score=0.9):
     return {"image_id": image, "category_id": category, "bbox": box, "score": score}
 
 
@@ -36,7 +36,11 @@ def worst_images(dataset, detections, count=12):
 
 def test_counts_right_false_and_missed():
     ground_truth = truth((0, 0, BOX, 0), (0, 1, [50, 50, 20, 20], 0))
-    detections = [found(0, 0, [11, 10, 20, 20]), found(0, 0, [12, 10, 20, 20], 0.8), found(0, 0, BOX, 0.1)]
+    detections = [
+        detection(0, 0, [11, 10, 20, 20]),
+        detection(0, 0, [12, 10, 20, 20], 0.8),
+        detection(0, 0, BOX, 0.1),
+    ]
     (image,) = worst_images(ground_truth, detections)
     assert (image.missed, image.false) == (1, 1)
     assert image.f1 == pytest.approx(2 / 4)
@@ -45,22 +49,22 @@ def test_counts_right_false_and_missed():
 
 
 def test_class_must_agree_and_overlap_reach_the_threshold():
-    (image,) = worst_images(truth((0, 0, BOX, 0)), [found(0, 1, BOX)])
+    (image,) = worst_images(truth((0, 0, BOX, 0)), [detection(0, 1, BOX)])
     assert (image.f1, image.missed, image.false) == (0.0, 1, 1)
     # IoU 1/2 is enough, a little less is not.
-    assert worst_images(truth((0, 0, [0, 0, 10, 20], 0)), [found(0, 0, [0, 0, 10, 10])]) == []
-    assert worst_images(truth((0, 0, [0, 0, 10, 20], 0)), [found(0, 0, [0, 0, 10, 9.9])])[0].f1 == 0.0
+    assert worst_images(truth((0, 0, [0, 0, 10, 20], 0)), [detection(0, 0, [0, 0, 10, 10])]) == []
+    assert worst_images(truth((0, 0, [0, 0, 10, 20], 0)), [detection(0, 0, [0, 0, 10, 9.9])])[0].f1 == 0.0
 
 
 def test_detections_in_a_crowd_are_left_out():
     crowd = (0, 0, [0, 0, 100, 80], 1)
-    assert worst_images(truth(crowd), [found(0, 0, BOX)]) == []
-    assert worst_images(truth(crowd), [found(0, 1, BOX)])[0].false == 1
+    assert worst_images(truth(crowd), [detection(0, 0, BOX)]) == []
+    assert worst_images(truth(crowd), [detection(0, 1, BOX)])[0].false == 1
 
 
 def test_worst_come_first_and_faultless_images_not_at_all():
     annotations = [(image, 0, BOX, 0) for image in range(4)] + [(2, 0, [60, 10, 20, 20], 0)]
-    detections = [found(1, 0, BOX), found(3, 0, BOX), found(3, 0, [60, 10, 20, 20])]
+    detections = [detection(1, 0, BOX), detection(3, 0, BOX), detection(3, 0, [60, 10, 20, 20])]
     images = worst_images(truth(*annotations, images=5), detections, count=3)
     # 0 and 2 have F1 0, 2 with more errors; 3 has one false detection; 1 and the empty 4 are right.
     assert [image.image_id for image in images] == [2, 0, 3]

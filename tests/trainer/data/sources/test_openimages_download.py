@@ -17,7 +17,7 @@ from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.data.sources.openimages import BOXES, DESCRIPTIONS
-from trainer.evaluation.openimages import image_labels
+from trainer.evaluation.openimages_metric import image_labels
 
 SHARED = Path(__file__).parents[5] / "shared" / "data" / "openimages_csv"
 

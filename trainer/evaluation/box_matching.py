@@ -1,9 +1,9 @@
-"""Which prediction matches which object, as COCO defines it: kept as columns for all that counts them.
+"""Matches predictions with objects as COCO defines it; the result is columns for all evaluations.
 
 COCO's rules (pycocotools, cocoeval.py, evaluateImg): within an image and class the predictions,
-best score first, each take the free object they overlap most, if by the threshold at least; what
-then only lies in a crowd is neither right nor wrong. Here all images and classes go side by side:
-the best predictions of each first, then the second best, and so on.
+best score first, each take the free object they overlap most, if by the threshold at least; an
+unmatched prediction in a crowd is neither right nor wrong. Here all images and classes are matched
+together: the best predictions of each first, then the second best, and so on.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from trainer.evaluation.tables import Predictions, Truth
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 LIMIT = 100
 """Predictions of one class in an image that count, as in COCO."""
@@ -57,24 +57,24 @@ def match(truth: Truth, predictions: Predictions, thresholds: np.ndarray) -> Mat
         predictions: predictions, checked.
         thresholds: [T] IoU thresholds.
     """
-    found, objects = _side(truth, predictions), _side(truth, truth)
+    detections, objects = _side(truth, predictions), _side(truth, truth)
     # By class, image, then score; ties keep their order, as in a stable sort of each image.
-    order = np.lexsort((-predictions.scores, found.groups))
-    rank = _rank(found.groups[order])
+    order = np.lexsort((-predictions.scores, detections.groups))
+    rank = _rank(detections.groups[order])
     order, rank = order[rank < LIMIT], rank[rank < LIMIT]
     truth_order = np.argsort(objects.groups, kind="stable")
     right, ignored = _assign(
-        found.groups[order], rank, predictions.boxes[order],
+        detections.groups[order], rank, predictions.boxes[order],
         objects.groups[truth_order], truth.boxes[truth_order], truth.crowd[truth_order], thresholds,
     )  # fmt: skip
     # Now by class and score; ties in the order of image and rank, as pycocotools concatenates them.
-    final = np.lexsort((-predictions.scores[order], found.labels[order]))
+    final = np.lexsort((-predictions.scores[order], detections.labels[order]))
     kept = truth_order[~truth.crowd[truth_order]]
     classes = np.arange(len(truth.categories) + 1)
     return Matches(
         thresholds=thresholds,
-        starts=np.searchsorted(found.labels[order][final], classes),
-        images=found.images[order][final],
+        starts=np.searchsorted(detections.labels[order][final], classes),
+        images=detections.images[order][final],
         scores=predictions.scores[order][final],
         right=right[final],
         ignored=ignored[final],
@@ -97,11 +97,11 @@ def overlaps(
     Returns:
         Row of the prediction [P], row of the truth [P], overlap [P].
     """
-    found = _side(truth, predictions)
+    detections = _side(truth, predictions)
     groups = _side(truth, truth).groups[objects]
     order = np.argsort(groups, kind="stable")
-    low = np.searchsorted(groups[order], found.groups, "left")
-    sizes = np.searchsorted(groups[order], found.groups, "right") - low
+    low = np.searchsorted(groups[order], detections.groups, "left")
+    sizes = np.searchsorted(groups[order], detections.groups, "right") - low
     rows = np.repeat(np.arange(len(predictions)), sizes)
     starts = np.cumsum(sizes) - sizes
     others = objects[order[np.repeat(low - starts, sizes) + np.arange(sizes.sum())]]

@@ -4,39 +4,44 @@ import numpy as np
 import pytest
 
 from tests.trainer.evaluation.test_engines import odd_case
-from trainer.evaluation import openimages
-from trainer.evaluation.tables import Predictions, Truth
+from trainer.evaluation import openimages_metric
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 
-def plain(truth: Truth, found: Predictions) -> dict[str, float]:
+def plain(truth: Truth, detections: Predictions) -> dict[str, float]:
     """One image, class and prediction after the other, as the protocol is told."""
     per_class = {}
     for category in truth.categories:
         scored, objects = [], 0
         for image in truth.images:
-            here = (truth.labels == category["id"]) & (truth.image_ids == image["id"])
-            singles, groups = truth.boxes[here & ~truth.crowd], truth.boxes[here & truth.crowd]
+            objects_mask = (truth.labels == category["id"]) & (truth.image_ids == image["id"])
+            singles, groups = (
+                truth.boxes[objects_mask & ~truth.crowd],
+                truth.boxes[objects_mask & truth.crowd],
+            )
             objects += len(singles) + len(groups)
-            mine = np.flatnonzero((found.labels == category["id"]) & (found.image_ids == image["id"]))
-            mine = mine[np.argsort(-found.scores[mine], kind="stable")]
+            mine = np.flatnonzero(
+                (detections.labels == category["id"]) & (detections.image_ids == image["id"])
+            )
+            mine = mine[np.argsort(-detections.scores[mine], kind="stable")]
             taken, group_scores = set(), {}
             for row in mine:
-                own = found.boxes[row][2] * found.boxes[row][3]
-                both = [common(found.boxes[row], box) for box in singles]
+                own = detections.boxes[row][2] * detections.boxes[row][3]
+                both = [common(detections.boxes[row], box) for box in singles]
                 ious = [
                     c / max(own + box[2] * box[3] - c, 1e-12) for c, box in zip(both, singles, strict=True)
                 ]
                 best = int(np.argmax(ious)) if ious else -1
                 if ious and ious[best] >= 0.5 and best not in taken:
                     taken.add(best)
-                    scored.append((found.scores[row], True))
+                    scored.append((detections.scores[row], True))
                     continue
-                shares = [common(found.boxes[row], b) / max(own, 1e-12) for b in groups]
+                shares = [common(detections.boxes[row], b) / max(own, 1e-12) for b in groups]
                 place = int(np.argmax(shares)) if shares else -1
                 if shares and shares[place] >= 0.5:
-                    group_scores[place] = max(group_scores.get(place, -1.0), found.scores[row])
+                    group_scores[place] = max(group_scores.get(place, -1.0), detections.scores[row])
                 else:
-                    scored.append((found.scores[row], False))
+                    scored.append((detections.scores[row], False))
             scored += [(score, True) for score in group_scores.values()]
         per_class[category["name"]] = area(scored, objects) if objects else -1.0
     return per_class
@@ -63,10 +68,12 @@ def area(scored: list[tuple[float, bool]], objects: int) -> float:
 def test_equals_the_plain_form() -> None:
     values = []
     for seed in range(120):
-        truth, found = odd_case(seed)
-        found = Predictions(*found._all()[:3], found.scores + 1e-7 * np.arange(len(found)))
-        result = openimages.evaluate(truth, found)
-        expected = plain(truth, found)
+        truth, detections = odd_case(seed)
+        detections = Predictions(
+            *detections._all()[:3], detections.scores + 1e-7 * np.arange(len(detections))
+        )
+        result = openimages_metric.evaluate(truth, detections)
+        expected = plain(truth, detections)
         assert result.per_class == pytest.approx(expected, abs=1e-12), seed
         known = [value for value in expected.values() if value >= 0]
         assert result.average == pytest.approx(np.mean(known) if known else -1.0, abs=1e-12)
@@ -84,7 +91,7 @@ def scene(boxes, crowd=None, labels=None, classes=1) -> Truth:
     )  # fmt: skip
 
 
-def found(boxes, scores, labels=None) -> Predictions:
+def detections(boxes, scores, labels=None) -> Predictions:
     return Predictions(
         np.zeros(len(boxes), int),
         np.array(labels or [0] * len(boxes)),
@@ -96,56 +103,56 @@ def found(boxes, scores, labels=None) -> Predictions:
 def test_half_is_enough() -> None:
     truth = scene([[0, 0, 100, 100]])
     for width, expected in ((50, 1.0), (49, 0.0)):
-        assert openimages.evaluate(truth, found([[0, 0, width, 100]], [0.9])).average == expected
+        assert openimages_metric.evaluate(truth, detections([[0, 0, width, 100]], [0.9])).average == expected
     group = scene([[0, 0, 100, 100], [300, 300, 50, 50]], crowd=[True, False])
     for width, expected in ((200, 0.5), (201, 0.0)):
-        assert openimages.evaluate(group, found([[0, 0, width, 100]], [0.9])).average == expected
+        assert openimages_metric.evaluate(group, detections([[0, 0, width, 100]], [0.9])).average == expected
 
 
 def test_many_in_a_group_are_one_that_is_right() -> None:
     truth = scene([[0, 0, 200, 200], [300, 300, 50, 50]], crowd=[True, False])
     inside = [[10, 10, 30, 30], [60, 60, 30, 30], [120, 120, 30, 30]]
-    all_found = found([*inside, [300, 300, 50, 50]], [0.9, 0.8, 0.7, 0.6])
-    assert openimages.evaluate(truth, all_found).average == pytest.approx(1.0)
-    assert openimages.evaluate(truth, all_found.take(np.array([3]))).average == pytest.approx(0.5)
+    all_found = detections([*inside, [300, 300, 50, 50]], [0.9, 0.8, 0.7, 0.6])
+    assert openimages_metric.evaluate(truth, all_found).average == pytest.approx(1.0)
+    assert openimages_metric.evaluate(truth, all_found.take(np.array([3]))).average == pytest.approx(0.5)
 
 
 def test_a_prediction_tries_only_its_best_object() -> None:
     """COCO would give the second prediction the other object."""
     truth = scene([[0, 0, 100, 100], [0, 20, 100, 100]])
-    two = found([[0, 0, 100, 100], [0, 5, 100, 100]], [0.9, 0.8])
-    assert openimages.evaluate(truth, two).average == pytest.approx(0.5)
+    two = detections([[0, 0, 100, 100], [0, 5, 100, 100]], [0.9, 0.8])
+    assert openimages_metric.evaluate(truth, two).average == pytest.approx(0.5)
 
 
 def test_objects_count_for_the_classes_above() -> None:
     truth = scene([[0, 0, 50, 50]], labels=[2], classes=3)
-    animal = found([[0, 0, 50, 50]], [0.9], labels=[0])
-    assert openimages.evaluate(truth, animal).per_class == {"class 0": -1, "class 1": -1, "class 2": 0}
-    result = openimages.evaluate(truth, animal, ancestors={2: [1, 0, 77]})
+    animal = detections([[0, 0, 50, 50]], [0.9], labels=[0])
+    assert openimages_metric.evaluate(truth, animal).per_class == {"class 0": -1, "class 1": -1, "class 2": 0}
+    result = openimages_metric.evaluate(truth, animal, ancestors={2: [1, 0, 77]})
     assert result.per_class == {"class 0": 1, "class 1": 0, "class 2": 0}
 
 
 def test_what_nobody_verified_is_left_out() -> None:
     truth = scene([[0, 0, 50, 50], [100, 100, 50, 50]], labels=[0, 1], classes=2)
     boxes = [[0, 0, 50, 50], [300, 300, 50, 50], [100, 100, 50, 50], [200, 200, 50, 50]]
-    four = found(boxes, [0.5, 0.9, 0.5, 0.9], labels=[0, 0, 1, 1])
-    everything = openimages.evaluate(truth, four)
+    four = detections(boxes, [0.5, 0.9, 0.5, 0.9], labels=[0, 0, 1, 1])
+    everything = openimages_metric.evaluate(truth, four)
     assert everything.per_class == {"class 0": 0.5, "class 1": 0.5}
     # Both classes have an object in the image: verified without a label.
     none = np.zeros((0, 2), int)
-    assert openimages.evaluate(truth, four, verified=none).per_class == everything.per_class
+    assert openimages_metric.evaluate(truth, four, verified=none).per_class == everything.per_class
     elsewhere = Truth([*truth.images, {"id": 7}], *(getattr(truth, name) for name in (
         "categories", "image_ids", "labels", "boxes", "areas", "crowd")))  # fmt: skip
     wrong = Predictions(np.array([0, 7]), np.array([0, 0]), np.array(boxes[:2], float), np.array([0.5, 0.9]))
-    assert openimages.evaluate(elsewhere, wrong).per_class["class 0"] == 0.5
-    assert openimages.evaluate(elsewhere, wrong, verified=none).per_class["class 0"] == 1.0
+    assert openimages_metric.evaluate(elsewhere, wrong).per_class["class 0"] == 0.5
+    assert openimages_metric.evaluate(elsewhere, wrong, verified=none).per_class["class 0"] == 1.0
     absent = np.array([[7, 0]])
-    assert openimages.evaluate(elsewhere, wrong, verified=absent).per_class["class 0"] == 0.5
+    assert openimages_metric.evaluate(elsewhere, wrong, verified=absent).per_class["class 0"] == 0.5
 
 
 def test_nothing_found_and_nothing_to_find() -> None:
     truth = scene([[0, 0, 50, 50]])
-    assert openimages.evaluate(truth, Predictions.from_coco([])).average == 0.0
+    assert openimages_metric.evaluate(truth, Predictions.from_coco([])).average == 0.0
 
 
 def test_a_published_case_of_the_challenges_evaluator() -> None:
@@ -181,19 +188,21 @@ def test_a_published_case_of_the_challenges_evaluator() -> None:
         [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}, {"id": 3, "name": "elephant"}],
         images, labels, boxes, boxes[:, 2] * boxes[:, 3], groups,
     )  # fmt: skip
-    verified, above = openimages.image_labels({"images": truth.images})
-    found = Predictions(*columns(detections))
-    result = openimages.evaluate(truth, found, verified=verified, ancestors=above, group_weight=0.5)
+    verified, above = openimages_metric.image_labels({"images": truth.images})
+    predictions = Predictions(*columns(detections))
+    result = openimages_metric.evaluate(
+        truth, predictions, verified=verified, ancestors=above, group_weight=0.5
+    )
     # Of three objects and a group (3.5) one cat is found, second; nobody looked for dogs in image 2.
     assert result.per_class == pytest.approx({"cat": 0.5 / 3.5, "dog": 1 / 3, "elephant": 0.5 / 1.5})
     assert result.average == pytest.approx(0.269841269, abs=1e-9)
 
 
 def test_labels_and_hierarchy_as_data_tell_them() -> None:
-    verified, above = openimages.image_labels(
+    verified, above = openimages_metric.image_labels(
         {"images": [{"id": 4, "verified": [1, 0]}, {"id": 5, "verified": []}], "hierarchy": {"2": [1, 0]}}
     )
     assert verified.tolist() == [[4, 1], [4, 0]] and above == {2: [1, 0]}
-    assert openimages.image_labels({"images": [{"id": 4}]}) == (None, {})
-    nothing, _ = openimages.image_labels({"images": [{"id": 5, "verified": []}]})
+    assert openimages_metric.image_labels({"images": [{"id": 4}]}) == (None, {})
+    nothing, _ = openimages_metric.image_labels({"images": [{"id": 5, "verified": []}]})
     assert nothing.shape == (0, 2)

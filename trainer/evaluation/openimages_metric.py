@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.evaluation.matching import overlaps
-from trainer.evaluation.tables import Predictions, Truth
+from trainer.evaluation.box_matching import overlaps
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 IOU = 0.5
 """Overlap that makes a prediction right; with a group, the share of its area inside."""
@@ -99,11 +99,11 @@ def _assign(truth: Truth, predictions: Predictions) -> tuple[np.ndarray, np.ndar
 def _best(truth: Truth, predictions: Predictions, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return for each prediction the row of the object that it overlaps most, and by how much."""
     objects = np.flatnonzero(which)
-    found, rows, overlap = overlaps(truth, predictions, objects)
+    prediction_rows, truth_rows, overlap = overlaps(truth, predictions, objects)
     best, most = np.full(len(predictions), -1), np.full(len(predictions), -1.0)
     # Last writer wins: the largest overlap comes last, among equals the first object.
-    order = np.lexsort((-rows, overlap))
-    best[found[order]], most[found[order]] = rows[order], overlap[order]
+    order = np.lexsort((-truth_rows, overlap))
+    best[prediction_rows[order]], most[prediction_rows[order]] = truth_rows[order], overlap[order]
     return best, most
 
 
@@ -155,7 +155,7 @@ def _area(scores: np.ndarray, gained: np.ndarray, objects: float) -> float:
 
 
 def image_labels(dataset: Mapping[str, Any]) -> tuple[np.ndarray | None, dict[int, list[int]]]:
-    """Read what data tell beside their boxes.
+    """Read the verified image-level labels and the class hierarchy of a dataset.
 
     Args:
         dataset: COCO's form. Where people verified labels, images have "verified", the ids of the

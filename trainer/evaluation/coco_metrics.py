@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from trainer.evaluation import engines
-from trainer.evaluation.checks import check_predictions, check_truth
 from trainer.evaluation.engines import Arrays
-from trainer.evaluation.names import METRICS
-from trainer.evaluation.tables import Predictions, Truth
+from trainer.evaluation.input_checks import check_predictions, check_truth
+from trainer.evaluation.metric_names import METRICS
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 """The T IoU thresholds."""
@@ -59,10 +59,10 @@ def evaluate(
             their count and the first examples.
     """
     truth = ground_truth if isinstance(ground_truth, Truth) else Truth.from_coco(ground_truth)
-    found = detections if isinstance(detections, Predictions) else Predictions.from_coco(detections)
+    predictions = detections if isinstance(detections, Predictions) else Predictions.from_coco(detections)
     check_truth(truth)
-    check_predictions(truth, found)
-    arrays = engines.run(engine, truth, found)
+    check_predictions(truth, predictions)
+    arrays = engines.run(engine, truth, predictions)
     return CocoResult(
         metrics=dict(zip(METRICS, _twelve(arrays), strict=True)),
         per_class=_per_class(truth, arrays),
@@ -105,10 +105,10 @@ def number(value: float) -> str:
 def _twelve(arrays: Arrays) -> list[float]:
     """The means that pycocotools' summary takes, in the order of METRICS."""
     precision, recall = arrays.precision[..., -1], arrays.recall
-    found = [_mean(precision[..., 0]), _mean(precision[0, ..., 0]), _mean(precision[5, ..., 0])]
-    found += [_mean(precision[..., size]) for size in (1, 2, 3)]
-    found += [_mean(recall[:, :, 0, limit]) for limit in (0, 1, 2)]
-    return found + [_mean(recall[:, :, size, -1]) for size in (1, 2, 3)]
+    means = [_mean(precision[..., 0]), _mean(precision[0, ..., 0]), _mean(precision[5, ..., 0])]
+    means += [_mean(precision[..., size]) for size in (1, 2, 3)]
+    means += [_mean(recall[:, :, 0, limit]) for limit in (0, 1, 2)]
+    return means + [_mean(recall[:, :, size, -1]) for size in (1, 2, 3)]
 
 
 def _per_class(truth: Truth, arrays: Arrays) -> dict[str, dict[str, float]]:

@@ -1,11 +1,11 @@
-"""A difference between two models, and how sure it is."""
+"""The change of a metric between two models, with its confidence interval."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Change:
-    """A difference of average precision, new less baseline, and where it lies with 95 % confidence."""
+    """A change of average precision, new minus baseline, with its 95 % confidence interval."""
 
     base: float
     new: float

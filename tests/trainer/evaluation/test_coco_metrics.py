@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainer.errors import EvaluationError
-from trainer.evaluation import coco
-from trainer.evaluation.tables import Predictions
+from trainer.evaluation import coco_metrics
+from trainer.evaluation.truth_and_predictions import Predictions
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "coco_eval"
 PUBLISHED = {
@@ -37,18 +37,18 @@ def truth(boxes, *, images=2, names=("cat", "dog")):
     }  # fmt: skip
 
 
-def found(image, category, box, score=0.9):
+def detection(image, category, box, score=0.9):
     return {"image_id": image, "category_id": category, "bbox": box, "score": score}
 
 
 TRUTH = truth([(0, 0, [10, 10, 50, 50]), (0, 1, [100, 100, 40, 40]), (1, 0, [20, 20, 20, 20])])
-PERFECT = [found(item["image_id"], item["category_id"], item["bbox"]) for item in TRUTH["annotations"]]
+PERFECT = [detection(item["image_id"], item["category_id"], item["bbox"]) for item in TRUTH["annotations"]]
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the COCO evaluation sample is not beside the repository")
 def test_equals_published_figures():
     files = ("instances_val2014_100.json", "instances_val2014_fakebbox100_results.json")
-    result = coco.evaluate(*(json.loads((SHARED / name).read_text()) for name in files))
+    result = coco_metrics.evaluate(*(json.loads((SHARED / name).read_text()) for name in files))
     assert {name: round(value, 6) for name, value in result.metrics.items()} == PUBLISHED
     assert len(result.per_class) == 80
     assert sum(row["boxes"] for row in result.per_class.values()) == 839 - 9
@@ -69,7 +69,7 @@ def test_equals_pycocotools_used_directly(capsys):
     oracle.accumulate()
     oracle.summarize()
     capsys.readouterr()
-    result = coco.evaluate(*(json.loads(Path(file).read_text()) for file in files))
+    result = coco_metrics.evaluate(*(json.loads(Path(file).read_text()) for file in files))
     assert list(result.metrics.values()) == oracle.stats.tolist()
     assert np.array_equal(result.precision, oracle.eval["precision"][:, :, :, 0, 2])
     assert np.array_equal(result.scores, oracle.eval["scores"][:, :, :, 0, 2])
@@ -78,31 +78,31 @@ def test_equals_pycocotools_used_directly(capsys):
 
 def test_label_0_and_annotation_0_count():
     """pycocotools takes a match with annotation id 0 for none; TRUTH has one, of label 0."""
-    result = coco.evaluate(TRUTH, PERFECT)
+    result = coco_metrics.evaluate(TRUTH, PERFECT)
     assert result.metrics["coco/AP"] == pytest.approx(1.0)
     assert result.per_class["cat"]["AP"] == pytest.approx(1.0)
     only_label_0 = [item for item in PERFECT if item["category_id"] == 0]
-    result = coco.evaluate(TRUTH, only_label_0)
+    result = coco_metrics.evaluate(TRUTH, only_label_0)
     assert (result.per_class["cat"]["AP"], result.per_class["dog"]["AP"]) == (pytest.approx(1.0), 0.0)
     assert [row["boxes"] for row in result.per_class.values()] == [2, 1]
 
 
 def test_known_average_precision():
     """A false positive above the only match: precision is 1/2 at every recall."""
-    result = coco.evaluate(
+    result = coco_metrics.evaluate(
         truth([(0, 0, [10, 10, 50, 50])]),
-        [found(0, 0, [120, 120, 50, 50], 0.9), found(0, 0, [10, 10, 50, 50], 0.4)],
+        [detection(0, 0, [120, 120, 50, 50], 0.9), detection(0, 0, [10, 10, 50, 50], 0.4)],
     )
     assert result.metrics["coco/AP"] == pytest.approx(0.5)
     assert result.metrics["coco/AR1"] == 0.0
     assert result.metrics["coco/AR10"] == pytest.approx(1.0)
     assert result.precision.shape == result.scores.shape == (10, 101, 2)
     assert result.scores[0, 50, 0] == 0.4
-    assert coco.IOU_THRESHOLDS[0] == 0.5 and coco.RECALLS[50] == 0.5
+    assert coco_metrics.IOU_THRESHOLDS[0] == 0.5 and coco_metrics.RECALLS[50] == 0.5
 
 
 def test_no_detections_score_zero():
-    result = coco.evaluate(TRUTH, [])
+    result = coco_metrics.evaluate(TRUTH, [])
     assert result.metrics["coco/AP"] == 0.0
     assert result.metrics["coco/APl"] == -1.0
     assert result.per_class["dog"]["AP"] == result.per_class["dog"]["AR100"] == 0.0
@@ -111,7 +111,9 @@ def test_no_detections_score_zero():
 
 def test_class_without_boxes_is_left_out():
     ground_truth = truth([(0, 0, [10, 10, 50, 50])])
-    result = coco.evaluate(ground_truth, [found(0, 0, [10, 10, 50, 50]), found(1, 1, [5, 5, 9, 9])])
+    result = coco_metrics.evaluate(
+        ground_truth, [detection(0, 0, [10, 10, 50, 50]), detection(1, 1, [5, 5, 9, 9])]
+    )
     assert result.metrics["coco/AP"] == pytest.approx(1.0)
     assert result.per_class["dog"].pop("boxes") == 0
     assert set(result.per_class["dog"].values()) == {-1.0}
@@ -120,8 +122,8 @@ def test_class_without_boxes_is_left_out():
 def test_crowds_are_neither_counted_nor_false():
     ground_truth = truth([(0, 0, [10, 10, 50, 50]), (0, 0, [80, 80, 100, 100])])
     ground_truth["annotations"][1]["iscrowd"] = 1
-    detections = [found(0, 0, [10, 10, 50, 50]), found(0, 0, [90, 90, 20, 20], 0.95)]
-    result = coco.evaluate(ground_truth, detections)
+    detections = [detection(0, 0, [10, 10, 50, 50]), detection(0, 0, [90, 90, 20, 20], 0.95)]
+    result = coco_metrics.evaluate(ground_truth, detections)
     assert result.metrics["coco/AP"] == pytest.approx(1.0)
     assert result.per_class["cat"]["boxes"] == 1
 
@@ -131,46 +133,49 @@ def test_optional_fields_may_be_missing_and_nothing_is_changed():
     for item in ground_truth["annotations"]:
         del item["area"], item["iscrowd"]
     before = copy.deepcopy((ground_truth, detections))
-    assert coco.evaluate(ground_truth, detections).metrics == coco.evaluate(TRUTH, PERFECT).metrics
+    assert (
+        coco_metrics.evaluate(ground_truth, detections).metrics
+        == coco_metrics.evaluate(TRUTH, PERFECT).metrics
+    )
     assert (ground_truth, detections) == before
 
 
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (found(99, 0, [0, 0, 5, 5]), r"1 with an unknown image id: 99 \(item 3\)"),
-        (found(0, 5, [0, 0, 5, 5]), "1 with an unknown category id: 5"),
-        (found(0, 0, [0, 0, 5, 5], math.nan), "1 with a non-finite score: nan"),
-        (found(0, 0, [0, 0, 5, 5], math.inf), "1 with a non-finite score: inf"),
-        (found(0, 0, [0, 0, 5, 5], "0.5"), "1 with missing or malformed fields"),
-        (found(0, 0, [0, math.nan, 5, 5]), "1 with a non-finite box"),
-        (found(0, 0, [0, 0, 5]), "1 with missing or malformed fields"),
-        (found(0, 0, None), "1 with missing or malformed fields"),
-        (found(0, 0, [0, 0, -5, 5]), "1 with a box of negative size"),
+        (detection(99, 0, [0, 0, 5, 5]), r"1 with an unknown image id: 99 \(item 3\)"),
+        (detection(0, 5, [0, 0, 5, 5]), "1 with an unknown category id: 5"),
+        (detection(0, 0, [0, 0, 5, 5], math.nan), "1 with a non-finite score: nan"),
+        (detection(0, 0, [0, 0, 5, 5], math.inf), "1 with a non-finite score: inf"),
+        (detection(0, 0, [0, 0, 5, 5], "0.5"), "1 with missing or malformed fields"),
+        (detection(0, 0, [0, math.nan, 5, 5]), "1 with a non-finite box"),
+        (detection(0, 0, [0, 0, 5]), "1 with missing or malformed fields"),
+        (detection(0, 0, None), "1 with missing or malformed fields"),
+        (detection(0, 0, [0, 0, -5, 5]), "1 with a box of negative size"),
         ({"image_id": 0}, "1 with missing or malformed fields"),
         ("text", "1 with missing or malformed fields"),
-        (found(10**30, 0, [0, 0, 5, 5]), "1 with missing or malformed fields"),
-        (found(0, 0, [0, 0, 5, 10**400]), "1 with missing or malformed fields"),
-        (found(0, 0, [0, 0, 5, 5], 10**400), "1 with missing or malformed fields"),
-        (found([0], 0, [0, 0, 5, 5]), "1 with missing or malformed fields"),
+        (detection(10**30, 0, [0, 0, 5, 5]), "1 with missing or malformed fields"),
+        (detection(0, 0, [0, 0, 5, 10**400]), "1 with missing or malformed fields"),
+        (detection(0, 0, [0, 0, 5, 5], 10**400), "1 with missing or malformed fields"),
+        (detection([0], 0, [0, 0, 5, 5]), "1 with missing or malformed fields"),
     ],
 )
 def test_bad_detections_are_refused(bad, message):
     with pytest.raises(EvaluationError, match=message):
-        coco.evaluate(TRUTH, [*PERFECT, bad])
+        coco_metrics.evaluate(TRUTH, [*PERFECT, bad])
 
 
 @pytest.mark.parametrize(("by", "refused"), [(0.0, False), (0.9, False), (1.1, True)])
 def test_a_box_may_lie_outside_by_a_pixel(by, refused):
     for box in ([-by, 5, 9, 9], [5, -by, 9, 9], [150, 5, 50 + by, 9], [5, 150, 9, 50 + by]):
         with pytest.raises(EvaluationError, match="outside") if refused else nullcontext():
-            coco.evaluate(TRUTH, [found(0, 0, box)])
+            coco_metrics.evaluate(TRUTH, [detection(0, 0, box)])
 
 
 def test_error_counts_all_and_shows_the_first():
-    bad = [found(100 + i, 0, [0, 0, 5, 5]) for i in range(50)] + [found(0, 0, [0, 0, 5, 5], math.nan)]
+    bad = [detection(100 + i, 0, [0, 0, 5, 5]) for i in range(50)] + [detection(0, 0, [0, 0, 5, 5], math.nan)]
     with pytest.raises(EvaluationError) as error:
-        coco.evaluate(TRUTH, bad)
+        coco_metrics.evaluate(TRUTH, bad)
     message = error.value.message
     assert "detections (51 in all)" in message
     assert "50 with an unknown image id: 100 (item 0)" in message and "104 (item 4)" in message
@@ -182,7 +187,7 @@ def test_error_counts_all_and_shows_the_first():
 @pytest.mark.parametrize("key", ["images", "annotations", "categories"])
 def test_empty_ground_truth_is_refused(key):
     with pytest.raises(EvaluationError, match=f"ground truth has no {key}"):
-        coco.evaluate({**TRUTH, key: []}, PERFECT)
+        coco_metrics.evaluate({**TRUTH, key: []}, PERFECT)
 
 
 def test_bad_ground_truth_is_refused():
@@ -191,16 +196,16 @@ def test_bad_ground_truth_is_refused():
     with pytest.raises(
         EvaluationError, match="1 images without id or with one that occurs more than once: 0"
     ):
-        coco.evaluate(ground_truth, [])
+        coco_metrics.evaluate(ground_truth, [])
     ground_truth = copy.deepcopy(TRUTH)
     ground_truth["annotations"][2]["image_id"] = 7
     with pytest.raises(EvaluationError, match=r"ground truth \(3 in all\).*\n.*unknown image id: 7"):
-        coco.evaluate(ground_truth, [])
+        coco_metrics.evaluate(ground_truth, [])
 
 
 def test_detections_that_are_no_list_are_refused():
     with pytest.raises(EvaluationError, match="detections are not a list"):
-        coco.evaluate(TRUTH, {"detections": PERFECT})
+        coco_metrics.evaluate(TRUTH, {"detections": PERFECT})
 
 
 @pytest.mark.parametrize("text", ["[{", "[" * 100_000])
@@ -227,13 +232,15 @@ def test_a_table_of_something_else_is_refused(tmp_path):
 
 
 def test_table_shows_numbers_and_shortens_many_classes():
-    text = coco.table(coco.evaluate(TRUTH, PERFECT[:1]))
+    text = coco_metrics.table(coco_metrics.evaluate(TRUTH, PERFECT[:1]))
     assert re.search(r"^cat +2 +0\.50\d +0\.50\d +█{10}$", text, re.MULTILINE)
     assert re.search(r"^dog +1 +0\.000 +0\.000$", text, re.MULTILINE)
     assert "-1" not in text
     assert max(map(len, text.splitlines())) <= 80
     names = [f"class {i}" for i in range(601)]
     many = truth([(0, i, [10, 10, 50, 50]) for i in range(601)], names=names)
-    lines = coco.table(coco.evaluate(many, [found(0, 3, [10, 10, 50, 50])]), rows=10).splitlines()
+    lines = coco_metrics.table(
+        coco_metrics.evaluate(many, [detection(0, 3, [10, 10, 50, 50])]), rows=10
+    ).splitlines()
     assert len(lines) == 4 + 2 + 11
     assert lines[6].startswith("class 3 ") and "591 classes between" in lines[11]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainer.errors import EvaluationError
-from trainer.evaluation.tables import EXAMPLES, Predictions, Truth
+from trainer.evaluation.truth_and_predictions import EXAMPLES, Predictions, Truth
 
 OUTSIDE = 1.0
 """Pixels by which a detection may lie outside of its image: rounding, not another image's box."""
@@ -53,12 +53,12 @@ def class_difference(trained: Sequence[Mapping[str, Any]], given: Sequence[Mappi
     known, names = ([category["name"] for category in side] for side in (trained, given))
     if names == known:
         return ""
-    told = "the same names in another order"
-    if apart := set(names) ^ set(known):
-        sides = ((sorted(apart & set(names)), "the data"), (sorted(apart & set(known)), "the model"))
+    detail = "the same names in another order"
+    if differing := set(names) ^ set(known):
+        sides = ((sorted(differing & set(names)), "the data"), (sorted(differing & set(known)), "the model"))
         parts = (f"{', '.join(some[:EXAMPLES])} only in {whose}" for some, whose in sides if some)
-        told = f"{len(apart)} differ: {'; '.join(parts)}"
-    return f"{len(known)} against {len(names)} classes, {told}"
+        detail = f"{len(differing)} differ: {'; '.join(parts)}"
+    return f"{len(known)} against {len(names)} classes, {detail}"
 
 
 _Problem = tuple[str, np.ndarray, np.ndarray]

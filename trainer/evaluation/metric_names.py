@@ -1,4 +1,4 @@
-"""Names of the metrics, for all that only asks for them: nothing heavy is imported here."""
+"""Names of the metrics and what they mean; this module imports nothing."""
 
 METRICS = {
     "coco/AP": "mean over IoU 0.50 to 0.95",
@@ -20,4 +20,4 @@ OPEN_IMAGES = "oid/AP50"
 """The metric that follows the Open Images Challenge."""
 
 PER_CLASS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
-"""What is known of each class, as well as its boxes."""
+"""Metrics of each class; besides there is the number of its boxes."""
