@@ -44,7 +44,7 @@ from trainer.distributed import SINGLE
 from trainer.evaluation import coco_metrics
 from trainer.evaluation.inference import predict_split
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
-from trainer.export.matching import EXACT, Comparison, Matches
+from trainer.export.detection_pairing import EXACT, Comparison, Matches
 from trainer.model.batchnorm_folding import fold
 from trainer.model.detector import build
 from trainer.model.postprocess import Detections

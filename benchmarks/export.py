@@ -34,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.common import arguments, interleaved, report, stock_model
 from trainer.config import ModelConfig
 from trainer.export.graph import INPUT, DeploymentGraph, best_pairs
-from trainer.export.onnx import write_onnx
+from trainer.export.onnx_file import write_onnx
 from trainer.export.quantize import quantize
 from trainer.export.runtimes import OnnxRuntime, OpenVino
 from trainer.model.batchnorm_folding import fold

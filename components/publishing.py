@@ -4,7 +4,7 @@ from typing import Any
 
 from components.signing import SIGNING, mounted_key
 from trainer import configuration, storage
-from trainer.export import models
+from trainer.export import published_models
 from trainer.export.export import export
 
 
@@ -28,11 +28,11 @@ def export_and_publish(
 
     Raises:
         ConfigError: export.name cannot be used; said before any work.
-        KubedetError: as `export`, `models.publish` and `register_model` raise them.
+        KubedetError: as `export`, `published_models.publish` and `register_model` raise them.
     """
     signing_key = mounted_key(signing)
     settings = configuration.from_json(storage.read_bytes(trained["config"]), where=trained["config"])
-    models.check_name(settings.export.name)
+    published_models.check_name(settings.export.name)
     folder = storage.join(trained["output"], "model")
     evaluation = storage.join(trained["output"], "evaluation")
     made = export(
@@ -41,7 +41,7 @@ def export_and_publish(
     )  # fmt: skip
     # The shards are <data_root>/shards/<fingerprint>.
     data_root = storage.parent(storage.parent(trained["shards"]))
-    published = models.publish(folder, data_root, settings.export.name)
+    published = published_models.publish(folder, data_root, settings.export.name)
     made = {"kind": "exported model", "version": 1, **made, "model": published["model"]}
     if registry:
         from components.registry import register_model

@@ -7,7 +7,7 @@ from trainer import storage
 from trainer.config import Config
 from trainer.errors import EvaluationError
 from trainer.evaluation.truth_and_predictions import Predictions
-from trainer.export import models as published
+from trainer.export import published_models as published
 from trainer.export.bundle import METADATA
 
 NONE = "none"

@@ -65,15 +65,15 @@ def _add(
 
 
 def _list(asked: argparse.Namespace) -> int:
-    from trainer.export import models
+    from trainer.export import published_models
 
-    names = models.names(asked.data_root)
+    names = published_models.names(asked.data_root)
     if not names:
         print(f"no models are published under {asked.data_root}")
     for name in names:
-        now = models.current(asked.data_root, name)
+        now = published_models.current(asked.data_root, name)
         print(name)
-        whole, damaged = models.versions(asked.data_root, name)
+        whole, damaged = published_models.versions(asked.data_root, name)
         for version, found in whole.items():
             mark = "*" if now and now["version"] == version else " "
             ap = found.metadata["metrics"]["values"].get("coco/AP")
@@ -97,7 +97,7 @@ def _show(asked: argparse.Namespace) -> int:
 
 
 def _verify(asked: argparse.Namespace) -> int:
-    from trainer.export.signing import check_signature
+    from trainer.export.bundle_signing import check_signature
 
     found = _load(asked)
     found.check()
@@ -109,17 +109,17 @@ def _verify(asked: argparse.Namespace) -> int:
 
 
 def _promote(asked: argparse.Namespace) -> int:
-    from trainer.export import models
+    from trainer.export import published_models
 
-    now = models.promote(asked.data_root, asked.name, asked.version)
+    now = published_models.promote(asked.data_root, asked.name, asked.version)
     print(f"current version of {asked.name}: {now['version']}")
     return 0
 
 
 def _rollback(asked: argparse.Namespace) -> int:
-    from trainer.export import models
+    from trainer.export import published_models
 
-    now = models.rollback(asked.data_root, asked.name)
+    now = published_models.rollback(asked.data_root, asked.name)
     print(f"current version of {asked.name}: {now['version']}")
     return 0
 
@@ -128,7 +128,7 @@ def _layout(asked: argparse.Namespace) -> int:
     import yaml
 
     from trainer import storage
-    from trainer.export.serving import kserve_service, write_triton
+    from trainer.export.server_layouts import kserve_service, write_triton
 
     found = _load(asked)
     repository = storage.join(asked.output, "triton")
@@ -147,6 +147,6 @@ def _layout(asked: argparse.Namespace) -> int:
 
 
 def _load(asked: argparse.Namespace) -> Bundle:
-    from trainer.export import bundle, models
+    from trainer.export import bundle, published_models
 
-    return bundle.load(models.resolve(asked.model, asked.data_root))
+    return bundle.load(published_models.resolve(asked.model, asked.data_root))

@@ -38,7 +38,7 @@ def add(commands: Commands) -> None:
 
 def _predict(options: argparse.Namespace) -> int:
     from trainer import storage
-    from trainer.export import bundle, models
+    from trainer.export import bundle, published_models
     from trainer.export.predict import as_json, draw, open_bundle, open_image
 
     if not 0 <= options.score <= 1:
@@ -46,7 +46,7 @@ def _predict(options: argparse.Namespace) -> int:
     paths = _images(options.images)
     names = _result_names(paths)
     everything, failed = {}, []
-    source = bundle.load(models.resolve(options.model, options.data_root))
+    source = bundle.load(published_models.resolve(options.model, options.data_root))
     title = f"{source.metadata['name']} {source.metadata['model_version']}"
     with open_bundle(source, options.kind) as model:
         print(f"{title}, {model.kind} in {model.runtime.name}")

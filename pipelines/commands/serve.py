@@ -24,7 +24,7 @@ def add(commands: Commands) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from trainer.export import bundle, models
+    from trainer.export import bundle, published_models
     from trainer.export.predict import open_bundle
 
     try:
@@ -34,6 +34,7 @@ def _serve(options: argparse.Namespace) -> int:
             f"the server needs the package {error.name}, which is not installed",
             fix="pip install 'kubedet[serve]'",
         ) from None
-    with open_bundle(bundle.load(models.resolve(options.model, options.data_root)), options.kind) as model:
+    source = bundle.load(published_models.resolve(options.model, options.data_root))
+    with open_bundle(source, options.kind) as model:
         serve(model, options.host, options.port)
     return 0

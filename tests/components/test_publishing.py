@@ -12,7 +12,7 @@ from components.publishing import export_and_publish
 from trainer import recipes
 from trainer.configuration import to_json
 from trainer.errors import ConfigError, ExportError
-from trainer.export import models
+from trainer.export import published_models
 
 
 @pytest.fixture
@@ -61,11 +61,11 @@ def test_it_publishes_under_the_shards_data_root(trained, exports, tmp_path, mon
 
 
 def test_a_failed_export_leaves_the_version_that_was_current(trained, exports, tmp_path):
-    models.publish(make_bundle(tmp_path / "v0", version="v0"), str(tmp_path / "data_root"), "pets")
+    published_models.publish(make_bundle(tmp_path / "v0", version="v0"), str(tmp_path / "data_root"), "pets")
     exports("bad")
     with pytest.raises(ExportError):
         export_and_publish(trained)
-    assert models.current(str(tmp_path / "data_root"), "pets")["version"] == "v0"
+    assert published_models.current(str(tmp_path / "data_root"), "pets")["version"] == "v0"
 
 
 def test_a_name_that_is_none_is_refused_before_any_work(trained, exports, tmp_path):

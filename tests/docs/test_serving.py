@@ -12,7 +12,7 @@ from PIL import Image
 
 from pipelines import cli
 from trainer.config import ExportConfig
-from trainer.export import models
+from trainer.export import published_models
 from trainer.export.formats import FORMATS
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
@@ -24,7 +24,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for version, run in (("v1", "a"), ("v2", "b")):
         made = make_bundle(tmp_path / "runs" / run / "model", version=version, name="detector")
-        models.publish(made, str(tmp_path / "data_root"), "detector")
+        published_models.publish(made, str(tmp_path / "data_root"), "detector")
     (tmp_path / "images").mkdir()
     Image.new("RGB", (192, 96), "white").save(tmp_path / "images" / "a.jpg")
     return tmp_path

@@ -26,7 +26,7 @@ def root(tmp_path):
 
 
 def write_pointer(root, **changes):
-    """What trainer/export/models.py writes."""
+    """What trainer/export/published_models.py writes."""
     place = root / "models" / "detector" / "current"
     place.parent.mkdir(parents=True, exist_ok=True)
     checkpoint = root / "runs" / "first" / "best.pt"

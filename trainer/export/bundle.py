@@ -1,4 +1,4 @@
-"""A bundle: one folder with a model for serving and all that is to be known of it.
+"""A bundle: one folder with a model for serving and its description.
 
 - `model.safetensors`: weights in torchvision's layout
 - `model.onnx` and others: the formats asked for
@@ -151,16 +151,16 @@ def copy(source: Bundle, uri: str) -> None:
 
 @contextmanager
 def materialised(source: Bundle) -> Iterator[Path]:
-    """Give a folder with real copies of all files, signature and checksums included."""
+    """Copy all files, signature and checksums included, to a temporary folder."""
     extra = [CHECKSUMS, SIGNATURE]
-    with source.files(source.checksums) as folder, tempfile.TemporaryDirectory(prefix="kubedet-") as made:
+    with source.files(source.checksums) as folder, tempfile.TemporaryDirectory(prefix="kubedet-") as target:
         for name in source.checksums:
-            shutil.copyfile(folder / name, Path(made) / name)
+            shutil.copyfile(folder / name, Path(target) / name)
         for name in extra:
             uri = storage.join(source.uri, name)
             if storage.exists(uri):
-                (Path(made) / name).write_bytes(storage.read_bytes(uri))
-        yield Path(made)
+                (Path(target) / name).write_bytes(storage.read_bytes(uri))
+        yield Path(target)
 
 
 def file_sha256(path: Path) -> str:
@@ -177,7 +177,7 @@ def file_sha256(path: Path) -> str:
 
 
 def _parse(data: bytes, uri: str) -> dict[str, str]:
-    found = {}
+    checksums = {}
     for line in data.decode(errors="replace").splitlines():
         digest, _, name = line.partition("  ")
         if len(digest) != 64 or not name or "/" in name:
@@ -185,7 +185,7 @@ def _parse(data: bytes, uri: str) -> dict[str, str]:
                 f"{uri} is damaged at line {line[:80]!r}",
                 fix="export the model again, or take another version",
             )
-        found[name] = digest
-    if METADATA not in found:
+        checksums[name] = digest
+    if METADATA not in checksums:
         raise StorageError(f"{uri} does not list {METADATA}", fix="export the model again")
-    return found
+    return checksums

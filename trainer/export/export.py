@@ -21,10 +21,10 @@ from trainer.config import Config
 from trainer.data.shard_index import ShardDataset
 from trainer.errors import ExportError, StorageError
 from trainer.evaluation.input_checks import class_difference
-from trainer.export import bundle, sbom, signing
-from trainer.export.card import model_card
+from trainer.export import bundle, bundle_signing, sbom
 from trainer.export.formats import FORMATS, Maker, check_formats
 from trainer.export.graph import INPUT, OUTPUTS, RAW_OUTPUTS
+from trainer.export.model_card import model_card
 from trainer.export.preprocess import RULE
 from trainer.export.verify import Check, describe, verify
 from trainer.model.detector import Detector
@@ -67,39 +67,41 @@ def export(
     check_formats(names)
     key = signing_key or os.environ.get(SIGNING_KEY, "")
     if key:
-        signing.check_key(key)
+        bundle_signing.check_key(key)
     check_writable(output_uri)
-    made_from = _made_from(checkpoint_uri, evaluation_uri, config)
+    inputs_hash = _inputs_hash(checkpoint_uri, evaluation_uri, config)
     # With a key it is signed anew: the one that signed before may be another.
-    if not key and (there := _there(output_uri, made_from)) is not None:
+    if not key and (kept := _kept_bundle(output_uri, inputs_hash)) is not None:
         _LOG.info("the model is there already, exported and checked: %s", output_uri)
-        return there
+        return kept
     detector, meta = checkpoint.load_model(checkpoint_uri)
     index = storage.read_json(storage.join(shards_uri, "index.json"))
     dataset = _check_set(shards_uri, index)
     _check_classes(meta["categories"], dataset.categories, checkpoint_uri, shards_uri)
     size = meta["config"]["loader"]["image_size"]
     with tempfile.TemporaryDirectory(prefix="kubedet-") as temporary:
-        made = Path(temporary)
-        maker = Maker(detector, size, config, shards_uri, made)
+        folder = Path(temporary)
+        maker = Maker(detector, size, config, shards_uri, folder)
         for each in names:
             _LOG.info("writing %s, input %dx%d", FORMATS[each].files[0], size, size)
-            FORMATS[each].write(maker, made / FORMATS[each].files[0])
+            FORMATS[each].write(maker, folder / FORMATS[each].files[0])
         maker.clean()
         weights = {key: tensor.contiguous() for key, tensor in detector.state_dict().items()}
-        safetensors.torch.save_file(weights, made / bundle.WEIGHTS)
-        checks = verify(made, names, detector, dataset, config, size)
-        _tell(checks)
-        scored = _scored(evaluation_uri)
-        described = _metadata(detector, meta, config, checkpoint_uri, scored, checks, made, maker.graph.rows)
-        described["trained_on"] |= _data(index, shards_uri)
-        described["made_from"] = made_from
-        _complete(made, described, key)
-        bundle.publish(made, output_uri)
-        return _told(output_uri, described, {path.name: path.stat().st_size for path in made.iterdir()})
+        safetensors.torch.save_file(weights, folder / bundle.WEIGHTS)
+        checks = verify(folder, names, detector, dataset, config, size)
+        _log_checks(checks)
+        scored = _evaluation_summary(evaluation_uri)
+        described = _metadata(
+            detector, meta, config, checkpoint_uri, scored, checks, folder, maker.graph.rows
+        )
+        described["trained_on"] |= _data_origin(index, shards_uri)
+        described["made_from"] = inputs_hash
+        _describe_and_seal(folder, described, key)
+        bundle.publish(folder, output_uri)
+        return _result(output_uri, described, {path.name: path.stat().st_size for path in folder.iterdir()})
 
 
-def _told(output_uri: str, described: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
+def _result(output_uri: str, described: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
     """What `export` returns of a bundle."""
     return {
         "model": output_uri,
@@ -107,44 +109,44 @@ def _told(output_uri: str, described: dict[str, Any], sizes: dict[str, int]) -> 
         "model_version": described["model_version"],
         "files": {each: storage.join(output_uri, each) for each in sorted(sizes)},
         "bytes": sizes,
-        "formats": {each: of["check"] for each, of in described["formats"].items()},
+        "formats": {each: entry["check"] for each, entry in described["formats"].items()},
         "metrics": described["metrics"]["values"],
         "fingerprint": described["trained_on"]["shards"],
     }
 
 
-def _made_from(checkpoint_uri: str, evaluation_uri: str, config: Config) -> str:
+def _inputs_hash(checkpoint_uri: str, evaluation_uri: str, config: Config) -> str:
     """Hash of all that decides on a bundle: checkpoint, settings, scores and code."""
     sha256 = bundle.file_sha256(storage.local_copy(checkpoint_uri))
-    parts = [sha256, asdict(config.export), _scored(evaluation_uri), _versions()]
+    parts = [sha256, asdict(config.export), _evaluation_summary(evaluation_uri), _versions()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _there(output_uri: str, made_from: str) -> dict[str, Any] | None:
+def _kept_bundle(output_uri: str, inputs_hash: str) -> dict[str, Any] | None:
     """What `export` returned of a whole bundle, not signed, that was made from the same; else None."""
     signed = storage.exists(storage.join(output_uri, bundle.SIGNATURE))
     if signed or not bundle.exists(output_uri):
         return None
     try:
-        found = bundle.load(output_uri)
-        if found.metadata.get("made_from") != made_from:
+        kept = bundle.load(output_uri)
+        if kept.metadata.get("made_from") != inputs_hash:
             return None
-        with found.files(found.checksums) as folder:  # Compared with their checksums.
-            sizes = {name: (folder / name).stat().st_size for name in found.checksums}
+        with kept.files(kept.checksums) as folder:  # Compared with their checksums.
+            sizes = {name: (folder / name).stat().st_size for name in kept.checksums}
     except StorageError:
         return None  # Damaged: it is made anew.
     sizes[bundle.CHECKSUMS] = len(storage.read_bytes(storage.join(output_uri, bundle.CHECKSUMS)))
-    return _told(output_uri, found.metadata, sizes)
+    return _result(output_uri, kept.metadata, sizes)
 
 
-def _complete(made: Path, described: dict[str, Any], key: str) -> None:
+def _describe_and_seal(folder: Path, described: dict[str, Any], key: str) -> None:
     """Add what describes the model, the list of checksums, and the signature where there is a key."""
-    (made / bundle.METADATA).write_text(json.dumps(described, indent=2, ensure_ascii=False) + "\n")
-    (made / bundle.CARD).write_text(model_card(described))
-    sbom.write_sbom(made, made / bundle.SBOM, described["name"], described["model_version"])
-    bundle.seal(made)
+    (folder / bundle.METADATA).write_text(json.dumps(described, indent=2, ensure_ascii=False) + "\n")
+    (folder / bundle.CARD).write_text(model_card(described))
+    sbom.write_sbom(folder, folder / bundle.SBOM, described["name"], described["model_version"])
+    bundle.seal(folder)
     if key:
-        signing.sign(made, key)
+        bundle_signing.sign(folder, key)
         _LOG.info("signed")
 
 
@@ -166,15 +168,15 @@ def _check_classes(
         )
 
 
-def _scored(evaluation_uri: str) -> dict[str, Any]:
-    """metrics.json of an evaluation with the folder's URI as "uri", or {} where there is none."""
+def _evaluation_summary(evaluation_uri: str) -> dict[str, Any]:
+    """metrics.json of an evaluation with the folder's URI as "uri"; {} without one."""
     uri = storage.join(evaluation_uri, "metrics.json") if evaluation_uri else ""
     if not uri or not storage.exists(uri):
         return {}
     return storage.read_json(uri) | {"uri": storage.absolute(evaluation_uri)}
 
 
-def _data(index: dict[str, Any], shards_uri: str) -> dict[str, Any]:
+def _data_origin(index: dict[str, Any], shards_uri: str) -> dict[str, Any]:
     """What the shards were made from, and how many images and boxes each split has."""
     data_root = storage.parent(storage.parent(shards_uri))
     raw = storage.join(data_root, "raw", index["raw_fingerprint"], "manifest.json")
@@ -189,16 +191,16 @@ def _data(index: dict[str, Any], shards_uri: str) -> dict[str, Any]:
     }
 
 
-def _of_classes(scored: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _class_scores(scored: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Of each class that was scored: AP, AP50, boxes, and the score at which its F1 is best."""
     thresholds = scored.get("thresholds", {})
     return {
-        name: {key: found.get(key) for key in ("AP", "AP50", "boxes")} | {"threshold": thresholds.get(name)}
-        for name, found in scored.get("per_class", {}).items()
+        name: {key: scores.get(key) for key in ("AP", "AP50", "boxes")} | {"threshold": thresholds.get(name)}
+        for name, scores in scored.get("per_class", {}).items()
     }
 
 
-def _tell(checks: dict[str, Check]) -> None:
+def _log_checks(checks: dict[str, Check]) -> None:
     for name, check in checks.items():
         if not check.matches.detections:
             _LOG.warning(
@@ -263,7 +265,7 @@ def _metadata(
             "evaluation": scored.get("uri", ""),
             "values": scored.get("metrics") or meta["metrics"] or {},
             "gate": (scored.get("verdict") or {}).get("reason", ""),
-            "per_class": _of_classes(scored),
+            "per_class": _class_scores(scored),
         },
         "sha256": shas,
         "versions": _versions(),
@@ -277,13 +279,13 @@ def _version(shas: dict[str, str]) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"kubedet": version("kubedet"), "sources": _sources(), "torch": torch.__version__}
+    versions = {"kubedet": version("kubedet"), "sources": _sources(), "torch": torch.__version__}
     for package in ("onnx", "onnxruntime", "openvino"):
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue  # An extra that is not installed.
-    return found
+    return versions
 
 
 @cache

@@ -14,9 +14,9 @@ import torch
 
 from trainer.config import Config
 from trainer.errors import ExportError
+from trainer.export.detection_pairing import EXACT, QUANTIZED, Tolerance
 from trainer.export.graph import DeploymentGraph, RawGraph
-from trainer.export.matching import EXACT, QUANTIZED, Tolerance
-from trainer.export.onnx import write_onnx
+from trainer.export.onnx_file import write_onnx
 from trainer.export.quantize import CalibrationImages, quantize
 from trainer.export.runtimes import ExportedProgram, OnnxRuntime, OpenVino, Runtime, import_openvino
 from trainer.model.detector import Detector

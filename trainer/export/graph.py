@@ -36,7 +36,7 @@ class Served(NamedTuple):
 def nms_keep(
     boxes: Tensor, scores: Tensor, labels: Tensor, classes: int, overlap: float, threshold: float
 ) -> Tensor:
-    """Which candidates survive the suppression within their class.
+    """Suppress candidates within their class (NMS).
 
     Args:
         boxes: fp32 [B, T, 4].
@@ -83,7 +83,7 @@ class _Levels(nn.Module):
         self.image_size = image_size
         self.classes = detector.num_classes
         self.cls_logits = _without_background(detector)
-        # Clones made outside of inference mode, whose tensors no exporter can trace.
+        # Outside of inference mode: no exporter can trace its tensors.
         with torch.no_grad():
             blank = torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8)
             features = detector.features(detector.normalize(blank))
@@ -98,12 +98,14 @@ class _Levels(nn.Module):
         """Logits [B, A, C, h * w] of each level, and the offsets [B, N, 4] of all levels' anchors."""
         head = self.detector.head
         features = self.detector.features(self.detector.normalize(images))
-        found = []
+        logits_per_level = []
         for level in features:
             logits = self.cls_logits(head.classification_head.conv(level))
             count = logits.shape[1] // self.classes
-            found.append(logits.reshape(-1, count, self.classes, level.shape[-2] * level.shape[-1]))
-        return found, head.regression_head(features)
+            logits_per_level.append(
+                logits.reshape(-1, count, self.classes, level.shape[-2] * level.shape[-1])
+            )
+        return logits_per_level, head.regression_head(features)
 
 
 def _without_background(detector: Detector) -> nn.Module:
@@ -135,7 +137,7 @@ class DeploymentGraph(_Levels):
             best, anchor, label = best_pairs(logits, self.config.topk_candidates)
             parts.append((best, anchor + start, label))
             start += logits.shape[1] * logits.shape[3]
-        # Decoded together: a graph's many small operators cost more than what they compute.
+        # Decoded for all levels at once: many small operators cost more than what they compute.
         best, anchor, labels = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
         scores = torch.sigmoid(best)
         boxes = box_ops.decode(

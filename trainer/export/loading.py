@@ -38,12 +38,14 @@ def load(uri: str, device: torch.device) -> ScoredModel:
         CheckpointError: the checkpoint is damaged, does not fit, or holds numbers that are not finite.
         StorageError: it cannot be read, or has changed since it was written.
     """
-    found = _exported(uri)
-    if found:
-        return _weights(*found, device) if found[1] == WEIGHTS else _served(*found)
+    exported = _find_exported(uri)
+    if exported:
+        source, name = exported
+        return _load_weights(source, name, device) if name == WEIGHTS else _load_served(source, name)
     detector, meta = checkpoint.load_model(uri, device)
+    predict, image_size = _folded_predict(detector, device, uri), meta["config"]["loader"]["image_size"]
     return ScoredModel(
-        uri, _ready(detector, device, uri), True, meta["categories"], meta["config"]["loader"]["image_size"],
+        uri, predict, True, meta["categories"], image_size,
         file_sha256(storage.local_copy(uri)), meta["step"], meta["config"],
     )  # fmt: skip
 
@@ -54,12 +56,12 @@ def trained_with(uri: str) -> dict[str, Any]:
     Raises:
         EvaluationError, CheckpointError, StorageError: as `load`.
     """
-    found = _exported(uri)
-    return found[0].metadata.get("config", {}) if found else json.loads(checkpoint.read(uri)["config"])
+    exported = _find_exported(uri)
+    return exported[0].metadata.get("config", {}) if exported else json.loads(checkpoint.read(uri)["config"])
 
 
-def _exported(uri: str) -> tuple[Bundle, str] | None:
-    """The bundle and the file in it that a URI stands for; None for a checkpoint.
+def _find_exported(uri: str) -> tuple[Bundle, str] | None:
+    """Return the bundle and the file in it that a URI names; None for a checkpoint.
 
     Raises:
         EvaluationError: it is a folder or file of something else.
@@ -81,16 +83,16 @@ def _exported(uri: str) -> tuple[Bundle, str] | None:
             f"{uri} is not a model of that folder", fix=f"take the folder, or one of: {', '.join(files)}"
         )
     places = (storage.join(uri, place) for place in _IN_RUNS)
-    there = [place for place in places if storage.exists(place)]
+    checkpoints = [place for place in places if storage.exists(place)]
     raise EvaluationError(
         f"{uri} is neither a checkpoint nor an exported model",
-        fix=f"give {' or '.join(there)}" if there
+        fix=f"give {' or '.join(checkpoints)}" if checkpoints
         else "give a best.pt that the training wrote, or the folder that the export wrote",
     )  # fmt: skip
 
 
-def _ready(detector: Detector, device: torch.device, uri: str) -> Callable[[Tensor], Detections]:
-    """A detector's `predict`, with its weights as inference is fastest.
+def _folded_predict(detector: Detector, device: torch.device, uri: str) -> Callable[[Tensor], Detections]:
+    """Return a detector's `predict`, with batch normalisation folded for inference.
 
     Raises:
         CheckpointError: weights are not finite: it would find nothing, whatever it is shown.
@@ -106,7 +108,7 @@ def _ready(detector: Detector, device: torch.device, uri: str) -> Callable[[Tens
     return (detector.to(memory_format=torch.channels_last) if device.type == "cpu" else detector).predict
 
 
-def _weights(source: Bundle, name: str, device: torch.device) -> ScoredModel:
+def _load_weights(source: Bundle, name: str, device: torch.device) -> ScoredModel:
     known = source.metadata
     trained = configuration.from_json(json.dumps(known["config"]), where=storage.join(source.uri, METADATA))
     detector, uri = build(trained.model, len(known["classes"])), storage.join(source.uri, name)
@@ -118,11 +120,13 @@ def _weights(source: Bundle, name: str, device: torch.device) -> ScoredModel:
             raise CheckpointError(
                 f"{uri} does not fit its configuration: {reason}", fix="export the model again"
             ) from None
-    return _described(source, name, _ready(detector.to(device).eval(), device, uri), reentrant=True)
+    return _scored_model(
+        source, name, _folded_predict(detector.to(device).eval(), device, uri), reentrant=True
+    )
 
 
-def _served(source: Bundle, name: str) -> ScoredModel:
-    """A file in the runtime that serves it."""
+def _load_served(source: Bundle, name: str) -> ScoredModel:
+    """Load an exported file in the runtime that serves it."""
     uri = storage.join(source.uri, name)
     try:
         from trainer.export.formats import FORMATS
@@ -142,10 +146,10 @@ def _served(source: Bundle, name: str) -> ScoredModel:
         raise EvaluationError(
             f"{uri} cannot be run: {str(error).splitlines()[0]}", fix="export the model again"
         ) from None
-    return _described(source, name, lambda images: served.predict(images.cpu().numpy()), reentrant=False)
+    return _scored_model(source, name, lambda images: served.predict(images.cpu().numpy()), reentrant=False)
 
 
-def _described(
+def _scored_model(
     source: Bundle, name: str, predict: Callable[[Tensor], Detections], *, reentrant: bool
 ) -> ScoredModel:
     known = source.metadata

@@ -22,7 +22,7 @@ _COLOURS = ("#e6194b", "#2a8f38", "#4363d8", "#c45a10", "#911eb4", "#008080", "#
 
 
 @dataclass(frozen=True)
-class Found:
+class Detection:
     """One detection."""
 
     label: int
@@ -43,7 +43,7 @@ class Predictor:
         self.size: int = metadata["input"]["input_size"]
         self.names = {item["id"]: item["name"] for item in metadata["classes"]}
 
-    def __call__(self, image: Image.Image, least: float = 0.0) -> list[Found]:
+    def __call__(self, image: Image.Image, least: float = 0.0) -> list[Detection]:
         """Detect objects in one image of any size.
 
         Args:
@@ -56,14 +56,16 @@ class Predictor:
         square, scale = preprocess(image, self.size)
         boxes, scores, labels, num = self.runtime.run(square.numpy()[None])
         limits = np.array([*image.size, *image.size])
-        found = []
+        detections = []
         for row in range(int(num[0])):
             if scores[0, row] >= least:
                 corners = np.clip(boxes[0, row].astype(float) / scale, 0, limits)
                 x1, y1, x2, y2 = (round(float(side), 2) for side in corners)
                 label = int(labels[0, row])
-                found.append(Found(label, self.names[label], float(scores[0, row]), (x1, y1, x2, y2)))
-        return found
+                detections.append(
+                    Detection(label, self.names[label], float(scores[0, row]), (x1, y1, x2, y2))
+                )
+        return detections
 
 
 @contextmanager
@@ -120,13 +122,13 @@ def decode_image(data: bytes, name: str) -> Image.Image:
         raise DataError(f"{name}: {error}", fix="give JPEG, PNG, WebP, BMP, GIF or TIFF files") from None
 
 
-def draw(image: Image.Image, found: list[Found]) -> Image.Image:
+def draw(image: Image.Image, detections: list[Detection]) -> Image.Image:
     """A copy of an image with boxes, names and scores on it, the best on top."""
     canvas = image.copy()
     pen = ImageDraw.Draw(canvas)
     line = max(2, round(max(canvas.size) / 400))
     font = ImageFont.load_default(max(11, round(max(canvas.size) / 50)))
-    for one in reversed(found):
+    for one in reversed(detections):
         colour = _COLOURS[one.label % len(_COLOURS)]
         x1, y1, x2, y2 = one.box
         if x2 <= x1 or y2 <= y1:
@@ -143,13 +145,13 @@ def draw(image: Image.Image, found: list[Found]) -> Image.Image:
     return canvas
 
 
-def as_json(found: list[Found], image: Image.Image) -> dict[str, Any]:
+def as_json(detections: list[Detection], image: Image.Image) -> dict[str, Any]:
     """Detections of an image for a JSON file: width, height, detections (label, name, score, box)."""
     return {
         "width": image.width,
         "height": image.height,
         "detections": [
             {"label": one.label, "name": one.name, "score": round(one.score, 6), "box": list(one.box)}
-            for one in found
+            for one in detections
         ],
     }

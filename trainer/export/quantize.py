@@ -21,16 +21,16 @@ from trainer.errors import ExportError
 from trainer.export.graph import INPUT
 
 _LONG, _WIDE = 512, 128
-"""Products in a sum and output channels from which a convolution is faster as a product of matrices."""
+"""Products per output and output channels from which a convolution is faster as a matrix product."""
 
 
-def spread(count: int, wanted: int) -> np.ndarray:
-    """Indices of at most `wanted` of `count` samples, evenly spread, int64."""
-    return np.linspace(0, count - 1, min(count, wanted)).round().astype(np.int64)
+def evenly_spread(count: int, limit: int) -> np.ndarray:
+    """Indices of at most `wanted` of `count` samples, evenly evenly_spread, int64."""
+    return np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64)
 
 
 class CalibrationImages:
-    """Training images one by one, as onnxruntime's calibration asks for them."""
+    """Training images one by one, through the interface of onnxruntime's calibration."""
 
     def __init__(self, shards_uri: str, image_size: int, count: int) -> None:
         """Choose images evenly over the training split.
@@ -51,7 +51,7 @@ class CalibrationImages:
 
 
 def _squares(dataset: ShardDataset, image_size: int, count: int) -> Iterator[np.ndarray]:
-    for index in spread(len(dataset), count):
+    for index in evenly_spread(len(dataset), count):
         yield letterbox(read_sample(dataset, int(index))[0], image_size)[0].numpy()
 
 
@@ -96,24 +96,24 @@ def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
 
 
 def as_matrices(graph: onnx.GraphProto) -> int:
-    """Let onnxruntime compute large int8 convolutions as products of matrices; the function stays the same.
+    """Let onnxruntime compute large int8 convolutions as matrix products; the function stays the same.
 
-    For weights whose zero point is 0 it takes kernels that convolve directly, with a CPU's vector
-    instructions; for all others its product of matrices, which uses the matrix unit of a CPU that has one
-    (AMX) and there takes half the time. So the weights, -127 to 127, and their zero point move by -1.
+    For weights whose zero point is 0 it uses direct convolution kernels with a CPU's vector
+    instructions; for all others a matrix product, which uses the matrix unit of a CPU that has one (AMX)
+    and takes half the time there. So the weights, -127 to 127, and their zero point are shifted by -1.
 
     Args:
         graph: with pairs of QuantizeLinear and DequantizeLinear; changed in place.
 
     Returns:
-        How many weights were moved.
+        How many weights were shifted.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     sources = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
     convolutions = [node for node in graph.node if node.op_type == "Conv" and node.input[1] in sources]
     # By name: the heads' convolutions share their weights between the levels.
     stored = {tuple(sources[node.input[1]].input) for node in convolutions}
-    moved = 0
+    shifted = 0
     for weight, _, zero in stored:
         values, zeros = numpy_helper.to_array(constants[weight]), numpy_helper.to_array(constants[zero])
         long, wide = values[0].size >= _LONG, len(values) >= _WIDE
@@ -121,8 +121,8 @@ def as_matrices(graph: onnx.GraphProto) -> int:
             continue
         constants[weight].CopyFrom(numpy_helper.from_array(values - np.int8(1), weight))
         constants[zero].CopyFrom(numpy_helper.from_array(zeros - np.int8(1), zero))
-        moved += 1
-    return moved
+        shifted += 1
+    return shifted
 
 
 @contextlib.contextmanager

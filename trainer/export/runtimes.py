@@ -62,9 +62,9 @@ class OpenVino:
         self._model = openvino.Core().compile_model(str(path), "CPU", hints)
 
     def run(self, images: np.ndarray) -> list[np.ndarray]:
-        found = self._model({INPUT: images})
+        results = self._model({INPUT: images})
         # Copied: OpenVINO uses its output buffers again in the next request.
-        return [np.array(found[port]) for port in self._model.outputs]
+        return [np.array(results[port]) for port in self._model.outputs]
 
 
 class ExportedProgram:

@@ -62,18 +62,18 @@ def write_sbom(folder: Path, target: Path, name: str, version: str) -> None:
 
 def packages() -> dict[str, str]:
     """Versions of the installed packages that an export can have used, with all they require."""
-    found: dict[str, str] = {}
-    waiting = deque(_ROOTS)
-    while waiting:
-        name = waiting.popleft()
+    versions: dict[str, str] = {}
+    queue = deque(_ROOTS)
+    while queue:
+        name = queue.popleft()
         key = re.sub(r"[-_.]+", "-", name).lower()
-        if key in found:
+        if key in versions:
             continue
         try:
-            here = distribution(name)
+            installed = distribution(name)
         except PackageNotFoundError:
             continue  # Of another platform, or an extra that is not installed.
-        found[key] = here.version
-        plain = (line for line in here.requires or [] if "extra ==" not in line)
-        waiting += (re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in plain)
-    return found
+        versions[key] = installed.version
+        plain = (line for line in installed.requires or [] if "extra ==" not in line)
+        queue += (re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in plain)
+    return versions

@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from trainer.errors import ConfigError, DataError, KubedetError
-from trainer.export import protocol
+from trainer.export import inference_protocol
 from trainer.export.predict import Predictor, as_json, decode_image
 
 MOST_BYTES = 256 * 1024 * 1024
@@ -30,7 +30,7 @@ _PAGE = Path(__file__).with_name("page.html")
 
 
 class _Server:
-    """The answers."""
+    """The routes and their responses."""
 
     def __init__(self, predictor: Predictor) -> None:
         self._predictor = predictor
@@ -64,32 +64,34 @@ class _Server:
         return JSONResponse({"live": True, "ready": True})
 
     async def ready(self, request: Request) -> Response:
-        self._known(request)
+        self._check_model(request)
         return JSONResponse({"name": self._name, "ready": True})
 
     async def describe(self, request: Request) -> Response:
-        self._known(request)
+        self._check_model(request)
         metadata = self._predictor.metadata
         head = {
             "name": self._name,
             "versions": [self._version],
             "platform": f"kubedet_{self._predictor.kind}",
         }
-        return JSONResponse({**head, **protocol.describe_tensors(metadata)})
+        return JSONResponse({**head, **inference_protocol.describe_tensors(metadata)})
 
     async def infer(self, request: Request) -> Response:
-        self._known(request)
+        self._check_model(request)
         length = request.headers.get(_HEADER)
         if length is not None and not length.isdecimal():
             raise DataError(f"the header {_HEADER} must be a number")
         body = await _body(request)
-        asked, images = protocol.read_request(body, int(length) if length else None, self._predictor.size)
+        request_json, images = inference_protocol.read_request(
+            body, int(length) if length else None, self._predictor.size
+        )
         outputs = await run_in_threadpool(self._run, images)
         header = {"model_name": self._name, "model_version": self._version}
-        answer, json_length = protocol.write_response(header, asked, outputs)
+        response, json_length = inference_protocol.write_response(header, request_json, outputs)
         if json_length is None:
-            return Response(answer, media_type="application/json")
-        return Response(answer, media_type="application/octet-stream", headers={_HEADER: str(json_length)})
+            return Response(response, media_type="application/json")
+        return Response(response, media_type="application/octet-stream", headers={_HEADER: str(json_length)})
 
     async def detect(self, request: Request) -> Response:
         body = await _body(request)
@@ -98,18 +100,18 @@ class _Server:
     def _detect(self, body: bytes) -> dict[str, Any]:
         image = decode_image(body, "what was sent")
         with self._one_at_a_time:
-            found = self._predictor(image)
-        return {"model": f"{self._name} {self._version}", **as_json(found, image)}
+            detections = self._predictor(image)
+        return {"model": f"{self._name} {self._version}", **as_json(detections, image)}
 
     def _run(self, images: Any) -> list[Any]:
         with self._one_at_a_time:
             return self._predictor.runtime.run(images)
 
-    def _known(self, request: Request) -> None:
+    def _check_model(self, request: Request) -> None:
         name, version = request.path_params["name"], request.path_params.get("version")
         if name != self._name or version not in (None, self._version):
-            asked = f"{name} {version}" if version else name
-            raise LookupError(f"there is no model {asked}; this server has {self._name} {self._version}")
+            requested = f"{name} {version}" if version else name
+            raise LookupError(f"there is no model {requested}; this server has {self._name} {self._version}")
 
 
 async def _body(request: Request) -> bytes:
@@ -127,7 +129,7 @@ def application(predictor: Predictor, hosts: list[str]) -> Starlette:
 
     Args:
         predictor: the model.
-        hosts: names by which it may be asked for (another site's page cannot reach it by its own);
+        hosts: host names that requests may use (so another site's page cannot reach it by rebinding its own);
             "*" is any.
     """
 

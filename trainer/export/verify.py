@@ -1,7 +1,7 @@
-"""Is the shipped file as good as the trained model? Asked in the runtime that serves it.
+"""Checks that an exported file is as good as the trained model, in the runtime that serves it.
 
-Both see the same validation images; what must agree is the COCO AP and the detections one by
-one. Then the edges: batches, an image without objects, inputs of a wrong shape; and the time.
+Both detect in the same validation images; COCO AP and the single detections must agree. Then edge
+cases: batches, an image without objects, inputs of a wrong shape; and the latency.
 """
 
 import platform
@@ -25,9 +25,9 @@ from trainer.errors import ExportError
 from trainer.evaluation import coco_metrics
 from trainer.evaluation.inference import in_images
 from trainer.evaluation.truth_and_predictions import Predictions
+from trainer.export.detection_pairing import EXACT, Comparison, Matches, rows
 from trainer.export.formats import FORMATS, Format
-from trainer.export.matching import EXACT, Comparison, Matches, rows
-from trainer.export.quantize import spread
+from trainer.export.quantize import evenly_spread
 from trainer.export.runtimes import Runtime
 from trainer.model.detector import Detector
 from trainer.model.postprocess import Detections
@@ -40,10 +40,10 @@ _OTHER_VERSIONS = "use the versions of torch, onnx and onnxruntime in constraint
 
 @dataclass(frozen=True)
 class Check:
-    """What was found of one exported file."""
+    """The result of checking one exported file."""
 
     runtime: str
-    """What ran it."""
+    """Runtime that ran it, with its version."""
     images: int
     """Images of the comparison."""
     ap: float
@@ -57,15 +57,15 @@ class Check:
 
 
 class Served:
-    """A file in its runtime, giving detections."""
+    """An exported file in its runtime, giving detections."""
 
     def __init__(self, kind: Format, path: Path, config: ModelConfig) -> None:
         self.kind, self.runtime, self._config = kind, kind.open(path), config
 
     def predict(self, images: np.ndarray) -> Detections:
         """Detections of uint8 images [B, 3, S, S]."""
-        found = [torch.from_numpy(part) for part in self.runtime.run(images)]
-        return suppress(found[0], found[1], self._config) if self.kind.raw else Detections(*found)
+        outputs = [torch.from_numpy(part) for part in self.runtime.run(images)]
+        return suppress(outputs[0], outputs[1], self._config) if self.kind.raw else Detections(*outputs)
 
 
 def verify(
@@ -95,23 +95,23 @@ def verify(
     for name in names:
         with _running(name, "cannot be opened by the runtime that serves it"):
             served[name] = Served(FORMATS[name], folder / FORMATS[name].files[0], detector.config)
-    indices = spread(len(dataset), config.export.check_images)
+    indices = evenly_spread(len(dataset), config.export.check_images)
     comparisons = {name: Comparison(FORMATS[name].tolerance) for name in names}
-    found: dict[str, list[Predictions]] = {name: [Predictions.from_coco([])] for name in ["", *names]}
+    predictions: dict[str, list[Predictions]] = {name: [Predictions.from_coco([])] for name in ["", *names]}
     sizes = dict(zip(dataset.image_ids.tolist(), dataset.sizes, strict=True))
     squares = torch.empty(0)
     with log.progress("check", len(indices), "images") as bar:
         for images, image_ids, scales in _batches(dataset, indices, image_size):
             squares = images if not len(squares) else squares
             trained = detector.predict(images)
-            found[""].append(in_images(trained, image_ids, scales, sizes))
+            predictions[""].append(in_images(trained, image_ids, scales, sizes))
             for name, one in served.items():
                 with _running(name, "fails on validation images"):
                     detections = one.predict(images.numpy())
                 comparisons[name].add(trained, detections)
-                found[name].append(in_images(detections, image_ids, scales, sizes))
+                predictions[name].append(in_images(detections, image_ids, scales, sizes))
             bar.update(len(images))
-    ap = _average_precision(dataset, indices, found)
+    ap = _average_precision(dataset, indices, predictions)
     checks = {}
     for name, one in served.items():
         matches = comparisons[name].result()
@@ -204,7 +204,7 @@ def _batches(
 
 
 def _average_precision(
-    dataset: ShardDataset, indices: np.ndarray, found: dict[str, list[Predictions]]
+    dataset: ShardDataset, indices: np.ndarray, predictions: dict[str, list[Predictions]]
 ) -> dict[str, float]:
     """COCO AP of each list of predictions on the chosen images; -1 where those have no boxes."""
     chosen = set(dataset.image_ids[indices].tolist())
@@ -212,10 +212,10 @@ def _average_precision(
     truth["images"] = [image for image in truth["images"] if image["id"] in chosen]
     truth["annotations"] = [item for item in truth["annotations"] if item["image_id"] in chosen]
     if not truth["annotations"]:
-        return dict.fromkeys(found, -1.0)
+        return dict.fromkeys(predictions, -1.0)
     return {
         name: coco_metrics.evaluate(truth, Predictions.join(parts)).metrics["coco/AP"]
-        for name, parts in found.items()
+        for name, parts in predictions.items()
     }
 
 

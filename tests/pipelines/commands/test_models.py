@@ -13,7 +13,7 @@ from bundles import make_bundle
 from PIL import Image
 
 from pipelines import cli
-from trainer.export import models
+from trainer.export import published_models
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def published(tmp_path):
         made = make_bundle(
             tmp_path / "runs" / version, version=version, created=f"2026-11-21T0{hour}:00:00+00:00"
         )
-        models.publish(made, str(tmp_path / "data_root"), "pets")
+        published_models.publish(made, str(tmp_path / "data_root"), "pets")
 
 
 @pytest.fixture

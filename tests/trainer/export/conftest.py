@@ -16,7 +16,7 @@ from trainer.model.detector import build
 
 
 @pytest.fixture
-def made(tmp_path):
+def bundle_uri(tmp_path):
     """URI of a whole bundle."""
     return make_bundle(tmp_path / "made")
 
@@ -39,11 +39,11 @@ def untrained(tiny, shards, tmp_path):
 
 
 @pytest.fixture
-def address(made):
+def address(bundle_uri):
     """Host and port of a running server of the small model."""
     uvicorn = pytest.importorskip("uvicorn")
     server = pytest.importorskip("trainer.export.server")
-    with open_bundle(bundle.load(made)) as predictor:
+    with open_bundle(bundle.load(bundle_uri)) as predictor:
         app = server.application(predictor, ["127.0.0.1"])
         running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
         thread = threading.Thread(target=running.run, daemon=True)

@@ -8,7 +8,7 @@ import pytest
 
 from trainer import storage
 from trainer.errors import ExportError, StorageError
-from trainer.export import bundle, sbom, signing
+from trainer.export import bundle, bundle_signing, sbom
 
 
 def _change_a_byte(path):
@@ -17,55 +17,60 @@ def _change_a_byte(path):
     path.write_bytes(data)
 
 
-def test_a_whole_bundle_is_checked_and_opened(made):
-    found = bundle.load(made)
-    found.check()
-    assert found.metadata["name"] == "pets"
-    assert set(found.checksums) == {"model.onnx", "model.safetensors", "model_metadata.json", "MODEL_CARD.md"}
-    with found.files(["model.onnx"]) as folder:
+def test_a_whole_bundle_is_checked_and_opened(bundle_uri):
+    opened = bundle.load(bundle_uri)
+    opened.check()
+    assert opened.metadata["name"] == "pets"
+    assert set(opened.checksums) == {
+        "model.onnx",
+        "model.safetensors",
+        "model_metadata.json",
+        "MODEL_CARD.md",
+    }
+    with opened.files(["model.onnx"]) as folder:
         assert (folder / "model.onnx").is_file()
-    done = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=made, capture_output=True, check=False)
+    done = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=bundle_uri, capture_output=True, check=False)
     assert done.returncode == 0
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.safetensors", "MODEL_CARD.md"])
-def test_a_changed_byte_is_refused_and_named(made, tmp_path, name):
+def test_a_changed_byte_is_refused_and_named(bundle_uri, tmp_path, name):
     _change_a_byte(tmp_path / "made" / name)
     with pytest.raises(StorageError, match=f"{name}: its bytes have changed"):
-        bundle.load(made).check()
+        bundle.load(bundle_uri).check()
     with pytest.raises(StorageError, match=name):
-        bundle.copy(bundle.load(made), str(tmp_path / "copy"))
+        bundle.copy(bundle.load(bundle_uri), str(tmp_path / "copy"))
     assert not (tmp_path / "copy").exists()
 
 
-def test_changed_metadata_are_refused_at_once(made, tmp_path):
+def test_changed_metadata_are_refused_at_once(bundle_uri, tmp_path):
     _change_a_byte(tmp_path / "made" / "model_metadata.json")
     with pytest.raises(StorageError, match=r"model_metadata\.json: its bytes have changed"):
-        bundle.load(made)
+        bundle.load(bundle_uri)
 
 
-def test_all_problems_are_told_at_once(made, tmp_path):
+def test_all_problems_are_told_at_once(bundle_uri, tmp_path):
     _change_a_byte(tmp_path / "made" / "model.onnx")
     (tmp_path / "made" / "model.safetensors").unlink()
     with pytest.raises(StorageError, match=r"(?s)model\.onnx: its bytes.*model\.safetensors: no such file"):
-        bundle.load(made).check(["model.onnx", "model.safetensors"])
+        bundle.load(bundle_uri).check(["model.onnx", "model.safetensors"])
 
 
-def test_a_folder_without_checksums_is_no_bundle(made, tmp_path):
+def test_a_folder_without_checksums_is_no_bundle(bundle_uri, tmp_path):
     (tmp_path / "made" / "SHA256SUMS").unlink()
-    assert not bundle.exists(made)
+    assert not bundle.exists(bundle_uri)
     with pytest.raises(StorageError, match="holds no bundle"):
-        bundle.load(made)
+        bundle.load(bundle_uri)
 
 
 @pytest.mark.parametrize("text", ["junk", "0" * 64 + "  ../x", "0" * 64 + "  model.onnx"])
-def test_damaged_checksums_are_refused(made, tmp_path, text):
+def test_damaged_checksums_are_refused(bundle_uri, tmp_path, text):
     (tmp_path / "made" / "SHA256SUMS").write_text(text + "\n")
     with pytest.raises(StorageError, match="SHA256SUMS"):
-        bundle.load(made)
+        bundle.load(bundle_uri)
 
 
-def test_checksums_come_last(made, tmp_path, monkeypatch):
+def test_checksums_come_last(bundle_uri, tmp_path, monkeypatch):
     upload = storage.upload
 
     def failing(source, uri):
@@ -73,22 +78,22 @@ def test_checksums_come_last(made, tmp_path, monkeypatch):
             raise StorageError("the disk is full")
         upload(source, uri)
 
-    bundle.copy(bundle.load(made), str(tmp_path / "copy"))
+    bundle.copy(bundle.load(bundle_uri), str(tmp_path / "copy"))
     monkeypatch.setattr(storage, "upload", failing)
     with pytest.raises(StorageError):  # Over a whole one: it must stop being one.
-        bundle.copy(bundle.load(made), str(tmp_path / "copy"))
+        bundle.copy(bundle.load(bundle_uri), str(tmp_path / "copy"))
     assert not bundle.exists(str(tmp_path / "copy"))
 
 
-def test_a_bundle_in_an_object_store(made, bucket):
-    bundle.copy(bundle.load(made), "s3://bucket/models/pets/v1")
-    found = bundle.load("s3://bucket/models/pets/v1")
-    with found.files(["model.onnx"]) as folder:
+def test_a_bundle_in_an_object_store(bundle_uri, bucket):
+    bundle.copy(bundle.load(bundle_uri), "s3://bucket/models/pets/v1")
+    opened = bundle.load("s3://bucket/models/pets/v1")
+    with opened.files(["model.onnx"]) as folder:
         data = (folder / "model.onnx").read_bytes()
-    assert hashlib.sha256(data).hexdigest() == found.checksums["model.onnx"]
+    assert hashlib.sha256(data).hexdigest() == opened.checksums["model.onnx"]
     _change_a_byte(bucket / "models" / "pets" / "v1" / "model.onnx")
     with pytest.raises(StorageError, match=r"model\.onnx"):
-        found.check()
+        opened.check()
 
 
 @pytest.fixture
@@ -115,33 +120,33 @@ def keys(tmp_path):
     return write
 
 
-def test_signatures(made, tmp_path, keys):
+def test_signatures(bundle_uri, tmp_path, keys):
     private, public = keys("ours")
     with pytest.raises(ExportError, match="is not signed"):
-        signing.check_signature(bundle.load(made), public)
-    signing.sign(tmp_path / "made", private)
-    signing.check_signature(bundle.load(made), public)
-    bundle.copy(bundle.load(made), str(tmp_path / "copy"))
-    signing.check_signature(bundle.load(str(tmp_path / "copy")), public)
+        bundle_signing.check_signature(bundle.load(bundle_uri), public)
+    bundle_signing.sign(tmp_path / "made", private)
+    bundle_signing.check_signature(bundle.load(bundle_uri), public)
+    bundle.copy(bundle.load(bundle_uri), str(tmp_path / "copy"))
+    bundle_signing.check_signature(bundle.load(str(tmp_path / "copy")), public)
     with pytest.raises(ExportError, match="does not fit"):
-        signing.check_signature(bundle.load(made), keys("other")[1])
+        bundle_signing.check_signature(bundle.load(bundle_uri), keys("other")[1])
     # Someone who changes a file and mends the list of checksums is found out by the signature.
     _change_a_byte(tmp_path / "made" / "model.onnx")
     bundle.seal(tmp_path / "made")
-    bundle.load(made).check()
+    bundle.load(bundle_uri).check()
     with pytest.raises(ExportError, match="does not fit"):
-        signing.check_signature(bundle.load(made), public)
+        bundle_signing.check_signature(bundle.load(bundle_uri), public)
 
 
-def test_a_key_that_is_none(made, tmp_path):
+def test_a_key_that_is_none(bundle_uri, tmp_path):
     pytest.importorskip("model_signing")
     (tmp_path / "key").write_text("no key")
     with pytest.raises(ExportError, match="cannot be signed"):
-        signing.sign(tmp_path / "made", str(tmp_path / "key"))
+        bundle_signing.sign(tmp_path / "made", str(tmp_path / "key"))
     assert not (tmp_path / "made" / "model.sig").exists()
 
 
-def test_the_bill_of_materials_is_cyclonedx(made, tmp_path):
+def test_the_bill_of_materials_is_cyclonedx(bundle_uri, tmp_path):
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
@@ -152,4 +157,4 @@ def test_the_bill_of_materials_is_cyclonedx(made, tmp_path):
     parts = {part["name"]: part for part in json.loads(text)["components"]}
     assert parts["torch"]["purl"].startswith("pkg:pypi/torch@")
     assert "onnxruntime" in parts and "pytest" not in parts
-    assert parts["model.onnx"]["hashes"][0]["content"] == bundle.load(made).checksums["model.onnx"]
+    assert parts["model.onnx"]["hashes"][0]["content"] == bundle.load(bundle_uri).checksums["model.onnx"]

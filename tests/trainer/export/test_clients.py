@@ -6,7 +6,7 @@ pip install 'tritonclient[http]'
 import numpy as np
 import pytest
 
-from trainer.export import bundle, serving
+from trainer.export import bundle, server_layouts
 
 http = pytest.importorskip("tritonclient.http")
 
@@ -30,18 +30,18 @@ def test_health_and_metadata(client):
 
 
 @pytest.mark.parametrize("binary", [True, False])
-@pytest.mark.parametrize("asked", [None, ["num", "scores"]])
-def test_inference(client, binary, asked):
+@pytest.mark.parametrize("names", [None, ["num", "scores"]])
+def test_inference(client, binary, names):
     images = np.stack([np.zeros((3, SIZE, SIZE), np.uint8), np.full((3, SIZE, SIZE), 51, np.uint8)])
     given = http.InferInput("images", [2, 3, SIZE, SIZE], "UINT8")
     given.set_data_from_numpy(images, binary_data=binary)
-    outputs = asked and [http.InferRequestedOutput(name, binary_data=binary) for name in asked]
+    outputs = names and [http.InferRequestedOutput(name, binary_data=binary) for name in names]
     answer = client.infer("pets", [given], outputs=outputs, request_id="a7")
     assert answer.get_response()["id"] == "a7"
     scores = answer.as_numpy("scores")
     assert scores.dtype == np.float32 and scores.shape == (2, 5)
     assert scores[:, 0] == pytest.approx([0, 0.2]) and answer.as_numpy("num").tolist() == [1, 1]
-    if asked:
+    if names:
         assert answer.as_numpy("boxes") is None
     else:
         assert answer.as_numpy("boxes")[1, 0].tolist() == [12, 6, 48, 30]
@@ -56,11 +56,11 @@ def test_a_refusal_is_told(client):
 
 
 @pytest.mark.parametrize("kind", ["onnx", "openvino"])
-def test_triton_reads_the_configuration(made, kind):
+def test_triton_reads_the_configuration(bundle_uri, kind):
     schema = pytest.importorskip("tritonclient.grpc.model_config_pb2")
     from google.protobuf import text_format
 
-    text = serving.triton_config(bundle.load(made).metadata, kind, 4)
+    text = server_layouts.triton_config(bundle.load(bundle_uri).metadata, kind, 4)
     config = text_format.Parse(text, schema.ModelConfig())
     assert config.name == "pets" and config.max_batch_size == 4 and config.HasField("dynamic_batching")
     assert (config.platform, config.backend) == (("onnxruntime_onnx", ""), ("", "openvino"))[kind != "onnx"]

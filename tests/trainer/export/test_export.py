@@ -45,9 +45,9 @@ def exported(trained, shards, tiny, tmp_path_factory):
 @pytest.mark.slow
 def test_what_is_exported(exported, trained, shards):
     folder, result = exported
-    found = bundle.load(str(folder))
-    found.check()
-    assert set(found.checksums) - {"model.xml", "model.bin"} == {
+    opened = bundle.load(str(folder))
+    opened.check()
+    assert set(opened.checksums) - {"model.xml", "model.bin"} == {
         "model.onnx", "model.int8.onnx", "model.raw.onnx", "model.pt2", "model.safetensors",
         "model_metadata.json", "MODEL_CARD.md", "sbom.cdx.json",
     }  # fmt: skip
@@ -58,7 +58,7 @@ def test_what_is_exported(exported, trained, shards):
             assert check["matches"]["matched"] > 0.5
         else:
             assert check["matches"]["matched"] >= 0.98 and abs(check["ap_change"]) <= 0.001
-    metadata = found.metadata
+    metadata = opened.metadata
     assert metadata["classes"] == ShardDataset(shards, "val").categories
     assert metadata["input"]["shape"] == ["batch", 3, SIZE, SIZE] and metadata["outputs"]["rows"] == 100
     weights = safetensors.torch.load_file(folder / "model.safetensors")
@@ -70,21 +70,21 @@ def test_what_is_exported(exported, trained, shards):
 
 @pytest.mark.slow
 def test_what_is_there_is_neither_made_nor_checked_again(trained, shards, tiny, tmp_path, monkeypatch):
-    target, made = str(tmp_path / "model"), []
+    target, written = str(tmp_path / "model"), []
     real = exporting.verify
 
     def counted(*given):
-        made.append(given)
+        written.append(given)
         return real(*given)
 
     monkeypatch.setattr(exporting, "verify", counted)
     first = exporting.export(trained, shards, target, tiny())
-    assert exporting.export(trained, shards, target, tiny()) == first and len(made) == 1
+    assert exporting.export(trained, shards, target, tiny()) == first and len(written) == 1
     # Other settings, and a file that was damaged since: it is made anew.
     exporting.export(trained, shards, target, tiny(export__check_images=3))
     (tmp_path / "model" / "model.onnx").write_bytes(b"damaged")
     mended = exporting.export(trained, shards, target, tiny(export__check_images=3))
-    assert len(made) == 3
+    assert len(written) == 3
     bundle.load(target).check()
     assert mended["files"] == first["files"]
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from trainer.config import ModelConfig
+from trainer.export.detection_pairing import EXACT, Comparison
 from trainer.export.graph import DeploymentGraph, RawGraph, best_pairs, nms_keep
-from trainer.export.matching import EXACT, Comparison
 from trainer.export.verify import suppress
 from trainer.model.detector import build
 from trainer.model.postprocess import Detections

@@ -10,15 +10,15 @@ import pytest
 from bundles import make_bundle
 
 from trainer import storage
-from trainer.export import bundle, models
+from trainer.export import bundle, published_models
 
 PUBLISH = """
 import json, os, signal, sys
 from trainer import storage
-from trainer.export import bundle, models
+from trainer.export import bundle, published_models
 
 source, root, points, most = sys.argv[1], sys.argv[2], set(json.loads(sys.argv[3])), int(sys.argv[4])
-before = models.current(root, "pets")
+before = published_models.current(root, "pets")
 
 
 def publish(at):
@@ -36,7 +36,7 @@ def publish(at):
                     os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(count)
-        models.publish(source, root, "pets")
+        published_models.publish(source, root, "pets")
         os._exit(0)
     status = os.waitpid(pid, 0)[1]
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, status
@@ -46,7 +46,7 @@ def publish(at):
 deaths = 0
 for at in range(1, most):
     died = publish(at)
-    now = models.current(root, "pets")
+    now = published_models.current(root, "pets")
     bundle.load(now["model"]).check()  # Whole, whichever it is.
     if now["version"] == "v2":  # Again from the start: as it was before.
         storage.write_json(f"{root}/models/pets/current", before)
@@ -61,7 +61,7 @@ FILES = ["open", "os.rename", "os.remove", "os.mkdir", "os.link", "shutil.copyfi
 
 
 def _die_everywhere(tmp_path, root, points):
-    models.publish(make_bundle(tmp_path / "v1", version="v1"), root, "pets")
+    published_models.publish(make_bundle(tmp_path / "v1", version="v1"), root, "pets")
     source = make_bundle(tmp_path / "v2", version="v2")
     done = subprocess.run(
         [sys.executable, "-c", PUBLISH, source, root, json.dumps(points), "500"],
@@ -71,8 +71,8 @@ def _die_everywhere(tmp_path, root, points):
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["last"] == "v2"  # The last one was not killed.
     # What the killed ones left does not keep the next from publishing.
-    assert models.publish(source, root, "pets")["version"] == "v2"
-    bundle.load(models.resolve("pets", root)).check()
+    assert published_models.publish(source, root, "pets")["version"] == "v2"
+    bundle.load(published_models.resolve("pets", root)).check()
     return result["deaths"]
 
 

@@ -11,39 +11,44 @@ from PIL import Image
 from trainer.data.images import normalize
 from trainer.errors import DataError, ExportError, StorageError
 from trainer.export import bundle
-from trainer.export.predict import Found, as_json, decode_image, draw, open_bundle, open_image
+from trainer.export.predict import Detection, as_json, decode_image, draw, open_bundle, open_image
 from trainer.export.preprocess import preprocess
 
 SIZE = 96
 
 
-def test_boxes_come_back_in_pixels_of_the_image(made):
+def test_boxes_come_back_in_pixels_of_the_image(bundle_uri):
     image = Image.new("RGB", (192, 48), "white")  # Twice as wide as the square: scale 1/2.
-    with open_bundle(bundle.load(made)) as model:
-        (found,) = model(image)
+    with open_bundle(bundle.load(bundle_uri)) as model:
+        (detection,) = model(image)
         assert model(image, least=0.99) == []
-    assert (found.label, found.name) == (1, "dog <b>")
-    assert found.score == pytest.approx(0.25 + 0.75 * 114 / 255)  # A quarter white, the rest padding.
-    assert found.box == (24.0, 12.0, 96.0, 48)  # 60 is beyond the image.
-    assert json.loads(json.dumps(as_json([found], image)))["detections"][0]["box"] == [24, 12, 96, 48]
+    assert (detection.label, detection.name) == (1, "dog <b>")
+    assert detection.score == pytest.approx(0.25 + 0.75 * 114 / 255)  # A quarter white, the rest padding.
+    assert detection.box == (24.0, 12.0, 96.0, 48)  # 60 is beyond the image.
+    assert json.loads(json.dumps(as_json([detection], image)))["detections"][0]["box"] == [24, 12, 96, 48]
 
 
-def test_a_changed_model_is_not_run(made, tmp_path):
+def test_a_changed_model_is_not_run(bundle_uri, tmp_path):
     data = bytearray((tmp_path / "made" / "model.onnx").read_bytes())
     data[-3] ^= 1
     (tmp_path / "made" / "model.onnx").write_bytes(data)
-    with pytest.raises(StorageError, match=r"model\.onnx"), open_bundle(bundle.load(made)):
+    with pytest.raises(StorageError, match=r"model\.onnx"), open_bundle(bundle.load(bundle_uri)):
         pass
 
 
-def test_a_format_that_is_not_in_the_bundle(made):
-    with pytest.raises(ExportError, match="no format openvino"), open_bundle(bundle.load(made), "openvino"):
+def test_a_format_that_is_not_in_the_bundle(bundle_uri):
+    with (
+        pytest.raises(ExportError, match="no format openvino"),
+        open_bundle(bundle.load(bundle_uri), "openvino"),
+    ):
         pass
 
 
 def test_drawing_changes_a_copy_alone():
     image = Image.new("RGB", (100, 80))
-    drawn = draw(image, [Found(0, "cat", 0.9, (20.0, 30.0, 60.0, 70.0)), Found(1, "x", 0.1, (5.0, 5, 5, 9))])
+    drawn = draw(
+        image, [Detection(0, "cat", 0.9, (20.0, 30.0, 60.0, 70.0)), Detection(1, "x", 0.1, (5.0, 5, 5, 9))]
+    )
     assert not np.asarray(image).any()
     assert drawn.getpixel((20, 50)) != (0, 0, 0) and drawn.getpixel((40, 50)) == (0, 0, 0)
     assert np.asarray(drawn)[:5].sum() == 0  # A box of no width is not drawn.

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from trainer.errors import ConfigError, DataError
-from trainer.export import bundle, protocol
+from trainer.export import bundle, inference_protocol
 from trainer.export.predict import open_bundle
 
 uvicorn = pytest.importorskip("uvicorn")
-from trainer.export import server as serving  # noqa: E402
+from trainer.export import server  # noqa: E402
 
 SIZE = 96
 
@@ -113,7 +113,7 @@ def test_values_that_are_no_pixels():
     ):
         request["inputs"][0]["data"][0] = value
         with pytest.raises(DataError, match=said):
-            protocol.read_request(json.dumps(request).encode(), None, SIZE)
+            inference_protocol.read_request(json.dumps(request).encode(), None, SIZE)
 
 
 def test_bytes_that_are_missing():
@@ -121,7 +121,7 @@ def test_bytes_that_are_missing():
     head["inputs"][0]["parameters"] = {"binary_data_size": 3 * SIZE * SIZE}
     text = json.dumps(head).encode()
     with pytest.raises(DataError, match="needs 27648 bytes, 4 are given"):
-        protocol.read_request(text + b"1234", len(text), SIZE)
+        inference_protocol.read_request(text + b"1234", len(text), SIZE)
 
 
 def test_what_is_not_there(ask):
@@ -166,14 +166,17 @@ def test_detections_of_an_image(ask):
 
 
 def test_a_request_that_is_too_large(ask, monkeypatch):
-    monkeypatch.setattr(serving, "MOST_BYTES", 1000)
+    monkeypatch.setattr(server, "MOST_BYTES", 1000)
     status, _, body = ask("POST", "/detect", b"x" * 2000)
     assert status == 400 and "larger than" in json.loads(body)["error"]
 
 
-def test_a_port_that_is_taken(address, made):
-    with open_bundle(bundle.load(made)) as predictor, pytest.raises(ConfigError, match="cannot listen at"):
-        serving.serve(predictor, *address)
+def test_a_port_that_is_taken(address, bundle_uri):
+    with (
+        open_bundle(bundle.load(bundle_uri)) as predictor,
+        pytest.raises(ConfigError, match="cannot listen at"),
+    ):
+        server.serve(predictor, *address)
 
 
 _DROP = """data => {
@@ -242,10 +245,10 @@ def test_the_page_shows_a_dropped_images_detections(address, tmp_path):
 def test_a_request_of_odd_types_is_refused(changes):
     tensor = {"name": "images", "datatype": "UINT8", "shape": [1, 3, SIZE, SIZE], "data": [], **changes}
     with pytest.raises(DataError):
-        protocol.read_request(json.dumps({"inputs": [tensor]}).encode(), None, SIZE)
+        inference_protocol.read_request(json.dumps({"inputs": [tensor]}).encode(), None, SIZE)
 
 
-@pytest.mark.parametrize("asked", [{"outputs": 5}, {"outputs": [{"name": []}]}, {"parameters": [1]}])
-def test_outputs_of_odd_types_are_refused(asked):
+@pytest.mark.parametrize("outputs", [{"outputs": 5}, {"outputs": [{"name": []}]}, {"parameters": [1]}])
+def test_outputs_of_odd_types_are_refused(outputs):
     with pytest.raises(DataError):
-        protocol.write_response({}, asked, [np.zeros((1, 1))] * len(protocol.OUTPUTS))
+        inference_protocol.write_response({}, outputs, [np.zeros((1, 1))] * len(inference_protocol.OUTPUTS))

@@ -10,8 +10,8 @@ from trainer.config import Config, ExportConfig
 from trainer.data.shard_index import ShardDataset
 from trainer.errors import ExportError
 from trainer.export import verify
-from trainer.export.matching import Matches
-from trainer.export.quantize import spread
+from trainer.export.detection_pairing import Matches
+from trainer.export.quantize import evenly_spread
 from trainer.model.detector import build
 
 SIZE = 96
@@ -40,9 +40,9 @@ class Runtime:
         return [boxes * real[..., None], real * np.float32(0.9), np.where(real, 1, -1), num]
 
 
-def _served(**told):
+def _served(**options):
     served = object.__new__(verify.Served)
-    served.kind, served.runtime = verify.FORMATS["onnx"], Runtime(**told)
+    served.kind, served.runtime = verify.FORMATS["onnx"], Runtime(**options)
     return served
 
 
@@ -85,8 +85,11 @@ def test_a_file_that_its_runtime_does_not_open_is_refused(shards, tiny, tmp_path
 
 def test_five_hundred_images_or_all_of_them():
     assert ExportConfig().check_images >= 500
-    assert len(set(spread(5000, 500))) == 500 and spread(5000, 500)[[0, -1]].tolist() == [0, 4999]
-    assert spread(33, 500).tolist() == list(range(33))
+    assert len(set(evenly_spread(5000, 500))) == 500 and evenly_spread(5000, 500)[[0, -1]].tolist() == [
+        0,
+        4999,
+    ]
+    assert evenly_spread(33, 500).tolist() == list(range(33))
 
 
 def _judge(name, change, matched):
@@ -118,9 +121,9 @@ def test_large_changes_are_refused(name, change, matched, said):
 
 
 def test_time_is_told_with_threads_and_cpu():
-    found = verify.latency(Runtime(), np.zeros((1, 3, SIZE, SIZE), np.uint8))
-    assert 0 < found["p50_ms"] <= found["p95_ms"] and found["runs"] >= 10
-    assert found["threads"] == 1 and found["cpu"]
+    timing = verify.latency(Runtime(), np.zeros((1, 3, SIZE, SIZE), np.uint8))
+    assert 0 < timing["p50_ms"] <= timing["p95_ms"] and timing["runs"] >= 10
+    assert timing["threads"] == 1 and timing["cpu"]
 
 
 def test_figures_are_plain_numbers():

@@ -8,7 +8,7 @@ from bundles import make_bundle
 
 from trainer import storage
 from trainer.errors import ConfigError, StorageError
-from trainer.export import bundle, models
+from trainer.export import bundle, published_models
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def _bundle(tmp_path, version, hour=8):
 
 
 def test_publishing_makes_a_version_current(tmp_path, root):
-    now = models.publish(_bundle(tmp_path, "v1"), root, "pets")
+    now = published_models.publish(_bundle(tmp_path, "v1"), root, "pets")
     assert now == json.loads((tmp_path / "data_root/models/pets/current").read_text())
     assert now["model"] == f"{root}/models/pets/v1" and now["version"] == "v1" and now["history"] == []
     assert now["evaluation"] == "/runs/a/evaluation" and now["metrics"]["coco/AP"] == 0.08
@@ -32,27 +32,27 @@ def test_publishing_makes_a_version_current(tmp_path, root):
 
 def test_promote_and_roll_back(tmp_path, root):
     for hour, version in enumerate(("v1", "v2", "v3"), start=1):
-        models.publish(_bundle(tmp_path, version, hour), root, "pets")
-    assert [*models.versions(root, "pets")[0]] == ["v1", "v2", "v3"]
-    assert models.names(root) == ["pets"]
-    assert models.rollback(root, "pets")["version"] == "v2"
-    assert models.rollback(root, "pets")["version"] == "v1"
+        published_models.publish(_bundle(tmp_path, version, hour), root, "pets")
+    assert [*published_models.versions(root, "pets")[0]] == ["v1", "v2", "v3"]
+    assert published_models.names(root) == ["pets"]
+    assert published_models.rollback(root, "pets")["version"] == "v2"
+    assert published_models.rollback(root, "pets")["version"] == "v1"
     with pytest.raises(StorageError, match="no version of pets was current before"):
-        models.rollback(root, "pets")
-    assert models.promote(root, "pets", "v3")["history"] == ["v1"]
+        published_models.rollback(root, "pets")
+    assert published_models.promote(root, "pets", "v3")["history"] == ["v1"]
     with pytest.raises(StorageError, match=r"(?s)no version v9.*v1, v2, v3"):
-        models.promote(root, "pets", "v9")
+        published_models.promote(root, "pets", "v9")
 
 
 def test_a_retried_step_changes_nothing(tmp_path, root):
     source = _bundle(tmp_path, "v1")
-    models.publish(_bundle(tmp_path, "v0"), root, "pets")
-    first = models.publish(source, root, "pets")
-    assert models.publish(source, root, "pets") | {"promoted": ""} == first | {"promoted": ""}
+    published_models.publish(_bundle(tmp_path, "v0"), root, "pets")
+    first = published_models.publish(source, root, "pets")
+    assert published_models.publish(source, root, "pets") | {"promoted": ""} == first | {"promoted": ""}
 
 
 def test_a_failure_while_copying_leaves_current_as_it_was(tmp_path, root, monkeypatch):
-    models.publish(_bundle(tmp_path, "v1"), root, "pets")
+    published_models.publish(_bundle(tmp_path, "v1"), root, "pets")
     upload = storage.upload
 
     def failing(source, uri):
@@ -63,38 +63,38 @@ def test_a_failure_while_copying_leaves_current_as_it_was(tmp_path, root, monkey
     monkeypatch.setattr(storage, "upload", failing)
     second = _bundle(tmp_path, "v2")
     with pytest.raises(StorageError, match="the disk is full"):
-        models.publish(second, root, "pets")
-    assert models.current(root, "pets")["version"] == "v1"
-    assert [*models.versions(root, "pets")[0]] == ["v1"]
+        published_models.publish(second, root, "pets")
+    assert published_models.current(root, "pets")["version"] == "v1"
+    assert [*published_models.versions(root, "pets")[0]] == ["v1"]
     monkeypatch.undo()
-    assert models.publish(second, root, "pets")["history"] == ["v1"]
+    assert published_models.publish(second, root, "pets")["history"] == ["v1"]
 
 
 def test_a_damaged_version_does_not_become_current(tmp_path, root):
-    models.publish(_bundle(tmp_path, "v1"), root, "pets")
-    models.publish(_bundle(tmp_path, "v2"), root, "pets")
+    published_models.publish(_bundle(tmp_path, "v1"), root, "pets")
+    published_models.publish(_bundle(tmp_path, "v2"), root, "pets")
     (tmp_path / "data_root/models/pets/v1/model.onnx").write_bytes(b"changed")
     with pytest.raises(StorageError, match=r"model\.onnx: its bytes have changed"):
-        models.rollback(root, "pets")
+        published_models.rollback(root, "pets")
     with pytest.raises(StorageError, match=r"model\.onnx"):
-        models.publish(str(tmp_path / "made" / "v1"), root, "pets")
-    assert models.current(root, "pets")["version"] == "v2"
+        published_models.publish(str(tmp_path / "made" / "v1"), root, "pets")
+    assert published_models.current(root, "pets")["version"] == "v2"
 
 
 def test_current_is_whole_for_whoever_reads_it(tmp_path, root):
     for version in ("v1", "v2"):
-        models.publish(_bundle(tmp_path, version), root, "pets")
+        published_models.publish(_bundle(tmp_path, version), root, "pets")
     seen, stop = set(), threading.Event()
 
     def read():
         while not stop.is_set():
-            seen.add(models.current(root, "pets")["version"])
+            seen.add(published_models.current(root, "pets")["version"])
 
     reader = threading.Thread(target=read)
     reader.start()
     try:
         for number in range(20):
-            models.promote(root, "pets", f"v{number % 2 + 1}")
+            published_models.promote(root, "pets", f"v{number % 2 + 1}")
     finally:
         stop.set()
         reader.join()
@@ -103,28 +103,28 @@ def test_current_is_whole_for_whoever_reads_it(tmp_path, root):
 
 def test_what_a_person_means_by_a_model(tmp_path, root):
     source = _bundle(tmp_path, "v1")
-    assert models.resolve(source, root) == source
+    assert published_models.resolve(source, root) == source
     with pytest.raises(StorageError, match="no model pets is current"):
-        models.resolve("pets", root)
-    models.publish(source, root, "pets")
-    assert models.resolve("pets", root) == f"{root}/models/pets/v1"
-    assert models.resolve("pets@v1", root) == f"{root}/models/pets/v1"
+        published_models.resolve("pets", root)
+    published_models.publish(source, root, "pets")
+    assert published_models.resolve("pets", root) == f"{root}/models/pets/v1"
+    assert published_models.resolve("pets@v1", root) == f"{root}/models/pets/v1"
     with pytest.raises(StorageError, match=r"(?s)no version v0 of the model pets.*versions: v1"):
-        models.resolve("pets@v0", root)
+        published_models.resolve("pets@v0", root)
     with pytest.raises(StorageError, match=r"(?s)no version v1 of the model dogs.*models there: pets"):
-        models.resolve("dogs@v1", root)
+        published_models.resolve("dogs@v1", root)
     with pytest.raises(StorageError, match="holds no bundle"):
-        models.resolve(str(tmp_path), root)
+        published_models.resolve(str(tmp_path), root)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "current", "-x", "x" * 101])
 def test_names_that_cannot_be_folders(tmp_path, root, name):
     with pytest.raises(ConfigError, match="cannot name a model"):
-        models.publish(_bundle(tmp_path, "v1"), root, name)
+        published_models.publish(_bundle(tmp_path, "v1"), root, name)
 
 
 def test_versions_in_an_object_store(tmp_path, bucket):
-    models.publish(_bundle(tmp_path, "v1"), "s3://bucket/root", "pets")
-    models.publish(_bundle(tmp_path, "v2"), "s3://bucket/root", "pets")
-    assert models.rollback("s3://bucket/root", "pets")["model"] == "s3://bucket/root/models/pets/v1"
-    assert models.names("s3://bucket/root") == ["pets"]
+    published_models.publish(_bundle(tmp_path, "v1"), "s3://bucket/root", "pets")
+    published_models.publish(_bundle(tmp_path, "v2"), "s3://bucket/root", "pets")
+    assert published_models.rollback("s3://bucket/root", "pets")["model"] == "s3://bucket/root/models/pets/v1"
+    assert published_models.names("s3://bucket/root") == ["pets"]

@@ -6,11 +6,11 @@ import pytest
 
 from trainer.errors import ConfigError, ExportError, StorageError
 from trainer.export import bundle
-from trainer.export.serving import kserve_service, write_triton
+from trainer.export.server_layouts import kserve_service, write_triton
 
 
-def test_a_triton_repository(made, tmp_path):
-    folder = write_triton(bundle.load(made), str(tmp_path / "triton"), max_batch=4)
+def test_a_triton_repository(bundle_uri, tmp_path):
+    folder = write_triton(bundle.load(bundle_uri), str(tmp_path / "triton"), max_batch=4)
     assert folder == str(tmp_path / "triton" / "pets")
     files = {str(path.relative_to(folder)) for path in (tmp_path / "triton" / "pets").rglob("*.*")}
     assert files == {"config.pbtxt", "labels.txt", "1/model.onnx"}
@@ -26,29 +26,29 @@ def test_a_triton_repository(made, tmp_path):
     )
 
 
-def test_a_damaged_bundle_is_not_laid_out(made, tmp_path):
+def test_a_damaged_bundle_is_not_laid_out(bundle_uri, tmp_path):
     with (tmp_path / "made" / "model.onnx").open("ab") as file:
         file.write(b"x")
     with pytest.raises(StorageError, match=r"model\.onnx"):
-        write_triton(bundle.load(made), str(tmp_path / "triton"))
+        write_triton(bundle.load(bundle_uri), str(tmp_path / "triton"))
     assert not (tmp_path / "triton").exists()
 
 
-def test_a_model_that_is_laid_out_anew_leaves_nothing_of_another_format(made, tmp_path):
+def test_a_model_that_is_laid_out_anew_leaves_nothing_of_another_format(bundle_uri, tmp_path):
     (tmp_path / "triton/pets/1").mkdir(parents=True)
     (tmp_path / "triton/pets/1/model.xml").write_text("of a layout of OpenVINO's")
-    write_triton(bundle.load(made), str(tmp_path / "triton"))
+    write_triton(bundle.load(bundle_uri), str(tmp_path / "triton"))
     assert [path.name for path in (tmp_path / "triton/pets/1").iterdir()] == ["model.onnx"]
 
 
 @pytest.mark.parametrize("kind", ["onnx-int8", "torch-export", "nonsense"])
-def test_a_format_that_is_not_there(made, tmp_path, kind):
+def test_a_format_that_is_not_there(bundle_uri, tmp_path, kind):
     with pytest.raises(ExportError, match=f"no format {kind} that Triton serves"):
-        write_triton(bundle.load(made), str(tmp_path / "triton"), kind=kind)
+        write_triton(bundle.load(bundle_uri), str(tmp_path / "triton"), kind=kind)
 
 
-def test_a_kserve_service(made):
-    metadata = {**bundle.load(made).metadata, "name": "Pets_of.2026"}
+def test_a_kserve_service(bundle_uri):
+    metadata = {**bundle.load(bundle_uri).metadata, "name": "Pets_of.2026"}
     service = kserve_service(metadata, "minio://bucket/triton", "models")
     assert json.loads(json.dumps(service))["metadata"]["name"] == "pets-of-2026"
     assert service["spec"]["predictor"] == {
@@ -60,6 +60,6 @@ def test_a_kserve_service(made):
     }  # fmt: skip
 
 
-def test_kserve_cannot_read_a_local_folder(made):
+def test_kserve_cannot_read_a_local_folder(bundle_uri):
     with pytest.raises(ConfigError, match=r"KServe cannot read models from \./triton"):
-        kserve_service(bundle.load(made).metadata, "./triton")
+        kserve_service(bundle.load(bundle_uri).metadata, "./triton")

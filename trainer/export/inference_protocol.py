@@ -1,7 +1,7 @@
 """Tensors in the Open Inference Protocol v2 (KServe, Triton): as JSON and as binary data.
 
 Formats: https://github.com/kserve/open-inference-protocol and Triton's binary tensor data
-extension, in which a request's or answer's JSON is followed by the tensors' bytes.
+extension, in which a request's or response's JSON is followed by the tensors' bytes.
 """
 
 import json
@@ -66,10 +66,10 @@ def read_request(body: bytes, json_length: int | None, size: int) -> tuple[dict[
 
 
 def _parameters(holder: dict[str, Any]) -> dict[str, Any]:
-    found = holder.get("parameters") or {}
-    if not isinstance(found, dict):
+    parameters = holder.get("parameters") or {}
+    if not isinstance(parameters, dict):
         raise DataError("parameters must be an object of names and values")
-    return found
+    return parameters
 
 
 def _from_json(data: Any, shape: list[int]) -> np.ndarray:
@@ -87,7 +87,7 @@ def _from_json(data: Any, shape: list[int]) -> np.ndarray:
 def write_response(
     header: dict[str, Any], request: dict[str, Any], outputs: list[np.ndarray]
 ) -> tuple[bytes, int | None]:
-    """Write the answer to a request.
+    """Write the response to a request.
 
     Args:
         header: model_name and model_version.
@@ -101,12 +101,12 @@ def write_response(
         DataError: an output is asked for that the model does not have.
     """
     binary = bool(_parameters(request).get("binary_data_output"))
-    asked = request.get("outputs") or [{"name": name} for name in OUTPUTS]
-    if not isinstance(asked, list):
+    requested = request.get("outputs") or [{"name": name} for name in OUTPUTS]
+    if not isinstance(requested, list):
         raise DataError("outputs must be a list of objects with a name")
     known = dict(zip(OUTPUTS, outputs, strict=True))
     described, blobs = [], []
-    for item in asked:
+    for item in requested:
         if not isinstance(item, dict) or item.get("name") not in list(known):
             raise DataError(f"there is no such output; outputs are: {', '.join(OUTPUTS)}")
         name = item["name"]
@@ -119,8 +119,8 @@ def write_response(
         else:
             tensor["data"] = values.flatten().tolist()
         described.append(tensor)
-    answer = {**header, "outputs": described}
+    response = {**header, "outputs": described}
     if request.get("id"):
-        answer["id"] = request["id"]
-    text = json.dumps(answer).encode()
+        response["id"] = request["id"]
+    text = json.dumps(response).encode()
     return b"".join([text, *blobs]), len(text) if blobs else None

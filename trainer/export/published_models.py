@@ -105,26 +105,26 @@ def current(data_root: str, name: str) -> dict[str, Any] | None:
 
 def names(data_root: str) -> list[str]:
     """Names of the models that have versions, sorted."""
-    found = storage.list_files(storage.join(data_root, "models"))
-    return sorted({name.split("/")[0] for name in found if name.endswith(f"/{bundle.CHECKSUMS}")})
+    files = storage.list_files(storage.join(data_root, "models"))
+    return sorted({name.split("/")[0] for name in files if name.endswith(f"/{bundle.CHECKSUMS}")})
 
 
 def version_names(data_root: str, name: str) -> list[str]:
     """Names of a model's versions, sorted; what is in them is not looked at."""
-    found = storage.list_files(folder(data_root, name))
+    files = storage.list_files(folder(data_root, name))
     ends = f"/{bundle.CHECKSUMS}"
-    return sorted(path.removesuffix(ends) for path in found if path.endswith(ends) and path.count("/") == 1)
+    return sorted(path.removesuffix(ends) for path in files if path.endswith(ends) and path.count("/") == 1)
 
 
 def versions(data_root: str, name: str) -> tuple[dict[str, Bundle], dict[str, str]]:
     """Versions of a model by name, the oldest first; and of those that are damaged, what is wrong."""
-    found, damaged = {}, {}
+    bundles, damaged = {}, {}
     for version in version_names(data_root, name):
         try:
-            found[version] = bundle.load(storage.join(folder(data_root, name), version))
+            bundles[version] = bundle.load(storage.join(folder(data_root, name), version))
         except StorageError as error:
             damaged[version] = error.message
-    return dict(sorted(found.items(), key=lambda item: item[1].metadata["created"])), damaged
+    return dict(sorted(bundles.items(), key=lambda item: item[1].metadata["created"])), damaged
 
 
 def resolve(model: str, data_root: str) -> str:

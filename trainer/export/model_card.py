@@ -1,4 +1,4 @@
-"""The model card: what a person must know before using a model, written from its metadata."""
+"""The model card for people, written from a model's metadata."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -43,17 +43,17 @@ def _use(metadata: dict[str, Any]) -> str:
 
 
 def _metrics(metadata: dict[str, Any]) -> str:
-    found = metadata["metrics"]
-    values = {name: value for name, value in found["values"].items() if name in METRICS}
-    lines = [f"On the split `{found['split']}`, {found['images']} images.", ""] if found["split"] else []
+    scores = metadata["metrics"]
+    values = {name: value for name, value in scores["values"].items() if name in METRICS}
+    lines = [f"On the split `{scores['split']}`, {scores['images']} images.", ""] if scores["split"] else []
     lines += ["| metric | value | meaning |", "| --- | --- | --- |"]
     lines += [f"| {name} | {number(values[name])} | {METRICS[name]} |" for name in METRICS if name in values]
-    if found.get("gate"):
+    if scores.get("gate"):
         lines += [
             "",
             "The gate, before the export:",
             "",
-            *(f"- {rule}" for rule in found["gate"].splitlines()),
+            *(f"- {rule}" for rule in scores["gate"].splitlines()),
         ]
     return "\n".join(lines) if values else "It was not scored."
 
@@ -63,12 +63,12 @@ def _formats(metadata: dict[str, Any]) -> str:
         "| format | file | MB | runtime | images | change in AP | matched | p50 / p95 ms |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, made in metadata["formats"].items():
-        check = made["check"]
+    for name, entry in metadata["formats"].items():
+        check = entry["check"]
         time = check["latency"]
-        size = sum(made["bytes"].values()) / 1e6
+        size = sum(entry["bytes"].values()) / 1e6
         lines.append(
-            f"| {name} | `{made['files'][0]}` | {size:.1f} | {check['runtime']} | {check['images']} "
+            f"| {name} | `{entry['files'][0]}` | {size:.1f} | {check['runtime']} | {check['images']} "
             f"| {check['ap_change']:+.4f} | {check['matches']['matched']:.1%} "
             f"| {time['p50_ms']:.1f} / {time['p95_ms']:.1f} |"
         )
@@ -96,16 +96,16 @@ def _interface(metadata: dict[str, Any]) -> str:
 
 
 def _origin(metadata: dict[str, Any]) -> str:
-    made, train = metadata["trained_on"], metadata["config"]["train"]
+    origin, train = metadata["trained_on"], metadata["config"]["train"]
     versions, weights = metadata["versions"], metadata["config"]["model"]["weights"]
     counts = [
-        f"{name} {of['images']} images with {of['boxes']} boxes"
-        for name, of in made.get("splits", {}).items()
+        f"{name} {split['images']} images with {split['boxes']} boxes"
+        for name, split in origin.get("splits", {}).items()
     ]
-    source = [f"`{made['source']}`"] if made.get("source") else []
+    source = [f"`{origin['source']}`"] if origin.get("source") else []
     rows = {
-        "data": "; ".join([*source, *counts, f"shards `{made['shards']}`"]),
-        "checkpoint": f"`{made['checkpoint']}`, step {made['step']}, epoch {made['epoch']}",
+        "data": "; ".join([*source, *counts, f"shards `{origin['shards']}`"]),
+        "checkpoint": f"`{origin['checkpoint']}`, step {origin['step']}, epoch {origin['epoch']}",
         "recipe": f"{metadata['config']['recipe']}, {train['epochs']} epochs, {train['optimizer']}, "
         f"learning rate {train['lr']:g}, seed {train['seed']}",
         "starting weights": f"`{weights}`" if weights else "none, from scratch",
@@ -133,8 +133,11 @@ def _classes(classes: list[dict[str, Any]], scored: dict[str, dict[str, Any]]) -
     for item in shown:
         cells = [item["id"], item["name"], item.get("original_id", "")]
         if scored:
-            of = scored.get(item["name"], {})
-            cells += [of.get("boxes", 0), *(_known(of.get(key)) for key in ("AP", "AP50", "threshold"))]
+            scores = scored.get(item["name"], {})
+            cells += [
+                scores.get("boxes", 0),
+                *(_known(scores.get(key)) for key in ("AP", "AP50", "threshold")),
+            ]
         lines.append(_row(cells))
     if len(classes) > len(shown):
         lines += ["", f"... and {len(classes) - len(shown)} more in model_metadata.json."]

@@ -1,7 +1,7 @@
-"""Which detections of two models are the same ones: by label, overlap and score, never by rank.
+"""Pairs the detections of two models by label, overlap and score, never by rank.
 
-Among nearly equal scores the order is rounding, so a comparison by rank finds differences where
-there are none.
+The order of nearly equal scores depends on rounding, so a comparison by rank would find differences
+where there are none.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Tolerance:
 EXACT = Tolerance(iou=0.99, score=1e-3, binding=True)
 """The same arithmetic in another runtime."""
 QUANTIZED = Tolerance(iou=0.75, score=0.1, binding=False)
-"""Eight bits: the matches are told, the change in AP decides."""
+"""Eight bits: matches are only reported, the change in AP decides."""
 
 BOX_TOLERANCE = 0.01
 """Pixels. Boxes this close are the same even where IoU says nothing: at the border a box may be
@@ -49,7 +49,7 @@ class Matches:
 
 
 class Comparison:
-    """Collects partners over batches."""
+    """Pairs the detections of two models, batch by batch."""
 
     def __init__(self, tolerance: Tolerance) -> None:
         self._tolerance = tolerance
