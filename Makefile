@@ -8,7 +8,7 @@ STAMP := $(VENV)/.complete
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test cluster-test bench lint docs dist images
+.PHONY: help run test cluster-test bench lint docs tables dist images
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -39,6 +39,9 @@ dist: $(STAMP)  ## the wheel and the source distribution, in dist/
 	@rm -rf build dist
 	@$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
 	@ls dist/*
+
+tables: $(STAMP)  ## write the tables of the documents that follow from the code
+	@$(BIN)/python -m pipelines.tables
 
 images:  ## build the container images (needs docker)
 	@images/build.sh $(ARGS)

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 VOLUME = "/data"
 """Where the pods of a run find the volume, if they have one."""
 
-PARAMETERS = ("nodes", "nproc", "gpus", "image")
+PARAMETERS = ("image", "nodes", "nproc", "gpus")
 """Fields of a job that a run has parameters of its own for."""
 
 _OF_PODS = ("gpus", "image")

@@ -3,12 +3,13 @@
 import json
 import re
 import shlex
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipelines import ending, problems
+from pipelines import ending, parameters, problems
 from trainer import recipes, storage
 from trainer.configuration import parse_value
 from trainer.data import sources
@@ -24,53 +25,36 @@ class Options:
 
     name: str
     """Name of the run and of its folder."""
-    source: str = "sample"
-    """Where the images come from."""
-    recipe: str = "debug"
-    """Name of the configuration."""
-    overrides: dict[str, Any] = field(default_factory=dict)
-    """Dotted configuration keys and their values."""
-    nproc: int = 2
-    """Training processes."""
-    data_root: str = "./data_root"
-    """URI under which data is kept."""
-    output: str = "./runs"
-    """Folder that receives the run's folder."""
-    gate: str = ""
-    """Rules for the export; empty takes the recipe's."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of the pipeline, of those in `parameters.LOCAL`; what is not named has its default there."""
     verbose: bool = False
     """Show the local runner's own log too."""
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a parameter's value, given or not."""
+        return self.given.get(name, parameters.LOCAL[name].default)
 
     @property
     def folder(self) -> Path:
         """The run's folder, absolute."""
-        return Path(self.output).absolute() / self.name
+        return Path(self["output"]).absolute() / self.name
 
     def command(self) -> str:
         """Return the command line that starts this run, or goes on with it."""
         words = [ending.program(), "run", "--name", self.name]
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if item.name not in ("name", "overrides", "verbose") and value != item.default:
-                words += [f"--{item.name.replace('_', '-')}", str(value)]
-        for key, value in self.overrides.items():
+        for name, item in parameters.LOCAL.items():
+            if name != "overrides" and self[name] != item.default:
+                words += [item.option, str(self[name])]
+        for key, value in self["overrides"].items():
             plain = isinstance(value, str) and parse_value(value) == value
             words += ["--set", f"{key}={value if plain else json.dumps(value)}"]
         return shlex.join(words)
 
     def arguments(self) -> dict[str, Any]:
         """Return the pipeline's parameters."""
-        return {
-            "data_root": storage.absolute(self.data_root),
-            "source": self.source,
-            "recipe": self.recipe,
-            "overrides": self.overrides,
-            "nodes": 1,
-            "nproc": self.nproc,
-            "launcher": "local",
-            "output": str(self.folder),
-            "gate": self.gate,
-        }
+        given = {name: self[name] for name in parameters.LOCAL}
+        folders = {"data_root": storage.absolute(self["data_root"]), "output": str(self.folder)}
+        return given | folders | {"nodes": 1, "launcher": "local"}
 
 
 def check(options: Options) -> None:
@@ -88,15 +72,15 @@ def check(options: Options) -> None:
             )
 
     def processes() -> None:
-        if options.nproc < 1:
-            raise ConfigError(f"--nproc must be 1 or more, not {options.nproc}", fix="use --nproc 1")
+        if options["nproc"] < 1:
+            raise ConfigError(f"--nproc must be 1 or more, not {options['nproc']}", fix="use --nproc 1")
 
     def gate_of_recipe() -> None:
-        config = recipes.load(options.recipe, options.overrides)
-        for rule in [] if options.gate else config.evaluation.gate:
+        config = recipes.load(options["recipe"], options["overrides"])
+        for rule in [] if options["gate"] else config.evaluation.gate:
             parse(rule)
 
-    rules = (partial(parse, rule) for rule in split_rules(options.gate))
-    source = partial(sources.parse, options.source)
-    data_root = partial(storage.check_place, options.data_root)
+    rules = (partial(parse, rule) for rule in split_rules(options["gate"]))
+    source = partial(sources.parse, options["source"])
+    data_root = partial(storage.check_place, options["data_root"])
     problems.refuse([name, processes, source, data_root, gate_of_recipe, *rules])

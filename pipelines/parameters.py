@@ -27,7 +27,7 @@ _FORMS = {"volume": "with a volume", "shared": "in the shared form"}
 """Forms that have parameters of their own, in words."""
 
 _CPU, _MEMORY = SIZES[DEFAULT]
-_COMMAND = re.compile(r"`([^`\s]+)`")
+_WORD = re.compile(r"`([^`\s]+|<[^`]+>)`")
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class Parameter:
 
 
 def _plain(text: str) -> str:
-    """Take the backquotes from single words: in a terminal they set off commands alone."""
-    return _COMMAND.sub(r"\1", text)
+    """Take the backquotes from single words: in a terminal they set off what has spaces."""
+    return _WORD.sub(r"\1", text)
 
 
 def _of_job(name: str, **told: Any) -> Parameter:
@@ -130,14 +130,14 @@ def _of_job(name: str, **told: Any) -> Parameter:
 
 _ALL = (
     Parameter(
-        "claim", str, f"PersistentVolumeClaim that every pod mounts at `{jobs.VOLUME}`",
-        metavar="PVC", only="volume", trains=False,
-    ),
-    Parameter(
         "data_root", str,
         "URI under which data and runs are kept, e.g. `s3://bucket/kubedet`; every step must reach it",
         metavar="URI", with_volume=f"{jobs.VOLUME}/kubedet", trains=False,
         local=Local("./data_root", meaning="where data is kept: a folder or e.g. `s3://bucket/prefix`"),
+    ),
+    Parameter(
+        "claim", str, f"PersistentVolumeClaim that every pod mounts at `{jobs.VOLUME}`",
+        metavar="PVC", only="volume", trains=False,
     ),
     Parameter(
         "source", str,
@@ -162,8 +162,8 @@ _ALL = (
         "launcher", str,
         "what trains: " + ", ".join(f"`{name}` ({it.meaning})" for name, it in launchers.LAUNCHERS.items()),
         launchers.DEFAULT, metavar="NAME", choices=tuple(launchers.LAUNCHERS),
-        more=" ([which](operations.md#which-job-kind)); with `local` the train step's own pod trains, which "
-        "asks for 250m CPU and 512Mi alone: for trials",
+        more=" ([which](operations.md#which-job-kind)); the train step's own pod asks for 250m CPU and "
+        "512Mi alone: for trials",
     ),
     _of_job("nodes"),
     _of_job("nproc", local=Local(2, "one for each GPU; 2 without GPUs", meaning="training processes")),
@@ -226,7 +226,7 @@ def of(form: Form) -> Iterator[Parameter]:
     """Yield the parameters that a form has, those without a default first."""
     there = [
         item.within(form)
-        for item in _ALL
+        for item in TABLE.values()
         if not (item.only and not getattr(form, item.only)) and not (item.trains and form.until)
     ]
     yield from sorted(there, key=lambda item: item.default is not REQUIRED)

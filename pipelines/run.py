@@ -47,8 +47,8 @@ def run(options: Options) -> int:
         _check_same(folder, options)
         record = summary.begin(options.arguments(), options.name)
         _write(folder, record)
-        print(f"run {options.name}: recipe {options.recipe}, source {options.source}", flush=True)
-        _warn_of_processes(options.nproc)
+        print(f"run {options.name}: recipe {options['recipe']}, source {options['source']}", flush=True)
+        _warn_of_processes(options["nproc"])
         with tempfile.TemporaryDirectory(prefix="kubedet-", ignore_cleanup_errors=True) as temporary:
             follower = Follower(Path(temporary) / "progress.jsonl")
             try:

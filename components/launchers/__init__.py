@@ -25,7 +25,11 @@ class Entry:
 
 _CLUSTER = "components.launchers.cluster.launcher:ClusterLauncher"
 LAUNCHERS = {
-    "local": Entry("processes of this machine", "components.launchers.local:LocalLauncher", pods=False),
+    "local": Entry(
+        "processes of this machine or of the step's own pod",
+        "components.launchers.local:LocalLauncher",
+        pods=False,
+    ),
     "kubernetes": Entry("a PyTorchJob or a TrainJob: whichever the cluster runs", _CLUSTER),
     "pytorchjob": Entry("a PyTorchJob of the Training Operator", _CLUSTER, ("pytorchjob",)),
     "trainjob": Entry("a TrainJob of Kubeflow Trainer", _CLUSTER, ("trainjob",)),

@@ -4,7 +4,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pipelines.commands.options import add_overrides
+from pipelines import parameters
+from pipelines.commands.options import add_overrides, add_parameter
 from pipelines.forms import ENDS, PARALLELISM
 from pipelines.sizes import SIZES
 from trainer.configuration import parse_overrides
@@ -15,30 +16,8 @@ if TYPE_CHECKING:
     from pipelines.kubeflow import Server
     from pipelines.submission import Submission
 
-_TEXTS = {
-    "data_root": ("URI", "where the data are kept, e.g. s3://bucket/kubedet; with a volume: "
-                  "/data/kubedet, unless another path below /data is named"),
-    "source": ("URI", "images and boxes: sample (drawn by the program), coco:URI, coco:2017, voc:URI, "
-               "openimages: (default: sample)"),
-    "recipe": ("NAME", "see `kubedet recipes` (default: debug)"),
-    "gate": ("RULE", "what a model must reach to be exported (default: the recipe's)"),
-    "launcher": ("NAME", "kubernetes (PyTorchJob or TrainJob, as the cluster runs), pytorchjob, trainjob or "
-                 "local (in the step's own pod) (default: kubernetes)"),
-    "image": ("IMAGE", "container image of the training (default: the steps' own)"),
-    "output": ("URI", "folder of the run (default: <data-root>/runs/<run id>)"),
-    "credentials": ("SECRET", "Secret with the object store's keys (default: kubedet-object-store)"),
-    "claim": ("PVC", "PersistentVolumeClaim that every pod mounts at /data"),
-    "signing": ("SECRET", "Secret whose private.pem signs the exported model (default: kubedet-signing, if "
-                "there is one)"),
-    "registry": ("URL", "Kubeflow Model Registry that is told of the exported model (default: none)"),
-}  # fmt: skip
-_NUMBERS = {
-    "nodes": "machines that train (default: 1)",
-    "nproc": "training processes on each (default: one for each GPU, or one)",
-    "gpus": "GPUs of each machine (default: 0)",
-    "partitions": "pods that share the download, and then the sharding (default: 1, the quickest for all but "
-    "big sets)",
-}
+_SIZES = ("step_cpu", "step_memory")
+"""Parameters that a size stands for."""
 
 
 def add_access(parser: argparse.ArgumentParser) -> None:
@@ -58,13 +37,17 @@ def add_access(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ca", default="", metavar="FILE", help="certificate of the host's own authority")
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """Declare what to run: the pipeline's parameters, each with the default it has there."""
+def add_run(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -> None:
+    """Declare what to run: the pipeline's parameters, each with the default it has there.
+
+    Args:
+        parser: the command's.
+        without: parameters that the command gives itself.
+    """
     group = parser.add_argument_group("what to run")
-    for name, (metavar, meaning) in _TEXTS.items():
-        group.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=meaning)
-    for name, meaning in _NUMBERS.items():
-        group.add_argument(f"--{name}", type=int, metavar="N", help=meaning)
+    for name, item in parameters.TABLE.items():
+        if item.metavar and name not in (*_SIZES, *without):
+            add_parameter(group, item)
     add_sizes(group, "default: small for sample, large for coco:2017 and openimages:, else medium")
     add_overrides(group)
     group.add_argument(
@@ -89,10 +72,8 @@ def add_sizes(group: "argparse._ActionsContainer", default: str) -> None:
         "--size", choices=SIZES, default="",
         help=f"what the pods that prepare, evaluate and export ask for: {told} ({default})",
     )  # fmt: skip
-    group.add_argument("--step-cpu", default="", metavar="CORES", help="cores instead of the size's, e.g. 4")
-    group.add_argument(
-        "--step-memory", default="", metavar="AMOUNT", help="memory instead of the size's, e.g. 8Gi"
-    )
+    for name in _SIZES:
+        add_parameter(group, parameters.TABLE[name])
 
 
 def add_form(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +125,7 @@ def submission(options: argparse.Namespace, name: str) -> "Submission":
     """Return what the options ask for, checked.
 
     Args:
-        options: of `add_run`, and `data_version`.
+        options: of `add_run`, and those that it was to leave out.
         name: of the run or schedule.
 
     Raises:
@@ -153,19 +134,15 @@ def submission(options: argparse.Namespace, name: str) -> "Submission":
     from pipelines import sizes
     from pipelines.submission import Submission
 
-    size = options.size or sizes.of_source(options.source or "sample")
-    given: dict[str, Any] = {
-        "overrides": parse_overrides(options.overrides),
-        "job": _job(options.job),
-        "data_version": options.data_version,
-        **sizes.request(size, options.step_cpu, options.step_memory),
-    }
-    plain = {name: getattr(options, name) for name in (*_TEXTS, *_NUMBERS)}
-    parameters = {name: value for name, value in (plain | given).items() if value not in (None, "", {})}
+    size = options.size or sizes.of_source(options.source or parameters.default("source"))
+    given: dict[str, Any] = {name: getattr(options, name) for name in parameters.TABLE}
+    given |= {"overrides": parse_overrides(options.overrides), "job": _job(options.job)}
+    given |= sizes.request(size, options.step_cpu or "", options.step_memory or "")
     if options.partitions == 1:  # The form without partitions, which has no such parameter.
-        del parameters["partitions"]
+        del given["partitions"]
+    given = {name: value for name, value in given.items() if value not in (None, "", {})}
     asked = Submission(
-        name, options.experiment, parameters, parallelism=options.parallelism, until=options.until,
+        name, options.experiment, given, parallelism=options.parallelism, until=options.until,
         deadline=options.deadline, ttl=options.ttl,
     )  # fmt: skip
     asked.check()

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
+from components.jobs import PARAMETERS
+from components.launchers import fields
 from pipelines.commands.parser import Parser
 from trainer.errors import ConfigError
 
@@ -15,14 +17,8 @@ if TYPE_CHECKING:
     from components.launchers.cluster.kinds.kind import Kind
     from components.launchers.spec import JobSpec
 
-_FLAGS = {
-    "name": ("NAME", "name of the job"),
-    "image": ("IMAGE", "container image"),
-    "nodes": ("N", "machines (pods)"),
-    "nproc": ("N", "processes on each; 0 is one for each GPU, or one"),
-    "gpus": ("N", "GPUs of each machine"),
-}
-"""Fields of JobSpec with a flag of their own: what stands for the value, and what it means."""
+FLAGS = ("name", *PARAMETERS)
+"""Fields of JobSpec that are asked for by themselves, on a command line and in a form."""
 
 _WHERE = "the job's specification"
 
@@ -61,8 +57,9 @@ def add_specification(parser: CommandParser) -> None:
         "--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields",
         help="set one field, nested ones with dots: network.profile=rdma; may be given again",
     )  # fmt: skip
-    for name, (metavar, meaning) in _FLAGS.items():
-        parser.add_argument(f"--{name}", default=None, metavar=metavar, help=meaning)
+    for name in FLAGS:
+        metavar = "N" if fields.is_number(name) else name.upper()
+        parser.add_argument(f"--{name}", metavar=metavar, help=fields.meaning(name))
     parser.add_argument(
         "--env", action="append", default=[], metavar="NAME=VALUE", help="an environment variable"
     )
@@ -125,7 +122,7 @@ def specification(options: argparse.Namespace) -> "JobSpec":
     problems: list[str] = []
     for text in options.fields:
         problems += set_field(tree, JobSpec, text)
-    for name in (*_FLAGS, "namespace"):
+    for name in (*FLAGS, "namespace"):
         if getattr(options, name) is not None:
             problems += set_field(tree, JobSpec, f"{name}={getattr(options, name)}")
     for text in options.env:

@@ -2,6 +2,8 @@
 
 import argparse
 
+from pipelines.parameters import LOCAL, Parameter
+
 
 def add_overrides(parser: "argparse._ActionsContainer") -> None:
     """Declare --set, in a parser or a group of it."""
@@ -12,30 +14,17 @@ def add_overrides(parser: "argparse._ActionsContainer") -> None:
     )  # fmt: skip
 
 
-def add_training(parser: argparse.ArgumentParser) -> None:
-    """Declare what to train on and how."""
-    parser.add_argument(
-        "--source", default="sample", metavar="URI",
-        help="images and boxes: sample (drawn by the program), coco:URI, coco:2017, voc:URI, openimages:, or "
-        "the path of a COCO or VOC folder (default: sample)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--recipe",
-        default="debug",
-        metavar="NAME",
-        help="a whole configuration, see `kubedet recipes` (default: debug)",
-    )
-    add_overrides(parser)
-    parser.add_argument(
-        "--gate", default="", metavar="RULE",
-        help="what a model must reach to be exported, e.g. 'coco/AP50 >= 0.5' (default: the recipe's)",
-    )  # fmt: skip
+def add_parameter(parser: "argparse._ActionsContainer", item: Parameter) -> None:
+    """Declare the option of a parameter of the pipeline; it is None where nobody gives it."""
+    # argparse takes a percent sign for a format.
+    told = item.help().replace("%", "%%")
+    parser.add_argument(item.option, type=item.kind, metavar=item.metavar, help=told)
 
 
 def add_published(parser: argparse.ArgumentParser) -> None:
     """Declare where published models are."""
     parser.add_argument(
-        "--data-root", default="./data_root", metavar="URI",
+        "--data-root", default=LOCAL["data_root"].default, metavar="URI",
         help="where published models are (default: %(default)s)",
     )  # fmt: skip
 

@@ -1,11 +1,13 @@
 """`kubedet run`: the whole pipeline on this machine."""
 
 import argparse
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from pipelines import parameters
 from pipelines.commands import Commands
-from pipelines.commands.options import add_training
+from pipelines.commands.options import add_overrides, add_parameter
 from trainer.configuration import parse_overrides
 
 
@@ -18,17 +20,11 @@ def add(commands: Commands) -> None:
         "killed, the same command with the same --name goes on. Exit code: 0, also where the gate held the "
         "export back; 2 for a mistake in what was asked or given; 143 when stopped; 1 otherwise.",
     )
-    add_training(parser)
-    parser.add_argument(
-        "--nproc", type=int, metavar="N",
-        help="training processes (default: one for each GPU; 2 without GPUs)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--data-root", default="./data_root", metavar="URI", help="where data is kept (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--output", default="./runs", metavar="DIR", help="where runs go (default: %(default)s)"
-    )
+    for name, item in parameters.LOCAL.items():
+        if name == "overrides":
+            add_overrides(parser)
+        else:
+            add_parameter(parser, item)
     parser.add_argument("--name", default="", help="name of the run (default: the recipe and the time)")
     parser.add_argument("--verbose", action="store_true", help="show the local runner's own log too")
     parser.set_defaults(command=_run)
@@ -38,25 +34,21 @@ def _run(options: argparse.Namespace) -> int:
     from pipelines.options import Options
     from pipelines.run import run
 
-    return run(
-        Options(
-            name=options.name or f"{options.recipe}-{datetime.now():%Y%m%d-%H%M%S}",
-            source=options.source,
-            recipe=options.recipe,
-            overrides=parse_overrides(options.overrides),
-            nproc=_processes() if options.nproc is None else options.nproc,
-            data_root=options.data_root,
-            output=options.output,
-            gate=options.gate,
-            verbose=options.verbose,
-        )
-    )
+    given = {name: getattr(options, name) for name in parameters.LOCAL}
+    given |= {"overrides": parse_overrides(options.overrides)}
+    given |= {"nproc": _processes()} if options.nproc is None else {}
+    given = {name: value for name, value in given.items() if value is not None}
+    asked = Options(options.name, given, options.verbose)
+    if not asked.name:
+        asked = replace(asked, name=f"{asked['recipe']}-{datetime.now():%Y%m%d-%H%M%S}")
+    return run(asked)
 
 
 def _processes(devices: Path = Path("/dev")) -> int:
     """Return how many processes train where nobody says: one for each GPU that PyTorch can use."""
+    without: int = parameters.LOCAL["nproc"].default
     if not any(devices.glob("nvidia[0-9]*")):
-        return 2  # Without importing torch, which takes seconds: the steps do that.
+        return without  # Without importing torch, which takes seconds: the steps do that.
     import torch
 
-    return torch.cuda.device_count() or 2
+    return torch.cuda.device_count() or without

@@ -36,7 +36,7 @@ def add(commands: Commands) -> None:
     what.add_argument("--delete", action="store_true", help="delete the schedule of that --name")
     parser.add_argument("--name", default=NAME, help="name of the schedule (default: %(default)s)")
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
-    cluster_options.add_run(parser)
+    cluster_options.add_run(parser, without=("data_version",))
     cluster_options.add_form(parser)
     cluster_options.add_access(parser)
     parser.set_defaults(command=_schedule)

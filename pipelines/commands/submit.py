@@ -6,6 +6,7 @@ import sys
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from pipelines import parameters
 from pipelines.commands import Commands, cluster_options
 
 if TYPE_CHECKING:
@@ -26,17 +27,13 @@ def add(commands: Commands) -> None:
     parser.add_argument("--wait", action="store_true", help="follow the run to its end; its exit code")
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
     cluster_options.add_run(parser)
-    parser.add_argument(
-        "--data-version", default="", metavar="NAME",
-        help="name for the data as they are now; a known one brings its data back",
-    )  # fmt: skip
     cluster_options.add_form(parser)
     cluster_options.add_access(parser)
     parser.set_defaults(command=_submit)
 
 
 def _submit(options: argparse.Namespace) -> int:
-    name = options.name or f"{options.recipe or 'debug'}-{datetime.now():%Y%m%d-%H%M%S}"
+    name = options.name or f"{options.recipe or parameters.default('recipe')}-{datetime.now():%Y%m%d-%H%M%S}"
     asked, access = cluster_options.submission(options, name), cluster_options.access(options)
     if options.dry_run:
         print("nothing is sent; this would be:")
@@ -52,7 +49,7 @@ def _submit(options: argparse.Namespace) -> int:
     link = server.link("runs", run_id)
     _describe(asked, access)
     print(f"run {run_id}\n{link}")
-    launcher = launchers.entry(asked.parameters.get("launcher", launchers.DEFAULT))
+    launcher = launchers.entry(asked.parameters.get("launcher", parameters.default("launcher")))
     if not asked.until and launcher.pods:
         where = f" -n {server.namespace}" if server.namespace else ""
         print(f"its training, once the data are ready: kubedet job status{where} {jobs.name_of(run_id)}")

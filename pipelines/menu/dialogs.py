@@ -10,8 +10,9 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Static
 
+from components.launchers import fields
 from components.launchers.spec import JobSpec
-from pipelines.commands.job_options import specification
+from pipelines.commands.job_options import FLAGS, specification
 from trainer.errors import ConfigError
 
 _CSS = """
@@ -26,11 +27,7 @@ _CSS = """
 
 FIELDS = {
     "spec": ("Specification", "a file of YAML or JSON; what stands below wins"),
-    "name": ("Name", ""),
-    "image": ("Image", ""),
-    "nodes": ("Nodes", ""),
-    "nproc": ("Processes", "on each node; empty is one for each GPU"),
-    "gpus": ("GPUs", "of each node"),
+    **{name: (fields.label(name), fields.meaning(name)) for name in FLAGS},
     "words": ("Command", "python -m trainer launch -- train --config URI ..."),
 }
 """What is asked for a job: the label, and a hint for an empty one."""
@@ -124,7 +121,7 @@ def described(given: dict[str, str]) -> JobSpec:
         words = shlex.split(given["words"])
     except ValueError as error:
         raise ConfigError(f"the command cannot be read: {error}", fix="close the quotes") from None
-    flags = {name: given[name] or None for name in ("name", "image", "nodes", "nproc", "gpus")}
+    flags = {name: given[name] or None for name in FLAGS}
     return specification(
         argparse.Namespace(
             spec=given["spec"], fields=[], env=[], mount=[], namespace=None, arguments=words, **flags

@@ -63,8 +63,8 @@ def test_mistakes_are_refused_before_anything_starts(arguments, said, tmp_path):
 
 
 def test_other_settings_are_refused_once_it_has_trained(tmp_path):
-    before = Options(name="a", output=str(tmp_path), overrides={"train.epochs": 1})
-    after = replace(before, overrides={"train.epochs": 2})
+    before = Options("a", {"output": str(tmp_path), "overrides": {"train.epochs": 1}})
+    after = replace(before, given={**before.given, "overrides": {"train.epochs": 2}})
     record = {"arguments": before.arguments()}
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "summary.json").write_text(json.dumps(record))

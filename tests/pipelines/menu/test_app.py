@@ -7,7 +7,7 @@ import pytest
 from fake_api import Fault
 from fake_pod import endless
 from kinds import plain
-from textual.widgets import DataTable, Input, Static
+from textual.widgets import DataTable, Input, Label, Static
 
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
@@ -186,6 +186,18 @@ def test_a_job_is_submitted_from_the_form(backend, fake_cluster, tmp_path):
     assert body["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1
     assert container["command"] == ["python", "-c", "print(1)"]
     assert {"name": "A", "value": "b"} in container["env"]
+
+
+def test_the_form_says_of_a_field_what_the_specification_says(backend):
+    async def script(app, pilot):
+        await until(pilot, lambda: "press s" in told(app))
+        await pilot.press("s")
+        labels = [str(label.content) for label in app.screen.query(Label)]
+        assert labels == ["Specification", "Name", "Image", "Nodes", "Processes", "GPUs", "Command"]
+        hint = app.screen.query_one("#nproc", Input).placeholder
+        assert hint == "processes on each node; 0 is one for each GPU, or one"
+
+    drive(backend, script)
 
 
 def test_a_form_that_cannot_be_used_says_why_and_sends_nothing(backend, fake_cluster):

@@ -1,0 +1,114 @@
+"""The one table of the pipeline's parameters: whatever is shown of one follows from it."""
+
+from dataclasses import fields, replace
+from itertools import product
+
+import pytest
+import yaml
+
+from components import partitions
+from components.jobs import PARAMETERS
+from components.launchers.spec import JobSpec, from_fields
+from pipelines import cli, parameters, tables
+from pipelines.compile import compile_pipeline
+from pipelines.forms import Form
+from pipelines.parameters import LOCAL, REQUIRED, TABLE
+
+OTHERWISE = {"overrides": "--set KEY=VALUE", "job": "--job FIELD=VALUE"}
+TYPES = {str: "STRING", int: "NUMBER_INTEGER", dict: "STRUCT"}
+
+
+def compiled(folder, form):
+    compile_pipeline(folder / "p.yaml", form)
+    (spec, _) = yaml.safe_load_all((folder / "p.yaml").read_text())
+    return spec["root"]["inputDefinitions"]["parameters"]
+
+
+@pytest.fixture
+def helped(capsys, monkeypatch):
+    """What a command's help says, an option a line."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+    def said(command):
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+    return said
+
+
+@pytest.mark.parametrize(
+    "form",
+    [Form(volume=volume, shared=shared, until=until)
+     for volume, shared, until in product((False, True), (False, True), ("", "shards"))],
+    ids=str,
+)  # fmt: skip
+def test_the_compiled_file_has_what_the_table_says(tmp_path, form):
+    found = compiled(tmp_path, form)
+    wanted = {item.name: item for item in parameters.of(form)}
+    assert set(found) == set(wanted)
+    for name, item in wanted.items():
+        told = {"parameterType": TYPES[item.kind], "description": item.description}
+        told |= {"literals": list(item.choices)} if item.choices else {}
+        told |= {} if item.default is REQUIRED else {"defaultValue": item.default, "isOptional": True}
+        assert found[name] == told, name
+
+
+def test_what_is_changed_in_the_table_is_changed_everywhere(tmp_path, helped, monkeypatch):
+    """Whoever tells a parameter a second time does not know this."""
+    gate = replace(
+        TABLE["gate"], meaning="how strict it is", default="lax", default_told="", choices=("lax",)
+    )
+    monkeypatch.setitem(TABLE, "gate", gate)
+    monkeypatch.setitem(LOCAL, "gate", gate)
+    assert compiled(tmp_path, Form())["gate"] == {
+        "parameterType": "STRING", "description": "how strict it is.", "literals": ["lax"],
+        "defaultValue": "lax", "isOptional": True,
+    }  # fmt: skip
+    for command in ("submit", "schedule", "run"):
+        assert "--gate RULE how strict it is (default: lax)" in helped(command)
+    assert "| `gate` | `lax` | how strict it is |\n" in tables.of_parameters()
+    assert "| `--gate RULE` | how strict it is (default: lax) |\n" in tables.of_run()
+
+
+@pytest.mark.parametrize("command", ["submit", "schedule"])
+def test_each_parameter_is_an_option_of_what_sends_a_run(helped, command):
+    shown = helped(command)
+    for name, item in TABLE.items():
+        if not item.metavar:
+            assert any(line.startswith(OTHERWISE[name]) for line in shown)
+        elif (name, command) != ("data_version", "schedule"):  # A schedule gives each run its time.
+            assert f"{item.option} {item.metavar} {item.help()}" in shown
+
+
+def test_each_parameter_of_a_local_run_is_an_option_of_it(helped):
+    shown = helped("run")
+    assert set(LOCAL) == {name for name, item in TABLE.items() if item.local}
+    for name, item in LOCAL.items():
+        assert name == "overrides" or f"{item.option} {item.metavar} {item.help()}" in shown
+
+
+def test_a_volume_makes_its_claim_required_and_is_the_default_place():
+    assert next(parameters.of(Form(volume=True))) == TABLE["claim"]
+    assert TABLE["claim"].default is REQUIRED
+    assert parameters.default("data_root") == ""
+    assert parameters.default("data_root", Form(volume=True)) == "/data/kubedet"
+
+
+def test_what_is_a_field_of_every_job_is_told_by_the_job():
+    assert set(PARAMETERS) <= {field.name for field in fields(JobSpec)} & set(TABLE)
+    job = from_fields({"command": ["x"], "image": "i"})
+    for name in ("nodes", "nproc", "gpus"):
+        assert TABLE[name].default == getattr(job, name) and TABLE[name].kind is int
+    assert TABLE["nproc"].meaning == "processes on each node; 0 is one for each GPU, or one"
+
+
+def test_the_most_partitions_are_those_that_a_run_may_have():
+    assert TABLE["partitions"].more.endswith(f"1 to {partitions.MOST}")
+
+
+def test_what_is_set_off_in_a_terminal_has_spaces():
+    told = replace(
+        TABLE["source"], meaning="`a` or `b:C`; see `kubedet d`", default="", default_told="`<x>/<y z>`"
+    )
+    assert told.help() == "a or b:C; see `kubedet d` (default: <x>/<y z>)"
