@@ -7,13 +7,16 @@ from components.images import COMPONENT_IMAGE
 
 @dsl.component(base_image=COMPONENT_IMAGE, install_kfp_package=False)
 def fetch(part: str, recipe: str, overrides: dict, credentials: str) -> str:
-    """Fetch the images of a part; those that are there are not fetched again. Returns the part.
+    """Fetch the images of a part; those that are there are not fetched again.
 
     Args:
         part: of those that the step `plan` returns, as JSON: Kubeflow makes text of an item of a list.
         recipe: name of a recipe; its `data` section counts here.
         overrides: dotted configuration keys and their values.
         credentials: Secret with the object store's keys.
+
+    Returns:
+        The part.
     """
     from components import steps
 

@@ -15,7 +15,7 @@ def plan(
     partitions: int,
     credentials: str,
 ) -> list:
-    """List a source, write its annotations as tables, and divide the work; return the parts.
+    """List a source, write its annotations as tables, and divide the work.
 
     Args:
         source: see the step `download`.
@@ -25,6 +25,9 @@ def plan(
         data_version: name for the data as they are now, or a known one; empty is none.
         partitions: pods that share the work.
         credentials: Secret with the object store's keys.
+
+    Returns:
+        The parts, each as JSON.
     """
     from components import steps
 

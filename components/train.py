@@ -38,10 +38,8 @@ def train(
         shards: manifest of the shards.
         recipe: name of a recipe.
         overrides: dotted configuration keys and their values.
-        request: what is asked of the launcher, as `components.jobs.Request` names it, every value a text:
-            Kubeflow pastes a run's parameters into it.
-        job: further fields of the job, as `components/launchers/spec.py` names them. Apart from the others:
-            pasted into `request` a mapping would stand there unescaped, and nobody could read it.
+        request: what is asked of the launcher, as `components.jobs.Request` names it, every value a text.
+        job: further fields of the job, as `components/launchers/spec.py` names them.
         credentials: Secret with the object store's keys.
         data_root: URI under which data is kept.
         output: URI of the run's folder; empty is `<data_root>/runs/<run>`.
@@ -52,6 +50,8 @@ def train(
     """
     from components import steps
 
+    # Kubeflow pastes a run's parameters into `request`, as texts; a mapping, as `job` is, would stand there
+    # unescaped, and nobody could read it.
     asked = request | {"credentials": credentials, "run_id": run_id}
     placed = (task_config.tolerations, task_config.node_selector)
     given = (steps.manifest(shards), output, data_root, recipe, overrides, asked, job, placed)

@@ -14,7 +14,7 @@ def write(
     data_root: str,
     credentials: str,
 ) -> str:
-    """Write the shards of a part; those that are whole are left as they are. Returns the part.
+    """Write the shards of a part; those that are whole are left as they are.
 
     Args:
         raw: manifest of the raw images.
@@ -23,6 +23,9 @@ def write(
         overrides: dotted configuration keys and their values.
         data_root: URI under which data is kept.
         credentials: Secret with the object store's keys.
+
+    Returns:
+        The part.
     """
     from components import steps
 

@@ -1,0 +1,78 @@
+"""A component's module as the community takes it: it imports Python and kfp alone, and names its image."""
+
+import ast
+from dataclasses import dataclass
+
+from docstring_parser import Docstring, parse
+
+_OWN_IMAGE = "components.images"
+
+
+@dataclass(frozen=True)
+class Component:
+    """What is written of a component."""
+
+    name: str
+    """Of its function."""
+    text: str
+    """Of its module."""
+    overview: str
+    """What its docstring says above the arguments."""
+    arguments: tuple[tuple[str, str, str], ...]
+    """Name, type and meaning of each."""
+    returns: tuple[str, str] | None
+    """Type and meaning of what it returns; None where it returns nothing."""
+
+
+def convert(text: str, image: str) -> Component:
+    """Convert a module of `components` that holds one component.
+
+    Args:
+        text: of the module.
+        image: container image that the component names.
+
+    Returns:
+        The component, whose module needs no module of ours to be compiled.
+    """
+    function = _function(text)
+    lines = text.splitlines()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and node.module == _OWN_IMAGE:
+            del lines[node.lineno - 2 : node.lineno]  # With the empty line above it.
+    written = "\n".join(lines).replace("base_image=COMPONENT_IMAGE", f'base_image="{image}"')
+    # A function without an annotation returns nothing to kfp; the catalogue would list "None" as an output.
+    written = written.replace("\n) -> None:", "\n):")
+    written += _COMPILED.format(name=function.name)
+    said = parse(ast.get_docstring(function) or "")
+    meanings = {item.arg_name: item.description or "" for item in said.params}
+    returned = ast.unparse(function.returns) if function.returns else "None"
+    return Component(
+        name=function.name,
+        text=written,
+        overview="\n\n".join(filter(None, (said.short_description, said.long_description))),
+        arguments=tuple(
+            (item.arg, ast.unparse(item.annotation), meanings[item.arg])
+            for item in function.args.args
+            if item.annotation
+        ),
+        returns=None if returned == "None" else (returned, _meaning(said)),
+    )
+
+
+_COMPILED = """
+
+
+if __name__ == "__main__":
+    from kfp.compiler import Compiler
+
+    Compiler().compile({name}, package_path=__file__.replace(".py", "_component.yaml"))
+"""
+
+
+def _function(text: str) -> ast.FunctionDef:
+    (function,) = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
+    return function
+
+
+def _meaning(said: Docstring) -> str:
+    return (said.returns.description or "") if said.returns else ""

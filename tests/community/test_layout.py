@@ -1,0 +1,290 @@
+"""The components as Kubeflow's pipelines-components repository takes them, by what its own checks ask.
+
+Its rules, as they stood on 2026-07-23 (commit fab64a9, docs/CONTRIBUTING.md and scripts/): folders and files,
+the order and types of metadata.yaml, OWNERS, imports, base images, ruff's settings, the form of README.md.
+"""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from community.__main__ import write
+from community.catalogue import ENTRIES
+from pipelines import CLEANUP, SHARED, TITLES
+
+ROOT = Path(__file__).parents[2]
+CATEGORIES = {"data_processing", "deployment", "evaluation", "training"}
+FILES = {"__init__.py", "component.py", "metadata.yaml", "OWNERS", "README.md"}
+OWNERS = {"approvers": ["alice", "bob"], "reviewers": ["carol"]}
+VERSION = re.compile(r"(>=|<=|==)?\d+\.\d+\.\d+")
+ALONE = """
+import importlib.util, sys
+from kfp import compiler
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("components", "pipelines", "trainer", "community"):
+            raise ImportError(f"{name} is not there")
+
+sys.meta_path.insert(0, Refuse())
+for path in sys.argv[2:]:
+    name = path.split("/")[-2]
+    spec = importlib.util.spec_from_file_location("one_" + name, path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    compiler.Compiler().compile(getattr(module, name), f"{sys.argv[1]}/{name}.yaml")
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Folders of the components by their names, below a clone that has components of others."""
+    clone = tmp_path_factory.mktemp("clone")
+    (clone / "components/training/other").mkdir(parents=True)
+    (clone / "components/training/other/component.py").write_text("theirs")
+    stale = clone / "components/training/kubedet/gone"
+    stale.mkdir(parents=True)
+    folders = write(clone, OWNERS, {"documentation": "https://docs.example"})
+    assert (clone / "components/training/other/component.py").read_text() == "theirs"
+    assert not stale.exists()
+    return {folder.name: folder for folder in folders}
+
+
+@pytest.fixture(scope="module")
+def compiled(made, tmp_path_factory):
+    """The compiled components, each loaded where none of our packages is."""
+    folder = tmp_path_factory.mktemp("compiled")
+    paths = [str(folder / "component.py") for folder in made.values()]
+    command = [sys.executable, "-W", "ignore", "-c", ALONE, str(folder), *paths]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return {name: yaml.safe_load((folder / f"{name}.yaml").read_text().split("\n---")[0]) for name in made}
+
+
+def test_every_step_of_the_pipeline_is_there(made):
+    assert set(made) == set(ENTRIES) == {*TITLES, *SHARED, *CLEANUP}
+
+
+def test_folders_and_files_are_those_that_are_asked_for(made):
+    for name, folder in made.items():
+        category, group = folder.parts[-3:-1]
+        assert (folder.parts[-4], category in CATEGORIES, group) == ("components", True, "kubedet")
+        further = {"Containerfile", "constraints.txt"} if name == "train" else set()
+        assert {path.name for path in folder.iterdir()} - further == FILES
+        assert {"__init__.py", "OWNERS", "README.md"} <= {path.name for path in folder.parent.iterdir()}
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", name)
+
+
+def metadata_of(folder):
+    return yaml.safe_load((folder / "metadata.yaml").read_text())
+
+
+def test_metadata_has_the_fields_in_their_order_and_of_their_types(made):
+    for name, folder in made.items():
+        told = metadata_of(folder)
+        assert list(told) == ["name", "stability", "dependencies", "tags", "lastVerified", "links"]
+        assert told["name"] == f"kubedet_{name}"
+        assert told["stability"] in ("experimental", "alpha", "beta", "stable")
+        assert all(isinstance(tag, str) for tag in told["tags"]) and told["tags"][0] == folder.parts[-3]
+        assert told["links"] == {"documentation": "https://docs.example"}
+    names = [metadata_of(folder)["name"] for folder in made.values()]
+    assert len(set(names)) == len(names)
+
+
+def test_dependencies_have_versions_that_both_of_its_checks_read(made):
+    for folder in made.values():
+        dependencies = metadata_of(folder)["dependencies"]
+        assert set(dependencies) == {"kubeflow"}
+        assert "Pipelines" in [item["name"] for item in dependencies["kubeflow"]]
+        for item in dependencies["kubeflow"]:
+            assert set(item) == {"name", "version"}
+            assert VERSION.fullmatch(item["version"])
+            assert SpecifierSet(item["version"])
+    (trainer,) = [
+        item for item in metadata_of(made["train"])["dependencies"]["kubeflow"] if item["name"] == "Trainer"
+    ]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (needed,) = [text for text in extras["pipeline"] if text.startswith("kubeflow-trainer-api")]
+    assert trainer["version"].startswith(str(Requirement(needed).specifier).split(",")[-1])
+
+
+def test_it_was_verified_now_since_each_was_compiled_now(made):
+    for folder in made.values():
+        moment = metadata_of(folder)["lastVerified"]
+        assert isinstance(moment, datetime) and datetime.now(UTC) - moment < timedelta(hours=1)
+        assert re.search(r"^lastVerified: \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$", text(folder), re.MULTILINE)
+
+
+def text(folder):
+    return (folder / "metadata.yaml").read_text()
+
+
+def test_the_yaml_is_as_its_linter_wants_it(made):
+    for folder in made.values():
+        assert text(folder).startswith("---\nname: ")
+        assert "\n  kubeflow:\n    - name: Pipelines\n      version: " in text(folder)
+        assert "\ntags:\n  - " in text(folder)
+
+
+def test_owners_are_named_for_each_and_for_the_group(made):
+    for folder in [*made.values(), *{folder.parent for folder in made.values()}]:
+        lines = (folder / "OWNERS").read_text().splitlines()
+        assert lines == ["approvers:", "  - alice", "  - bob", "reviewers:", "  - carol"]
+
+
+def test_a_module_imports_python_and_kfp_alone_and_names_its_image_as_text(made):
+    for folder in made.values():
+        for node in ast.parse((folder / "component.py").read_text()).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+                assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names | {"kfp"}
+            if isinstance(node, ast.FunctionDef):
+                (base,) = [word.value for word in node.decorator_list[0].keywords if word.arg == "base_image"]
+                assert isinstance(base, ast.Constant)
+                assert re.fullmatch(r"ghcr\.io/kubeflow/pipelines-components-[a-z-]+:main", base.value)
+
+
+def test_each_compiles_where_nothing_of_ours_is_to_what_the_pipeline_runs(made, compiled):
+    for name in made:
+        spec = compiled[name]
+        (executor,) = spec["deploymentSpec"]["executors"].values()
+        assert executor["container"]["image"] == "ghcr.io/kubeflow/pipelines-components-kubedet:main"
+        ours = getattr(importlib.import_module(f"components.{name}"), name)
+        (theirs,) = spec["components"].values()
+        asked = theirs.get("inputDefinitions", {})
+        inputs = {**asked.get("parameters", {}), **asked.get("artifacts", {})}
+        # A task's configuration and final status are handed in by Kubeflow.
+        by_kubeflow = {"task_config", "status"}
+        assert set(inputs) - by_kubeflow == set(ours.component_spec.inputs) - by_kubeflow
+        given = theirs.get("outputDefinitions", {})
+        outputs = {**given.get("parameters", {}), **given.get("artifacts", {})}
+        assert set(outputs) == set(ours.component_spec.outputs or {})
+
+
+def test_a_body_is_the_pipelines_own(made):
+    for name, folder in made.items():
+        body = (folder / "component.py").read_text().partition('    """\n    from')[2].partition("\n\n\n")[0]
+        assert body and body in (ROOT / "components" / f"{name}.py").read_text()
+
+
+def test_its_ruff_is_content(made):
+    (root,) = {folder.parents[3] for folder in made.values()}
+    ruff = [sys.executable, "-m", "ruff"]
+    select = ["--select", "E,W,F,I,D", "--ignore", "D100,D104,D415"]
+    google = ["--config", "lint.pydocstyle.convention='google'", "--config", "line-length=120"]
+    folders = [str(folder) for folder in made.values()]
+    for words in (["check", *select, *google], ["format", "--check", "--config", "line-length=120"]):
+        done = subprocess.run(
+            [*ruff, *words, "--isolated", "--no-cache", *folders],
+            cwd=root, capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_page_has_the_form_of_its_generator(made):
+    moment = str(metadata_of(made["fetch"])["lastVerified"])
+    part = "of those that the step `plan` returns, as JSON: Kubeflow makes text of an item of a list."
+    assert (
+        (made["fetch"] / "README.md").read_text()
+        == f"""\
+# Kubedet Fetch ✨
+
+> ⚠️ **Stability: alpha** — This asset is not yet stable and may change.
+
+## Overview 🧾
+
+Fetch the images of a part; those that are there are not fetched again.
+
+## Inputs 📥
+
+| Parameter | Type | Default | Description |
+|-----------|------|---------|-------------|
+| `part` | `str` | `None` | {part} |
+| `recipe` | `str` | `None` | name of a recipe; its `data` section counts here. |
+| `overrides` | `dict` | `None` | dotted configuration keys and their values. |
+| `credentials` | `str` | `None` | Secret with the object store's keys. |
+
+## Outputs 📤
+
+| Name | Type | Description |
+|------|------|-------------|
+| Output | `str` | The part. |
+
+## Metadata 🗂️
+
+- **Name**: kubedet_fetch
+- **Stability**: alpha
+- **Dependencies**:
+  - Kubeflow:
+    - Name: Pipelines, Version: >=2.16.0
+- **Tags**:
+  - data_processing
+  - object_detection
+  - dataset_preparation
+  - parallel
+  - download
+- **Last Verified**: {moment}
+- **Owners**:
+  - Approvers:
+    - alice
+    - bob
+  - Reviewers:
+    - carol
+
+## Additional Resources 📚
+
+- **Documentation**: [https://docs.example](https://docs.example)
+"""
+    )
+
+
+def test_every_argument_has_a_row_of_one_line(made):
+    """Its generator copies a docstring's lines: an argument that is told in two would break the table."""
+    for name, folder in made.items():
+        page = (folder / "README.md").read_text()
+        table = page[page.index("## Inputs") :].split("\n\n")[1].splitlines()[2:]
+        ours = getattr(importlib.import_module(f"components.{name}"), name)
+        function = ours.python_func.__code__
+        arguments = function.co_varnames[: function.co_argcount]
+        assert [re.match(r"\| `(\w+)` \| `[\w.\[\]]+` \| `None` \| \S.* \|$", row)[1] for row in table] == [
+            *arguments
+        ]
+
+
+def test_a_groups_page_lists_its_components(made):
+    page = (made["train"].parent / "README.md").read_text()
+    assert page == (
+        "# Kubedet\n\nThis subcategory contains components in the **Kubedet** group:\n\n"
+        "- [Kubedet Cleanup](./cleanup/README.md): Delete the run's training job if it is still going on, "
+        "and say how the run ended and why.\n"
+        "- [Kubedet Train](./train/README.md): Train the detector; a run that was stopped goes on from its "
+        "last checkpoint.\n"
+    )
+
+
+def test_the_image_has_what_our_own_image_of_the_steps_has(made):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    told = (made["train"] / "Containerfile").read_text()
+    extras, version = re.search(r'"kubedet\[(.+)\]==(.+)"', told).groups()
+    assert version == project["version"]
+    ours = re.search(r"--extras (\S+)", (ROOT / "images/component.Dockerfile").read_text())[1]
+    taken_in = re.search(r"kubedet\[(.+)\]", project["optional-dependencies"]["pipeline"][0])[1]
+    assert {*extras.split(","), taken_in} == set(ours.split(","))
+    assert (made["train"] / "constraints.txt").read_text() == (ROOT / "constraints.txt").read_text()
+
+
+def test_without_an_owner_nothing_is_written(tmp_path):
+    command = [sys.executable, "-m", "community", "-o", str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2 and "--owner" in done.stderr
+    assert not (tmp_path / "out").exists()
