@@ -178,7 +178,11 @@ def pretended(compiler: Compiler) -> Iterator[None]:
         (fusion, "guarded", lambda compiled, function: compiled),
         (detector_module, "guarded", lambda compiled, function: compiled),
     ]  # fmt: skip
-    settings = {"compile_threads": 1, "fx_graph_cache": False, "use_static_triton_launcher": False}
+    settings = {
+        "compile_threads": 1, "fx_graph_cache": False, "use_static_triton_launcher": False,
+        # Else it builds and loads a library for each set of vector instructions of this processor.
+        "cpp.vec_isa_ok": False,
+    }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for owner, name, value in replaced:
             stack.enter_context(mock.patch.object(owner, name, value))

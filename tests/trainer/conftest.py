@@ -134,6 +134,12 @@ def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
 
 
 @pytest.fixture
+def impatient(monkeypatch):
+    """Nodes that let a worker end, and then another node, for as short as they may: three seconds."""
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
+
+
+@pytest.fixture
 def training(shards, tiny, tmp_path):
     """Arguments of a training, and its folder."""
     output = tmp_path / "run"

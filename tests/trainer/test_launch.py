@@ -34,11 +34,13 @@ def lose_one(victim, node, arguments, output, place):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
 def test_a_node_that_lost_the_first_is_to_be_run_again(node, port, training):
     lose_one(0, node, *training, {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": port})
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
 def test_a_node_that_lost_another_is_to_be_run_again_and_both_go_on(node, port, training):
     arguments, output = training
     place = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": port}
@@ -50,6 +52,7 @@ def test_a_node_that_lost_another_is_to_be_run_again_and_both_go_on(node, port, 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
 def test_a_real_failure_on_one_node_is_its_own_and_the_other_lost_a_peer(node, port, training, tmp_path):
     """Rank 0 cannot write: a user's mistake ends the job, the other node's code does not hide it."""
     arguments, output = training
@@ -93,6 +96,7 @@ def test_a_training_without_a_launcher_asks_too(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
 def test_nodes_that_do_not_meet_say_so_and_are_run_again(node, port):
     both = {"nnodes": 2, "rdzv_conf": "timeout=2"}
     alone = node(["train"], node_rank=0, master_addr="127.0.0.1", master_port=port, **both)

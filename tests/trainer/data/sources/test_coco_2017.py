@@ -114,7 +114,7 @@ FAULTS = {
     "cut": ("cut", {"times": 6, "after": 100}),
     "short": ("short", {"times": 6, "after": 100}),
     "corrupt": ("corrupt", {"times": 6, "after": 300}),
-    "stall": ("stall", {"times": 3, "after": 100}),
+    "stall": ("stall", {"times": 3, "after": 1}),
 }  # fmt: skip
 
 
