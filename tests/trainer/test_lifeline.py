@@ -42,18 +42,18 @@ def test_it_ends_with_its_launcher_whatever_it_does(start):
     assert worker.stdout.readline() == b"on\n" and worker.poll() is None
     launcher.kill()
     launcher.wait()
-    assert worker.wait(timeout=20) == 143
+    assert worker.wait(timeout=60) == 143
 
 
 def test_it_does_not_begin_without_its_launcher(start):
     gone = start("pass")
     gone.wait()
-    assert start(WATCHING, **{LAUNCHER: str(gone.pid)}).communicate(timeout=20)[0] == b""
+    assert start(WATCHING, **{LAUNCHER: str(gone.pid)}).communicate(timeout=60)[0] == b""
 
 
 def test_without_a_launcher_it_goes_on(start):
     worker = start(f"import os; os.environ.pop('{LAUNCHER}', 0); " + WATCHING)
-    assert worker.communicate(timeout=20)[0] == b"on\n" and worker.returncode == 0
+    assert worker.communicate(timeout=60)[0] == b"on\n" and worker.returncode == 0
 
 
 def test_workers_of_a_pool_end_with_it_in_the_midst_of_their_work(start):

@@ -117,7 +117,7 @@ def test_a_node_that_lets_another_end_first_stops_when_it_is_asked_to(nodes, por
     time.sleep(0.5)
     assert survivor.poll() is None, "it did not wait"
     survivor.send_signal(signal.SIGTERM)
-    assert survivor.wait(4) == 143
+    assert survivor.wait(60) == 143
     assert "stopped by SIGTERM" in survivor.output() and "Traceback" not in survivor.output()
 
 

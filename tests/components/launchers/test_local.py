@@ -131,12 +131,12 @@ def test_several_nodes_and_unknown_launchers_are_refused():
 
 def test_no_orphans_when_the_parent_is_killed(tmp_path):
     """SIGKILL to the launcher's process: its child and grandchild end as well."""
-    grandchild = "import time; time.sleep(120)"
+    grandchild = "import time; time.sleep(600)"
     child = (
         "import os, subprocess, sys, time\n"
         f"p = subprocess.Popen([sys.executable, '-c', {grandchild!r}], start_new_session=True)\n"
         f"open({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}} {{p.pid}}')\n"
-        "time.sleep(120)"
+        "time.sleep(600)"
     )
     parent = (
         "import sys\nfrom components.launchers.process import GuardedProcess\n"
@@ -144,7 +144,7 @@ def test_no_orphans_when_the_parent_is_killed(tmp_path):
         "    list(process.lines())"
     )
     launcher = subprocess.Popen([sys.executable, "-c", parent])
-    for _ in range(200):
+    for _ in range(1200):
         if (tmp_path / "pids").exists() and len((tmp_path / "pids").read_text().split()) == 2:
             break
         time.sleep(0.05)
@@ -152,7 +152,7 @@ def test_no_orphans_when_the_parent_is_killed(tmp_path):
     assert all(map(alive, pids))
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
-    for _ in range(300):
+    for _ in range(1200):
         if not any(map(alive, pids)):
             return
         time.sleep(0.05)

@@ -187,7 +187,7 @@ def test_serve_answers_and_ends_on_ctrl_c(published, tmp_path):
             assert json.load(answer)["versions"] == ["v2"]
         assert "not for production" in server.stdout.readline()
         server.send_signal(signal.SIGINT)
-        assert server.wait(20) == 0 and "Traceback" not in server.stdout.read()
+        assert server.wait(60) == 0 and "Traceback" not in server.stdout.read()
     finally:
         server.kill()
         server.wait()

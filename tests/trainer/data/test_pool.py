@@ -16,7 +16,7 @@ def test_every_task_gives_its_result(workers, processes):
 
 
 def test_threads_work_at_the_same_time():
-    barrier = threading.Barrier(4, timeout=5)
+    barrier = threading.Barrier(4, timeout=60)
     assert len(list(pool.run(lambda _: barrier.wait(), range(8), 4, processes=False))) == 8
 
 

@@ -2,7 +2,6 @@
 
 import socket
 import sys
-import time
 from dataclasses import replace
 
 import fake_exec
@@ -105,9 +104,9 @@ def test_on_a_terminal_the_keys_the_size_and_ctrl_c_are_the_pods(core, fake_clus
         terminal.type("stty size; tty -s && echo ter''minal\r")
         terminal.until("33 77")
         terminal.until("terminal")
-        terminal.type("sleep 60 && echo sle''pt\r")
-        terminal.until("sle''pt")
-        time.sleep(0.2)  # Until the shell has read the line: the key would end the line otherwise.
+        # Once it speaks the shell has read the line, which the key would end otherwise.
+        terminal.type("echo re''ady; sleep 60 && echo sle''pt\r")
+        terminal.until("ready")
         terminal.type("\x03echo wo''ken; exit 5\r")
         assert "slept" not in terminal.until("woken")
         assert terminal.end() == 5

@@ -94,11 +94,11 @@ def test_a_stream_that_breaks_after_the_pods_end_loses_nothing(start, fake_clust
 
 
 def test_a_stream_that_stalls_is_opened_anew(start, fake_cluster):
-    fake_cluster.faults.append(Fault("GET", LOG, cut=100, stall=30))
+    fake_cluster.faults.append(Fault("GET", LOG, cut=100, stall=120))
     _, log = start(talker(NUMBERED, pause=0.005))
     begun = time.monotonic()
     assert list(log.lines()) == NUMBERED
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 60
 
 
 @pytest.mark.parametrize(

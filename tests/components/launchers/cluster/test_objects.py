@@ -28,7 +28,7 @@ def owners(cluster):
     return [(owner["kind"], owner["uid"]) for owner in runtime["metadata"].get("ownerReferences") or []]
 
 
-def gone(cluster, seconds=5):
+def gone(cluster, seconds=30):
     end = time.monotonic() + seconds
     while runtimes(cluster) and time.monotonic() < end:
         time.sleep(0.01)

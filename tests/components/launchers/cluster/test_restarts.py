@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -77,10 +78,8 @@ def gone(fake_cluster):
 def test_memory_that_runs_out_again_and_again_ends_the_job_and_is_named(run, fake_cluster, master):
     """The operator deletes a pod that ended in the same moment: no look at the job shows why."""
     fake_cluster.lives[master] = killed("step 1")
-    begun = time.monotonic()
     with pytest.raises(LaunchError) as error:
         run()
-    assert time.monotonic() - begun < 10
     assert f"pod {master} was killed 3 times" in error.value.message
     assert "OOMKilled, exit code 137" in error.value.message and "step 1" in error.value.message
     assert "raise memory_limit" in error.value.fix
@@ -157,7 +156,7 @@ def test_a_program_that_does_not_exist_is_not_tried_again(
     begun = time.monotonic()
     with pytest.raises(LaunchError) as error:
         run(nodes=2, command=("no-such-program", "-x"), restart_policy=policy)
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 60
     assert PROGRAM in error.value.message and worker in error.value.message
     assert "holds the program" in error.value.fix
     if policy == "ExitCode" and code > 127:  # Else the operator has ended the job.
@@ -198,13 +197,15 @@ def test_a_node_that_cannot_start_anything_is_given_another_chance(run, fake_clu
         ("ErrImageNeverPull", "image is not present with pull policy of Never", "image_pull_policy", False),
     ],
 )
-def test_what_can_never_run_ends_the_job(run, timings, fake_cluster, reason, message, fix, at_once, master):
+def test_what_can_never_run_ends_the_job(
+    run, backend, timings, fake_cluster, reason, message, fix, at_once, master
+):
     fake_cluster.lives[master] = lambda pod: pod.wait(reason, message)
+    backend.timings = replace(timings, lasting=60.0 if at_once else 0.6)
     begun = time.monotonic()
     with pytest.raises(LaunchError, match="cannot start") as error:
-        run(start_timeout=60)
-    lasted = time.monotonic() - begun
-    assert lasted < timings.lasting if at_once else timings.lasting <= lasted < 20
+        run(start_timeout=600)
+    assert (time.monotonic() - begun < backend.timings.lasting) is at_once
     assert message in error.value.message and fix in error.value.fix
     assert error.value.exit_code == EXIT_USAGE
     # And it was told at once, with the remedy.
@@ -254,12 +255,12 @@ def test_a_failed_job_does_not_wait_for_a_peer_that_takes_its_time(run, fake_clu
         pod.exit(3)
 
     # Trainer says that a job failed only when all of its pods are gone.
-    fake_cluster.termination_seconds = 60 if kind.name == "pytorchjob" else 0.5
+    fake_cluster.termination_seconds = 600 if kind.name == "pytorchjob" else 0.5
     fake_cluster.lives |= {master: stubborn, worker: fails}
     begun = time.monotonic()
     with pytest.raises(LaunchError, match="exit code 3") as error:
         run(nodes=2)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60
     assert "out of luck" in error.value.message
 
 

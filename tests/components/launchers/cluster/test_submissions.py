@@ -101,13 +101,13 @@ def test_pods_of_a_job_that_is_gone_are_waited_for(backend, fake_cluster, job, e
 
 @both
 def test_pods_that_stay_are_named(backend, fake_cluster, job, endless_pods, master):
-    fake_cluster.termination_seconds = 60
+    fake_cluster.termination_seconds = 600
     backend.submit(job())
     begun = time.monotonic()
     with pytest.raises(LaunchError, match="still: ") as error:
         backend.stop("train")
     assert plain(error.value.message).endswith(f"still: {master}")
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 60
     assert "--force" in error.value.fix
 
 
