@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.data import loader
+from trainer.data import batch as batches
 from trainer.data.batch import Batch
 
 
@@ -51,7 +51,7 @@ def test_a_batch_is_copied_beside_the_computation_which_waits_for_it(monkeypatch
     computing, copying = queued.stream("computing", 1), queued.stream("copying", 2)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: computing)
     monkeypatch.setattr(torch.cuda, "stream", queued.on)
-    monkeypatch.setattr(loader, "_copy_stream", lambda device: copying)
+    monkeypatch.setattr(batches, "_copy_stream", lambda device: copying)
     pixels = torch.zeros(2, 8, 8, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
     batch = Batch(pixels, torch.zeros(2, 1, 4), torch.zeros(2, 1).long(), color, [1, 2], [1.0, 1.0])
     with FakeTensorMode(allow_non_fake_inputs=True), queued:
@@ -81,5 +81,5 @@ def test_batches_arrive_whole_on_a_gpu_that_is_busy():
     assert torch.stack(right).all()
     # From here on all memory is at hand; to get some could wait for the GPU.
     send(0)
-    loader._copy_stream(device).synchronize()
+    batches._copy_stream(device).synchronize()
     assert not torch.cuda.current_stream(device).query(), "the copy waited for the computation"
