@@ -22,7 +22,7 @@ from trainer import log
 from trainer.config import ModelConfig
 from trainer.errors import ConfigError, KubedetError
 from trainer.failures import report_error
-from trainer.model import fusion
+from trainer.model import fused_functions
 
 Times = dict[str, float]
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -89,7 +89,7 @@ def arguments(description: str | None, *, trains: bool = False, **defaults: Any)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     options.device = torch.device(options.device)
-    options.compiled = trains and fusion.choose(options.compile, options.device)
+    options.compiled = trains and fused_functions.choose(options.compile, options.device)
     return options
 
 

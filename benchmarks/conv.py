@@ -4,7 +4,8 @@
     python -m benchmarks.conv --maps 100,50,25 --images 8     # a GPU, 800 px
 
 Square maps of `--maps` places a side with 256 channels, in bf16, at 91 and 601 classes. `gain` is what
-`trainer.model.conv` chooses for each map against the library's way for all: the time of all maps together.
+`trainer.model.conv_gradients` chooses for each map against the library's way for all: the time of all
+maps together.
 """
 
 import sys
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import arguments, interleaved, report, run
-from trainer.model import conv
+from trainer.model import conv_gradients
 
 CHANNELS, ANCHORS = 256, 9
 
@@ -37,14 +38,14 @@ def main() -> None:
         total = {"library": 0.0, "chosen": 0.0}
         for side in map(int, options.maps.split(",")):
             made = operands(ANCHORS * classes, side, options.images, options.device)
-            ways = {"library": conv.by_library, "products": conv.by_products}
+            ways = {"library": conv_gradients.by_library, "products": conv_gradients.by_products}
             seconds = interleaved(
                 {name: lambda way=way, made=made: way(*made, [True] * 3) for name, way in ways.items()},
                 options.rounds, options.device, options.clock,
             )  # fmt: skip
             figures |= {f"{name}_{classes}_{side}_ms": of * 1e3 for name, of in seconds.items()}
             total["library"] += seconds["library"]
-            total["chosen"] += seconds["products" if conv.products_pay(made[0]) else "library"]
+            total["chosen"] += seconds["products" if conv_gradients.products_pay(made[0]) else "library"]
         figures[f"gain_{classes}"] = total["library"] / total["chosen"]
     # The choice must not cost anything where there are few outputs either.
     report("conv", figures["gain_601"], figures, options, at_least={"gain_91": 0.98, "gain_601": 1})

@@ -16,10 +16,10 @@ from torchvision.ops import box_iou
 
 from benchmarks.common import arguments, interleaved, random_batch, report, run, saved_bytes, stock_model
 from trainer.config import ModelConfig
+from trainer.model.anchor_matching import Matches, assign, pad_targets
 from trainer.model.detector import build
 from trainer.model.focal import focal_and_gradient_, focal_loss
 from trainer.model.loss import box_loss, classification_loss
-from trainer.model.matching import Matches, assign, pad_targets
 
 GOALS = {
     "cpu": {"focal_91_ratio": 8, "focal_601_ratio": 13, "loss_91_ratio": 2, "loss_601_ratio": 4},

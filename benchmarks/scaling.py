@@ -27,7 +27,7 @@ from benchmarks.training import Inputs, step_of
 from trainer.config import Config
 from trainer.distributed import World
 from trainer.errors import ConfigError
-from trainer.model import fusion
+from trainer.model import fused_functions
 from trainer.state import TrainState
 
 GOAL = 0.85
@@ -83,7 +83,7 @@ def _process(rank: int, options: argparse.Namespace, port: int, results: Any) ->
         _bind(rank, options.threads)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=options.processes)
-    fusion.choose(options.compiled, device, tell=rank == 0)
+    fused_functions.choose(options.compiled, device, tell=rank == 0)
     batch = random_batch(options.images, options.size, options.classes, device)[:3]
     inputs = Inputs(*batch, image_ids=range(options.images))
     own = TrainState(Config(), options.classes, World(rank, 1, device))

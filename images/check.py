@@ -87,9 +87,9 @@ def _check_compiler() -> None:
     """Compile the loss's kernel for a CPU, or say that trainings will do without."""
     import torch
 
-    from trainer.model import focal, fusion
+    from trainer.model import focal, fused_functions
 
-    if missing := fusion.missing_tool("cpu"):
+    if missing := fused_functions.missing_tool("cpu"):
         print(f"warning: {missing}: images without one train with the slower, uncompiled loss")
         return
     kernel = torch.compile(focal.focal_and_gradient_.__wrapped__, fullgraph=True)

@@ -19,9 +19,9 @@ from torch import Tensor
 from trainer import configuration, storage
 from trainer.config import Config
 from trainer.errors import CheckpointError
-from trainer.model import classes
+from trainer.model import class_outputs
 from trainer.model.detector import Detector, build
-from trainer.model.weights import torchvision_state
+from trainer.model.pretrained import torchvision_state
 
 VERSION = 2
 BEST = "best.pt"
@@ -224,4 +224,4 @@ def write_weights(uri: str, target: str) -> dict[str, Any]:
         torch.save(state, buffer)
         storage.write_bytes(target, buffer.getvalue())
     anchors = len(detector.config.anchor_scales) * len(detector.config.aspect_ratios)
-    return {"weights": target, "num_classes": classes.outputs(state, anchors)}
+    return {"weights": target, "num_classes": class_outputs.outputs(state, anchors)}

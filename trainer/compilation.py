@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trainer import storage
 from trainer.distributed import World
-from trainer.model import fusion
+from trainer.model import fused_functions
 from trainer.model.detector import Detector
 
 Compile = Literal["off", "loss", "model", "graphs"]
@@ -31,7 +31,10 @@ def compile_detector(detector: Detector, mode: Compile, world: World) -> bool:
     Returns:
         Whether the network runs as CUDA graphs: see `hold_gradients`.
     """
-    if not fusion.choose(mode != "off", world.device, tell=world.is_main) or mode not in ("model", "graphs"):
+    if not fused_functions.choose(mode != "off", world.device, tell=world.is_main) or mode not in (
+        "model",
+        "graphs",
+    ):
         return False
     graphs = mode == "graphs" and world.device.type == "cuda"
     detector.compile_trunk("reduce-overhead" if graphs else "default")

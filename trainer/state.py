@@ -14,7 +14,7 @@ from trainer.config import Config
 from trainer.distributed import World, gather, on_one_node
 from trainer.errors import ConfigError
 from trainer.model.detector import Detector, build
-from trainer.model.weights import load_pretrained
+from trainer.model.pretrained import load_pretrained
 from trainer.optim import MovingAverage, build_optimizer
 from trainer.precision import scaler
 

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from trainer.model import fusion
+from trainer.model import fused_functions
 
 
 @pytest.fixture(autouse=True)
@@ -20,4 +20,4 @@ def as_before():
     torch.set_num_threads(threads)
     logging.root.handlers[:] = handlers
     logging.root.setLevel(level)
-    fusion.choose(False, torch.device("cpu"), tell=False)
+    fused_functions.choose(False, torch.device("cpu"), tell=False)

@@ -11,7 +11,7 @@ import pytest
 from installed import needed
 from packaging.utils import canonicalize_name
 
-from trainer.model import fusion
+from trainer.model import fused_functions
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,7 +112,7 @@ def test_torch_and_torchvision_fit(check, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(fusion.missing_tool("cpu") is not None, reason="no C++ compiler on this machine")
+@pytest.mark.skipif(fused_functions.missing_tool("cpu") is not None, reason="no C++ compiler on this machine")
 def test_a_compiler_is_tried(check, capsys):
     check._check_compiler()
     assert capsys.readouterr().out == "the compiler works\n"

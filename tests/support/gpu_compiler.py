@@ -34,7 +34,7 @@ from trainer.compilation import compile_detector
 from trainer.config import ModelConfig
 from trainer.distributed import World
 from trainer.model import detector as detector_module
-from trainer.model import fusion
+from trainer.model import fused_functions
 
 GPU = torch.device("cuda", 0)
 H200 = types.SimpleNamespace(
@@ -173,9 +173,9 @@ def pretended(compiler: Compiler) -> Iterator[None]:
         (triton_helpers, "set_driver_to_gpu", _always(None)),
         (CachingAutotuner, "precompile", lambda *a, **k: compiler.assemble(*a, **k)),
         (output_code, "cudagraph_partition_post_compile", compiler.partitions),
-        (fusion, "missing_tool", _always(None)),
+        (fused_functions, "missing_tool", _always(None)),
         # A compiler's failure is to be seen, not to be lived with.
-        (fusion, "guarded", lambda compiled, function: compiled),
+        (fused_functions, "guarded", lambda compiled, function: compiled),
         (detector_module, "guarded", lambda compiled, function: compiled),
     ]  # fmt: skip
     settings = {
@@ -201,7 +201,7 @@ def main() -> None:
         compile_detector(detector, "graphs", World(0, 1, GPU))
         losses = detector(images, boxes, labels)
         sum(losses).backward()
-    assert fusion._Choice.compiles and all(
+    assert fused_functions._Choice.compiles and all(
         p.grad is not None for p in detector.parameters() if p.requires_grad
     )
     json.dump(compiler.graphs, sys.stdout)

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.compilation import compile_detector, load_compiled, save_compiled
 from trainer.config import ModelConfig
 from trainer.distributed import SINGLE, World
-from trainer.model import fusion
+from trainer.model import fused_functions
 from trainer.model.detector import build
 
 NARROW = ModelConfig(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
@@ -34,7 +34,7 @@ def traced(monkeypatch):
 
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", trace)
-    monkeypatch.setattr(fusion, "choose", lambda enabled, device, tell: enabled)
+    monkeypatch.setattr(fused_functions, "choose", lambda enabled, device, tell: enabled)
     return calls
 
 
@@ -104,17 +104,17 @@ def test_the_network_is_compiled_as_asked(setting, device, modes, graphs, monkey
     """In torch's mode "reduce-overhead", which is that of CUDA graphs, where there is a GPU for them."""
     asked = []
     monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append((function, options)))
-    monkeypatch.setattr(fusion, "missing_tool", lambda device_type: None)
-    monkeypatch.setattr(fusion._Choice, "compiles", False)
+    monkeypatch.setattr(fused_functions, "missing_tool", lambda device_type: None)
+    monkeypatch.setattr(fused_functions._Choice, "compiles", False)
     detector = tiny_detector()
     assert compile_detector(detector, setting, World(0, 1, torch.device(device))) == graphs
     assert asked == [(detector.trunk, {"mode": m, "dynamic": False, "fullgraph": True}) for m in modes]
     assert (detector._compiled_trunk is not None) == bool(modes)
-    assert fusion._Choice.compiles == (setting != "off")
+    assert fused_functions._Choice.compiles == (setting != "off")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(fusion.missing_tool("cpu") is not None, reason="no C++ compiler on this machine")
+@pytest.mark.skipif(fused_functions.missing_tool("cpu") is not None, reason="no C++ compiler on this machine")
 def test_compiled_code_outlives_the_process(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "one"))
@@ -141,7 +141,7 @@ def test_a_network_that_cannot_be_compiled_goes_on_as_it_is(monkeypatch, caplog)
     monkeypatch.setattr(
         torch, "compile", lambda function, mode, **options: compile_(function, backend=broken, **options)
     )
-    monkeypatch.setattr(fusion, "choose", lambda enabled, device, tell: enabled)
+    monkeypatch.setattr(fused_functions, "choose", lambda enabled, device, tell: enabled)
     detector = tiny_detector()
     images = torch.randint(0, 256, (1, 3, 96, 96), dtype=torch.uint8)
     boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])

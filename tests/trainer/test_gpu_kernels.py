@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from trainer.data.batch import PADDING
-from trainer.model import fusion
+from trainer.model import fused_functions
+from trainer.model.anchor_matching import match
 from trainer.model.focal import BACKGROUND, IGNORED
-from trainer.model.matching import match
 
 # A minute and a half of a processor, and on a busy machine many times that.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -69,7 +69,9 @@ def test_nothing_keeps_the_network_from_running_as_cuda_graphs(graphs):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.skipif(fusion.missing_tool("cuda") is not None, reason="nothing is compiled for GPUs here")
+@pytest.mark.skipif(
+    fused_functions.missing_tool("cuda") is not None, reason="nothing is compiled for GPUs here"
+)
 @pytest.mark.parametrize(("images", "targets"), [(3, 8), (2, 64), (1, 1024)])
 def test_compiled_and_eager_matches_are_equal_to_the_bit(images, targets):
     generator = torch.Generator().manual_seed(targets)
@@ -81,11 +83,11 @@ def test_compiled_and_eager_matches_are_equal_to_the_bit(images, targets):
     given = [each.cuda() for each in (boxes, labels, anchors)]
     eager = match(*given)
     try:
-        assert fusion.choose(True, given[0].device)
+        assert fused_functions.choose(True, given[0].device)
         compiled = match(*given)
-        assert fusion._Choice.compiles, "the compiler failed"
+        assert fused_functions._Choice.compiles, "the compiler failed"
     finally:
-        fusion.choose(False, given[0].device)
+        fused_functions.choose(False, given[0].device)
     assert torch.equal(compiled, eager) and torch.equal(compiled.cpu(), match(boxes, labels, anchors))
     assert {BACKGROUND, IGNORED} < set(compiled.unique().tolist())
 

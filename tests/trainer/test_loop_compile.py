@@ -11,17 +11,17 @@ from steps import steps_of
 
 from trainer.distributed import World
 from trainer.loop import train
-from trainer.model import focal, fusion, matching
+from trainer.model import anchor_matching, focal, fused_functions
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 FIRST_GPU = World(0, 1, torch.device("cuda", 0))
-CPU_COMPILER = pytest.mark.skipif(fusion.missing_tool("cpu") is not None, reason="no C++ compiler")
+CPU_COMPILER = pytest.mark.skipif(fused_functions.missing_tool("cpu") is not None, reason="no C++ compiler")
 
 
 @pytest.fixture(autouse=True)
 def compiler(monkeypatch):
     """Compilation that leaves nothing behind for other tests."""
-    monkeypatch.setattr(fusion._Choice, "compiles", False)
+    monkeypatch.setattr(fused_functions._Choice, "compiles", False)
     yield
     if "torch._dynamo" in sys.modules:  # which takes seconds to import
         torch.compiler.reset()
@@ -34,10 +34,10 @@ def test_the_setting_reaches_the_compiler(setting, modes, shards, tiny, tmp_path
     """Without a GPU there are no CUDA graphs: see test_step.py."""
     asked = []
     monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options) or function)
-    monkeypatch.setattr(fusion, "missing_tool", lambda device_type: None)
+    monkeypatch.setattr(fused_functions, "missing_tool", lambda device_type: None)
     with steps_of(tiny(train__compile=setting), shards, str(tmp_path)) as (run, _):
         assert [options["mode"] for options in asked] == modes
-        assert fusion._Choice.compiles == (setting != "off") and not run.holds_gradients
+        assert fused_functions._Choice.compiles == (setting != "off") and not run.holds_gradients
 
 
 def gradients_of(config, shards, output, world, count):
@@ -73,7 +73,7 @@ def test_the_network_as_cuda_graphs_trains_alike(
         gradients_of(tiny(**common, train__compile=setting), shards, str(tmp_path / setting), FIRST_GPU, 6)
         for setting in ("off", "graphs")
     )
-    assert fusion._Choice.compiles  # no compiler's failure ended it
+    assert fused_functions._Choice.compiles  # no compiler's failure ended it
     for one, other in zip(plain, compiled, strict=True):
         assert torch.isfinite(one).all() and one.abs().amax(dim=1).min() > 0
         difference = (one - other).norm(dim=1) / one.norm(dim=1)
@@ -95,7 +95,7 @@ def test_the_host_waits_for_nothing_in_a_step_on_a_gpu(setting, passes, shards, 
             step(), step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert fusion._Choice.compiles == (setting != "off")
+    assert fused_functions._Choice.compiles == (setting != "off")
 
 
 @CPU_COMPILER
@@ -105,7 +105,7 @@ def test_compiled_code_is_kept_and_taken_up(shards, tiny, tmp_path, monkeypatch,
     caplog.set_level(logging.INFO, "compile")
     # The box loss and its gradient are enough to see it by.
     monkeypatch.setattr(focal, "focal_and_gradient_", focal.focal_and_gradient_.__wrapped__)
-    monkeypatch.setattr(matching, "_match", matching._match.__wrapped__)
+    monkeypatch.setattr(anchor_matching, "_match", anchor_matching._match.__wrapped__)
     output = str(tmp_path / "run")
     made, found = [], []
     for place in ("one", "other"):

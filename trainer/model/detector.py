@@ -11,7 +11,7 @@ from torchvision.ops.misc import Conv2dNormActivation, FrozenBatchNorm2d
 from trainer.config import ModelConfig
 from trainer.data.batch import PADDING
 from trainer.model.backbone import build_backbone, group_norm
-from trainer.model.fusion import guarded
+from trainer.model.fused_functions import guarded
 from trainer.model.loss import Losses, retinanet_loss
 from trainer.model.postprocess import Detections, postprocess
 

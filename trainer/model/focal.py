@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainer.model.conv import conv_backward
-from trainer.model.fusion import fused
+from trainer.model.conv_gradients import conv_backward
+from trainer.model.fused_functions import fused
 
 ALPHA = 0.25
 GAMMA = 2
@@ -66,11 +66,11 @@ def focal_and_gradient_(logits: Tensor, labels: Tensor, weights: Tensor) -> Tens
 
 
 class _FocalLoss(torch.autograd.Function):
-    """The loss of logits that the caller keeps."""
+    """Focal loss of logits, which are left as they are."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        # fp16 has not the range for a gradient that the loss scale has not been applied to yet.
+        # The gradient is not multiplied with the loss scale yet: fp16 lacks the range for it.
         kept = torch.float32 if logits.dtype == torch.float16 else logits.dtype
         gradient = logits.detach().to(kept, copy=True)
         loss = focal_and_gradient_(gradient, labels, weights).sum()
@@ -100,7 +100,7 @@ def focal_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
 
 
 class _ConvFocalLoss(torch.autograd.Function):
-    """The loss of logits that nobody keeps; gradients are ready when the forward pass ends."""
+    """Last convolution and focal loss in chunks; gradients are computed in the forward pass."""
 
     @staticmethod
     def forward(
@@ -113,7 +113,7 @@ class _ConvFocalLoss(torch.autograd.Function):
         *levels: Tensor,
     ) -> Tensor:
         kernel, offset = weight.detach().to(dtype), bias.detach().to(dtype)
-        wanted = [any(ctx.needs_input_grad[5:]), *ctx.needs_input_grad[1:3]]
+        output_mask = [any(ctx.needs_input_grad[5:]), *ctx.needs_input_grad[1:3]]
         weight_grad: Tensor | None = None
         bias_grad: Tensor | None = None
         loss = torch.zeros((), dtype=torch.promote_types(dtype, torch.float32), device=weight.device)
@@ -130,14 +130,14 @@ class _ConvFocalLoss(torch.autograd.Function):
                 rows = logits.permute(0, 2, 3, 1).view(level_labels[images].numel(), -1).data
                 chunk = level_labels[images].flatten().data, level_weights[images].flatten().data
                 loss += focal_and_gradient_(rows, *chunk).sum()
-                if any(wanted):
-                    of_features, of_kernel, of_bias = conv_backward(logits, features, kernel, wanted)
+                if any(output_mask):
+                    of_features, of_kernel, of_bias = conv_backward(logits, features, kernel, output_mask)
                     parts.append(of_features)
-                    if wanted[1]:
+                    if output_mask[1]:
                         weight_grad = _added(weight_grad, of_kernel, weight)
-                    if wanted[2]:
+                    if output_mask[2]:
                         bias_grad = _added(bias_grad, of_bias, bias)
-            level_grads.append(torch.cat(parts).to(level.dtype) if wanted[0] else None)
+            level_grads.append(torch.cat(parts).to(level.dtype) if output_mask[0] else None)
         ctx.save_for_backward(weight_grad, bias_grad, *level_grads)
         return loss
 
@@ -161,7 +161,7 @@ def _chunks(level: Tensor, channels: int, dtype: torch.dtype) -> list[slice]:
 
 
 def _merged(levels: list[Tensor], fill: float) -> list[Tensor]:
-    """The first two levels, and the others in one map: the third, right of it the rest in a column.
+    """Keep the first two levels and put the others into one map: the third, right of it the rest in a column.
 
     Each has a border of `fill` to its neighbours, so that a 3x3 convolution of the map is that of
     the levels. A convolution with thousands of channels costs the same for 2x2 places as for 8x8:
@@ -181,7 +181,7 @@ def _merged(levels: list[Tensor], fill: float) -> list[Tensor]:
 
 
 def _merged_rows(rows: list[Tensor], levels: list[Tensor], fill: float) -> list[Tensor]:
-    """What is known of each anchor, [B, h * w * A] of each level, in the places of `_merged`."""
+    """Values of each anchor, [B, h * w * A] of each level, arranged like the maps of `_merged`."""
     maps = [
         row.view(len(row), *level.shape[2:], -1).permute(0, 3, 1, 2)
         for row, level in zip(rows, levels, strict=True)
@@ -192,7 +192,7 @@ def _merged_rows(rows: list[Tensor], levels: list[Tensor], fill: float) -> list[
 def conv_focal_loss(
     levels: list[Tensor], weight: Tensor, bias: Tensor, labels: list[Tensor], weights: list[Tensor]
 ) -> Tensor:
-    """The last convolution of the class head and the focal loss of its output, in one.
+    """The class head's last convolution and the focal loss of its output, computed chunk by chunk.
 
     Equal to `focal_loss` of the convolution's output, at the memory of a few images' logits.
     The convolution computes in autocast's type where autocast is on. Not for fp16: see
@@ -231,7 +231,7 @@ def conv_focal_loss(
 def supports(device: torch.device) -> bool:
     """Whether `conv_focal_loss` can be used under the present autocast: not in fp16.
 
-    Its gradients are computed before the loss scale is known, which fp16 has not the range for.
+    Its gradients are computed before the loss scale is known; fp16 lacks the range for them.
     """
     enabled = torch.is_autocast_enabled(device.type)
     return not (enabled and torch.get_autocast_dtype(device.type) == torch.float16)

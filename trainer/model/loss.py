@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.model import boxes as box_ops
+from trainer.model.anchor_matching import Matches, assign, pad_targets
 from trainer.model.focal import conv_focal_loss, focal_loss, supports
-from trainer.model.fusion import fused
-from trainer.model.matching import Matches, assign, pad_targets
+from trainer.model.fused_functions import fused
 
 
 class Losses(NamedTuple):

@@ -2,7 +2,7 @@
 
 A whole batch at once, and exact. Two stages find the best pairs of anchor and class: a pair among
 the best k has an anchor whose best class is among the best k, so only k anchors' classes are
-sorted. One suppression serves all images and classes, each shifted to a place of its own.
+sorted. One suppression serves all images and classes, whose boxes are shifted apart.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from trainer.config import ModelConfig
 from trainer.model import boxes as box_ops
 
 _FIRST_PREFIX = 4
-"""Candidates that the suppression tries first, per detection that is wanted."""
+"""Candidates that the suppression tries first, as a multiple of detections_per_image."""
 
 
 class Detections(NamedTuple):
@@ -65,9 +65,9 @@ def postprocess(
     boxes, scores, labels = (torch.cat(part, dim=1) for part in zip(*levels, strict=True))
     # Stable, as in torchvision: among equal scores the finer level comes first.
     scores, order = scores.sort(dim=1, descending=True, stable=True)
-    found = _Candidates(boxes.gather(1, _rows(order)), scores, labels.gather(1, order))
-    kept = _suppress(found, logits[0].shape[2], image_size, config)
-    return _select(found, kept, config.detections_per_image)
+    candidates = _Candidates(boxes.gather(1, _rows(order)), scores, labels.gather(1, order))
+    kept = _suppress(candidates, logits[0].shape[2], image_size, config)
+    return _select(candidates, kept, config.detections_per_image)
 
 
 def _best_pairs(
@@ -88,24 +88,26 @@ def _best_pairs(
     return _Candidates(boxes, scores, pair % classes)
 
 
-def _suppress(found: _Candidates, classes: int, image_size: tuple[int, int], config: ModelConfig) -> Tensor:
-    """Which candidates survive, [B, T] bool; right as far as `detections_per_image` survivors.
+def _suppress(
+    candidates: _Candidates, classes: int, image_size: tuple[int, int], config: ModelConfig
+) -> Tensor:
+    """NMS: [B, T] bool, which candidates are kept; exact for the first `detections_per_image` of them.
 
-    What survives depends on better candidates only, so a prefix is enough if it has as many
-    survivors as are wanted; if an image lacks some, all candidates are tried.
+    Whether a candidate is kept depends on better ones only, so a prefix is enough if it yields enough
+    detections; if an image has too few, all candidates are tried.
     """
-    batch, total = found.scores.shape
-    possible = found.scores > config.score_threshold
+    batch, total = candidates.scores.shape
+    possible = candidates.scores > config.score_threshold
     # In fp64, where a shift does not round the boxes.
     span = max(image_size) + 1
-    image = torch.arange(batch, device=found.labels.device)[:, None]
-    shifted = found.boxes.double() + ((image * classes + found.labels) * span)[:, :, None]
+    image = torch.arange(batch, device=candidates.labels.device)[:, None]
+    shifted = candidates.boxes.double() + ((image * classes + candidates.labels) * span)[:, :, None]
     kept = torch.zeros_like(possible)
     for prefix in (min(total, _FIRST_PREFIX * config.detections_per_image), total):
         tried = possible[:, :prefix].flatten().nonzero()[:, 0]
         survivors = nms(
             shifted[:, :prefix].flatten(0, 1)[tried],
-            found.scores[:, :prefix].flatten()[tried].double(),
+            candidates.scores[:, :prefix].flatten()[tried].double(),
             config.nms_threshold,
         )
         kept[:, :prefix] = (
@@ -119,7 +121,7 @@ def _suppress(found: _Candidates, classes: int, image_size: tuple[int, int], con
     return kept
 
 
-def _select(found: _Candidates, kept: Tensor, rows: int) -> Detections:
+def _select(candidates: _Candidates, kept: Tensor, rows: int) -> Detections:
     """The first `rows` survivors of each image, padded."""
     batch, total = kept.shape
     num = kept.sum(dim=1).clamp(max=rows)
@@ -129,9 +131,9 @@ def _select(found: _Candidates, kept: Tensor, rows: int) -> Detections:
     real = first < total
     index = torch.where(real, first, 0)
     return Detections(
-        boxes=torch.where(real[:, :, None], found.boxes.gather(1, _rows(index)), 0.0),
-        scores=torch.where(real, found.scores.gather(1, index), 0.0),
-        labels=torch.where(real, found.labels.gather(1, index), -1),
+        boxes=torch.where(real[:, :, None], candidates.boxes.gather(1, _rows(index)), 0.0),
+        scores=torch.where(real, candidates.scores.gather(1, index), 0.0),
+        labels=torch.where(real, candidates.labels.gather(1, index), -1),
         num=num,
     )
 

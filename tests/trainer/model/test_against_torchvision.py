@@ -19,8 +19,8 @@ from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.distributed import World
+from trainer.model.anchor_matching import match, pad_targets
 from trainer.model.detector import build
-from trainer.model.matching import match, pad_targets
 
 SIZE = 128
 SMALL = {"backbone": "resnet18", "backbone_width": 16, "fpn_channels": 32, "head_depth": 1, "norm": "group"}
@@ -60,13 +60,13 @@ def torchvision_says(detector, images, targets):
 
 
 def assert_same(detector, images, boxes, labels, targets):
-    losses, matched, gradients = torchvision_says(detector, images, targets)
-    found = detector(images, boxes, labels)
+    expected_losses, matched, gradients = torchvision_says(detector, images, targets)
+    losses = detector(images, boxes, labels)
     anchors = torch.cat(next(iter(detector._anchors.values())))
     assert torch.equal(match(*pad_targets(boxes, labels), anchors), matched)
-    assert torch.allclose(found.classification.double(), losses["classification"], rtol=1e-5)
-    assert torch.allclose(found.boxes.double(), losses["bbox_regression"], rtol=1e-5)
-    sum(found).backward()
+    assert torch.allclose(losses.classification.double(), expected_losses["classification"], rtol=1e-5)
+    assert torch.allclose(losses.boxes.double(), expected_losses["bbox_regression"], rtol=1e-5)
+    sum(losses).backward()
     parameters = dict(detector.named_parameters())
     assert parameters.keys() == gradients.keys()
     for name, expected in gradients.items():

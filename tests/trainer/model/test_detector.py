@@ -48,11 +48,11 @@ def test_equal_to_torchvision(version):
     features = list(model.backbone(inputs).values())
     anchors = model.anchor_generator(ImageList(inputs, [(SIZE, SIZE)] * 3), features)
     expected = model.compute_loss(lists, model.head(features), anchors)
-    found = ours(images, boxes, labels)
-    assert torch.allclose(found.classification, expected["classification"], rtol=1e-5)
-    assert torch.allclose(found.boxes, expected["bbox_regression"], rtol=1e-5)
+    losses = ours(images, boxes, labels)
+    assert torch.allclose(losses.classification, expected["classification"], rtol=1e-5)
+    assert torch.allclose(losses.boxes, expected["bbox_regression"], rtol=1e-5)
     sum(expected.values()).backward()
-    (found.classification + found.boxes).backward()
+    (losses.classification + losses.boxes).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     for name, parameter in ours.named_parameters():
         difference = (parameter.grad - gradients[name]).norm() / gradients[name].norm().clamp(min=1e-12)
@@ -70,7 +70,7 @@ def test_detections_equal_to_torchvision(background):
     logits[2] = -20.0
     offsets = torch.randn(3, total, 4) * 0.3
     sizes = [len(level) for level in anchors]
-    found = ours.detections(
+    detections = ours.detections(
         list(logits.split(sizes, dim=1)), list(offsets.split(sizes, dim=1)), anchors, (SIZE, SIZE)
     )
     model = reference("v2")
@@ -80,13 +80,13 @@ def test_detections_equal_to_torchvision(background):
         "bbox_regression": list(offsets.split(sizes, dim=1)),
     }
     expected = model.postprocess_detections(outputs, [anchors] * 3, [(SIZE, SIZE)] * 3)
-    assert [len(one["scores"]) for one in expected] == found.num.tolist() == [100, 100, 0]
+    assert [len(one["scores"]) for one in expected] == detections.num.tolist() == [100, 100, 0]
     for row, one in enumerate(expected):
         count = len(one["scores"])
-        assert torch.equal(found.labels[row, :count], one["labels"])
-        assert torch.allclose(found.scores[row, :count], one["scores"], rtol=1e-6)
-        assert torch.allclose(found.boxes[row, :count], one["boxes"], atol=1e-4)
-        assert (found.labels[row, count:] == -1).all() and (found.scores[row, count:] == 0).all()
+        assert torch.equal(detections.labels[row, :count], one["labels"])
+        assert torch.allclose(detections.scores[row, :count], one["scores"], rtol=1e-6)
+        assert torch.allclose(detections.boxes[row, :count], one["boxes"], atol=1e-4)
+        assert (detections.labels[row, count:] == -1).all() and (detections.scores[row, count:] == 0).all()
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "resnet34", "resnet101", "resnext50_32x4d"])
@@ -117,8 +117,8 @@ def test_widths_and_depths_are_as_configured():
 def test_trainable_layers(trainable, frozen):
     body = build(dataclasses.replace(NARROW, trainable_layers=trainable), 3).backbone.body
     for stage in ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4"):
-        wanted = stage not in frozen and (trainable > 0)
-        assert all(p.requires_grad == wanted for p in getattr(body, stage).parameters()), stage
+        trained = stage not in frozen and (trainable > 0)
+        assert all(p.requires_grad == trained for p in getattr(body, stage).parameters()), stage
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_the_background_output_is_never_a_target_and_never_detected():
     detector = build(config, 3)
     assert detector.head.classification_head.num_classes == 4
     images, boxes, labels, _ = random_batch([4], SIZE, CLASSES)
-    found = detector.eval().predict(images)
-    assert set(found.labels[0, : found.num[0]].tolist()) <= {0, 1, 2}
+    detections = detector.eval().predict(images)
+    assert set(detections.labels[0, : detections.num[0]].tolist()) <= {0, 1, 2}
     plain = build(NARROW, 4).train()
     plain.load_state_dict(detector.state_dict())
     labels = labels.clamp(max=2)
@@ -163,6 +163,6 @@ def test_the_colour_map_is_applied_before_normalisation():
     color = torch.zeros(2, 3, 4)
     color[0, :, :3], color[0, :, 3] = 0.5 * torch.eye(3), 0.25
     color[1, :, :3] = torch.eye(3)
-    found = detector.normalize(images, color) * detector.std + detector.mean
-    assert torch.allclose(found[0], 0.5 * images[0].float() + 0.25 * 255, atol=1e-3)
-    assert torch.allclose(found[1], images[1].float(), atol=1e-3)
+    mapped = detector.normalize(images, color) * detector.std + detector.mean
+    assert torch.allclose(mapped[0], 0.5 * images[0].float() + 0.25 * 255, atol=1e-3)
+    assert torch.allclose(mapped[1], images[1].float(), atol=1e-3)

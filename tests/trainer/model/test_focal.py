@@ -30,10 +30,10 @@ def torchvision_loss(logits, labels, weights):
 def test_equal_to_torchvision(classes):
     logits = (torch.randn(120, classes) * 4).requires_grad_()
     labels, weights = labels_for(120, classes), torch.rand(120)
-    found = focal_loss(logits, labels, weights)
+    loss = focal_loss(logits, labels, weights)
     expected = torchvision_loss(logits, labels, weights)
-    assert torch.allclose(found, expected, rtol=1e-5)
-    (ours,), (theirs,) = (torch.autograd.grad(loss * 3, logits) for loss in (found, expected))
+    assert torch.allclose(loss, expected, rtol=1e-5)
+    (ours,), (theirs,) = (torch.autograd.grad(value * 3, logits) for value in (loss, expected))
     assert (ours - theirs).norm() < 1e-5 * theirs.norm()
     assert (ours[labels == IGNORED] == 0).all()
 
@@ -48,8 +48,8 @@ def test_small_losses_keep_their_relative_precision():
         (exact,) = torch.autograd.grad(torchvision_loss(double, labels, torch.ones(4001)), double)
         assert ((ours - exact) / exact).abs().max() < 2e-5
         values = focal.focal_and_gradient_(double.detach().float(), labels, torch.ones(4001))
-        wanted = sigmoid_focal_loss(double.detach(), (labels[:, None] >= 0).double())[:, 0]
-        assert ((values - wanted) / wanted).abs().max() < 2e-5
+        reference = sigmoid_focal_loss(double.detach(), (labels[:, None] >= 0).double())[:, 0]
+        assert ((values - reference) / reference).abs().max() < 2e-5
 
 
 def test_gradient_agrees_with_finite_differences():
@@ -103,10 +103,10 @@ def test_convolution_and_loss_in_chunks(chunk_bytes, monkeypatch):
     monkeypatch.setattr(focal, "CHUNK_BYTES", chunk_bytes)
     last, levels, labels, weights = head_case()
     parameters = [*levels, last.weight, last.bias]
-    found = conv_focal_loss(levels, last.weight, last.bias, labels, weights)
+    loss = conv_focal_loss(levels, last.weight, last.bias, labels, weights)
     expected = unchunked(last, levels, labels, weights)
-    assert torch.allclose(found, expected, rtol=1e-5)
-    ours = torch.autograd.grad(found * 0.5, parameters)
+    assert torch.allclose(loss, expected, rtol=1e-5)
+    ours = torch.autograd.grad(loss * 0.5, parameters)
     theirs = torch.autograd.grad(expected * 0.5, parameters)
     for one, other in zip(ours, theirs, strict=True):
         assert (one - other).norm() < 1e-5 * other.norm()
@@ -122,10 +122,10 @@ def test_small_levels_in_one_map_stay_themselves(shapes):
     labels = [torch.randint(-2, 4, (2, height * width * 2), dtype=torch.int32) for height, width in shapes]
     weights = [torch.rand(part.shape) for part in labels]
     parameters = [*levels, last.weight, last.bias]
-    found = conv_focal_loss(levels, last.weight, last.bias, labels, weights)
+    loss = conv_focal_loss(levels, last.weight, last.bias, labels, weights)
     expected = unchunked(last, levels, labels, weights)
-    assert torch.allclose(found, expected, rtol=1e-5)
-    ours, theirs = (torch.autograd.grad(loss, parameters) for loss in (found, expected))
+    assert torch.allclose(loss, expected, rtol=1e-5)
+    ours, theirs = (torch.autograd.grad(value, parameters) for value in (loss, expected))
     for one, other in zip(ours, theirs, strict=True):
         assert (one - other).norm() < 1e-5 * other.norm()
 

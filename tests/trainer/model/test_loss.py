@@ -11,9 +11,9 @@ from torchvision.ops import box_iou
 
 from trainer.data.batch import PADDING
 from trainer.model import boxes as box_ops
-from trainer.model import fusion
+from trainer.model import fused_functions
+from trainer.model.anchor_matching import Matches
 from trainer.model.loss import box_loss, retinanet_loss
-from trainer.model.matching import Matches
 
 SIDES = (8, 4, 3, 2, 1)
 CHANNELS = 32
@@ -44,12 +44,12 @@ def test_box_loss_equals_torchvision(kind):
         positive=kept[None],
         weights=torch.full((1, 50), 0.25),
     )
-    found = box_loss(offsets, kind, anchors, matches)
+    loss = box_loss(offsets, kind, anchors, matches)
     expected = 0.25 * _box_loss(
         kind, BoxCoder((1.0, 1.0, 1.0, 1.0)), anchors[kept], targets[kept], offsets[0][kept], {"beta": 1.0}
     )
-    assert torch.allclose(found, expected, rtol=1e-5)
-    (ours,), (theirs,) = (torch.autograd.grad(loss, offsets) for loss in (found, expected))
+    assert torch.allclose(loss, expected, rtol=1e-5)
+    (ours,), (theirs,) = (torch.autograd.grad(value, offsets) for value in (loss, expected))
     assert torch.allclose(ours, theirs, atol=1e-6)
     assert (ours[0][~kept] == 0).all()
 
@@ -110,10 +110,10 @@ def assert_equal_to_torchvision(version, classes, counts):
     head, features, anchors, boxes, labels, lists = head_case(version, classes, counts)
     expected, theirs = torchvision_says(head, features, anchors, lists)
     inputs = [level.requires_grad_() for level in features]
-    found = ours(head, head.regression_head._loss_type, inputs, anchors, boxes, labels)
-    assert torch.allclose(found.classification.double(), expected["classification"], rtol=1e-5)
-    assert torch.allclose(found.boxes.double(), expected["bbox_regression"], rtol=1e-5)
-    mine = torch.autograd.grad(sum(found), [*inputs, *head.parameters()])
+    losses = ours(head, head.regression_head._loss_type, inputs, anchors, boxes, labels)
+    assert torch.allclose(losses.classification.double(), expected["classification"], rtol=1e-5)
+    assert torch.allclose(losses.boxes.double(), expected["bbox_regression"], rtol=1e-5)
+    mine = torch.autograd.grad(sum(losses), [*inputs, *head.parameters()])
     names = [f"features of level {level}" for level in range(len(inputs))]
     names += [name for name, _ in head.named_parameters()]
     for name, one, other in zip(names, mine, theirs, strict=True):
@@ -132,16 +132,16 @@ def test_loss_and_all_gradients_of_the_heads_equal_torchvision(version, classes,
 @pytest.fixture
 def compiled(monkeypatch, tmp_path):
     """Compiled functions from here on, and a count of how often anything has been compiled since."""
-    if missing := fusion.missing_tool("cpu"):
+    if missing := fused_functions.missing_tool("cpu"):
         pytest.skip(missing)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.compiler.reset()
     counters = torch._dynamo.utils.counters["stats"]
     before = counters["unique_graphs"]
-    fusion.choose(True, torch.device("cpu"))
+    fused_functions.choose(True, torch.device("cpu"))
     yield lambda: counters["unique_graphs"] - before
-    assert fusion._Choice.compiles, "the compiler failed"
-    fusion.choose(False, torch.device("cpu"))
+    assert fused_functions._Choice.compiles, "the compiler failed"
+    fused_functions.choose(False, torch.device("cpu"))
 
 
 @pytest.mark.slow

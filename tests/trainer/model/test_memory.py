@@ -48,19 +48,19 @@ def pretended_gpu(monkeypatch):
 
 def kept(classes, images):
     """Bytes that the forward pass of a batch keeps on a GPU, parameters not counted."""
-    held = {}
+    tensors = {}
 
     def note(tensor):
         if not isinstance(tensor, torch.nn.Parameter):
             storage = tensor.untyped_storage()
-            held[storage._cdata] = storage  # held, so that no other gets its place
+            tensors[storage._cdata] = storage  # held, so that no other gets its place
         return tensor
 
     with FakeTensorMode(), torch.device("cuda"):
         _, forward = step(classes, images, "cuda")
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             assert forward().requires_grad
-    return sum(storage.nbytes() for storage in held.values())
+    return sum(storage.nbytes() for storage in tensors.values())
 
 
 def kept_for_an_image(classes):

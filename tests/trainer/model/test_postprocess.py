@@ -46,17 +46,17 @@ def torchvision_detections(stock, config, logits, offsets, levels):
     return stock.postprocess_detections(parts, [levels] * images, [(SIZE, SIZE)] * images)
 
 
-def assert_same(found, expected, rows):
-    assert found.num.tolist() == [len(one["scores"]) for one in expected]
+def assert_same(detections, expected, rows):
+    assert detections.num.tolist() == [len(one["scores"]) for one in expected]
     for row, one in enumerate(expected):
         count = len(one["scores"])
-        assert torch.equal(found.labels[row, :count], one["labels"])
+        assert torch.equal(detections.labels[row, :count], one["labels"])
         # The vectorised sigmoid differs from the scalar one, at the end of a block, by one bit.
-        assert torch.allclose(found.scores[row, :count], one["scores"], rtol=1e-6)
-        assert torch.allclose(found.boxes[row, :count], one["boxes"], atol=1e-4)
-        assert (found.labels[row, count:] == -1).all() and (found.scores[row, count:] == 0).all()
-        assert (found.boxes[row, count:] == 0).all()
-    assert found.boxes.shape == (len(expected), rows, 4)
+        assert torch.allclose(detections.scores[row, :count], one["scores"], rtol=1e-6)
+        assert torch.allclose(detections.boxes[row, :count], one["boxes"], atol=1e-4)
+        assert (detections.labels[row, count:] == -1).all() and (detections.scores[row, count:] == 0).all()
+        assert (detections.boxes[row, count:] == 0).all()
+    assert detections.boxes.shape == (len(expected), rows, 4)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -64,9 +64,9 @@ def assert_same(found, expected, rows):
 def test_equal_to_torchvision(stock, classes, shift, seed):
     logits, offsets = outputs(3, classes, shift=shift, seed=seed, like=0.3)
     levels = anchors()
-    found = postprocess(logits, offsets, levels, (SIZE, SIZE), CONFIG)
-    assert_same(found, torchvision_detections(stock, CONFIG, logits, offsets, levels), 100)
-    assert found.num.min() > 10
+    detections = postprocess(logits, offsets, levels, (SIZE, SIZE), CONFIG)
+    assert_same(detections, torchvision_detections(stock, CONFIG, logits, offsets, levels), 100)
+    assert detections.num.min() > 10
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_limits(stock, changes):
     config = dataclasses.replace(CONFIG, **changes)
     logits, offsets = outputs(2, 3, shift=-2.0, seed=9, like=0.1)
     levels = anchors()
-    found = postprocess(logits, offsets, levels, (SIZE, SIZE), config)
+    detections = postprocess(logits, offsets, levels, (SIZE, SIZE), config)
     expected = torchvision_detections(stock, config, logits, offsets, levels)
-    assert_same(found, expected, config.detections_per_image)
+    assert_same(detections, expected, config.detections_per_image)
 
 
 def test_many_copies_of_one_object_do_not_hide_the_others(stock):
@@ -101,15 +101,15 @@ def test_many_copies_of_one_object_do_not_hide_the_others(stock):
     offsets[0][0, :900] = torch.cat([center / size, torch.log((target[2:] - target[:2]) / size)], dim=1)
     logits[0][0, :900, 1] = 3 + torch.rand(900)
     logits[1][0, [0, 1800, 3591], 0] = torch.tensor([0.5, 0.6, 0.7])
-    found = postprocess(logits, offsets, levels, (SIZE, SIZE), CONFIG)
-    assert_same(found, torchvision_detections(stock, CONFIG, logits, offsets, levels), 100)
-    assert found.labels[0, : found.num[0]].tolist() == [1, 0, 0, 0]
+    detections = postprocess(logits, offsets, levels, (SIZE, SIZE), CONFIG)
+    assert_same(detections, torchvision_detections(stock, CONFIG, logits, offsets, levels), 100)
+    assert detections.labels[0, : detections.num[0]].tolist() == [1, 0, 0, 0]
 
 
 def test_nothing_found():
     logits, offsets = outputs(2, 5, shift=-50.0, seed=1)
-    found = postprocess(logits, offsets, anchors(), (SIZE, SIZE), CONFIG)
-    assert found.num.tolist() == [0, 0] and (found.labels == -1).all()
+    detections = postprocess(logits, offsets, anchors(), (SIZE, SIZE), CONFIG)
+    assert detections.num.tolist() == [0, 0] and (detections.labels == -1).all()
 
 
 def test_the_batch_changes_nothing():

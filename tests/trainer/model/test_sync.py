@@ -11,7 +11,7 @@ from waiting import Counter
 
 from trainer.config import ModelConfig
 from trainer.data.batch import PADDING
-from trainer.model import conv, focal
+from trainer.model import conv_gradients, focal
 from trainer.model.detector import build
 from trainer.model.focal import conv_focal_loss
 from trainer.optim import build_optimizer
@@ -24,7 +24,7 @@ SIZE = 96
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
     """Small maps have products in place of convolutions on a CPU only."""
-    monkeypatch.setattr(conv, "products_pay", lambda gradient: False)
+    monkeypatch.setattr(conv_gradients, "products_pay", lambda gradient: False)
 
 
 def count(images, counts, config=NARROW, precision=torch.bfloat16):

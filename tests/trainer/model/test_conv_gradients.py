@@ -6,7 +6,7 @@ import pytest
 import torch
 from waiting import Counter
 
-from trainer.model import conv
+from trainer.model import conv_gradients
 
 
 def case(outputs, height, width, dtype):
@@ -27,40 +27,40 @@ def by_autograd(gradient, features, kernel):
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 2), (5, 3), (16, 16)])
-@pytest.mark.parametrize("wanted", list(itertools.product([False, True], repeat=3)))
-def test_equal_to_autograd(height, width, wanted):
+@pytest.mark.parametrize("output_mask", list(itertools.product([False, True], repeat=3)))
+def test_equal_to_autograd(height, width, output_mask):
     """The largest map has more places than the products are for, the others fewer."""
-    made = case(40, height, width, torch.float64)
-    found = conv.conv_backward(*made, list(wanted))
-    for asked, one, other in zip(wanted, found, by_autograd(*made), strict=True):
-        assert not asked or torch.allclose(one, other, rtol=1e-10, atol=1e-10)
+    tensors = case(40, height, width, torch.float64)
+    gradients = conv_gradients.conv_backward(*tensors, list(output_mask))
+    for computed, one, other in zip(output_mask, gradients, by_autograd(*tensors), strict=True):
+        assert not computed or torch.allclose(one, other, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(("places", "by_products"), [((8, 5), True), ((9, 5), False)])
 def test_the_way_is_chosen_by_the_places_of_the_map(places, by_products, monkeypatch):
-    calls, products = [], conv.by_products
-    monkeypatch.setattr(conv, "by_products", lambda *given: calls.append(1) or products(*given))
-    conv.conv_backward(*case(40, *places, torch.float32), [True] * 3)
+    calls, products = [], conv_gradients.by_products
+    monkeypatch.setattr(conv_gradients, "by_products", lambda *given: calls.append(1) or products(*given))
+    conv_gradients.conv_backward(*case(40, *places, torch.float32), [True] * 3)
     assert bool(calls) == by_products
 
 
 def test_in_bf16_it_is_as_exact_as_the_type():
-    made = case(64, 4, 4, torch.bfloat16)
-    found = conv.conv_backward(*made, [True] * 3)
-    for one, other in zip(found, by_autograd(*(part.double() for part in made)), strict=True):
+    tensors = case(64, 4, 4, torch.bfloat16)
+    gradients = conv_gradients.conv_backward(*tensors, [True] * 3)
+    for one, other in zip(gradients, by_autograd(*(part.double() for part in tensors)), strict=True):
         assert one.dtype == torch.bfloat16
         assert (one.double() - other).norm() < 0.004 * other.norm()
 
 
 def test_what_comes_back_lies_as_the_weights_and_features_do():
     """Else the sum over chunks and the features' own gradient would need another pass over memory."""
-    of_features, of_kernel, _ = conv.conv_backward(*case(64, 4, 4, torch.bfloat16), [True] * 3)
+    of_features, of_kernel, _ = conv_gradients.conv_backward(*case(64, 4, 4, torch.bfloat16), [True] * 3)
     assert of_features.is_contiguous(memory_format=torch.channels_last)
     assert of_kernel.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_nothing_waits():
-    made = case(64, 4, 4, torch.float32)
+    tensors = case(64, 4, 4, torch.float32)
     with Counter() as counter:
-        conv.conv_backward(*made, [True] * 3)
+        conv_gradients.conv_backward(*tensors, [True] * 3)
     assert counter.waiting == []

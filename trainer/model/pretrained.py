@@ -12,7 +12,7 @@ from torchvision.models.detection import RetinaNet_ResNet50_FPN_V2_Weights
 
 from trainer import storage
 from trainer.errors import CheckpointError
-from trainer.model import classes
+from trainer.model import class_outputs
 from trainer.model.detector import Detector
 
 _TORCHVISION = "torchvision:"
@@ -82,23 +82,23 @@ def torchvision_state(detector: Detector, names: Sequence[str]) -> dict[str, Ten
         return state
     places = {name: place for place, name in enumerate(_COCO_NAMES) if name not in _UNUSED}
     if set(names) == set(places):
-        return classes.spread(
+        return class_outputs.spread(
             state, [places[name] for name in names], len(_COCO_NAMES), _anchors_at_a_place(detector)
         )
     count = detector.num_classes
-    return classes.spread(state, range(1, count + 1), count + 1, _anchors_at_a_place(detector))
+    return class_outputs.spread(state, range(1, count + 1), count + 1, _anchors_at_a_place(detector))
 
 
 def _without_unused_classes(state: dict[str, Tensor], detector: Detector) -> dict[str, Tensor]:
     """Drop background and unused ids of torchvision's layout where the rest is our classes."""
-    if classes.LAYER + "bias" not in state or detector.label_offset:
+    if class_outputs.LAYER + "bias" not in state or detector.label_offset:
         return state
     anchors, count = _anchors_at_a_place(detector), detector.num_classes
-    found = classes.outputs(state, anchors)
+    outputs = class_outputs.outputs(state, anchors)
     real = [place for place, name in enumerate(_COCO_NAMES) if name not in _UNUSED]
-    if (found, count) == (len(_COCO_NAMES), len(real)):
-        return classes.select(state, real, anchors)
-    return classes.select(state, range(1, found), anchors) if found == count + 1 else state
+    if (outputs, count) == (len(_COCO_NAMES), len(real)):
+        return class_outputs.select(state, real, anchors)
+    return class_outputs.select(state, range(1, outputs), anchors) if outputs == count + 1 else state
 
 
 def _anchors_at_a_place(detector: Detector) -> int:
@@ -106,7 +106,7 @@ def _anchors_at_a_place(detector: Detector) -> int:
 
 
 def _expected(name: str, has_head: bool) -> bool:
-    """Whether weights must hold this tensor: a backbone's have neither pyramid nor heads."""
+    """Whether weights must hold this tensor: those of a backbone have neither pyramid nor heads."""
     if name.endswith("num_batches_tracked"):
         return False
     return has_head or name.startswith("backbone.body.")

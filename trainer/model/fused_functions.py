@@ -1,7 +1,7 @@
-"""Element-wise code as one pass over memory, where a compiler exists; as it stands, where none does.
+"""Functions that torch.compile fuses into one kernel, where a compiler is installed.
 
 The functions marked with `fused` run uncompiled until `choose` is called: a process that only
-detects, or a test, does not pay for a compiler's start.
+detects, or a test, does not pay for the start of the compiler.
 """
 
 import functools
@@ -48,7 +48,7 @@ def choose(enabled: bool, device: torch.device, *, tell: bool = True) -> bool:
     missing = missing_tool(device.type) if enabled else None
     _Choice.compiles = enabled and missing is None
     if _Choice.compiles and device.type == "cuda":
-        # torch warns that with `_EXACT` functions like pow may still differ; what uses it here has none.
+        # torch warns that with `_EXACT` functions like pow may still differ; none is used here.
         warnings.filterwarnings("ignore", message=".*using Triton's bundled libdevice")
     if not tell:
         return _Choice.compiles
@@ -69,8 +69,8 @@ def choose(enabled: bool, device: torch.device, *, tell: bool = True) -> bool:
 def missing_tool(device_type: str) -> str | None:
     """What torch.compile lacks for a device, in words; None if nothing."""
     # On a GPU Triton needs a C compiler as well, for the launchers of its kernels.
-    wanted = (("CC", ("gcc", "clang")),) if device_type == "cuda" else (("CXX", ("g++", "clang++")),)
-    for variable, usual in wanted:
+    compilers = (("CC", ("gcc", "clang")),) if device_type == "cuda" else (("CXX", ("g++", "clang++")),)
+    for variable, usual in compilers:
         names = (os.environ[variable],) if variable in os.environ else usual
         if not any(shutil.which(name) for name in names):
             return f"there is no compiler ({' or '.join(names)}) on the path"
@@ -82,22 +82,21 @@ def missing_tool(device_type: str) -> str | None:
 
 
 def fused(function: _Function) -> _Function:
-    """Let a function, of a tensor first, be compiled into one kernel once `choose` has decided so.
+    """Decorate a function, whose first argument is a tensor, to be compiled once `choose` has decided so.
 
-    Its arguments may change in every dimension without another compilation, with two exceptions that
-    are torch's: a length of 1 is another form, and so is a batch that at first was as long as a
-    dimension that never changes (4 images, as boxes have 4 coordinates). Should the compiler fail, it
-    goes on uncompiled. It may round a * b + c once instead of twice, which on a CPU takes a quarter off
-    the focal loss.
+    Shapes are dynamic in every dimension, with two exceptions of torch.compile that compile again: a
+    length of 1, and a batch whose first length equalled a constant dimension (4 images, as boxes have 4
+    coordinates). If the compiler fails, the function runs uncompiled. Contraction is on: a * b + c may
+    be rounded once, which on a CPU saves a quarter of the focal loss.
     """
     return _fused(function, {"cpp.enable_floating_point_contract_flag": "fast"})
 
 
 def fused_exactly(function: _Function) -> _Function:
-    """Like `fused`, for results that must be right to the last bit: those of the function uncompiled.
+    """Like `fused`, with results that equal the uncompiled function's to the last bit.
 
-    Every operation rounds by itself: a * b + c is rounded twice, and a quotient is the nearest number
-    on a GPU as well, where a compiler would else make do with an approximation.
+    Every operation is rounded by itself: no multiply-add, and on a GPU divisions are rounded to nearest
+    instead of approximated.
     """
     return _fused(function, _EXACT)
 
@@ -119,9 +118,9 @@ def _fused(function: _Function, options: dict[str, Any]) -> _Function:
 
 
 def guarded(compiled: Callable[..., Any], function: _Function) -> _Function:
-    """Use what torch.compile made of a function, and the function itself once the compiler has failed.
+    """Call the compiled function, and the original one once the compiler has failed.
 
-    That is logged, and from then on no `fused` function is compiled either.
+    The failure is logged, and from then on no `fused` function is compiled either.
     """
     failed = False
 

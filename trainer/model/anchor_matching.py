@@ -1,4 +1,4 @@
-"""Which anchor learns which target: torchvision's rule, for a batch of padded targets at once."""
+"""Assigns targets to anchors by torchvision's rule, for a whole batch of padded targets at once."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from trainer.data.batch import PADDING
 from trainer.model import boxes as box_ops
 from trainer.model.focal import BACKGROUND, IGNORED
-from trainer.model.fusion import fused_exactly
+from trainer.model.fused_functions import fused_exactly
 
 FOREGROUND_IOU = 0.5
 BACKGROUND_IOU = 0.4
@@ -18,7 +18,7 @@ _OVERLAPS_AT_ONCE = 32 * 1024 * 1024
 
 
 class Matches(NamedTuple):
-    """What every anchor of every image has to learn."""
+    """The targets of every anchor of every image."""
 
     labels: Tensor
     """[B, N] int32: class of the matched target, BACKGROUND or IGNORED."""
@@ -42,11 +42,11 @@ def assign(boxes: Tensor, labels: Tensor, anchors: Tensor) -> Matches:
     matched = match(boxes, labels, anchors)
     positive = matched >= 0
     index = matched.clamp(min=0)
-    found = boxes.gather(1, index[:, :, None].expand(-1, -1, 4))
+    matched_boxes = boxes.gather(1, index[:, :, None].expand(-1, -1, 4))
     count = positive.sum(dim=1, keepdim=True).clamp(min=1)
     return Matches(
         labels=torch.where(positive, labels.gather(1, index), matched).int(),
-        boxes=torch.where(positive[:, :, None], found, anchors),
+        boxes=torch.where(positive[:, :, None], matched_boxes, anchors),
         positive=positive,
         weights=(1 / (count * boxes.shape[0])).expand_as(positive),
     )

@@ -8,9 +8,9 @@ from torchvision.models import get_weight
 from torchvision.models.detection import retinanet_resnet50_fpn_v2
 
 from trainer.config import ModelConfig
-from trainer.model import classes, weights
+from trainer.model import class_outputs, pretrained
 from trainer.model.detector import build
-from trainer.model.weights import load_pretrained, torchvision_state
+from trainer.model.pretrained import load_pretrained, torchvision_state
 
 CONFIG = ModelConfig(backbone="resnet18", backbone_width=8, fpn_channels=16, head_depth=1)
 ANCHORS = 9
@@ -34,19 +34,19 @@ def source():
 
 def test_selected_outputs_are_the_same(source):
     fewer = build(CONFIG, 3)
-    fewer.load_state_dict(classes.select(source.state_dict(), [4, 1, 5], ANCHORS))
+    fewer.load_state_dict(class_outputs.select(source.state_dict(), [4, 1, 5], ANCHORS))
     assert torch.allclose(logits(fewer), logits(source)[:, :, [4, 1, 5]], atol=1e-5)
 
 
 def test_spread_outputs_are_the_same_and_the_others_never_detected(source):
     more = build(CONFIG, 9)
     places = [1, 2, 3, 5, 6, 8]
-    state = classes.spread(source.state_dict(), places, 9, ANCHORS)
+    state = class_outputs.spread(source.state_dict(), places, 9, ANCHORS)
     more.load_state_dict(state)
-    found = logits(more)
-    assert torch.allclose(found[:, :, places], logits(source), atol=1e-5)
-    assert (torch.sigmoid(found[:, :, [0, 4, 7]]) < 1e-8).all()
-    back = classes.select(state, places, ANCHORS)
+    more_logits = logits(more)
+    assert torch.allclose(more_logits[:, :, places], logits(source), atol=1e-5)
+    assert (torch.sigmoid(more_logits[:, :, [0, 4, 7]]) < 1e-8).all()
+    back = class_outputs.select(state, places, ANCHORS)
     assert all(torch.equal(value, back[name]) for name, value in source.state_dict().items())
 
 
@@ -57,7 +57,7 @@ def test_published_weights_are_trimmed_to_the_real_classes(monkeypatch):
     torch.manual_seed(5)
     published = build(CONFIG, 91)
     torch.nn.init.normal_(published.head.classification_head.cls_logits.bias)
-    monkeypatch.setattr(weights, "_read", lambda uri: published.state_dict())
+    monkeypatch.setattr(pretrained, "_read", lambda uri: published.state_dict())
     detector = build(CONFIG, 80)
     load_pretrained(detector, COCO)
     assert torch.allclose(logits(detector), logits(published)[:, :, real], atol=1e-5)
@@ -99,8 +99,8 @@ def test_torchvisions_own_model_takes_the_weights_and_detects_the_same(tmp_path)
     theirs.score_thresh, theirs.detections_per_img = 0.0, 100
     theirs.transform.min_size, theirs.transform.max_size = (128,), 128
     image = torch.randint(0, 256, (1, 3, 128, 128), dtype=torch.uint8)
-    found = trained.predict(image)
+    detections = trained.predict(image)
     with torch.no_grad():
         expected = theirs([image[0] / 255])[0]
-    assert torch.equal(found.labels[0] + 1, expected["labels"]) and int(found.num[0]) == 100
-    assert torch.allclose(found.scores[0], expected["scores"], atol=1e-5)
+    assert torch.equal(detections.labels[0] + 1, expected["labels"]) and int(detections.num[0]) == 100
+    assert torch.allclose(detections.scores[0], expected["scores"], atol=1e-5)

@@ -1,4 +1,4 @@
-"""Outputs for other sets of classes: without the background, or again as torchvision has them.
+"""Selects and inserts class outputs of the head: without the background, or as torchvision has them.
 
 The last classification convolution has A * C channels, all classes of the first anchor first. A
 sigmoid head never learns class 0 (background) or ids that no category has: without them the model
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 LAYER = "head.classification_head.cls_logits."
-"""Begin of the names of that convolution's weight and bias."""
+"""Prefix of the names of that convolution's weight and bias."""
 UNUSED_BIAS = -20.0
 """Bias of an output that is never detected: a score of 2e-9."""
 

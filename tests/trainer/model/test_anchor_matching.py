@@ -6,9 +6,9 @@ from torchvision.models.detection._utils import Matcher
 from torchvision.ops import box_iou
 
 from trainer.data.batch import PADDING
-from trainer.model import matching
+from trainer.model import anchor_matching
+from trainer.model.anchor_matching import assign, match, pad_targets
 from trainer.model.focal import BACKGROUND, IGNORED
-from trainer.model.matching import assign, match, pad_targets
 
 
 def random_boxes(count, generator):
@@ -37,17 +37,17 @@ def padded_targets(counts, anchors, generator):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("counts", [[0, 1], [5, 200], [1000, 3]])
 def test_identical_to_torchvision(seed, counts, at_once, monkeypatch):
-    monkeypatch.setattr(matching, "_OVERLAPS_AT_ONCE", at_once)
+    monkeypatch.setattr(anchor_matching, "_OVERLAPS_AT_ONCE", at_once)
     generator, anchors = torch.Generator().manual_seed(seed), grid_anchors()
     boxes, labels = padded_targets(counts, anchors, generator)
-    found = match(*pad_targets(boxes, labels), anchors)
+    matched = match(*pad_targets(boxes, labels), anchors)
     matcher = Matcher(0.5, 0.4, allow_low_quality_matches=True)
     for row, count in enumerate(counts):
         if count == 0:
-            assert (found[row] == BACKGROUND).all()
+            assert (matched[row] == BACKGROUND).all()
         else:
-            assert torch.equal(found[row], matcher(box_iou(boxes[row, :count], anchors)))
-    assert (IGNORED in found) or max(counts) < 5
+            assert torch.equal(matched[row], matcher(box_iou(boxes[row, :count], anchors)))
+    assert (IGNORED in matched) or max(counts) < 5
 
 
 def test_what_an_anchor_learns():
@@ -79,7 +79,7 @@ def test_an_overlap_of_exactly_a_threshold_belongs_to_the_better_side():
     boxes, labels = torch.tensor([[[0.0, 0.0, 10.0, 4.0]]]), torch.tensor([[2]])
     shapes = [(10, 4), (10, 8), (10, 10), (10, 8.5), (10, 10.5)]  # overlaps 1, 0.5, 0.4, 0.47, 0.38
     anchors = torch.tensor([[0.0, 0.0, width, height] for width, height in shapes])
-    found = match(boxes, labels, anchors)[0]
-    assert found.tolist() == [0, 0, IGNORED, IGNORED, BACKGROUND]
+    matched = match(boxes, labels, anchors)[0]
+    assert matched.tolist() == [0, 0, IGNORED, IGNORED, BACKGROUND]
     matcher = Matcher(0.5, 0.4, allow_low_quality_matches=True)
-    assert torch.equal(found, matcher(box_iou(boxes[0], anchors)))
+    assert torch.equal(matched, matcher(box_iou(boxes[0], anchors)))

@@ -6,14 +6,14 @@ import sys
 import pytest
 import torch
 
-from trainer.model import fusion
+from trainer.model import fused_functions
+from trainer.model.anchor_matching import assign, match
 from trainer.model.focal import focal_and_gradient_
 from trainer.model.loss import box_loss
-from trainer.model.matching import assign, match
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(
-    fusion.missing_tool("cpu") is not None, reason="no C++ compiler on this machine"
+    fused_functions.missing_tool("cpu") is not None, reason="no C++ compiler on this machine"
 )
 
 
@@ -21,18 +21,18 @@ needs_compiler = pytest.mark.skipif(
 def plain_again(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     yield
-    fusion.choose(False, CPU)
+    fused_functions.choose(False, CPU)
 
 
 def test_nothing_is_compiled_unless_asked(caplog):
     caplog.set_level(logging.INFO)
     calls = []
-    double = fusion.fused(lambda x: calls.append(1) or 2 * x)
-    assert not fusion.choose(False, CPU)
+    double = fused_functions.fused(lambda x: calls.append(1) or 2 * x)
+    assert not fused_functions.choose(False, CPU)
     assert double(torch.ones(2)).tolist() == [2, 2] and calls == [1]
     (record,) = caplog.records
     assert record.levelname == "INFO" and record.message.startswith("train.compile=off: nothing is compiled")
-    fusion.choose(False, CPU, tell=False)
+    fused_functions.choose(False, CPU, tell=False)
     assert len(caplog.records) == 1
 
 
@@ -40,17 +40,17 @@ def test_a_machine_without_a_compiler_says_so_and_goes_on(monkeypatch, tmp_path,
     caplog.set_level(logging.INFO)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    assert not fusion.choose(True, CPU)
+    assert not fused_functions.choose(True, CPU)
     (record,) = caplog.records
     assert record.levelname == "WARNING" and "there is no compiler (g++ or clang++)" in record.message
     assert "install it, or set train.compile=off" in record.message
     monkeypatch.setenv("CXX", "my-own-compiler")
-    assert "my-own-compiler" in fusion.missing_tool("cpu")
+    assert "my-own-compiler" in fused_functions.missing_tool("cpu")
     monkeypatch.delenv("CC", raising=False)
-    assert "gcc" in fusion.missing_tool("cuda")
+    assert "gcc" in fused_functions.missing_tool("cuda")
     monkeypatch.setenv("CXX", sys.executable)  # anything that can be run
-    monkeypatch.setattr(fusion.sysconfig, "get_path", lambda name: str(tmp_path))
-    assert "Python's headers" in fusion.missing_tool("cpu")
+    monkeypatch.setattr(fused_functions.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert "Python's headers" in fused_functions.missing_tool("cpu")
 
 
 def random_targets():
@@ -87,11 +87,11 @@ def test_compiled_and_plain_agree(caplog):
 
     torch.manual_seed(1)
     plain = everything()
-    assert fusion.choose(True, CPU)
+    assert fused_functions.choose(True, CPU)
     assert "the loss is compiled for the CPU" in caplog.text
     torch.manual_seed(1)
     compiled = everything()
-    assert fusion._Choice.compiles, "the compiler failed"
+    assert fused_functions._Choice.compiles, "the compiler failed"
     assert torch.equal(plain[0], compiled[0])
     for one, other in zip(plain[1:], compiled[1:], strict=True):
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
@@ -106,12 +106,12 @@ def test_a_compiler_that_fails_is_left_out(monkeypatch, tmp_path, caplog):
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
-    triple = fusion.fused(lambda x: (x * 3).sin())
-    fusion.choose(True, CPU)
+    triple = fused_functions.fused(lambda x: (x * 3).sin())
+    fused_functions.choose(True, CPU)
     # torch's own way: what monkeypatch undoes is hidden from every later compilation.
     with inductor.patch({"cpp.cxx": (None, str(broken))}):
         assert torch.equal(triple(torch.ones(4)), (torch.ones(4) * 3).sin())
-    assert "going on uncompiled" in caplog.text and not fusion._Choice.compiles
+    assert "going on uncompiled" in caplog.text and not fused_functions._Choice.compiles
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_the_reason_of_a_failure_is_told(caplog):
     def double(x):
         return 2 * x
 
-    call = fusion.guarded(torch.compile(double, backend=broken), double)
+    call = fused_functions.guarded(torch.compile(double, backend=broken), double)
     assert call(torch.ones(2)).tolist() == [2, 2] and call(torch.ones(3)).tolist() == [2, 2, 2]
     (record,) = [each for each in caplog.records if each.name == "compile"]
     assert record.message.endswith("the compiler failed: backend='broken' raised: OSError: no space left")
@@ -134,8 +134,8 @@ def test_the_reason_of_a_failure_is_told(caplog):
 @needs_compiler
 def test_more_forms_than_may_be_compiled(caplog):
     """Each number of axes is another form; after some, torch gives up, which is no reason to end a run."""
-    triple = fusion.fused(lambda x: (x * 3).sin())
-    fusion.choose(True, CPU)
+    triple = fused_functions.fused(lambda x: (x * 3).sin())
+    fused_functions.choose(True, CPU)
     with torch._dynamo.config.patch(recompile_limit=1):
         for axes in range(1, 4):
             values = torch.ones([2] * axes)
