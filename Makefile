@@ -39,7 +39,7 @@ community: $(STAMP)  ## the components as Kubeflow's pipelines-components keeps 
 	@$(BIN)/python -m community $(ARGS)
 
 dist: $(STAMP)  ## the wheel and the source distribution, in dist/
-	@rm -rf build dist
+	@rm -rf dist
 	@$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
 	@ls dist/*
 

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 from installed import ROOT, view
 
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "deploy", "trainer", "components", "pipelines")
+FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
+FOLDERS = ("deploy", "trainer", "components", "pipelines")
+ELSEWHERE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+"""An environment in which the checkout is not to be found: pip would take it for what is installed."""
 TINY = ("--source", "sample:images=48,size=96", "--set", "train.epochs=1", "--set", "loader.image_size=96")
 
 pytestmark = pytest.mark.slow
@@ -23,16 +26,15 @@ pytestmark = pytest.mark.slow
 def wheel(tmp_path_factory):
     """The wheel, built from the source distribution as `make dist` builds both."""
     source = tmp_path_factory.mktemp("source")
-    for name in SOURCES:  # A build writes beside its sources; other tests read those.
-        if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
-        else:
-            shutil.copy(ROOT / name, source)
+    for name in FILES:  # A build writes beside its sources; other tests read those.
+        shutil.copy(ROOT / name, source)
+    for name in FOLDERS:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", source / "dist", source]
-    environment = {**os.environ, "PYTHONPATH": ""}
-    made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    made = subprocess.run(command, env=ELSEWHERE, capture_output=True, text=True, check=False, timeout=300)
     assert made.returncode == 0, (made.stdout + made.stderr)[-4000:]
+    assert "Warning" not in made.stderr, made.stderr
     (path,) = (source / "dist").glob("*.whl")
     assert [item.name for item in (source / "dist").glob("*.tar.gz")] == [
         f"{path.name.partition('-py3')[0]}.tar.gz"
@@ -47,7 +49,8 @@ def installed(wheel, tmp_path_factory):
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python3*/site-packages")
     command = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "--quiet"]
-    subprocess.run([*command, "--no-index", "--no-deps", wheel], check=True, timeout=120)
+    command += ["--no-index", "--no-deps", wheel]
+    subprocess.run(command, env=ELSEWHERE, cwd=folder, check=True, timeout=120)
     view(["pipeline"], packages)
     return folder
 
