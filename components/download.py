@@ -19,12 +19,12 @@ def download(
     """Put together the images and annotations that several pods have brought under the data root.
 
     Args:
-        source: `sample`, `coco:PATH`, `voc:PATH` or a URI.
+        source: see the pipeline's parameters.
         recipe: name of a recipe; its `data` section counts here.
-        overrides: dotted configuration keys and their values.
-        data_root: URI under which data is kept.
-        data_version: name for the data as they are now, or a known one; empty is none.
-        credentials: Secret with the object store's keys.
+        overrides: see the pipeline's parameters.
+        data_root: see the pipeline's parameters.
+        data_version: see the pipeline's parameters.
+        credentials: see the pipeline's parameters.
         parts: those that other pods have fetched.
         raw: manifest of the raw images.
     """

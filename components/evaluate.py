@@ -22,7 +22,7 @@ def evaluate(
     Args:
         model: manifest of the trained model.
         rules: the gate's: `metric >= number`, several parted by commas; empty takes the recipe's.
-        credentials: Secret with the object store's keys.
+        credentials: see the pipeline's parameters.
         metrics: the COCO box metrics and the Open Images metric.
         report: the whole report, as a page.
         summary: the report in short, as text.

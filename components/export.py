@@ -18,10 +18,10 @@ def export(
 
     Args:
         model: manifest of the trained model.
-        signing: Secret with the key that signs it, mounted in the step's pod.
-        registry: URL of a Kubeflow Model Registry that is told of it; empty is none.
+        signing: see the pipeline's parameters.
+        registry: see the pipeline's parameters.
         run_id: the run's id.
-        credentials: Secret with the object store's keys.
+        credentials: see the pipeline's parameters.
         exported: manifest of the exported model.
     """
     from components import steps

@@ -12,8 +12,8 @@ def fetch(part: str, recipe: str, overrides: dict, credentials: str) -> str:
     Args:
         part: of those that the step `plan` returns, as JSON: Kubeflow makes text of an item of a list.
         recipe: name of a recipe; its `data` section counts here.
-        overrides: dotted configuration keys and their values.
-        credentials: Secret with the object store's keys.
+        overrides: see the pipeline's parameters.
+        credentials: see the pipeline's parameters.
 
     Returns:
         The part.

@@ -28,7 +28,7 @@ def plan(
 
     Args:
         source: see `trainer.data.sources`.
-        data_root: URI under which data is kept.
+        data_root: see `trainer.data.download.download`.
         recipe: name of a recipe; its `data` section counts here.
         overrides: dotted configuration keys and their values.
         version: see `versions.fetch`.

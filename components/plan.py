@@ -18,13 +18,13 @@ def plan(
     """List a source, write its annotations as tables, and divide the work.
 
     Args:
-        source: see the step `download`.
+        source: see the pipeline's parameters.
         recipe: name of a recipe; its `data` section counts here.
-        overrides: dotted configuration keys and their values.
-        data_root: URI under which data is kept.
-        data_version: name for the data as they are now, or a known one; empty is none.
-        partitions: pods that share the work.
-        credentials: Secret with the object store's keys.
+        overrides: see the pipeline's parameters.
+        data_root: see the pipeline's parameters.
+        data_version: see the pipeline's parameters.
+        partitions: see the pipeline's parameters.
+        credentials: see the pipeline's parameters.
 
     Returns:
         The parts, each as JSON.

@@ -23,7 +23,7 @@ def prepare(
         source: `sample`, `coco:PATH`, `voc:PATH` or a URI.
         recipe: name of a recipe; its `data` section counts here.
         overrides: dotted configuration keys and their values.
-        data_root: URI under which data is kept.
+        data_root: see `trainer.data.download.download`.
         version: name for the data as they are now, or a known one; empty is none.
         page_path: local file that receives the statistics, as a page.
 

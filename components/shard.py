@@ -21,9 +21,9 @@ def shard(
     Args:
         raw: manifest of the raw images.
         recipe: name of a recipe; its `data` section counts here.
-        overrides: dotted configuration keys and their values.
-        data_root: URI under which data is kept.
-        credentials: Secret with the object store's keys.
+        overrides: see the pipeline's parameters.
+        data_root: see the pipeline's parameters.
+        credentials: see the pipeline's parameters.
         parts: those that other pods have written.
         shards: manifest of the shards.
         statistics: what they hold, as a page.

@@ -37,12 +37,12 @@ def train(
     Args:
         shards: manifest of the shards.
         recipe: name of a recipe.
-        overrides: dotted configuration keys and their values.
+        overrides: see the pipeline's parameters.
         request: what is asked of the launcher, as `components.jobs.Request` names it, every value a text.
         job: further fields of the job, as `components/launchers/spec.py` names them.
-        credentials: Secret with the object store's keys.
-        data_root: URI under which data is kept.
-        output: URI of the run's folder; empty is `<data_root>/runs/<run>`.
+        credentials: see the pipeline's parameters.
+        data_root: see the pipeline's parameters.
+        output: see the pipeline's parameters.
         run_id: the run's id.
         rules: the gate's, which may name classes that the data do not have; empty takes the recipe's.
         model: manifest of the trained model.

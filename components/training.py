@@ -19,7 +19,7 @@ def folder_of(output: str, data_root: str, data: dict[str, Any], run_id: str) ->
 
     Args:
         output: what the run asks for; empty is `<data_root>/runs/<data version>-<run id>`.
-        data_root: URI under which data is kept.
+        data_root: see `trainer.data.download.download`.
         data: manifest of the shards.
         run_id: the run's id.
 

@@ -43,7 +43,7 @@ def fetch(
 
     Args:
         source: see `trainer.data.sources`.
-        data_root: URI under which data is kept.
+        data_root: see `trainer.data.download.download`.
         config: the data section of the configuration.
         version: name for the data as they are now, or a known one; empty is none.
         bring: brings the data as they are now, and returns their manifest; by default `download`.

@@ -20,9 +20,9 @@ def write(
         raw: manifest of the raw images.
         part: of those that the step `plan` returns, as JSON.
         recipe: name of a recipe; its `data` section counts here.
-        overrides: dotted configuration keys and their values.
-        data_root: URI under which data is kept.
-        credentials: Secret with the object store's keys.
+        overrides: see the pipeline's parameters.
+        data_root: see the pipeline's parameters.
+        credentials: see the pipeline's parameters.
 
     Returns:
         The part.

@@ -53,6 +53,10 @@ def _read(text: str) -> tuple[str, list[dict[str, Any]]]:
 def _arrange(spec: dict[str, Any]) -> None:
     connect(spec)
     inline(spec)
+    for component in spec["components"].values():
+        for name, argument in component.get("inputDefinitions", {}).get("parameters", {}).items():
+            if argument.get("description") == parameters.ELSEWHERE:
+                argument["description"] = parameters.TABLE[name].description
     for name, parameter in spec["root"]["inputDefinitions"]["parameters"].items():
         if choices := parameters.TABLE[name].choices:
             # kfp's own compiler cannot say it yet (2.17.0).

@@ -20,6 +20,9 @@ from pipelines.forms import Form
 from pipelines.sizes import DEFAULT, SIZES
 from trainer import recipes
 
+ELSEWHERE = "see the pipeline's parameters."
+"""What a component says of an argument that is a parameter of the pipeline, and told here."""
+
 REQUIRED = inspect.Parameter.empty
 """The default of a parameter that has none."""
 

@@ -117,6 +117,19 @@ def test_data_alone_need_no_parameter_of_a_training(spec):
     assert tasks(spec)["cleanup"]["inputs"]["parameters"]["launcher"] == {"runtimeValue": {"constant": ""}}
 
 
+@of(*FORMS)
+def test_every_argument_of_a_step_is_told_and_the_pipelines_own_as_the_table_does(spec):
+    root, told = spec["root"]["inputDefinitions"]["parameters"], set()
+    for name in [*STEPS[spec["form"]], "cleanup"]:
+        arguments = spec["components"][f"comp-{name}"]["inputDefinitions"]["parameters"]
+        own = {key: of for key, of in arguments.items() if not key.startswith("pipelinechannel--")}
+        for key, argument in own.items():
+            assert argument["description"] and "see the pipeline" not in argument["description"], (name, key)
+            if key in root and argument["description"] == root[key]["description"]:
+                told.add(key)
+    assert {"source", "data_root", "data_version", "credentials", "overrides"} <= told
+
+
 def test_recipe_and_launcher_are_offered_as_lists(spec):
     parameters = spec["root"]["inputDefinitions"]["parameters"]
     assert set(parameters["launcher"]["literals"]) == {"local", "kubernetes", "pytorchjob", "trainjob"}
