@@ -3,11 +3,14 @@
 import argparse
 from collections.abc import Iterator
 
+from pipelines import parameters
 from pipelines.commands import Commands
-from trainer.recipes import RECIPES
 
 SHELLS = ("bash", "zsh", "fish")
-_OF_RECIPES = ("--recipe", "--show")
+_CHOICES = {item.option: item.choices for item in parameters.TABLE.values() if item.choices}
+"""What an option may be that argparse does not hold to a list: a mistake is told with all others, later."""
+
+_CHOICES["--show"] = _CHOICES["--recipe"]
 _FILES = ("FILE", "URI", "MODEL", "IMAGES")
 """What options and arguments are called that may be a path."""
 
@@ -32,10 +35,10 @@ def _completion(options: argparse.Namespace) -> int:
 
     parser = make_parser()
     places = {"DIR": shtab.DIRECTORY} | dict.fromkeys(_FILES, shtab.FILE)
-    recipes = shtab.cmd(f"echo {' '.join(RECIPES)}")
+    offered = {option: shtab.cmd(f"echo {' '.join(choices)}") for option, choices in _CHOICES.items()}
     for action in _actions(parser):
-        of_recipes = set(action.option_strings) & set(_OF_RECIPES)
-        place = recipes if of_recipes else places.get(str(action.metavar))
+        of_option = (offered[option] for option in action.option_strings if option in offered)
+        place = next(of_option, places.get(str(action.metavar)))
         if place and not action.choices:
             action.complete = place  # type: ignore[attr-defined]  # What shtab looks for.
     print(shtab.complete(parser, options.shell))

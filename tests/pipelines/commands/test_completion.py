@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from components.launchers import LAUNCHERS
 from pipelines import cli
 from pipelines.commands.completion import SHELLS
 from trainer.recipes import RECIPES
@@ -81,6 +82,11 @@ def test_choices_of_an_option_are_completed(completed):
 def test_recipes_are_completed(completed, option):
     assert completed(f"kubedet {option} ") == sorted(RECIPES)
     assert completed(f"kubedet {option} coco") == ["coco_r50"]
+
+
+def test_launchers_are_completed(completed):
+    assert completed("kubedet submit --launcher ") == sorted(LAUNCHERS)
+    assert completed("kubedet schedule --launcher py") == ["pytorchjob"]
 
 
 def test_paths_are_completed(completed, tmp_path):
