@@ -65,7 +65,8 @@ def compiled(made, tmp_path_factory):
     """The compiled components, each loaded where none of our packages is."""
     folder = tmp_path_factory.mktemp("compiled")
     paths = [str(folder / "component.py") for folder in made.values()]
-    command = [sys.executable, "-W", "ignore", "-c", ALONE, str(folder), *paths]
+    # No bytecode: the folders are looked at as they were made.
+    command = [sys.executable, "-B", "-W", "ignore", "-c", ALONE, str(folder), *paths]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     return {name: yaml.safe_load((folder / f"{name}.yaml").read_text().split("\n---")[0]) for name in made}
