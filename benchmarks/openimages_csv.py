@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.common import arguments, report
 from trainer.data.sources import openimages_csv
-from trainer.data.sources.base import Category
 from trainer.data.sources.openimages_classes import Meaning
+from trainer.data.sources.source import Category
 
 GOAL = 15
 TRAIN_BOXES = 14_610_229

@@ -9,7 +9,7 @@ from components.launchers.spec import JobSpec
 from trainer import recipes, storage
 from trainer.config import Config
 from trainer.configuration import to_json, with_overrides
-from trainer.data.order import global_batch
+from trainer.data.sample_order import global_batch
 from trainer.errors import ConfigError, LaunchError
 from trainer.evaluation.gate import check, split_rules
 
@@ -79,9 +79,9 @@ def _with_global_batch(config: Config, job: JobSpec, samples: int) -> Config:
     of_step = partial(
         global_batch, samples, batch_size=config.train.batch_size, accumulate=config.train.accumulate
     )
-    asked = of_step(processes=job.nodes * job.processes, asked=config.train.global_batch)
+    asked = of_step(processes=job.nodes * job.processes, configured=config.train.global_batch)
     most = job.elastic.max_nodes if job.elastic else job.nodes
-    of_step(processes=most * job.processes, asked=asked)
+    of_step(processes=most * job.processes, configured=asked)
     return with_overrides(config, {"train.global_batch": asked})
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from trainer import checkpoint
 from trainer.config import Config
-from trainer.data.order import global_batch
+from trainer.data.sample_order import global_batch
 from trainer.distributed import World, broadcast
 
 
@@ -37,15 +37,15 @@ def step_size(config: Config, saved: dict[str, Any] | None, samples: int, world:
     Raises:
         ConfigError, DataError: see `global_batch`.
     """
-    asked = config.train.global_batch
-    if not asked and saved:
+    configured = config.train.global_batch
+    if not configured and saved:
         before = json.loads(saved["config"])["train"]
         same = (before["batch_size"], before["accumulate"]) == (
             config.train.batch_size,
             config.train.accumulate,
         )
-        asked = saved["global_batch"] if same else 0
+        configured = saved["global_batch"] if same else 0
     return global_batch(
         samples, batch_size=config.train.batch_size, accumulate=config.train.accumulate,
-        processes=world.size, asked=asked,
+        processes=world.size, configured=configured,
     )  # fmt: skip

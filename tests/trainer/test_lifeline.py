@@ -15,7 +15,8 @@ from trainer.training_log import read_rows
 
 WATCHING = "from trainer import lifeline; lifeline.end_with_launcher(); print('on', flush=True); "
 POOL = (
-    "import time; from trainer.data import pool; list(pool.run(time.sleep, [300.0] * 2, 2, processes=True))"
+    "import time; from trainer.data.worker_pool import run; "
+    "list(run(time.sleep, [300.0] * 2, 2, processes=True))"
 )
 
 

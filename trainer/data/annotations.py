@@ -1,4 +1,4 @@
-"""From a source's rows to the raw tables: labels, keys, ids, and a validation split where none is.
+"""From a source's rows to the raw tables: assigns labels, keys and ids, and holds out a validation split.
 
 Labels are contiguous from 0 and the same in all splits; the source's ids are kept as
 `original_id`. Boxes stay as the source has them: they are cleaned where the true sizes are known.
@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import keys
+from trainer.data import image_keys
 from trainer.data import problems as reasons
 from trainer.data.problems import Problems
-from trainer.data.sources.base import UNKNOWN, Category, Listing, Rows
-from trainer.data.table import BLOCK, ROW, new_table
+from trainer.data.raw_table import BLOCK, ROW, new_table
+from trainer.data.sources.source import UNKNOWN, Category, Listing, Rows
 from trainer.errors import DataError
 
 SPLITS = ("train", "val", "test")
@@ -80,7 +80,7 @@ class _Draft:
 
     path: Path
     keys: np.ndarray
-    """uint64 [rows]: `keys.number` of each key."""
+    """uint64 [rows]: `image_keys.number` of each key."""
     fractions: np.ndarray
     """float64 [rows]: what decides which rows go to val."""
     kept: np.ndarray
@@ -106,14 +106,14 @@ def _draft(rows: Rows, labels: np.ndarray, path: Path) -> _Draft:
     with pq.ParquetWriter(path, ROW, compression="lz4") as file:
         for batch in rows.batches():
             boxes = _labelled(batch.column("boxes"), labels)
-            found = [keys.stem(name) for name in batch.column("file_name").to_pylist()]
-            numbers.extend(map(keys.number, found))
-            fractions.extend(keys.hash_fraction(key, "val") for key in found)
+            stems = [image_keys.stem(name) for name in batch.column("file_name").to_pylist()]
+            numbers.extend(map(image_keys.number, stems))
+            fractions.extend(image_keys.hash_fraction(key, "val") for key in stems)
             known = np.append(0, np.cumsum(boxes.values.field("category").to_numpy() >= 0))
             filled.append(np.diff(known[boxes.offsets.to_numpy()]) > 0)
             columns = [batch.column(name) for name in ROW.names[2:-1]]
-            ids = pa.nulls(len(found), pa.int64())
-            file.write_batch(pa.RecordBatch.from_arrays([ids, pa.array(found), *columns, boxes], schema=ROW))
+            ids = pa.nulls(len(stems), pa.int64())
+            file.write_batch(pa.RecordBatch.from_arrays([ids, pa.array(stems), *columns, boxes], schema=ROW))
     return _Draft(path, np.array(numbers, np.uint64), np.array(fractions), np.concatenate(filled))
 
 
@@ -157,8 +157,8 @@ def _parts(drafts: dict[str, _Draft], config: DataConfig) -> list[tuple[str, _Dr
         goes = np.zeros(len(train.keys), bool)
         goes[candidates[np.argsort(fractions, kind="stable")[:count]]] = True
         parts |= {"train": (train, train.kept & ~goes), "val": (train, goes)}
-    there = [(split, *parts[split]) for split in SPLITS if split in parts and parts[split][1].any()]
-    return [(split, draft, _limited(draft, chosen, config.max_images)) for split, draft, chosen in there]
+    nonempty = [(split, *parts[split]) for split in SPLITS if split in parts and parts[split][1].any()]
+    return [(split, draft, _limited(draft, chosen, config.max_images)) for split, draft, chosen in nonempty]
 
 
 def _limited(draft: _Draft, chosen: np.ndarray, limit: int) -> np.ndarray:
@@ -179,9 +179,9 @@ def _write(draft: _Draft, chosen: np.ndarray, first: int, uri: str) -> _Written:
     with new_table(uri) as table, pq.ParquetFile(draft.path) as file:
         at = 0
         for batch in file.iter_batches(BLOCK):
-            here = slice(at, at + len(batch))
+            rows_of_batch = slice(at, at + len(batch))
             at += len(batch)
-            rows = _identified(batch, twice[here], chosen[here], first + written.images)
+            rows = _identified(batch, twice[rows_of_batch], chosen[rows_of_batch], first + written.images)
             table.add(rows)
             written.images += len(rows)
             label, count = np.unique(rows["boxes"].flatten().field("category"), return_counts=True)
@@ -194,14 +194,14 @@ def _identified(
 ) -> pa.RecordBatch:
     """Return the chosen rows with ids from `first` on, and keys that no other image has."""
     if clashing.any():
-        found = zip(batch["key"].to_pylist(), batch["file_name"].to_pylist(), clashing, strict=True)
-        unique = [keys.told_apart(key, name) if clash else key for key, name, clash in found]
+        named = zip(batch["key"].to_pylist(), batch["file_name"].to_pylist(), clashing, strict=True)
+        unique = [image_keys.distinct(key, name) if clash else key for key, name, clash in named]
         batch = batch.set_column(1, ROW.field(1), pa.array(unique))
     batch = batch.filter(pa.array(chosen))
     return batch.set_column(0, ROW.field(0), pa.array(first + np.arange(len(batch))))
 
 
-def _select_classes(listing: Listing, wanted: list[str]) -> tuple[list[dict[str, Any]], np.ndarray]:
+def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[dict[str, Any]], np.ndarray]:
     """Return the categories kept, as JSON, and the label of each of the source's categories.
 
     The labels are an array whose last item, index -1, is for UNKNOWN.
@@ -210,10 +210,10 @@ def _select_classes(listing: Listing, wanted: list[str]) -> tuple[list[dict[str,
     if not names:
         raise DataError("the source lists no classes", fix="add categories to its annotations")
     # A name comes before an id; only ids that are texts (MIDs) can be told from names.
-    found: dict[int | str, Category] = {category.original_id: category for category in listing.categories}
-    found |= {category.name: category for category in listing.categories}
-    unknown = [name for name in wanted if name not in found]
-    kept = [found[name] for name in wanted or names if name in found]
+    by_name: dict[int | str, Category] = {category.original_id: category for category in listing.categories}
+    by_name |= {category.name: category for category in listing.categories}
+    unknown = [name for name in chosen_names if name not in by_name]
+    kept = [by_name[name] for name in chosen_names or names if name in by_name]
     twice = [category.name for category, count in Counter(kept).items() if count > 1]
     if unknown or twice:
         what = f"classes unknown: {', '.join(unknown)}" if unknown else f"classes twice: {', '.join(twice)}"

@@ -36,10 +36,10 @@ class Batch(NamedTuple):
         computing, copying = torch.cuda.current_stream(device), _copy_stream(device)
 
         def copied(part: Tensor) -> Tensor:
-            there = part.to(device, non_blocking=True)
+            copy = part.to(device, non_blocking=True)
             # Its memory belongs to the copying stream, which must not use it again before the other is done.
-            there.record_stream(computing)
-            return there
+            copy.record_stream(computing)
+            return copy
 
         with torch.cuda.stream(copying):
             images, boxes, labels = (copied(part) for part in (self.images, self.boxes, self.labels))

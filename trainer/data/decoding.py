@@ -15,7 +15,7 @@ import simplejpeg
 import torch
 from torch import Tensor
 
-from trainer.data.memory import Scratch
+from trainer.data.pixel_memory import Scratch
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import FILL, Drawing, View
 from trainer.errors import DataError
@@ -64,17 +64,17 @@ def decode_into(
     """
     least = pixels.shape[:2] if divisor > 1 else (0, 0)
     try:
-        found = simplejpeg.decode_jpeg(
+        shape = simplejpeg.decode_jpeg(
             jpeg, colorspace="BGR" if bgr else "RGB", min_height=least[0], min_width=least[1],
             buffer=pixels, strict=strict,
         ).shape[:2]  # fmt: skip
     except ValueError:
         # It may be that it does not fit into the memory; of that the decoder speaks in bytes.
-        found = simplejpeg.decode_jpeg_header(jpeg, *least)[:2]
-        if found == pixels.shape[:2]:
+        shape = simplejpeg.decode_jpeg_header(jpeg, *least)[:2]
+        if shape == pixels.shape[:2]:
             raise
-    if found != pixels.shape[:2]:
-        raise ValueError(f"it is of {found[1]}x{found[0]} pixels, not {pixels.shape[1]}x{pixels.shape[0]}")
+    if shape != pixels.shape[:2]:
+        raise ValueError(f"it is of {shape[1]}x{shape[0]} pixels, not {pixels.shape[1]}x{pixels.shape[0]}")
 
 
 def decode_sample(uri: str, data: bytes, record: dict[str, Any]) -> Tensor:
@@ -167,11 +167,11 @@ class Decoder:
             reason = str(error)
         try:
             decode_into(pixels, data, view.divisor, bgr=view.flip, strict=False)
-            found = True
+            decoded = True
         except ValueError:
-            found = False
-        self._note(index, record["file_name"], reason, used=found)
-        return found
+            decoded = False
+        self._note(index, record["file_name"], reason, used=decoded)
+        return decoded
 
     def _note(self, index: int, name: str, reason: str, *, used: bool) -> None:
         """Log a damaged image the first time, and raise DataError if it is one too many."""
@@ -180,15 +180,15 @@ class Decoder:
             if index in self._damaged:
                 return
             self._damaged[index] = f"{name} ({shard}): {reason}"
-            found, total = len(self._damaged), len(self._dataset)
-            if found > self._max_bad_fraction * total:
+            damaged, total = len(self._damaged), len(self._dataset)
+            if damaged > self._max_bad_fraction * total:
                 raise self._too_many()
-        if found <= _NAMED:
-            more = "; more are counted, and `kubedet data verify` names all" if found == _NAMED else ""
+        if damaged <= _NAMED:
+            more = "; more are counted, and `kubedet data verify` names all" if damaged == _NAMED else ""
             _LOG.warning(
                 "damaged image %s in %s: %s; %s (%d of %d so far)%s", name, shard, reason,
                 "it is used as far as it can be decoded" if used else "an empty picture takes its place",
-                found, total, more,
+                damaged, total, more,
             )  # fmt: skip
 
     def _too_many(self) -> DataError:

@@ -98,10 +98,10 @@ class DeviceDecoder:
             # The whole batch fails, and does not say for which image.
             images = [self._decoded_alone(place) for place in places]
         for place, image in zip(places, images, strict=True):
-            found, stored = tuple(image.shape[1:]), (place.record["height"], place.record["width"])
-            if found != stored:
+            decoded_size, stored = tuple(image.shape[1:]), (place.record["height"], place.record["width"])
+            if decoded_size != stored:
                 raise self._error(
-                    place, f"it is of {found[1]}x{found[0]} pixels, not {stored[1]}x{stored[0]}"
+                    place, f"it is of {decoded_size[1]}x{decoded_size[0]} pixels, not {stored[1]}x{stored[0]}"
                 )
         return images
 

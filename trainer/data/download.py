@@ -1,7 +1,7 @@
 """From a source to raw images and annotations under the data root.
 
 <data_root>/images/<source>/<2 hex>/<key>-<digest>.<ext>   bytes as the source has them
-<data_root>/raw/<fingerprint>/<split>.parquet              annotations (see trainer.data.table)
+<data_root>/raw/<fingerprint>/<split>.parquet              annotations (see trainer.data.raw_table)
 <data_root>/raw/<fingerprint>/plan.json                    written when the tables are whole
 <data_root>/raw/<fingerprint>/fetched/<k>-of-<n>.parquet   what one of n partitions brought
 <data_root>/raw/<fingerprint>/sizes-<content>.npy          bytes of each image, by id; 0: not to be had
@@ -23,11 +23,11 @@ import numpy as np
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import annotations, fetch, reports, sources
+from trainer.data import annotations, fetch, fetch_reports, sources
 from trainer.data import problems as reasons
+from trainer.data.fetch_reports import Failure
 from trainer.data.problems import Problems
-from trainer.data.reports import Failure
-from trainer.data.table import Table
+from trainer.data.raw_table import Table
 from trainer.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -79,10 +79,10 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
         DataError: the source is missing, empty or not of its format.
         StorageError: the data root cannot be written.
     """
-    found = sources.parse(source)
-    listing = found.listing()
+    origin = sources.parse(source)
+    listing = origin.listing()
     name = fingerprint(
-        "raw", VERSION, found.uri, listing.state,
+        "raw", VERSION, origin.uri, listing.state,
         config.val_fraction, config.classes, config.max_images, config.empty_images,
     )  # fmt: skip
     root = storage.absolute(data_root)
@@ -92,22 +92,22 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
         return storage.read_json(plan_uri)
     storage.remove_stale(uri)
     built = annotations.build(listing, config, uri)
-    made = {
+    planned = {
         "kind": "plan",
         "version": VERSION,
         "uri": uri,
         "fingerprint": name,
-        "source": found.uri,
-        "images": storage.join(root, "images", fingerprint(found.images_uri)),
+        "source": origin.uri,
+        "images": storage.join(root, "images", fingerprint(origin.images_uri)),
         "splits": built.splits,
         "categories": built.categories,
         "hierarchy": built.hierarchy,
         "problems": listing.problems.to_json(),
     }
-    storage.write_json(plan_uri, made)
+    storage.write_json(plan_uri, planned)
     counts = ", ".join(f"{split['images']} {name}" for name, split in built.splits.items())
-    logger.info("listed %s: %s images in %s", made["source"], counts, uri)
-    return made
+    logger.info("listed %s: %s images in %s", planned["source"], counts, uri)
+    return planned
 
 
 def fetch_partition(
@@ -133,8 +133,8 @@ def fetch_partition(
         if partitions > 1:  # Of a single one `join` tells.
             logger.info("raw images of %s are there already: %s", planned["source"], planned["uri"])
         return
-    report = reports.place(planned["uri"], partition, partitions)
-    if storage.exists(report) and not reports.worth_another_try(report):
+    report = fetch_reports.place(planned["uri"], partition, partitions)
+    if storage.exists(report) and not fetch_reports.worth_another_try(report):
         logger.info("the images of partition %d of %d are there already", partition + 1, partitions)
         return
     try:
@@ -165,17 +165,17 @@ def join(planned: dict[str, Any], config: DataConfig, partitions: int = 1) -> di
     uri = planned["uri"]
     manifest = _finished(planned) if planned["kind"] == "plan" else planned
     if not manifest or (_incomplete(manifest) and planned["kind"] == "plan"):
-        found, sizes, failed = _gather(planned, partitions)
-        if found != manifest:
+        gathered, sizes, failed = _gather(planned, partitions)
+        if gathered != manifest:
             _write_arrays(uri, sizes, failed)
-            _check(found, config)
-            storage.write_json(storage.join(uri, "manifest.json"), found)
-            counts = ", ".join(f"{split['images']} {name}" for name, split in found["splits"].items())
+            _check(gathered, config)
+            storage.write_json(storage.join(uri, "manifest.json"), gathered)
+            counts = ", ".join(f"{split['images']} {name}" for name, split in gathered["splits"].items())
             problems = Problems()
-            problems.merge(found["problems"])
-            told = f" ({problems.summary()})" if problems.counts else ""
-            logger.info("raw images of %s: %s in %s%s", found["source"], counts, uri, told)
-            return found
+            problems.merge(gathered["problems"])
+            summary = f" ({problems.summary()})" if problems.counts else ""
+            logger.info("raw images of %s: %s in %s%s", gathered["source"], counts, uri, summary)
+            return gathered
     logger.info("raw images of %s are there already: %s", manifest["source"], uri)
     _check(manifest, config)
     return manifest
@@ -199,11 +199,11 @@ def _gather(planned: dict[str, Any], partitions: int) -> tuple[dict[str, Any], n
     sizes = np.zeros(sum(split["images"] for split in planned["splits"].values()), np.int32)
     failed: list[Failure] = []
     for partition in range(partitions):
-        ids, fetched, faults = reports.read(reports.place(planned["uri"], partition, partitions))
+        ids, fetched, faults = fetch_reports.read(fetch_reports.place(planned["uri"], partition, partitions))
         sizes[ids - 1] = fetched
         failed += faults
     for failure in sorted(failed):  # The examples are the same whatever the partitions are.
-        problems.add(failure.reason, failure.told)
+        problems.add(failure.reason, failure.message)
     manifest = planned | {
         "kind": "raw",
         "content": content_of(sizes),
@@ -233,14 +233,14 @@ def _counts(planned: dict[str, Any], sizes: np.ndarray) -> dict[str, dict[str, i
     counts = {}
     first = 0
     for split, listed in planned["splits"].items():
-        there = sizes[first : first + listed["images"]] > 0
+        stored = sizes[first : first + listed["images"]] > 0
         first += listed["images"]
         boxes = listed["boxes"]
-        if not there.all():
+        if not stored.all():
             table = Table(storage.join(planned["uri"], f"{split}.parquet"))
             each = np.concatenate([table.box_counts(block) for block in range(table.blocks)])
-            boxes = int(each[there].sum())
-        counts[split] = {"images": int(there.sum()), "boxes": boxes}
+            boxes = int(each[stored].sum())
+        counts[split] = {"images": int(stored.sum()), "boxes": boxes}
     return counts
 
 

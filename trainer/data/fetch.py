@@ -1,7 +1,7 @@
-"""One partition's images: fetched over many connections, or found; and a report of both.
+"""Fetches the images of one partition over many connections, and reports the result of each.
 
-An image belongs to the partition of its place's first two hex digits, so that a partition has
-folders of its own and knows by listing them what is there.
+The first two hex digits of an image's path decide on its partition, so that a partition has folders
+of its own and learns by listing them which images are stored already.
 """
 
 import time
@@ -13,13 +13,13 @@ import numpy as np
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import copying, keys, pool, reports, sources
+from trainer.data import fetch_reports, image_copying, image_keys, sources, worker_pool
 from trainer.data import problems as reasons
-from trainer.data.copying import Result, Task
+from trainer.data.fetch_reports import Failure
+from trainer.data.image_copying import Result, Task
 from trainer.data.problems import Problems
-from trainer.data.reports import Failure
-from trainer.data.sources.base import Source
-from trainer.data.table import Table
+from trainer.data.raw_table import Table
+from trainer.data.sources.source import Source
 from trainer.errors import StorageError
 from trainer.log import progress
 
@@ -35,7 +35,7 @@ _COLUMNS = ["image_id", "key", "file_name", "origin", "version", "fault_reason",
 
 
 class SourceDown(StorageError):
-    """The source gives nothing any more."""
+    """The source does not answer any more."""
 
 
 def run(
@@ -48,7 +48,7 @@ def run(
 ) -> None:
     """Fetch a partition's images and write its report. What failed is tried once more at the end.
 
-    What an earlier report says is missing is not asked for again, however many partitions there were.
+    Images that an earlier report calls missing are not requested again, whatever its number of partitions.
 
     Args:
         planned: what `download.plan` returned.
@@ -58,40 +58,40 @@ def run(
         again: whether to try again what failed otherwise than by being missing.
 
     Raises:
-        DataError: far more cannot be had than the configuration lets pass.
+        DataError: far more images fail than the configuration allows.
         SourceDown: the source answers no more.
         StorageError: the data root cannot be written.
     """
-    lost = reports.lost(planned["uri"], partition, partitions, again=again)
+    missing = fetch_reports.known_failures(planned["uri"], partition, partitions, again=again)
     source = sources.parse(planned["source"])
     mine = _FOLDERS[partition::partitions]
     total = sum(split["images"] for split in planned["splits"].values())
-    there = _There(planned["images"], mine, at_once=partitions == 1 and total <= _FEW)
+    stored = _StoredImages(planned["images"], mine, at_once=partitions == 1 and total <= _FEW)
     expected = round(total * len(mine) / len(_FOLDERS))
-    workers = (config.processes or pool.available_cores()) if source.cpu_bound else config.threads
+    workers = (config.processes or worker_pool.available_cores()) if source.cpu_bound else config.threads
     tally = _Tally(planned, config.max_bad_fraction, workers)
     with progress("download", expected, "images") as bar:
 
-        def waiting() -> Iterator[Task]:
-            for task in _tasks(planned, source, set(mine), there, lost):
+        def to_fetch() -> Iterator[Task]:
+            for task in _tasks(planned, source, set(mine), stored, missing):
                 if task.size and not task.fault:
                     tally.add(Result(task.image_id, task.size))
                     bar.skip()
                 else:
                     yield task
 
-        for result in copying.run(source, waiting(), min(workers, total)):
+        for result in image_copying.run(source, to_fetch(), min(workers, total)):
             tally.add(result)
             bar.update(note=tally.note())
-        for result in copying.run(source, tally.again(), workers):
+        for result in image_copying.run(source, tally.again(), workers):
             tally.add(result)
             bar.update(0, note=tally.note())
         bar.total = bar.done  # A partition's share was an estimate.
-    tally.write(reports.place(planned["uri"], partition, partitions))
+    tally.write(fetch_reports.place(planned["uri"], partition, partitions))
 
 
 class _Tally:
-    """What came and what did not. Twelve bytes an image, for there may be millions."""
+    """Counts fetched and failed images, in twelve bytes an image: there may be millions."""
 
     def __init__(self, planned: dict[str, Any], max_bad_fraction: float, workers: int) -> None:
         self._source, self._max_bad_fraction = planned["source"], max_bad_fraction
@@ -132,11 +132,11 @@ class _Tally:
                     fix="check the source and the network, and run again: what came is kept",
                 )
         else:
-            self._problems.add(failure.reason, failure.told)
+            self._problems.add(failure.reason, failure.message)
         if len(self._again) + self._problems.total(reasons.BAD_IMAGES) > self._allowed:
             for task in self._again:
                 failed = self._failures[task.image_id]
-                self._problems.add(failed.reason, failed.told)
+                self._problems.add(failed.reason, failed.message)
             self._problems.check(
                 self._source, images=self._total, boxes=0, max_bad_fraction=self._max_bad_fraction
             )
@@ -160,53 +160,53 @@ class _Tally:
 
     def write(self, uri: str) -> None:
         """Write the report."""
-        reports.write(uri, self._ids, self._sizes, self._failures)
+        fetch_reports.write(uri, self._ids, self._sizes, self._failures)
 
 
 def _tasks(
     planned: dict[str, Any],
     source: Source,
     folders: set[str],
-    there: "_There",
-    lost: dict[int, tuple[str, str]],
+    stored: "_StoredImages",
+    missing: dict[int, tuple[str, str]],
 ) -> Iterator[Task]:
-    """Yield the images of some folders, block by block; the faults of those that are lost are known.
+    """Yield the images of some folders, block by block, with the failures that earlier reports tell.
 
-    One that had not been fetched may have come later. A missing one stays so: whether another download
-    of the source has brought it meanwhile is not seen in every number of partitions.
+    An image that could not be fetched may be stored by now. A missing one stays missing: with some numbers
+    of partitions it is not visible whether another download has stored it since.
     """
     for split in planned["splits"]:
         table = Table(storage.join(planned["uri"], f"{split}.parquet"))
         for block in range(table.blocks):
             columns = table.columns(block, _COLUMNS)
             for image_id, key, name, origin, version, reason, detail in zip(*columns.values(), strict=True):
-                place = keys.place(key, name, origin, version)
+                place = image_keys.place(key, name, origin, version)
                 if place[:2] not in folders:
                     continue
-                size = there.size(place)
-                fault = (reason, detail) if reason else lost.get(image_id)
+                size = stored.size(place)
+                fault = (reason, detail) if reason else missing.get(image_id)
                 if size and fault and fault[0] == reasons.IMAGE_NOT_FETCHED:
                     fault = None
                 target = storage.join(planned["images"], place)
                 yield Task(source, image_id, split, name, origin, target, fault, size)
 
 
-class _There:
-    """The images that are there: 12 bytes each, for there may be millions."""
+class _StoredImages:
+    """The images that are stored already, in 12 bytes each: there may be millions."""
 
     def __init__(self, images: str, folders: list[str], *, at_once: bool) -> None:
         uris = [images] if at_once else [storage.join(images, folder) for folder in folders]
-        found = list(pool.run(_list, uris, _LISTERS, processes=False))
-        digests = np.concatenate([digest for digest, _ in found])
+        listings = list(worker_pool.run(_list, uris, _LISTERS, processes=False))
+        digests = np.concatenate([digest for digest, _ in listings])
         order = np.argsort(digests, kind="stable")
-        self._digests, self._sizes = digests[order], np.concatenate([size for _, size in found])[order]
+        self._digests, self._sizes = digests[order], np.concatenate([size for _, size in listings])[order]
         self.count = len(order)
 
     def size(self, place: str) -> int:
-        """Return the bytes of the image at a place; 0 where there is none, or one a power cut emptied."""
+        """Return the bytes of the image at a path; 0 where there is none, or a power cut left it empty."""
         if not self.count:
             return 0
-        digest = np.uint64(int(keys.place_digest(place), 16))
+        digest = np.uint64(int(image_keys.place_digest(place), 16))
         at = np.searchsorted(self._digests, digest)
         return int(self._sizes[at]) if at < self.count and self._digests[at] == digest else 0
 
@@ -214,6 +214,6 @@ class _There:
 def _list(uri: str) -> tuple[np.ndarray, np.ndarray]:
     storage.remove_stale(uri)  # of downloads that were killed
     states = storage.list_states(uri, recursive=True)
-    digests = [int(keys.place_digest(name), 16) for name in states]
+    digests = [int(image_keys.place_digest(name), 16) for name in states]
     sizes = [state.size for state in states.values()]
     return np.array(digests, np.uint64), np.array(sizes, np.int32)

@@ -17,13 +17,13 @@ Row = dict[str, Any]
 
 
 class Classes:
-    """What the classes of a data set are, and in what order."""
+    """The classes of a data set and their hierarchy."""
 
     def __init__(self, categories: list[dict[str, Any]], hierarchy: Mapping[str, Sequence[int]]) -> None:
         """Take categories (id, name, original_id) and the labels above each, by its label as text."""
-        self.told: dict[str, Any] = {"categories": categories}
+        self.header: dict[str, Any] = {"categories": categories}
         if hierarchy:
-            self.told["hierarchy"] = dict(hierarchy)
+            self.header["hierarchy"] = dict(hierarchy)
         self._labels = {category["name"]: category["id"] for category in categories}
         self._above = {int(label): set(others) for label, others in hierarchy.items()}
         self._below: dict[int, set[int]] = {}
@@ -31,26 +31,26 @@ class Classes:
             for other in others:
                 self._below.setdefault(other, set()).add(label)
 
-    def verified(self, said: Mapping[str, int]) -> list[int]:
+    def verified(self, answers: Mapping[str, int]) -> list[int]:
         """Return the labels that are known to be in an image or not.
 
         What is in it holds for the classes above, what is not for those below.
 
         Args:
-            said: 1 or 0 by class name; classes that are not kept are left out.
+            answers: 1 or 0 by class name; classes that are not kept are left out.
         """
-        found: set[int] = set()
-        for label, there in ((self._labels.get(name), there) for name, there in said.items()):
+        labels: set[int] = set()
+        for label, present in ((self._labels.get(name), present) for name, present in answers.items()):
             if label is not None:
-                found |= {label} | (self._above if there else self._below).get(label, set())
-        return sorted(found)
+                labels |= {label} | (self._above if present else self._below).get(label, set())
+        return sorted(labels)
 
 
 class GroundTruthWriter:
     """Takes the samples of shards in order, and writes them as one JSON file."""
 
     def __init__(self, classes: Classes, folder: Path) -> None:
-        """Keep what comes in an empty local folder until `write`."""
+        """Collect the parts in an empty local folder until `write`."""
         self._classes = classes
         self._parts = {name: folder / name for name in ("images", "annotations")}
         for path in self._parts.values():
@@ -68,7 +68,7 @@ class GroundTruthWriter:
         """Write what `ground_truth` gives of all samples, whole or not at all."""
         self._flush()
         with storage.new_file(uri) as path, path.open("w", encoding="utf-8") as whole:
-            whole.write(json.dumps(self._classes.told, ensure_ascii=False)[:-1])
+            whole.write(json.dumps(self._classes.header, ensure_ascii=False)[:-1])
             for name, part in self._parts.items():
                 whole.write(f', "{name}": [')
                 with part.open(encoding="utf-8") as file:
@@ -77,20 +77,20 @@ class GroundTruthWriter:
             whole.write("}")
 
     def _flush(self) -> None:
-        made = ground_truth(self._pending, self._classes, self._boxes)
+        truth = ground_truth(self._pending, self._classes, self._boxes)
         for name, part in self._parts.items():
-            if made[name]:
+            if truth[name]:
                 with part.open("a", encoding="utf-8") as file:
                     file.write(", " if file.tell() else "")
-                    file.write(json.dumps(made[name], ensure_ascii=False)[1:-1])
-        self._boxes += len(made["annotations"])
+                    file.write(json.dumps(truth[name], ensure_ascii=False)[1:-1])
+        self._boxes += len(truth["annotations"])
         self._pending = []
 
 
 def ground_truth(rows: Iterable[Row], classes: Classes, boxes_before: int = 0) -> dict[str, Any]:
     """Return samples in COCO's form, in order of their ids; labels are the category ids.
 
-    Beside what COCO has, images have "verified" where the source tells: the labels that people looked
+    Besides COCO's fields, images have "verified" where the source tells: the labels that people looked
     for in them. The whole has "hierarchy" where the classes have an order: the labels of all classes
     above one, by its label as text.
 
@@ -109,4 +109,4 @@ def ground_truth(rows: Iterable[Row], classes: Classes, boxes_before: int = 0) -
     ]
     for number, annotation in enumerate(annotations, start=boxes_before + 1):
         annotation["id"] = number
-    return {**classes.told, "images": images, "annotations": annotations}
+    return {**classes.header, "images": images, "annotations": annotations}

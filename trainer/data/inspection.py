@@ -1,4 +1,4 @@
-"""What data holds: images, boxes and classes of each split, sizes and shapes, and what is wrong."""
+"""Describes data: images, boxes and classes of each split, sizes and shapes, and problems."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from trainer import log
 from trainer.data import problems as reasons
 from trainer.data import statistics
 from trainer.data.cleaning import clean
-from trainer.data.explore import RawImages, Shards, SourceRows, open_view
+from trainer.data.data_views import RawImages, Shards, SourceRows, open_view
 from trainer.data.images import SHARES
 from trainer.data.problems import Problems
 
@@ -34,19 +34,19 @@ def inspect(text: str) -> dict[str, Any]:
     view = open_view(text)
     if isinstance(view, Shards):
         return _of_shards(view)
-    found = {split: _describe(view, split) for split in view.splits}
+    per_split = {split: _describe(view, split) for split in view.splits}
     problems = view.problems()
-    for _, wrong in found.values():
+    for _, wrong in per_split.values():
         problems.merge(wrong.to_json())
-    described = {split: of for split, (of, _) in found.items()}
+    described = {split: description for split, (description, _) in per_split.items()}
     return {
         "kind": view.kind,
         "uri": view.uri,
         "fingerprint": view.manifest["fingerprint"] if isinstance(view, RawImages) else "",
         "classes": view.names,
         "splits": {
-            split: {"images": of["images"], "boxes": sum(of["boxes_of_class"])}
-            for split, of in described.items()
+            split: {"images": description["images"], "boxes": sum(description["boxes_of_class"])}
+            for split, description in described.items()
         },
         "statistics": described,
         "problems": dict(sorted(problems.counts.items())),
@@ -65,12 +65,12 @@ def _of_shards(view: Shards) -> dict[str, Any]:
         "classes": view.names,
         "splits": {
             split: {
-                "images": of["samples"],
-                "boxes": of["boxes"],
-                "shards": len(of["shards"]),
-                "bytes": sum(shard["bytes"] for shard in of["shards"]),
+                "images": part["samples"],
+                "boxes": part["boxes"],
+                "shards": len(part["shards"]),
+                "bytes": sum(shard["bytes"] for shard in part["shards"]),
             }
-            for split, of in index["splits"].items()
+            for split, part in index["splits"].items()
         },
         "statistics": index["statistics"],
         "problems": index["problems"] | dict(sorted(absent.counts.items())),
@@ -109,7 +109,7 @@ def _is_sized(row: dict[str, Any]) -> bool:
 
 
 def _samples(rows: list[dict[str, Any]], labels: int, problems: Problems) -> Iterator[dict[str, Any]]:
-    """Yield rows as samples with the boxes that cleaning keeps; a size that is not told stands in."""
+    """Yield rows as samples with the boxes that cleaning keeps; unknown sizes are replaced by a large one."""
     for row in rows:
         width, height, unit = row["width"], row["height"], 1
         if (width, height) == SHARES:

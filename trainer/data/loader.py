@@ -17,8 +17,8 @@ from trainer.config import LoaderConfig
 from trainer.data.batch import PADDING, Batch
 from trainer.data.decoding import Decoder
 from trainer.data.device_decode import DeviceDecoder, Undrawn, decoder_for
-from trainer.data.memory import Memory
-from trainer.data.order import SampleStream, forward_passes, rank_positions
+from trainer.data.pixel_memory import Memory
+from trainer.data.sample_order import SampleStream, forward_passes, rank_positions
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import View, color_map, move_boxes, random_view, sample_draws, whole_view
 from trainer.distributed import World
@@ -112,22 +112,22 @@ class TrainLoader:
     def _load(self, places: Sequence[tuple[int, int]], squares: Squares) -> list[Loaded]:
         # One step for all images, then the next: decoding pushes all else out of the processor's
         # caches, and the small steps take several times as long after it.
-        found = [self._dataset.read(index) for _, index in places]
+        samples = [self._dataset.read(index) for _, index in places]
         # The randomness of a sample depends on nothing but seed, epoch and index, so that a
         # resumed run, or one on another number of ranks, sees the same pictures.
         draws = [sample_draws(self._seed, *place) for place in places]
         views = [
             random_view(record["width"], record["height"], self._config, numbers[:5])
-            for (_, record), numbers in zip(found, draws, strict=True)
+            for (_, record), numbers in zip(samples, draws, strict=True)
         ]
         loaded = [
             Loaded(
                 record["image_id"], *move_boxes(record["annotations"], view, self._config.image_size),
                 view.scale, color_map(self._config, numbers[5:]),
             )
-            for (_, record), view, numbers in zip(found, views, draws, strict=True)
+            for (_, record), view, numbers in zip(samples, views, draws, strict=True)
         ]  # fmt: skip
-        return _draw(self._pixels, [index for _, index in places], found, views, squares, loaded)
+        return _draw(self._pixels, [index for _, index in places], samples, views, squares, loaded)
 
 
 class EvalLoader:
@@ -161,15 +161,15 @@ class EvalLoader:
             self._dataset.expect(np.zeros(0, np.int64))
 
     def _load(self, indices: Sequence[int], squares: Squares) -> list[Loaded]:
-        found = [self._dataset.read(index) for index in indices]
+        samples = [self._dataset.read(index) for index in indices]
         views = [
-            whole_view(record["width"], record["height"], self._config.image_size) for _, record in found
+            whole_view(record["width"], record["height"], self._config.image_size) for _, record in samples
         ]
         loaded = [
             Loaded(record["image_id"], *_NO_TARGETS, view.scale, None)
-            for (_, record), view in zip(found, views, strict=True)
+            for (_, record), view in zip(samples, views, strict=True)
         ]
-        return _draw(self._pixels, indices, found, views, squares, loaded)
+        return _draw(self._pixels, indices, samples, views, squares, loaded)
 
 
 class _Pending:
@@ -219,8 +219,8 @@ def _draw(
     if isinstance(squares, np.ndarray):
         drawn = decoder.draw(indices, samples, views, squares)
         return [
-            sample if there else sample._replace(boxes=_NO_TARGETS[0], labels=_NO_TARGETS[1])
-            for sample, there in zip(loaded, drawn, strict=True)
+            sample if decoded else sample._replace(boxes=_NO_TARGETS[0], labels=_NO_TARGETS[1])
+            for sample, decoded in zip(loaded, drawn, strict=True)
         ]
     for square, sample, view in zip(squares, samples, views, strict=True):
         square.jpeg, square.record, square.view = *sample, view

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from trainer.data.explore import Box, Picture, open_view
+from trainer.data.data_views import Box, Picture, open_view
 from trainer.errors import DataError
 
 TILE = 320
@@ -86,7 +86,7 @@ def _failed(fault: str) -> Image.Image:
     return field
 
 
-def _drawn(image: Image.Image, found: Sequence[Box], names: Sequence[str]) -> Image.Image:
+def _drawn(image: Image.Image, annotated: Sequence[Box], names: Sequence[str]) -> Image.Image:
     scale = TILE / max(image.size)
     size = [max(1, round(side * scale)) for side in image.size]
     shown = image.resize((size[0], size[1]), Image.Resampling.LANCZOS)
@@ -94,7 +94,7 @@ def _drawn(image: Image.Image, found: Sequence[Box], names: Sequence[str]) -> Im
     # Large boxes first: small ones and their names stay visible. Names last: no frame runs through them.
     boxes = [
         (label, [scale * value for value in bbox], crowd)
-        for label, bbox, crowd in sorted(found, key=lambda box: -box[1][2] * box[1][3])
+        for label, bbox, crowd in sorted(annotated, key=lambda box: -box[1][2] * box[1][3])
         if np.isfinite(bbox).all()
     ]
     for label, (x, y, width, height), _ in boxes:

@@ -1,4 +1,4 @@
-"""What was wrong with the input: counted by reason, with examples, and judged."""
+"""Problems of the input: counted by reason, with examples, and held against max_bad_fraction."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -55,10 +55,10 @@ class Problems:
 
     def merge(self, other: dict[str, Any]) -> None:
         """Add what `to_json` of another gave."""
-        for reason, found in other.items():
-            self.counts[reason] = self.counts.get(reason, 0) + found["count"]
+        for reason, entry in other.items():
+            self.counts[reason] = self.counts.get(reason, 0) + entry["count"]
             kept = self.examples.setdefault(reason, [])
-            kept.extend(found["examples"][: EXAMPLES - len(kept)])
+            kept.extend(entry["examples"][: EXAMPLES - len(kept)])
 
     def total(self, reasons: Iterable[str]) -> int:
         """Return how many cases these reasons have together."""

@@ -21,7 +21,7 @@ _LOG = logging.getLogger("data")
 
 
 class Fetched(Enum):
-    """What became of a shard that was to be fetched."""
+    """The outcome of fetching a shard."""
 
     THERE = "there"
     BUSY = "busy"
@@ -32,7 +32,7 @@ class Fetched(Enum):
 
 
 class _GivenUp(Exception):
-    """The shard is wanted no more."""
+    """The shard is not needed any more."""
 
 
 class ShardCache:
@@ -65,7 +65,7 @@ class ShardCache:
             uri: the shard.
             sha256: its hash.
             size: its bytes.
-            given_up: asked now and then whether it is wanted no more.
+            given_up: called now and then; tells whether the shard is not needed any more.
 
         Raises:
             StorageError: it cannot be read, or is damaged however often it is read.
@@ -108,9 +108,9 @@ def _name(sha256: str) -> str:
 
 
 def _copy(uri: str, sha256: str, size: int, path: Path, given_up: Callable[[], bool]) -> None:
-    """Read a shard, a piece after the other: several at a time are for several threads to read.
+    """Read a shard, one piece after the other; shards are read in parallel, not their pieces.
 
-    Whoever ends need not wait for threads of the storage's own then, whose server may be dead.
+    So a process that ends need not wait for threads of the storage, whose server may be dead.
     """
     for _ in range(_TIMES):
         digest = hashlib.sha256()

@@ -1,8 +1,7 @@
-"""The bytes of a split's shards: from the local disk, from copies of them, or from the store.
+"""Reads a split's shards: from the local disk, from cached copies, or from the store.
 
-Whoever knows what is read next says so: those shards are then fetched whole, ahead of the reading
-and in its order. What is not here yet is read from the store, range by range, so that nobody
-waits for a whole shard.
+The reader announces which shards it reads next: those are prefetched whole, in that order. What is not
+cached yet is read from the store, range by range, so that nobody waits for a whole shard.
 """
 
 import os
@@ -90,9 +89,9 @@ class ShardFiles:
         """Fetch what is wanted until that is done; then, or when it does not fit, end."""
         try:
             while (shard := self._next()) is not None:
-                found = None
+                outcome = None
                 try:
-                    found = self._cache.fetch(
+                    outcome = self._cache.fetch(
                         self._uris[shard], self._shards[shard]["sha256"], self._shards[shard]["bytes"],
                         lambda shard=shard: shard not in self._wanted,  # type: ignore[misc]
                     )  # fmt: skip
@@ -101,13 +100,13 @@ class ShardFiles:
                 finally:
                     with self._changed:
                         self._under_way.discard(shard)
-                if found is Fetched.FULL:
+                if outcome is Fetched.FULL:
                     return
                 with self._changed:
-                    if found is Fetched.BUSY:
+                    if outcome is Fetched.BUSY:
                         self._busy_until[shard] = time.monotonic() + _BUSY_SECONDS
-                    wanted = shard in self._wanted
-                if found is Fetched.THERE and wanted:
+                    still_expected = shard in self._wanted
+                if outcome is Fetched.THERE and still_expected:
                     self._open(shard)  # From now on nobody evicts it.
         finally:
             with self._changed:

@@ -96,8 +96,10 @@ def write_index(
         "problems": dict(sorted(problems.counts.items())),
         "quarantined": quarantined,
         "class_counts": {
-            split: dict(zip((item["name"] for item in categories), found["boxes_of_class"], strict=True))
-            for split, found in described.items()
+            split: dict(
+                zip((item["name"] for item in categories), described_split["boxes_of_class"], strict=True)
+            )
+            for split, described_split in described.items()
         },
         "statistics": described,
     }

@@ -16,10 +16,10 @@ from trainer import storage
 from trainer.data import problems as reasons
 from trainer.data import statistics
 from trainer.data.cleaning import clean
+from trainer.data.image_keys import place
 from trainer.data.images import NormalImage, UnreadableImage, normalize, place_box, size_agrees
-from trainer.data.keys import place
 from trainer.data.problems import Problems
-from trainer.data.table import Table
+from trainer.data.raw_table import Table
 from trainer.errors import StorageError
 
 _RECORD = 10240  # tar files end at a multiple of this
@@ -124,10 +124,10 @@ def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes]]:
             done.update(many.wait(0))
             while number not in done:
                 done.update(many.wait())
-            found = done.pop(number)
-            if isinstance(found, StorageError):
-                raise found
-            yield row, _checked(found, uris[number], task.sizes[number])
+            outcome = done.pop(number)
+            if isinstance(outcome, StorageError):
+                raise outcome
+            yield row, _checked(outcome, uris[number], task.sizes[number])
             ahead -= task.sizes[number]
 
 
@@ -174,14 +174,14 @@ def _add_sample(
     text = json.dumps(sample).encode()
     offset = tar.add(f"{key}.jpg", normal.jpeg)
     json_offset = tar.add(f"{key}.json", text)
-    found = {
+    location = {
         "offset": offset,
         "length": len(normal.jpeg),
         "json_offset": json_offset,
         "json_length": len(text),
         "crc32": zlib.crc32(text, zlib.crc32(normal.jpeg)),
     }
-    return {**sample, **found}
+    return {**sample, **location}
 
 
 def _place(box: dict[str, Any], image: NormalImage, size: tuple[int, int]) -> dict[str, Any]:

@@ -20,15 +20,15 @@ import numpy as np
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import pool
 from trainer.data import problems as reasons
+from trainer.data import worker_pool
 from trainer.data.download import VERSION as RAW_VERSION
 from trainer.data.download import fingerprint
-from trainer.data.keys import hash_fraction
+from trainer.data.image_keys import hash_fraction
 from trainer.data.problems import Problems
+from trainer.data.raw_table import Table
 from trainer.data.shard_index import write_index
 from trainer.data.shard_writer import ShardTask, write_shard
-from trainer.data.table import Table
 from trainer.errors import DataError
 from trainer.log import progress
 
@@ -103,16 +103,16 @@ def shard_partition(
             logger.info("shards of %s are there already: %s", raw["source"], uri)
         return
     storage.remove_stale(uri)
-    there = storage.list_states(uri)
+    states = storage.list_states(uri)
     tasks = [task for number, task in enumerate(_plan(raw, uri, config)) if number % partitions == partition]
-    missing = [task for task in tasks if not _whole(uri, task.name, there)]
+    missing = [task for task in tasks if not _whole(uri, task.name, states)]
     if len(missing) < len(tasks):
         logger.info("%d of %d shards are there already", len(tasks) - len(missing), len(tasks))
-    workers = min(config.processes or pool.available_cores(), max(1, len(missing)))
+    workers = min(config.processes or worker_pool.available_cores(), max(1, len(missing)))
     total = sum(len(task.rows) for task in tasks)
     bad = 0
     with progress("shard", total, "images", done=total - sum(len(task.rows) for task in missing)) as bar:
-        for images, quarantined in pool.run(_write_one, missing, workers, processes=True):
+        for images, quarantined in worker_pool.run(_write_one, missing, workers, processes=True):
             bad += quarantined
             bar.update(images, note=f"{bad} unreadable" if bad else "")
 
@@ -133,11 +133,11 @@ def join(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, A
         return index
     problems = Problems()
     problems.merge(raw["problems"])
-    there = storage.list_states(uri)
+    states = storage.list_states(uri)
     names: dict[str, list[str]] = {split: [] for split in raw["splits"]}
     for task in _plan(raw, uri, config):
         names[task.split].append(task.name)
-        if f"{task.name}.json" not in there:
+        if f"{task.name}.json" not in states:
             raise DataError(
                 f"the shard {task.name} is missing in {uri}", fix="run the shard step of every partition"
             )
@@ -152,9 +152,9 @@ def join(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, A
         "hierarchy": raw["hierarchy"],
     }
     index = write_index(header, names, problems, lambda: _check(problems, raw, config))
-    told = f" ({problems.summary()})" if problems.counts else ""
-    counts = ", ".join(f"{found['samples']} {split}" for split, found in index["splits"].items())
-    logger.info("shards of %s: %s in %s%s", raw["source"], counts, uri, told)
+    summary = f" ({problems.summary()})" if problems.counts else ""
+    counts = ", ".join(f"{part['samples']} {split}" for split, part in index["splits"].items())
+    logger.info("shards of %s: %s in %s%s", raw["source"], counts, uri, summary)
     return index
 
 
@@ -171,11 +171,11 @@ def _plan(raw: dict[str, Any], uri: str, config: DataConfig) -> Iterator[ShardTa
         number = 0
         for block in range(table.blocks):
             columns = table.columns(block, ["image_id", "key"])
-            there = sizes[np.array(columns["image_id"]) - 1]
-            for rows in _cut(columns["key"], there, config.shard_bytes):
+            block_sizes = sizes[np.array(columns["image_id"]) - 1]
+            for rows in _cut(columns["key"], block_sizes, config.shard_bytes):
                 yield ShardTask(
                     table_uri=table_uri, images_uri=raw["images"], shards_uri=uri, split=split,
-                    name=f"{split}-{number:05}", block=block, rows=rows, sizes=there[rows].tolist(),
+                    name=f"{split}-{number:05}", block=block, rows=rows, sizes=block_sizes[rows].tolist(),
                     labels=len(raw["categories"]), min_side=config.min_side, max_side=config.max_side,
                     jpeg_quality=config.jpeg_quality, min_box_side=config.min_box_side,
                     decode_check=config.decode_check, readers=min(config.threads, _READERS),
@@ -201,11 +201,11 @@ def _write_one(task: ShardTask) -> tuple[int, int]:
     return len(task.rows), len(write_shard(task)["quarantined"])
 
 
-def _whole(uri: str, name: str, there: dict[str, storage.FileState]) -> bool:
+def _whole(uri: str, name: str, states: dict[str, storage.FileState]) -> bool:
     """Whether a shard and its sidecar are there, and its tar is as long as that says."""
-    if f"{name}.tar" not in there or f"{name}.json" not in there:
+    if f"{name}.tar" not in states or f"{name}.json" not in states:
         return False
-    return storage.read_json(storage.join(uri, f"{name}.json"))["bytes"] == there[f"{name}.tar"].size
+    return storage.read_json(storage.join(uri, f"{name}.json"))["bytes"] == states[f"{name}.tar"].size
 
 
 def _check(problems: Problems, raw: dict[str, Any], config: DataConfig) -> None:

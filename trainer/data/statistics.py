@@ -37,15 +37,15 @@ def describe(samples: Iterable[dict[str, Any]], labels: int) -> dict[str, Any]:
     boxes_of_class, images_of_class = np.zeros(labels, int), np.zeros(labels, int)
     boxes, shares, sizes, numbers, crowds = [], [], [], [], 0
     for sample in samples:
-        found = sample["annotations"]
-        classes = [annotation["category_id"] for annotation in found]
+        annotations = sample["annotations"]
+        classes = [annotation["category_id"] for annotation in annotations]
         np.add.at(boxes_of_class, classes, 1)
         images_of_class[list(set(classes))] += 1
-        crowds += sum(annotation["iscrowd"] for annotation in found)
-        boxes += [annotation["bbox"][2:] for annotation in found]
-        shares += [sample["width"] * sample["height"]] * len(found)
+        crowds += sum(annotation["iscrowd"] for annotation in annotations)
+        boxes += [annotation["bbox"][2:] for annotation in annotations]
+        shares += [sample["width"] * sample["height"]] * len(annotations)
         sizes.append((sample["width"], sample["height"]))
-        numbers.append(len(found))
+        numbers.append(len(annotations))
     side = np.array(boxes, float).reshape(-1, 2)
     image = np.array(sizes, float).reshape(-1, 2)
     area = side.prod(axis=1)
@@ -63,7 +63,7 @@ def describe(samples: Iterable[dict[str, Any]], labels: int) -> dict[str, Any]:
         "crowds": crowds,
         "boxes_of_class": boxes_of_class.tolist(),
         "images_of_class": images_of_class.tolist(),
-        **{name: _histogram(found, BINS[name]) for name, found in values.items()},
+        **{name: _histogram(annotations, BINS[name]) for name, annotations in values.items()},
     }
 
 

@@ -105,9 +105,9 @@ def random_view(width: int, height: int, config: LoaderConfig, draws: Sequence[f
 def _span(length: int, scale: float, divisor: int, size: int, place: float) -> tuple[int, int, int, int]:
     """One axis of a view: start and length of the crop, start and length in the square."""
     decoded = -(-length // divisor)
-    wanted = max(1, round(length * scale))
-    if wanted <= size:
-        return 0, decoded, round(place * (size - wanted)), wanted
+    scaled = max(1, round(length * scale))
+    if scaled <= size:
+        return 0, decoded, round(place * (size - scaled)), scaled
     seen = min(decoded, max(1, round(size / (scale * divisor))))
     return round(place * (decoded - seen)), seen, 0, size
 

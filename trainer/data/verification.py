@@ -1,4 +1,4 @@
-"""Whether data is still what was written: all hashes, every image."""
+"""Verifies that stored data is unchanged: all hashes, every image."""
 
 import hashlib
 import io
@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image
 
 from trainer import log, storage
-from trainer.data import pool
+from trainer.data import worker_pool
+from trainer.data.data_views import RawImages, Shards, open_view
 from trainer.data.decoding import decode
-from trainer.data.explore import RawImages, Shards, open_view
 from trainer.data.shard_index import ShardDataset, parse_sample
 from trainer.errors import ConfigError, DataError, MissingError, StorageError
 
@@ -24,7 +24,7 @@ _UNDECODABLE = "cannot be decoded"
 
 @dataclass
 class Verified:
-    """What was looked at, and what is wrong."""
+    """What was read, and the problems."""
 
     kind: str
     uri: str
@@ -36,7 +36,7 @@ class Verified:
 
 
 class _Part(NamedTuple):
-    """What one task found."""
+    """The result of one task."""
 
     name: str
     """Of the file."""
@@ -65,44 +65,44 @@ def verify(text: str, threads: int = 0) -> Verified:
     view = open_view(text)
     if isinstance(view, Shards):
         parts = _shards(view, threads)
-        total = sum(of["samples"] for of in view.index["splits"].values())
+        total = sum(part["samples"] for part in view.index["splits"].values())
     elif isinstance(view, RawImages):
         parts = _raw(view, threads)
-        total = sum(of["images"] for of in view.manifest["splits"].values())
+        total = sum(part["images"] for part in view.manifest["splits"].values())
     else:
         raise ConfigError(
             f"{text} is a source: there is nothing to compare it with",
             fix="name a folder <data_root>/shards/<fingerprint> or <data_root>/raw/<fingerprint>; "
             "`kubedet data inspect` counts a source's problems",
         )
-    found = Verified(view.kind, view.uri)
+    result = Verified(view.kind, view.uri)
     wrong: list[_Part] = []
     with log.progress("verify", total, "images") as bar:
         for part in parts:
-            found.files += part.files
-            found.images += part.images
-            found.bytes += part.bytes
+            result.files += part.files
+            result.images += part.images
+            result.bytes += part.bytes
             wrong += [part] if part.problems else []
             bar.update(part.images, note=f"problems in {len(wrong)} files" if wrong else "")
-    found.problems = [problem for part in sorted(wrong) for problem in part.problems]
-    return found
+    result.problems = [problem for part in sorted(wrong) for problem in part.problems]
+    return result
 
 
-def check(found: Verified) -> None:
+def check(result: Verified) -> None:
     """Raise DataError with the problems, if there are any."""
-    if not found.problems:
+    if not result.problems:
         return
-    shown = "".join(f"\n  {problem}" for problem in found.problems[:_SHOWN])
-    more = f"\n  and {len(found.problems) - _SHOWN} more" if len(found.problems) > _SHOWN else ""
+    shown = "".join(f"\n  {problem}" for problem in result.problems[:_SHOWN])
+    more = f"\n  and {len(result.problems) - _SHOWN} more" if len(result.problems) > _SHOWN else ""
     fix = "delete this folder and run the shard step again"
-    if found.kind != "shards":
+    if result.kind != "shards":
         fix = (
             "delete the images that are named, if they are there, and this folder, and run the download again"
         )
-    if found.kind == "shards" and any(_UNDECODABLE in problem for problem in found.problems):
+    if result.kind == "shards" and any(_UNDECODABLE in problem for problem in result.problems):
         fix += ", with data.decode_check=true, which leaves out the images that cannot be decoded"
-    count = f"{len(found.problems):,} problem{'s' * (len(found.problems) != 1)}"
-    raise DataError(f"{found.uri}: {count}:{shown}{more}", fix=fix)
+    count = f"{len(result.problems):,} problem{'s' * (len(result.problems) != 1)}"
+    raise DataError(f"{result.uri}: {count}:{shown}{more}", fix=fix)
 
 
 def _shards(view: Shards, threads: int) -> Iterator[_Part]:
@@ -113,25 +113,27 @@ def _shards(view: Shards, threads: int) -> Iterator[_Part]:
             error.message, fix=f"delete {view.uri}/index.json and run the shard step again"
         ) from None
     tasks = [(dataset, shard) for dataset in datasets for shard in range(len(dataset.shards))]
-    found = pool.run(_verify_shard, tasks, threads or pool.available_cores(), processes=False)
-    return chain(found, (_verify_truth(view, split) for split in view.splits if split != "train"))
+    shard_parts = worker_pool.run(
+        _verify_shard, tasks, threads or worker_pool.available_cores(), processes=False
+    )
+    return chain(shard_parts, (_verify_truth(view, split) for split in view.splits if split != "train"))
 
 
 def _verify_truth(view: Shards, split: str) -> _Part:
-    """Compare what evaluation scores against with the index."""
+    """Compare the ground truth of an evaluated split with the index."""
     name = f"annotations/{split}.json"
     try:
         truth = storage.read_json(storage.join(view.uri, name))
-        found = (len(truth["images"]), len(truth["annotations"]))
+        counts = (len(truth["images"]), len(truth["annotations"]))
     except StorageError as error:
         return _Part(name, 0, 0, 0, [error.message])
     except (KeyError, TypeError):
         return _Part(name, 0, 0, 0, [f"{name}: no lists of images and annotations"])
     listed = (view.index["splits"][split]["samples"], view.index["splits"][split]["boxes"])
-    if found == listed:
+    if counts == listed:
         return _Part(name, 0, 0, 0, [])
-    told = [f"{images:,} images with {boxes:,} boxes" for images, boxes in (found, listed)]
-    return _Part(name, 0, 0, 0, [f"{name}: {told[0]}, not {told[1]}"])
+    texts = [f"{images:,} images with {boxes:,} boxes" for images, boxes in (counts, listed)]
+    return _Part(name, 0, 0, 0, [f"{name}: {texts[0]}, not {texts[1]}"])
 
 
 def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
@@ -201,7 +203,9 @@ def _raw(view: RawImages, threads: int) -> Iterator[_Part]:
         for rows in view.blocks(split)
         for row in rows
     )
-    return pool.run(_verify_image, tasks, threads or 4 * pool.available_cores(), processes=False)
+    return worker_pool.run(
+        _verify_image, tasks, threads or 4 * worker_pool.available_cores(), processes=False
+    )
 
 
 def _verify_image(task: tuple[RawImages, dict[str, Any], int]) -> _Part:

@@ -4,12 +4,12 @@ import pytest
 
 from trainer.config import DataConfig
 from trainer.data import problems as reasons
-from trainer.data import table
+from trainer.data import raw_table
 from trainer.data.annotations import build
-from trainer.data.keys import told_apart
-from trainer.data.sources.base import UNKNOWN, Box, Category, Entry, Listing
-from trainer.data.sources.rows import Entries
-from trainer.data.table import Table
+from trainer.data.image_keys import distinct
+from trainer.data.raw_table import Table
+from trainer.data.sources.row_format import Entries
+from trainer.data.sources.source import UNKNOWN, Box, Category, Entry, Listing
 from trainer.errors import DataError
 
 CATEGORIES = [Category("cat", 3), Category("dog", 17), Category("cow", 90)]
@@ -56,7 +56,7 @@ def test_labels_are_contiguous_and_keep_the_original_ids(rows):
 
 
 def test_ids_are_unique_over_splits_and_blocks(rows, monkeypatch):
-    monkeypatch.setattr(table, "BLOCK", 3)
+    monkeypatch.setattr(raw_table, "BLOCK", 3)
     train = [entry(f"{number}.jpg", 0) for number in range(8)]
     _, found = rows(listing(train=train, val=[entry("1.jpg", 2)], test=[entry("1.jpg")]))
     assert [row["image_id"] for split in ("train", "val", "test") for row in found[split]] == [*range(1, 11)]
@@ -133,7 +133,7 @@ def test_plain_names_stay_as_they_are_and_only_clashing_ones_change(rows):
     names = ["IMG_0001-a.JPG", "b.jpg", "b.png"]
     _, found = rows(listing(train=[entry(name, 0) for name in names]), DataConfig(val_fraction=0.0))
     assert [row["key"] for row in found["train"]] == [
-        "IMG_0001-a", told_apart("b", "b.jpg"), told_apart("b", "b.png"),
+        "IMG_0001-a", distinct("b", "b.jpg"), distinct("b", "b.png"),
     ]  # fmt: skip
 
 

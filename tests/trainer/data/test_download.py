@@ -15,8 +15,8 @@ from trainer import storage
 from trainer.config import DataConfig
 from trainer.data import problems as reasons
 from trainer.data.download import download
-from trainer.data.keys import place
-from trainer.data.table import Table
+from trainer.data.image_keys import place
+from trainer.data.raw_table import Table
 from trainer.errors import DataError, StorageError
 
 CONFIG = DataConfig(processes=1, threads=4)

@@ -16,7 +16,7 @@ from trainer.config import LoaderConfig
 from trainer.data.batch import PADDING
 from trainer.data.decoding import read_sample
 from trainer.data.loader import EvalLoader, TrainLoader
-from trainer.data.order import SampleStream
+from trainer.data.sample_order import SampleStream
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import color_map, move_boxes, sample_draws, whole_view
 from trainer.distributed import World

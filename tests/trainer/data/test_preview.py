@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from trainer.data.explore import Picture
+from trainer.data.data_views import Picture
 from trainer.data.preview import TILE, _sheet
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import copying
+from trainer.data import image_copying
 from trainer.data import problems as reasons
 from trainer.data.download import download, fetch_partition, join, plan
 from trainer.data.shards import shard
@@ -156,5 +156,7 @@ def test_what_came_before_the_source_went_down_counts(source, tmp_path, monkeypa
     brought(uri, tmp_path, 1)
     del faults["0.jpg"]
     monkeypatch.setattr("trainer.data.fetch._PATIENCE", -6)
-    monkeypatch.setattr(copying, "_side_by_side", lambda tasks, _: map(copying._copy, tasks))  # in turn
+    monkeypatch.setattr(
+        image_copying, "_read_in_one_thread", lambda tasks, _: map(image_copying._copy, tasks)
+    )  # in turn
     assert images_of(brought(uri, tmp_path, 1)) == 27

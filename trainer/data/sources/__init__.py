@@ -13,11 +13,11 @@ PATH may be a URI that `trainer.storage` reads.
 import os
 
 from trainer import storage
-from trainer.data.sources.base import Source
 from trainer.data.sources.coco import CocoSource, annotation_files
 from trainer.data.sources.coco_2017 import Coco2017Source
 from trainer.data.sources.openimages import OpenImagesSource
 from trainer.data.sources.sample import SampleSource
+from trainer.data.sources.source import Source
 from trainer.data.sources.voc import VocSource
 from trainer.errors import DataError
 
@@ -33,9 +33,9 @@ def parse(source: str) -> Source:
     Raises:
         DataError: the text is empty, of an unknown kind, or names nothing that is known.
     """
-    found = _published(source)
-    if found:
-        return found
+    published = _published(source)
+    if published:
+        return published
     kind, path = _kind_and_path(source)
     uri = _located(path, source)
     if kind == "coco":
@@ -49,9 +49,9 @@ def places(source: str) -> list[str]:
     Raises:
         DataError: as `parse`, but for what is or is not there.
     """
-    found = _published(source)
-    if found:
-        named = [getattr(found, name, "") for name in ("images", "base", "pixels")]
+    published = _published(source)
+    if published:
+        named = [getattr(published, name, "") for name in ("images", "base", "pixels")]
         return [uri for uri in named if uri and isinstance(uri, str)]
     return [_kind_and_path(source)[1]]
 

@@ -15,11 +15,11 @@ import numpy as np
 from trainer import storage
 from trainer.data import problems as reasons
 from trainer.data.problems import Problems
-from trainer.data.sources.base import Category, Entry, Listing, split_of
-from trainer.data.sources.beside import Beside
 from trainer.data.sources.coco_images import CocoImages
 from trainer.data.sources.coco_json import CocoFile
 from trainer.data.sources.coco_rows import CocoRows
+from trainer.data.sources.image_locator import ImageLocator
+from trainer.data.sources.source import Category, Entry, Listing, split_of
 from trainer.errors import DataError
 
 
@@ -58,12 +58,12 @@ class CocoSource:
         problems, overlaps = Problems(), _Overlaps()
         for split, file in files.items():
             images = CocoImages(file, problems)
-            beside = Beside(file.uri, split, images.probes())
+            locator = ImageLocator(file.uri, split, images.probes())
             for entries in images.entries():
                 for entry in entries:
-                    digest.update(beside.place(entry).encode("utf-8", "surrogatepass") + b"\n")
+                    digest.update(locator.place(entry).encode("utf-8", "surrogatepass") + b"\n")
                 overlaps.note(split, entries, problems)
-            splits[split] = CocoRows(file, images, categories, problems, beside.place)
+            splits[split] = CocoRows(file, images, categories, problems, locator.place)
         return Listing(categories, splits, digest.hexdigest(), problems)
 
     def read(self, origin: str) -> bytes:
@@ -74,16 +74,16 @@ class CocoSource:
         """Return the annotation file of each split; a lone file is train whatever its name."""
         if self.location.lower().endswith(".json"):
             return {"train": self.location}
-        found = annotation_files(self.location)
-        if not found:
+        uris = annotation_files(self.location)
+        if not uris:
             raise DataError(
                 f"{self.uri}: no COCO JSON in it",
                 fix="name a JSON file, or a folder that holds annotations/instances_train.json and the like",
             )
         splits: dict[str, str] = {}
-        for uri in found:
+        for uri in uris:
             split = split_of(PurePosixPath(uri).name) or split_of(storage.parent(uri).rpartition("/")[2])
-            if len(found) == 1:
+            if len(uris) == 1:
                 split = "train"
             if split is None:
                 continue
@@ -95,7 +95,7 @@ class CocoSource:
             splits[split] = uri
         if "train" not in splits:
             raise DataError(
-                f"{self.uri}: no training split among {', '.join(found)}",
+                f"{self.uri}: no training split among {', '.join(uris)}",
                 fix="give the file's name the word train, or name that file as the source",
             )
         return {split: splits[split] for split in ("train", "val", "test") if split in splits}
@@ -112,18 +112,18 @@ def annotation_files(folder: str) -> list[str]:
     )  # fmt: skip
     for place in places:
         folders = [storage.join(folder, name) for name in place] if place else [folder]
-        found = [
+        uris = [
             storage.join(holder, name)
             for holder in folders
             for name in sorted(storage.list_states(holder))
             if name.lower().endswith(".json")
         ]
         boxes = [
-            uri for uri in found
+            uri for uri in uris
             if PurePosixPath(uri).name.startswith("instances_") or uri.endswith("_annotations.coco.json")
         ]  # fmt: skip
-        if boxes or any(split_of(PurePosixPath(uri).name) for uri in found) or len(found) == 1:
-            return boxes or found
+        if boxes or any(split_of(PurePosixPath(uri).name) for uri in uris) or len(uris) == 1:
+            return boxes or uris
     return []
 
 
@@ -164,12 +164,14 @@ class _Overlaps:
     def note(self, split: str, entries: list[Entry], problems: Problems) -> None:
         """Take images of a split; one split comes after the other."""
         if split not in self._seen:
-            self._sorted = {name: np.unique(np.array(found)) for name, found in self._seen.items()}
+            self._sorted = {
+                name: np.unique(np.array(seen_hashes)) for name, seen_hashes in self._seen.items()
+            }
             self._seen[split] = array("q")
         hashes = np.array([hash(entry.origin) if entry.origin else 0 for entry in entries], np.int64)
-        for other, found in self._sorted.items():
-            at = np.minimum(np.searchsorted(found, hashes), len(found) - 1)
-            for row in np.flatnonzero((found[at] == hashes) & (hashes != 0)).tolist():
+        for other, seen_hashes in self._sorted.items():
+            at = np.minimum(np.searchsorted(seen_hashes, hashes), len(seen_hashes) - 1)
+            for row in np.flatnonzero((seen_hashes[at] == hashes) & (hashes != 0)).tolist():
                 problem = f"{entries[row].file_name} in {other} and {split}"
                 problems.add(reasons.IMAGE_IN_TWO_SPLITS, problem)
         self._seen[split].extend(hashes.tolist())

@@ -19,12 +19,12 @@ import pyarrow as pa
 from trainer import storage
 from trainer.data import problems as reasons
 from trainer.data.problems import Problems
-from trainer.data.sources.base import Category, Entry, Listing
 from trainer.data.sources.coco import merge_categories
 from trainer.data.sources.coco_images import CocoImages
 from trainer.data.sources.coco_json import CocoFile
 from trainer.data.sources.coco_rows import CocoRows
-from trainer.data.sources.zips import Zip, open_member
+from trainer.data.sources.source import Category, Entry, Listing
+from trainer.data.sources.zip_members import Zip, open_member
 from trainer.errors import DataError
 
 BASE = "http://images.cocodataset.org"

@@ -1,4 +1,4 @@
-"""The images of a COCO JSON: on the disk, for there may be millions; memory holds twenty bytes of each."""
+"""The images of a COCO JSON, kept on disk as there may be millions; memory holds twenty bytes of each."""
 
 import json
 import math
@@ -12,9 +12,9 @@ import numpy as np
 
 from trainer.data import problems as reasons
 from trainer.data.problems import Problems
-from trainer.data.sources.base import Entry
 from trainer.data.sources.coco_json import CocoFile
-from trainer.data.sources.rows import ROWS
+from trainer.data.sources.row_format import ROWS
+from trainer.data.sources.source import Entry
 from trainer.errors import DataError
 
 _PROBES = 20
@@ -36,10 +36,10 @@ class CocoImages:
         self._lines = TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 (lives as long as this does)
         ids, names = array("q"), array("q")
         for image in file.items("images"):
-            told = _told(image, file.uri)
-            ids.append(number(told[-1]))
-            names.append(hash(told[0]))
-            self._lines.write(json.dumps(told) + "\n")
+            fields = _fields(image, file.uri)
+            ids.append(number(fields[-1]))
+            names.append(hash(fields[0]))
+            self._lines.write(json.dumps(fields) + "\n")
         if not ids:
             raise DataError(
                 f"{file.uri} lists no images",
@@ -65,9 +65,9 @@ class CocoImages:
 
     def places(self, ids: list[Any]) -> np.ndarray:
         """Return which image each id means, counted from 0 in the file's order; -1 for none."""
-        wanted = np.array([number(one) if isinstance(one, int | str) else 0 for one in ids], np.int64)
-        at = np.minimum(np.searchsorted(self._ids, wanted), len(self._ids) - 1)
-        known = (self._ids[at] == wanted) & np.array([isinstance(one, int | str) for one in ids], bool)
+        numbers = np.array([number(one) if isinstance(one, int | str) else 0 for one in ids], np.int64)
+        at = np.minimum(np.searchsorted(self._ids, numbers), len(self._ids) - 1)
+        known = (self._ids[at] == numbers) & np.array([isinstance(one, int | str) for one in ids], bool)
         return np.where(known, self._places[at], -1)
 
     def entries(self) -> Iterator[list[Entry]]:
@@ -88,11 +88,11 @@ class CocoImages:
     def probes(self) -> list[Entry]:
         """Return a few images from all over the file."""
         step = max(1, self.count // _PROBES)
-        found = []
+        probes = []
         for number_of_batch, batch in enumerate(self.entries()):
             begin = -(number_of_batch * ROWS) % step
-            found += batch[begin::step]
-        return found[:_PROBES]
+            probes += batch[begin::step]
+        return probes[:_PROBES]
 
     def _names(self, which: np.ndarray) -> Iterator[str]:
         yield from (json.loads(line)[0] for line in self._chosen(which))
@@ -115,7 +115,7 @@ def positive(value: Any) -> float:
     return float(value) if usable else 0.0
 
 
-def _told(image: dict[str, Any], uri: str) -> tuple[str, str, int, int, int | str]:
+def _fields(image: dict[str, Any], uri: str) -> tuple[str, str, int, int, int | str]:
     """Return name, URL, width, height and id of an image."""
     original_id, url = image.get("id"), str(image.get("coco_url") or "")
     name = image.get("file_name") or PurePosixPath(url.partition("?")[0]).name

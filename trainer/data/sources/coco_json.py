@@ -1,4 +1,4 @@
-"""COCO JSON read as a stream: a file may be larger than the memory, and most of it is segmentations."""
+"""Reads COCO JSON as a stream: a file may exceed the memory, and most of it is segmentations."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ class CocoFile:
         Raises:
             DataError: the file is no COCO JSON.
         """
-        found = False
+        any_item = False
         try:
             with self.open() as file:
                 for item in ijson.items(_Lenient(file), f"{name}.item", use_float=True):
@@ -56,9 +56,9 @@ class CocoFile:
                         raise DataError(
                             f"{self.uri} is not COCO JSON: {name} holds what is no object", fix=FIX
                         )
-                    found = True
+                    any_item = True
                     yield item
-            if not found:
+            if not any_item:
                 self._check_lists()
         except (ijson.JSONError, UnicodeDecodeError) as error:
             # The parser's own text goes on with a picture of the place over several lines.

@@ -1,4 +1,4 @@
-"""The rows of a COCO JSON: its boxes brought together by image on the disk, as they come in any order."""
+"""The rows of a COCO JSON: boxes come in any order, and are grouped by image on disk."""
 
 import json
 import math
@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from trainer.data import problems as reasons
 from trainer.data.problems import Problems
-from trainer.data.sources.base import UNKNOWN, Category, Entry
 from trainer.data.sources.coco_images import CocoImages, positive
 from trainer.data.sources.coco_json import CocoFile
-from trainer.data.sources.rows import BOX, ROWS, batch_of
+from trainer.data.sources.row_format import BOX, ROWS, batch_of
+from trainer.data.sources.source import UNKNOWN, Category, Entry
 
 _PART = 16 * ROWS
 """Images whose boxes are in memory at once."""
@@ -142,11 +142,11 @@ class _Parts:
 
     def read(self, part: int) -> np.ndarray:
         """Return a part's records in the order in which they were added."""
-        found = [np.empty(0, _RECORD)]
+        runs = [np.empty(0, _RECORD)]
         for begin, count in self._runs[part]:
             self._file.seek(begin)
-            found.append(np.fromfile(self._file, _RECORD, count))
-        return np.concatenate(found)
+            runs.append(np.fromfile(self._file, _RECORD, count))
+        return np.concatenate(runs)
 
 
 def _lists(records: np.ndarray, first: int, count: int) -> pa.ListArray:

@@ -19,10 +19,10 @@ from typing import Any, Literal, get_args
 
 from trainer import storage
 from trainer.data.sources import openimages_classes as classes
-from trainer.data.sources.base import Listing
 from trainer.data.sources.openimages_classes import Meaning
 from trainer.data.sources.openimages_csv import BoxRows
 from trainer.data.sources.openimages_mlperf import CLASSES
+from trainer.data.sources.source import Listing
 from trainer.errors import DataError
 
 BASE = "https://storage.googleapis.com/openimages"
@@ -91,9 +91,9 @@ class OpenImagesSource:
             wrong = name not in known or not value or (known[name] and value not in known[name])
             if wrong or (name == "splits" and not set(value.split("+")) <= set(_SPLITS)):
                 forms = {"splits": "+".join(_SPLITS)} | dict.fromkeys(_URIS, "URI")
-                told = [f"{key}={'|'.join(known[key]) or forms[key]}" for key in known]
+                expected = [f"{key}={'|'.join(known[key]) or forms[key]}" for key in known]
                 raise DataError(
-                    f"source openimages: cannot use {part!r}", fix=f"parameters: {', '.join(told)}"
+                    f"source openimages: cannot use {part!r}", fix=f"parameters: {', '.join(expected)}"
                 )
             values[name] = storage.absolute(os.path.expanduser(value)) if name in _URIS else value
         return cls(**values)
@@ -118,7 +118,7 @@ class OpenImagesSource:
             StorageError: a file cannot be reached.
         """
         listed = read_image_list(self.images) if self.images else None
-        wanted = [split for split in _SPLITS if split in (listed or self.splits.split("+"))]
+        split_names = [split for split in _SPLITS if split in (listed or self.splits.split("+"))]
         states = [self._state(self.images)] if self.images else []
         described_in = self._file(DESCRIPTIONS, states)
         described = classes.read_descriptions(described_in)
@@ -130,16 +130,16 @@ class OpenImagesSource:
         present = Meaning.of(described, kept, expanded)
         absent = Meaning.of(described, kept, classes.turned(expanded))
         splits = {}
-        for split in wanted:
-            splits["train" if len(wanted) == 1 else _SPLITS[split]] = BoxRows(
+        for split in split_names:
+            splits["train" if len(split_names) == 1 else _SPLITS[split]] = BoxRows(
                 self._file(BOXES[split], states), storage.join(self.pixels, split), kept, present, absent,
                 listed=listed[split] if listed else None,
                 rotations=self._file(ROTATIONS[split], states) if self.rotation == "apply" else "",
                 labels=self._file(LABELS[split], states) if self.labels == "keep" and split in LABELS else "",
             )  # fmt: skip
         state = hashlib.sha256(json.dumps(states).encode()).hexdigest()
-        told = {} if self.hierarchy == "expand" else above
-        return Listing(kept, splits, state, exhaustive=False, hierarchy=told)
+        hierarchy = {} if self.hierarchy == "expand" else above
+        return Listing(kept, splits, state, exhaustive=False, hierarchy=hierarchy)
 
     def read(self, origin: str) -> bytes:
         """Return an image's bytes."""
@@ -171,13 +171,13 @@ def read_image_list(uri: str) -> dict[str, frozenset[str]]:
         StorageError: the list is missing.
     """
     fix = "write lines such as train/000002b66c9c498e"
-    found: dict[str, set[str]] = {}
+    ids_by_split: dict[str, set[str]] = {}
     for number, line in enumerate(storage.read_bytes(uri).decode("utf-8-sig", "replace").splitlines(), 1):
         split, _, image_id = line.strip().partition("/")
         if split and (split not in _SPLITS or not image_id.isalnum()):
             raise DataError(f"{uri}, line {number}: {line.strip()[:60]!r} is not split/image_id", fix=fix)
         if split:
-            found.setdefault(split, set()).add(image_id)
-    if not found:
+            ids_by_split.setdefault(split, set()).add(image_id)
+    if not ids_by_split:
         raise DataError(f"{uri} lists no images", fix=fix)
-    return {split: frozenset(ids) for split, ids in found.items()}
+    return {split: frozenset(ids) for split, ids in ids_by_split.items()}

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer import storage
-from trainer.data.sources.base import UNKNOWN, Category
+from trainer.data.sources.source import UNKNOWN, Category
 from trainer.errors import DataError
 
 
@@ -106,8 +106,8 @@ class Meaning:
             for own in mids
         ]
         stands.append([UNKNOWN])
-        labels = np.array([label for found in stands for label in found], np.int64)
-        return cls(pa.array(mids, pa.string()), np.array([len(found) for found in stands]), labels)
+        labels = np.array([label for group in stands for label in group], np.int64)
+        return cls(pa.array(mids, pa.string()), np.array([len(group) for group in stands]), labels)
 
     def apply(self, mids: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Return row and category of each box that rows of these MIDs give, in the rows' order."""

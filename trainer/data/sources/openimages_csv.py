@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer import storage
-from trainer.data.sources.base import Category
 from trainer.data.sources.openimages_classes import Meaning
 from trainer.data.sources.openimages_labels import Verified, read_columns, read_orientations
-from trainer.data.sources.rows import BOX, SOURCE_ROW
+from trainer.data.sources.row_format import BOX, SOURCE_ROW
+from trainer.data.sources.source import Category
 from trainer.errors import DataError
 
 _CORNERS = ("XMin", "XMax", "YMin", "YMax")
@@ -73,11 +73,11 @@ class BoxRows:
             starts = _starts(rows["ImageID"])
             ids = rows["ImageID"].take(pa.array(starts))
             seen.append(np.fromiter(map(hash, ids.to_pylist()), np.int64, len(ids)))
-            found = form(ids, self._boxes(rows, np.append(starts, len(rows))))
+            batch = form(ids, self._boxes(rows, np.append(starts, len(rows))))
             if self.listed is not None:
-                found = found.filter(pa.array([image_id in self.listed for image_id in ids.to_pylist()]))
+                batch = batch.filter(pa.array([image_id in self.listed for image_id in ids.to_pylist()]))
             rest.difference_update(ids.to_pylist())
-            yield found
+            yield batch
         hashes = np.concatenate(seen) if seen else np.zeros(0)
         if len(np.unique(hashes)) < len(hashes):
             raise DataError(
@@ -129,10 +129,10 @@ class BoxRows:
 
 def _sorted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield all rows sorted by ImageID; those of an image keep their order."""
-    found = list(batches)
-    if found:
-        rows = pa.concat_batches(found)
-        found.clear()
+    collected = list(batches)
+    if collected:
+        rows = pa.concat_batches(collected)
+        collected.clear()
         order = pc.sort_indices(rows["ImageID"])
         for first in range(0, len(order), _ROWS):
             yield rows.take(order.slice(first, _ROWS))

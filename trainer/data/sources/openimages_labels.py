@@ -1,4 +1,4 @@
-"""What Open Images tells of whole images: verified classes, and how they have to be turned."""
+"""Open Images' data about whole images: verified labels and rotations."""
 
 import json
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from trainer import storage
-from trainer.data.sources.base import Category
 from trainer.data.sources.openimages_classes import Meaning
+from trainer.data.sources.source import Category
 from trainer.errors import DataError
 
 _BLOCK = 4 * 1024 * 1024
@@ -43,15 +43,15 @@ def read_columns(uri: str, types: dict[str, pa.DataType]) -> Iterator[pa.RecordB
 
 def read_orientations(uri: str) -> dict[str, int]:
     """Return the Exif orientation of the images that do not stand upright, by id."""
-    found: dict[str, int] = {}
+    orientations: dict[str, int] = {}
     for batch in read_columns(uri, {"ImageID": pa.string(), "Rotation": pa.float64()}):
         turned = batch.filter(pc.is_in(batch["Rotation"], pa.array([90.0, 180.0, 270.0])))
         degrees = turned["Rotation"].to_pylist()
-        found.update(
+        orientations.update(
             (image_id, _UPRIGHT[int(angle)])
             for image_id, angle in zip(turned["ImageID"].to_pylist(), degrees, strict=True)
         )
-    return found
+    return orientations
 
 
 class Verified:
@@ -93,17 +93,17 @@ class Verified:
 
     def of(self, image_ids: list[str]) -> list[str]:
         """Return, for each image, JSON such as {"verified": {"Cat": 1, "Dog": 0}}, or ""."""
-        wanted = np.array(image_ids, "S32")
-        begins = np.searchsorted(self._ids, wanted, "left").tolist()
-        ends = np.searchsorted(self._ids, wanted, "right").tolist()
+        ids = np.array(image_ids, "S32")
+        begins = np.searchsorted(self._ids, ids, "left").tolist()
+        ends = np.searchsorted(self._ids, ids, "right").tolist()
         return [
             self._json(begin, end) if end > begin else "" for begin, end in zip(begins, ends, strict=True)
         ]
 
     def _json(self, begin: int, end: int) -> str:
-        found: dict[str, Any] = {}
+        answers: dict[str, Any] = {}
         pairs = zip(self._labels[begin:end].tolist(), self._sure[begin:end].tolist(), strict=True)
         for label, sure in pairs:
             # Where people disagree, that it was seen counts.
-            found[self._names[label]] = max(int(sure), found.get(self._names[label], 0))
-        return json.dumps({"verified": found})
+            answers[self._names[label]] = max(int(sure), answers.get(self._names[label], 0))
+        return json.dumps({"verified": answers})

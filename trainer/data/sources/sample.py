@@ -8,9 +8,9 @@ import hashlib
 import io
 from dataclasses import asdict, dataclass
 
-from trainer.data.sources.base import Box, Category, Entry, Listing
-from trainer.data.sources.drawing import CLASSES, layout, render
-from trainer.data.sources.rows import Entries
+from trainer.data.sources.row_format import Entries
+from trainer.data.sources.sample_scenes import CLASSES, layout, render
+from trainer.data.sources.source import Box, Category, Entry, Listing
 from trainer.errors import DataError
 
 VERSION = 1

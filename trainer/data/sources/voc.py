@@ -24,12 +24,12 @@ from xml.parsers import expat
 import pyarrow as pa
 
 from trainer import storage
-from trainer.data import pool
 from trainer.data import problems as reasons
+from trainer.data import worker_pool
 from trainer.data.problems import Problems
-from trainer.data.sources.base import UNKNOWN, Box, Category, Entry, Listing
-from trainer.data.sources.folder import Folder
-from trainer.data.sources.rows import batches_of
+from trainer.data.sources.folder_listing import Folder
+from trainer.data.sources.row_format import batches_of
+from trainer.data.sources.source import UNKNOWN, Box, Category, Entry, Listing
 from trainer.errors import DataError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
@@ -87,23 +87,25 @@ class VocSource:
             )
         images = _images(self.folder)
         splits = _read_splits(self.folder, sorted(files))
-        wanted = sorted({stem for stems in splits.values() for stem in stems} & files.keys())
+        stems_listed = sorted({stem for stems in splits.values() for stem in stems} & files.keys())
         digest = hashlib.sha256()
         annotations = _Annotations()
-        for stem, data in _read_all(self.folder, [(stem, files[stem]) for stem in wanted]):
+        for stem, data in _read_all(self.folder, [(stem, files[stem]) for stem in stems_listed]):
             digest.update(f"{stem} {len(data)}\n".encode() + data)
             annotations.add(stem, _parse(data))
         # Sorted, so that labels do not depend on which image comes first.
         classes = sorted(annotations.classes - {""})
         labels = {name: index for index, name in enumerate(classes)}
-        found = {split: VocRows(stems, annotations, images, labels) for split, stems in splits.items()}
-        for split, entries in found.items():
+        rows_by_split = {
+            split: VocRows(stems, annotations, images, labels) for split, stems in splits.items()
+        }
+        for split, entries in rows_by_split.items():
             for entry in entries:
                 digest.update(f"{split} {entry.file_name} {entry.version}\n".encode())
         problems = Problems()
         _note_overlaps(splits, problems)
         categories = [Category(name, index + 1) for name, index in labels.items()]
-        return Listing(categories, found, digest.hexdigest(), problems)
+        return Listing(categories, rows_by_split, digest.hexdigest(), problems)
 
     def read(self, origin: str) -> bytes:
         """Return an image's bytes."""
@@ -119,11 +121,11 @@ class _Annotations:
         self.classes: set[str] = set()
         """Names of the objects."""
 
-    def add(self, stem: str, found: _Annotation) -> None:
+    def add(self, stem: str, annotation: _Annotation) -> None:
         """Keep what the file of this stem says."""
         self._places[stem] = self._lines.tell()
-        self.classes.update(item[0] for item in found.objects)
-        self._lines.write(json.dumps(astuple(found)).encode() + b"\n")
+        self.classes.update(item[0] for item in annotation.objects)
+        self._lines.write(json.dumps(astuple(annotation)).encode() + b"\n")
 
     def get(self, stem: str) -> _Annotation | None:
         """Return what the file of this stem says; None if there is none."""
@@ -169,12 +171,12 @@ def _stem(name: str) -> str:
 def _read_splits(root: str, stems: list[str]) -> dict[str, list[str]]:
     """Return the image names of each split; all are train where ImageSets lists none."""
     folder = storage.join(root, "ImageSets", "Main")
-    there = storage.list_states(folder)
+    states = storage.list_states(folder)
     known = set(stems)
     lists = {
         split: _read_split(storage.join(folder, f"{split}.txt"), known)
         for split in ("train", "val", "test", "trainval")
-        if f"{split}.txt" in there
+        if f"{split}.txt" in states
     }
     both = lists.pop("trainval", [])
     if not lists.get("train"):
@@ -202,7 +204,7 @@ def _read_all(root: str, files: list[tuple[str, str]]) -> Iterator[tuple[str, by
     workers = 1 if storage.is_local(root) else _READERS
     tasks = iter([(stem, storage.join(root, "Annotations", name)) for stem, name in files])
     while batch := list(islice(tasks, _BATCH)):
-        yield from sorted(pool.run(_read_one, batch, workers, processes=False))
+        yield from sorted(worker_pool.run(_read_one, batch, workers, processes=False))
 
 
 def _read_one(task: tuple[str, str]) -> tuple[str, bytes]:
@@ -261,22 +263,22 @@ def _flag(text: str | None) -> int:
     return int((text or "").strip() == "1")
 
 
-def _entry(stem: str, found: _Annotation | None, images: Folder, labels: dict[str, int]) -> Entry:
+def _entry(stem: str, annotation: _Annotation | None, images: Folder, labels: dict[str, int]) -> Entry:
     # The file that the annotation names if it has the same stem, else any of that stem.
-    named = found.file_name if found and PurePosixPath(found.file_name).stem == stem else ""
+    named = annotation.file_name if annotation and PurePosixPath(annotation.file_name).stem == stem else ""
     file = images.find(named, stem.lower())
     if file is None:
         fault = (reasons.IMAGE_MISSING, f"no file {stem}.* in {images.uri}")
         return Entry(stem, "", 0, 0, [], fault=fault)
     name, version = file
     origin = storage.join(images.uri, name)
-    if found is None:
+    if annotation is None:
         fault = (reasons.IMAGE_UNREADABLE, f"no Annotations/{stem}.xml")
         return Entry(name, origin, 0, 0, [], fault=fault, version=version)
-    boxes = [Box(labels.get(label, UNKNOWN), bbox, 0.0, crowd) for label, bbox, crowd in found.objects]
-    entry = Entry(name, origin, found.width, found.height, boxes, version=version)
-    if found.fault:
-        entry.fault = (reasons.IMAGE_UNREADABLE, found.fault)
+    boxes = [Box(labels.get(label, UNKNOWN), bbox, 0.0, crowd) for label, bbox, crowd in annotation.objects]
+    entry = Entry(name, origin, annotation.width, annotation.height, boxes, version=version)
+    if annotation.fault:
+        entry.fault = (reasons.IMAGE_UNREADABLE, annotation.fault)
     return entry
 
 

@@ -8,8 +8,8 @@ import pytest
 from trainer.data import problems as reasons
 from trainer.data import sources
 from trainer.data.sources import coco_json
-from trainer.data.sources.base import UNKNOWN, split_of
 from trainer.data.sources.coco import CocoSource
+from trainer.data.sources.source import UNKNOWN, split_of
 from trainer.errors import DataError
 
 

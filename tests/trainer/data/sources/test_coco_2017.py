@@ -14,9 +14,9 @@ from trainer.config import DataConfig
 from trainer.data import problems as reasons
 from trainer.data import sources
 from trainer.data.download import download, fetch_partition, join, plan
-from trainer.data.sources.base import Category
+from trainer.data.raw_table import Table
 from trainer.data.sources.coco_2017 import ANNOTATIONS, Coco2017Source
-from trainer.data.table import Table
+from trainer.data.sources.source import Category
 from trainer.errors import DataError
 
 NAMES = {

@@ -8,7 +8,6 @@ from openimages_mirror import BOX_COLUMNS, BOX_ROWS, IDS, MIDS, box, source, wri
 
 from trainer.data import sources
 from trainer.data.sources import openimages_csv, openimages_labels
-from trainer.data.sources.base import UNKNOWN
 from trainer.data.sources.openimages import (
     BOXES,
     DESCRIPTIONS,
@@ -16,6 +15,7 @@ from trainer.data.sources.openimages import (
     LABELS,
 )
 from trainer.data.sources.openimages_mlperf import CLASSES
+from trainer.data.sources.source import UNKNOWN
 from trainer.errors import DataError, StorageError
 
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from trainer.data.sources import openimages_csv
-from trainer.data.sources.base import Category
 from trainer.data.sources.openimages_classes import Meaning
 from trainer.data.sources.openimages_csv import BoxRows
+from trainer.data.sources.source import Category
 from trainer.errors import DataError
 
 SHARED = Path(__file__).parents[5] / "shared" / "data"
@@ -135,7 +135,7 @@ def test_memory_does_not_grow_with_the_boxes(tmp_path):
     row = ",/m/01yrx,0.012500,0.195312,0.148438,0.587500,0" + ",0.148438" * 12 + "\n"
     code = (
         "import re, sys; from trainer.config import DataConfig; from trainer.data import annotations\n"
-        "from trainer.data.sources.base import Category, Listing\n"
+        "from trainer.data.sources.source import Category, Listing\n"
         "from trainer.data.sources.openimages_csv import BoxRows, Meaning\n"
         "cat = [Category('Cat', '/m/01yrx')]\n"
         "rows = BoxRows(sys.argv[1], 's3://images', cat, *[Meaning.of(cat, cat)] * 2)\n"

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from trainer.data import sources
-from trainer.data.sources.base import Box
-from trainer.data.sources.drawing import CLASSES, layout, render
 from trainer.data.sources.sample import SampleSource
+from trainer.data.sources.sample_scenes import CLASSES, layout, render
+from trainer.data.sources.source import Box
 from trainer.errors import DataError
 
 
@@ -94,7 +94,7 @@ def test_objects_stand_out_from_what_is_behind_them():
 
 
 def test_a_hidden_object_has_no_box_and_a_covered_one_a_smaller_box():
-    from trainer.data.sources.drawing import Scene, Shape, _visible_objects
+    from trainer.data.sources.sample_scenes import Scene, Shape, _visible_objects
 
     def square(x: float, y: float, side: float) -> Shape:
         corners = [(x, y), (x + side, y), (x + side, y + side), (x, y + side)]

@@ -5,7 +5,7 @@ import pytest
 from trainer.data import problems as reasons
 from trainer.data import sources
 from trainer.data.sources import voc
-from trainer.data.sources.base import UNKNOWN
+from trainer.data.sources.source import UNKNOWN
 from trainer.data.sources.voc import VocSource
 from trainer.errors import DataError
 
@@ -174,9 +174,9 @@ def test_a_folder_that_is_not_voc(tmp_path):
 def test_the_state_does_not_depend_on_which_file_is_read_first(make_voc, monkeypatch):
     root = make_voc({f"{number}": xml(obj()) for number in range(5)})
     listing = VocSource(str(root)).listing()
-    run = voc.pool.run
+    run = voc.worker_pool.run
     monkeypatch.setattr(voc, "_BATCH", 2)
-    monkeypatch.setattr(voc.pool, "run", lambda *given, **named: reversed(list(run(*given, **named))))
+    monkeypatch.setattr(voc.worker_pool, "run", lambda *given, **named: reversed(list(run(*given, **named))))
     again = VocSource(str(root)).listing()
     assert again.state == listing.state
     assert [entry.file_name for entry in again.splits["train"]] == [f"{number}.jpg" for number in range(5)]

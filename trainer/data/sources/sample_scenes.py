@@ -141,7 +141,7 @@ def _add_crowd(scene: Scene, rng: np.random.Generator, size: int, dark: bool) ->
 def _visible_objects(scene: Scene, singles: list[Shape]) -> list[DrawnObject]:
     """Return what can be seen of each object: the extent and area of its uncovered pixels."""
     covered = Image.new("1", (scene.width, scene.height))
-    found: list[DrawnObject] = []
+    visible: list[DrawnObject] = []
     for shape in reversed(singles):
         mask = Image.new("1", covered.size)
         _fill(mask, shape)
@@ -152,8 +152,8 @@ def _visible_objects(scene: Scene, singles: list[Shape]) -> list[DrawnObject]:
         if extent is None or area < MIN_VISIBLE * _full_area(shape):
             continue
         x0, y0, x1, y1 = extent
-        found.append((shape.label, (float(x0), float(y0), float(x1 - x0), float(y1 - y0)), area, 0))
-    return found[::-1]
+        visible.append((shape.label, (float(x0), float(y0), float(x1 - x0), float(y1 - y0)), area, 0))
+    return visible[::-1]
 
 
 def _shape(label: int, center: Point, diameter: float, rng: np.random.Generator, dark: bool) -> Shape:

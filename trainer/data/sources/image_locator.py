@@ -1,4 +1,4 @@
-"""Where the images of a COCO JSON lie: the usual layouts, tried one after the other."""
+"""Locates the images of a COCO JSON: tries the usual layouts one after the other."""
 
 import unicodedata
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from pathlib import PurePosixPath
 
 from trainer import storage
 from trainer.data import problems as reasons
-from trainer.data.sources.base import Entry
-from trainer.data.sources.folder import Folder
+from trainer.data.sources.folder_listing import Folder
+from trainer.data.sources.source import Entry
 from trainer.errors import DataError
 
 _FETCHED = (*storage.WEB, *storage.OBJECT_STORES)
@@ -18,7 +18,7 @@ _SPLIT_FOLDERS = {
 }
 
 
-class Beside:
+class ImageLocator:
     """Tells where each image of an annotation file is: beside it, else by the `coco_url`."""
 
     def __init__(self, uri: str, split: str, probes: list[Entry]) -> None:
@@ -52,9 +52,9 @@ class Beside:
         Returns:
             Text that changes when its file does.
         """
-        found = self._look(self._best, entry) if self._best else None
-        if found:
-            entry.origin, entry.version = found
+        located = self._look(self._best, entry) if self._best else None
+        if located:
+            entry.origin, entry.version = located
             return f"{entry.file_name} {entry.version}"
         if _is_url(entry.origin):
             return f"{entry.file_name} {entry.origin}"
@@ -70,8 +70,8 @@ class Beside:
         holder = place if path.parent == PurePosixPath(".") else storage.join(place, str(path.parent))
         if holder not in self._folders:
             self._folders[holder] = Folder(holder, _fold)
-        found = self._folders[holder].find(path.name)
-        return found and (storage.join(holder, found[0]), found[1])
+        entry_in_folder = self._folders[holder].find(path.name)
+        return entry_in_folder and (storage.join(holder, entry_in_folder[0]), entry_in_folder[1])
 
 
 def _fold(name: str) -> str:

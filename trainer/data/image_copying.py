@@ -1,4 +1,4 @@
-"""Images copied from their source to the data root, many at the same time, in whatever order they come."""
+"""Copies images from their source to the data root, many at the same time, in any order."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -6,21 +6,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from trainer import storage
-from trainer.data import pool
 from trainer.data import problems as reasons
-from trainer.data.reports import Failure
-from trainer.data.sources.base import Source
+from trainer.data import worker_pool
+from trainer.data.fetch_reports import Failure
+from trainer.data.sources.source import Source
 from trainer.errors import MissingError, StorageError
 
 _QUICK = 0.0004
-"""Seconds: to write a file is left to threads where it takes longer; to memory it takes less, to disks
-and networks more."""
+"""Seconds. Files whose writing takes longer, on disks and networks, are written by other threads."""
 
 _BUDGET = 256 * 1024 * 1024
-"""Bytes of images under way, judged by those that have come: fewer at a time where they are large."""
+"""Bytes of images in flight, estimated by their mean size: large images are fewer at a time."""
 
 _PROBE = 16
-"""Of so many files one is written here all the same, to see whether that has changed."""
+"""One of so many files is written here all the same, to measure whether writing has become faster."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,11 @@ class Task:
     target: str
     fault: tuple[str, str] | None
     size: int
-    """Bytes that are there already; 0 where it has to be fetched."""
+    """Bytes that are stored already; 0 where it has to be fetched."""
 
 
 class Result(NamedTuple):
-    """What became of a task."""
+    """The outcome of a task."""
 
     image_id: int
     bytes: int
@@ -51,7 +50,7 @@ class Result(NamedTuple):
 
 
 def run(source: Source, tasks: Iterable[Task], workers: int) -> Iterator[Result]:
-    """Yield what became of each task, as it is done.
+    """Yield the outcome of each task, as it is done.
 
     Args:
         source: which the tasks are of.
@@ -59,34 +58,34 @@ def run(source: Source, tasks: Iterable[Task], workers: int) -> Iterator[Result]
         workers: images at the same time; processes where the source computes them.
     """
     if source.origins_are_uris:
-        return _side_by_side(tasks, workers)
-    return pool.run(_copy, tasks, workers, processes=source.cpu_bound)
+        return _read_in_one_thread(tasks, workers)
+    return worker_pool.run(_copy, tasks, workers, processes=source.cpu_bound)
 
 
-def _side_by_side(tasks: Iterable[Task], connections: int) -> Iterator[Result]:
-    """Read in one thread: where dozens of threads take turns, that costs more than the reading."""
+def _read_in_one_thread(tasks: Iterable[Task], connections: int) -> Iterator[Result]:
+    """Read in one thread: switching between dozens of threads would cost more than the reading."""
     writer = _Writer()
     with storage.many(connections) as many:
 
         def settled(most: float) -> Iterator[Result]:
-            """Yield what is done, until fewer than so many are under way."""
+            """Yield outcomes until fewer than `most` tasks are in flight."""
             while many.busy and many.busy >= min(most, _BUDGET / max(1.0, writer.mean_size)):
-                for task, found in many.wait():
-                    failed = isinstance(found, StorageError)
+                for task, outcome in many.wait():
+                    failed = isinstance(outcome, StorageError)
                     if failed and task is None:  # what cannot be written concerns all
-                        raise found
+                        raise outcome
                     if failed:
-                        yield _unread(task, found)
+                        yield _unread(task, outcome)
                     elif task is None:
-                        yield found
-                    elif writer.is_quick(task, found):
-                        yield writer.write(task, found)
+                        yield outcome
+                    elif writer.is_quick(task, outcome):
+                        yield writer.write(task, outcome)
                     else:
-                        many.call(None, _write, task, found)
+                        many.call(None, _write, task, outcome)
 
         for task in tasks:
             if task.fault:
-                yield _lost(task, *task.fault)
+                yield _failed(task, *task.fault)
             else:
                 many.read(task, task.origin)
                 yield from settled(connections)
@@ -94,7 +93,7 @@ def _side_by_side(tasks: Iterable[Task], connections: int) -> Iterator[Result]:
 
 
 class _Writer:
-    """Writes images to a local folder, as long as that takes next to no time."""
+    """Writes images to a local folder in this thread, as long as that is quick."""
 
     def __init__(self) -> None:
         self.mean_size = 1.0
@@ -103,7 +102,7 @@ class _Writer:
         self._seen = 0
 
     def is_quick(self, task: Task, data: bytes) -> bool:
-        """Tell whether to write an image costs less than to have it done by another thread."""
+        """Tell whether writing an image here costs less than handing it to another thread."""
         self._seen += 1
         self.mean_size += (len(data) - self.mean_size) / min(self._seen, 64)
         return storage.is_local(task.target) and (self._mean < _QUICK or self._seen % _PROBE == 0)
@@ -117,9 +116,9 @@ class _Writer:
 
 
 def _copy(task: Task) -> Result:
-    """Copy one image, unless it is known to be of no use."""
+    """Copy one image, unless its fault is known."""
     if task.fault:
-        return _lost(task, *task.fault)
+        return _failed(task, *task.fault)
     try:
         data = task.source.read(task.origin)
     except StorageError as error:
@@ -130,19 +129,19 @@ def _copy(task: Task) -> Result:
 def _write(task: Task, data: bytes) -> Result:
     """Write the bytes of an image, if there are any."""
     if not data:
-        return _lost(task, reasons.IMAGE_UNREADABLE, "the file is empty")
+        return _failed(task, reasons.IMAGE_UNREADABLE, "the file is empty")
     # Flushing each image to the disk would take longer than fetching it.
     storage.write_bytes(task.target, data, sync=False)
     return Result(task.image_id, len(data), fetched=True)
 
 
 def _unread(task: Task, error: StorageError) -> Result:
-    """Return what becomes of an image that could not be read; unless it is missing, another try may help."""
+    """Return the outcome of an image that could not be read; unless it is missing, it may be tried again."""
     if isinstance(error, MissingError):
-        return _lost(task, reasons.IMAGE_MISSING, error.message)
-    return _lost(task, reasons.IMAGE_NOT_FETCHED, error.message)._replace(task=task)
+        return _failed(task, reasons.IMAGE_MISSING, error.message)
+    return _failed(task, reasons.IMAGE_NOT_FETCHED, error.message)._replace(task=task)
 
 
-def _lost(task: Task, reason: str, detail: str) -> Result:
+def _failed(task: Task, reason: str, detail: str) -> Result:
     failure = Failure(task.split, task.file_name, task.origin, reason, detail)
     return Result(task.image_id, 0, failure=failure)

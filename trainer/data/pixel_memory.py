@@ -1,4 +1,4 @@
-"""Memory for pixels on the host, used again and again."""
+"""Reusable buffers for pixels on the host."""
 
 import math
 import threading
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 class Memory:
-    """Gives memory for images, and takes it back when nobody has them any more.
+    """A pool of buffers for images; a buffer returns to it when nobody references the images any more.
 
     The system fills fresh memory with zeros first, which takes a twentieth of the time of decoding.
-    PyTorch does the same for memory from which a GPU copies.
+    PyTorch pools pinned memory the same way.
     """
 
     def __init__(self) -> None:
@@ -26,13 +26,13 @@ class Memory:
         if len(whole) < size:
             whole = np.empty(size, np.uint8)
         lent = whole[:size].reshape(shape)
-        # All tensors and arrays of these pixels hold `lent`, and it is gone with the last of them.
+        # All tensors and arrays of these pixels reference `lent`, which is finalised with the last of them.
         weakref.finalize(lent, self._free.append, whole).atexit = False
         return torch.from_numpy(lent)
 
 
 class Scratch(threading.local):
-    """Memory that each thread has for the one image that it draws at a time."""
+    """A buffer for each thread, for the one image that it draws at a time."""
 
     def __init__(self) -> None:
         self._parts: dict[str, np.ndarray] = {}

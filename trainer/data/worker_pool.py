@@ -1,4 +1,4 @@
-"""Many small tasks in threads or in processes of their own."""
+"""Runs many small tasks in threads or in spawned processes."""
 
 import math
 import os
@@ -58,7 +58,7 @@ def run(
         executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
     else:
         executor = ThreadPoolExecutor(workers)
-    # A queue of what is done: `futures.wait` looks at all that is pending each time.
+    # A queue of finished tasks: `futures.wait` would scan all pending ones each time.
     done: SimpleQueue[Future[Result]] = SimpleQueue()
     pending = 0
     try:
@@ -83,10 +83,10 @@ def run(
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Keep workers that are spawned meanwhile from importing the script of whoever calls.
+    """Keep workers that are spawned in this context from importing the caller's script.
 
-    It may lack the guard `if __name__ == "__main__"`, come from a pipe, or import much; no task
-    refers to it.
+    The script may lack the guard `if __name__ == "__main__"`, come from a pipe, or import much; no task
+    needs it.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")

@@ -1,4 +1,4 @@
-"""Data as one looks at it: shards, raw images or a source, each with rows and pictures."""
+"""Views of data for inspection: shards, raw images or a source, with rows and pictures."""
 
 import io
 import json
@@ -14,11 +14,11 @@ from trainer import storage
 from trainer.data import sources
 from trainer.data.decoding import decode_sample
 from trainer.data.download import sizes_uri
+from trainer.data.image_keys import place
 from trainer.data.images import UnreadableImage, normalize, place_box
-from trainer.data.keys import place
 from trainer.data.problems import Problems
+from trainer.data.raw_table import Table
 from trainer.data.shard_index import ShardDataset
-from trainer.data.table import Table
 from trainer.errors import DataError, StorageError
 
 _LARGEST, _QUALITY = 1600, 95
@@ -68,10 +68,10 @@ def open_view(text: str) -> "Shards | RawImages | SourceRows":
     remote = storage.scheme(text) in storage.OBJECT_STORES
     if remote or storage.is_local(text):
         folder = storage.absolute(text)
-        index = _told(folder, "index.json", "shards", "shard", _OF_SHARDS)
+        index = _read_record(folder, "index.json", "shards", "shard", _OF_SHARDS)
         if index:
             return Shards(folder, index)
-        manifest = _told(folder, "manifest.json", "raw", "download", _OF_RAW)
+        manifest = _read_record(folder, "manifest.json", "raw", "download", _OF_RAW)
         if manifest:
             return RawImages(folder, manifest)
         _refuse_unfinished(folder)
@@ -86,7 +86,7 @@ def _refuse_unfinished(folder: str) -> None:
     unfinished = ""
     if any(name.endswith(".tar") and f"{name.removesuffix('.tar')}.json" in names for name in names):
         unfinished = "shard"
-    elif "plan.json" in names and _told(folder, "plan.json", "plan", "download", ()):
+    elif "plan.json" in names and _read_record(folder, "plan.json", "plan", "download", ()):
         unfinished = "download"
     if unfinished:
         raise DataError(
@@ -95,26 +95,28 @@ def _refuse_unfinished(folder: str) -> None:
         )
 
 
-def _told(folder: str, name: str, kind: str, step: str, keys: tuple[str, ...]) -> dict[str, Any] | None:
-    """Return what a step wrote about a folder; None where there is nothing of this kind."""
+def _read_record(
+    folder: str, name: str, kind: str, step: str, keys: tuple[str, ...]
+) -> dict[str, Any] | None:
+    """Return the JSON record that a step wrote into a folder; None where there is none of this kind."""
     uri = storage.join(folder, name)
     if not storage.exists(uri):
         return None
     try:
-        found = json.loads(storage.read_bytes(uri))
+        record = json.loads(storage.read_bytes(uri))
     except ValueError as error:
         raise DataError(
             f"{uri} is not JSON: {error}",
             fix=f"it may be cut off: delete it and run the {step} step again, which finds what is whole",
         ) from None
-    if not isinstance(found, dict) or found.get("kind") != kind:
+    if not isinstance(record, dict) or record.get("kind") != kind:
         return None
-    if not set(keys) <= found.keys():
+    if not set(keys) <= record.keys():
         raise DataError(
             f"{folder} was written by another version of this program, or {name} was changed",
             fix=f"run the {step} step again, and name the folder that it writes",
         )
-    return found
+    return record
 
 
 class Shards:
@@ -133,17 +135,17 @@ class Shards:
 
     def absent(self) -> Problems:
         """Return which files are missing or of another size, as a listing tells; see `verify` for more."""
-        there = storage.list_states(self.uri, recursive=True)
-        found = Problems()
-        for split, of in self.index["splits"].items():
+        states = storage.list_states(self.uri, recursive=True)
+        problems = Problems()
+        for split, part in self.index["splits"].items():
             others = [f"{split}.samples.npy"] + [f"annotations/{split}.json"] * (split != "train")
-            sizes = {shard["name"]: shard["bytes"] for shard in of["shards"]} | dict.fromkeys(others)
+            sizes = {shard["name"]: shard["bytes"] for shard in part["shards"]} | dict.fromkeys(others)
             for name, size in sizes.items():
-                if name not in there:
-                    found.add("file missing", name)
-                elif size not in (None, there[name].size):
-                    found.add("file of another size", f"{name}: {there[name].size:,} bytes, not {size:,}")
-        return found
+                if name not in states:
+                    problems.add("file missing", name)
+                elif size not in (None, states[name].size):
+                    problems.add("file of another size", f"{name}: {states[name].size:,} bytes, not {size:,}")
+        return problems
 
     def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
         """Return some samples of a split, chosen at random, in the order of the shards."""
@@ -204,17 +206,22 @@ class RawImages:
 
     def problems(self) -> Problems:
         """Return what the source and the download found."""
-        found = Problems()
-        found.merge(self.manifest["problems"])
-        return found
+        problems = Problems()
+        problems.merge(self.manifest["problems"])
+        return problems
 
     def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
         """Return some images of a split, chosen at random."""
         table, sizes = self.table(split), self.sizes()
         ids = [table.columns(block, ["image_id"])["image_id"] for block in range(table.blocks)]
-        there = [(block, row) for block, of in enumerate(ids) for row, i in enumerate(of) if sizes[i - 1]]
-        chosen = np.sort(generator.choice(len(there), min(count, len(there)), replace=False))
-        rows = [table.rows(block, [row])[0] for block, row in (there[index] for index in chosen)]
+        stored = [
+            (block, row)
+            for block, block_ids in enumerate(ids)
+            for row, i in enumerate(block_ids)
+            if sizes[i - 1]
+        ]
+        chosen = np.sort(generator.choice(len(stored), min(count, len(stored)), replace=False))
+        rows = [table.rows(block, [row])[0] for block, row in (stored[index] for index in chosen)]
         return [_as_picture(row, storage.read_bytes, self.place(row)) for row in rows]
 
 
@@ -246,9 +253,9 @@ class SourceRows:
 
     def problems(self) -> Problems:
         """Return what the source found; whole when all rows have been gone through."""
-        found = Problems()
-        found.merge(self._listing.problems.to_json())
-        return found
+        problems = Problems()
+        problems.merge(self._listing.problems.to_json())
+        return problems
 
     def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
         """Return some images of a split, chosen at random in one pass."""

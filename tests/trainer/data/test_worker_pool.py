@@ -5,19 +5,19 @@ import time
 
 import pytest
 
-from trainer.data import pool
+from trainer.data import worker_pool
 from trainer.errors import DataError
 
 
 @pytest.mark.parametrize(("workers", "processes"), [(1, False), (1, True), (4, False), (2, True)])
 def test_every_task_gives_its_result(workers, processes):
-    found = sorted(pool.run(math.sqrt, range(100), workers, processes=processes))
+    found = sorted(worker_pool.run(math.sqrt, range(100), workers, processes=processes))
     assert found == [math.sqrt(number) for number in range(100)]
 
 
 def test_threads_work_at_the_same_time():
     barrier = threading.Barrier(4, timeout=60)
-    assert len(list(pool.run(lambda _: barrier.wait(), range(8), 4, processes=False))) == 8
+    assert len(list(worker_pool.run(lambda _: barrier.wait(), range(8), 4, processes=False))) == 8
 
 
 def test_tasks_are_taken_as_workers_become_free():
@@ -28,7 +28,7 @@ def test_tasks_are_taken_as_workers_become_free():
             taken.append(number)
             yield number
 
-    results = pool.run(abs, tasks(), 2, processes=False)
+    results = worker_pool.run(abs, tasks(), 2, processes=False)
     next(results)
     assert len(taken) <= 16
     results.close()
@@ -37,17 +37,17 @@ def test_tasks_are_taken_as_workers_become_free():
 @pytest.mark.parametrize(("workers", "processes"), [(1, False), (3, False), (2, True)])
 def test_what_a_task_raises_ends_it(workers, processes):
     with pytest.raises(ValueError, match=r"math domain error|nonnegative"):
-        list(pool.run(math.sqrt, [1, -1, 1], workers, processes=processes))
+        list(worker_pool.run(math.sqrt, [1, -1, 1], workers, processes=processes))
 
 
 def test_a_worker_that_dies_is_told_of():
     with pytest.raises(DataError, match="a worker process was killed") as caught:
-        list(pool.run(os._exit, [3, 3], 2, processes=True))
+        list(worker_pool.run(os._exit, [3, 3], 2, processes=True))
     assert "data.processes" in caught.value.fix
 
 
 def test_no_worker_outlives_its_end():
-    list(pool.run(time.sleep, [0.01] * 4, 2, processes=True))
+    list(worker_pool.run(time.sleep, [0.01] * 4, 2, processes=True))
     children = [thread for thread in threading.enumerate() if "ExecutorManager" in thread.name]
     assert children == []
 
@@ -56,8 +56,8 @@ def test_no_worker_outlives_its_end():
     ("text", "expected"), [("max 100000", 8), ("250000 100000", 3), ("10000 100000", 1), ("?", 8), (None, 8)]
 )
 def test_a_container_limit_counts(tmp_path, monkeypatch, text, expected):
-    monkeypatch.setattr(pool, "_CGROUP_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(worker_pool, "_CGROUP_QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     if text is not None:
         (tmp_path / "cpu.max").write_text(text)
-    assert pool.available_cores() == expected
+    assert worker_pool.available_cores() == expected

@@ -1,7 +1,6 @@
-"""Members of a zip, each read by itself: of one on a server only the bytes of the member are fetched.
+"""Reads single members of a zip; of a zip on a server only the bytes of the member are fetched.
 
-Nothing that a zip tells of itself is believed: names that lead out of it, links, members that lie in
-each other, and such as would unpack to far more than they are, are refused.
+The zip is not trusted: names that lead out of it, links, overlapping members and zip bombs are refused.
 
 Format: PKWARE's APPNOTE 6.3.10, sections 4.3.7 (local file header) and 4.3.12 (central directory).
 """
@@ -84,8 +83,7 @@ class Zip:
             )
         if member.size > _LARGEST or member.packed > _LARGEST:
             raise self._damaged(name, f"{member.size} bytes are too many for an image")
-        wanted = _HEADER + member.name_length + _SLACK + member.packed
-        length = min(wanted, self._end - member.start)
+        length = min(_HEADER + member.name_length + _SLACK + member.packed, self._end - member.start)
         if length < _HEADER:
             raise self._damaged(name, "the directory says that it is outside the zip")
         data = storage.read_range(self.uri, member.start, length)

@@ -1,4 +1,4 @@
-"""Names of images: safe on every file system, unique, and a number that is as good as random."""
+"""Keys and file names of images (safe on every file system, unique), and hashes of the keys."""
 
 import hashlib
 import re
@@ -16,14 +16,14 @@ def stem(file_name: str) -> str:
     plain_stem = _EXTENSION.sub("", file_name)
     plain = unicodedata.normalize("NFKD", plain_stem).encode("ascii", "ignore").decode()
     safe = re.sub(r"[^A-Za-z0-9_-]+", "_", plain).strip("_-")
-    # Letters that were lost, or a name that was cut, may have told two images apart.
+    # The letters that were dropped may have been the only difference between two names.
     if safe and len(safe) <= MAX_KEY and plain.isascii() and len(plain) == len(plain_stem):
         return safe
-    return told_apart(safe or "image", file_name)
+    return distinct(safe or "image", file_name)
 
 
-def told_apart(key: str, file_name: str) -> str:
-    """Return a key that another file name does not have."""
+def distinct(key: str, file_name: str) -> str:
+    """Return a key that is distinct for each file name."""
     normal = unicodedata.normalize("NFC", file_name).encode("utf-8", "surrogatepass")
     return f"{key[: MAX_KEY - 9]}-{hashlib.sha256(normal).hexdigest()[:8]}"
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer import storage
-from trainer.data.sources.rows import SOURCE_ROW
+from trainer.data.sources.row_format import SOURCE_ROW
 from trainer.errors import DataError
 
 BLOCK = 1000
@@ -37,7 +37,7 @@ def new_table(uri: str) -> Iterator["TableWriter"]:
 
 
 class TableWriter:
-    """Takes rows in any portions, and writes blocks of BLOCK rows."""
+    """Collects rows of any number and writes them in blocks of BLOCK rows."""
 
     def __init__(self, file: pq.ParquetWriter) -> None:
         self._file = file
@@ -107,17 +107,17 @@ class Table:
     def rows(self, block: int, which: list[int] | None = None) -> list[dict[str, Any]]:
         """Return rows of a block as objects of Python; `which` are positions in the block."""
         try:
-            found = self._file.read_row_group(block)
+            group = self._file.read_row_group(block)
         except (pa.ArrowException, OSError) as error:
             raise self._damaged(str(error)) from None
-        return (found if which is None else found.take(which)).to_pylist()
+        return (group if which is None else group.take(which)).to_pylist()
 
     def box_counts(self, block: int) -> np.ndarray:
         """Boxes of each row of a block, int64 [rows]."""
         lists = self._file.read_row_group(block, columns=["boxes"]).column("boxes")
         return np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in lists.chunks])
 
-    def _damaged(self, why: str) -> DataError:
+    def _damaged(self, reason: str) -> DataError:
         return DataError(
-            f"{self.uri} is damaged: {why}", fix="delete its folder and run the download step again"
+            f"{self.uri} is damaged: {reason}", fix="delete its folder and run the download step again"
         )

@@ -1,4 +1,4 @@
-"""The form in which a source gives its images: rows, a bounded number at a time."""
+"""The row format in which sources give their images, in batches of bounded size."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainer.data.sources.base import Box, Entry
+from trainer.data.sources.source import Box, Entry
 
 ROWS = 1000
 """Images of a batch of rows."""

@@ -1,4 +1,4 @@
-"""What every source gives: a listing of its images and boxes, and each image's bytes."""
+"""The interface of all sources: a listing of images and boxes, and the bytes of each image."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -56,7 +56,7 @@ class Rows(Protocol):
     """The images of a split, which can be gone through again and again."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield rows of `trainer.data.sources.rows.SOURCE_ROW`, a bounded number at a time."""
+        """Yield rows of `trainer.data.sources.row_format.SOURCE_ROW`, a bounded number at a time."""
         ...
 
 

@@ -1,6 +1,6 @@
-"""What a partition of a download brought and what not: one Parquet table a partition.
+"""The report of one partition of a download: a Parquet table with a row for each image.
 
-Each has a row for an image: its id in the plan, the bytes that came, or 0 and why none did.
+A row holds the image's id in the plan and its bytes, or 0 bytes and the reason why it was not fetched.
 """
 
 from array import array
@@ -22,7 +22,7 @@ _ROW = pa.schema(
 
 
 class Failure(NamedTuple):
-    """An image that cannot be had."""
+    """An image that could not be fetched."""
 
     split: str
     file_name: str
@@ -31,8 +31,8 @@ class Failure(NamedTuple):
     detail: str
 
     @property
-    def told(self) -> str:
-        """Say which image it is, and what is the matter."""
+    def message(self) -> str:
+        """Name the image and the reason."""
         return f"{self.split}/{self.file_name}: {self.detail}"
 
 
@@ -54,24 +54,24 @@ def write(uri: str, ids: "array[int]", sizes: "array[int]", failures: Mapping[in
         uri: its place.
         ids: of the images that are there, int64.
         sizes: their bytes, int32.
-        failures: by id, what cannot be had.
+        failures: by id, the images that could not be fetched.
     """
-    lost = pa.Table.from_pylist(
+    failed = pa.Table.from_pylist(
         [{"image_id": key, "bytes": 0, **failure._asdict()} for key, failure in failures.items()], _ROW
     )
     columns = [np.array(ids, np.int64), np.array(sizes, np.int32)]
     nothing = pa.nulls(len(ids), pa.string())
-    came = pa.Table.from_arrays([*map(pa.array, columns), *[nothing] * 5], schema=_ROW)
+    stored = pa.Table.from_arrays([*map(pa.array, columns), *[nothing] * 5], schema=_ROW)
     with storage.new_file(uri) as path:
         # In order, so that it does not depend on who was first, or how often it was begun.
-        pq.write_table(pa.concat_tables([came, lost]).sort_by("image_id"), path)
+        pq.write_table(pa.concat_tables([stored, failed]).sort_by("image_id"), path)
 
 
 def read(uri: str) -> tuple[np.ndarray, np.ndarray, list[Failure]]:
-    """Read what a partition brought.
+    """Read a partition's report.
 
     Returns:
-        Ids of its images, their bytes (0 where it cannot be had), and its failures.
+        Ids of its images, their bytes (0 where it was not fetched), and its failures.
 
     Raises:
         StorageError: it is missing: that partition has not been fetched.
@@ -82,28 +82,28 @@ def read(uri: str) -> tuple[np.ndarray, np.ndarray, list[Failure]]:
     return table["image_id"].to_numpy(), table["bytes"].to_numpy(), failures
 
 
-def lost(plan: str, partition: int, partitions: int, *, again: bool) -> dict[int, tuple[str, str]]:
-    """Return reason and detail, by image id, of what earlier downloads of a plan did not get.
+def known_failures(plan: str, partition: int, partitions: int, *, again: bool) -> dict[int, tuple[str, str]]:
+    """Return reason and detail, by image id, of the failures of earlier downloads of a plan.
 
-    They may have been divided otherwise: all reports count. Those of the other partitions of the same
-    division do not: they are about other images, and just being written.
+    Earlier downloads may have had another number of partitions: all reports count. Those of the other
+    partitions of this number do not: they are about other images, and may be being written.
 
     Args:
         plan: see `place`.
         partition: see `place`.
         partitions: see `place`.
-        again: whether to leave out what is worth another try.
+        again: whether to leave out failures that are worth another try.
     """
     own = place(plan, partition, partitions)
     uris = [storage.join(plan, "fetched", name) for name in storage.list_files(storage.parent(own))]
-    wanted = pc.field("bytes") == 0
+    condition = pc.field("bytes") == 0
     if again:
-        wanted &= pc.field("reason") != IMAGE_NOT_FETCHED
+        condition &= pc.field("reason") != IMAGE_NOT_FETCHED
     rows = [
         row
         for uri in uris
         if uri == own or not uri.endswith(f"-of-{partitions}.parquet")
-        for row in pq.read_table(storage.local_copy(uri), filters=wanted).to_pylist()
+        for row in pq.read_table(storage.local_copy(uri), filters=condition).to_pylist()
     ]
     # What one did not fetch, another may have found missing.
     rows.sort(key=lambda row: row["reason"] != IMAGE_NOT_FETCHED)

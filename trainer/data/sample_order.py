@@ -73,7 +73,9 @@ class SampleStream:
         return self._orders[epoch]
 
 
-def global_batch(samples: int, *, batch_size: int, accumulate: int, processes: int, asked: int = 0) -> int:
+def global_batch(
+    samples: int, *, batch_size: int, accumulate: int, processes: int, configured: int = 0
+) -> int:
     """Samples that one optimiser step reads over all processes.
 
     Args:
@@ -81,13 +83,13 @@ def global_batch(samples: int, *, batch_size: int, accumulate: int, processes: i
         batch_size: of each process in a forward pass.
         accumulate: forward passes of each process.
         processes: how many there are.
-        asked: the number to use instead of the product of these; 0 is that product.
+        configured: the number to use instead of the product of these; 0 is that product.
 
     Raises:
         ConfigError: it is fewer than one for each process.
         DataError: the training split has fewer.
     """
-    whole = asked or batch_size * accumulate * processes
+    whole = configured or batch_size * accumulate * processes
     if whole < processes:
         raise ConfigError(
             f"a global batch of {whole} images cannot be shared by {processes} processes",
@@ -97,9 +99,9 @@ def global_batch(samples: int, *, batch_size: int, accumulate: int, processes: i
         parts = f"{processes} processes x batch {batch_size} x accumulation {accumulate} = {whole}"
         raise DataError(
             f"the training split has {samples} images, fewer than one step reads: "
-            + (f"train.global_batch = {asked}" if asked else parts),
+            + (f"train.global_batch = {configured}" if configured else parts),
             fix="use fewer processes (--nproc), a smaller train.batch_size, or more images"
-            if not asked
+            if not configured
             else "set a smaller train.global_batch, or use more images",
         )
     return whole

@@ -1,4 +1,4 @@
-"""The files of a folder by name, as many as there may be: some hundred bytes each."""
+"""A listing of a folder's files that finds them by name, in some hundred bytes of memory each."""
 
 import os
 from array import array
@@ -14,24 +14,24 @@ _COLUMNS = pa.schema([("name", pa.large_binary()), ("version", pa.large_string()
 
 
 class Folder:
-    """Finds a file by its name, or by what is left of it when differences that do not matter are gone."""
+    """Finds a file by its name, or by its folded name (case, extension or accents ignored)."""
 
     def __init__(
-        self, uri: str, fold: Callable[[str], str], wanted: Callable[[str], bool] = lambda name: True
+        self, uri: str, fold: Callable[[str], str], accepts: Callable[[str], bool] = lambda name: True
     ) -> None:
         """List the files, those in folders below left out.
 
         Args:
             uri: of the folder; one that is missing has no files.
-            fold: what is the same for names that count as equal.
-            wanted: tells by its name whether a file counts.
+            fold: folds a name; names with the same result count as equal.
+            accepts: tells by its name whether a file is listed.
 
         Raises:
             StorageError: it cannot be read.
         """
         self.uri = uri
         self._fold = fold
-        batches = list(_listed(uri, wanted))
+        batches = list(_listed(uri, accepts))
         files = pa.Table.from_batches(batches, _COLUMNS).sort_by("name").combine_chunks()
         batches.clear()
         self._names, self._versions = (files[column].combine_chunks() for column in _COLUMNS.names)
@@ -56,22 +56,22 @@ class Folder:
         """
         folded = self._fold(name) if folded is None else folded
         own = hash(folded)
-        found: tuple[str, str] | None = None
+        match: tuple[str, str] | None = None
         at = int(np.searchsorted(self._hashes, own))
         while at < len(self._hashes) and self._hashes[at] == own:
             row = int(self._order[at])
             actual = os.fsdecode(self._names[row].as_py())
-            if self._fold(actual) == folded and (found is None or actual == name):
-                found = actual, self._versions[row].as_py()
+            if self._fold(actual) == folded and (match is None or actual == name):
+                match = actual, self._versions[row].as_py()
             at += 1
-        return found
+        return match
 
 
-def _listed(uri: str, wanted: Callable[[str], bool]) -> Iterator[pa.RecordBatch]:
+def _listed(uri: str, accepts: Callable[[str], bool]) -> Iterator[pa.RecordBatch]:
     names: list[bytes] = []
     versions: list[str] = []
     for name, state in storage.scan(uri, recursive=False):
-        if wanted(name):
+        if accepts(name):
             names.append(os.fsencode(name))
             versions.append(f"{state.size} {state.version}")
         if len(names) == _BATCH:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from trainer.data.order import SampleStream, epoch_order, forward_passes, global_batch, rank_positions
+from trainer.data.sample_order import SampleStream, epoch_order, forward_passes, global_batch, rank_positions
 from trainer.errors import ConfigError, DataError
 
 
@@ -65,13 +65,13 @@ def test_accumulation_is_what_an_even_share_needs():
 
 def test_the_global_batch_is_the_one_asked_for_or_the_product():
     assert global_batch(100, batch_size=4, accumulate=2, processes=3) == 24
-    assert global_batch(100, batch_size=4, accumulate=2, processes=3, asked=10) == 10
+    assert global_batch(100, batch_size=4, accumulate=2, processes=3, configured=10) == 10
     with pytest.raises(DataError, match=r"24 images.*2 processes x batch 4 x accumulation 4 = 32"):
         global_batch(24, batch_size=4, accumulate=4, processes=2)
     with pytest.raises(ConfigError, match="2 images cannot be shared by 3 processes"):
-        global_batch(100, batch_size=4, accumulate=1, processes=3, asked=2)
+        global_batch(100, batch_size=4, accumulate=1, processes=3, configured=2)
     with pytest.raises(DataError, match=r"9 images.*train\.global_batch = 10"):
-        global_batch(9, batch_size=4, accumulate=1, processes=1, asked=10)
+        global_batch(9, batch_size=4, accumulate=1, processes=1, configured=10)
 
 
 def test_batches_over_the_end_of_an_epoch_lose_and_repeat_nothing():

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.data.sources import zips
-from trainer.data.sources.zips import Zip, open_member
+from trainer.data.sources import zip_members
+from trainer.data.sources.zip_members import Zip, open_member
 from trainer.errors import DataError, MissingError, StorageError
 
 
@@ -90,7 +90,7 @@ def test_what_is_no_zip_or_cut_off(made):
 
 
 def test_what_is_too_large_for_an_image_is_not_read(made, monkeypatch):
-    monkeypatch.setattr(zips, "_LARGEST", 2000)
+    monkeypatch.setattr(zip_members, "_LARGEST", 2000)
     with pytest.raises(StorageError, match="2304 bytes are too many for an image"):
         Zip(str(made)).read("a/stored.jpg")
 
