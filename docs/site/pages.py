@@ -45,6 +45,10 @@ PACKAGES = {
 _FOUND_FIRST = "---\nsearch:\n  boost: 4\n---\n\n"
 """What the search finds in the guides comes before what it finds in the code."""
 
+_ITEM = re.compile(r" *(?:[-*]|\d+\.) +(?=\S)")
+_CODE = 4
+"""Columns by which code stands in."""
+
 _LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 
 
@@ -58,7 +62,7 @@ def write(folder: Path) -> Path:
     for name in _names(DOCUMENTS):
         text = _examples() if name == EXAMPLES else (ROOT / name).read_text()
         first = _FOUND_FIRST if name in DOCUMENTS["Guides"].values() else ""
-        _write(pages / name, first + _with_links(text, Path(name).parent, pages))
+        _write(pages / name, first + _with_lists(_with_links(text, Path(name).parent, pages)))
     for name in ("site.css", "favicon.svg"):
         shutil.copy(SITE / name, pages)
     settings = yaml.safe_load((SITE / "mkdocs.yml").read_text())
@@ -103,6 +107,26 @@ def _with_links(text: str, place: Path, pages: Path) -> str:
         return found[1]
 
     return _LINK.sub(changed, text)
+
+
+def _with_lists(text: str) -> str:
+    """Return a document in which what belongs to an item of a list stands four columns in.
+
+    Elsewhere it stands where the item's own words begin, two or three columns in; to Python-Markdown, which
+    the site is made with, code that stands there is a part of the sentence above it.
+    """
+    lines, items, fenced = [], [], False  # Of each item around a line: the columns of its words, old and new.
+    for line in text.splitlines():
+        column = len(line) - len(line.lstrip())
+        while items and line.strip() and column < items[-1][0]:
+            items.pop()
+        old, new = items[-1] if items else (0, 0)
+        lines.append(" " * (new - old) + line if line.strip() else "")
+        fenced ^= line.lstrip().startswith("```")
+        mark = _ITEM.match(line)
+        if mark and not fenced and column - old < _CODE:
+            items.append((mark.end(), column + new - old + _CODE))
+    return "\n".join(lines) + "\n"
 
 
 def _examples() -> str:
