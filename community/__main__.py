@@ -15,6 +15,7 @@ from kfp import compiler
 
 from community import readme, source
 from community.catalogue import ENTRIES, EXTRAS, GROUP, IMAGE, STABILITY
+from pipelines.parameters import TABLE
 
 ROOT = Path(__file__).parents[1]
 _CONTAINERFILE = """\
@@ -64,8 +65,9 @@ def write(folder: Path, owners: dict[str, list[str]], links: dict[str, str]) -> 
     verified = datetime.now(UTC).replace(microsecond=0)
     groups: dict[Path, dict[str, tuple[str, source.Component]]] = {}
     made = []
+    meanings = {name: item.description for name, item in TABLE.items()}
     for name, entry in ENTRIES.items():
-        component = source.convert((ROOT / "components" / f"{name}.py").read_text(), IMAGE)
+        component = source.convert((ROOT / "components" / f"{name}.py").read_text(), IMAGE, meanings)
         metadata: dict[str, Any] = {
             "name": f"{GROUP}_{name}",
             "stability": STABILITY,

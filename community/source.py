@@ -1,11 +1,18 @@
 """A component's module as the community takes it: it imports Python and kfp alone, and names its image."""
 
 import ast
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from docstring_parser import Docstring, parse
 
+from pipelines.parameters import ELSEWHERE
+
 _OWN_IMAGE = "components.images"
+_TOLD_ELSEWHERE = re.compile(rf"^( +(\w+): ){re.escape(ELSEWHERE)}$", re.MULTILINE)
+_WIDTH = 120
+"""Characters of a line that the catalogue's linter allows."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +31,17 @@ class Component:
     """Type and meaning of what it returns; None where it returns nothing."""
 
 
-def convert(text: str, image: str) -> Component:
+def convert(text: str, image: str, meanings: Mapping[str, str]) -> Component:
     """Convert a module of `components` that holds one component.
 
     Args:
         text: of the module.
         image: container image that the component names.
+        meanings: of the arguments that the module leaves to the table of the pipeline's parameters.
 
     Returns:
         The component, whose module needs no module of ours to be compiled.
     """
-    function = _function(text)
     lines = text.splitlines()
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom) and node.module == _OWN_IMAGE:
@@ -42,16 +49,20 @@ def convert(text: str, image: str) -> Component:
     written = "\n".join(lines).replace("base_image=COMPONENT_IMAGE", f'base_image="{image}"')
     # A function without an annotation returns nothing to kfp; the catalogue would list "None" as an output.
     written = written.replace("\n) -> None:", "\n):")
-    written += _COMPILED.format(name=function.name)
+    written = _TOLD_ELSEWHERE.sub(lambda found: found[1] + meanings[found[2]], written)
+    if any(len(line) > _WIDTH for line in written.splitlines()):
+        # One line for each argument: the catalogue's generator copies them into cells of a table.
+        written = written.replace('\n    """\n', '\n    """  # noqa: E501\n', 1)
+    function = _function(written)
     said = parse(ast.get_docstring(function) or "")
-    meanings = {item.arg_name: item.description or "" for item in said.params}
+    told = {item.arg_name: item.description or "" for item in said.params}
     returned = ast.unparse(function.returns) if function.returns else "None"
     return Component(
         name=function.name,
-        text=written,
+        text=written + _COMPILED.format(name=function.name),
         overview="\n\n".join(filter(None, (said.short_description, said.long_description))),
         arguments=tuple(
-            (item.arg, ast.unparse(item.annotation), meanings[item.arg])
+            (item.arg, ast.unparse(item.annotation), told[item.arg])
             for item in function.args.args
             if item.annotation
         ),

@@ -21,6 +21,7 @@ from packaging.specifiers import SpecifierSet
 from community.__main__ import write
 from community.catalogue import ENTRIES
 from pipelines import CLEANUP, SHARED, TITLES
+from pipelines.parameters import ELSEWHERE, TABLE
 
 ROOT = Path(__file__).parents[2]
 CATEGORIES = {"data_processing", "deployment", "evaluation", "training"}
@@ -174,8 +175,13 @@ def test_each_compiles_where_nothing_of_ours_is_to_what_the_pipeline_runs(made, 
 
 def test_a_body_is_the_pipelines_own(made):
     for name, folder in made.items():
-        body = (folder / "component.py").read_text().partition('    """\n    from')[2].partition("\n\n\n")[0]
-        assert body and body in (ROOT / "components" / f"{name}.py").read_text()
+        bodies = []
+        for path in (folder / "component.py", ROOT / "components" / f"{name}.py"):
+            (function,) = (
+                node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)
+            )
+            bodies.append([ast.dump(node) for node in function.body[1:]])
+        assert bodies[0] == bodies[1] != []
 
 
 def test_its_ruff_is_content(made):
@@ -212,8 +218,8 @@ Fetch the images of a part; those that are there are not fetched again.
 |-----------|------|---------|-------------|
 | `part` | `str` | `None` | {part} |
 | `recipe` | `str` | `None` | name of a recipe; its `data` section counts here. |
-| `overrides` | `dict` | `None` | dotted configuration keys and their values. |
-| `credentials` | `str` | `None` | Secret with the object store's keys. |
+| `overrides` | `dict` | `None` | {TABLE["overrides"].description} |
+| `credentials` | `str` | `None` | {TABLE["credentials"].description} |
 
 ## Outputs 📤
 
@@ -260,6 +266,17 @@ def test_every_argument_has_a_row_of_one_line(made):
         assert [re.match(r"\| `(\w+)` \| `[\w.\[\]]+` \| `None` \| \S.* \|$", row)[1] for row in table] == [
             *arguments
         ]
+
+
+def test_what_our_modules_leave_to_the_pipelines_table_is_told(made):
+    sources = [(ROOT / "components" / f"{name}.py").read_text() for name in made]
+    assert any(ELSEWHERE in source for source in sources)
+    for folder in made.values():
+        for name in ("component.py", "README.md"):
+            assert ELSEWHERE not in (folder / name).read_text()
+    assert (
+        f"        source: {TABLE['source'].description}\n" in (made["prepare"] / "component.py").read_text()
+    )
 
 
 def test_a_groups_page_lists_its_components(made):
