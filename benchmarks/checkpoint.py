@@ -19,7 +19,7 @@ from trainer import checkpoint, configuration, recipes, storage
 from trainer.config import Config
 from trainer.configuration import with_overrides
 from trainer.distributed import World
-from trainer.recorder import Recorder
+from trainer.run_recorder import Recorder
 from trainer.state import TrainState
 from trainer.training_log import TrainingLog
 

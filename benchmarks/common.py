@@ -21,8 +21,8 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 from trainer import log
 from trainer.config import ModelConfig
 from trainer.errors import ConfigError, KubedetError
-from trainer.failures import report_error
 from trainer.model import fused_functions
+from trainer.worker_failures import report_error
 
 Times = dict[str, float]
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}

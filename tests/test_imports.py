@@ -19,14 +19,14 @@ FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob
 
 LAYERS = (
     ("ground", {"errors", "log", "precision", "signals"}),
-    ("process", {"distributed", "failures", "job_status", "lifeline", "os_errors"}),
-    ("storage", {"config", "reporter", "storage"}),
+    ("process", {"distributed", "job_status", "os_errors", "parent_watch", "worker_failures"}),
+    ("storage", {"config", "job_status_reporter", "storage"}),
     ("text", {"configuration", "training_log"}),
     ("data", {"data", "recipes"}),
     ("model", {"model"}),
     ("state", {"checkpoint", "compilation", "optim"}),
     ("scores", {"evaluation", "resume", "state"}),
-    ("report", {"recorder", "report", "step"}),
+    ("report", {"report", "run_recorder", "step"}),
     ("export", {"export"}),
     ("baseline", {"baseline"}),
     ("commands", {"doctor", "evaluate", "launch", "loop"}),

@@ -17,7 +17,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from trainer import configuration, lifeline, log, recipes, storage
+from trainer import configuration, log, parent_watch, recipes, storage
 from trainer.config import Config
 from trainer.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError, StorageError
 
@@ -37,17 +37,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one verb; returns the exit code (see trainer.errors)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(arguments)
-    lifeline.end_with_launcher()
+    parent_watch.end_with_launcher()
     log.setup()
     try:
         return _VERBS[options.verb](options) or 0
     except KubedetError as error:
-        from trainer.failures import report_error
+        from trainer.worker_failures import report_error
 
         report_error(error)
         return error.exit_code
     except RuntimeError as error:
-        from trainer.failures import lost_peer, report_lost_peer
+        from trainer.worker_failures import lost_peer, report_lost_peer
 
         if not lost_peer(error):
             raise
@@ -139,7 +139,7 @@ def _shard(options: argparse.Namespace) -> None:
 
 def _train(options: argparse.Namespace) -> None:
     # The launcher of this machine has asked already, if there is one; else its first process does.
-    if lifeline.LAUNCHER not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
+    if parent_watch.LAUNCHER not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
         _check_output(options.output)
     from trainer.loop import train
 
@@ -195,14 +195,14 @@ def _launch(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from trainer import doctor
 
-    found = doctor.examine(
+    results = doctor.examine(
         doctor.Needs(
             gpus=options.gpus, rdma=options.rdma, interface=options.interface,
             shared_memory=doctor.size(options.shared_memory), output=options.output,
         )
     )  # fmt: skip
     checks = []
-    for check in found:
+    for check in results:
         checks.append(check)
         if not options.json:
             print(check, flush=True)

@@ -1,4 +1,4 @@
-"""What a model is compared with: the last one that passed, or whatever the configuration names."""
+"""The baseline of a comparison: the last model that passed, or what evaluation.baseline names."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from trainer.export import published_models as published
 from trainer.export.bundle import METADATA
 
 NONE = "none"
-"""What evaluation.baseline says to compare with nothing."""
+"""Value of evaluation.baseline for no comparison."""
 
 SUMMARY = "metrics.json"
 """File of an evaluation that names the rest of it; written last."""

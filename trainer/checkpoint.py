@@ -158,14 +158,14 @@ def check_same_run(state: dict[str, Any], config: Config, fingerprint: str, glob
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
-    found = []
+    differences = []
     for key in sorted(old.keys() | new.keys()):
         before, after = old.get(key), new.get(key)
         if isinstance(before, dict) and isinstance(after, dict):
-            found += _differences(before, after, f"{prefix}{key}.")
+            differences += _differences(before, after, f"{prefix}{key}.")
         elif before != after:
-            found.append((prefix + key, before, after))
-    return found
+            differences.append((prefix + key, before, after))
+    return differences
 
 
 def model_state(state: dict[str, Any]) -> dict[str, Tensor]:

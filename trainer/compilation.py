@@ -1,4 +1,4 @@
-"""What torch.compile does in a training: the network, CUDA graphs, and a cache that outlives processes."""
+"""torch.compile in a training: the network, CUDA graphs, and a cache that outlives processes."""
 
 import logging
 from collections.abc import Sequence

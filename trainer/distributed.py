@@ -1,4 +1,4 @@
-"""The processes of a run: who they are, and the few things they say to each other."""
+"""The processes of a run: ranks, process group, and the few collectives outside of a step."""
 
 import datetime
 import os

@@ -1,6 +1,6 @@
-"""What a training process finds where it runs: locked memory, /dev/shm, networks, GPUs, RDMA, storage.
+"""Checks the machine of a training process: locked memory, /dev/shm, networks, GPUs, RDMA, storage.
 
-It reads what the kernel and PyTorch say and changes nothing; only `output` is written to.
+It reads what the kernel and PyTorch report and changes nothing; only `output` is written to.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
 
 @dataclass(frozen=True)
 class Needs:
-    """What must be there; the rest is only told."""
+    """Requirements of a run; everything else is only reported."""
 
     gpus: int = 0
     """CUDA devices."""
@@ -42,7 +42,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     title: str
     """What it is, in a few words."""
@@ -95,16 +95,16 @@ def _check(title: str, detail: str, *, good: bool, needed: bool, fix: str) -> Ch
 def _shared_memory(needs: Needs, root: Path) -> Check:
     title = "shared memory"
     try:
-        found = os.statvfs(root / "dev" / "shm")
+        file_system = os.statvfs(root / "dev" / "shm")
     except OSError as error:
         return Check(title, "missing", f"no /dev/shm: {error.strerror}", "mount a memory volume there")
-    total, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
-    wanted = needs.shared_memory
+    total, free = file_system.f_frsize * file_system.f_blocks, file_system.f_frsize * file_system.f_bavail
+    required = needs.shared_memory
     detail = f"{_gib(total)} in /dev/shm, {_gib(free)} free"
-    if wanted:
-        detail += f"; {_gib(wanted)} asked for"
+    if required:
+        detail += f"; {_gib(required)} asked for"
     return _check(
-        title, detail, good=total >= max(wanted, 2**30), needed=total < wanted,
+        title, detail, good=total >= max(required, 2**30), needed=total < required,
         fix="set shared_memory of the job (a container has 64 MiB otherwise; NCCL dies of a bus error)",
     )  # fmt: skip
 
@@ -114,14 +114,16 @@ def _gib(count: int) -> str:
 
 
 def _interfaces(needs: Needs) -> Check:
-    found = addresses()
-    detail = "; ".join(f"{name} {' '.join(each) or 'without address'}" for name, each in found.items())
-    usable = [name for name, each in found.items() if each and name != "lo"]
+    addresses_by_interface = addresses()
+    detail = "; ".join(
+        f"{name} {' '.join(each) or 'without address'}" for name, each in addresses_by_interface.items()
+    )
+    usable = [name for name, each in addresses_by_interface.items() if each and name != "lo"]
     if needs.interface:
         detail = f"{needs.interface} asked for; there are {detail}"
     return _check(
         "network interfaces", detail or "none", needed=bool(needs.interface),
-        good=bool(found.get(needs.interface)) if needs.interface else bool(usable),
+        good=bool(addresses_by_interface.get(needs.interface)) if needs.interface else bool(usable),
         fix="name one of these with an address (network.interface of the job), or attach the secondary "
         "network with the annotation k8s.v1.cni.cncf.io/networks",
     )  # fmt: skip
@@ -132,9 +134,9 @@ def addresses() -> dict[str, list[str]]:
 
     Link-local ones are left out: other machines cannot be given them.
     """
-    found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
+    by_interface: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
-        for name, known in found.items():
+        for name, known in by_interface.items():
             try:
                 answer = fcntl.ioctl(query, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:  # it has none
@@ -143,10 +145,10 @@ def addresses() -> dict[str, list[str]]:
     table = Path("/proc/net/if_inet6")
     for line in table.read_text().splitlines() if table.exists() else []:
         number, *_, name = line.split()
-        if name in found:
+        if name in by_interface:
             address = ipaddress.IPv6Address(int(number, 16))
-            found[name] += [] if address.is_link_local else [str(address)]
-    return found
+            by_interface[name] += [] if address.is_link_local else [str(address)]
+    return by_interface
 
 
 def _gpus(needs: Needs, root: Path) -> Check:
@@ -161,8 +163,8 @@ def _gpus(needs: Needs, root: Path) -> Check:
     count = torch.cuda.device_count()
     kinds = sorted({torch.cuda.get_device_name(index) for index in range(count)})
     broken = [reason for index in range(count) if (reason := _refusal(index))]
-    asked = f" of {needs.gpus} asked for" if needs.gpus else ""
-    detail = f"{count}{asked}{' ' if kinds else ''}{', '.join(kinds)} ({versions})"
+    required = f" of {needs.gpus} asked for" if needs.gpus else ""
+    detail = f"{count}{required}{' ' if kinds else ''}{', '.join(kinds)} ({versions})"
     return _check(
         "GPUs", "; ".join([detail, *broken]), good=0 < count >= needs.gpus and not broken,
         needed=needs.gpus > 0 or bool(broken),
@@ -198,18 +200,18 @@ def _locked_memory(needs: Needs, root: Path) -> Check:
 
 
 def _rdma(needs: Needs, root: Path) -> Check:
-    found, active = [], False
+    ports, active = [], False
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         state, link, rate = (_text(port / name).strip() for name in ("state", "link_layer", "rate"))
         name = f"{port.parent.parent.name}:{port.name}"
-        found.append(f"{name} {state.partition(': ')[2] or state} {link} {rate}")
+        ports.append(f"{name} {state.partition(': ')[2] or state} {link} {rate}")
         active |= "ACTIVE" in state
     verbs = sorted((root / "dev/infiniband").glob("uverbs*"))
     opened = [path for path in verbs if os.access(path, os.R_OK | os.W_OK)]
-    if found:
-        found.append(f"{len(opened)} of {len(verbs)} /dev/infiniband/uverbs* may be used")
+    if ports:
+        ports.append(f"{len(opened)} of {len(verbs)} /dev/infiniband/uverbs* may be used")
     return _check(
-        "RDMA devices", "; ".join(found) or "none", good=active and bool(opened), needed=needs.rdma,
+        "RDMA devices", "; ".join(ports) or "none", good=active and bool(opened), needed=needs.rdma,
         fix="ask for the cluster's RDMA resource (resources of the job, e.g. rdma/hca=1) and its network; "
         "a port must be ACTIVE",
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""How far a training is: the words of its log that say so, and how to read them again.
+"""The progress of a training as lines of its log: how they are written, and how they are parsed.
 
-Who prints these words takes them from here, and who looks at a job from outside reads them with `parse`.
-It is the same that the status of a TrainJob shows (see reporter.py).
+The training writes these lines with the functions here; observers of a job read them with `parse`. The
+status of a TrainJob shows the same (see job_status_reporter.py).
 """
 
 import re
@@ -68,13 +68,13 @@ def parse(lines: Sequence[str]) -> Progress | None:
         event = log.parse(line)
         if event and (event["task"], event["unit"]) == (TASK, UNIT):
             place = place or _place(event)
-            if found := _MEASURED.search(event["note"]):
-                metrics.setdefault(LOSS, float(found["loss"]))
-                metrics.setdefault(SPEED, float(found["speed"]))
-        elif found := _RESUMED.search(line):
-            place = place or (percent(int(found["done"]), int(found["total"])), None)
-        elif found := _SCORED.search(line):
-            metrics.setdefault(AP, float(found["ap"]))
+            if match := _MEASURED.search(event["note"]):
+                metrics.setdefault(LOSS, float(match["loss"]))
+                metrics.setdefault(SPEED, float(match["speed"]))
+        elif match := _RESUMED.search(line):
+            place = place or (percent(int(match["done"]), int(match["total"])), None)
+        elif match := _SCORED.search(line):
+            metrics.setdefault(AP, float(match["ap"]))
         if place and len(metrics) == 3:
             break
     if place is None:

@@ -1,8 +1,8 @@
 """torchrun with exit codes and messages that can be trusted.
 
 torchrun ends with code 1 and a traceback whatever happened to its workers. Here a node
-ends with the code of the failure that the others follow from, and its message is printed
-once. 143 says: nothing is wrong with this node, run me again (stopped after saving, or
+ends with the code of the failure that caused the others, and its message is printed
+once. 143 says: nothing is wrong with this node, restart it (stopped after saving, or
 another node is gone). Nodes that are gone or come back are torchrun's to handle where it
 may restart the workers (PET_MAX_RESTARTS); what a user must mend is not tried again.
 """
@@ -32,9 +32,10 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, parse_args, parse_min_max_nnodes
 
-from trainer import lifeline
+from trainer import parent_watch
 from trainer.errors import EXIT_RETRY, ConfigError, LaunchError
-from trainer.failures import (
+from trainer.signals import exit_on_signal
+from trainer.worker_failures import (
     exit_code,
     explain,
     first_cause,
@@ -44,7 +45,6 @@ from trainer.failures import (
     peers_patience,
     reason,
 )
-from trainer.signals import exit_on_signal
 
 _DEFAULT_PORT = 29500
 
@@ -67,7 +67,7 @@ def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
     """
     # torchrun warns of it and sets it to 1; which is right, for the loader has its own threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ[lifeline.LAUNCHER] = str(os.getpid())
+    os.environ[parent_watch.LAUNCHER] = str(os.getpid())
     _quieten()
     config, program, words = _settings([*torchrun_arguments, "-m", "trainer", *arguments])
     if config.max_nodes > 1:
@@ -182,7 +182,7 @@ def _with_endpoint(options: Namespace) -> Namespace:
 
 
 class _Agent(LocalElasticAgent):
-    """torchrun's agent, which stops at once, and does not try again what would only fail again."""
+    """torchrun's agent, which stops at once, and does not restart workers after a permanent failure."""
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         # No worker runs meanwhile, and the wait for other nodes may be long.

@@ -216,12 +216,12 @@ def parse(line: str) -> dict[str, Any] | None:
     Returns:
         task, done, total, unit, note, rate, eta, as far as the line says and as exactly.
     """
-    found = _DESCRIBED.search(line.rstrip())
-    if not found:
+    match = _DESCRIBED.search(line.rstrip())
+    if not match:
         return None
     return {
-        **found.groupdict(), "done": int(found["done"]), "total": int(found["total"]),
-        "rate": float(found["rate"]), "eta": _seconds(found["eta"]), "note": found["note"] or "",
+        **match.groupdict(), "done": int(match["done"]), "total": int(match["total"]),
+        "rate": float(match["rate"]), "eta": _seconds(match["eta"]), "note": match["note"] or "",
     }  # fmt: skip
 
 

@@ -21,9 +21,9 @@ from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World, broadcast, mean, process_group
 from trainer.errors import Interrupted
 from trainer.evaluation.inference import predict_split
-from trainer.recorder import CHECKPOINTS, Recorder
-from trainer.reporter import Reporter
+from trainer.job_status_reporter import Reporter
 from trainer.resume import newest_checkpoint, step_size
+from trainer.run_recorder import CHECKPOINTS, Recorder
 from trainer.signals import StopRequest, stop_request
 from trainer.state import TrainState
 from trainer.step import TrainStep, compress_gradients
@@ -135,7 +135,7 @@ class _Run:
                 if state.step == self.steps:
                     break
                 step_sums, stopping = self.train_step(
-                    [next(batches) for _ in range(self.loader.passes)], stop=stop.asked
+                    [next(batches) for _ in range(self.loader.passes)], stop=stop.requested
                 )
                 sums += step_sums
                 if state.step % self.config.train.log_every == 0 or state.step == self.steps:
@@ -195,11 +195,11 @@ class _Run:
         state = self.state
         assert self.val_set is not None
         state.share_buffers()
-        found = predict_split(state.evaluated(), self.val_set, self.config, self.world, task="validate")
+        predictions = predict_split(state.evaluated(), self.val_set, self.config, self.world, task="validate")
         state.detector.train()
         state.validated = state.step
         if self.recorder:
-            self.recorder.score(self.val_set.annotations, found)
+            self.recorder.score(self.val_set.annotations, predictions)
 
     def _save(self) -> None:
         """Write everything needed to go on from here, while training goes on."""
@@ -223,8 +223,8 @@ class _Run:
     def _keep_compiled(self) -> None:
         """Keep compiled code once, for processes that go on after this one."""
         uri = storage.join(self.output, _COMPILED)
-        wanted = self.config.train.compile_cache and not self.has_compiled and self.state.step > 0
-        if self.world.is_main and wanted:
+        enabled = self.config.train.compile_cache and not self.has_compiled and self.state.step > 0
+        if self.world.is_main and enabled:
             self.has_compiled = storage.exists(uri) or save_compiled(uri)
 
     def _take_up(self, saved: dict[str, Any]) -> int:

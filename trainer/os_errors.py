@@ -1,4 +1,4 @@
-"""What the operating system refuses, as errors that name the file and the remedy."""
+"""Errors of the operating system as StorageErrors that name the file and the remedy."""
 
 import errno
 from collections.abc import Iterator

@@ -12,16 +12,16 @@ from trainer.distributed import World, broadcast
 def newest_checkpoint(folder: str, world: World) -> dict[str, Any] | None:
     """Read the newest checkpoint of a run, the same one on every rank; None before the first.
 
-    Rank 0 looks: what a folder shared over a network shows may differ between machines for
-    a minute, and ranks that went on from different steps would wait for each other for ever.
+    Rank 0 chooses: machines may see different contents of a shared folder for a minute, and ranks that
+    went on from different steps would wait for each other for ever.
 
     Raises:
         CheckpointError: there are some, and none can be read.
         StorageError: the folder cannot be read, or a rank does not see the file.
     """
-    found = checkpoint.read_latest(folder) if world.is_main else None
-    step = broadcast(found["step"] if found else None, world)
-    return checkpoint.read_step(folder, step) if step is not None and found is None else found
+    newest = checkpoint.read_latest(folder) if world.is_main else None
+    step = broadcast(newest["step"] if newest else None, world)
+    return checkpoint.read_step(folder, step) if step is not None and newest is None else newest
 
 
 def step_size(config: Config, saved: dict[str, Any] | None, samples: int, world: World) -> int:

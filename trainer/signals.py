@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
-"""What asks a process to end: a cluster, and Ctrl-C."""
+"""Signals that ask a process to end: from a cluster, and by Ctrl-C."""
 
 
 @contextlib.contextmanager
@@ -34,12 +34,12 @@ class StopRequest:
     """Whether this process was asked to stop."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._error: Callable[[], Exception] | None = None
 
     def ask(self) -> None:
         """Note the request; where the work may end at once, end it."""
-        self.asked = True
+        self.requested = True
         if self._error:
             raise self._error()
 
@@ -48,7 +48,7 @@ class StopRequest:
         """While this lasts a request raises `error` instead of waiting to be read."""
         self._error = error
         try:
-            if self.asked:
+            if self.requested:
                 raise error()
             yield
         finally:

@@ -1,4 +1,4 @@
-"""What a training run changes as it goes: weights, optimiser, averages, random numbers."""
+"""The state of a training run: weights, optimiser, moving average, random numbers."""
 
 import inspect
 import logging

@@ -70,15 +70,15 @@ class TrainStep:
             losses += self._forward_backward(batch, last=turn == len(batches) - 1)
         state.scaler.unscale_(state.optimizer)
         norm = gradient_norm(state.parameters, self._config.clip_norm).float()[None]
-        found = torch.cat([losses, norm])
+        checked = torch.cat([losses, norm])
         if state.scaler.is_enabled():
             # A gradient beyond fp16 is the scaler's: it leaves out the step and scales less.
-            found = torch.cat([losses, losses.new_zeros(1)])
+            checked = torch.cat([losses, losses.new_zeros(1)])
             norm = torch.where(norm.isfinite(), norm, 0.0)
-        # In one message all ranks learn what any of them found, and go on together. It is read a
+        # One all-reduce tells all ranks of losses that are not finite on any of them. It is read a
         # step later: the host never waits for the device, nor a rank for one that is slower just now.
         ids = [image_id for batch in batches for image_id in batch.image_ids]
-        stopping = self._accept(self._guard.judge(state.step + 1, found, ids, stopping=stop))
+        stopping = self._accept(self._guard.judge(state.step + 1, checked, ids, stopping=stop))
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=not self._holds_gradients)
@@ -127,7 +127,7 @@ class TrainStep:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the ranks found out together about a step that was done."""
+    """The common result of all ranks about a finished step."""
 
     step: int
     """Number of the step, as given to `StepGuard.judge`."""

@@ -1,4 +1,4 @@
-"""What a run writes down while it trains: metrics.jsonl and TensorBoard events."""
+"""The metrics of a run while it trains: metrics.jsonl and TensorBoard events."""
 
 import json
 import shutil

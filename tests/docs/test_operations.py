@@ -81,7 +81,7 @@ def test_links_and_paths_lead_somewhere(page):
 
 def strings():
     """Every piece of text in the launchers' code, what stands between the braces of f-strings left out."""
-    ours = [ROOT / "trainer" / f"{name}.py" for name in ("__main__", "launch", "reporter")]
+    ours = [ROOT / "trainer" / f"{name}.py" for name in ("__main__", "launch", "job_status_reporter")]
     for path in [*(ROOT / "components" / "launchers").rglob("*.py"), *ours]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

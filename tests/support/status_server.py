@@ -9,7 +9,7 @@ from pathlib import Path
 
 from certificates import self_signed
 
-from trainer import reporter
+from trainer import job_status_reporter
 
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs/hello/status"
 
@@ -47,7 +47,11 @@ class StatusServer:
     @property
     def variables(self) -> dict[str, str]:
         """What the controller gives each container."""
-        return {reporter.URL: self.url, reporter.CA: str(self.ca), reporter.TOKEN: str(self.token)}
+        return {
+            job_status_reporter.URL: self.url,
+            job_status_reporter.CA: str(self.ca),
+            job_status_reporter.TOKEN: str(self.token),
+        }
 
     def wait_for(self, count: int, seconds: float = 20) -> None:
         """Wait until it was asked so often."""

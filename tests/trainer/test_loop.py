@@ -11,7 +11,7 @@ import pytest
 import torch
 from finished_runs import final_weights, losses
 
-from trainer import checkpoint, recorder
+from trainer import checkpoint, run_recorder
 from trainer.configuration import to_json
 from trainer.errors import (
     CheckpointError,
@@ -88,7 +88,7 @@ def test_resumed_bit_for_bit(asked, stopped, unbroken, shards, tiny, tmp_path, m
 
 def test_training_goes_on_while_a_validation_is_scored(unbroken, shards, tiny, tmp_path, monkeypatch):
     """The score of step 6 is held back until step 8 is logged: a loop that waits for it never gets there."""
-    later, score, add = threading.Event(), recorder.evaluate_coco, TrainingLog.add
+    later, score, add = threading.Event(), run_recorder.evaluate_coco, TrainingLog.add
 
     def adding(self, kind, row):
         add(self, kind, row)
@@ -96,7 +96,7 @@ def test_training_goes_on_while_a_validation_is_scored(unbroken, shards, tiny, t
             later.set()
 
     monkeypatch.setattr(TrainingLog, "add", adding)
-    monkeypatch.setattr(recorder, "evaluate_coco", lambda *a, **o: later.wait(30) and score(*a, **o))
+    monkeypatch.setattr(run_recorder, "evaluate_coco", lambda *a, **o: later.wait(30) and score(*a, **o))
     result = train(tiny(), shards, str(tmp_path))
     assert result["metrics"] == unbroken[1]["metrics"] and result["best_step"] == unbroken[1]["best_step"]
     rows = [(row["kind"], row["step"]) for row in read_rows(str(tmp_path))]

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.launcher.api import LaunchConfig
 
 from trainer import launch
-from trainer.failures import peers_patience
+from trainer.worker_failures import peers_patience
 
 NODE = """
 import sys
@@ -24,9 +24,9 @@ LOSING = """
 import os, signal, sys, time
 import torch
 import torch.distributed as dist
-from trainer import lifeline
-from trainer.failures import report_lost_peer
-lifeline.end_with_launcher()
+from trainer import parent_watch
+from trainer.worker_failures import report_lost_peer
+parent_watch.end_with_launcher()
 dist.init_process_group("gloo")
 dist.barrier()
 if os.environ["GROUP_RANK"] == "1":
@@ -45,8 +45,8 @@ except RuntimeError as error:
 
 SPARED = """
 import os, sys, time
-from trainer import lifeline
-lifeline.end_with_launcher()
+from trainer import parent_watch
+parent_watch.end_with_launcher()
 print("up", flush=True)
 while not ("FAILS" in os.environ and os.path.exists(GO)):
     time.sleep(0.1)

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import TypeVar
 
-from trainer import lifeline
+from trainer import parent_watch
 from trainer.errors import DataError
 
 Task = TypeVar("Task")
@@ -101,4 +101,4 @@ def _begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     if parent is not None:
-        lifeline.end_with(parent.sentinel)
+        parent_watch.end_with(parent.sentinel)

@@ -1,8 +1,7 @@
-"""Progress in the status of a job, for clusters whose Kubeflow Trainer takes it.
+"""Reports progress to the status of a TrainJob, on clusters whose Kubeflow Trainer accepts it.
 
-With its feature gate TrainJobStatus the controller tells each container of a TrainJob where its status is
-kept; without it nothing is sent. A thread sends the newest state now and then. Nothing that happens there
-reaches the training.
+With its feature gate TrainJobStatus the controller passes the status URL to each container of a TrainJob;
+without it nothing is sent. A thread sends the newest state periodically; its errors never reach the training.
 """
 
 import datetime
@@ -29,13 +28,13 @@ TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # noqa: S105 - a name of a variable
 
 _INTERVAL = 10.0
 _PATIENCE = 3.0
-"""Seconds to connect, and again for each piece of the answer."""
+"""Seconds to connect, and again for each piece of the response."""
 _LAST = 4.0
 """Seconds that the last state may take: a pod that is stopped has not many."""
 _REFUSALS = 3
-"""Answers in a row that say no, after which nobody is asked again."""
+"""Refusals in a row after which no more requests are sent."""
 _LONGEST = 2**31 - 1
-"""What the status has room for, in seconds."""
+"""Largest number of seconds that the status can hold."""
 _LOG = logging.getLogger("train")
 
 
@@ -113,7 +112,7 @@ class Reporter:
 
     def _sent(self, progress: Progress, when: datetime.datetime) -> bool:
         try:
-            code, answer = self._post(json.dumps({"trainerStatus": _status(progress, when)}).encode())
+            code, response = self._post(json.dumps({"trainerStatus": _status(progress, when)}).encode())
         except Exception as error:
             # Of others the text may be that of a header, and so the token's.
             self._warn(str(error) if isinstance(error, OSError) else type(error).__name__)
@@ -123,11 +122,11 @@ class Reporter:
             return True
         # A server that is busy, or broken for now, has not refused.
         self._refusals = self._refusals + 1 if 300 <= code < 500 and code not in (408, 429) else 0
-        self._warn(f"{code} {answer}")
+        self._warn(f"{code} {response}")
         return False
 
     def _post(self, body: bytes) -> tuple[int, str]:
-        """Send a state; returns the answer's code, and what it says."""
+        """Send a state; returns the response's code, and what it says."""
         place = urlsplit(self._url)
         if place.scheme != "https":
             raise OSError(f"{self._url} is not an address of https")
@@ -143,15 +142,15 @@ class Reporter:
         )
         try:
             connection.request("POST", place.path, body, headers)
-            answer = connection.getresponse()
-            return answer.status, _said(answer.read(10_000)) or answer.reason
+            response = connection.getresponse()
+            return response.status, _error_message(response.read(10_000)) or response.reason
         finally:
             connection.close()
 
-    def _warn(self, why: str) -> None:
+    def _warn(self, reason: str) -> None:
         if not self._warned:
             self._warned = True
-            _LOG.warning("the job's status does not show the progress: %s; the training goes on", why)
+            _LOG.warning("the job's status does not show the progress: %s; the training goes on", reason)
 
 
 def _status(progress: Progress, when: datetime.datetime) -> dict[str, Any]:
@@ -165,9 +164,9 @@ def _status(progress: Progress, when: datetime.datetime) -> dict[str, Any]:
     }
 
 
-def _said(answer: bytes) -> str:
-    """What an error of Kubernetes' says."""
+def _error_message(response: bytes) -> str:
+    """The message of a Kubernetes error."""
     try:
-        return str(json.loads(answer).get("message", ""))
+        return str(json.loads(response).get("message", ""))
     except (ValueError, AttributeError):
         return ""

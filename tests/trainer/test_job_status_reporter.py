@@ -11,10 +11,10 @@ import time
 import pytest
 from status_server import StatusServer
 
-from trainer import log, reporter
+from trainer import job_status_reporter, log
 from trainer.errors import Interrupted
+from trainer.job_status_reporter import Reporter
 from trainer.loop import train
-from trainer.reporter import Reporter
 from trainer.training_log import TrainingLog, read_rows
 
 
@@ -31,7 +31,7 @@ def reporting(server, monkeypatch):
     started = []
 
     def start(interval=0.05):
-        monkeypatch.setattr(reporter, "_INTERVAL", interval)
+        monkeypatch.setattr(job_status_reporter, "_INTERVAL", interval)
         started.append(Reporter(server.url, str(server.ca), str(server.token)))
         return started[-1]
 
@@ -174,8 +174,8 @@ def test_what_is_wrong_is_said_once_and_no_more(what, server, reporting, caplog,
 
 
 def test_a_server_that_never_answers_does_not_hold_up_the_end(monkeypatch, server, tmp_path):
-    monkeypatch.setattr(reporter, "_LAST", 0.5)
-    monkeypatch.setattr(reporter, "_PATIENCE", 60.0)
+    monkeypatch.setattr(job_status_reporter, "_LAST", 0.5)
+    monkeypatch.setattr(job_status_reporter, "_PATIENCE", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         each = Reporter(f"https://127.0.0.1:{silent.getsockname()[1]}/x", str(server.ca), str(server.token))
         begun = time.monotonic()
@@ -190,7 +190,7 @@ def test_nothing_is_started_without_the_variables(monkeypatch, server):
     for name, value in server.variables.items():
         monkeypatch.setenv(name, value)
     assert Reporter.from_environment()._url == server.url
-    monkeypatch.delenv(reporter.TOKEN)
+    monkeypatch.delenv(job_status_reporter.TOKEN)
     each = Reporter.from_environment()
     each.measure({"loss": 1.0})
     each.show(at(1))
@@ -201,7 +201,7 @@ def test_nothing_is_started_without_the_variables(monkeypatch, server):
 def in_a_trainjob(monkeypatch, server, interval):
     for name, value in server.variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(reporter, "_INTERVAL", interval)
+    monkeypatch.setattr(job_status_reporter, "_INTERVAL", interval)
 
 
 def test_a_training_shows_its_progress(shards, tiny, tmp_path, monkeypatch, server):
@@ -260,7 +260,7 @@ def test_a_training_that_fails_ends_its_reports(shards, tiny, tmp_path, monkeypa
 def test_a_slow_server_does_not_slow_the_training(code, shards, tiny, tmp_path, monkeypatch, server, caplog):
     """Every answer takes 2 s: the steps do not wait for it, and the end waits for a moment at most."""
     in_a_trainjob(monkeypatch, server, 0.01)
-    monkeypatch.setattr(reporter, "_LAST", 0.2)
+    monkeypatch.setattr(job_status_reporter, "_LAST", 0.2)
     server.delay, server.answer = 2.0, (code, {"message": "no"})
     result = train(tiny(), shards, str(tmp_path / "run"))
     # Twelve steps that waited each would take 24 s; one alone would take two.

@@ -1,4 +1,4 @@
-"""What a run writes while it trains on: checkpoints, and the scores of its validations.
+"""Writes checkpoints and scores validations in the background, while the training goes on.
 
 A thread of rank 0 works on copies in the host's memory, so that neither a slow store nor the
 scoring of many detections holds the devices up.
@@ -15,7 +15,7 @@ from trainer import checkpoint, job_status, storage
 from trainer.config import Config
 from trainer.evaluation.coco_metrics import evaluate as evaluate_coco
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
-from trainer.reporter import Reporter
+from trainer.job_status_reporter import Reporter
 from trainer.training_log import TrainingLog
 
 CHECKPOINTS = "checkpoints"
@@ -26,10 +26,10 @@ _LOG = logging.getLogger("train")
 
 
 class Recorder:
-    """Writes states and scores them, one after another in the order in which that was asked for.
+    """Writes and scores states in a background thread, in the order of the calls.
 
-    The first failure ends the work, and every later call raises it: no checkpoint is written
-    that would claim what has not been done.
+    The first failure ends the work, and every later call raises it: no checkpoint may claim a
+    validation that was not scored.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Recorder:
     def save(self, state: dict[str, Any]) -> None:
         """Write a checkpoint of a step.
 
-        Waits for what was asked for before: there is never more than one copy of the state.
+        Waits for earlier calls: there is never more than one copy of the state.
 
         Args:
             state: everything needed to go on but `best`. It may change afterwards.
@@ -66,14 +66,14 @@ class Recorder:
         self._saved = _copied(state)
         self._start(self._write)
 
-    def score(self, truth: Callable[[], Truth | dict[str, Any]], found: Predictions) -> None:
-        """Score what the weights of the state that was saved last detect, and keep the best as best.pt.
+    def score(self, truth: Callable[[], Truth | dict[str, Any]], predictions: Predictions) -> None:
+        """Score the predictions of the weights that were saved last, and keep the best weights as best.pt.
 
         Args:
-            truth: gives the ground truth of the validation split; asked once, as that of a run is one.
-            found: all detections in it.
+            truth: gives the ground truth of the validation split; called once a run.
+            predictions: all detections in the split.
         """
-        self._start(lambda: self._score(truth, found))
+        self._start(lambda: self._score(truth, predictions))
 
     def keep_last(self) -> None:
         """Keep the weights that were saved last as the best, where nothing validates them."""
@@ -89,14 +89,14 @@ class Recorder:
             raise self._error
 
     def wait(self) -> None:
-        """Wait until all that was asked for is done. Raises what has failed."""
+        """Wait until all earlier calls are done. Raises what has failed."""
         for job in self._jobs:
             job.result()
         self._jobs.clear()
         self.check()
 
     def close(self) -> None:
-        """Finish what was asked for and end the thread."""
+        """Finish the pending work and end the thread."""
         self._thread.shutdown(wait=True)
 
     def _start(self, job: Callable[[], None]) -> None:
@@ -116,12 +116,12 @@ class Recorder:
         state = {**self._saved, "best": self.best}
         checkpoint.write_step(state, folder, step, self._config.train.keep_checkpoints)
 
-    def _score(self, truth: Callable[[], Truth | dict[str, Any]], found: Predictions) -> None:
+    def _score(self, truth: Callable[[], Truth | dict[str, Any]], predictions: Predictions) -> None:
         state, evaluation = self._saved, self._config.evaluation
         if self._truth is None:
             given = truth()
             self._truth = given if isinstance(given, Truth) else Truth.from_coco(given)
-        metrics = evaluate_coco(self._truth, found, engine=evaluation.engine).metrics
+        metrics = evaluate_coco(self._truth, predictions, engine=evaluation.engine).metrics
         _LOG.info(job_status.scored(state["epoch"], metrics))
         self._reporter.measure({job_status.AP: metrics[job_status.AP]})
         self._log.add("val", {"step": state["step"], "epoch": state["epoch"], **metrics})

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from trainer import checkpoint, configuration, recorder
+from trainer import checkpoint, configuration, run_recorder
 from trainer.errors import StorageError
 from trainer.evaluation.truth_and_predictions import Predictions
-from trainer.recorder import Recorder
+from trainer.run_recorder import Recorder
 from trainer.training_log import TrainingLog, read_rows
 
 TRUTH = {
@@ -47,13 +47,13 @@ def run(tiny, tmp_path):
 
 def held(monkeypatch, name):
     """Hold a function of the recorder back until the event that is returned is set."""
-    free, function = threading.Event(), getattr(recorder, name)
+    free, function = threading.Event(), getattr(run_recorder, name)
 
     def waiting(*arguments, **options):
         assert free.wait(20)
         return function(*arguments, **options)
 
-    monkeypatch.setattr(recorder, name, waiting)
+    monkeypatch.setattr(run_recorder, name, waiting)
     return free
 
 

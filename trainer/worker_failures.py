@@ -1,4 +1,4 @@
-"""Why a process of a run failed: how it says so, and which of several failures was the cause.
+"""Failures of worker processes: how a worker reports its error, and which failure caused the others.
 
 A worker that fails writes a small JSON file that torchrun hands to the node's launcher
 (see launch.py). Most failures only follow from another: a process whose peer is gone, or
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-"""Environment variable with which torchrun tells each worker where its error goes."""
+"""Environment variable: path of the file to which torchrun expects each worker to write its error."""
 _EXIT_CODE = "exit_code"
-"""Key of an error file that we wrote: what the process ends with, if it is let."""
+"""Key of an error file that we wrote: the exit code of the process, unless it is killed before."""
 _LOST_PEER = "lost_peer"
-"""Key of an error file: whether the process only lost another one."""
+"""Key of an error file: whether the process failed only because a peer is gone."""
 _PEER_GONE = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -35,24 +35,24 @@ _PEER_GONE = (
     "Gloo connectFullMesh failed",
     "remote process exited",
 )
-"""What gloo and NCCL say when another process is gone, or never came."""
+"""Messages of gloo and NCCL when a peer is gone, or never came."""
 _SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Environment variable with which a launcher tells how long torchrun may take to stop its workers."""
 
 
 def neighbours_patience() -> int:
-    """Seconds after which torchrun kills what does not heed its SIGTERM, when another worker has failed.
+    """Seconds after which torchrun kills workers that ignore its SIGTERM, when another worker has failed.
 
-    There is nothing to save for a worker whose neighbour is gone.
+    A worker whose neighbour is gone has nothing to save.
     """
     return min(30, int(os.environ.get(_SHUTDOWN, "30")))
 
 
 def peers_patience() -> int:
-    """Seconds after which a node that only lost another one ends: the one to blame ends before it.
+    """Seconds that a node which only lost a peer waits before it ends, so that the failed node ends first.
 
-    Whoever runs the nodes decides by the code of the first that ends. The other one has its own workers
-    to end first, as many seconds at most as `neighbours_patience`; mostly it takes one or two.
+    The controller decides by the exit code of the first pod that ends. The failed node has to stop its own
+    workers first, which takes `neighbours_patience` seconds at most, mostly one or two.
     """
     return min(neighbours_patience() + 2, 8)
 
@@ -94,7 +94,7 @@ def _write(message: str, **facts: Any) -> bool:
 
 
 def first_cause(failures: "dict[int, ProcessFailure]") -> "tuple[int, ProcessFailure]":
-    """Return rank and failure of the process that the others follow from.
+    """Return rank and failure of the process whose failure caused the others.
 
     Args:
         failures: of one node, by rank; at least one.
@@ -104,7 +104,7 @@ def first_cause(failures: "dict[int, ProcessFailure]") -> "tuple[int, ProcessFai
 
 
 def _symptom(failure: "ProcessFailure", began: int) -> int:
-    """How surely a failure only follows another: 0 is a cause, with a message that says so."""
+    """Rank a failure: 0 is a cause with a message of its own, higher values are likelier consequences."""
     facts = failure.error_file_data
     if facts.get(_LOST_PEER):
         return 4
@@ -128,21 +128,21 @@ def exit_code(failure: "ProcessFailure") -> int:
 
 
 def may_pass(failure: "ProcessFailure") -> bool:
-    """Whether the same command may do better: it was killed, stopped, or lost a peer.
+    """Whether a restart may help: the process was killed, stopped, or lost a peer.
 
-    The rule of restartPolicy ExitCode of a PyTorchJob: 1 to 127 are for good.
+    The rule of restartPolicy ExitCode of a PyTorchJob: codes from 1 to 127 are permanent.
     """
     return exit_code(failure) > 127
 
 
 def only_lost_peer(failure: "ProcessFailure") -> bool:
-    """Whether the failure that others follow from only follows from another node's."""
+    """Whether this node's first failure was caused by another node."""
     # NCCL's watchdog aborts what lost a peer.
     return bool(failure.error_file_data.get(_LOST_PEER)) or failure.exitcode == -signal.SIGABRT
 
 
 def explain(rank: int, failure: "ProcessFailure") -> str:
-    """What to tell the user of the failure that others follow from."""
+    """The message for the user about the first failure."""
     facts, code = failure.error_file_data, failure.exitcode
     if facts.get(_LOST_PEER):
         return (

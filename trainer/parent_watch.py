@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, however that one went."""
+"""Ends a process together with its parent, however the parent ended."""
 
 import os
 import threading
@@ -7,11 +7,11 @@ from multiprocessing import connection
 from trainer.errors import EXIT_RETRY
 
 LAUNCHER = "KUBEDET_LAUNCHER"
-"""Environment variable: the id of the process that started this one and lasts as long."""
+"""Environment variable: the id of the launcher, with which this process ends."""
 
 
 def end_with(sentinel: int) -> None:
-    """End this process at once when another has ended, whatever it does meanwhile.
+    """End this process as soon as another has ended, whatever it is doing.
 
     Args:
         sentinel: a descriptor that can be read once the other has ended, as multiprocessing's
@@ -24,7 +24,7 @@ def end_with_launcher() -> None:
     """End this process with the one that LAUNCHER names; without one, or off Linux, do nothing.
 
     torchrun stops its workers when it is stopped itself. When it is killed they would go on, in sessions
-    of their own, and write where those of the next try write.
+    of their own, and write to the same files as the workers of the next attempt.
     """
     launcher = os.environ.get(LAUNCHER)
     if launcher is None or not hasattr(os, "pidfd_open"):

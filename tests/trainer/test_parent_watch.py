@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from trainer.configuration import to_json
-from trainer.lifeline import LAUNCHER
+from trainer.parent_watch import LAUNCHER
 from trainer.training_log import read_rows
 
-WATCHING = "from trainer import lifeline; lifeline.end_with_launcher(); print('on', flush=True); "
+WATCHING = "from trainer import parent_watch; parent_watch.end_with_launcher(); print('on', flush=True); "
 POOL = (
     "import time; from trainer.data.worker_pool import run; "
     "list(run(time.sleep, [300.0] * 2, 2, processes=True))"
