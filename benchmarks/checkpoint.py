@@ -47,7 +47,7 @@ def main() -> None:
         folder = options.folder or local
         log = TrainingLog(folder, 0)
         recorder = Recorder(config, folder, log, {})
-        held: list[float] = []
+        stalls: list[float] = []
 
         def plain() -> None:
             contents = {**described, **state.state_dict(), "best": {}}
@@ -56,14 +56,14 @@ def main() -> None:
         def ours() -> None:
             start = time.perf_counter()
             recorder.save({**described, **state.state_dict()})
-            held.append(time.perf_counter() - start)
+            stalls.append(time.perf_counter() - start)
             recorder.wait()
 
         seconds = interleaved({"written": plain, "beside": ours}, options.rounds, options.device)
         size = Path(storage.local_copy(storage.join(folder, "plain", "step-00000001.pt"))).stat().st_size
         recorder.close()
         log.close()
-    waiting = sorted(held[1:])[len(held[1:]) // 2]
+    waiting = sorted(stalls[1:])[len(stalls[1:]) // 2]
     figures = {"megabytes": size / 1e6, "written_s": seconds["written"], "held_s": waiting}
     report("checkpoint", seconds["written"] / waiting, figures, options)
 

@@ -37,15 +37,15 @@ def main() -> None:
     for classes in (91, 601):
         total = {"library": 0.0, "chosen": 0.0}
         for side in map(int, options.maps.split(",")):
-            made = operands(ANCHORS * classes, side, options.images, options.device)
+            tensors = operands(ANCHORS * classes, side, options.images, options.device)
             ways = {"library": conv_gradients.by_library, "products": conv_gradients.by_products}
             seconds = interleaved(
-                {name: lambda way=way, made=made: way(*made, [True] * 3) for name, way in ways.items()},
+                {name: lambda way=way, given=tensors: way(*given, [True] * 3) for name, way in ways.items()},
                 options.rounds, options.device, options.clock,
             )  # fmt: skip
-            figures |= {f"{name}_{classes}_{side}_ms": of * 1e3 for name, of in seconds.items()}
+            figures |= {f"{name}_{classes}_{side}_ms": value * 1e3 for name, value in seconds.items()}
             total["library"] += seconds["library"]
-            total["chosen"] += seconds["products" if conv_gradients.products_pay(made[0]) else "library"]
+            total["chosen"] += seconds["products" if conv_gradients.products_pay(tensors[0]) else "library"]
         figures[f"gain_{classes}"] = total["library"] / total["chosen"]
     # The choice must not cost anything where there are few outputs either.
     report("conv", figures["gain_601"], figures, options, at_least={"gain_91": 0.98, "gain_601": 1})

@@ -92,7 +92,7 @@ def mirror(folder: Path, images: int, boxes_each: int, picture_of: Callable[[int
 def cpu_seconds() -> float:
     """CPU time of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(found.ru_utime + found.ru_stime for found in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def convert(raw: dict[str, Any], root: str, config: DataConfig) -> float:
@@ -127,14 +127,14 @@ def speed(images: int, rounds: int, processes: int) -> dict[str, float]:
         raw = download(source, root, config)
         for number in range(rounds + 1):
             decoded.append(decode(pictures))
-            for name, found in rates.items():
+            for name, values in rates.items():
                 rate = convert(raw, root, replace(config, decode_check=name == "decoding"))
                 decoded.append(decode(pictures))
                 if number:  # the first opens connections and warms the store
-                    found.append(rate)
+                    values.append(rate)
                     scaled[f"{name}_scaled"].append(rate * DECODED / statistics.mean(decoded[-2:]))
     every = {**rates, **scaled, "decoded": decoded}
-    return {name: statistics.median(found) for name, found in every.items()}
+    return {name: statistics.median(values) for name, values in every.items()}
 
 
 def small_picture(seed: int) -> bytes:

@@ -63,8 +63,8 @@ def plain(lines: list[str], address: str, folder: Path, *, head: bool) -> None:
 def ours(address: str, base: Path, folder: Path, connections: int) -> int:
     """Fetch the same images with `download`; return how many came."""
     source = f"openimages:images={base}/ids.txt,base={base},pixels={address},labels=none,hierarchy=none"
-    made = download(source, str(folder), DataConfig(threads=connections))
-    return sum(split["images"] for split in made["splits"].values())
+    manifest = download(source, str(folder), DataConfig(threads=connections))
+    return sum(split["images"] for split in manifest["splits"].values())
 
 
 def _mirror(folder: Path, count: int) -> list[str]:
@@ -123,8 +123,8 @@ def main() -> None:
         "load_before": load,
         "load_after": os.getloadavg()[0],
     }
-    for name, found in times.items():
-        figures[f"{name}_images_per_s"] = 1 / statistics.median(found)
+    for name, values in times.items():
+        figures[f"{name}_images_per_s"] = 1 / statistics.median(values)
         figures[f"{name}_cpu_ms_an_image"] = 1e3 * statistics.median(cpu[name])
     report("download", figures["ratio"], figures, options, at_least={"ratio": GOAL})
 

@@ -74,7 +74,7 @@ def in_turn(
             start = clock()
             ways[name]()
             seconds[name][number] = clock() - start
-    return {name: of[1:] for name, of in seconds.items()}
+    return {name: values[1:] for name, values in seconds.items()}
 
 
 def measure(uri: str, size: int, rounds: int, workers: int) -> dict[str, float]:
@@ -86,10 +86,10 @@ def measure(uri: str, size: int, rounds: int, workers: int) -> dict[str, float]:
     views = [random_view(width, height, config, [0.5] * 5) for width, height in dataset.sizes.tolist()]
     # The sides that the decoder is asked for at least, 0 being as stored, and those that the loader draws.
     halved = [view.crop[:1:-1] if view.divisor > 1 else (0, 0) for view in views]
-    wanted = [view.place[:1:-1] for view in views]
+    sizes = [view.place[:1:-1] for view in views]
 
     def limit(scaled: bool, resized: bool, part: slice) -> None:
-        for jpeg, least, sides in zip(jpegs[part], halved[part], wanted[part], strict=True):
+        for jpeg, least, sides in zip(jpegs[part], halved[part], sizes[part], strict=True):
             height, width = least if scaled else (0, 0)
             pixels = simplejpeg.decode_jpeg(jpeg, "RGB", min_height=height, min_width=width)
             image = torch.from_numpy(pixels).permute(2, 0, 1)
@@ -117,7 +117,7 @@ def measure(uri: str, size: int, rounds: int, workers: int) -> dict[str, float]:
         if any(view.divisor > 1 for view in views):
             ways["full_decode"] = lambda: side_by_side(False)
         seconds = in_turn(ways, rounds, time.process_time)
-    rates = {name: float(images / np.median(of)) for name, of in seconds.items() if name != "decode"}
+    rates = {name: float(images / np.median(values)) for name, values in seconds.items() if name != "decode"}
     return rates | {
         "share_of_limit": float(np.median(seconds["half_dct"] / seconds["loader"])),
         "augmented_share": float(np.median(seconds["loader"] / seconds["augmented"])),
@@ -148,7 +148,7 @@ def by_the_clock(uri: str, size: int, rounds: int, options: argparse.Namespace) 
                     next(batches)
                 synchronize(options.device)
                 rates[name].append(count * BATCH / (time.perf_counter() - start))
-    return {f"{name}_wall": statistics.median(found) for name, found in rates.items()}
+    return {f"{name}_wall": statistics.median(values) for name, values in rates.items()}
 
 
 @contextlib.contextmanager
@@ -234,9 +234,9 @@ def main() -> None:
             if (width, height) not in uris:
                 uris[width, height] = make_shards(folder / name, options.images, width, height)
             uri = uris[width, height]
-            found = measure(uri, size, options.rounds, options.workers)
-            found |= by_the_clock(uri, size, min(options.rounds, CLOCK_ROUNDS), options)
-            figures |= {f"{key}_{name}_to_{size}": value for key, value in found.items()}
+            figures_of_case = measure(uri, size, options.rounds, options.workers)
+            figures_of_case |= by_the_clock(uri, size, min(options.rounds, CLOCK_ROUNDS), options)
+            figures |= {f"{key}_{name}_to_{size}": value for key, value in figures_of_case.items()}
         first = parse(FIRST)
         figures |= against_stock(
             uris[first[:2]], folder / "640x480" / "train", first[2], options.rounds, options.workers
@@ -273,13 +273,13 @@ def parse(case: str) -> tuple[int, int, int]:
     Raises:
         ConfigError: it is nothing of that form, or no size to train at.
     """
-    found = re.fullmatch(r"(\d+)x(\d+):(\d+)", case)
-    if not found:
+    match = re.fullmatch(r"(\d+)x(\d+):(\d+)", case)
+    if not match:
         raise ConfigError(
             f"--cases: {case!r} is no case",
             fix="write WIDTHxHEIGHT:SIZE, as 1024x768:800, with commas between",
         )
-    width, height, size = map(int, found.groups())
+    width, height, size = map(int, match.groups())
     with_overrides(Config(), {"loader.image_size": size}, where=f"--cases: {case!r}")
     return width, height, size
 

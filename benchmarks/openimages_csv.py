@@ -57,10 +57,10 @@ def main() -> None:
         for _ in range(options.rounds):
             rows = openimages_csv.BoxRows(str(path), "s3://images", categories, meaning, meaning)
             began = time.process_time()
-            found = sum(len(batch["boxes"].flatten()) for batch in rows.batches())
+            boxes_read = sum(len(batch["boxes"].flatten()) for batch in rows.batches())
             times.append((time.process_time() - began) * TRAIN_BOXES / options.boxes)
-            if found != options.boxes:
-                raise SystemExit(f"error: {found} boxes were read, not {options.boxes}")
+            if boxes_read != options.boxes:
+                raise SystemExit(f"error: {boxes_read} boxes were read, not {options.boxes}")
     figures = {
         "boxes": options.boxes,
         "cpu_s_of_train": statistics.median(times),

@@ -35,7 +35,7 @@ def make_shards(folder: Path, images: int, width: int, height: int, target: str 
     annotations = [
         {"id": 8 * image + place + 1, "image_id": image + 1, "category_id": 1, "bbox": box.tolist(),
          "area": float(box[2] * box[3]), "iscrowd": 0}
-        for image, of in enumerate(boxes) for place, box in enumerate(of)
+        for image, boxes_of_image in enumerate(boxes) for place, box in enumerate(boxes_of_image)
     ]  # fmt: skip
     listed = [
         {"id": number + 1, "file_name": f"{number:06}.jpg", "width": width, "height": height}

@@ -32,16 +32,16 @@ def outputs(
     return logits, [torch.randn(images, count, 4, device=device) * 0.2 for count in counts]
 
 
-def differing(found: Detections, expected: list[dict[str, Tensor]]) -> int:
+def differing(detections: Detections, expected: list[dict[str, Tensor]]) -> int:
     """Images whose detections differ."""
     count = 0
     for row, one in enumerate(expected):
         rows = len(one["scores"])
         same = (
-            int(found.num[row]) == rows
-            and torch.equal(found.labels[row, :rows], one["labels"])
-            and torch.allclose(found.scores[row, :rows], one["scores"], rtol=1e-5)
-            and torch.allclose(found.boxes[row, :rows], one["boxes"], atol=0.01)
+            int(detections.num[row]) == rows
+            and torch.equal(detections.labels[row, :rows], one["labels"])
+            and torch.allclose(detections.scores[row, :rows], one["scores"], rtol=1e-5)
+            and torch.allclose(detections.boxes[row, :rows], one["boxes"], atol=0.01)
         )
         count += not same
     return count

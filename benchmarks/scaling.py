@@ -63,14 +63,14 @@ def processes(options: argparse.Namespace) -> int:
         ConfigError: fewer than two, or more than there are GPUs.
     """
     gpus = torch.cuda.device_count() if options.device.type == "cuda" else None
-    wanted: int = options.processes or gpus or 0
-    if wanted < 2 or (gpus is not None and wanted > gpus):
+    count: int = options.processes or gpus or 0
+    if count < 2 or (gpus is not None and count > gpus):
         raise ConfigError(
             f"--processes {options.processes}: several are compared with one"
             + (f", each on a GPU of its own, and here is {gpus}" if gpus is not None else ""),
             fix="run it where there are as many GPUs" if gpus else "ask for 2 or more",
         )
-    return wanted
+    return count
 
 
 def _process(rank: int, options: argparse.Namespace, port: int, results: Any) -> None:

@@ -39,10 +39,10 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bo
     try:
         while request := await reader.readuntil(b"\r\n\r\n"):
             method, path, _ = request.split(b" ", 2)
-            found = path.endswith(b".jpg")
+            is_image = path.endswith(b".jpg")
             ready = clock() + DELAY
-            length = len(body) if found else 0
-            status = b"200 OK" if found else b"404 Not Found"
+            length = len(body) if is_image else 0
+            status = b"200 OK" if is_image else b"404 Not Found"
             head = b'HTTP/1.1 %b\r\nContent-Length: %d\r\nETag: "x"\r\n\r\n' % (status, length)
             await asyncio.sleep(DELAY)
             writer.write(head)

@@ -36,14 +36,16 @@ def sizes(recipe: str, classes: int) -> dict[str, float]:
     for value in trained:
         value.grad = torch.zeros_like(value)
     optimizer.step()
-    held = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
-    found = {
+    tensors = [
+        value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)
+    ]
+    figures = {
         "parameters": _megabytes(list(detector.parameters())),
         "gradients": _megabytes([value.grad for value in trained if value.grad is not None]),
-        "optimizer": _megabytes(held),
+        "optimizer": _megabytes(tensors),
         "average": _megabytes(list(detector.state_dict().values())),
     }
-    return {**found, "all": round(sum(found.values()), 1)}
+    return {**figures, "all": round(sum(figures.values()), 1)}
 
 
 def _megabytes(tensors: list[torch.Tensor]) -> float:
@@ -53,11 +55,15 @@ def _megabytes(tensors: list[torch.Tensor]) -> float:
 def main() -> None:
     """Count all of CASES; the ratio is the largest state against an image's activations."""
     options = arguments("state")
-    found = {recipe: sizes(recipe, classes) for recipe, classes in CASES.items()}
+    sizes_of_case = {recipe: sizes(recipe, classes) for recipe, classes in CASES.items()}
     figures = {
-        f"{recipe}_{part}_mb": size for recipe, all_of in found.items() for part, size in all_of.items()
+        f"{recipe}_{part}_mb": size
+        for recipe, all_of in sizes_of_case.items()
+        for part, size in all_of.items()
     }
-    report("state", max(all_of["all"] for all_of in found.values()) / ACTIVATIONS_MB, figures, options)
+    report(
+        "state", max(all_of["all"] for all_of in sizes_of_case.values()) / ACTIVATIONS_MB, figures, options
+    )
 
 
 if __name__ == "__main__":

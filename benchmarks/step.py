@@ -91,13 +91,13 @@ def parse(text: str) -> Case:
     Raises:
         ConfigError: it is nothing of that form.
     """
-    found = re.fullmatch(r"(\d+):(\d+)(?::(\w+))?(?:@(\d+))?", text)
-    if not found:
+    match = re.fullmatch(r"(\d+):(\d+)(?::(\w+))?(?:@(\d+))?", text)
+    if not match:
         raise ConfigError(
             f"--cases: {text!r} is no case",
             fix="write CLASSES:SIZE, CLASSES:SIZE:RECIPE or either with @ROUNDS, as 601:800:mlperf@5",
         )
-    classes, size, recipe, rounds = found.groups(default="")
+    classes, size, recipe, rounds = match.groups(default="")
     return Case(int(classes), int(size), recipe, int(rounds or 0))
 
 
@@ -206,8 +206,8 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     for name in seconds:
         if device.type == "cuda":
             graphs = name.startswith("ours") and options.network == "graphs"
-            found = on_a_gpu(candidates[name], options.images, graphs=graphs)
-            figures |= {f"{name}_{key}": value for key, value in found.items()}
+            measured = on_a_gpu(candidates[name], options.images, graphs=graphs)
+            figures |= {f"{name}_{key}": value for key, value in measured.items()}
         else:
             saved = saved_bytes(candidates[name].forward)
             figures[f"{name}_saved_gb_per_image"] = saved / 1e9 / options.images

@@ -16,7 +16,7 @@ def stock_loader(folder: Path, size: int, batch: int, workers: int) -> DataLoade
     return DataLoader(
         _Files(folder, size), batch, shuffle=True, drop_last=True, num_workers=workers,
         persistent_workers=True,
-        collate_fn=lambda pairs: (torch.stack([image for image, _ in pairs]), [of for _, of in pairs]),
+        collate_fn=lambda pairs: (torch.stack([image for image, _ in pairs]), [box for _, box in pairs]),
     )  # fmt: skip
 
 

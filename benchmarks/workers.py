@@ -46,9 +46,9 @@ def fed(
         waited, began = 0.0, time.perf_counter()
         for _ in range(steps):
             if workers:
-                asked = time.perf_counter()
+                requested_at = time.perf_counter()
                 batch = next(batches)
-                waited += time.perf_counter() - asked
+                waited += time.perf_counter() - requested_at
             step([batch])
         synchronize(world.device)
         seconds = time.perf_counter() - began
@@ -66,7 +66,7 @@ def main() -> None:
     config = without_weights(recipes.load(options.recipe, {"train.batch_size": options.batch}))
     world = World(0, 1, options.device)
     numbers = [0, *map(int, options.workers.split(","))]
-    found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
+    measurements: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
     with tempfile.TemporaryDirectory() as folder:
         dataset = ShardDataset(make_shards(Path(folder) / "made", options.images, 640, 480), "train")
         step = step_of(TrainState(config, len(dataset.categories), world), config, options.batch)
@@ -74,9 +74,9 @@ def main() -> None:
             for number in numbers[:: -1 if turn % 2 else 1]:
                 result = fed(step, dataset, config, world, number, options.steps)
                 if turn:
-                    found[number].append(result)
+                    measurements[number].append(result)
     figures: dict[str, Any] = {}
-    for number, results in found.items():
+    for number, results in measurements.items():
         name = f"workers_{number}" if number else "same_batch"
         figures[f"images_per_s_{name}"] = statistics.median(rate for rate, _ in results)
         if number:

@@ -92,9 +92,9 @@ def test_make_bench_runs_all_but_the_long_one():
         ["make", "-n", "bench", "ARGS=loss"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     assert "-m benchmarks loss" in listed
-    here = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
-    assert runner.SETS["cpu"].keys() == here - OTHERS_CALL - {"accuracy", "__main__"}
-    assert runner.SETS["gpu"].keys() <= here
+    modules = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
+    assert runner.SETS["cpu"].keys() == modules - OTHERS_CALL - {"accuracy", "__main__"}
+    assert runner.SETS["gpu"].keys() <= modules
     assert runner.SETS["gpu"].keys() >= {"loss", "step", "postprocess", "scaling", "loader"}
 
 
@@ -186,9 +186,9 @@ def test_the_pools_of_cuda_graphs_count_as_memory_of_a_step():
 
 @pytest.mark.slow
 def test_one_by_the_runner(capsys):
-    found = runner.run("openimages_csv", ["--boxes", "1000", "--rounds", "1"])
-    assert found.result and found.failure == "" and found.cpu > 0
-    assert found.result["command"].startswith("python -m benchmarks.openimages_csv --boxes 1000")
+    figures = runner.run("openimages_csv", ["--boxes", "1000", "--rounds", "1"])
+    assert figures.result and figures.failure == "" and figures.cpu > 0
+    assert figures.result["command"].startswith("python -m benchmarks.openimages_csv --boxes 1000")
     assert '"name": "openimages_csv"' in capsys.readouterr().out
 
 

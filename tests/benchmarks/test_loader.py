@@ -55,16 +55,16 @@ def options(**changes):
 @pytest.fixture
 def seen(monkeypatch):
     """Batches that leave a loader, with its configuration."""
-    found = []
+    batches = []
 
     class Noted(loader.TrainLoader):
         def batches(self, start):
             for batch in super().batches(start):
-                found.append((self._config, batch))
+                batches.append((self._config, batch))
                 yield batch
 
     monkeypatch.setattr(loader, "TrainLoader", Noted)
-    return found
+    return batches
 
 
 def test_by_the_clock_each_decoder_is_measured_plain_and_augmented(shards, seen, monkeypatch):
@@ -76,9 +76,9 @@ def test_by_the_clock_each_decoder_is_measured_plain_and_augmented(shards, seen,
         return [torch.from_numpy(simplejpeg.decode_jpeg(jpeg)).permute(2, 0, 1) for jpeg in jpegs]
 
     monkeypatch.setattr(device_decode, "decode", on_the_host)
-    found = loader.by_the_clock(shards, 96, 2, options(decoder="gpu"))
+    figures = loader.by_the_clock(shards, 96, 2, options(decoder="gpu"))
     ways = ["loader", "augmented", "gpu_loader", "gpu_augmented"]
-    assert list(found) == [f"{way}_wall" for way in ways] and all(rate > 0 for rate in found.values())
+    assert list(figures) == [f"{way}_wall" for way in ways] and all(rate > 0 for rate in figures.values())
     assert drawn and set(drawn) == {loader.BATCH}
     # 24 images make three batches, after as many as lie ready.
     counts = [(config.decoder, config.scale != [1, 1], batch.color is not None) for config, batch in seen]
@@ -89,13 +89,13 @@ def test_by_the_clock_each_decoder_is_measured_plain_and_augmented(shards, seen,
 
 
 def test_the_cpus_time_is_of_all_ways(shards, seen):
-    found = loader.measure(shards, 96, 1, 1)
-    assert found["decode_ms"] > 0 and found["share_of_limit"] == pytest.approx(
-        found["loader"] / found["half_dct"]
+    figures = loader.measure(shards, 96, 1, 1)
+    assert figures["decode_ms"] > 0 and figures["share_of_limit"] == pytest.approx(
+        figures["loader"] / figures["half_dct"]
     )
-    assert found["augmented_share"] == pytest.approx(found["augmented"] / found["loader"])
-    assert found["resize_ms"] == pytest.approx(1e3 / found["one_thread"] - found["decode_ms"])
-    assert "full_decode" not in found, "nothing is divided: it would be the limit itself"
+    assert figures["augmented_share"] == pytest.approx(figures["augmented"] / figures["loader"])
+    assert figures["resize_ms"] == pytest.approx(1e3 / figures["one_thread"] - figures["decode_ms"])
+    assert "full_decode" not in figures, "nothing is divided: it would be the limit itself"
     images = len(ShardDataset(shards, "train"))
     plain = [batch for config, batch in seen if batch.color is None]
     assert len(plain) == len(seen) / 2 == 2 * images / loader.BATCH
@@ -103,8 +103,8 @@ def test_the_cpus_time_is_of_all_ways(shards, seen):
 
 
 def test_what_the_decoder_divides_is_measured_whole_as_well(tmp_path):
-    found = loader.measure(make_shards(tmp_path / "made", 8, 256, 192), 96, 1, 1)
-    assert found["full_decode"] > 0
+    figures = loader.measure(make_shards(tmp_path / "made", 8, 256, 192), 96, 1, 1)
+    assert figures["full_decode"] > 0
 
 
 @pytest.mark.parametrize(

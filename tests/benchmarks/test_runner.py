@@ -53,18 +53,18 @@ def test_the_set_for_a_gpu_is_not_begun_without_one(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "there", "left_out"),
+    ("gpus", "packages", "left_out"),
     [
         (1, SHARDS, {"scaling": "it compares several GPUs with one, and this machine has one"}),
         (8, SHARDS, {}),
         (8, SHARDS[1:-1], dict.fromkeys(["loader", "workers"], f"it needs {SHARDS[0]}, {SHARDS[-1]}")),
     ],
 )
-def test_what_a_machine_with_gpus_cannot_run_is_left_out(gpus, there, left_out, ran, monkeypatch, capsys):
+def test_what_a_machine_with_gpus_cannot_run_is_left_out(gpus, packages, left_out, ran, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(runner.importlib.util, "find_spec", lambda name: name if name in there else None)
+    monkeypatch.setattr(runner.importlib.util, "find_spec", lambda name: name if name in packages else None)
     assert ran("--set", "gpu") == [name for name in runner.SETS["gpu"] if name not in left_out]
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
-    assert told == [f"left out: {name}: {reason}" for name, reason in left_out.items()]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
+    assert lines == [f"left out: {name}: {reason}" for name, reason in left_out.items()]
     assert ran("--set", "gpu", "scaling", "loader") == ["scaling", "loader"], "asked for by name, it is run"

@@ -109,7 +109,7 @@ class Candidates:
 
     def stock(self, batch, config, case, device, dtype):
         self.dtypes.append(dtype)
-        return self.one(next(name for name, of in step.STOCK.items() if of == dtype))
+        return self.one(next(name for name, stock_dtype in step.STOCK.items() if stock_dtype == dtype))
 
     def one(self, name):
         def run():
@@ -126,35 +126,35 @@ def measured(device, text="3:96@2"):
 
 
 def test_a_gpu_measures_amp_as_well(monkeypatch):
-    found = Candidates(monkeypatch, {})
+    candidates = Candidates(monkeypatch, {})
     assert {"ratio", "ratio_to_bf16", "ratio_to_amp", "stock_amp_waits"} <= measured(GPU).keys()
-    assert found.dtypes == [None, torch.bfloat16, torch.float16]
-    assert found.steps == 3 * ["stock", "ours_augmented", "stock_bf16", "stock_amp", "ours"]
+    assert candidates.dtypes == [None, torch.bfloat16, torch.float16]
+    assert candidates.steps == 3 * ["stock", "ours_augmented", "stock_bf16", "stock_amp", "ours"]
     assert {"ratio_to_amp_91_800px", "ratio_to_amp_601_800px"} <= step.GOALS["cuda"].keys()
 
 
 def test_a_cpu_does_not(monkeypatch):
-    found = Candidates(monkeypatch, {})
-    assert "ratio_to_amp" not in measured(CPU) and found.dtypes == [None, torch.bfloat16]
+    candidates = Candidates(monkeypatch, {})
+    assert "ratio_to_amp" not in measured(CPU) and candidates.dtypes == [None, torch.bfloat16]
 
 
 @pytest.mark.parametrize("turn", [1, 3])
 def test_what_the_memory_does_not_hold_is_left_out(turn, monkeypatch, capsys):
-    found = Candidates(monkeypatch, {"stock": turn, "stock_bf16": turn})
+    candidates = Candidates(monkeypatch, {"stock": turn, "stock_bf16": turn})
     monkeypatch.setattr(step, "measure", lambda case, options, real=step.measure: real(case, FAKE(options)))
     monkeypatch.setattr(sys, "argv", ["benchmarks/step.py", "--device", "cpu", "--cases", "601:800@4"])
     step.main()
     printed = capsys.readouterr().out.splitlines()
-    told = "left out: {}, which the memory does not hold: CUDA out of memory. Tried to allocate 2.00 GiB."
+    message = "left out: {}, which the memory does not hold: CUDA out of memory. Tried to allocate 2.00 GiB."
     assert [line for line in printed if line.startswith("left")] == [
-        told.format("stock"), told.format("stock_bf16")
+        message.format("stock"), message.format("stock_bf16")
     ]  # fmt: skip
     result = json.loads(printed[-1])
     names = {name.removesuffix("_601_800px") for name in result["figures"]}
     assert {"ratio_to_amp", "images_per_second", "ours_s", "stock_amp_s"} <= names
     assert not names & {"ratio", "ratio_to_bf16", "stock_s", "stock_bf16_s", "stock_waits"}
     assert result["ratio"] == round(result["figures"]["ratio_to_amp_601_800px"], 3) > 0
-    assert found.steps.count("stock") == turn and found.steps.count("ours") == 5
+    assert candidates.steps.count("stock") == turn and candidates.steps.count("ours") == 5
 
 
 def FAKE(options):

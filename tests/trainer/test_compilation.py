@@ -102,13 +102,13 @@ def test_ddp_cuts_the_compiled_network_and_it_trains_alike(tmp_path, monkeypatch
 )  # fmt: skip
 def test_the_network_is_compiled_as_asked(setting, device, modes, graphs, monkeypatch):
     """In torch's mode "reduce-overhead", which is that of CUDA graphs, where there is a GPU for them."""
-    asked = []
-    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append((function, options)))
+    calls = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: calls.append((function, options)))
     monkeypatch.setattr(fused_functions, "missing_tool", lambda device_type: None)
     monkeypatch.setattr(fused_functions._Choice, "compiles", False)
     detector = tiny_detector()
     assert compile_detector(detector, setting, World(0, 1, torch.device(device))) == graphs
-    assert asked == [(detector.trunk, {"mode": m, "dynamic": False, "fullgraph": True}) for m in modes]
+    assert calls == [(detector.trunk, {"mode": m, "dynamic": False, "fullgraph": True}) for m in modes]
     assert (detector._compiled_trunk is not None) == bool(modes)
     assert fused_functions._Choice.compiles == (setting != "off")
 

@@ -38,26 +38,26 @@ def machine(tmp_path):
 
 
 def test_this_machine_lacks_nothing_that_is_not_asked_for():
-    found = look()
-    assert list(found) == ["shared memory", "network interfaces", "GPUs", "locked memory", "RDMA devices"]
-    assert all(check.state in ("ok", "warning") for check in found.values())
-    assert all(bool(check.fix) == (check.state == "warning") for check in found.values())
+    checks = look()
+    assert list(checks) == ["shared memory", "network interfaces", "GPUs", "locked memory", "RDMA devices"]
+    assert all(check.state in ("ok", "warning") for check in checks.values())
+    assert all(bool(check.fix) == (check.state == "warning") for check in checks.values())
 
 
 def test_what_is_asked_for_and_not_there_is_missing():
-    found = look(gpus=1000, interface="nosuch0", shared_memory=2**60)
+    checks = look(gpus=1000, interface="nosuch0", shared_memory=2**60)
     for title, seen in (
         ("GPUs", "of 1000 asked for"),
         ("network interfaces", "nosuch0 asked for"),
         ("shared memory", "asked for"),
     ):
-        assert found[title].state == "missing" and found[title].fix and seen in found[title].detail
+        assert checks[title].state == "missing" and checks[title].fix and seen in checks[title].detail
 
 
 def test_addresses_are_this_machines():
-    found = addresses()
-    assert set(found) == {name for _, name in socket.if_nameindex()}
-    assert "127.0.0.1" in found["lo"]
+    by_interface = addresses()
+    assert set(by_interface) == {name for _, name in socket.if_nameindex()}
+    assert "127.0.0.1" in by_interface["lo"]
     assert look(interface="lo")["network interfaces"].state == "ok"
 
 
@@ -104,12 +104,12 @@ def test_the_command_says_it_in_lines_or_json_and_by_its_code(capsys):
     assert main(["doctor"]) == 0
     assert capsys.readouterr().out.startswith(("ok       shared memory: ", "warning  shared memory: "))
     assert main(["doctor", "--gpus", "1000", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert {check["title"]: check["state"] for check in found}["GPUs"] == "missing"
-    assert set(found[0]) == {"title", "state", "detail", "fix"}
+    checks = json.loads(capsys.readouterr().out)
+    assert {check["title"]: check["state"] for check in checks}["GPUs"] == "missing"
+    assert set(checks[0]) == {"title", "state", "detail", "fix"}
 
 
 def test_a_users_mistake_is_one_message(capsys):
     assert main(["doctor", "--shared-memory", "much"]) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.startswith("error: 'much' is not an amount")
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith("error: 'much' is not an amount")

@@ -70,17 +70,17 @@ def wait_until(trace, nodes, true, what):
 
 def steps_on(size, count, after=0):
     """Whether `count` steps above `after` were made by that many processes."""
-    return lambda found: sum(row[2] == size and row[0] > after for row in found) >= count * size
+    return lambda rows_read: sum(row[2] == size and row[0] > after for row in rows_read) >= count * size
 
 
-def read_order(found, steps):
+def read_order(rows_read, steps):
     """Image ids in the order in which the run that the checkpoints tell of has read them.
 
     Of a step that was made again after a loss, the last time counts.
     """
     order = []
     for step in range(1, steps + 1):
-        times = [row for row in found if row[0] == step]
+        times = [row for row in rows_read if row[0] == step]
         _, since, size, _, _ = times[-1]
         ranks = {rank: ids for _, begun, on, rank, ids in times if (begun, on) == (since, size)}
         assert sorted(ranks) == list(range(size)), f"step {step} is not whole"

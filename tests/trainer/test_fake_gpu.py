@@ -59,11 +59,11 @@ def batch(images):
 @pytest.mark.usefixtures("fake")
 def test_a_forward_pass_stays_on_the_device(version, precision):
     detector = build(dataclasses.replace(NARROW, version=version), 601).train()
-    made = batch(4)
+    images = batch(4)
     with torch.autocast("cuda", precision):
-        detector(*made)  # anchors are built once, before
+        detector(*images)  # anchors are built once, before
         with Crossings() as crossings, Counter() as counter:
-            losses = detector(*made)
+            losses = detector(*images)
     assert all(loss.device == GPU and loss.requires_grad for loss in losses)
     assert crossings.found == [] and counter.waiting == [] and counter.operations > 200
 

@@ -61,8 +61,8 @@ def test_a_line_of_progress_is_read_as_it_was_written(eta, note):
         "eta": eta,
         "note": note,
     }
-    found = log.parse(f"12:00:00 kubedet: {log.describe(event)}")
-    assert found == {**event, "rate": 1.2, "eta": None if eta is None else float(round(eta))}
+    parsed = log.parse(f"12:00:00 kubedet: {log.describe(event)}")
+    assert parsed == {**event, "rate": 1.2, "eta": None if eta is None else float(round(eta))}
 
 
 def test_a_line_without_an_end_is_none():
@@ -93,9 +93,9 @@ def test_what_a_training_prints_is_understood(shards, tiny, tmp_path, caplog):
     rows = {(row["kind"], row["step"]): row for row in read_rows(str(tmp_path))}
     first = next(turn for turn, line in enumerate(lines) if "train 3/12 steps" in line)
     row = rows["train", 3]
-    found = parse(lines[: first + 1])
-    assert found.percent == 25 and found.remaining_seconds is not None
-    assert found.metrics == {
+    progress = parse(lines[: first + 1])
+    assert progress.percent == 25 and progress.remaining_seconds is not None
+    assert progress.metrics == {
         "loss": pytest.approx(row["loss"], abs=6e-4),
         "images_per_second": pytest.approx(row["images_per_second"], abs=0.6),
     }
@@ -147,9 +147,9 @@ def test_the_lines_of_a_pod(shards, tiny, tmp_path):
         [*command, "--shards", shards, "--output", str(tmp_path / "run")],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
-    found = parse(done.stderr.splitlines())
-    assert (found.percent, found.remaining_seconds) == (100, 0)
-    assert sorted(found.metrics) == ["coco/AP", "images_per_second", "loss"]
+    progress = parse(done.stderr.splitlines())
+    assert (progress.percent, progress.remaining_seconds) == (100, 0)
+    assert sorted(progress.metrics) == ["coco/AP", "images_per_second", "loss"]
 
 
 def test_the_words_are_read_without_torch():

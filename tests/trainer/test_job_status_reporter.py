@@ -208,8 +208,8 @@ def test_a_training_shows_its_progress(shards, tiny, tmp_path, monkeypatch, serv
     in_a_trainjob(monkeypatch, server, 0.05)
     output = str(tmp_path / "run")
     train(tiny(), shards, output)
-    found = [state["progressPercentage"] for state in server.states]
-    assert found[0] == 0 and found[-1] == 100 and found == sorted(found)
+    percentages = [state["progressPercentage"] for state in server.states]
+    assert percentages[0] == 0 and percentages[-1] == 100 and percentages == sorted(percentages)
     rows = read_rows(output)
     last = {row["kind"]: row for row in rows}
     assert {each["name"]: float(each["value"]) for each in server.states[-1]["metrics"]} == {

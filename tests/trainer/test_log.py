@@ -26,10 +26,10 @@ def test_events_go_to_the_file_and_end_with_the_end(tmp_path, monkeypatch):
     with log.progress("train", 50, "steps", done=10) as bar:
         for _ in range(40):
             bar.update(note="loss 1.0")
-    found = events(path)
-    assert found[0]["done"] == 11 and not found[0]["end"]
-    assert len(found) < 41, "they are limited to a few a second"
-    last = found[-1]
+    written = events(path)
+    assert written[0]["done"] == 11 and not written[0]["end"]
+    assert len(written) < 41, "they are limited to a few a second"
+    last = written[-1]
     assert last["end"] and (last["done"], last["total"], last["unit"]) == (50, 50, "steps")
     assert last["note"] == "loss 1.0" and last["eta"] == 0
 

@@ -68,12 +68,12 @@ def test_a_run_leaves_what_it_says(unbroken, shards):
     assert sorted(os.listdir(f"{output}/checkpoints")) == ["step-00000006.pt", "step-00000012.pt"]
 
 
-@pytest.mark.parametrize(("asked", "stopped"), [(2, 3), (6, 6), (7, 8)])
-def test_resumed_bit_for_bit(asked, stopped, unbroken, shards, tiny, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("signalled", "stopped"), [(2, 3), (6, 6), (7, 8)])
+def test_resumed_bit_for_bit(signalled, stopped, unbroken, shards, tiny, tmp_path, monkeypatch):
     """Stopped within an epoch, at its end (before the validation), and after it."""
     output = str(tmp_path)
     with monkeypatch.context() as patch, pytest.raises(Interrupted) as caught:
-        stop_after(patch, asked)
+        stop_after(patch, signalled)
         train(tiny(), shards, output)
     assert caught.value.exit_code == 143
     result = train(tiny(), shards, output)

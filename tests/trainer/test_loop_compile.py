@@ -32,11 +32,11 @@ def compiler(monkeypatch):
 )
 def test_the_setting_reaches_the_compiler(setting, modes, shards, tiny, tmp_path, monkeypatch):
     """Without a GPU there are no CUDA graphs: see test_step.py."""
-    asked = []
-    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options) or function)
+    calls = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: calls.append(options) or function)
     monkeypatch.setattr(fused_functions, "missing_tool", lambda device_type: None)
     with steps_of(tiny(train__compile=setting), shards, str(tmp_path)) as (run, _):
-        assert [options["mode"] for options in asked] == modes
+        assert [options["mode"] for options in calls] == modes
         assert fused_functions._Choice.compiles == (setting != "off") and not run.holds_gradients
 
 
@@ -107,7 +107,7 @@ def test_compiled_code_is_kept_and_taken_up(shards, tiny, tmp_path, monkeypatch,
     monkeypatch.setattr(focal, "focal_and_gradient_", focal.focal_and_gradient_.__wrapped__)
     monkeypatch.setattr(anchor_matching, "_match", anchor_matching._match.__wrapped__)
     output = str(tmp_path / "run")
-    made, found = [], []
+    saved, loaded = [], []
     for place in ("one", "other"):
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / place))
         torch.compiler.reset()
@@ -115,10 +115,10 @@ def test_compiled_code_is_kept_and_taken_up(shards, tiny, tmp_path, monkeypatch,
         config = tiny(train__compile="loss", train__compile_cache=True, train__epochs=1)
         train(config, shards, output, resume="none")
         graphs = torch._dynamo.utils.counters["inductor"]
-        made.append(graphs["fxgraph_cache_miss"])
-        found.append(graphs["fxgraph_cache_hit"])
+        saved.append(graphs["fxgraph_cache_miss"])
+        loaded.append(graphs["fxgraph_cache_hit"])
         assert Path(output, "compiled.bin").stat().st_size > 1000
-    assert made[0] > 0 and found == [0, made[0]] and made[1] == 0
+    assert saved[0] > 0 and loaded == [0, saved[0]] and saved[1] == 0
     assert caplog.text.count("took up compiled code from") == 1
 
 

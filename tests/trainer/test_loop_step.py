@@ -25,9 +25,9 @@ def test_the_host_waits_for_nothing_in_a_step(overrides, shards, tiny, tmp_path,
     with steps_of(tiny(**overrides), shards, str(tmp_path)) as (run, step):
         step(), step()
         # Collating is the host's own work; it makes tensors of lists and floats.
-        made = [next(run.loader.batches(0)) for _ in range(run.loader.passes)]
+        batches = [next(run.loader.batches(0)) for _ in range(run.loader.passes)]
         with Counter() as counter:
-            run.train_step(made)
+            run.train_step(batches)
         assert counter.waiting == [] and counter.operations > 300
         step()
 
@@ -84,16 +84,16 @@ class Graphs:
 @pytest.mark.parametrize("passes", [1, 2])
 def test_gradients_outlive_the_next_pass_of_cuda_graphs(passes, shards, tiny, tmp_path, monkeypatch):
     config = tiny(train__precision="fp32", train__batch_size=2 // passes, train__global_batch=2)
-    found = []
+    gradients = []
     for name in ("plain", "graphs"):
         if name == "graphs":
             monkeypatch.setattr("trainer.loop.compile_detector", Graphs())
         with steps_of(config, shards, str(tmp_path / name)) as (run, step):
             assert run.loader.passes == passes and run.holds_gradients == (name == "graphs" and passes > 1)
             step(), step()
-            found.append(step())
+            gradients.append(step())
             run.train_step.settle()
-    assert torch.equal(*found)
+    assert torch.equal(*gradients)
 
 
 def test_a_gradient_that_is_not_finite_is_not_applied(shards, tiny, tmp_path):
@@ -131,6 +131,6 @@ def test_no_rank_applies_what_is_not_finite_in_one_of_them(precision, shards, ti
     config = tiny(train__precision=precision, train__ema_decay=0.0)
     torch.multiprocessing.spawn(with_one_broken_loss, (config, shards, str(tmp_path)), nprocs=2)
     for rank in (0, 1):
-        same, _, told = (tmp_path / f"{rank}.txt").read_text().partition(" ")
+        same, _, message = (tmp_path / f"{rank}.txt").read_text().partition(" ")
         assert same == "True"
-        assert "not finite at step 2" in told and "rank 1: " in told and "boxes inf" in told
+        assert "not finite at step 2" in message and "rank 1: " in message and "boxes inf" in message

@@ -85,16 +85,16 @@ def wait_until(true, nodes):
 
 def ends(nodes):
     """Wait for all; returns when each ended, and with what."""
-    found = {}
+    codes = {}
 
     def ended():
         for number, each in enumerate(nodes):
-            if number not in found and each.poll() is not None:
-                found[number] = (time.monotonic(), each.returncode)
-        return len(found) == len(nodes)
+            if number not in codes and each.poll() is not None:
+                codes[number] = (time.monotonic(), each.returncode)
+        return len(codes) == len(nodes)
 
     wait_until(ended, nodes)
-    return [found[number] for number in range(len(nodes))]
+    return [codes[number] for number in range(len(nodes))]
 
 
 def two_that_lose(nodes, port, patience):

@@ -84,9 +84,9 @@ def test_workers_end_with_a_launcher_that_is_killed(shards, tiny, tmp_path):
 def wait_for(find, count, seconds=240):
     """Return what `find` finds once it is that many, or after a while what there is."""
     end = time.monotonic() + seconds
-    while len(found := find()) != count and time.monotonic() < end:
+    while len(pids := find()) != count and time.monotonic() < end:
         time.sleep(0.05)
-    return found
+    return pids
 
 
 def named(word):

@@ -42,10 +42,10 @@ def test_running_statistics_are_rank_0s_once_they_are_read(average, tiny, tmp_pa
     config = tiny(train__ema_decay=average, train__compile="off")
     results = multiprocessing.get_context("spawn").SimpleQueue()
     multiprocessing.spawn(process, (config, str(tmp_path), results), nprocs=2)
-    found = {rank: (before, after) for rank, before, after in (results.get() for _ in range(2))}
+    by_rank = {rank: (before, after) for rank, before, after in (results.get() for _ in range(2))}
     # They were 1 and 2; of a step's own statistics a tenth comes in.
-    assert found[1][0] - found[0][0] > 0.5, "no buffer is sent in a step"
-    assert found[0][1] == found[1][1]
+    assert by_rank[1][0] - by_rank[0][0] > 0.5, "no buffer is sent in a step"
+    assert by_rank[0][1] == by_rank[1][1]
 
 
 def test_synchronised_batchnorm_with_one_process_is_plain_and_told(tiny, shards, tmp_path, caplog):
@@ -55,12 +55,14 @@ def test_synchronised_batchnorm_with_one_process_is_plain_and_told(tiny, shards,
 
 
 @pytest.mark.parametrize(
-    ("rank", "here", "warned"), [(0, "4", True), (1, "4", False), (0, "2", False), (0, None, True)]
+    ("rank", "local_processes", "warned"), [(0, "4", True), (1, "4", False), (0, "2", False), (0, None, True)]
 )
-def test_synchronised_batchnorm_on_one_node_is_told_once(tiny, monkeypatch, caplog, rank, here, warned):
+def test_synchronised_batchnorm_on_one_node_is_told_once(
+    tiny, monkeypatch, caplog, rank, local_processes, warned
+):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    if here:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    if local_processes:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local_processes)
     config = tiny(model__sync_batchnorm=True)
     _check_sync_batchnorm(config, World(rank, 4, torch.device("cuda", 0)))
     assert ("wait for all 4 processes" in caplog.text) == warned

@@ -48,11 +48,11 @@ def test_a_real_failure_wins_over_what_follows_from_it(failed):
     aborted = failed(-signal.SIGABRT)
     killed = failed(-signal.SIGKILL)
     crashed = failed(1, later=1)
-    told = failed(2, report_error, DataError("no images"), later=2)
-    ranked = [told, killed, crashed, aborted, interrupted, lost, stopped]
+    reported = failed(2, report_error, DataError("no images"), later=2)
+    ranked = [reported, killed, crashed, aborted, interrupted, lost, stopped]
     for place in range(len(ranked)):
-        found = dict(reversed(list(enumerate(ranked[place:], start=place))))
-        assert first_cause(found) == (place, ranked[place])
+        failures = dict(reversed(list(enumerate(ranked[place:], start=place))))
+        assert first_cause(failures) == (place, ranked[place])
 
 
 def test_what_torchrun_killed_itself_was_not_the_cause(failed):

@@ -28,8 +28,8 @@ def listing(**splits: list[Entry]) -> Listing:
 def rows(tmp_path):
     """Build a listing; return its categories and the rows of each split."""
 
-    def made(found, config=None, folder="raw"):
-        built = build(found, config or DataConfig(), str(tmp_path / folder))
+    def made(source_listing, config=None, folder="raw"):
+        built = build(source_listing, config or DataConfig(), str(tmp_path / folder))
         read = {}
         for split, counts in built.splits.items():
             kept = Table(str(tmp_path / folder / f"{split}.parquet"))
@@ -46,30 +46,30 @@ def labels(row):
 
 
 def test_labels_are_contiguous_and_keep_the_original_ids(rows):
-    categories, found = rows(listing(train=[entry("a.jpg", 0, 1, 2)], val=[entry("b.jpg", 2)]))
+    categories, tables = rows(listing(train=[entry("a.jpg", 0, 1, 2)], val=[entry("b.jpg", 2)]))
     assert categories == [
         {"id": 0, "name": "cat", "original_id": 3},
         {"id": 1, "name": "dog", "original_id": 17},
         {"id": 2, "name": "cow", "original_id": 90},
     ]
-    assert labels(found["train"][0]) == [0, 1, 2] and labels(found["val"][0]) == [2]
+    assert labels(tables["train"][0]) == [0, 1, 2] and labels(tables["val"][0]) == [2]
 
 
 def test_ids_are_unique_over_splits_and_blocks(rows, monkeypatch):
     monkeypatch.setattr(raw_table, "BLOCK", 3)
     train = [entry(f"{number}.jpg", 0) for number in range(8)]
-    _, found = rows(listing(train=train, val=[entry("1.jpg", 2)], test=[entry("1.jpg")]))
-    assert [row["image_id"] for split in ("train", "val", "test") for row in found[split]] == [*range(1, 11)]
-    assert [row["file_name"] for row in found["train"]] == [item.file_name for item in train]
+    _, tables = rows(listing(train=train, val=[entry("1.jpg", 2)], test=[entry("1.jpg")]))
+    assert [row["image_id"] for split in ("train", "val", "test") for row in tables[split]] == [*range(1, 11)]
+    assert [row["file_name"] for row in tables["train"]] == [item.file_name for item in train]
 
 
 def test_a_row_holds_all_that_the_source_tells(rows):
-    told = Entry(
+    given = Entry(
         "a/é.JPG", "s3://b/a", 7, 9, [Box(1, (1.0, 2.0, 3.0, 4.0), 6.5, 1), Box(UNKNOWN, (), 0.0, 0)],
         "id 1", ("image missing", "gone"), "v1", {"verified": [2]}, 6,
     )  # fmt: skip
-    _, found = rows(listing(train=[told, entry("b.jpg", 0)]), DataConfig(val_fraction=0.0))
-    row = found["train"][0]
+    _, tables = rows(listing(train=[given, entry("b.jpg", 0)]), DataConfig(val_fraction=0.0))
+    row = tables["train"][0]
     first, second = row.pop("boxes")
     assert list(first.values()) == [1, 1.0, 2.0, 3.0, 4.0, 6.5, 1]
     assert second["category"] == UNKNOWN and second["x"] != second["x"]
@@ -81,8 +81,10 @@ def test_a_row_holds_all_that_the_source_tells(rows):
 
 
 def test_classes_filter_by_name_and_order(rows):
-    found = listing(train=[entry("a.jpg", 0, 1, UNKNOWN, 2), entry("c.jpg", 1)], val=[entry("b.jpg", 1)])
-    categories, read = rows(found, DataConfig(classes=["cow", "cat"]))
+    source_listing = listing(
+        train=[entry("a.jpg", 0, 1, UNKNOWN, 2), entry("c.jpg", 1)], val=[entry("b.jpg", 1)]
+    )
+    categories, read = rows(source_listing, DataConfig(classes=["cow", "cat"]))
     assert [item["name"] for item in categories] == ["cow", "cat"]
     assert [labels(row) for row in read["train"]] == [[1, UNKNOWN, 0], []]
     assert [labels(row) for row in read["val"]] == [[]]
@@ -95,10 +97,10 @@ def test_unknown_classes_are_an_error_that_lists_the_known(rows):
 
 
 def test_a_class_without_boxes_is_kept_and_noted(rows):
-    found = listing(train=[entry("a.jpg", 0)], val=[entry("b.jpg", 1)])
-    categories, _ = rows(found)
+    source_listing = listing(train=[entry("a.jpg", 0)], val=[entry("b.jpg", 1)])
+    categories, _ = rows(source_listing)
     assert len(categories) == 3
-    assert found.problems.examples[reasons.CLASS_WITHOUT_BOXES] == ["dog", "cow"]
+    assert source_listing.problems.examples[reasons.CLASS_WITHOUT_BOXES] == ["dog", "cow"]
 
 
 def test_no_box_at_all_is_an_error(rows):
@@ -122,24 +124,24 @@ def test_no_box_at_all_is_an_error(rows):
     ],
 )
 def test_keys_are_safe_and_unique(rows, names):
-    _, found = rows(listing(train=[entry(name, 0) for name in names]), DataConfig(val_fraction=0.0))
-    keys = [row["key"] for row in found["train"]]
+    _, tables = rows(listing(train=[entry(name, 0) for name in names]), DataConfig(val_fraction=0.0))
+    keys = [row["key"] for row in tables["train"]]
     assert len({key.lower() for key in keys}) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,80}", key) for key in keys)
-    assert [row["file_name"] for row in found["train"]] == names
+    assert [row["file_name"] for row in tables["train"]] == names
 
 
 def test_plain_names_stay_as_they_are_and_only_clashing_ones_change(rows):
     names = ["IMG_0001-a.JPG", "b.jpg", "b.png"]
-    _, found = rows(listing(train=[entry(name, 0) for name in names]), DataConfig(val_fraction=0.0))
-    assert [row["key"] for row in found["train"]] == [
+    _, tables = rows(listing(train=[entry(name, 0) for name in names]), DataConfig(val_fraction=0.0))
+    assert [row["key"] for row in tables["train"]] == [
         "IMG_0001-a", distinct("b", "b.jpg"), distinct("b", "b.png"),
     ]  # fmt: skip
 
 
 def carved(rows, count: int, fraction: float) -> set[str]:
-    found = listing(train=[entry(f"{number}.jpg", 0) for number in range(count)])
-    _, read = rows(found, DataConfig(val_fraction=fraction))
+    source_listing = listing(train=[entry(f"{number}.jpg", 0) for number in range(count)])
+    _, read = rows(source_listing, DataConfig(val_fraction=fraction))
     names = [row["file_name"] for split in read.values() for row in split]
     assert sorted(names) == sorted(f"{number}.jpg" for number in range(count))
     return {row["file_name"] for row in read.get("val", [])}
@@ -159,8 +161,8 @@ def test_val_of_small_sets(rows, count, fraction, expected):
 
 
 def test_a_val_split_that_is_there_is_left_alone(rows):
-    _, found = rows(listing(train=[entry("a.jpg", 0)], val=[entry("v.jpg")]), DataConfig(val_fraction=0.9))
-    assert [row["file_name"] for row in found["val"]] == ["v.jpg"]
+    _, tables = rows(listing(train=[entry("a.jpg", 0)], val=[entry("v.jpg")]), DataConfig(val_fraction=0.9))
+    assert [row["file_name"] for row in tables["val"]] == ["v.jpg"]
 
 
 def test_no_training_images_is_an_error(rows):
@@ -169,15 +171,19 @@ def test_no_training_images_is_an_error(rows):
 
 
 def test_classes_are_named_by_text_ids_too(rows):
-    found = listing(train=[entry("a.jpg", 0, 1)])
-    found.categories[:] = [Category("cat", "/m/cat"), Category("dog", "/m/dog"), Category("cow", "dog")]
-    categories, _ = rows(found, DataConfig(classes=["/m/dog", "cat"]))
+    source_listing = listing(train=[entry("a.jpg", 0, 1)])
+    source_listing.categories[:] = [
+        Category("cat", "/m/cat"),
+        Category("dog", "/m/dog"),
+        Category("cow", "dog"),
+    ]
+    categories, _ = rows(source_listing, DataConfig(classes=["/m/dog", "cat"]))
     assert [item["original_id"] for item in categories] == ["/m/dog", "/m/cat"]
     # A name comes before another class's id.
-    categories, _ = rows(found, DataConfig(classes=["dog"]), "other")
+    categories, _ = rows(source_listing, DataConfig(classes=["dog"]), "other")
     assert [item["original_id"] for item in categories] == ["/m/dog"]
     with pytest.raises(DataError, match="classes twice: cat"):
-        rows(found, DataConfig(classes=["cat", "/m/cat"]), "twice")
+        rows(source_listing, DataConfig(classes=["cat", "/m/cat"]), "twice")
 
 
 def test_a_limit_of_images_chooses_the_same_ones_and_only_adds(rows):
@@ -185,9 +191,9 @@ def test_a_limit_of_images_chooses_the_same_ones_and_only_adds(rows):
     val = [entry(f"v{number}.jpg", 0) for number in range(9)]
     names = []
     for limit in (5, 12, 0):
-        found = rows(listing(train=train, val=val), DataConfig(max_images=limit), f"of {limit}")[1]
-        assert len(found["val"]) == min(limit or 9, 9)
-        names.append([row["file_name"] for row in found["train"]])
+        tables = rows(listing(train=train, val=val), DataConfig(max_images=limit), f"of {limit}")[1]
+        assert len(tables["val"]) == min(limit or 9, 9)
+        names.append([row["file_name"] for row in tables["train"]])
     assert list(map(len, names)) == [5, 12, 50] and set(names[0]) < set(names[1])
     assert names[1] == sorted(names[1], key=names[2].index)
     backwards = rows(listing(train=train[::-1], val=val), DataConfig(max_images=5), "backwards")[1]
@@ -199,11 +205,13 @@ def test_a_limit_of_images_chooses_the_same_ones_and_only_adds(rows):
     [("auto", True, 3), ("auto", False, 1), ("keep", False, 3), ("drop", True, 1)],
 )
 def test_images_without_boxes(rows, what, exhaustive, kept):
-    found = listing(train=[entry("a.jpg", 0), entry("b.jpg"), entry("c.jpg", 1)], val=[entry("d.jpg", 0)])
-    found.exhaustive = exhaustive
-    _, read = rows(found, DataConfig(classes=["cat"], empty_images=what))
+    source_listing = listing(
+        train=[entry("a.jpg", 0), entry("b.jpg"), entry("c.jpg", 1)], val=[entry("d.jpg", 0)]
+    )
+    source_listing.exhaustive = exhaustive
+    _, read = rows(source_listing, DataConfig(classes=["cat"], empty_images=what))
     assert len(read["train"]) == kept
-    assert found.problems.counts.get(reasons.IMAGE_WITHOUT_BOXES, 0) == 3 - kept
+    assert source_listing.problems.counts.get(reasons.IMAGE_WITHOUT_BOXES, 0) == 3 - kept
 
 
 def test_the_share_for_val_is_of_the_images_that_are_kept(rows):

@@ -25,20 +25,25 @@ def test_a_data_root_may_be_moved(folders, data_root, tmp_path):
     images = Path(json.loads((Path(folders[0]) / "manifest.json").read_text())["images"])
     image = next((root / "images" / images.name).rglob("*.jpg"))
     image.write_bytes(b"x")
-    found = [verify(str(root / Path(uri).relative_to(data_root))) for uri in folders]
-    assert [of.uri for of in found] == [str(root / Path(uri).relative_to(data_root)) for uri in folders]
-    assert len(found[0].problems) == 1 and found[0].problems[0].startswith(f"{image}: 1 bytes, not ")
-    assert found[1].problems == verify(folders[0]).problems == []
+    results = [verify(str(root / Path(uri).relative_to(data_root))) for uri in folders]
+    assert [result.uri for result in results] == [
+        str(root / Path(uri).relative_to(data_root)) for uri in folders
+    ]
+    assert len(results[0].problems) == 1 and results[0].problems[0].startswith(f"{image}: 1 bytes, not ")
+    assert results[1].problems == verify(folders[0]).problems == []
 
 
 def test_a_store_tells_the_same(folders, data_root, bucket):
     shutil.copytree(data_root, bucket, dirs_exist_ok=True)
     for uri in folders:
-        there = f"s3://bucket/{Path(uri).relative_to(data_root)}"
-        assert inspect(there) == inspect(uri) | {"uri": there}
-        found, here = verify(there), verify(uri)
-        assert found.problems == [] and (found.files, found.bytes) == (here.files, here.bytes)
-        sheets = [contact_sheet(place, 3)[0].tobytes() for place in (there, uri)]
+        remote = f"s3://bucket/{Path(uri).relative_to(data_root)}"
+        assert inspect(remote) == inspect(uri) | {"uri": remote}
+        remote_result, local_result = verify(remote), verify(uri)
+        assert remote_result.problems == [] and (remote_result.files, remote_result.bytes) == (
+            local_result.files,
+            local_result.bytes,
+        )
+        sheets = [contact_sheet(place, 3)[0].tobytes() for place in (remote, uri)]
         assert sheets[0] == sheets[1]
 
 

@@ -67,7 +67,7 @@ def named(dataset):
 
 def an_epoch(dataset, *, max_bad_fraction=0.2, world=1, workers=2):
     """Pixels and boxes of all samples by image id, read by so many ranks."""
-    found = {}
+    images = {}
     for rank in range(world):
         loader = TrainLoader(
             dataset, replace(CONFIG, workers=workers), global_batch=4, batch_size=4, seed=1,
@@ -78,26 +78,28 @@ def an_epoch(dataset, *, max_bad_fraction=0.2, world=1, workers=2):
             for _ in range(3):
                 batch = next(batches)
                 for row, image_id in enumerate(batch.image_ids):
-                    found[image_id] = (batch.images[row].clone(), (batch.labels[row] >= 0).sum().item())
+                    images[image_id] = (batch.images[row].clone(), (batch.labels[row] >= 0).sum().item())
         finally:
             batches.close()
             loader.close()
-    return found
+    return images
 
 
 def test_training_goes_on_and_names_them_once(dataset, caplog):
     names = named(dataset)
-    found = an_epoch(dataset)
+    images = an_epoch(dataset)
     an_epoch(dataset)
-    assert len(found) == 12
-    pixels, boxes = found[dataset.image_ids[names[TABLE]]]
+    assert len(images) == 12
+    pixels, boxes = images[dataset.image_ids[names[TABLE]]]
     assert (pixels == FILL).all() and boxes == 0
-    pixels, boxes = found[dataset.image_ids[names[SCAN]]]
+    pixels, boxes = images[dataset.image_ids[names[SCAN]]]
     assert (pixels != FILL).any() and boxes == 2
-    told = sorted(record.getMessage() for record in caplog.records if "damaged image" in record.getMessage())
-    assert len(told) == 4, "once by each loader"
-    assert re.search(rf"{SCAN} in train-00000\.tar: .+; it is used as far as it can be decoded", told[0])
-    assert re.search(rf"{TABLE} in train-00000\.tar: .*; an empty picture takes its place", told[2])
+    messages = sorted(
+        record.getMessage() for record in caplog.records if "damaged image" in record.getMessage()
+    )
+    assert len(messages) == 4, "once by each loader"
+    assert re.search(rf"{SCAN} in train-00000\.tar: .+; it is used as far as it can be decoded", messages[0])
+    assert re.search(rf"{TABLE} in train-00000\.tar: .*; an empty picture takes its place", messages[2])
 
 
 def test_they_are_the_same_at_any_number_of_ranks_and_workers(dataset):
@@ -129,10 +131,12 @@ def test_full_decoding_when_sharded_leaves_them_out(source, tmp_path):
 
 
 def test_verifying_names_them_and_what_leaves_them_out(dataset):
-    found = verify(dataset.uri)
-    assert len(found.problems) == 2 and all("cannot be decoded" in problem for problem in found.problems)
+    verified = verify(dataset.uri)
+    assert len(verified.problems) == 2 and all(
+        "cannot be decoded" in problem for problem in verified.problems
+    )
     with pytest.raises(DataError) as caught:
-        check(found)
+        check(verified)
     assert "data.decode_check=true" in caught.value.fix
 
 

@@ -127,10 +127,10 @@ def test_without_a_gpu_it_is_refused(dataset):
     assert caught.value.fix == "set loader.decoder=cpu"
 
 
-@pytest.mark.parametrize("there", [None, "old"])
-def test_without_the_package_it_is_refused(there, monkeypatch):
+@pytest.mark.parametrize("installed", [None, "old"])
+def test_without_the_package_it_is_refused(installed, monkeypatch):
     old = types.ModuleType("torchcodec.decoders")  # before 0.16 it decoded videos only
-    monkeypatch.setitem(sys.modules, "torchcodec.decoders", old if there else None)
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", old if installed else None)
     with pytest.raises(ConfigError, match=r"needs the package torchcodec, 0\.16 or newer: ") as caught:
         check(torch.device("cuda", 0))
     assert "pip install" in caught.value.fix
@@ -139,9 +139,9 @@ def test_without_the_package_it_is_refused(there, monkeypatch):
 def test_the_packages_decoder_gives_the_hosts_pixels():
     pytest.importorskip("torchcodec")
     jpegs = [smooth(90, 61), smooth(33, 40)]
-    for found, jpeg in zip(device_decode.decode(jpegs, CPU), jpegs, strict=True):
-        height, width = found.shape[1:]
-        assert (found.int() - decode(jpeg, width, height).int()).abs().max() <= 2
+    for decoded, jpeg in zip(device_decode.decode(jpegs, CPU), jpegs, strict=True):
+        height, width = decoded.shape[1:]
+        assert (decoded.int() - decode(jpeg, width, height).int()).abs().max() <= 2
     with pytest.raises(RuntimeError):
         device_decode.decode([jpegs[0][:200]], CPU)
 

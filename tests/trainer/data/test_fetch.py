@@ -70,7 +70,7 @@ def test_images_that_came_later_are_in_other_shards(make_coco, broken_reads, tmp
     second = download(str(root), str(tmp_path), config)
     after = shard(second, str(tmp_path), config)
     assert first["uri"] == second["uri"] and before["uri"] != after["uri"]
-    counts = [sum(found["samples"] for found in index["splits"].values()) for index in (before, after)]
+    counts = [sum(part["samples"] for part in index["splits"].values()) for index in (before, after)]
     assert counts == [19, 20]
 
 
@@ -196,9 +196,11 @@ def test_one_address_that_is_none_is_counted_and_no_more(image_server, tmp_path)
     form = form_of_urls(server, range(1, 12))
     form["images"][3]["coco_url"] = "http://[x/1.jpg"
     (tmp_path / "x.json").write_text(json.dumps(form))
-    made = download(str(tmp_path / "x.json"), str(tmp_path / "data"), replace(CONFIG, max_bad_fraction=0.5))
-    assert sum(counts["images"] for counts in made["splits"].values()) == 10
-    assert made["problems"][reasons.IMAGE_NOT_FETCHED]["count"] == 1
+    manifest = download(
+        str(tmp_path / "x.json"), str(tmp_path / "data"), replace(CONFIG, max_bad_fraction=0.5)
+    )
+    assert sum(counts["images"] for counts in manifest["splits"].values()) == 10
+    assert manifest["problems"][reasons.IMAGE_NOT_FETCHED]["count"] == 1
 
 
 @pytest.mark.slow
@@ -210,10 +212,10 @@ def test_a_killed_download_by_url_goes_on_where_it_was(image_server, make_jpeg, 
         "download(sys.argv[1], sys.argv[2], DataConfig(threads=2))\n"
     )
     data = tmp_path / "data"
-    for wanted in (10, 40, 70):
+    for count in (10, 40, 70):
         process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "x.json"), str(data)])
         deadline = time.monotonic() + 60
-        while len(list(data.rglob("*.jpg"))) < wanted and time.monotonic() < deadline:
+        while len(list(data.rglob("*.jpg"))) < count and time.monotonic() < deadline:
             assert process.poll() is None
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)

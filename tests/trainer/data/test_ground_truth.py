@@ -9,10 +9,12 @@ CLASSES = Classes([{"id": 0, "name": "Käfer", "original_id": 3}], {})
 
 
 def row(number: int, boxes: int) -> dict:
-    found = [{"category_id": 0, "bbox": [1, 2, 3, box], "area": 6, "iscrowd": 0} for box in range(boxes)]
+    annotations = [
+        {"category_id": 0, "bbox": [1, 2, 3, box], "area": 6, "iscrowd": 0} for box in range(boxes)
+    ]
     extra = {"extra": {"verified": {"Käfer": 1, "gone": 0}}} if number % 2 else {}
     size = {"image_id": number, "file_name": f"{number}.jpg", "width": 9, "height": 9}
-    return {**size, **extra, "annotations": found, "offset": 1}
+    return {**size, **extra, "annotations": annotations, "offset": 1}
 
 
 def test_what_is_written_block_by_block_is_what_all_at_once_gives(tmp_path):
@@ -23,10 +25,10 @@ def test_what_is_written_block_by_block_is_what_all_at_once_gives(tmp_path):
         for shard in (block[::2], block[1::2]):
             writer.add(begin // 10, shard)
     writer.write(str(tmp_path / "truth.json"))
-    found = json.loads((tmp_path / "truth.json").read_text(encoding="utf-8"))
-    assert found == ground_truth(rows, CLASSES)
-    assert [box["id"] for box in found["annotations"]] == list(range(1, 31))
-    assert found["images"][0]["verified"] == [0] and "verified" not in found["images"][1]
+    written = json.loads((tmp_path / "truth.json").read_text(encoding="utf-8"))
+    assert written == ground_truth(rows, CLASSES)
+    assert [box["id"] for box in written["annotations"]] == list(range(1, 31))
+    assert written["images"][0]["verified"] == [0] and "verified" not in written["images"][1]
 
 
 @pytest.mark.parametrize("rows", [[], [row(2, 0)]])
@@ -34,8 +36,8 @@ def test_without_images_or_boxes_it_is_empty(rows, tmp_path):
     writer = GroundTruthWriter(CLASSES, tmp_path)
     writer.add(0, rows)
     writer.write(str(tmp_path / "truth.json"))
-    found = json.loads((tmp_path / "truth.json").read_text())
-    assert len(found["images"]) == len(rows) and found["annotations"] == []
+    written = json.loads((tmp_path / "truth.json").read_text())
+    assert len(written["images"]) == len(rows) and written["annotations"] == []
 
 
 def test_it_is_written_whole_or_not_at_all(tmp_path):
@@ -57,6 +59,6 @@ def test_what_is_verified_holds_for_classes_above_or_below(tmp_path):
     assert classes.verified({"Animal": 1, "Dog": 0, "Tree": 0}) == [0, 2, 3]
     writer = GroundTruthWriter(classes, tmp_path)
     writer.write(str(tmp_path / "truth.json"))
-    found = json.loads((tmp_path / "truth.json").read_text())
-    assert found == ground_truth([], classes)
-    assert found["hierarchy"] == {"1": [0], "2": [0]} and "hierarchy" not in ground_truth([], CLASSES)
+    written = json.loads((tmp_path / "truth.json").read_text())
+    assert written == ground_truth([], classes)
+    assert written["hierarchy"] == {"1": [0], "2": [0]} and "hierarchy" not in ground_truth([], CLASSES)

@@ -38,8 +38,8 @@ def results(root: str | Path) -> dict[str, bytes]:
     return {name: storage.read_bytes(f"{root}/{name}").replace(own, b"ROOT") for name in names}
 
 
-def tars(found: dict[str, bytes]) -> list[bytes]:
-    return [data for name, data in sorted(found.items()) if name.endswith(".tar")]
+def tars(files: dict[str, bytes]) -> list[bytes]:
+    return [data for name, data in sorted(files.items()) if name.endswith(".tar")]
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def expected(make_coco, bucket, tmp_path):
     root = make_coco(train=NAMES, val=["v.jpg"])
     shutil.copytree(root, bucket / "source")
     convert(root, tmp_path / "calm")
-    found = tars(results(tmp_path / "calm"))
-    assert len(found) > 3
-    return found
+    calm_tars = tars(results(tmp_path / "calm"))
+    assert len(calm_tars) > 3
+    return calm_tars
 
 
 def assert_whole(root: str, index: dict, expected: list[bytes]) -> None:
@@ -93,8 +93,8 @@ def test_open_images_from_a_store_that_fails_now_and_then(kind, mirror, bucket, 
         shutil.copytree(mirror / folder, bucket / "mirror" / folder)
     for fault, details in FAULTS[kind]:
         proxy.fail(fault, **details)
-    there = source("s3://bucket/mirror").uri
-    index = convert(there, "s3://bucket/data", config)
+    mirror_uri = source("s3://bucket/mirror").uri
+    index = convert(mirror_uri, "s3://bucket/data", config)
     assert proxy.faults == []
     assert calm["problems"].keys() == index["problems"].keys() and len(index["problems"]) > 0
     assert tars(results("s3://bucket/data")) == tars(results(tmp_path / "calm")) != []
@@ -220,7 +220,7 @@ def test_a_killed_conversion_goes_on_where_it_was(make_coco, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in before} == before
     fresh = shard(raw, str(tmp_path / "fresh"), config)
     for item in fresh["splits"]["train"]["shards"]:
-        again, anew = (Path(found["uri"]) / item["name"] for found in (index, fresh))
+        again, anew = (Path(shard_index["uri"]) / item["name"] for shard_index in (index, fresh))
         assert again.read_bytes() == anew.read_bytes()
 
 
@@ -251,6 +251,6 @@ def test_the_report_of_a_partition_does_not_depend_on_who_was_first(make_coco, t
     reports = []
     for threads in (1, 4):
         config = replace(CONFIG, threads=threads)
-        made = download(str(root), str(tmp_path / str(threads)), config)
-        reports.append(storage.read_bytes(f"{made['uri']}/fetched/0-of-1.parquet"))
+        manifest = download(str(root), str(tmp_path / str(threads)), config)
+        reports.append(storage.read_bytes(f"{manifest['uri']}/fetched/0-of-1.parquet"))
     assert reports[0] == reports[1]

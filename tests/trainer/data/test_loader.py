@@ -30,21 +30,21 @@ def world(rank=0, size=1):
 
 
 def take(dataset, count, start=0, config=CONFIG, batch=4, whole=0, **place):
-    here = world(**place)
+    rank_world = world(**place)
     loader = TrainLoader(
         dataset,
         config,
-        global_batch=whole or batch * here.size,
+        global_batch=whole or batch * rank_world.size,
         batch_size=batch,
         seed=5,
-        world=here,
+        world=rank_world,
         max_bad_fraction=0.0,
     )
     batches = loader.batches(start)
-    found = [next(batches) for _ in range(count)]
+    taken = [next(batches) for _ in range(count)]
     batches.close()
     loader.close()
-    return found
+    return taken
 
 
 @pytest.fixture(scope="module")
@@ -214,12 +214,12 @@ def test_a_reader_that_is_killed_anywhere_and_started_again_reads_the_same(shard
                     os.kill(pid, signal.SIGKILL)
             return lines
 
-        expected, found, starts = run(-1, None), [], 0
-        while len(found) < 30:
-            found += run(len(found), moments.randint(1, 9))
+        expected, batches_read, starts = run(-1, None), [], 0
+        while len(batches_read) < 30:
+            batches_read += run(len(batches_read), moments.randint(1, 9))
             starts += 1
         process.stdin.close()
     assert len(expected) == 30 and starts > 3
-    assert found == expected
+    assert batches_read == expected
     copies = list(cache.glob("*.tar"))
     assert copies

@@ -25,9 +25,9 @@ class Queued(TorchDispatchMode):
             def wait_stream(self, other):
                 queued.found.append((name, "waits for", other.name))
 
-        made = Pretended(stream_id=number, device_index=0, device_type=1)
-        made.name = name
-        return made
+        stream = Pretended(stream_id=number, device_index=0, device_type=1)
+        stream.name = name
+        return stream
 
     @contextlib.contextmanager
     def on(self, stream):
@@ -55,10 +55,10 @@ def test_a_batch_is_copied_beside_the_computation_which_waits_for_it(monkeypatch
     pixels = torch.zeros(2, 8, 8, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
     batch = Batch(pixels, torch.zeros(2, 1, 4), torch.zeros(2, 1).long(), color, [1, 2], [1.0, 1.0])
     with FakeTensorMode(allow_non_fake_inputs=True), queued:
-        there = batch.to(torch.device("cuda", 0))
-    parts = [part for part in there[:4] if part is not None]
-    assert all(part.device.type == "cuda" for part in parts) and there[4:] == batch[4:]
-    assert there.images.is_contiguous(memory_format=torch.channels_last)
+        copied = batch.to(torch.device("cuda", 0))
+    parts = [part for part in copied[:4] if part is not None]
+    assert all(part.device.type == "cuda" for part in parts) and copied[4:] == batch[4:]
+    assert copied.images.is_contiguous(memory_format=torch.channels_last)
     copies = [("copying", "aten._to_copy.default", id(part)) for part in parts]
     assert [each for each in queued.found if each[1].startswith("aten")] == copies
     assert {("computing", "keeps", id(part)) for part in parts} < set(queued.found)
@@ -74,8 +74,8 @@ def test_batches_arrive_whole_on_a_gpu_that_is_busy():
         parts = torch.empty(4, 3, 512, 512, dtype=torch.uint8), torch.empty(4, 9, 4), torch.empty(4, 9).long()
         pinned = [part.fill_(number).pin_memory() for part in parts]
         torch.cuda._sleep(50_000_000)
-        there = Batch(*pinned, None, [], []).to(device)
-        return [(part == number).all() for part in there[:3]]
+        copied = Batch(*pinned, None, [], []).to(device)
+        return [(part == number).all() for part in copied[:3]]
 
     right = [each for number in range(30) for each in send(number)]
     assert torch.stack(right).all()

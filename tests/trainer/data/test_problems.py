@@ -7,11 +7,11 @@ from trainer.errors import DataError
 
 def of(**counts: int) -> Problems:
     """Problems by names of constants."""
-    found = Problems()
+    counted = Problems()
     for name, count in counts.items():
         for number in range(count):
-            found.add(getattr(reasons, name), f"{name} {number}")
-    return found
+            counted.add(getattr(reasons, name), f"{name} {number}")
+    return counted
 
 
 @pytest.mark.parametrize(
@@ -20,19 +20,19 @@ def of(**counts: int) -> Problems:
 )
 def test_what_share_may_be_bad(bad, listed, fraction, passes):
     for name, counts in (("IMAGE_MISSING", {"images": listed}), ("BOX_OUTSIDE", {"boxes": listed})):
-        found = of(**{name: bad})
+        counted = of(**{name: bad})
         given = {"images": 0, "boxes": 0, "max_bad_fraction": fraction} | counts
         if passes:
-            found.check("the source", **given)
+            counted.check("the source", **given)
         else:
             with pytest.raises(DataError, match=f"the source: {bad} of {listed} (images|boxes) are bad"):
-                found.check("the source", **given)
+                counted.check("the source", **given)
 
 
 def test_an_error_names_ten_cases_and_what_is_harmless_counts_for_nothing():
-    found = of(IMAGE_MISSING=8, IMAGE_UNREADABLE=8, BOX_CLIPPED=90)
+    counted = of(IMAGE_MISSING=8, IMAGE_UNREADABLE=8, BOX_CLIPPED=90)
     with pytest.raises(DataError) as caught:
-        found.check("x", images=100, boxes=100, max_bad_fraction=0.1)
+        counted.check("x", images=100, boxes=100, max_bad_fraction=0.1)
     assert caught.value.message.count("\n") == 10 and "image unreadable: IMAGE_UNREADABLE 1" in str(
         caught.value
     )

@@ -93,33 +93,33 @@ SHARDS = some.lists(some.integers(1, 9), min_size=1, max_size=90)
 def read(sizes, seed, start, steps, whole, batch, world):
     """What all ranks read in some steps from a place on, in the order of the stream."""
     streams = [SampleStream(sizes, seed) for _ in range(world)]
-    found = []
+    indices = []
     for step in range(steps):
         for rank, stream in enumerate(streams):
             passes = rank_positions(start + step * whole, whole, batch, world_size=world, rank=rank)
-            found += [stream[position] for turn in passes for position in turn]
-    return found
+            indices += [stream[position] for turn in passes for position in turn]
+    return indices
 
 
 @given(SHARDS, some.integers(0, 5), some.integers(1, 7), some.integers(1, 5), some.data())
 def test_every_sample_is_read_once_an_epoch_at_any_world_size(sizes, seed, world, batch, data):
     samples = sum(sizes)
     whole = data.draw(some.integers(world, world + 20), "global batch")
-    found = read(sizes, seed, 0, -(-2 * samples // whole), whole, batch, world)
+    indices = read(sizes, seed, 0, -(-2 * samples // whole), whole, batch, world)
     for epoch in range(2):
-        assert sorted(index for e, index in found if e == epoch) == list(range(samples))
+        assert sorted(index for e, index in indices if e == epoch) == list(range(samples))
 
 
 @given(SHARDS, some.integers(0, 5), some.lists(some.integers(1, 7), min_size=1, max_size=4), some.data())
 def test_a_run_that_stops_anywhere_goes_on_at_any_world_size(sizes, seed, worlds, data):
     whole = data.draw(some.integers(max(worlds), max(worlds) + 20), "global batch")
-    found, start = [], 0
+    indices, start = [], 0
     for world in worlds:
         steps = data.draw(some.integers(0, 6), "steps")
-        found += read(sizes, seed, start, steps, whole, data.draw(some.integers(1, 5), "batch"), world)
+        indices += read(sizes, seed, start, steps, whole, data.draw(some.integers(1, 5), "batch"), world)
         start += steps * whole
     stream = SampleStream(sizes, seed)
-    assert found == [stream[position] for position in range(start)]
+    assert indices == [stream[position] for position in range(start)]
 
 
 @given(SHARDS, some.integers(0, 5), some.integers(0, 300))

@@ -27,13 +27,13 @@ def store(tmp_path):
     """A folder that plays the store; gives what writes shards there: URI, sha256 and bytes of each."""
 
     def write(*contents):
-        found = []
+        entries = []
         for number, content in enumerate(contents):
             path = tmp_path / "store" / f"{number}.tar"
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(content)
-            found.append((str(path), hashlib.sha256(content).hexdigest(), len(content)))
-        return found
+            entries.append((str(path), hashlib.sha256(content).hexdigest(), len(content)))
+        return entries
 
     return write
 
@@ -151,9 +151,9 @@ def test_processes_that_evict_each_others_copies_read_what_is_right(store, tmp_p
         reader.stdin.write("go\n")
         reader.stdin.flush()
     for reader in readers:
-        told, _ = reader.communicate(timeout=30)
+        output, _ = reader.communicate(timeout=30)
         # Eight shards each, three times: of eight, no more than four would ever stay.
-        assert reader.returncode == 0 and int(told) > 8
+        assert reader.returncode == 0 and int(output) > 8
     assert len(names(folder)) <= 4
     assert not list(folder.glob("*.part"))
 
@@ -229,8 +229,8 @@ def test_a_full_disk_ends_nothing_and_is_told(store, tmp_path, caplog):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not names(tmp_path / "cache") and not list((tmp_path / "cache").glob("*.part"))
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert ": File too large; images are read" in told and FOLDER in told
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert ": File too large; images are read" in message and FOLDER in message
     assert cache.fetch(*many[0]) is Fetched.THERE
 
 

@@ -60,7 +60,7 @@ def test_threads_read_the_same_with_few_open_files(uri, monkeypatch):
     order = list(np.random.default_rng(0).integers(0, 20, 2000))
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(dataset.read, order))
-    assert all(found == alone[index] for found, index in zip(together, order, strict=True))
+    assert all(sample == alone[index] for sample, index in zip(together, order, strict=True))
     assert len(dataset._files._files) == 1
 
 
@@ -194,11 +194,11 @@ def test_expected_shards_are_read_from_their_copies(remote, bucket, tmp_path):
 
 def test_the_shards_of_what_comes_first_are_fetched_first_and_others_let_go(remote, tmp_path):
     dataset = ShardDataset(remote, "train", ShardCache(tmp_path / "cache"))
-    asked = []
-    dataset._files.expect = asked.extend
+    fetched = []
+    dataset._files.expect = fetched.extend
     shard_of = dataset.samples["shard"]
     dataset.expect(np.array([19, 0, 18, 1]))
-    assert asked == [shard_of[19], shard_of[0]]
+    assert fetched == [shard_of[19], shard_of[0]]
 
 
 def test_a_damaged_copy_is_replaced_by_what_the_store_has(remote, tmp_path):

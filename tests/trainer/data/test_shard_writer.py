@@ -18,10 +18,10 @@ CONFIG = DataConfig(processes=1)
 
 def test_small_boxes_are_left_out_where_asked(make_coco, tmp_path):
     raw = download(str(make_coco(train=["a.jpg", "b.jpg"])), str(tmp_path), CONFIG)
-    made = [shard(raw, str(tmp_path), replace(CONFIG, min_box_side=side)) for side in (0.0, 8.0, 9.0)]
-    assert len({index["uri"] for index in made}) == 3
-    found = [ShardDataset(index["uri"], "train").read(0)[1]["annotations"] for index in made]
-    assert list(map(len, found)) == [2, 2, 0]
+    indexes = [shard(raw, str(tmp_path), replace(CONFIG, min_box_side=side)) for side in (0.0, 8.0, 9.0)]
+    assert len({index["uri"] for index in indexes}) == 3
+    annotations = [ShardDataset(index["uri"], "train").read(0)[1]["annotations"] for index in indexes]
+    assert list(map(len, annotations)) == [2, 2, 0]
 
 
 def test_small_images_are_left_out_where_asked(make_coco, make_jpeg, tmp_path):
@@ -29,11 +29,11 @@ def test_small_images_are_left_out_where_asked(make_coco, make_jpeg, tmp_path):
     (root / "train" / "narrow.jpg").write_bytes(make_jpeg(60, 25))
     raw = download(str(root), str(tmp_path), CONFIG)
     config = replace(CONFIG, max_bad_fraction=0)
-    made = [shard(raw, str(tmp_path), replace(config, min_side=side)) for side in (0, 25, 26)]
-    assert len({index["uri"] for index in made}) == 3
-    assert [index["splits"]["train"]["samples"] for index in made] == [3, 3, 2]
-    assert made[2]["problems"] == {reasons.IMAGE_SMALL: 1} and made[2]["quarantined"] == []
-    sidecar = json.loads((Path(made[2]["uri"]) / "train-00000.json").read_text())
+    indexes = [shard(raw, str(tmp_path), replace(config, min_side=side)) for side in (0, 25, 26)]
+    assert len({index["uri"] for index in indexes}) == 3
+    assert [index["splits"]["train"]["samples"] for index in indexes] == [3, 3, 2]
+    assert indexes[2]["problems"] == {reasons.IMAGE_SMALL: 1} and indexes[2]["quarantined"] == []
+    sidecar = json.loads((Path(indexes[2]["uri"]) / "train-00000.json").read_text())
     assert sidecar["problems"][reasons.IMAGE_SMALL]["examples"] == ["narrow.jpg: 60x25"]
 
 

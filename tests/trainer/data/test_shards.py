@@ -63,7 +63,7 @@ def test_the_index_and_the_ground_truth(make_coco, tmp_path):
     assert index["kind"] == "shards" and index["problems"] == {} and index["quarantined"] == []
     assert index["categories"][1] == {"id": 1, "name": "dog", "original_id": 17}
     assert index["class_counts"] == {"train": {"cat": 2, "dog": 2}, "val": {"cat": 1, "dog": 1}}
-    assert {split: (found["samples"], found["boxes"]) for split, found in index["splits"].items()} == {
+    assert {split: (part["samples"], part["boxes"]) for split, part in index["splits"].items()} == {
         "train": (2, 4), "val": (1, 2),
     }  # fmt: skip
     truth = ShardDataset(index["uri"], "train").annotations()
@@ -193,8 +193,8 @@ def test_unreadable_images_are_quarantined(make_coco, tmp_path):
     (root / "train" / "5.jpg").write_bytes(b"<html>404</html>")
     index = made(root, tmp_path / "data", replace(CONFIG, max_bad_fraction=0.2))
     assert index["problems"] == {reasons.IMAGE_UNREADABLE: 2}
-    found = {item["file_name"]: item["reason"] for item in index["quarantined"]}
-    assert found.keys() == {"3.jpg", "5.jpg"} and "cut off" in found["3.jpg"]
+    reason_by_name = {item["file_name"]: item["reason"] for item in index["quarantined"]}
+    assert reason_by_name.keys() == {"3.jpg", "5.jpg"} and "cut off" in reason_by_name["3.jpg"]
     assert index["splits"]["train"]["samples"] == 8
     with pytest.raises(DataError, match="2 of 11 images are bad"):
         made(root, tmp_path / "other", replace(CONFIG, max_bad_fraction=0.1))
@@ -311,7 +311,7 @@ def test_a_real_set(kind, tmp_path):
         "test": {"images": 72, "boxes": 945},
     }  # fmt: skip
     index = shard(raw, str(tmp_path), config)
-    assert sum(found["samples"] for found in index["splits"].values()) == 364
-    assert sum(found["boxes"] for found in index["splits"].values()) == 4888 - 2
+    assert sum(part["samples"] for part in index["splits"].values()) == 364
+    assert sum(part["boxes"] for part in index["splits"].values()) == 4888 - 2
     assert index["problems"] == {reasons.BOX_WITHOUT_AREA: 2}
     assert sorted(category["name"] for category in index["categories"]) == ["Platelets", "RBC", "WBC"]

@@ -7,8 +7,10 @@ from trainer.data.statistics import BINS, add, describe
 
 def sample(width: int, height: int, *boxes: tuple[int, float, float, int]) -> dict:
     """A sample with boxes of (label, width, height, iscrowd)."""
-    found = [{"category_id": label, "bbox": [0, 0, w, h], "iscrowd": crowd} for label, w, h, crowd in boxes]
-    return {"width": width, "height": height, "annotations": found}
+    annotations = [
+        {"category_id": label, "bbox": [0, 0, w, h], "iscrowd": crowd} for label, w, h, crowd in boxes
+    ]
+    return {"width": width, "height": height, "annotations": annotations}
 
 
 SAMPLES = [
@@ -18,23 +20,23 @@ SAMPLES = [
 ]
 
 
-def counted(found: dict, name: str) -> dict[float, int]:
+def counted(described: dict, name: str) -> dict[float, int]:
     """How many there are from each edge of a bin on, where there are any."""
-    return {edge: count for edge, count in zip(BINS[name], found[name], strict=False) if count}
+    return {edge: count for edge, count in zip(BINS[name], described[name], strict=False) if count}
 
 
 def test_what_is_counted():
-    found = describe(SAMPLES, 3)
-    assert (found["images"], found["images_without_boxes"], found["crowds"]) == (3, 1, 1)
-    assert (found["boxes_of_class"], found["images_of_class"]) == ([2, 0, 2], [1, 0, 2])
+    described = describe(SAMPLES, 3)
+    assert (described["images"], described["images_without_boxes"], described["crowds"]) == (3, 1, 1)
+    assert (described["boxes_of_class"], described["images_of_class"]) == ([2, 0, 2], [1, 0, 2])
     # Sides: sqrt(64 * 16) = 32, 2, 64 and 50.
-    assert counted(found, "box_side") == {0: 1, 32: 2, 64: 1}
+    assert counted(described, "box_side") == {0: 1, 32: 2, 64: 1}
     # Height over width: a quarter, 1, 64 times, and a ten thousandth: the last two lie beyond the bins.
-    assert counted(found, "box_aspect") == {-4: 1, -2: 1, 0: 1, 3.5: 1}
-    assert counted(found, "image_side") == {384: 1, 640: 1, 1600: 1}
-    assert counted(found, "image_aspect") == {-2: 1, -0.5: 1, 1.75: 1}
-    assert counted(found, "boxes_per_image") == {0: 1, 1: 1, 3: 1}
-    assert sum(found["box_share"]) == 4
+    assert counted(described, "box_aspect") == {-4: 1, -2: 1, 0: 1, 3.5: 1}
+    assert counted(described, "image_side") == {384: 1, 640: 1, 1600: 1}
+    assert counted(described, "image_aspect") == {-2: 1, -0.5: 1, 1.75: 1}
+    assert counted(described, "boxes_per_image") == {0: 1, 1: 1, 3: 1}
+    assert sum(described["box_share"]) == 4
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 3])
@@ -43,7 +45,7 @@ def test_parts_add_up_to_the_whole(cut):
 
 
 def test_nothing_is_nothing():
-    found = describe([], 2)
-    assert found["images"] == 0 and found["boxes_of_class"] == [0, 0]
-    assert all(found[name] == [0] * (len(edges) - 1) for name, edges in BINS.items())
+    described = describe([], 2)
+    assert described["images"] == 0 and described["boxes_of_class"] == [0, 0]
+    assert all(described[name] == [0] * (len(edges) - 1) for name, edges in BINS.items())
     assert all(np.all(np.diff(edges) > 0) for edges in statistics.BINS.values())

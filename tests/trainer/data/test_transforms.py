@@ -63,8 +63,8 @@ def white_box(image):
 
 @pytest.mark.parametrize(("height", "width", "scale"), [(48, 96, 1.0), (200, 100, 0.48), (30, 20, 3.2)])
 def test_letterbox_keeps_the_aspect_and_fills_the_rest(height, width, scale):
-    square, found = letterbox(torch.full((3, height, width), 200, dtype=torch.uint8), 96)
-    assert found == pytest.approx(scale) and square.shape == (3, 96, 96)
+    square, factor = letterbox(torch.full((3, height, width), 200, dtype=torch.uint8), 96)
+    assert factor == pytest.approx(scale) and square.shape == (3, 96, 96)
     inside_height, inside_width = round(height * scale), round(width * scale)
     assert (square[:, :inside_height, :inside_width] == 200).all()
     assert (square[:, inside_height:] == FILL).all() and (square[:, :, inside_width:] == FILL).all()

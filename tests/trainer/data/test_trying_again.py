@@ -38,7 +38,7 @@ def source(make_coco, monkeypatch):
 
 
 def images_of(manifest: dict) -> int:
-    return sum(found["images"] for found in manifest["splits"].values())
+    return sum(part["images"] for part in manifest["splits"].values())
 
 
 def test_only_what_was_not_fetched_is_tried_again_and_the_shards_follow(source, tmp_path):
@@ -53,11 +53,11 @@ def test_only_what_was_not_fetched_is_tried_again_and_the_shards_follow(source, 
     assert list(second["problems"]) == [reasons.IMAGE_MISSING]
     after = shard(second, str(tmp_path), CONFIG)
     assert before["uri"] != after["uri"]
-    assert sum(found["samples"] for found in after["splits"].values()) == 29
+    assert sum(part["samples"] for part in after["splits"].values()) == 29
     assert download(uri, str(tmp_path), CONFIG) == second and reads == {"1.jpg": 1}
     # An earlier run that shards only now takes the images that it found.
     late = shard(first, str(tmp_path), replace(CONFIG, jpeg_quality=80))
-    assert sum(found["samples"] for found in late["splits"].values()) == 28
+    assert sum(part["samples"] for part in late["splits"].values()) == 28
 
 
 def test_where_it_fails_again_everything_stays(source, tmp_path, caplog):
@@ -125,13 +125,13 @@ def test_what_one_number_of_partitions_found_missing_no_other_asks_for(source, t
     faults |= {"1.jpg": StorageError("refused"), "2.jpg": StorageError("refused")}
     brought(uri, tmp_path, 1)
     faults["1.jpg"] = MissingError("404")
-    found = brought(uri, tmp_path, 3)
-    assert {name: problem["count"] for name, problem in found["problems"].items()} == {
+    images = brought(uri, tmp_path, 3)
+    assert {name: problem["count"] for name, problem in images["problems"].items()} == {
         reasons.IMAGE_MISSING: 1, reasons.IMAGE_NOT_FETCHED: 1
     }  # fmt: skip
     with monkeypatch.context() as down:
         down.setattr("trainer.data.fetch._PATIENCE", -8)
-        assert brought(uri, tmp_path, 1) == found
+        assert brought(uri, tmp_path, 1) == images
     faults.clear()
     reads.clear()
     assert images_of(brought(uri, tmp_path, 1)) == 29 and reads == {"2.jpg": 1}

@@ -11,8 +11,8 @@ from trainer.errors import DataError
 
 @pytest.mark.parametrize(("workers", "processes"), [(1, False), (1, True), (4, False), (2, True)])
 def test_every_task_gives_its_result(workers, processes):
-    found = sorted(worker_pool.run(math.sqrt, range(100), workers, processes=processes))
-    assert found == [math.sqrt(number) for number in range(100)]
+    results = sorted(worker_pool.run(math.sqrt, range(100), workers, processes=processes))
+    assert results == [math.sqrt(number) for number in range(100)]
 
 
 def test_threads_work_at_the_same_time():

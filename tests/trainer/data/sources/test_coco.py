@@ -29,8 +29,8 @@ def boxes_of(rows) -> list[list[dict]]:
 
 def corners(box: dict) -> tuple[float, ...] | None:
     """x, y, width and height; None where the file has no box of four numbers."""
-    found = tuple(box[side] for side in "xywh")
-    return None if any(map(math.isnan, found)) else found
+    sides = tuple(box[side] for side in "xywh")
+    return None if any(map(math.isnan, sides)) else sides
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_names_of_splits(name, split):
 
 
 def test_a_folder_as_published(make_coco):
-    found = listing(make_coco(train2017=["000001.jpg", "000002.jpg"], val2017=["000003.jpg"]))
-    assert {split: len(entries) for split, entries in found.splits.items()} == {"train": 2, "val": 1}
-    assert [tuple(category) for category in found.categories] == [("cat", 3), ("dog", 17)]
-    row = rows_of(found.splits["train"])[0]
+    listed = listing(make_coco(train2017=["000001.jpg", "000002.jpg"], val2017=["000003.jpg"]))
+    assert {split: len(entries) for split, entries in listed.splits.items()} == {"train": 2, "val": 1}
+    assert [tuple(category) for category in listed.categories] == [("cat", 3), ("dog", 17)]
+    row = rows_of(listed.splits["train"])[0]
     assert (row["width"], row["height"], row["original_id"]) == (40, 30, "100")
-    boxes = boxes_of(found.splits["train"])[0]
+    boxes = boxes_of(listed.splits["train"])[0]
     assert [(box["category"], corners(box), box["area"]) for box in boxes] == [
         (0, (1, 2, 10, 8), 80), (1, (2, 2, 10, 8), 80),
     ]  # fmt: skip
@@ -76,16 +76,16 @@ def test_a_roboflow_export(make_coco):
     for split in ("train", "valid"):
         (root / "annotations" / f"instances_{split}.json").rename(root / split / "_annotations.coco.json")
     (root / "annotations").rmdir()
-    found = sources.parse(str(root)).listing()
-    assert {split: rows_of(rows)[0]["file_name"] for split, rows in found.splits.items()} == {
+    listed = sources.parse(str(root)).listing()
+    assert {split: rows_of(rows)[0]["file_name"] for split, rows in listed.splits.items()} == {
         "train": "a.jpg", "val": "b.jpg",
     }  # fmt: skip
 
 
 def test_one_json_is_train_whatever_its_name(make_coco):
     root = make_coco(val2017=["a.jpg"])
-    found = sources.parse(str(root / "annotations" / "instances_val2017.json")).listing()
-    assert list(found.splits) == ["train"] and rows_of(found.splits["train"])[0]["fault_reason"] == ""
+    listed = sources.parse(str(root / "annotations" / "instances_val2017.json")).listing()
+    assert list(listed.splits) == ["train"] and rows_of(listed.splits["train"])[0]["fault_reason"] == ""
     assert list(listing(root).splits) == ["train"]
 
 
@@ -99,9 +99,9 @@ def test_subfolders_backslashes_cases_and_accents(make_coco, edit_json):
             image["file_name"] = name
 
     edit_json(root / "annotations" / "instances_train.json", change)
-    found = rows_of(listing(root).splits["train"])
-    assert [row["fault_reason"] for row in found] == [""] * 3
-    assert [Path(row["origin"]).relative_to(root / "train").as_posix() for row in found] == names
+    rows = rows_of(listing(root).splits["train"])
+    assert [row["fault_reason"] for row in rows] == [""] * 3
+    assert [Path(row["origin"]).relative_to(root / "train").as_posix() for row in rows] == names
 
 
 @pytest.mark.parametrize("name", ["../a.jpg", "/etc/passwd", "x/../../a.jpg", "C:\\a.jpg", "..\\a.jpg", ".."])
@@ -150,12 +150,12 @@ def test_odd_annotations_do_not_stop_it(make_coco, edit_json):
         ]
 
     edit_json(root / "annotations" / "instances_train.json", change)
-    found = listing(root)
-    boxes = boxes_of(found.splits["train"])[0][2:]
+    listed = listing(root)
+    boxes = boxes_of(listed.splits["train"])[0][2:]
     assert [corners(box) for box in boxes] == [None] * 3 + [(1, 2, 3, 4)] * 3
     assert [box["category"] for box in boxes] == [0, 0, 0, UNKNOWN, UNKNOWN, 0]
     assert [box["iscrowd"] for box in boxes] == [0, 0, 0, 0, 0, 1]
-    assert found.problems.counts == {reasons.BOX_UNKNOWN_IMAGE: 2}
+    assert listed.problems.counts == {reasons.BOX_UNKNOWN_IMAGE: 2}
 
 
 def test_an_image_listed_twice_is_one_with_all_boxes(make_coco, edit_json):
@@ -166,10 +166,10 @@ def test_an_image_listed_twice_is_one_with_all_boxes(make_coco, edit_json):
         form["annotations"].append({"image_id": 7, "category_id": 3, "bbox": [5, 5, 5, 5]})
 
     edit_json(root / "annotations" / "instances_train.json", change)
-    found = listing(root)
-    (boxes,) = boxes_of(found.splits["train"])
-    assert len(boxes) == 3 and len(found.splits["train"]) == 1
-    assert found.problems.counts == {reasons.IMAGE_LISTED_TWICE: 1}
+    listed = listing(root)
+    (boxes,) = boxes_of(listed.splits["train"])
+    assert len(boxes) == 3 and len(listed.splits["train"]) == 1
+    assert listed.problems.counts == {reasons.IMAGE_LISTED_TWICE: 1}
 
 
 def test_two_images_with_one_id_are_both_faulty(make_coco, edit_json):
@@ -257,10 +257,10 @@ def test_a_source_in_an_object_store(make_coco, bucket):
     shutil.copytree(root, bucket / "set")
     source = sources.parse("s3://bucket/set")
     assert isinstance(source, CocoSource)
-    found = source.listing()
-    origin = rows_of(found.splits["train"])[1]["origin"]
+    listed = source.listing()
+    origin = rows_of(listed.splits["train"])[1]["origin"]
     assert source.read(origin) == (root / "train" / "b.jpg").read_bytes()
-    before = found.state
+    before = listed.state
     (bucket / "set" / "train" / "b.jpg").write_bytes(b"other")
     assert source.listing().state != before
 
@@ -279,9 +279,9 @@ def test_words_that_are_no_json_wherever_a_block_ends(make_coco, monkeypatch):
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
     for size in (7, 100, 5000):
         monkeypatch.setattr(coco_json, "_BLOCK", size)
-        found = listing(root).splits["train"]
-        assert [row["file_name"] for row in rows_of(found)] == ["a.jpg", "NaN, Infinity.jpg"]
-        (first, second), _ = boxes_of(found)
+        rows = listing(root).splits["train"]
+        assert [row["file_name"] for row in rows_of(rows)] == ["a.jpg", "NaN, Infinity.jpg"]
+        (first, second), _ = boxes_of(rows)
         assert corners(first) is None and first["area"] == 0 and corners(second) == (2, 2, 10, 8)
 
 

@@ -30,19 +30,19 @@ CONFIG = DataConfig(threads=4)
 def mirror(make_coco, tmp_path) -> Path:
     """COCO 2017's zips, small: images stored in the one, deflated in the other."""
     root = make_coco(**NAMES)
-    made = tmp_path / "mirror"
-    (made / "zips").mkdir(parents=True)
-    (made / "annotations").mkdir()
-    with zipfile.ZipFile(made / ANNOTATIONS, "w", zipfile.ZIP_DEFLATED) as archive:
+    folder = tmp_path / "mirror"
+    (folder / "zips").mkdir(parents=True)
+    (folder / "annotations").mkdir()
+    with zipfile.ZipFile(folder / ANNOTATIONS, "w", zipfile.ZIP_DEFLATED) as archive:
         for split in NAMES:
             name = f"annotations/instances_{split}.json"
             archive.write(root / name, name)
     for split, method in zip(NAMES, (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED), strict=True):
-        with zipfile.ZipFile(made / "zips" / f"{split}.zip", "w", method) as archive:
+        with zipfile.ZipFile(folder / "zips" / f"{split}.zip", "w", method) as archive:
             archive.mkdir(split)
             for name in NAMES[split]:
                 archive.write(root / split / name, f"{split}/{name}")
-    return made
+    return folder
 
 
 @pytest.fixture
@@ -58,10 +58,10 @@ def server(mirror, monkeypatch) -> Iterator[tuple[str, list[tuple[str, int]]]]:
         def do_GET(self) -> None:
             path = mirror / self.path.strip("/")
             data = path.read_bytes() if path.is_file() else b""
-            found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-            self.send_response(404 if not data else 206 if found else 200)
-            if found and data:
-                start, stop = int(found[1]), min(int(found[2] or len(data) - 1), len(data) - 1)
+            match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            self.send_response(404 if not data else 206 if match else 200)
+            if match and data:
+                start, stop = int(match[1]), min(int(match[2] or len(data) - 1), len(data) - 1)
                 self.send_header("Content-Range", f"bytes {start}-{stop}/{len(data)}")
                 data = data[start : stop + 1]
             self.send_header("ETag", f'"{path.stat().st_mtime_ns if path.is_file() else 0}"')
@@ -97,10 +97,10 @@ def test_images_come_one_by_one_from_zips_on_a_server(server, mirror, tmp_path):
     assert raw["source"] == f"coco:2017,base={address}" and raw["problems"] == {}
     for split, folder in (("train", "train2017"), ("val", "val2017")):
         with zipfile.ZipFile(mirror / "zips" / f"{folder}.zip") as archive:
-            wanted = {name: archive.read(f"{folder}/{name}") for name in NAMES[folder]}
+            expected = {name: archive.read(f"{folder}/{name}") for name in NAMES[folder]}
         for row in rows_of(raw, split):
-            (found,) = Path(raw["images"]).rglob(f"{row['key']}-*")
-            assert found.read_bytes() == wanted[row["file_name"]]
+            (image,) = Path(raw["images"]).rglob(f"{row['key']}-*")
+            assert image.read_bytes() == expected[row["file_name"]]
             assert row["origin"] == f"{address}/zips/{folder}.zip#{folder}/{row['file_name']}"
     # One answer for each image; the directory takes a few.
     largest = [length for path, length in answers if path == "/zips/train2017.zip"]
@@ -124,7 +124,7 @@ def test_a_server_of_zips_that_fails_now_and_then(kind, server, mirror, hurried,
     calm = download(f"coco:2017,base={mirror}", str(tmp_path / "calm"), CONFIG)
     proxy = Proxy(server[0], mirror)
     planned = plan(f"coco:2017,base={proxy.url}", str(tmp_path / "data"), CONFIG)
-    asked = len(proxy.requests)
+    requests_before = len(proxy.requests)
     if kind == "death":
         go_away(proxy, 5, 0.3)
     else:
@@ -133,12 +133,12 @@ def test_a_server_of_zips_that_fails_now_and_then(kind, server, mirror, hurried,
     raw = join(planned, CONFIG)
     proxy.stop()
     assert raw["problems"] == {} and raw["splits"] == calm["splits"] and proxy.faults == []
-    assert len(proxy.requests) >= asked + 16
-    found, wanted = (
-        {path.name.partition("-")[0]: path.read_bytes() for path in Path(made["images"]).rglob("*.jpg")}
-        for made in (raw, calm)
+    assert len(proxy.requests) >= requests_before + 16
+    images, expected = (
+        {path.name.partition("-")[0]: path.read_bytes() for path in Path(manifest["images"]).rglob("*.jpg")}
+        for manifest in (raw, calm)
     )
-    assert found == wanted and len(found) == 16
+    assert images == expected and len(images) == 16
 
 
 def test_a_changed_zip_fetches_what_changed(mirror, make_jpeg, tmp_path):

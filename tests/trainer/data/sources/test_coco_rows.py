@@ -35,9 +35,9 @@ def test_ids_of_any_kind(make_coco, edit_json):
         ]
 
     edit_json(root / "annotations" / "instances_train.json", change)
-    found = rows_of(listing(root).splits["train"])
-    assert [json.loads(row["original_id"]) for row in found] == ids
-    assert [[box["x"] for box in row["boxes"]] for row in found] == [[n, n + 10] for n in range(5)]
+    rows = rows_of(listing(root).splits["train"])
+    assert [json.loads(row["original_id"]) for row in rows] == ids
+    assert [[box["x"] for box in row["boxes"]] for row in rows] == [[n, n + 10] for n in range(5)]
 
 
 def test_rows_are_the_same_wherever_parts_and_blocks_end(make_coco, edit_json, monkeypatch):
@@ -60,10 +60,10 @@ def test_rows_are_the_same_wherever_parts_and_blocks_end(make_coco, edit_json, m
         monkeypatch.setattr(coco_images, "ROWS", rows)
         monkeypatch.setattr(coco_rows, "_PART", parts * rows)
         monkeypatch.setattr(coco_rows, "_PENDING", pending)
-        found = listing(root)
+        listed = listing(root)
         for _ in range(2):  # Again and again; what was wrong is counted once.
-            assert rows_of(found.splits["train"]) == before
-            assert found.problems.counts == {reasons.IMAGE_LISTED_TWICE: 1, reasons.BOX_UNKNOWN_IMAGE: 1}
+            assert rows_of(listed.splits["train"]) == before
+            assert listed.problems.counts == {reasons.IMAGE_LISTED_TWICE: 1, reasons.BOX_UNKNOWN_IMAGE: 1}
 
 
 @pytest.mark.slow

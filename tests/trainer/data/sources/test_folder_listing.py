@@ -12,18 +12,18 @@ def test_the_very_name_comes_before_one_that_counts_as_equal(tmp_path):
         (tmp_path / name).write_bytes(b"x" * size)
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "d.jpg").touch()
-    found = Folder(str(tmp_path), str.lower, lambda name: not name.endswith(".txt"))
-    assert list(found.names()) == ["B.jpg", "a.JPG", "a.jpg"] and len(found) == 3
-    for wanted, name, size in (("a.jpg", "a.jpg", 3), ("A.JPG", "a.JPG", 2), ("b.JPG", "B.jpg", 1)):
+    folder = Folder(str(tmp_path), str.lower, lambda name: not name.endswith(".txt"))
+    assert list(folder.names()) == ["B.jpg", "a.JPG", "a.jpg"] and len(folder) == 3
+    for requested, name, size in (("a.jpg", "a.jpg", 3), ("A.JPG", "a.JPG", 2), ("b.JPG", "B.jpg", 1)):
         stamp = (tmp_path / name).stat().st_mtime_ns
-        assert found.find(wanted) == (name, f"{size} {stamp}")
-    assert found.find("", "a.jpg") == found.find("A.jpg")
-    assert found.find("c.txt") is None and found.find("d.jpg") is None
+        assert folder.find(requested) == (name, f"{size} {stamp}")
+    assert folder.find("", "a.jpg") == folder.find("A.jpg")
+    assert folder.find("c.txt") is None and folder.find("d.jpg") is None
 
 
 def test_a_folder_that_is_missing_has_no_files(tmp_path):
-    found = Folder(str(tmp_path / "gone"), str)
-    assert len(found) == 0 and found.find("a.jpg") is None and list(found.names()) == []
+    folder = Folder(str(tmp_path / "gone"), str)
+    assert len(folder) == 0 and folder.find("a.jpg") is None and list(folder.names()) == []
 
 
 def test_names_that_hash_alike_are_told_apart(tmp_path):
@@ -34,8 +34,8 @@ def test_names_that_hash_alike_are_told_apart(tmp_path):
         def __hash__(self) -> int:
             return 7
 
-    found = Folder(str(tmp_path), Alike)
-    assert [found.find(name) and found.find(name)[0] for name in ("b.jpg", "a.jpg", "c.jpg")] == [
+    folder = Folder(str(tmp_path), Alike)
+    assert [folder.find(name) and folder.find(name)[0] for name in ("b.jpg", "a.jpg", "c.jpg")] == [
         "b.jpg", "a.jpg", None,
     ]  # fmt: skip
 
@@ -46,6 +46,6 @@ def test_names_that_are_no_text_and_more_than_a_batch(tmp_path, monkeypatch):
     names = [b"\xff.jpg", *(b"%d.jpg" % number for number in range(8))]
     for name in names:
         open(os.path.join(os.fsencode(tmp_path), name), "w").close()
-    found = Folder(str(tmp_path), str.lower)
-    assert sorted(map(os.fsencode, found.names())) == sorted(names)
-    assert found.find(os.fsdecode(b"\xff.JPG"))[0] == os.fsdecode(b"\xff.jpg")
+    folder = Folder(str(tmp_path), str.lower)
+    assert sorted(map(os.fsencode, folder.names())) == sorted(names)
+    assert folder.find(os.fsdecode(b"\xff.JPG"))[0] == os.fsdecode(b"\xff.jpg")

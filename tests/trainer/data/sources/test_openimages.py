@@ -48,24 +48,24 @@ def test_what_a_row_tells(mirror):
 
 
 def test_unknown_classes_are_told_and_verified_ones_are_kept(mirror):
-    found = rows_of(mirror)
-    assert labels(found["test"][1]) == [2, UNKNOWN]
-    assert [row["extra"] for row in found["train"]] == [""] * 4
-    assert [json.loads(row["extra"])["verified"] for row in found["val"]] == [
+    table_rows = rows_of(mirror)
+    assert labels(table_rows["test"][1]) == [2, UNKNOWN]
+    assert [row["extra"] for row in table_rows["train"]] == [""] * 4
+    assert [json.loads(row["extra"])["verified"] for row in table_rows["val"]] == [
         {"Cat": 1, "Dog": 0}, {"Dog": 0}, {"Dog": 0, "Animal": 0},
     ]  # fmt: skip
     # The last has verified classes alone, and no row among the boxes.
-    assert [len(row["boxes"]) for row in found["val"]] == [1, 1, 0]
+    assert [len(row["boxes"]) for row in table_rows["val"]] == [1, 1, 0]
     assert [row["extra"] for row in rows_of(mirror, "labels=none")["val"]] == ["", ""]
 
 
 def test_the_hierarchy_gives_boxes_of_the_classes_above(mirror):
-    found = rows_of(mirror, "hierarchy=expand")
-    assert [labels(row) for row in found["train"]] == [[1, 0, 4, 3], [2, 0], [5], [0]]
-    assert [box["iscrowd"] for box in found["train"][0]["boxes"]] == [0, 0, 1, 1]
+    table_rows = rows_of(mirror, "hierarchy=expand")
+    assert [labels(row) for row in table_rows["train"]] == [[1, 0, 4, 3], [2, 0], [5], [0]]
+    assert [box["iscrowd"] for box in table_rows["train"][0]["boxes"]] == [0, 0, 1, 1]
     assert source(mirror, "hierarchy=expand").listing().hierarchy == {}
     # What is in the image holds for the classes above, what is not for those below.
-    first, _, last = (json.loads(row["extra"])["verified"] for row in found["val"])
+    first, _, last = (json.loads(row["extra"])["verified"] for row in table_rows["val"])
     assert first == {"Cat": 1, "Animal": 1, "Dog": 0} and last == {"Animal": 0, "Cat": 0, "Dog": 0}
 
 
@@ -79,10 +79,10 @@ def test_splits_and_a_list_of_images(mirror, tmp_path):
     assert lone[0] == "train" and len(lone[1]) == 3
     ids = tmp_path / "ids.txt"
     ids.write_text("train/000002c707c9895e\r\n\nvalidation/0001eeaf4aed83f9\ntrain/ffffffffffffffff\n")
-    found = rows_of(mirror, f"images={ids}")
-    names = {split: [row["original_id"].strip('"') for row in rows] for split, rows in found.items()}
+    table_rows = rows_of(mirror, f"images={ids}")
+    names = {split: [row["original_id"].strip('"') for row in rows] for split, rows in table_rows.items()}
     assert names == {"train": ["000002c707c9895e", "ffffffffffffffff"], "val": ["0001eeaf4aed83f9"]}
-    assert [len(row["boxes"]) for row in found["train"]] == [1, 0]
+    assert [len(row["boxes"]) for row in table_rows["train"]] == [1, 0]
 
 
 @pytest.mark.parametrize("text", ["", "train\n", "train/../x\n", "challenge2018/000002c707c9895e\n"])
@@ -104,9 +104,9 @@ def test_parameters_that_do_not_exist(text):
 
 def test_its_uri_means_the_same_again(mirror, monkeypatch):
     monkeypatch.chdir(mirror)
-    found = sources.parse("openimages:subset=mlperf,base=base,splits=train")
-    assert found.uri == f"openimages:splits=train,subset=mlperf,base={mirror}/base"
-    assert sources.parse(found.uri) == found and sources.parse("openimages:").uri == "openimages:"
+    parsed = sources.parse("openimages:subset=mlperf,base=base,splits=train")
+    assert parsed.uri == f"openimages:splits=train,subset=mlperf,base={mirror}/base"
+    assert sources.parse(parsed.uri) == parsed and sources.parse("openimages:").uri == "openimages:"
 
 
 def test_files_that_are_missing_or_of_another_form(mirror, monkeypatch):

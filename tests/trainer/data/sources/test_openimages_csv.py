@@ -41,16 +41,16 @@ def test_genuine_rows(split):
     path = SHARED / "openimages_csv" / f"{split}-annotations-bbox.csv"
     genuine = dictionaries(path)
     mids = sorted({row["LabelName"] for row in genuine})
-    found = read(path, [Category(f"class {number}", mid) for number, mid in enumerate(mids)])
+    entries = read(path, [Category(f"class {number}", mid) for number, mid in enumerate(mids)])
     genuine.sort(key=lambda row: row["ImageID"])
-    assert ids_of(found) == list(dict.fromkeys(row["ImageID"] for row in genuine))
-    boxes = [one for row in found for one in row["boxes"]]
+    assert ids_of(entries) == list(dict.fromkeys(row["ImageID"] for row in genuine))
+    boxes = [one for row in entries for one in row["boxes"]]
     assert [mids[one["category"]] for one in boxes] == [row["LabelName"] for row in genuine]
     crowds = Counter(int(row["IsGroupOf"] == "1") for row in genuine)
     assert Counter(one["iscrowd"] for one in boxes) == crowds and crowds[1] > 0
     corners = [[one["x"], one["x"] + one["w"], one["y"], one["y"] + one["h"]] for one in boxes]
-    wanted = [[float(row[name]) for name in CORNERS] for row in genuine]
-    np.testing.assert_allclose(corners, wanted, atol=1e-12)
+    genuine_corners = [[float(row[name]) for name in CORNERS] for row in genuine]
+    np.testing.assert_allclose(corners, genuine_corners, atol=1e-12)
 
 
 @pytest.mark.skipif(not (SHARED / "openimages_val5k").is_dir(), reason="needs the genuine rows")
@@ -61,18 +61,18 @@ def test_genuine_validation_images_with_verified_classes():
     said, genuine = dictionaries(labels), dictionaries(boxes)
     names = sorted({row["LabelName"] for row in [*said, *genuine]})
     # These files have names where the published ones have MIDs.
-    found = read(boxes, [Category(name, name) for name in names], labels=str(labels))
-    assert len(found) == len({row["ImageID"] for row in [*said, *genuine]})
-    assert sum(len(row["boxes"]) for row in found) == len(genuine) == 12_641
-    wanted: dict[str, dict[str, int]] = {}
+    entries = read(boxes, [Category(name, name) for name in names], labels=str(labels))
+    assert len(entries) == len({row["ImageID"] for row in [*said, *genuine]})
+    assert sum(len(row["boxes"]) for row in entries) == len(genuine) == 12_641
+    expected: dict[str, dict[str, int]] = {}
     for row in said:
-        verified = wanted.setdefault(row["ImageID"], {})
+        verified = expected.setdefault(row["ImageID"], {})
         verified[row["LabelName"]] = max(int(row["Confidence"]), verified.get(row["LabelName"], 0))
-    told = {
+    answers = {
         image_id: json.loads(row["extra"])["verified"]
-        for image_id, row in zip(ids_of(found), found, strict=True) if row["extra"]
+        for image_id, row in zip(ids_of(entries), entries, strict=True) if row["extra"]
     }  # fmt: skip
-    assert told == wanted and any(0 in verified.values() for verified in told.values())
+    assert answers == expected and any(0 in verified.values() for verified in answers.values())
 
 
 @pytest.mark.parametrize("sortable", [0, 2**30])
@@ -85,17 +85,17 @@ def test_images_are_whole_wherever_a_block_ends(tmp_path, monkeypatch, sortable)
     monkeypatch.setattr(openimages_csv, "_SORTABLE", sortable)
     for size in (64, 300, 1000, 10**6):
         monkeypatch.setattr("trainer.data.sources.openimages_labels._BLOCK", size)
-        found = read(tmp_path / "x.csv", cat)
-        assert [len(row["boxes"]) for row in found] == counts
-        starts = [[box["x"] for box in row["boxes"]] for row in found]
+        entries = read(tmp_path / "x.csv", cat)
+        assert [len(row["boxes"]) for row in entries] == counts
+        starts = [[box["x"] for box in row["boxes"]] for row in entries]
         assert starts == [[number / 1000 for number in range(count)] for count in counts]
 
 
 def test_rows_that_are_apart(tmp_path, monkeypatch):
     rows = [f"{image},/m/01yrx,0.{number},1,0,1,0\n" for number, image in enumerate("abcab")]
     (tmp_path / "x.csv").write_text(HEADER + "".join(rows))
-    found = read(tmp_path / "x.csv", [Category("Cat", "/m/01yrx")])
-    assert [[box["x"] for box in row["boxes"]] for row in found] == [[0, 0.3], [0.1, 0.4], [0.2]]
+    entries = read(tmp_path / "x.csv", [Category("Cat", "/m/01yrx")])
+    assert [[box["x"] for box in row["boxes"]] for row in entries] == [[0, 0.3], [0.1, 0.4], [0.2]]
     monkeypatch.setattr(openimages_csv, "_SORTABLE", 10)
     with pytest.raises(DataError, match="do not follow each other") as caught:
         read(tmp_path / "x.csv", [Category("Cat", "/m/01yrx")])

@@ -69,10 +69,10 @@ def test_from_a_mirror_in_an_object_store_to_shards(mirror, bucket):
     samples = {sample["file_name"]: sample for _, sample in map(data.read, range(len(data)))}
     upright, turned = (samples[f"{image_id}.jpg"] for image_id in IDS["train"][:2])
     assert (upright["width"], upright["height"], turned["width"], turned["height"]) == (40, 30, 30, 40)
-    (found,) = (item["bbox"] for item in upright["annotations"])
-    assert found == pytest.approx([4, 6, 20, 21])
-    (found,) = (item["bbox"] for item in turned["annotations"])
-    assert found == pytest.approx([6, 16, 21, 20])  # 90 degrees counter-clockwise: y, and width - x - w
+    (bbox,) = (item["bbox"] for item in upright["annotations"])
+    assert bbox == pytest.approx([4, 6, 20, 21])
+    (bbox,) = (item["bbox"] for item in turned["annotations"])
+    assert bbox == pytest.approx([6, 16, 21, 20])  # 90 degrees counter-clockwise: y, and width - x - w
     assert upright["original_id"] == IDS["train"][0]
 
 
@@ -86,12 +86,12 @@ def test_from_a_mirror_on_the_web(mirror, monkeypatch, tmp_path):
         config = DataConfig(max_bad_fraction=0.5)
         raw = download(source(f"http://127.0.0.1:{httpd.server_port}").uri, str(tmp_path / "data"), config)
         httpd.shutdown()
-    counts = {split: found["images"] for split, found in raw["splits"].items()}
+    counts = {split: part["images"] for split, part in raw["splits"].items()}
     assert (
         counts == {"train": 3, "val": 2, "test": 2} and raw["problems"][reasons.IMAGE_MISSING]["count"] == 1
     )
-    (found,) = Path(raw["images"]).rglob(f"{IDS['test'][1]}-*.jpg")
-    assert found.read_bytes() == (mirror / "pixels" / "test" / f"{IDS['test'][1]}.jpg").read_bytes()
+    (part,) = Path(raw["images"]).rglob(f"{IDS['test'][1]}-*.jpg")
+    assert part.read_bytes() == (mirror / "pixels" / "test" / f"{IDS['test'][1]}.jpg").read_bytes()
 
 
 def test_images_and_empty_images(mirror):
@@ -101,7 +101,7 @@ def test_images_and_empty_images(mirror):
         "one": DataConfig(max_images=1),
     }.items():  # fmt: skip
         raw = download(source(mirror).uri, str(mirror / "data"), config)
-        counts[name] = {split: found["images"] for split, found in raw["splits"].items()}
+        counts[name] = {split: part["images"] for split, part in raw["splits"].items()}
     assert counts == {
         "auto": {"train": 1, "val": 1, "test": 1}, "keep": {"train": 4, "val": 3, "test": 2},
         "one": {"train": 1, "val": 1, "test": 1},
@@ -112,11 +112,13 @@ def test_more_images_and_other_parts_fetch_only_what_is_new(mirror):
     config = DataConfig(val_fraction=0.5)
     ids = mirror / "ids.txt"
     ids.write_text("\n".join(f"train/{image_id}" for image_id in IDS["train"][:2]))
-    found = []
+    fetched = []
     for text in (f"images={ids}", "splits=train", "splits=train,hierarchy=expand"):
         raw = download(source(mirror, text).uri, str(mirror / "data"), config)
-        found.append({path.name: path.stat().st_mtime_ns for path in Path(raw["images"]).rglob("*.jpg")})
-    assert list(map(len, found)) == [2, 4, 4] and found[0].items() < found[1].items() == found[2].items()
+        fetched.append({path.name: path.stat().st_mtime_ns for path in Path(raw["images"]).rglob("*.jpg")})
+    assert (
+        list(map(len, fetched)) == [2, 4, 4] and fetched[0].items() < fetched[1].items() == fetched[2].items()
+    )
     row = box("0000ffffffffffff", "Cat") + [0.5] * len(CLICKS)
     with (mirror / "base" / BOXES["train"]).open("a") as file:
         file.write(",".join(map(str, row)) + "\n")
@@ -124,7 +126,7 @@ def test_more_images_and_other_parts_fetch_only_what_is_new(mirror):
     after = download(source(mirror, "splits=train").uri, str(mirror / "data"), config)
     assert after["splits"]["train"]["images"] + after["splits"]["val"]["images"] == 5
     new = {path.name: path.stat().st_mtime_ns for path in Path(after["images"]).rglob("*.jpg")}
-    assert len(new) == 5 and found[2].items() < new.items()
+    assert len(new) == 5 and fetched[2].items() < new.items()
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the genuine rows")
@@ -140,7 +142,7 @@ def test_genuine_rows_with_images_in_an_object_store(bucket, make_jpeg, tmp_path
     config = DataConfig(processes=1, max_images=40, max_bad_fraction=0.02)
     text = "openimages:splits=test,labels=none,hierarchy=none,base=s3://bucket/base,pixels=s3://bucket/pixels"
     index = shard(download(text, str(tmp_path), config), str(tmp_path), config)
-    wanted = Counter((row["ImageID"], row["LabelName"][3:], row["IsGroupOf"]) for row in rows)
+    expected = Counter((row["ImageID"], row["LabelName"][3:], row["IsGroupOf"]) for row in rows)
     seen: Counter[tuple[str, str, str]] = Counter()
     images = set()
     for split in index["splits"]:
@@ -152,7 +154,7 @@ def test_genuine_rows_with_images_in_an_object_store(bucket, make_jpeg, tmp_path
             names = [data.categories[item["category_id"]]["name"] for item in sample["annotations"]]
             crowds = [str(item["iscrowd"]) for item in sample["annotations"]]
             seen.update(zip([sample["original_id"]] * len(names), names, crowds, strict=True))
-    assert len(images) == 80 and seen == {key: n for key, n in wanted.items() if key[0] in images}
+    assert len(images) == 80 and seen == {key: n for key, n in expected.items() if key[0] in images}
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):

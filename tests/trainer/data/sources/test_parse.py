@@ -85,17 +85,17 @@ def test_empty_and_other_folders(tmp_path):
 
 def test_folders_in_a_bucket_are_recognised(make_coco, make_jpeg, bucket):
     shutil.copytree(make_coco(train=["a.jpg"], val=["b.jpg"]), bucket / "my" / "coco")
-    found = sources.parse("s3://bucket/my/coco/")
-    assert found == CocoSource("s3://bucket/my/coco") and list(found.listing().splits) == ["train", "val"]
+    source = sources.parse("s3://bucket/my/coco/")
+    assert source == CocoSource("s3://bucket/my/coco") and list(source.listing().splits) == ["train", "val"]
     for folder, name, data in (
         ("Annotations", "x.xml", VOC_XML.encode()), ("JPEGImages", "x.jpg", make_jpeg()),
         ("ImageSets/Main", "train.txt", b"x\n"),
     ):  # fmt: skip
         (bucket / "voc" / folder).mkdir(parents=True)
         (bucket / "voc" / folder / name).write_bytes(data)
-    found = sources.parse("s3://bucket/voc")
-    assert found == sources.parse("voc:s3://bucket/voc") == VocSource("s3://bucket/voc")
-    (entry,) = found.listing().splits["train"]
-    assert found.read(entry.origin) == make_jpeg() and entry.boxes[0].bbox == (0, 1, 3, 3)
+    source = sources.parse("s3://bucket/voc")
+    assert source == sources.parse("voc:s3://bucket/voc") == VocSource("s3://bucket/voc")
+    (entry,) = source.listing().splits["train"]
+    assert source.read(entry.origin) == make_jpeg() and entry.boxes[0].bbox == (0, 1, 3, 3)
     with pytest.raises(DataError, match="neither"):
         sources.parse("s3://bucket/nothing")

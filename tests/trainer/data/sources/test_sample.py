@@ -102,5 +102,5 @@ def test_a_hidden_object_has_no_box_and_a_covered_one_a_smaller_box():
 
     scene = Scene(100, 100, "noise", ((0, 0, 0), (0, 0, 0)), 0.0, (0, 0))
     below, hidden, above = square(10, 10, 40), square(32, 12, 30), square(30, 0, 60)
-    found = _visible_objects(scene, [below, hidden, above])
-    assert [box for _, box, _, _ in found] == [(10.0, 10.0, 20.0, 41.0), (30.0, 0.0, 61.0, 61.0)]
+    visible = _visible_objects(scene, [below, hidden, above])
+    assert [box for _, box, _, _ in visible] == [(10.0, 10.0, 20.0, 41.0), (30.0, 0.0, 61.0, 61.0)]

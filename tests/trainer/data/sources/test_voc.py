@@ -88,7 +88,7 @@ def test_split_lists(make_voc):
     annotated = {stem: xml(obj()) for stem in ("a", "b c", "d.e", "f")}
     root = make_voc(annotated, train=["a  1", "b c", "a"], val=["d.e.jpg"], test=["JPEGImages/f.jpg"])
     listing = VocSource(str(root)).listing()
-    assert {split: [e.file_name for e in found] for split, found in listing.splits.items()} == {
+    assert {split: [e.file_name for e in rows] for split, rows in listing.splits.items()} == {
         "train": ["a.jpg", "b c.jpg"], "val": ["d.e.jpg"], "test": ["f.jpg"],
     }  # fmt: skip
 
@@ -114,10 +114,10 @@ def test_extensions_of_another_case_are_found(make_voc):
 def test_what_a_split_names_but_is_not_there_is_a_fault(make_voc):
     root = make_voc({"a": xml(obj()), "b": xml(obj())}, train=["a", "b", "ghost"])
     (root / "Annotations" / "b.xml").unlink()
-    found = {entry.file_name: entry.fault for entry in entries(root)}
-    assert found["a.jpg"] is None
-    assert found["b.jpg"] == (reasons.IMAGE_UNREADABLE, "no Annotations/b.xml")
-    assert found["ghost"][0] == reasons.IMAGE_MISSING
+    faults = {entry.file_name: entry.fault for entry in entries(root)}
+    assert faults["a.jpg"] is None
+    assert faults["b.jpg"] == (reasons.IMAGE_UNREADABLE, "no Annotations/b.xml")
+    assert faults["ghost"][0] == reasons.IMAGE_MISSING
 
 
 @pytest.mark.parametrize(

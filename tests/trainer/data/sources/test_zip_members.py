@@ -14,7 +14,7 @@ from trainer.errors import DataError, MissingError, StorageError
 
 
 @pytest.fixture
-def made(tmp_path) -> Path:
+def zip_path(tmp_path) -> Path:
     """A zip of a stored and a deflated member; the local header of one has an extra field."""
     path = tmp_path / "x.zip"
     with zipfile.ZipFile(path, "w") as archive:
@@ -28,20 +28,20 @@ def made(tmp_path) -> Path:
     return path
 
 
-def test_members(made):
-    found = Zip(str(made))
-    assert found.read("a/stored.jpg") == bytes(range(256)) * 9
-    assert found.read("a/é deflated.jpg") == b"abc" * 1000
-    assert found.read("empty") == b""
-    assert found.state("a/stored.jpg") == f"2304 {zlib.crc32(bytes(range(256)) * 9):08x}"
-    assert found.state("nothing") == ""
+def test_members(zip_path):
+    opened = Zip(str(zip_path))
+    assert opened.read("a/stored.jpg") == bytes(range(256)) * 9
+    assert opened.read("a/é deflated.jpg") == b"abc" * 1000
+    assert opened.read("empty") == b""
+    assert opened.state("a/stored.jpg") == f"2304 {zlib.crc32(bytes(range(256)) * 9):08x}"
+    assert opened.state("nothing") == ""
     with pytest.raises(MissingError, match=r"no such file: nothing in .*x\.zip"):
-        found.read("nothing")
+        opened.read("nothing")
 
 
-def test_a_local_header_with_a_longer_extra_field_than_the_directory_tells(made):
-    data = bytearray(made.read_bytes())
-    with zipfile.ZipFile(made) as archive:
+def test_a_local_header_with_a_longer_extra_field_than_the_directory_tells(zip_path):
+    data = bytearray(zip_path.read_bytes())
+    with zipfile.ZipFile(zip_path) as archive:
         place = archive.getinfo("a/é deflated.jpg").header_offset
     directory = data.index(b"PK\x01\x02", place)
     entry = data.index("a/é deflated.jpg".encode(), directory) - 46
@@ -51,8 +51,8 @@ def test_a_local_header_with_a_longer_extra_field_than_the_directory_tells(made)
     del data[entry + 46 + name : entry + 46 + name + 304]
     end = data.rindex(b"PK\x05\x06")
     struct.pack_into("<L", data, end + 12, struct.unpack_from("<L", data, end + 12)[0] - 304)
-    made.write_bytes(data)
-    assert Zip(str(made)).read("a/é deflated.jpg") == b"abc" * 1000
+    zip_path.write_bytes(data)
+    assert Zip(str(zip_path)).read("a/é deflated.jpg") == b"abc" * 1000
 
 
 @pytest.mark.parametrize(
@@ -64,35 +64,35 @@ def test_a_local_header_with_a_longer_extra_field_than_the_directory_tells(made)
         (10, 8, "invalid"),
     ],
 )
-def test_a_directory_that_tells_other_things(made, field, value, message):
-    data = bytearray(made.read_bytes())
+def test_a_directory_that_tells_other_things(zip_path, field, value, message):
+    data = bytearray(zip_path.read_bytes())
     entry = data.rindex(b"a/stored.jpg") - 46
     struct.pack_into("<H" if field == 10 else "<L", data, entry + field, value)
-    made.write_bytes(data)
+    zip_path.write_bytes(data)
     with pytest.raises(StorageError, match=message) as caught:
-        Zip(str(made)).read("a/stored.jpg")
+        Zip(str(zip_path)).read("a/stored.jpg")
     assert "a/stored.jpg in" in caught.value.message
 
 
-def test_what_is_no_zip_or_cut_off(made):
-    data = made.read_bytes()
+def test_what_is_no_zip_or_cut_off(zip_path):
+    data = zip_path.read_bytes()
     for content in (b"", b"not a zip", data[:-30]):
-        made.write_bytes(content)
+        zip_path.write_bytes(content)
         with pytest.raises(StorageError, match="no zip that can be read"):
-            Zip(str(made))
-    made.write_bytes(data[40:])
+            Zip(str(zip_path))
+    zip_path.write_bytes(data[40:])
     with pytest.raises(DataError, match=r"refused 'a/stored.jpg' .*: it is outside the zip"):
-        Zip(str(made))
-    made.write_bytes(data)
-    patch(made, b"a/stored.jpg", 42, "<L", len(data) - 3)
+        Zip(str(zip_path))
+    zip_path.write_bytes(data)
+    patch(zip_path, b"a/stored.jpg", 42, "<L", len(data) - 3)
     with pytest.raises(StorageError, match=r"a/stored\.jpg in .*: the directory says .* outside the zip"):
-        Zip(str(made)).read("a/stored.jpg")
+        Zip(str(zip_path)).read("a/stored.jpg")
 
 
-def test_what_is_too_large_for_an_image_is_not_read(made, monkeypatch):
+def test_what_is_too_large_for_an_image_is_not_read(zip_path, monkeypatch):
     monkeypatch.setattr(zip_members, "_LARGEST", 2000)
     with pytest.raises(StorageError, match="2304 bytes are too many for an image"):
-        Zip(str(made)).read("a/stored.jpg")
+        Zip(str(zip_path)).read("a/stored.jpg")
 
 
 def member(name: str, mode: int = stat.S_IFREG) -> zipfile.ZipInfo:
@@ -109,66 +109,69 @@ def patch(path: Path, name: bytes, field: int, form: str, value: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x.jpg", "/etc/x.jpg", "a/../../x.jpg", "..\\x.jpg"])
-def test_names_that_lead_out_are_refused(made, name):
-    with zipfile.ZipFile(made, "a") as archive:
+def test_names_that_lead_out_are_refused(zip_path, name):
+    with zipfile.ZipFile(zip_path, "a") as archive:
         archive.writestr(member(name), b"x")
     with pytest.raises(DataError, match=r"refused .* leads out of the zip"):
-        Zip(str(made))
-    with pytest.raises(DataError, match="leads out"), open_member(str(made), "a/stored.jpg"):
+        Zip(str(zip_path))
+    with pytest.raises(DataError, match="leads out"), open_member(str(zip_path), "a/stored.jpg"):
         pass
 
 
-def test_links_encrypted_and_overlapping_members_are_refused(made):
-    data = made.read_bytes()
-    with zipfile.ZipFile(made, "a") as archive:
+def test_links_encrypted_and_overlapping_members_are_refused(zip_path):
+    data = zip_path.read_bytes()
+    with zipfile.ZipFile(zip_path, "a") as archive:
         archive.writestr(member("a/link.jpg", stat.S_IFLNK), b"/etc/passwd")
     with pytest.raises(DataError, match=r"refused 'a/link.jpg' in .*x\.zip: it is a link"):
-        Zip(str(made))
-    made.write_bytes(data)
-    patch(made, b"a/stored.jpg", 8, "<H", 1)
+        Zip(str(zip_path))
+    zip_path.write_bytes(data)
+    patch(zip_path, b"a/stored.jpg", 8, "<H", 1)
     with pytest.raises(DataError, match="it is encrypted"):
-        Zip(str(made))
-    made.write_bytes(data)
-    patch(made, b"a/stored.jpg", 20, "<L", 2**20)  # Its bytes would be those of the next ones as well.
+        Zip(str(zip_path))
+    zip_path.write_bytes(data)
+    patch(zip_path, b"a/stored.jpg", 20, "<L", 2**20)  # Its bytes would be those of the next ones as well.
     with pytest.raises(DataError, match="within another member"):
-        Zip(str(made))
+        Zip(str(zip_path))
 
 
-def test_a_bomb_is_refused_before_it_is_unpacked(made):
-    with zipfile.ZipFile(made, "a", zipfile.ZIP_DEFLATED) as archive:
+def test_a_bomb_is_refused_before_it_is_unpacked(zip_path):
+    with zipfile.ZipFile(zip_path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("harmless", bytes(2**20))
         archive.writestr("a/bomb.jpg", bytes(17 * 2**20))
     with pytest.raises(DataError, match=r"refused 'a/bomb.jpg' .*17,825,792 bytes are packed into"):
-        Zip(str(made))
+        Zip(str(zip_path))
 
 
-def test_a_bomb_that_says_to_be_small_is_not_unpacked(made):
-    with zipfile.ZipFile(made, "a", zipfile.ZIP_DEFLATED) as archive:
+def test_a_bomb_that_says_to_be_small_is_not_unpacked(zip_path):
+    with zipfile.ZipFile(zip_path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/bomb.jpg", bytes(8 * 2**20))
-    patch(made, b"a/bomb.jpg", 24, "<L", 10)
-    found = Zip(str(made))
+    patch(zip_path, b"a/bomb.jpg", 24, "<L", 10)
+    opened = Zip(str(zip_path))
     tracemalloc.start()
     try:
         with pytest.raises(StorageError, match="its checksum is another one"):
-            found.read("a/bomb.jpg")
+            opened.read("a/bomb.jpg")
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
 
 
-def test_a_member_is_read_as_a_stream(made, bucket):
+def test_a_member_is_read_as_a_stream(zip_path, bucket):
     text = os.urandom(2**20).hex().encode()
-    with zipfile.ZipFile(made, "a", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(zip_path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("big.json", text)
-    (bucket / "x.zip").write_bytes(made.read_bytes())
-    for uri in (str(made), "s3://bucket/x.zip"):
+    (bucket / "x.zip").write_bytes(zip_path.read_bytes())
+    for uri in (str(zip_path), "s3://bucket/x.zip"):
         with open_member(uri, "big.json") as file:
             assert file.read(1000) + file.read() == text
-    with pytest.raises(DataError, match=r"no\.json in .* cannot be read"), open_member(str(made), "no.json"):
+    with (
+        pytest.raises(DataError, match=r"no\.json in .* cannot be read"),
+        open_member(str(zip_path), "no.json"),
+    ):
         pass
-    patch(made, b"big.json", 16, "<L", 7)
+    patch(zip_path, b"big.json", 16, "<L", 7)
     with (
         pytest.raises(DataError, match=r"big.json in .* cannot be read: Bad CRC"),
-        open_member(str(made), "big.json") as file,
+        open_member(str(zip_path), "big.json") as file,
     ):
         file.read()
