@@ -1,8 +1,8 @@
 """Checkpoints: written whole or not at all, read without running code from them.
 
 A run's folder holds `checkpoints/step-00001234.pt` (everything needed to go on), `best.pt` (the
-weights that evaluate best, with what is needed to use them) and, on request, the like of
-every N-th epoch, `checkpoints/epoch-012.pt`.
+weights with the best validation, and what is needed to use them) and, on request, the weights
+of every N-th epoch, `checkpoints/epoch-012.pt`.
 """
 
 import io
@@ -46,15 +46,15 @@ _MAY_CHANGE = {
     "train.accumulate",
     "train.global_batch",
 }
-"""Sections and keys that a resumed run may have otherwise. Batch size and accumulation may
-be traded against processes: what follows from them, the global batch, is compared instead."""
+"""Sections and keys that a resumed run may change. Batch size and accumulation may be traded for
+processes: the global batch that follows from them is compared instead."""
 
 
 def write(state: dict[str, Any], uri: str) -> None:
-    """Write a checkpoint whole; a reader never sees a part of it.
+    """Write a checkpoint atomically: a reader never sees a part of it.
 
     Raises:
-        StorageError: the place is full or refuses the write.
+        StorageError: the disk is full or the write is refused.
     """
     buffer = io.BytesIO()
     torch.save({"version": VERSION, **state}, buffer)
@@ -69,7 +69,7 @@ def write_step(state: dict[str, Any], folder: str, step: int, keep: int) -> None
 
 
 def epoch_uri(folder: str, epoch: int) -> str:
-    """Return where the weights of an epoch are kept; nothing deletes them."""
+    """Return the URI of the weights of an epoch; they are never deleted."""
     return storage.join(folder, f"epoch-{epoch:03d}{_SUFFIX}")
 
 
@@ -94,7 +94,7 @@ def read(uri: str) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load has no common error of its own
         reason = f"it is damaged ({(str(error) or type(error).__name__).splitlines()[0]})"
-        if isinstance(error, pickle.UnpicklingError):  # Its text tells how to load it all the same.
+        if isinstance(error, pickle.UnpicklingError):  # Its text tells how to load it unsafely.
             reason = "it is damaged, or holds more than data, which is not loaded"
         raise CheckpointError(
             f"checkpoint {uri} cannot be read: {reason}",
@@ -135,7 +135,7 @@ def _steps(folder: str) -> list[str]:
 
 
 def check_same_run(state: dict[str, Any], config: Config, fingerprint: str, global_batch: int) -> None:
-    """Make sure that a checkpoint belongs to this configuration and data.
+    """Check that a checkpoint belongs to this configuration and data.
 
     Raises:
         CheckpointError: naming the keys that differ.
@@ -177,7 +177,7 @@ def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Detector, 
     """Build the detector of a checkpoint, in evaluation mode.
 
     Returns:
-        The detector with the evaluated weights, and what is known of it: config (dict),
+        The detector with the evaluated weights, and its metadata: config (dict),
         categories, step, epoch, metrics, fingerprint (of the shards it was trained on).
 
     Raises:

@@ -13,13 +13,13 @@ from trainer.model import fused_functions
 from trainer.model.detector import Detector
 
 Compile = Literal["off", "loss", "model", "graphs"]
-"""What torch.compile is used for: nothing; the loss; the network as well; that with CUDA graphs."""
+"""What is compiled: nothing; the loss; the network as well; both with CUDA graphs."""
 
 _LOG = logging.getLogger("compile")
 
 
 def compile_detector(detector: Detector, mode: Compile, world: World) -> bool:
-    """Compile what the configuration asks for, as far as the machine can; log what is done.
+    """Set up the compilation that the configuration asks for, as far as the machine can, and log it.
 
     Compilation itself happens in the first steps. The weights' names do not change.
 
@@ -44,18 +44,18 @@ def compile_detector(detector: Detector, mode: Compile, world: World) -> bool:
 
 
 def hold_gradients(parameters: Sequence[Tensor]) -> None:
-    """Give every weight a gradient in memory of its own, for steps of several passes with CUDA graphs.
+    """Allocate the gradient of every weight, for steps of several passes with CUDA graphs.
 
-    A graph leaves its gradients where its next run writes: autograd would take that memory for the
-    gradient, and what one pass found would be lost to the next (pytorch/pytorch issue 169545). To a
-    gradient that is there already, it adds. The optimiser has to zero it then instead of dropping it.
+    A graph writes gradients to its own memory, which its next run overwrites: autograd would use that memory
+    as the gradient, and lose the first pass (pytorch/pytorch issue 169545). To an allocated gradient it
+    adds instead. The optimiser then has to zero gradients instead of dropping them.
     """
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
 
 
 def load_compiled(uri: str) -> bool:
-    """Take up what an earlier process of this run compiled, so that a restart need not; True if found.
+    """Load the code that an earlier process of this run compiled; False if there is none.
 
     It is code, and is run: the folder must be as trusted as the image.
     """
@@ -69,7 +69,7 @@ def load_compiled(uri: str) -> bool:
 
 
 def save_compiled(uri: str) -> bool:
-    """Keep what this process has compiled for `load_compiled`; False if there is nothing."""
+    """Save the code that this process has compiled, for `load_compiled`; False if there is none."""
     saved = torch.compiler.save_cache_artifacts()
     if saved is None:
         return False

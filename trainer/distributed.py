@@ -13,11 +13,11 @@ import torch.distributed as dist
 from trainer.errors import ConfigError
 
 TIMEOUT = datetime.timedelta(minutes=30)
-"""How long a collective waits: longer than one rank may be behind, be it that it compiles, waits for
-a slow store, or that rank 0 waits until the checkpoint before has been written."""
+"""Timeout of a collective: longer than one rank may be behind because it compiles, waits for a slow
+store, or (rank 0) waits until the previous checkpoint has been written."""
 
 _ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
-"""What torchrun tells each process, and what holds outside torchrun."""
+"""Environment variables that torchrun sets for each process, and their defaults outside torchrun."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ SINGLE = World(rank=0, size=1, device=torch.device("cpu"))
 
 
 def on_one_node(world: World) -> bool:
-    """Whether all processes of a run are on one machine, as torchrun tells; without it, they are."""
+    """Whether all processes of a run are on one machine, by torchrun's variables; True without torchrun."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) == world.size
 
 
@@ -114,10 +114,10 @@ def mean(values: torch.Tensor, world: World) -> torch.Tensor:
 
 
 def largest(values: torch.Tensor, world: World) -> Callable[[], torch.Tensor]:
-    """Begin to take the largest value over all ranks, element by element, in place.
+    """Start an all-reduce of the maximum over all ranks, element by element, in place.
 
     Returns:
-        What waits for it (on a GPU, what lets the present stream wait) and gives the values.
+        A function that waits for it (on a GPU: lets the current stream wait) and returns the values.
     """
     if world.size == 1:
         return lambda: values

@@ -80,7 +80,7 @@ def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
 
 
 def _outcome(config: LaunchConfig, program: Any, words: list[str]) -> int:
-    """Run the workers, tell how they ended and return the exit code."""
+    """Run the workers, print how they ended and return the exit code."""
     try:
         result = _run(config, program, words)
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
@@ -99,19 +99,19 @@ def _outcome(config: LaunchConfig, program: Any, words: list[str]) -> int:
 
 
 def _let_others_end(config: LaunchConfig) -> None:
-    """Wait until the node that is to blame has ended, or as long as that takes; not if asked to stop."""
+    """Wait so that the failed node ends first; SIGTERM ends the wait."""
     if config.max_nodes > 1:
         with exit_on_signal(EXIT_RETRY):
             time.sleep(peers_patience())
 
 
 def meeting(*, nnodes: str | None, node_rank: int | None, endpoint: str | None) -> list[str]:
-    """Return torchrun's options for machines that nobody but their operator tells of each other.
+    """Return torchrun's rendezvous options for machines that are started by hand.
 
     Args:
         nnodes: how many machines, or "MIN:MAX" for ones that come and go; None is PET_NNODES.
         node_rank: number of this one, from 0; None is PET_NODE_RANK, or, with an endpoint, that
-            they number themselves.
+            the machines number themselves.
         endpoint: name of the first machine, with a port or without; None is PET_RDZV_ENDPOINT,
             or PET_MASTER_ADDR and PET_MASTER_PORT.
 
@@ -146,7 +146,7 @@ def meeting(*, nnodes: str | None, node_rank: int | None, endpoint: str | None) 
 
 
 def _quieten() -> None:
-    """Leave it to us to say what happened. Each of torchrun's loggers has a level of its own."""
+    """Silence torchrun's loggers, each of which has its own level: failures are printed here."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -191,8 +191,8 @@ class _Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started = super()._start_workers(worker_group)
-        # What heeds no SIGTERM when its neighbour has failed is killed after 30 s by default, although
-        # this node may have been given less.
+        # Workers that ignore SIGTERM are killed after 30 s by default, although this node may have less
+        # time.
         context, patience = self._pcontext, neighbours_patience()
         assert context is not None
         close = context.close

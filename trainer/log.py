@@ -51,15 +51,15 @@ class _Formatter(logging.Formatter):
 def setup(level: int = logging.INFO) -> None:
     """Send log lines to stderr as `12:34:56 name: message`, once for a process.
 
-    Of the processes that torchrun starts on one machine the first speaks for all; from the
-    others come warnings and errors alone.
+    Of the processes that torchrun starts on one machine only the first logs everything; the others log
+    warnings and errors only.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter())
     if os.environ.get("LOCAL_RANK", "0") != "0":
         level = max(level, logging.WARNING)
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # Of what it tries again, the storage tells once.
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # The storage logs its retries itself, once.
     for noisy in ("torch.distributed", "onnxscript", "onnx_ir", "matplotlib", "fontTools"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
@@ -93,7 +93,7 @@ class Bar:
         self._sink.show(self)
 
     def skip(self, amount: int = 1) -> None:
-        """Count `amount` units as done that were found done: they say nothing about the rate."""
+        """Count `amount` units that an earlier run has done: they do not count for the rate."""
         self.done += amount
         self._sink.show(self)
 
@@ -106,7 +106,7 @@ class Bar:
 
     @property
     def rate(self) -> float:
-        """Units a second in this process, of late: the first minute of a task is not like the others."""
+        """Units a second of this process in the last half minute: the first minute of a task is slower."""
         return self._rate_since(self._marks[0])
 
     def _rate_since(self, mark: tuple[float, int]) -> float:
@@ -120,7 +120,7 @@ class Bar:
         return max(self.total - self.done, 0) / self.rate
 
     def event(self, *, end: bool = False) -> dict[str, Any]:
-        """Return where it stands, as PROGRESS_FILE takes it; at the end with the rate of the whole."""
+        """Return the state as an event for PROGRESS_FILE; at the end with the mean rate."""
         rate = self._rate_since(self._start) if end else self.rate
         return {
             "task": self.task, "done": self.done, "total": self.total, "unit": self.unit,
@@ -136,7 +136,7 @@ def progress(task: str, total: int | None, unit: str, *, done: int = 0, shown: b
         task: short name, e.g. "download".
         total: units in all, or None where unknown.
         unit: plural name of the units, e.g. "images".
-        done: units found done by an earlier run.
+        done: units that an earlier run has done.
         shown: whether this process shows it (of several, only the main one does).
     """
     sink = _choose_sink() if shown else _NoSink()
@@ -168,7 +168,7 @@ class _NoSink:
 
 
 class _FileSink:
-    """Appends events to the file a waiting parent follows."""
+    """Appends events to the file that the waiting parent reads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -56,14 +56,14 @@ def train(config: Config, shards_uri: str, output_uri: str, *, resume: str = "au
         try:
             return run.fit(stop)
         except Interrupted:
-            run.settle()  # It says that the state is saved.
+            run.settle()  # The message says that the state is saved.
             raise
         finally:
             run.close()
 
 
 class _Run:
-    """The parts of a training run in one process, and where it stands."""
+    """A training run in one process: its parts and its position."""
 
     def __init__(self, config: Config, shards_uri: str, output_uri: str, world: World, resume: str) -> None:
         self.config, self.world, self.output = config, world, output_uri
@@ -79,7 +79,7 @@ class _Run:
         )  # fmt: skip
         self.steps = math.ceil(config.train.epochs * len(self.train_set) / self.global_batch)
         self.state = TrainState(config, len(self.train_set.categories), world)
-        self.resumed_from = self._take_up(saved) if saved else None
+        self.resumed_from = self._resume(saved) if saved else None
         self.has_compiled = False
         """Whether compiled code is kept, as far as this process knows."""
         if config.train.compile_cache:
@@ -215,7 +215,7 @@ class _Run:
             self.recorder.save(state)
 
     def _keep_epoch(self) -> None:
-        """Keep the weights that were just saved, if they are an N-th epoch's and that is asked for."""
+        """Keep the weights that were just saved if this epoch is a multiple of train.keep_every."""
         every = self.config.train.keep_every
         if self.recorder and every and self._epoch_ended() and self.epoch % every == 0:
             self.recorder.keep_epoch()
@@ -227,8 +227,8 @@ class _Run:
         if self.world.is_main and enabled:
             self.has_compiled = storage.exists(uri) or save_compiled(uri)
 
-    def _take_up(self, saved: dict[str, Any]) -> int:
-        """Go on from a checkpoint; returns its step."""
+    def _resume(self, saved: dict[str, Any]) -> int:
+        """Resume from a checkpoint; returns its step."""
         checkpoint.check_same_run(saved, self.config, self.train_set.fingerprint, self.global_batch)
         self.state.load_state_dict(saved)
         if self.world.is_main:
@@ -258,13 +258,13 @@ class _Run:
             self.log.publish()
             storage.write_json(storage.join(self.output, "result.json"), result)
         self.reporter.close()
-        # The first node that ends well ends an elastic job, and the cluster stops the others: so none ends
-        # before rank 0 has written all there is.
+        # The first pod that succeeds ends an elastic job, and the controller stops the others: so no process
+        # ends before rank 0 has written everything.
         broadcast(None, self.world)
         return result
 
     def settle(self) -> None:
-        """Wait until what is to be written is written. Raises what failed."""
+        """Wait until everything is written. Raises what failed."""
         if self.recorder:
             self.recorder.wait()
 

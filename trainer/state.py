@@ -32,11 +32,11 @@ class TrainState:
     """The state of a run in one process: all of it is in `state_dict`."""
 
     def __init__(self, config: Config, num_classes: int, world: World) -> None:
-        """Build it as it is at step 0, the same weights in every process."""
+        """Build the state of step 0, with the same weights in every process."""
         torch.manual_seed(config.train.seed)
         self.world, self._seed = world, config.train.seed
         self.detector = _build_detector(config, num_classes, world)
-        # The weights are drawn alike everywhere; from here on each rank has numbers of its own.
+        # All ranks draw the same weights; from here on each rank has its own random numbers.
         torch.manual_seed(config.train.seed + 1 + world.rank)
         self.optimizer = build_optimizer(self.detector, config.train)
         self.ema = MovingAverage(self.detector, config.train.ema_decay) if config.train.ema_decay else None
@@ -53,8 +53,8 @@ class TrainState:
         """The detector that exchanges gradients. Call it after `load_state_dict`."""
         if self.world.size == 1:
             return self.detector
-        # No buffer is sent in a step: training does not read those that change (BatchNorm's running
-        # statistics). Rank 0's are the ones that count; `share_buffers` gives them to all.
+        # Buffers are not broadcast in a step: training does not read those that change (BatchNorm's running
+        # statistics). Rank 0's are saved; `share_buffers` broadcasts them before a validation.
         buffers: dict[str, Any] = {_SYNC_BUFFERS: False}
         return DistributedDataParallel(
             self.detector,
@@ -91,7 +91,7 @@ class TrainState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a state, on as many processes as there are now."""
+        """Restore a state, which may come from another number of processes."""
         self.detector.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.ema:
@@ -103,7 +103,7 @@ class TrainState:
 
     def _set_random_state(self, ranks: list[dict[str, Tensor]]) -> None:
         if self.world.rank >= len(ranks):
-            # A rank that was not there then: numbers that none has had, the same at every try.
+            # The checkpoint has no such rank: a new, reproducible seed that no rank has used.
             words = np.random.SeedSequence([self._seed, self.step, self.world.rank]).generate_state(2)
             torch.manual_seed(int(words[0]) << 32 | int(words[1]))
             return
@@ -120,7 +120,7 @@ class TrainState:
 
 
 def _check_sync_batchnorm(config: Config, world: World) -> None:
-    """Refuse synchronised BatchNorm where there is none, and warn where it costs more than it gives."""
+    """Refuse synchronised BatchNorm on CPUs, and warn where it costs more than it gives."""
     if world.size == 1:
         _LOG.warning(
             "model.sync_batchnorm is of no use with one process: plain BatchNorm sees the same images"

@@ -26,12 +26,12 @@ class ShardFiles:
     """Reads ranges of shards for any number of threads."""
 
     def __init__(self, uri: str, shards: Sequence[dict[str, Any]], cache: ShardCache) -> None:
-        """Remember where the shards are; nothing is read yet.
+        """Set the shards; nothing is read yet.
 
         Args:
             uri: their folder.
             shards: name, bytes and sha256 of each, as in the index.
-            cache: where copies are kept of shards that are not on a local disk.
+            cache: for copies of shards that are not on a local disk.
         """
         self._uris = [storage.join(uri, shard["name"]) for shard in shards]
         self._shards, self._cache = shards, cache
@@ -39,8 +39,8 @@ class ShardFiles:
         self._files: OrderedDict[int, _File] = OrderedDict()
         self._wrong: Counter[int] = Counter()
         self._failed: dict[int, StorageError] = {}
-        self._wanted: list[int] = []
-        self._under_way: set[int] = set()
+        self._expected: list[int] = []
+        self._in_flight: set[int] = set()
         self._busy_until: dict[int, float] = {}
         self._fetchers = 0
         self._changed = threading.Condition()
@@ -63,7 +63,7 @@ class ShardFiles:
         return [data[start - first : start - first + length] for start, length in spans]
 
     def distrust(self, shard: int) -> bool:
-        """Drop the copy of a shard of which wrong bytes were read; tell whether to read again."""
+        """Drop the copy of a shard that gave wrong bytes; tell whether to read again."""
         if self._local:
             return False
         with self._changed:
@@ -73,57 +73,57 @@ class ShardFiles:
             return self._wrong[shard] < _TRIES
 
     def expect(self, shards: Sequence[int]) -> None:
-        """Have these fetched, the first ones first, and let go of all others."""
+        """Prefetch these shards in this order, and close all others."""
         if self._local:
             return
         with self._changed:
-            self._wanted = list(shards)
+            self._expected = list(shards)
             for shard in self._files.keys() - set(shards):
                 del self._files[shard]
-            while self._fetchers < min(_FETCHERS, len(self._wanted)):
+            while self._fetchers < min(_FETCHERS, len(self._expected)):
                 self._fetchers += 1
                 threading.Thread(target=self._fetch, name="fetch-shards", daemon=True).start()
             self._changed.notify_all()
 
     def _fetch(self) -> None:
-        """Fetch what is wanted until that is done; then, or when it does not fit, end."""
+        """Fetch the expected shards; end when all are here, or when one does not fit."""
         try:
             while (shard := self._next()) is not None:
                 outcome = None
                 try:
                     outcome = self._cache.fetch(
                         self._uris[shard], self._shards[shard]["sha256"], self._shards[shard]["bytes"],
-                        lambda shard=shard: shard not in self._wanted,  # type: ignore[misc]
+                        lambda shard=shard: shard not in self._expected,  # type: ignore[misc]
                     )  # fmt: skip
                 except StorageError as error:
                     self._failed[shard] = error
                 finally:
                     with self._changed:
-                        self._under_way.discard(shard)
+                        self._in_flight.discard(shard)
                 if outcome is Fetched.FULL:
                     return
                 with self._changed:
                     if outcome is Fetched.BUSY:
                         self._busy_until[shard] = time.monotonic() + _BUSY_SECONDS
-                    still_expected = shard in self._wanted
+                    still_expected = shard in self._expected
                 if outcome is Fetched.THERE and still_expected:
-                    self._open(shard)  # From now on nobody evicts it.
+                    self._open(shard)  # An open copy is not evicted.
         finally:
             with self._changed:
                 self._fetchers -= 1
 
     def _next(self) -> int | None:
-        """Choose the first shard that is wanted, not here, and that nobody else is fetching."""
+        """Choose the first expected shard that is not here and that nobody else is fetching."""
         with self._changed:
             while left := [
                 shard
-                for shard in self._wanted
-                if shard not in self._files and shard not in self._under_way and shard not in self._failed
+                for shard in self._expected
+                if shard not in self._files and shard not in self._in_flight and shard not in self._failed
             ]:
                 now = time.monotonic()
                 for shard in left:
                     if self._busy_until.get(shard, now) <= now:
-                        self._under_way.add(shard)
+                        self._in_flight.add(shard)
                         return shard
                 self._changed.wait(_BUSY_SECONDS)
         return None
@@ -144,7 +144,7 @@ class ShardFiles:
                 return None
             file = _File(descriptor)
         with self._changed:
-            # One that is pushed out is closed when the last thread that reads it lets go of it.
+            # An evicted file is closed when the last thread that reads it drops it.
             self._files[shard] = file
             while len(self._files) > _OPEN_FILES:
                 self._files.popitem(last=False)
