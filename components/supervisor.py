@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from trainer.errors import ConfigError, Interrupted, KubedetError, LaunchError
-from trainer.signals import ENDING, handling
+from trainer.stop_signals import ENDING, handling
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from pipelines.follow import Follower
 from pipelines.options import Options, check
 from trainer import log, storage
 from trainer.errors import ConfigError, StorageError
-from trainer.signals import ENDING, handling
+from trainer.stop_signals import ENDING, handling
 
 # Longer than a training launcher's own patience: it kills what does not stop, then says so.
 _GRACE_SECONDS = 90.0

@@ -18,7 +18,7 @@ MLMD_OR_MLFLOW = re.compile(r"\b(KFP_)?MLFLOW_|METADATA_(GRPC|STORE)|metadata-gr
 FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
 
 LAYERS = (
-    ("ground", {"errors", "log", "precision", "signals"}),
+    ("ground", {"errors", "log", "precision", "stop_signals"}),
     ("process", {"distributed", "job_status", "os_errors", "parent_watch", "worker_failures"}),
     ("storage", {"config", "job_status_reporter", "storage"}),
     ("text", {"configuration", "training_log"}),

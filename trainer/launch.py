@@ -34,7 +34,7 @@ from torch.distributed.run import config_from_args, parse_args, parse_min_max_nn
 
 from trainer import parent_watch
 from trainer.errors import EXIT_RETRY, ConfigError, LaunchError
-from trainer.signals import exit_on_signal
+from trainer.stop_signals import exit_on_signal
 from trainer.worker_failures import (
     exit_code,
     explain,

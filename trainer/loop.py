@@ -24,9 +24,9 @@ from trainer.evaluation.inference import predict_split
 from trainer.job_status_reporter import Reporter
 from trainer.resume import newest_checkpoint, step_size
 from trainer.run_recorder import CHECKPOINTS, Recorder
-from trainer.signals import StopRequest, stop_request
 from trainer.state import TrainState
 from trainer.step import TrainStep, compress_gradients
+from trainer.stop_signals import StopRequest, stop_request
 from trainer.training_log import TrainingLog
 
 _LOG = logging.getLogger("train")

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from trainer.errors import Interrupted, KubedetError
-from trainer.signals import handling
+from trainer.stop_signals import handling
 
 
 class Asked(BaseException):

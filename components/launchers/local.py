@@ -16,7 +16,7 @@ from components.launchers.process import GuardedProcess
 from components.launchers.render.network import ALLOCATOR, ALLOCATORS, EXPANDABLE
 from components.launchers.spec import JobSpec
 from trainer.errors import EXIT_RETRY, ConfigError, Interrupted, LaunchError
-from trainer.signals import handling
+from trainer.stop_signals import handling
 
 
 class LocalBackend(Backend):

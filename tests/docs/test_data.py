@@ -17,7 +17,7 @@ from pipelines import cli
 from trainer import recipes
 from trainer.config import DataConfig
 from trainer.configuration import parse_overrides
-from trainer.data import problems, sources
+from trainer.data import problem_counts, sources
 from trainer.data.sources.openimages import OpenImagesSource
 from trainer.storage import copies
 
@@ -91,7 +91,7 @@ def test_its_tables_are_whole():
     known = {field.name for field in dataclasses.fields(DataConfig)}
     assert keys < known and known - keys == {"jpeg_quality", "processes", "threads"}
     assert set(re.findall(r"`data\.(\w+)", TEXT)) == known
-    assert tuple(rows("## What is missing", "## Again and")) == problems.BAD_IMAGES
+    assert tuple(rows("## What is missing", "## Again and")) == problem_counts.BAD_IMAGES
     assert set(rows("## Copies of shards", "## Looking at")) == {copies.FOLDER, copies.LIMIT}
 
 

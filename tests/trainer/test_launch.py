@@ -200,7 +200,7 @@ def test_settings_that_torchrun_refuses(variable, value, monkeypatch):
 def test_wakeup_and_handlers_are_restored():
     """After waiting for others the process handles signals as it did before."""
     code = (
-        "import signal\nfrom trainer.signals import exit_on_signal\n"
+        "import signal\nfrom trainer.stop_signals import exit_on_signal\n"
         "with exit_on_signal(143): pass\n"
         "assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and signal.set_wakeup_fd(-1) == -1\n"
         "with exit_on_signal(143):\n"

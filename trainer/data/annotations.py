@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from trainer import storage
 from trainer.config import DataConfig
 from trainer.data import image_keys
-from trainer.data import problems as reasons
-from trainer.data.problems import Problems
+from trainer.data import problem_counts as reasons
+from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import BLOCK, ROW, new_table
 from trainer.data.sources.source import UNKNOWN, Category, Listing, Rows
 from trainer.errors import DataError

@@ -29,7 +29,7 @@ class Batch(NamedTuple):
     def to(self, device: torch.device) -> "Batch":
         """Copy to the device, for its present stream.
 
-        From pinned memory the copy does not block, and does not wait for what the stream has to do before.
+        From pinned memory the copy does not block, nor wait for earlier work of the stream.
         """
         if device.type == "cpu":
             return self
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
         def copied(part: Tensor) -> Tensor:
             copy = part.to(device, non_blocking=True)
-            # Its memory belongs to the copying stream, which must not use it again before the other is done.
+            # Its memory belongs to the copying stream, which must not reuse it before the other is done.
             copy.record_stream(computing)
             return copy
 
@@ -50,5 +50,5 @@ class Batch(NamedTuple):
 
 @functools.cache
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which batches are copied; always the same, for memory is used again by its own stream."""
+    """The stream on which batches are copied; always the same, as memory is reused by its own stream."""
     return torch.cuda.Stream(device)

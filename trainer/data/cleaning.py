@@ -1,10 +1,10 @@
-"""From raw boxes to clean ones."""
+"""Cleans raw boxes: clips them to the image, and drops unusable ones."""
 
 import math
 from typing import Any
 
-from trainer.data import problems as reasons
-from trainer.data.problems import Problems
+from trainer.data import problem_counts as reasons
+from trainer.data.problem_counts import Problems
 
 MIN_SIDE = 0.1
 """Boxes with a shorter side than this, in pixels, count as having no area."""
@@ -55,7 +55,7 @@ def clean(
 def _judge(
     annotation: dict[str, Any], width: int, height: int, labels: int
 ) -> tuple[str | None, list[float] | None]:
-    """Return what is wrong with a box, if anything, and what can be used of it, if anything."""
+    """Return the problem of a box, or None, and its usable part, or None."""
     box = annotation["bbox"]
     if len(box) != 4 or not math.isfinite(sum(box)):
         return reasons.BOX_NOT_FINITE, None

@@ -16,7 +16,7 @@ from trainer.data.decoding import decode_sample
 from trainer.data.download import sizes_uri
 from trainer.data.image_keys import place
 from trainer.data.images import UnreadableImage, normalize, place_box
-from trainer.data.problems import Problems
+from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import Table
 from trainer.data.shard_index import ShardDataset
 from trainer.errors import DataError, StorageError

@@ -1,8 +1,7 @@
-"""From the stored bytes of a sample to its pixels, and what becomes of images that are damaged inside.
+"""Decodes the stored bytes of samples, and handles images that are damaged inside.
 
-Sharding looks at headers unless `data.decode_check` is set, so that damage inside an image is found
-here, long after. One such image is no reason to end a training of days, and none to hide it: see
-`Decoder`.
+Sharding reads only headers unless `data.decode_check` is set, so damage inside an image shows up here,
+long after. A few such images must not end a training of days, but are reported: see `Decoder`.
 """
 
 import logging
@@ -57,7 +56,7 @@ def decode_into(
         jpeg: its bytes.
         divisor: see `decode`.
         bgr: see `decode`.
-        strict: refuse what is damaged inside; without, it is decoded as far as it goes.
+        strict: refuse images that are damaged inside; otherwise they are decoded as far as possible.
 
     Raises:
         ValueError: it is no JPEG of that size, or damaged.
@@ -69,7 +68,7 @@ def decode_into(
             buffer=pixels, strict=strict,
         ).shape[:2]  # fmt: skip
     except ValueError:
-        # It may be that it does not fit into the memory; of that the decoder speaks in bytes.
+        # If the image does not fit into the buffer, the decoder's message counts bytes: tell the sizes.
         shape = simplejpeg.decode_jpeg_header(jpeg, *least)[:2]
         if shape == pixels.shape[:2]:
             raise
@@ -109,9 +108,9 @@ def read_sample(dataset: ShardDataset, index: int) -> tuple[Tensor, dict[str, An
 class Decoder:
     """Decodes the samples of a split for any number of threads, and counts the damaged ones.
 
-    A damaged image is decoded as far as it goes, as viewers do; one of which nothing can be decoded is
-    empty. Either is named in the log when it first comes, and what is made of it depends on nothing but
-    its bytes, so that a resumed run sees the same. More than a share of all end the run.
+    A damaged image is decoded as far as possible, as viewers do; without any decodable part it is empty.
+    Both are logged the first time. The result depends on the bytes alone, so that a resumed run sees the
+    same. If more than a share of all images is damaged, the run ends.
     """
 
     def __init__(self, dataset: ShardDataset, max_bad_fraction: float) -> None:
@@ -159,7 +158,7 @@ class Decoder:
     def _decode(
         self, pixels: np.ndarray, index: int, data: bytes, record: dict[str, Any], view: View
     ) -> bool:
-        """Decode a sample as far as it goes; tell whether there is anything."""
+        """Decode a sample as far as possible; tell whether any pixels could be decoded."""
         try:
             decode_into(pixels, data, view.divisor, bgr=view.flip)
             return True

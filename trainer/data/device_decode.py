@@ -1,9 +1,9 @@
 """Training images decoded and drawn by the GPU (`loader.decoder=gpu`): nvJPEG, then the same views.
 
-The loader's threads read the bytes and choose the views; one thread more hands a whole batch to the
-device, on a stream of its own, and the training's stream waits there until it is drawn. It pays
+The loader's threads read the bytes and choose the views; another thread hands a whole batch to the
+device, on its own stream, and the training's stream waits there until it is drawn. It pays
 where the host has too few cores for its GPUs. nvJPEG's pixels differ from libjpeg's by rounding,
-so that evaluation, whose scores shall not depend on the machine, keeps to the host's decoder.
+so evaluation, whose scores must not depend on the machine, uses the host's decoder.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from trainer.data.transforms import FILL, View
 from trainer.errors import ConfigError, DataError
 
 Drawn = tuple[Tensor, torch.cuda.Event | None]
-"""uint8 [B, S, S, 3] on the device, and what tells that it is whole (None on a CPU)."""
+"""uint8 [B, S, S, 3] on the device, and the event that marks it as complete (None on a CPU)."""
 
 
 class Undrawn:
-    """The place of an image in a batch that the device will draw: a thread puts the bytes there."""
+    """The slot of an image in a batch that the device will draw: a loader thread fills it."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -33,7 +33,7 @@ class Undrawn:
         self.record: dict[str, Any] = {}
         """Its record: file_name, width, height."""
         self.view: View | None = None
-        """What is to be seen of it."""
+        """The view to draw."""
 
     def __len__(self) -> int:
         """Side of the square, pixels."""
@@ -41,7 +41,7 @@ class Undrawn:
 
 
 class DeviceDecoder:
-    """Draws batches on a device, in the order in which they are asked for."""
+    """Draws batches on a device, in the order in which they are submitted."""
 
     def __init__(self, device: torch.device, uri: str) -> None:
         """Begin; `uri` is that of the shards, for errors."""
@@ -68,7 +68,7 @@ class DeviceDecoder:
         if whole is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(whole)
-            # Its memory belongs to the other stream, which must not use it again before this one is done.
+            # Its memory belongs to the other stream, which must not reuse it before this one is done.
             images.record_stream(stream)
         return images.permute(0, 3, 1, 2)
 
@@ -77,7 +77,7 @@ class DeviceDecoder:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _draw(self, brought: Sequence[Future[Any]], places: Sequence[Undrawn]) -> Drawn:
-        # Not by `wait`: it does not see that a pool which ends has cancelled what it had not begun.
+        # Not by `wait`: it does not notice futures that a closing pool cancels.
         for future in brought:
             future.result()
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.stream(self._stream):
@@ -91,11 +91,11 @@ class DeviceDecoder:
             return images, whole
 
     def _decoded(self, places: Sequence[Undrawn]) -> list[Tensor]:
-        """All images of a batch, uint8 [3, H, W] each, as large as they are stored."""
+        """All images of a batch, uint8 [3, H, W] each, at their stored sizes."""
         try:
             images = decode([place.jpeg for place in places], self._device)
         except RuntimeError:
-            # The whole batch fails, and does not say for which image.
+            # The whole batch fails, and the error does not name the image.
             images = [self._decoded_alone(place) for place in places]
         for place, image in zip(places, images, strict=True):
             decoded_size, stored = tuple(image.shape[1:]), (place.record["height"], place.record["width"])
@@ -132,7 +132,7 @@ def decoder_for(config: LoaderConfig, device: torch.device, uri: str) -> DeviceD
 
 
 def check(device: torch.device) -> None:
-    """Make sure that the device can decode.
+    """Check that the device can decode.
 
     Raises:
         ConfigError: saying what it lacks.

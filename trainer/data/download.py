@@ -24,9 +24,9 @@ import numpy as np
 from trainer import storage
 from trainer.config import DataConfig
 from trainer.data import annotations, fetch, fetch_reports, sources
-from trainer.data import problems as reasons
+from trainer.data import problem_counts as reasons
 from trainer.data.fetch_reports import Failure
-from trainer.data.problems import Problems
+from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import Table
 from trainer.errors import DataError
 

@@ -14,10 +14,10 @@ import numpy as np
 from trainer import storage
 from trainer.config import DataConfig
 from trainer.data import fetch_reports, image_copying, image_keys, sources, worker_pool
-from trainer.data import problems as reasons
+from trainer.data import problem_counts as reasons
 from trainer.data.fetch_reports import Failure
 from trainer.data.image_copying import Result, Task
-from trainer.data.problems import Problems
+from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import Table
 from trainer.data.sources.source import Source
 from trainer.errors import StorageError

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trainer import storage
-from trainer.data.problems import IMAGE_NOT_FETCHED
+from trainer.data.problem_counts import IMAGE_NOT_FETCHED
 
 _ROW = pa.schema(
     [("image_id", pa.int64()), ("bytes", pa.int32()), *((name, pa.string()) for name in

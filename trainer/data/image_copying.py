@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from trainer import storage
-from trainer.data import problems as reasons
+from trainer.data import problem_counts as reasons
 from trainer.data import worker_pool
 from trainer.data.fetch_reports import Failure
 from trainer.data.sources.source import Source

@@ -1,4 +1,4 @@
-"""Any image as a baseline JPEG without a rotation left to apply, and boxes along with it.
+"""Converts any image to an upright baseline JPEG, and its boxes with it.
 
 Orientation: Exif 2.32, tag 0x0112.
 """
@@ -38,23 +38,23 @@ _TRANSPOSES = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What shows an image of each Exif orientation upright."""
+"""Transposition that turns an image of each Exif orientation upright."""
 
 
 class UnreadableImage(Exception):
-    """The bytes are no image that can be used; the text says why."""
+    """The bytes are no usable image; the message says why."""
 
 
 @dataclass(frozen=True)
 class NormalImage:
-    """A baseline JPEG, greyscale or RGB, and how it came from what was given."""
+    """A baseline JPEG, greyscale or RGB, and its relation to the original image."""
 
     jpeg: bytes
     width: int
     """Of the JPEG, in pixels."""
     height: int
     stored_width: int
-    """Of what was given, in pixels, before its orientation was applied."""
+    """Of the original image, in pixels, before its orientation was applied."""
     stored_height: int
     orientation: int
     """Exif orientation that was applied, 1 to 8; 1 is none."""
@@ -68,7 +68,7 @@ class NormalImage:
 def normalize(
     data: bytes, max_side: int, quality: int, orientation: int = 0, *, decode: bool = False
 ) -> NormalImage:
-    """Return an image as baseline JPEG; one that is already so only loses its Exif block.
+    """Return an image as baseline JPEG; an image that is one already only loses its Exif block.
 
     The block goes because some decoders turn the image by it and others do not. Where an image can
     stay as it is, its headers and its end are looked at, and no pixel; all others are decoded.
@@ -96,7 +96,7 @@ def normalize(
 
 
 def _decode(data: bytes) -> None:
-    """Refuse a JPEG of which the decoder of the training would complain."""
+    """Refuse a JPEG that the decoder of the training would refuse."""
     try:
         simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=True)
     except ValueError as error:
@@ -110,7 +110,7 @@ def _written_anew(data: bytes, max_side: int, quality: int, orientation: int) ->
     scale = min(1.0, max_side / max(stored))
     size = (max(1, round(stored[0] * scale)), max(1, round(stored[1] * scale)))
     if scale < 1:
-        # A JPEG is decoded at a half, quarter or eighth, but at no less than twice what is wanted.
+        # A JPEG is decoded at a half, quarter or eighth, but at no less than twice the target size.
         image.draft(None, (2 * size[0], 2 * size[1]))
     _load(image)
     image = plain(image)
@@ -138,7 +138,7 @@ def read_upright(data: bytes) -> Image.Image:
     image = plain(image).convert("RGB")
     if orientation != 1:
         image = image.transpose(_TRANSPOSES[orientation])
-    return Image.fromarray(np.asarray(image))  # Without what the file said of its orientation.
+    return Image.fromarray(np.asarray(image))  # Drops the orientation of the file's metadata.
 
 
 def place_box(

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer import log
-from trainer.data import problems as reasons
+from trainer.data import problem_counts as reasons
 from trainer.data import statistics
 from trainer.data.cleaning import clean
 from trainer.data.data_views import RawImages, Shards, SourceRows, open_view
 from trainer.data.images import SHARES
-from trainer.data.problems import Problems
+from trainer.data.problem_counts import Problems
 
 _OF_PIXELS = ("box_side", "box_share", "box_aspect", "image_side", "image_aspect")
 _STAND_IN = 1000

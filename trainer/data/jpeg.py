@@ -1,4 +1,4 @@
-"""What a JPEG's headers tell, without decoding it. Markers: ITU-T T.81, table B.1."""
+"""Reads a JPEG's headers without decoding it. Markers: ITU-T T.81, table B.1."""
 
 import struct
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _SAMPLINGS = frozenset((0x11, 0x21, 0x22, 0x12, 0x41, 0x14))
 
 @dataclass(frozen=True)
 class Header:
-    """What stands before a JPEG's first scan."""
+    """The headers before a JPEG's first scan."""
 
     width: int
     """In pixels; as stored, whatever its Exif block says."""
@@ -33,7 +33,7 @@ class Header:
 
     @property
     def plain(self) -> bool:
-        """Whether every decoder takes it: baseline, grey or of three components, tables of its own."""
+        """Whether every decoder supports it: baseline, grey or three components, with its own tables."""
         if not (self.baseline and self.width and self.height):
             return False
         if not {_TABLES_HUFFMAN, _TABLES_QUANTISATION} <= self.tables:
@@ -46,7 +46,7 @@ class Header:
 
 
 def parse(data: bytes) -> Header | None:
-    """Return what the headers say; None where it is no JPEG or ends before its first scan."""
+    """Parse the headers; None where it is no JPEG or ends before its first scan."""
     if data[:2] != _START:
         return None
     at: int = 2
@@ -86,8 +86,8 @@ def _header(
 
 
 def is_whole(data: bytes, header: Header) -> bool:
-    """Tell whether the image's end is there: in a scan no other marker can look like it."""
-    # Nearly always it is at the very end, where to look takes no time.
+    """Tell whether the end-of-image marker is present; no other bytes of a scan can look like it."""
+    # Nearly always it is at the very end: look there first.
     return data.rfind(_END, max(header.scan, len(data) - _TAIL)) >= 0 or data.find(_END, header.scan) >= 0
 
 

@@ -24,16 +24,16 @@ from trainer.data.transforms import View, color_map, move_boxes, random_view, sa
 from trainer.distributed import World
 
 _ANNOUNCEMENTS = 8
-"""How often in a window of shards it is said which are read next."""
+"""How often in a window of shards the next ones are announced."""
 _BATCHES_AHEAD = 64
-"""Batches of an evaluation after which that is said anew."""
+"""Batches of an evaluation after which the next shards are announced."""
 _RUN = 8
-"""Images that a thread takes at once, at most."""
+"""Images of a thread's task, at most."""
 _NO_TARGETS = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
 
 
 class Loaded(NamedTuple):
-    """What a batch takes of a sample besides its pixels."""
+    """A sample in a batch, without its pixels."""
 
     image_id: int
     boxes: np.ndarray
@@ -47,7 +47,7 @@ class Loaded(NamedTuple):
 
 
 Squares: TypeAlias = np.ndarray | Sequence[Undrawn]
-"""Where images are drawn: uint8 [B, S, S, 3], or on the device, later."""
+"""Targets of drawing: uint8 [B, S, S, 3], or slots for the device, which draws later."""
 
 
 class TrainLoader:
@@ -89,7 +89,7 @@ class TrainLoader:
                 batch.cancel()
 
     def close(self) -> None:
-        """End the decoding threads, and let go of the shards."""
+        """End the decoding threads, and close the shards."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         if self._decoder:
             self._decoder.close()
@@ -110,8 +110,8 @@ class TrainLoader:
             start += self._global_batch
 
     def _load(self, places: Sequence[tuple[int, int]], squares: Squares) -> list[Loaded]:
-        # One step for all images, then the next: decoding pushes all else out of the processor's
-        # caches, and the small steps take several times as long after it.
+        # Step by step for all images: decoding evicts everything else from the processor's caches,
+        # and small steps take several times as long after it.
         samples = [self._dataset.read(index) for _, index in places]
         # The randomness of a sample depends on nothing but seed, epoch and index, so that a
         # resumed run, or one on another number of ranks, sees the same pictures.
@@ -173,7 +173,7 @@ class EvalLoader:
 
 
 class _Pending:
-    """A batch whose images are being drawn, each straight to its place in it."""
+    """A batch whose images are being drawn, each directly into the batch."""
 
     def __init__(
         self, pool: ThreadPoolExecutor, load: Callable[[Sequence[Any], Any], list[Loaded]],
@@ -182,7 +182,7 @@ class _Pending:
     ) -> None:  # fmt: skip
         size = config.image_size
         self._pin, self._decoder = world.device.type == "cuda", decoder
-        # As long as leaves work for every thread in the batches ahead.
+        # Long runs, but short enough that every thread has work in the prefetched batches.
         run = min(_RUN, -(-len(places) * config.prefetch // config.workers))
         parts = [slice(first, first + run) for first in range(0, len(places), run)]
         if decoder:
@@ -197,7 +197,7 @@ class _Pending:
 
     def batch(self, device: torch.device) -> Batch:
         """Wait for the images; give the batch on a device."""
-        # The last first: to be woken by every one costs, for the threads take each other the lock.
+        # The last one first: waking up for every future costs, as all threads compete for the lock.
         parts = [future.result() for future in reversed(self._futures)][::-1]
         loaded = [sample for part in parts for sample in part]
         if self._decoder:
@@ -206,7 +206,7 @@ class _Pending:
         return collate(loaded, self._images.permute(0, 3, 1, 2), pin=self._pin).to(device)
 
     def cancel(self) -> None:
-        """Leave out what was not begun."""
+        """Cancel the tasks that have not begun."""
         for future in self._futures:
             future.cancel()
 
@@ -215,7 +215,7 @@ def _draw(
     decoder: Decoder, indices: Sequence[int], samples: Sequence[tuple[bytes, dict[str, Any]]],
     views: Sequence[View], squares: Squares, loaded: list[Loaded],
 ) -> list[Loaded]:  # fmt: skip
-    """Decode samples and draw their views, or leave both to the device; an empty picture has no boxes."""
+    """Decode samples and draw their views, or leave both to the device; an empty image has no boxes."""
     if isinstance(squares, np.ndarray):
         drawn = decoder.draw(indices, samples, views, squares)
         return [
@@ -231,12 +231,12 @@ def collate(loaded: Sequence[Loaded], images: Tensor, *, pin: bool) -> Batch:
     """Put samples into one batch, targets padded to the longest (at least one row).
 
     Args:
-        loaded: what is not in the images.
+        loaded: the samples, without their pixels.
         images: uint8 [B, 3, S, S].
-        pin: whether to use memory from which a GPU copies by itself.
+        pin: whether to use pinned memory.
     """
     rows = max(1, *(len(sample.labels) for sample in loaded))
-    # Filled with NumPy: for a handful of numbers each operation of torch costs several times as much.
+    # By NumPy: for a handful of numbers each torch operation costs several times as much.
     padded = np.zeros((len(loaded), rows, 4), np.float32)
     names = np.full((len(loaded), rows), PADDING, np.int64)
     for row, sample in enumerate(loaded):

@@ -1,4 +1,4 @@
-"""In which order training reads the samples: a pure function of seed and epoch.
+"""The order in which training reads the samples: a pure function of seed and epoch.
 
 Shards are permuted, then samples are shuffled within windows of shards: random enough to
 train on and local enough to read from object storage. Nothing else depends on it, so a run

@@ -14,7 +14,7 @@ import numpy as np
 from trainer import storage
 from trainer.data import statistics
 from trainer.data.ground_truth import Classes, GroundTruthWriter, ground_truth
-from trainer.data.problems import Problems
+from trainer.data.problem_counts import Problems
 from trainer.data.shard_cache import ShardCache
 from trainer.data.shard_files import ShardFiles
 from trainer.errors import DataError
@@ -52,7 +52,7 @@ def write_index(
         header: kind, version, uri, fingerprints, categories and their hierarchy.
         names: the shards of each split, in order.
         problems: of what was read before; those of the shards are added.
-        check: refuses the whole when all problems are known.
+        check: called when all problems are known; raises if there are too many.
 
     Returns:
         The index.
@@ -121,7 +121,7 @@ def _sidecars(uri: str, names: list[str]) -> Iterator[dict[str, Any]]:
 
 
 class _Tables:
-    """What the index tells of a split, gathered shard by shard."""
+    """The index's data of a split, gathered shard by shard."""
 
     def __init__(self, labels: int, truth: GroundTruthWriter | None) -> None:
         self._rows: list[np.ndarray] = []
@@ -211,14 +211,14 @@ class ShardDataset:
         return ground_truth(rows, Classes(self.categories, self._hierarchy))
 
     def expect(self, indices: np.ndarray) -> None:
-        """Say which samples are read next: their shards are fetched ahead, all others let go."""
+        """Announce which samples are read next: their shards are prefetched, all others closed."""
         shards, first = np.unique(self.samples["shard"][indices], return_index=True)
         self._files.expect(shards[np.argsort(first)].tolist())
 
     def read(self, index: int) -> tuple[bytes, dict[str, Any]]:
         """Return a sample: its JPEG, and {"image_id", "file_name", "width", "height", "annotations"}.
 
-        What is wrong is read again, from the store where it came from a copy.
+        Wrong bytes are read again, from the store if they came from a copy.
 
         Raises:
             DataError: the shard is damaged.
@@ -244,7 +244,7 @@ class ShardDataset:
 def _read_table(uri: str) -> np.ndarray:
     """Read rows of SAMPLE; ValueError or EOFError if it is no such file."""
     if storage.is_local(uri):
-        # Straight into the array: of millions of samples, two copies more take longer than all else.
+        # Straight into the array: for millions of samples two more copies would take longer than the rest.
         with explained(uri, "read"):
             return np.load(storage.local_path(uri), allow_pickle=False)
     return np.load(io.BytesIO(storage.read_bytes(uri)), allow_pickle=False)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from trainer import storage
-from trainer.data import problems as reasons
+from trainer.data import problem_counts as reasons
 from trainer.data import statistics
 from trainer.data.cleaning import clean
 from trainer.data.image_keys import place
 from trainer.data.images import NormalImage, UnreadableImage, normalize, place_box, size_agrees
-from trainer.data.problems import Problems
+from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import Table
 from trainer.errors import StorageError
 
@@ -53,7 +53,7 @@ class ShardTask:
     min_box_side: float
     decode_check: bool
     readers: int
-    """Raw images that are fetched at the same time, where that takes time."""
+    """Raw images that are fetched at the same time from a store."""
 
 
 def write_shard(task: ShardTask) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes]]:
         return
     with storage.many(task.readers) as many:
         done: dict[int, Any] = {}
-        ahead = at = 0  # Bytes in the window; images that were asked for.
+        ahead = at = 0  # Bytes in the window; images that were requested.
         for number, row in enumerate(rows):
             while at < len(uris) and at - number < 2 * task.readers:
                 if at > number and ahead + task.sizes[at] > _WINDOW:
@@ -120,7 +120,7 @@ def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes]]:
                 many.read(at, uris[at])
                 ahead += task.sizes[at]
                 at += 1
-            # What has arrived meanwhile is taken, and what was asked for is sent.
+            # Takes what has arrived meanwhile, and sends the pending requests.
             done.update(many.wait(0))
             while number not in done:
                 done.update(many.wait())
@@ -136,9 +136,9 @@ def _read(uri: str, size: int) -> bytes:
 
 
 def _checked(data: bytes, uri: str, size: int) -> bytes:
-    """Return a raw image, which is as it was downloaded.
+    """Return a raw image after checking that it has its downloaded size.
 
-    What cannot be read now is no bad image: left out, it would be lost for good.
+    An image that cannot be read now is not a bad image: leaving it out would lose it for good.
     """
     if len(data) != size:
         raise StorageError(
@@ -151,7 +151,7 @@ def _checked(data: bytes, uri: str, size: int) -> bytes:
 def _add_sample(
     tar: "_Tar", task: ShardTask, row: dict[str, Any], normal: NormalImage, problems: Problems
 ) -> dict[str, Any]:
-    """Append one image and its cleaned boxes; return what the index needs of it."""
+    """Append one image and its cleaned boxes; return its entry for the index."""
     where = row["file_name"]
     size = (row["width"], row["height"])
     if not size_agrees(normal, *size):
@@ -220,7 +220,7 @@ def _header(name: str, size: int) -> bytes:
 
 
 class _Tar:
-    """Appends members to a tar file, and knows where each one's bytes are."""
+    """Appends members to a tar file, and records the offset of each."""
 
     def __init__(self, file: BinaryIO, digest: "hashlib._Hash") -> None:
         self._file, self._digest = file, digest

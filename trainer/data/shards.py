@@ -20,12 +20,12 @@ import numpy as np
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import problems as reasons
+from trainer.data import problem_counts as reasons
 from trainer.data import worker_pool
 from trainer.data.download import VERSION as RAW_VERSION
 from trainer.data.download import fingerprint
 from trainer.data.image_keys import hash_fraction
-from trainer.data.problems import Problems
+from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import Table
 from trainer.data.shard_index import write_index
 from trainer.data.shard_writer import ShardTask, write_shard
@@ -38,7 +38,7 @@ VERSION = 5
 """Raise it when the same raw images give other shards."""
 
 _READERS = 16
-"""Connections of each process: more than these a processor cannot keep busy."""
+"""Connections of each process: one processor cannot use more."""
 
 
 def shard(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, Any]:
@@ -159,9 +159,9 @@ def join(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, A
 
 
 def _plan(raw: dict[str, Any], uri: str, config: DataConfig) -> Iterator[ShardTask]:
-    """Yield all shards: the images of each block by their raw sizes, in an order shuffled once.
+    """Yield all shards: the images of each block, cut by their raw sizes.
 
-    The order is that of a hash of each key, so every shard is a random sample of its block.
+    Images are ordered by a hash of their keys, so every shard is a random sample of its block.
     """
     sizes_uri = storage.join(raw["uri"], f"sizes-{raw['content']}.npy")
     sizes = np.load(io.BytesIO(storage.read_bytes(sizes_uri)))
@@ -197,12 +197,12 @@ def _cut(keys: list[str], sizes: np.ndarray, shard_bytes: int) -> list[list[int]
 
 
 def _write_one(task: ShardTask) -> tuple[int, int]:
-    """Return how many images were looked at, and how many of them are unreadable."""
+    """Return the number of images, and how many of them are unreadable."""
     return len(task.rows), len(write_shard(task)["quarantined"])
 
 
 def _whole(uri: str, name: str, states: dict[str, storage.FileState]) -> bool:
-    """Whether a shard and its sidecar are there, and its tar is as long as that says."""
+    """Whether a shard and its sidecar exist, and the tar has the size that the sidecar says."""
     if f"{name}.tar" not in states or f"{name}.json" not in states:
         return False
     return storage.read_json(storage.join(uri, f"{name}.json"))["bytes"] == states[f"{name}.tar"].size

@@ -1,4 +1,4 @@
-"""From a decoded image with boxes to the network's square, with and without augmentation.
+"""Transforms a decoded image with boxes to the network's square, with and without augmentation.
 
 The geometry runs here, for each image, in the loader's threads. Photometric changes are one
 affine map of the colours for each image, applied to the whole batch on the device.
@@ -64,8 +64,8 @@ def whole_view(width: int, height: int, size: int) -> View:
 def sample_draws(seed: int, epoch: int, index: int) -> list[float]:
     """All randomness of a sample in an epoch: a function of these three and of nothing else.
 
-    A hash gives it for a tenth of what it takes to set up a generator, and its outputs of neighbouring
-    samples have as little to do with each other (BLAKE2b: RFC 7693).
+    A hash takes a tenth of the time that setting up a generator does, and its outputs for neighbouring
+    samples are as independent (BLAKE2b: RFC 7693).
 
     Args:
         seed: of the run.
@@ -113,7 +113,7 @@ def _span(length: int, scale: float, divisor: int, size: int, place: float) -> t
 
 
 def render(image: Tensor, view: View, square: np.ndarray) -> None:
-    """Draw what a view shows of an image.
+    """Draw the view of an image.
 
     Args:
         image: uint8 [3, H, W], as the decoder gave it with the view's divisor: RGB, but BGR where the
@@ -126,19 +126,19 @@ def render(image: Tensor, view: View, square: np.ndarray) -> None:
 
 
 class Drawing:
-    """A view of an image that is still to be decoded, made ready to be drawn.
+    """Draws a view of an image; everything but the pixels is prepared before the image is decoded.
 
-    Decoding pushes all else out of the processor's caches, and each small step after it takes several times
-    as long. So these are done before, for a run of images at once, and after the decoder only what touches
-    pixels remains.
+    Decoding evicts everything else from the processor's caches, and each small step after it takes several
+    times as long. So the preparation is done before, for several images at once, and after the decoder only
+    the steps that touch pixels remain.
 
-    The channels of a pixel lie side by side, as decoders give them and networks read them: by planes it
-    takes ten times as long. A flipped image is decoded as BGR: to turn the bytes of a row around then turns
+    Pixels are interleaved (HWC), as decoders write them and channels_last networks read them: planar pixels
+    take ten times as long. A flipped image is decoded as BGR: reversing the bytes of a row then reverses
     both the picture and the order of its channels.
     """
 
     def __init__(self, pixels: np.ndarray, view: View, square: np.ndarray, spare: np.ndarray) -> None:
-        """Fill the padding, and find where all else comes from and goes to.
+        """Fill the padding, and prepare the sources and targets of all copies.
 
         Args:
             pixels: uint8 [H, W, 3], contiguous: will hold the image, see `render`.
@@ -178,10 +178,10 @@ class Drawing:
         self._copies = _turned_around(source, target) if view.flip else [(source, target)]
 
     def finish(self) -> None:
-        """Draw it, now that the pixels are there."""
+        """Draw the view, after the image has been decoded."""
         if self._resized:
             source, target = self._resized
-            # The operator of torch.nn.functional.interpolate, which has no `out`: on its own it would make
+            # The operator of torch.nn.functional.interpolate, which has no `out`: it would allocate
             # an image that has to be copied. In integers, so that the pixels are the same on every machine.
             torch.ops.aten._upsample_bilinear2d_aa.out(
                 source, target.shape[2:], align_corners=False, out=target
@@ -201,8 +201,8 @@ def _rows(pixels: np.ndarray, left: int, width: int) -> np.ndarray:
 
 
 def _turned_around(source: np.ndarray, target: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Which arrays to copy to which, so that the bytes of each row (of uint8 [H, N]) are in reverse."""
-    # Eight bytes at once: a word of the other byte order is those in reverse.
+    """Sources and targets of copies that reverse the bytes of each row (of uint8 [H, N])."""
+    # Eight bytes at once: reading a word in the other byte order reverses them.
     length = source.shape[1]
     rest = length % 8
     copies = [(source[:, : length - rest].view(">u8"), target[:, rest:].view("<u8")[:, ::-1])]
@@ -212,9 +212,9 @@ def _turned_around(source: np.ndarray, target: np.ndarray) -> list[tuple[np.ndar
 
 
 def move_boxes(annotations: Sequence[dict[str, Any]], view: View, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bring the boxes of an image into its square, without crowd regions and what is mostly outside.
+    """Transform the boxes of an image to its square; drop crowd regions and boxes that are mostly outside.
 
-    Box by box: up to a hundred in an image this takes less time than NumPy's calls for all at once.
+    Box by box: up to a hundred boxes this takes less time than NumPy's calls on arrays.
 
     Args:
         annotations: of the image: bbox (x, y, width, height in its pixels), category_id, iscrowd.
@@ -248,7 +248,7 @@ def move_boxes(annotations: Sequence[dict[str, Any]], view: View, size: int) -> 
 
 
 def _box_map(view: View, size: int) -> tuple[tuple[float, float], tuple[float, float]]:
-    """What a view does to x and y of the stored image: factors, and what is added."""
+    """The affine map of a view from coordinates of the stored image: factors and offsets of x and y."""
     left, top, width, height = view.crop
     x, y, place_width, place_height = view.place
     factor_x, factor_y = place_width / width, place_height / height

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from trainer.data import problems as reasons
+from trainer.data import problem_counts as reasons
 from trainer.data.cleaning import clean
-from trainer.data.problems import Problems
+from trainer.data.problem_counts import Problems
 from trainer.errors import DataError
 
 NAN = float("nan")

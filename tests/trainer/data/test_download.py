@@ -13,7 +13,7 @@ import pytest
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import problems as reasons
+from trainer.data import problem_counts as reasons
 from trainer.data.download import download
 from trainer.data.image_keys import place
 from trainer.data.raw_table import Table

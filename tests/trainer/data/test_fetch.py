@@ -15,7 +15,7 @@ import pytest
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import problems as reasons
+from trainer.data import problem_counts as reasons
 from trainer.data.download import download, fetch_partition, join, plan
 from trainer.data.shards import shard
 from trainer.errors import DataError, StorageError

@@ -14,7 +14,7 @@ from PIL import Image
 from trainer import storage
 from trainer.config import DataConfig
 from trainer.data import fetch_reports, raw_table, shard_writer
-from trainer.data import problems as reasons
+from trainer.data import problem_counts as reasons
 from trainer.data.download import download, fetch_partition, plan
 from trainer.data.download import join as join_raw
 from trainer.data.shard_index import ShardDataset

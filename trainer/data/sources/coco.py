@@ -13,8 +13,8 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from trainer import storage
-from trainer.data import problems as reasons
-from trainer.data.problems import Problems
+from trainer.data import problem_counts as reasons
+from trainer.data.problem_counts import Problems
 from trainer.data.sources.coco_images import CocoImages
 from trainer.data.sources.coco_json import CocoFile
 from trainer.data.sources.coco_rows import CocoRows

@@ -17,8 +17,8 @@ from functools import partial
 import pyarrow as pa
 
 from trainer import storage
-from trainer.data import problems as reasons
-from trainer.data.problems import Problems
+from trainer.data import problem_counts as reasons
+from trainer.data.problem_counts import Problems
 from trainer.data.sources.coco import merge_categories
 from trainer.data.sources.coco_images import CocoImages
 from trainer.data.sources.coco_json import CocoFile

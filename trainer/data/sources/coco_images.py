@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data import problems as reasons
-from trainer.data.problems import Problems
+from trainer.data import problem_counts as reasons
+from trainer.data.problem_counts import Problems
 from trainer.data.sources.coco_json import CocoFile
 from trainer.data.sources.row_format import ROWS
 from trainer.data.sources.source import Entry

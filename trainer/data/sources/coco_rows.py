@@ -10,8 +10,8 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
-from trainer.data import problems as reasons
-from trainer.data.problems import Problems
+from trainer.data import problem_counts as reasons
+from trainer.data.problem_counts import Problems
 from trainer.data.sources.coco_images import CocoImages, positive
 from trainer.data.sources.coco_json import CocoFile
 from trainer.data.sources.row_format import BOX, ROWS, batch_of

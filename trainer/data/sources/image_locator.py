@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from trainer import storage
-from trainer.data import problems as reasons
+from trainer.data import problem_counts as reasons
 from trainer.data.sources.folder_listing import Folder
 from trainer.data.sources.source import Entry
 from trainer.errors import DataError

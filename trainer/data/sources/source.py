@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from trainer.data.problems import Problems
+from trainer.data.problem_counts import Problems
 
 UNKNOWN = -1
 """Category of a box whose category the source does not list."""

@@ -24,9 +24,9 @@ from xml.parsers import expat
 import pyarrow as pa
 
 from trainer import storage
-from trainer.data import problems as reasons
+from trainer.data import problem_counts as reasons
 from trainer.data import worker_pool
-from trainer.data.problems import Problems
+from trainer.data.problem_counts import Problems
 from trainer.data.sources.folder_listing import Folder
 from trainer.data.sources.row_format import batches_of
 from trainer.data.sources.source import UNKNOWN, Box, Category, Entry, Listing

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.data import problems as reasons
+from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.sources import coco_json
 from trainer.data.sources.coco import CocoSource

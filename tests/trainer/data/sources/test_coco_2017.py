@@ -11,7 +11,7 @@ from faulty_store import Proxy, go_away
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import problems as reasons
+from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.download import download, fetch_partition, join, plan
 from trainer.data.raw_table import Table

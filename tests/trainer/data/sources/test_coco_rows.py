@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.data import problems as reasons
+from trainer.data import problem_counts as reasons
 from trainer.data.sources import coco_images, coco_rows
 from trainer.data.sources.coco import CocoSource
 

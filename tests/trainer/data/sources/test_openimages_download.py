@@ -12,7 +12,7 @@ import pytest
 from openimages_mirror import CLICKS, IDS, MIDS, box, source, write_csv
 
 from trainer.config import DataConfig
-from trainer.data import problems as reasons
+from trainer.data import problem_counts as reasons
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.data import problems as reasons
+from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.sources import voc
 from trainer.data.sources.source import UNKNOWN

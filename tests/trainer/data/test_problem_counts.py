@@ -1,7 +1,7 @@
 import pytest
 
-from trainer.data import problems as reasons
-from trainer.data.problems import EXAMPLES, Problems
+from trainer.data import problem_counts as reasons
+from trainer.data.problem_counts import EXAMPLES, Problems
 from trainer.errors import DataError
 
 

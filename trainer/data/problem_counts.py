@@ -33,7 +33,7 @@ IMAGE_LISTED_TWICE = "image listed twice"
 IMAGE_IN_TWO_SPLITS = "image in two splits"
 IMAGE_WITHOUT_BOXES = "image without boxes left out"
 CLASS_WITHOUT_BOXES = "class without boxes in train"
-# The last group is told, but costs nothing and counts as no error.
+# The last group is only reported: it does not count as bad.
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Problems:
             where: what the numbers are about, for the message.
             images: images that were listed, bad ones included.
             boxes: boxes that were listed, bad ones included.
-            max_bad_fraction: the share that is let pass.
+            max_bad_fraction: the share that may be bad.
         """
         for noun, reasons, listed in (("images", BAD_IMAGES, images), ("boxes", BAD_BOXES, boxes)):
             bad = self.total(reasons)
