@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         if not lost_peer(error):
             raise
-        # The process that is gone tells why; a traceback of every other one would bury it.
+        # The failed process reports the cause; tracebacks of all others would bury it.
         report_lost_peer(error)
         return EXIT_RETRY
     except KeyboardInterrupt:
@@ -138,7 +138,7 @@ def _shard(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
-    # The launcher of this machine has asked already, if there is one; else its first process does.
+    # The launcher of this machine has checked it already, if there is one; else its first process does.
     if parent_watch.LAUNCHER not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
         _check_output(options.output)
     from trainer.loop import train
@@ -165,7 +165,7 @@ def _weights(options: argparse.Namespace) -> None:
 
 
 def _check_output(uri: str) -> None:
-    """Refuse a folder that cannot be written, before this machine waits for the others of the run."""
+    """Refuse a folder that cannot be written, before this machine waits for the others."""
     from trainer.storage.probe import check_writable
 
     try:
@@ -186,7 +186,7 @@ def _launch(options: argparse.Namespace) -> int:
     from trainer.launch import launch, meeting
 
     if not chosen:
-        del os.environ[_CPP_LOG_LEVEL]  # The workers may say all they have to.
+        del os.environ[_CPP_LOG_LEVEL]  # The workers log C++ messages as usual.
     place = meeting(nnodes=options.nnodes, node_rank=options.node_rank, endpoint=options.rdzv_endpoint)
     nproc = ["--nproc-per-node", options.nproc] if options.nproc else []
     return launch(options.arguments, [*nproc, *place])

@@ -53,7 +53,7 @@ def data_root(shards_uri: str) -> str:
 
 
 def find(config: Config, shards_uri: str) -> Baseline | None:
-    """Find what the configuration says to compare with.
+    """Find the baseline that the configuration names.
 
     Args:
         config: evaluation.baseline and export.name are used.

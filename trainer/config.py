@@ -40,7 +40,7 @@ def _ascending(value: list[float]) -> list[float]:
 
 
 def _possible(value: str, info: ValidationInfo) -> str:
-    """Ask whoever reads the configuration whether a URI can name a file; without a check it is taken."""
+    """Check a URI with the check that the reader of the configuration passes, if it passes one."""
     check: Callable[[str], None] | None = (info.context or {}).get(URI_CHECK)
     try:
         if check:
@@ -70,7 +70,7 @@ class DataConfig:
     only adds; 0 keeps all."""
     empty_images: Literal["auto", "keep", "drop"] = "auto"
     """Images without a box of the kept classes: auto drops them where the source does not annotate
-    every object (Open Images), for nobody knows what is in them."""
+    every object (Open Images), as their content is unknown."""
     min_side: Count = 0
     """Images with a shorter side, as they are stored, are left out, in pixels; 0 keeps all."""
     min_box_side: NonNegative = 0.0

@@ -45,13 +45,13 @@ class Check:
     """The result of one check."""
 
     title: str
-    """What it is, in a few words."""
+    """Name of the check."""
     state: Literal["ok", "warning", "missing"]
-    """warning: not there, and not asked for; missing: not there, and asked for."""
+    """warning: not available, but not required; missing: required, but not available."""
     detail: str
-    """What was seen."""
+    """The result."""
     fix: str = ""
-    """What to do, unless all is well."""
+    """What to do; empty if the state is ok."""
 
     def __str__(self) -> str:
         line = f"{self.state:8} {self.title}: {self.detail}"
@@ -59,7 +59,7 @@ class Check:
 
 
 def examine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
-    """Look at everything, in the order in which it fails a run.
+    """Run all checks, in the order in which the problems would stop a run.
 
     Args:
         needs: what must be there.
@@ -75,7 +75,7 @@ def examine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
 
 
 def size(text: str) -> int:
-    """Return the bytes that an amount like 8Gi or 64M stands for.
+    """Parse an amount of memory like 8Gi or 64M; returns bytes.
 
     Raises:
         ConfigError: it is none.
@@ -174,7 +174,7 @@ def _gpus(needs: Needs, root: Path) -> Check:
 
 
 def _refusal(index: int) -> str:
-    """Why a GPU cannot be used, or nothing."""
+    """Return why a GPU cannot be used, or ""."""
     import torch
 
     try:

@@ -66,7 +66,7 @@ def evaluate(
         gate.check(rules, [category["name"] for category in dataset.categories])
         if world.is_main:
             check_writable(output_uri)
-        # First: what is wrong with it is told before the model's own hours.
+        # First: problems of the baseline are reported before the model's hours of work.
         baseline = baselines.find(config, shards_uri)
         base, obstacle = _baseline_predictions(baseline, dataset, config, world)
         kept = _kept_predictions(output_uri, model, dataset, config) if world.size == 1 else None
@@ -208,5 +208,5 @@ def _write(
     data = collect(model, dataset, truth, predictions, scores, summary, verdict)
     write_report(data, storage.join(output_uri, "report.html"), storage.join(output_uri, "report.md"))
     storage.write_json(storage.join(output_uri, "gate.json"), summary["verdict"])
-    # Last: whoever finds it finds the rest.
+    # Last: its existence means that all other files are there.
     storage.write_json(storage.join(output_uri, baselines.SUMMARY), summary)

@@ -12,7 +12,7 @@ from typing import Any
 from trainer import log
 
 TASK, UNIT = "train", "steps"
-"""What the training's progress is called, and counted in."""
+"""Task and unit of the training's progress lines."""
 LOSS, SPEED, AP = "loss", "images_per_second", "coco/AP"
 """Names of the metrics, as in metrics.jsonl."""
 _SCORES = (AP, "coco/AP50")
@@ -23,7 +23,7 @@ _RESUMED = re.compile(r"resumed at step (?P<done>\d+) of (?P<total>\d+): ")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a training is."""
+    """The progress of a training."""
 
     percent: int
     """Of all its steps, those of earlier runs included: 0 to 100."""
@@ -39,22 +39,22 @@ def percent(done: int, total: int) -> int:
 
 
 def measured(loss: float, speed: float) -> str:
-    """Write loss and images a second, for the training's line of progress."""
+    """Write loss and images a second for the note of the progress line."""
     return f"loss {loss:.3f}, {speed:.0f} images/s"
 
 
 def scored(epoch: int, metrics: Mapping[str, float]) -> str:
-    """Write what a validation has found, for the log."""
+    """Write the log line of a validation's scores."""
     return f"epoch {epoch}: " + ", ".join(f"{name} {metrics[name]:.3f}" for name in _SCORES)
 
 
 def resumed(step: int, steps: int, images: int, processes: int) -> str:
-    """Write where a training goes on, for the log."""
+    """Write the log line of a training that resumes."""
     return f"resumed at step {step} of {steps}: {images} images a step on {processes} processes"
 
 
 def parse(lines: Sequence[str]) -> Progress | None:
-    """Find how far a training is in the last lines of its log.
+    """Parse the progress of a training from the last lines of its log.
 
     Args:
         lines: of the process that has rank 0, whatever stands before them in each, and any others between.

@@ -63,7 +63,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights after optimiser step `step` (from 0)."""
+        """Update with the weights after optimiser step `step` (from 0)."""
         weight = 1 - min(self._decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(
             [mean for mean, _ in self._averaged], [value for _, value in self._averaged], weight

@@ -27,7 +27,7 @@ def effective(device_type: str, precision: str) -> str:
     if device_type == "cpu" and not _cpu_has_bf16():
         _LOG.warning("this CPU has no bf16 instructions: computing in fp32")
         return "fp32"
-    # What PyTorch says by default counts what is emulated as well.
+    # PyTorch's default answer includes emulation.
     if device_type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         _LOG.warning("this GPU has no bf16 instructions: computing in fp32; fp16 would be faster on it")
         return "fp32"

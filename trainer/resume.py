@@ -1,4 +1,4 @@
-"""Where a run goes on, on as many processes as there are now."""
+"""Where a run resumes, whatever the number of processes is now."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""A step of the optimiser, as every rank does it; nothing in it waits for the device."""
+"""An optimiser step on one rank; nothing in it waits for the device."""
 
 import contextlib
 import math
@@ -20,8 +20,8 @@ from trainer.optim import gradient_norm, learning_rate, set_learning_rate
 from trainer.precision import autocast
 from trainer.state import TrainState
 
-_OnItsWay = tuple[Tensor, torch.cuda.Event | None]
-"""Values on the host, and what tells that they have arrived there."""
+_PendingCopy = tuple[Tensor, torch.cuda.Event | None]
+"""Values on the host, and the event that marks the copy as complete."""
 
 
 class TrainStep:
@@ -53,7 +53,7 @@ class TrainStep:
         self._guard = StepGuard(state.optimizer, state.world)
 
     def __call__(self, batches: Sequence[Batch], *, stop: bool = False) -> tuple[Tensor, bool]:
-        """Do one, from the gradients of as many forward passes as there are batches.
+        """Do one step, with one forward pass for each batch.
 
         Returns:
             [4] on the device: total, classification and box loss, norm of the gradient, whose
@@ -72,7 +72,7 @@ class TrainStep:
         norm = gradient_norm(state.parameters, self._config.clip_norm).float()[None]
         checked = torch.cat([losses, norm])
         if state.scaler.is_enabled():
-            # A gradient beyond fp16 is the scaler's: it leaves out the step and scales less.
+            # The scaler handles fp16 overflows: it skips the step and lowers the scale.
             checked = torch.cat([losses, losses.new_zeros(1)])
             norm = torch.where(norm.isfinite(), norm, 0.0)
         # One all-reduce tells all ranks of losses that are not finite on any of them. It is read a
@@ -142,24 +142,24 @@ class Verdict:
 
 
 class StepGuard:
-    """Keeps a step with a loss that is not finite from the weights, without waiting for it.
+    """Prevents the update of a step whose loss is not finite, without waiting for the device.
 
-    A fused optimiser reads a flag on the device and skips its update. The ranks are of one mind: what is
-    not finite in one of them is in the gradients of all. What they found, and whether any was asked to
-    stop, the host reads when the next step is on its way, and so never holds the device up.
+    A fused optimiser reads a flag on the device and skips its update. All ranks decide alike: a value that is
+    not finite on one of them reaches the gradients of all. The host reads the result, and whether any rank
+    was asked to stop, during the next step, and so never blocks the device.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, world: World) -> None:
         self._optimizer, self._world = optimizer, world
-        self._pending: deque[tuple[int, list[int], Callable[[], _OnItsWay]]] = deque()
+        self._pending: deque[tuple[int, list[int], Callable[[], _PendingCopy]]] = deque()
 
     def judge(self, step: int, losses: Tensor, image_ids: list[int], *, stopping: bool) -> Verdict | None:
         """Judge a step between its backward pass and the optimiser. A collective, which waits for no rank.
 
         Args:
             step: its number.
-            losses: [n] of this rank, on the device; where ranks share gradients, with something in it
-                that is not finite in any of them if it is not in one.
+            losses: [n] of this rank, on the device; where ranks share gradients, not finite on all ranks
+                if it is not finite on one.
             image_ids: images of this rank.
             stopping: whether this process was asked to stop.
 
@@ -170,13 +170,13 @@ class StepGuard:
         flags = torch.zeros(2, device=losses.device)
         flags[0] = torch.isfinite(losses).all().logical_not()
         flags[1].fill_(float(stopping))
-        # torch's protocol between a gradient scaler and a fused optimiser, which a scaler, where
-        # there is one (fp16), goes through itself.
+        # torch's protocol between a gradient scaler and a fused optimiser; with a scaler (fp16) the
+        # scaler sets these itself.
         self._optimizer.found_inf = flags[0].clone()  # type: ignore[attr-defined]
         self._optimizer.grad_scale = None  # type: ignore[attr-defined]
         message, own = largest(flags, self._world), losses.detach()
         if flags.device.type == "cuda":
-            # In its stream: the message is tiny, and the copy can be on its way at once.
+            # In the same stream: the message is tiny, and the copy can start at once.
             sent = _to_host(torch.cat([message(), own]))
             self._pending.append((step, image_ids, lambda: sent))
         else:
@@ -197,7 +197,7 @@ class StepGuard:
 
 
 def _not_finite(place: str, reports: Sequence[tuple[int, list[float], list[int]]]) -> TrainingError:
-    """The error for a step that the guard held back.
+    """Build the error for a step that was not applied.
 
     Args:
         place: the step.
@@ -216,8 +216,8 @@ def _not_finite(place: str, reports: Sequence[tuple[int, list[float], list[int]]
     )
 
 
-def _to_host(values: Tensor) -> _OnItsWay:
-    """Start a copy to pinned memory; the event tells when it has arrived."""
+def _to_host(values: Tensor) -> _PendingCopy:
+    """Start a copy to pinned memory; the event marks its completion."""
     if values.device.type != "cuda":
         return values, None
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -231,7 +231,7 @@ def compress_gradients(model: nn.Module) -> None:
     """Let ranks exchange gradients in bf16: half the bytes, for networks of 100 Gbit/s and less.
 
     Raises:
-        ConfigError: this build of torch cannot: it wants NCCL to be in it, whoever carries the messages.
+        ConfigError: this build of torch cannot: it requires NCCL, whatever the backend.
     """
     if not isinstance(model, DistributedDataParallel):
         return

@@ -1,4 +1,4 @@
-"""A request to stop that arrives as a signal and is answered where nothing is lost."""
+"""Stop requests by signal, answered at a point where no work is lost."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 def handling(
     handler: Callable[[int, FrameType | None], object], numbers: tuple[int, ...] = ENDING
 ) -> Iterator[None]:
-    """Answer signals with `handler` while the context lasts, and as before after it.
+    """Handle signals with `handler` inside the context, and restore the previous handlers after it.
 
     Args:
         handler: takes a signal's number, and where it arrived.
@@ -38,14 +38,14 @@ class StopRequest:
         self._error: Callable[[], Exception] | None = None
 
     def ask(self) -> None:
-        """Note the request; where the work may end at once, end it."""
+        """Record the request; inside `at_once`, raise its error."""
         self.requested = True
         if self._error:
             raise self._error()
 
     @contextlib.contextmanager
     def at_once(self, error: Callable[[], Exception]) -> Iterator[None]:
-        """While this lasts a request raises `error` instead of waiting to be read."""
+        """Inside this context a request raises `error` at once instead of being polled."""
         self._error = error
         try:
             if self.requested:
@@ -57,7 +57,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Note SIGTERM and SIGINT instead of dying of them, while the context lasts."""
+    """Record SIGTERM and SIGINT instead of ending the process, inside the context."""
     request = StopRequest()
     with handling(lambda _number, _frame: request.ask()):
         yield request

@@ -55,13 +55,13 @@ class TrainingLog:
                     self._board.add_scalar(f"{kind}/{name.removeprefix('coco/')}", value, row["step"])
 
     def publish(self) -> None:
-        """Bring what is written to the run's folder."""
+        """Upload the files to the run's folder."""
         with explained(self._uri, "write"):
             self._board.flush()
         if not self._local:
             for path in self._folder.rglob("*"):
                 if path.is_file():
-                    # As it is now: rows may be added while it is sent.
+                    # A snapshot: rows may be added during the upload.
                     uri = storage.join(self._uri, *path.relative_to(self._folder).parts)
                     storage.write_bytes(uri, path.read_bytes())
 

@@ -34,7 +34,7 @@ _READ_AT_ONCE = 8 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle whose list of checksums and metadata were read and agree."""
+    """A bundle whose checksums and metadata have been read, and agree."""
 
     uri: str
     """Its folder."""
@@ -54,7 +54,7 @@ class Bundle:
 
     @contextmanager
     def files(self, names: Iterable[str]) -> Iterator[Path]:
-        """Give a local folder with the named files, compared with their checksums.
+        """Provide a local folder with the named files, verified by their checksums.
 
         Raises:
             StorageError: one is not in the bundle, is missing or has changed; each is named.
@@ -83,7 +83,7 @@ class Bundle:
                 return
             folder = Path(temporary)
             for name, path in paths.items():
-                # Side by side under their own names, as runtimes look for a second file.
+                # In one folder under their own names: runtimes look for a second file beside the first.
                 os.symlink(path, folder / name)
             yield folder
 
@@ -123,7 +123,7 @@ def seal(folder: Path) -> None:
 def publish(folder: Path, uri: str) -> None:
     """Copy a sealed local folder to a URI; the checksums come last.
 
-    What a bundle that lay there has and this one has not is deleted: an old signature or format would
+    Files of a previous bundle that this one does not have are deleted: an old signature or format would
     be taken for one of the new files.
 
     Raises:
@@ -134,7 +134,7 @@ def publish(folder: Path, uri: str) -> None:
     before = {SIGNATURE}
     if storage.exists(sums):
         before |= set(_parse(storage.read_bytes(sums), sums))
-        # Files that are being replaced must not be vouched for by the list of those before.
+        # The old checksums must not vouch for files that are being replaced.
         storage.delete(sums)
     for name in sorted(before - set(names)):
         storage.delete(storage.join(uri, name))

@@ -1,4 +1,4 @@
-"""Exports a checkpoint: makes the files, checks them where they will run, and only then publishes."""
+"""Exports a checkpoint: writes the files, checks them in the runtimes that serve them, and publishes."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ def export(
             whose training images calibrate int8.
         output_uri: folder to publish to.
         config: the export section.
-        evaluation_uri: folder of the run's evaluation, whose metrics.json is told; "" is none.
+        evaluation_uri: folder of the run's evaluation, whose metrics.json goes into the metadata; "" is none.
         signing_key: path of the PEM file that signs the bundle; "" takes the one that the
             environment variable KUBEDET_SIGNING_KEY names, and without that signs nothing.
 
@@ -70,7 +70,7 @@ def export(
         bundle_signing.check_key(key)
     check_writable(output_uri)
     inputs_hash = _inputs_hash(checkpoint_uri, evaluation_uri, config)
-    # With a key it is signed anew: the one that signed before may be another.
+    # With a key it is exported and signed again: the previous signature may be by another key.
     if not key and (kept := _kept_bundle(output_uri, inputs_hash)) is not None:
         _LOG.info("the model is there already, exported and checked: %s", output_uri)
         return kept
@@ -102,7 +102,7 @@ def export(
 
 
 def _result(output_uri: str, described: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
-    """What `export` returns of a bundle."""
+    """Return the result of `export` for a bundle."""
     return {
         "model": output_uri,
         "name": described["name"],
@@ -116,14 +116,14 @@ def _result(output_uri: str, described: dict[str, Any], sizes: dict[str, int]) -
 
 
 def _inputs_hash(checkpoint_uri: str, evaluation_uri: str, config: Config) -> str:
-    """Hash of all that decides on a bundle: checkpoint, settings, scores and code."""
+    """Hash of all inputs of a bundle: checkpoint, settings, scores and code."""
     sha256 = bundle.file_sha256(storage.local_copy(checkpoint_uri))
     parts = [sha256, asdict(config.export), _evaluation_summary(evaluation_uri), _versions()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _kept_bundle(output_uri: str, inputs_hash: str) -> dict[str, Any] | None:
-    """What `export` returned of a whole bundle, not signed, that was made from the same; else None."""
+    """Return the result for an existing unsigned bundle that was made from the same inputs; else None."""
     signed = storage.exists(storage.join(output_uri, bundle.SIGNATURE))
     if signed or not bundle.exists(output_uri):
         return None
@@ -140,7 +140,7 @@ def _kept_bundle(output_uri: str, inputs_hash: str) -> dict[str, Any] | None:
 
 
 def _describe_and_seal(folder: Path, described: dict[str, Any], key: str) -> None:
-    """Add what describes the model, the list of checksums, and the signature where there is a key."""
+    """Write metadata, model card and SBOM, seal the bundle, and sign it where there is a key."""
     (folder / bundle.METADATA).write_text(json.dumps(described, indent=2, ensure_ascii=False) + "\n")
     (folder / bundle.CARD).write_text(model_card(described))
     sbom.write_sbom(folder, folder / bundle.SBOM, described["name"], described["model_version"])
@@ -177,12 +177,12 @@ def _evaluation_summary(evaluation_uri: str) -> dict[str, Any]:
 
 
 def _data_origin(index: dict[str, Any], shards_uri: str) -> dict[str, Any]:
-    """What the shards were made from, and how many images and boxes each split has."""
+    """Source of the shards, and images and boxes of each split."""
     data_root = storage.parent(storage.parent(shards_uri))
     raw = storage.join(data_root, "raw", index["raw_fingerprint"], "manifest.json")
     source = storage.read_json(raw)["source"] if storage.exists(raw) else ""
     return {
-        # Without what may open it: a name and password, a signed query.
+        # Without credentials: user name and password, signed query.
         "source": re.sub("//[^/@]*@", "//", source.partition("?")[0]),
         "splits": {
             name: {"images": split["samples"], "boxes": split["boxes"]}
@@ -274,7 +274,7 @@ def _metadata(
 
 
 def _version(shas: dict[str, str]) -> str:
-    """A version by content: the same files are the same version, however often they are made."""
+    """Version by content: the same files always have the same version."""
     return hashlib.sha256(json.dumps(shas, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -290,7 +290,7 @@ def _versions() -> dict[str, str]:
 
 @cache
 def _sources() -> str:
-    """sha256 over the trainer's own source files: tells versions of the code apart without a repository."""
+    """sha256 over the trainer's own source files: identifies the code version without a repository."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""The forms in which a model leaves the pipeline: what each writes, who runs it, how exact it must be."""
+"""The export formats: how each is written, which runtime runs it, and its tolerance."""
 
 import contextlib
 import io
@@ -25,7 +25,7 @@ _LOG = logging.getLogger("export")
 
 
 class Maker:
-    """Writes the files of formats; what several of them start from is made once."""
+    """Writes the files of formats; intermediate results that several of them share are made once."""
 
     def __init__(
         self, detector: Detector, image_size: int, config: Config, shards_uri: str, folder: Path
@@ -46,7 +46,7 @@ class Maker:
         self._scratch.mkdir()
 
     def clean(self) -> None:
-        """Remove what is not to be shipped."""
+        """Remove the intermediate files."""
         shutil.rmtree(self._scratch)
 
     @cached_property
@@ -103,7 +103,7 @@ class Maker:
 
 @dataclass(frozen=True)
 class Format:
-    """One form of the model."""
+    """One export format."""
 
     files: tuple[str, ...]
     """Its files; the first is the one that is opened."""
@@ -112,7 +112,7 @@ class Format:
     open: Callable[[Path], Runtime]
     """Opens the first in the runtime that serves it."""
     tolerance: Tolerance
-    """How far its detections may lie from the trained model's."""
+    """How far its detections may differ from the trained model's."""
     raw: bool = False
     """It gives boxes and scores of all anchors, not detections."""
 
@@ -124,7 +124,7 @@ FORMATS = {
     "openvino": Format(("model.xml", "model.bin"), Maker.openvino, OpenVino, EXACT),
     "raw": Format(("model.raw.onnx",), Maker.raw, OnnxRuntime, EXACT, raw=True),
 }
-"""By the names that export.formats takes."""
+"""The formats by their names in export.formats."""
 
 
 def check_formats(names: Sequence[str]) -> None:

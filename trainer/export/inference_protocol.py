@@ -20,7 +20,7 @@ _OUTPUT_TYPES = dict(zip(OUTPUTS, ("FP32", "FP32", "INT64", "INT64"), strict=Tru
 
 
 def describe_tensors(metadata: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Inputs and outputs of a model, as the protocol's model metadata tell them; -1 is the batch."""
+    """Inputs and outputs of a model, in the form of the protocol's model metadata; -1 is the batch."""
     size, rows = metadata["input"]["input_size"], metadata["outputs"]["rows"]
     shapes = dict(zip(OUTPUTS, ([-1, rows, 4], [-1, rows], [-1, rows], [-1]), strict=True))
     return {
@@ -43,7 +43,7 @@ def read_request(body: bytes, json_length: int | None, size: int) -> tuple[dict[
         The request's JSON, and the images uint8 [B, 3, size, size].
 
     Raises:
-        DataError: it is no request for this model; said so that its sender can mend it.
+        DataError: it is no request for this model; the message is for its sender.
     """
     try:
         request = json.loads(body[:json_length])

@@ -19,7 +19,7 @@ _MOST_HISTORY = 100
 
 
 def check_name(name: str) -> None:
-    """Refuse a name or version that cannot be a folder's.
+    """Refuse a name or version that is not usable as a folder name.
 
     Raises:
         ConfigError: saying what it may be.
@@ -79,7 +79,7 @@ def promote(data_root: str, name: str, version: str) -> dict[str, Any]:
 
 
 def rollback(data_root: str, name: str) -> dict[str, Any]:
-    """Make the version current that was so before the present one.
+    """Make the previous version current again.
 
     Raises:
         StorageError: there is none, or it is damaged; `current` is as before.
@@ -94,7 +94,7 @@ def rollback(data_root: str, name: str) -> dict[str, Any]:
 
 
 def current(data_root: str, name: str) -> dict[str, Any] | None:
-    """What `current` of a model holds, or None where nothing was promoted.
+    """Return the content of a model's `current`, or None where nothing was promoted.
 
     Raises:
         StorageError: it cannot be read.
@@ -110,14 +110,14 @@ def names(data_root: str) -> list[str]:
 
 
 def version_names(data_root: str, name: str) -> list[str]:
-    """Names of a model's versions, sorted; what is in them is not looked at."""
+    """Names of a model's versions, sorted; their content is not checked."""
     files = storage.list_files(folder(data_root, name))
     ends = f"/{bundle.CHECKSUMS}"
     return sorted(path.removesuffix(ends) for path in files if path.endswith(ends) and path.count("/") == 1)
 
 
 def versions(data_root: str, name: str) -> tuple[dict[str, Bundle], dict[str, str]]:
-    """Versions of a model by name, the oldest first; and of those that are damaged, what is wrong."""
+    """A model's bundles by version, the oldest first; and the error messages of damaged versions."""
     bundles, damaged = {}, {}
     for version in version_names(data_root, name):
         try:
@@ -128,7 +128,7 @@ def versions(data_root: str, name: str) -> tuple[dict[str, Bundle], dict[str, st
 
 
 def resolve(model: str, data_root: str) -> str:
-    """URI of the bundle that a person means by a folder's URI, NAME (its current version) or NAME@VERSION.
+    """Resolve a folder's URI, NAME (its current version) or NAME@VERSION to the URI of a bundle.
 
     Raises:
         StorageError: there is no such model, or none of its versions is current.

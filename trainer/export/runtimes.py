@@ -12,7 +12,7 @@ from trainer.export.graph import INPUT
 
 
 class Runtime(Protocol):
-    """A file that is ready to be asked."""
+    """An exported file that is loaded and ready for requests."""
 
     name: str
     """The library and its version, e.g. `onnxruntime 1.31.1`."""
@@ -37,7 +37,7 @@ class OnnxRuntime:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # A refused shape is our error to tell, not a line on stderr.
+        options.log_severity_level = 4  # Refused shapes are reported by our errors, not by lines on stderr.
         self.threads = options.intra_op_num_threads = threads or torch.get_num_threads()
         self.name = f"onnxruntime {onnxruntime.__version__}"
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -63,7 +63,7 @@ class OpenVino:
 
     def run(self, images: np.ndarray) -> list[np.ndarray]:
         results = self._model({INPUT: images})
-        # Copied: OpenVINO uses its output buffers again in the next request.
+        # Copied: OpenVINO reuses its output buffers in the next request.
         return [np.array(results[port]) for port in self._model.outputs]
 
 

@@ -72,7 +72,7 @@ def packages() -> dict[str, str]:
         try:
             installed = distribution(name)
         except PackageNotFoundError:
-            continue  # Of another platform, or an extra that is not installed.
+            continue  # For another platform, or an extra that is not installed.
         versions[key] = installed.version
         plain = (line for line in installed.requires or [] if "extra ==" not in line)
         queue += (re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in plain)

@@ -13,7 +13,7 @@ _TRITON = {
     "onnx-int8": ('platform: "onnxruntime_onnx"', ("model.onnx",)),
     "openvino": ('backend: "openvino"', ("model.xml", "model.bin")),
 }
-"""What serves a format, and the names its files have in a repository."""
+"""Backend of each format, and the names of its files in a repository."""
 
 
 def write_triton(source: Bundle, uri: str, *, kind: str = "onnx", max_batch: int = 8) -> str:
@@ -84,7 +84,7 @@ def kserve_service(metadata: dict[str, Any], storage_uri: str, service_account: 
         metadata: the bundle's.
         storage_uri: the repository: s3://, gs://, https:// or pvc://; minio:// becomes s3://, as
             KServe's Secret names the endpoint.
-        service_account: the one whose Secret opens the store; "" is none.
+        service_account: the one whose Secret has the store's credentials; "" is none.
 
     Raises:
         ConfigError: KServe cannot read from there.
@@ -97,7 +97,7 @@ def kserve_service(metadata: dict[str, Any], storage_uri: str, service_account: 
             "(s3://bucket/triton, pvc://claim/triton)",
         )
     model = {
-        "modelFormat": {"name": "triton"},  # What lies there is a repository, whatever the model's format.
+        "modelFormat": {"name": "triton"},  # The URI is a Triton repository, whatever the model's format.
         "runtime": "kserve-tritonserver",
         "protocolVersion": "v2",
         "storageUri": place,

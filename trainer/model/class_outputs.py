@@ -17,7 +17,7 @@ UNUSED_BIAS = -20.0
 
 
 def outputs(state: dict[str, Tensor], anchors: int) -> int:
-    """Classes that a detector's weights have outputs for, with `anchors` anchors at each place."""
+    """Number of class outputs of a detector's weights, with `anchors` anchors at each place."""
     return state[LAYER + "bias"].shape[0] // anchors
 
 
@@ -42,7 +42,7 @@ def select(state: dict[str, Tensor], classes: Sequence[int], anchors: int) -> di
 def spread(state: dict[str, Tensor], classes: Sequence[int], total: int, anchors: int) -> dict[str, Tensor]:
     """Weights with `total` outputs, whose output classes[i] is the output i of these.
 
-    The other outputs are never detected. It undoes `select`: a checkpoint trained here without
+    The other outputs are never detected. This reverses `select`: a checkpoint trained here without
     background loads into torchvision's model.
 
     Args:

@@ -79,7 +79,7 @@ class Detector(nn.Module):
         )
 
     def trunk(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
-        """All of the network that a loss needs, but the last classification convolution.
+        """The network up to the last classification convolution, for the loss.
 
         Args:
             images: normalised, [B, 3, S, S].

@@ -1,4 +1,4 @@
-"""Pretrained weights: where they come from and how they are fitted to a detector."""
+"""Pretrained weights: loads them, and fits them to a detector."""
 
 import logging
 from collections.abc import Sequence

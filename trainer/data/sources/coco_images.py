@@ -56,7 +56,7 @@ class CocoImages:
         order = np.argsort(np.array(ids, np.int64), kind="stable")
         self._ids = np.array(ids, np.int64)[order]
         self._places = place[owner[order]].astype(np.int32)
-        # Nobody knows which of two images with one id its boxes belong to.
+        # With two images of the same id it is unknown which one its boxes belong to.
         pair = np.flatnonzero((self._ids[1:] == self._ids[:-1]) & (self._places[1:] != self._places[:-1]))
         self._clashing = np.zeros(self.count, bool)
         self._clashing[self._places[np.concatenate([pair, pair + 1])]] = True

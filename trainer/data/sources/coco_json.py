@@ -61,7 +61,7 @@ class CocoFile:
             if not any_item:
                 self._check_lists()
         except (ijson.JSONError, UnicodeDecodeError) as error:
-            # The parser's own text goes on with a picture of the place over several lines.
+            # The parser's message goes on with an excerpt of the text over several lines.
             raise DataError(f"{self.uri} is not JSON: {str(error).splitlines()[0]}", fix=FIX) from None
 
     def _check_lists(self) -> None:
@@ -77,7 +77,7 @@ class CocoFile:
 
 
 class _Lenient:
-    """Gives JSON with null for NaN and Infinity, which Python writes and JSON does not know.
+    """A reader that replaces NaN and Infinity, which Python writes but JSON does not know, by null.
 
     Raises ijson.JSONError where it is nested far too deep. Brackets in texts count as well, which
     does not matter as long as nearly all come in pairs.
@@ -90,13 +90,13 @@ class _Lenient:
         self._depth = 0
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes, more than asked for; `read(0)` is asked to learn their type."""
+        """Return the next bytes, possibly more than `size`; the parser tests their type by `read(0)`."""
         while size:
             block = self._file.read(_BLOCK)
             if not self._begun:
                 block, self._begun = block.removeprefix(b"\xef\xbb\xbf"), True
             data = self._rest + block
-            # Cut where no word can be cut in two.
+            # Cut where no token is split.
             end = max(map(data.rfind, (b",", b"]", b"}"))) + 1 if block else len(data)
             data, self._rest = data[:end], data[end:]
             if data or not block:

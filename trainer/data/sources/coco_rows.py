@@ -41,7 +41,7 @@ class CocoRows:
         problems: Problems,
         place: Callable[[Entry], object],
     ) -> None:
-        """Take what is known of the file.
+        """Set the file and its images.
 
         Args:
             file: the COCO JSON.

@@ -29,7 +29,7 @@ BASE = "https://storage.googleapis.com/openimages"
 """Where the CSV files are."""
 
 PIXELS = "https://open-images-dataset.s3.amazonaws.com"
-"""The bucket with the images, as anybody reads it."""
+"""The bucket with the images, read anonymously."""
 
 DESCRIPTIONS = "v7/oidv7-class-descriptions-boxable.csv"
 HIERARCHY = "2018_04/bbox_labels_600_hierarchy.json"
@@ -55,7 +55,7 @@ _URIS = ("images", "base", "pixels")
 
 @dataclass(frozen=True)
 class OpenImagesSource:
-    """Open Images, or the part of it that is asked for."""
+    """Open Images, or a part of it."""
 
     splits: str = "train+validation+test"
     """Its splits, joined by +; those of an image list where one is given."""
@@ -64,8 +64,8 @@ class OpenImagesSource:
     subset: Literal["all", "mlperf"] = "all"
     """mlperf takes the 264 classes of MLPerf's detector."""
     hierarchy: Literal["keep", "expand", "none"] = "keep"
-    """keep tells evaluation which classes are above another; expand gives each object a box of every
-    class above its own instead, to train on; none reads no hierarchy."""
+    """keep passes the class hierarchy to evaluation; expand gives each object a box of every class above
+    its own instead, to train on; none reads no hierarchy."""
     rotation: Literal["none", "apply"] = "none"
     """apply turns images and boxes upright; without it they stay as they are stored."""
     labels: Literal["keep", "none"] = "keep"

@@ -1,4 +1,4 @@
-"""Open Images' boxes, read from their CSV a block at a time, as rows of images.
+"""Reads Open Images' boxes from their CSV, a block at a time, as rows of images.
 
 Columns that are needed: ImageID, LabelName (a MID), XMin, XMax, YMin, YMax (shares of the stored
 image's sides), IsGroupOf (1: one box around many, a crowd). They are found by name: the file of train

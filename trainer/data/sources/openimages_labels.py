@@ -104,6 +104,6 @@ class Verified:
         answers: dict[str, Any] = {}
         pairs = zip(self._labels[begin:end].tolist(), self._sure[begin:end].tolist(), strict=True)
         for label, sure in pairs:
-            # Where people disagree, that it was seen counts.
+            # Where annotators disagree, a positive answer counts.
             answers[self._names[label]] = max(int(sure), answers.get(self._names[label], 0))
         return json.dumps({"verified": answers})

@@ -1,4 +1,4 @@
-"""Images that the program draws itself: a detection set of five shapes, from a seed.
+"""Synthetic images that the program draws: a detection set of five shapes, from a seed.
 
 Scene n is a function of seed, size and n alone, so scenes are drawn in any order by any number of
 processes, and a killed download goes on where it was.

@@ -46,7 +46,7 @@ class Entry:
     version: str = ""
     """Changes when the image does, where the source tells: an ETag, size and time."""
     extra: dict[str, Any] | None = None
-    """What else the source says of the image, kept in the ground truth."""
+    """Further data of the source about the image, kept in the ground truth."""
     orientation: int = 0
     """How the stored image is turned to be shown, as an Exif orientation (1 to 8); 0 where its own
     Exif block tells."""

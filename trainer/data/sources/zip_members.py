@@ -70,7 +70,7 @@ class Zip:
         return f"{member.size} {member.crc:08x}" if member else ""
 
     def read(self, name: str) -> bytes:
-        """Return a member's content, whose length and checksum are compared.
+        """Return a member's content, after checking its length and checksum.
 
         Raises:
             StorageError: there is none of this name, it is damaged or packed in a way that is not
@@ -104,7 +104,7 @@ class Zip:
         if member.method != _DEFLATED:
             raise self._damaged(name, f"packed by method {member.method}, which is not known")
         try:
-            # A byte more than there should be is enough to notice a bomb.
+            # One byte more than declared is enough to notice a bomb.
             return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, member.size + 1)
         except zlib.error as error:
             raise self._damaged(name, str(error)) from None
