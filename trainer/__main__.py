@@ -175,9 +175,9 @@ def _check_output(uri: str) -> None:
 
 
 def _launch(options: argparse.Namespace) -> int:
-    given = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    given.add_argument("--output")
-    output = given.parse_known_args(options.arguments)[0].output
+    options_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    options_parser.add_argument("--output")
+    output = options_parser.parse_known_args(options.arguments)[0].output
     if options.arguments[0] == "train" and output:
         _check_output(output)
     # PyTorch reads it once, when imported: else waiting for other nodes prints stack traces of C++.

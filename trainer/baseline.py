@@ -66,12 +66,12 @@ def find(config: Config, shards_uri: str) -> Baseline | None:
         EvaluationError: evaluation.baseline names nothing that can be compared with.
         StorageError: what it names cannot be read.
     """
-    given = config.evaluation.baseline
-    if given == NONE:
+    named = config.evaluation.baseline
+    if named == NONE:
         return None
-    if not given:
+    if not named:
         return _current(data_root(shards_uri), config.export.name)
-    return _named(given)
+    return _named(named)
 
 
 def _named(uri: str) -> Baseline:
@@ -90,15 +90,15 @@ def _named(uri: str) -> Baseline:
 
 
 def _current(root: str, name: str) -> Baseline | None:
-    known = published.current(root, name)
-    if known is None:
+    record = published.current(root, name)
+    if record is None:
         return None
-    shown = f"{name} {known['version']}"
+    shown = f"{name} {record['version']}"
     # By name, as the data root may be mounted elsewhere than where this was written.
-    bundle = storage.join(published.folder(root, name), known["version"])
-    model = known["checkpoint"] if storage.exists(known["checkpoint"]) else bundle
-    if known["evaluation"] and storage.exists(storage.join(known["evaluation"], SUMMARY)):
-        return _evaluated(shown, known["evaluation"], model)
+    bundle = storage.join(published.folder(root, name), record["version"])
+    model = record["checkpoint"] if storage.exists(record["checkpoint"]) else bundle
+    if record["evaluation"] and storage.exists(storage.join(record["evaluation"], SUMMARY)):
+        return _evaluated(shown, record["evaluation"], model)
     return Baseline(shown, model)
 
 

@@ -193,10 +193,10 @@ def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Detector, 
             f"the weights in {uri} do not fit its own configuration: {str(error).splitlines()[0]}",
             fix="use another checkpoint of the same folder",
         ) from None
-    known = ("categories", "step", "epoch", "metrics", "fingerprint")
+    keys = ("categories", "step", "epoch", "metrics", "fingerprint")
     return detector.to(device).eval(), {
         "config": json.loads(state["config"]),
-        **{key: state.get(key) for key in known},
+        **{key: state.get(key) for key in keys},
     }
 
 

@@ -54,8 +54,8 @@ def _problems(error: ValidationError) -> list[str]:
         if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
             lines.append(f"  {key}: no such key")
         else:
-            given = json.dumps(item["input"], default=str)
-            lines.append(f"  {key}: {item['msg'].lower()}, not {given[:80]}")
+            value = json.dumps(item["input"], default=str)
+            lines.append(f"  {key}: {item['msg'].lower()}, not {value[:80]}")
     return lines
 
 

@@ -136,12 +136,12 @@ def addresses() -> dict[str, list[str]]:
     """
     by_interface: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
-        for name, known in by_interface.items():
+        for name, ip_addresses in by_interface.items():
             try:
                 answer = fcntl.ioctl(query, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:  # it has none
                 continue
-            known.append(socket.inet_ntoa(answer[20:24]))
+            ip_addresses.append(socket.inet_ntoa(answer[20:24]))
     table = Path("/proc/net/if_inet6")
     for line in table.read_text().splitlines() if table.exists() else []:
         number, *_, name = line.split()

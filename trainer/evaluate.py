@@ -105,8 +105,10 @@ def _dataset(shards_uri: str, only: str) -> ShardDataset:
     )
 
 
-def _check_classes(trained: list[dict[str, Any]], given: list[dict[str, Any]], uri: str) -> None:
-    if difference := class_difference(trained, given):
+def _check_classes(
+    model_categories: list[dict[str, Any]], data_categories: list[dict[str, Any]], uri: str
+) -> None:
+    if difference := class_difference(model_categories, data_categories):
         raise EvaluationError(
             f"the classes of the model {uri} are not those of the data: {difference}",
             fix="evaluate on shards made with the classes of the training (data.classes)",

@@ -155,10 +155,10 @@ class Reporter:
 
 def _status(progress: Progress, when: datetime.datetime) -> dict[str, Any]:
     """The state as Kubeflow Trainer's `trainerStatus`."""
-    left = progress.remaining_seconds
+    seconds = progress.remaining_seconds
     return {
         "progressPercentage": progress.percent,
-        **({} if left is None else {"estimatedRemainingSeconds": left}),
+        **({} if seconds is None else {"estimatedRemainingSeconds": seconds}),
         "metrics": [{"name": name, "value": f"{value:.6g}"} for name, value in progress.metrics.items()],
         "lastUpdatedTime": f"{when:%Y-%m-%dT%H:%M:%SZ}",
     }

@@ -120,8 +120,8 @@ def meeting(*, nnodes: str | None, node_rank: int | None, endpoint: str | None) 
     """
     fewest, _, most = (nnodes or os.environ.get("PET_NNODES", "1")).partition(":")
     elastic = most not in ("", fewest)
-    known = endpoint or os.environ.get("PET_RDZV_ENDPOINT") or os.environ.get("PET_MASTER_ADDR")
-    if nnodes not in (None, "1") and not known:
+    address = endpoint or os.environ.get("PET_RDZV_ENDPOINT") or os.environ.get("PET_MASTER_ADDR")
+    if nnodes not in (None, "1") and not address:
         raise ConfigError(
             f"{nnodes} machines are to meet, and nobody says where",
             fix="name the first one and a free port of it on each: --rdzv-endpoint HOST:29500",
@@ -206,9 +206,11 @@ class _Agent(LocalElasticAgent):
             if not may_pass(failure):
                 self._remaining_restarts = 0
             elif self._remaining_restarts:
-                what = explain(rank, failure).splitlines()[0]
-                left = f"{self._remaining_restarts - 1} more restarts"
-                print(f"launch: {what}; going on with the nodes that are there ({left})", file=sys.stderr)
+                message = explain(rank, failure).splitlines()[0]
+                restarts = f"{self._remaining_restarts - 1} more restarts"
+                print(
+                    f"launch: {message}; going on with the nodes that are there ({restarts})", file=sys.stderr
+                )
         return result
 
 

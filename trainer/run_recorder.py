@@ -119,8 +119,8 @@ class Recorder:
     def _score(self, truth: Callable[[], Truth | dict[str, Any]], predictions: Predictions) -> None:
         state, evaluation = self._saved, self._config.evaluation
         if self._truth is None:
-            given = truth()
-            self._truth = given if isinstance(given, Truth) else Truth.from_coco(given)
+            ground_truth = truth()
+            self._truth = ground_truth if isinstance(ground_truth, Truth) else Truth.from_coco(ground_truth)
         metrics = evaluate_coco(self._truth, predictions, engine=evaluation.engine).metrics
         _LOG.info(job_status.scored(state["epoch"], metrics))
         self._reporter.measure({job_status.AP: metrics[job_status.AP]})
@@ -138,9 +138,9 @@ class Recorder:
 
     def _keep_epoch(self) -> None:
         state = self._saved
-        known = {"step": state["step"], "epoch": state["epoch"], "metrics": {}}
+        facts = {"step": state["step"], "epoch": state["epoch"], "metrics": {}}
         folder = storage.join(self._output, CHECKPOINTS)
-        checkpoint.write({**_weights(state), **known}, checkpoint.epoch_uri(folder, state["epoch"]))
+        checkpoint.write({**_weights(state), **facts}, checkpoint.epoch_uri(folder, state["epoch"]))
 
 
 def _weights(state: dict[str, Any]) -> dict[str, Any]:

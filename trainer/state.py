@@ -107,10 +107,10 @@ class TrainState:
             words = np.random.SeedSequence([self._seed, self.step, self.world.rank]).generate_state(2)
             torch.manual_seed(int(words[0]) << 32 | int(words[1]))
             return
-        own = ranks[self.world.rank]
-        torch.set_rng_state(own["cpu"])
-        if "cuda" in own and self.world.device.type == "cuda":
-            torch.cuda.set_rng_state(own["cuda"])
+        state = ranks[self.world.rank]
+        torch.set_rng_state(state["cpu"])
+        if "cuda" in state and self.world.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda"])
 
     def _random_state(self) -> dict[str, Tensor]:
         states = {"cpu": torch.get_rng_state()}

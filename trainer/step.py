@@ -174,13 +174,13 @@ class StepGuard:
         # scaler sets these itself.
         self._optimizer.found_inf = flags[0].clone()  # type: ignore[attr-defined]
         self._optimizer.grad_scale = None  # type: ignore[attr-defined]
-        message, own = largest(flags, self._world), losses.detach()
+        message, own_losses = largest(flags, self._world), losses.detach()
         if flags.device.type == "cuda":
             # In the same stream: the message is tiny, and the copy can start at once.
-            sent = _to_host(torch.cat([message(), own]))
+            sent = _to_host(torch.cat([message(), own_losses]))
             self._pending.append((step, image_ids, lambda: sent))
         else:
-            self._pending.append((step, image_ids, lambda: _to_host(torch.cat([message(), own]))))
+            self._pending.append((step, image_ids, lambda: _to_host(torch.cat([message(), own_losses]))))
         return self._next() if len(self._pending) > 1 else None
 
     def settle(self) -> Verdict | None:

@@ -109,17 +109,17 @@ def _draft(rows: Rows, labels: np.ndarray, path: Path) -> _Draft:
             stems = [image_keys.stem(name) for name in batch.column("file_name").to_pylist()]
             numbers.extend(map(image_keys.number, stems))
             fractions.extend(image_keys.hash_fraction(key, "val") for key in stems)
-            known = np.append(0, np.cumsum(boxes.values.field("category").to_numpy() >= 0))
-            filled.append(np.diff(known[boxes.offsets.to_numpy()]) > 0)
+            labelled_before = np.append(0, np.cumsum(boxes.values.field("category").to_numpy() >= 0))
+            filled.append(np.diff(labelled_before[boxes.offsets.to_numpy()]) > 0)
             columns = [batch.column(name) for name in ROW.names[2:-1]]
             ids = pa.nulls(len(stems), pa.int64())
             file.write_batch(pa.RecordBatch.from_arrays([ids, pa.array(stems), *columns, boxes], schema=ROW))
     return _Draft(path, np.array(numbers, np.uint64), np.array(fractions), np.concatenate(filled))
 
 
-def _drop_empty(drafts: dict[str, _Draft], listing: Listing, what: str) -> None:
+def _drop_empty(drafts: dict[str, _Draft], listing: Listing, policy: str) -> None:
     """Decide on the images without boxes, and note how many are left out."""
-    drop = what == "drop" or (what == "auto" and not listing.exhaustive)
+    drop = policy == "drop" or (policy == "auto" and not listing.exhaustive)
     for split, draft in drafts.items():
         empty = int((~draft.kept).sum())
         if drop and empty:
@@ -149,8 +149,8 @@ def _parts(drafts: dict[str, _Draft], config: DataConfig) -> list[tuple[str, _Dr
     does not change when images are added; at least one image goes, one stays.
     """
     parts = {split: (draft, draft.kept) for split, draft in drafts.items()}
-    train, given = drafts.get("train"), drafts.get("val")
-    if train and train.kept.sum() > 1 and config.val_fraction > 0 and not (given and given.kept.any()):
+    train, val = drafts.get("train"), drafts.get("val")
+    if train and train.kept.sum() > 1 and config.val_fraction > 0 and not (val and val.kept.any()):
         candidates = np.flatnonzero(train.kept)
         fractions = train.fractions[candidates]
         count = min(max(1, int((fractions < config.val_fraction).sum())), len(candidates) - 1)
@@ -216,8 +216,10 @@ def _select_classes(listing: Listing, chosen_names: list[str]) -> tuple[list[dic
     kept = [by_name[name] for name in chosen_names or names if name in by_name]
     twice = [category.name for category, count in Counter(kept).items() if count > 1]
     if unknown or twice:
-        what = f"classes unknown: {', '.join(unknown)}" if unknown else f"classes twice: {', '.join(twice)}"
-        raise DataError(f"data.classes names {what}", fix=f"the source has: {', '.join(names[:100])}")
+        problem = (
+            f"classes unknown: {', '.join(unknown)}" if unknown else f"classes twice: {', '.join(twice)}"
+        )
+        raise DataError(f"data.classes names {problem}", fix=f"the source has: {', '.join(names[:100])}")
     position = {category: label for label, category in enumerate(kept)}
     categories = [
         {"id": label, "name": category.name, "original_id": category.original_id}

@@ -94,15 +94,15 @@ def known_failures(plan: str, partition: int, partitions: int, *, again: bool) -
         partitions: see `place`.
         again: whether to leave out failures that are worth another try.
     """
-    own = place(plan, partition, partitions)
-    uris = [storage.join(plan, "fetched", name) for name in storage.list_files(storage.parent(own))]
+    own_uri = place(plan, partition, partitions)
+    uris = [storage.join(plan, "fetched", name) for name in storage.list_files(storage.parent(own_uri))]
     condition = pc.field("bytes") == 0
     if again:
         condition &= pc.field("reason") != IMAGE_NOT_FETCHED
     rows = [
         row
         for uri in uris
-        if uri == own or not uri.endswith(f"-of-{partitions}.parquet")
+        if uri == own_uri or not uri.endswith(f"-of-{partitions}.parquet")
         for row in pq.read_table(storage.local_copy(uri), filters=condition).to_pylist()
     ]
     # What one did not fetch, another may have found missing.

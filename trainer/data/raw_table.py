@@ -104,13 +104,13 @@ class Table:
         except (pa.ArrowException, OSError) as error:
             raise self._damaged(str(error)) from None
 
-    def rows(self, block: int, which: list[int] | None = None) -> list[dict[str, Any]]:
-        """Return rows of a block as objects of Python; `which` are positions in the block."""
+    def rows(self, block: int, positions: list[int] | None = None) -> list[dict[str, Any]]:
+        """Return rows of a block as objects of Python; `positions` are those in the block."""
         try:
             group = self._file.read_row_group(block)
         except (pa.ArrowException, OSError) as error:
             raise self._damaged(str(error)) from None
-        return (group if which is None else group.take(which)).to_pylist()
+        return (group if positions is None else group.take(positions)).to_pylist()
 
     def box_counts(self, block: int) -> np.ndarray:
         """Boxes of each row of a block, int64 [rows]."""

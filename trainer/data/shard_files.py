@@ -115,13 +115,13 @@ class ShardFiles:
     def _next(self) -> int | None:
         """Choose the first expected shard that is not here and that nobody else is fetching."""
         with self._changed:
-            while left := [
+            while remaining := [
                 shard
                 for shard in self._expected
                 if shard not in self._files and shard not in self._in_flight and shard not in self._failed
             ]:
                 now = time.monotonic()
-                for shard in left:
+                for shard in remaining:
                     if self._busy_until.get(shard, now) <= now:
                         self._in_flight.add(shard)
                         return shard

@@ -165,8 +165,10 @@ class ShardDataset:
         self._cache = cache
         index = storage.read_json(storage.join(uri, "index.json"))
         if index.get("kind") != "shards" or split not in index["splits"]:
-            known = ", ".join(index.get("splits", {}))
-            raise DataError(f"no split {split!r} in the shards {uri}", fix=f"splits are: {known or 'none'}")
+            split_names = ", ".join(index.get("splits", {}))
+            raise DataError(
+                f"no split {split!r} in the shards {uri}", fix=f"splits are: {split_names or 'none'}"
+            )
         self.categories: list[dict[str, Any]] = index["categories"]
         self._hierarchy: dict[str, list[int]] = index.get("hierarchy", {})
         self.fingerprint: str = index["fingerprint"]

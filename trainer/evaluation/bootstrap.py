@@ -105,17 +105,19 @@ def _precision_part(matches: Matches, rows: slice, objects: np.ndarray, weights:
     hits = np.flatnonzero(matches.right[rows].any(axis=1))
     if len(hits):
         between = np.add.reduceat(drawn[: hits[-1] + 1], np.r_[0, hits[:-1] + 1], axis=0, dtype=np.int32)
-        seen, own = np.cumsum(between, axis=0), drawn[hits]
+        seen, hit_weights = np.cumsum(between, axis=0), drawn[hits]
         recalls = _RecallTable(counts)
         for threshold in range(len(matches.thresholds)):
-            these = np.flatnonzero(matches.right[rows][hits, threshold])
-            counted = seen[these]
+            right_hits = np.flatnonzero(matches.right[rows][hits, threshold])
+            counted = seen[right_hits]
             ignored = np.flatnonzero(matches.ignored[rows, threshold])
             if len(ignored):
                 before = np.cumsum(drawn[ignored], axis=0, dtype=np.int32)
                 before = np.concatenate([np.zeros_like(before[:1]), before])
-                counted = counted - before[np.searchsorted(ignored, hits[these])]
-            precision[threshold] = _area(np.cumsum(own[these], axis=0, dtype=np.int32), counted, recalls)
+                counted = counted - before[np.searchsorted(ignored, hits[right_hits])]
+            precision[threshold] = _area(
+                np.cumsum(hit_weights[right_hits], axis=0, dtype=np.int32), counted, recalls
+            )
     return np.where(counts > 0, [precision.mean(axis=0), precision[0]], np.nan)
 
 

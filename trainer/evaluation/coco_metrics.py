@@ -130,5 +130,5 @@ def _per_class(truth: Truth, arrays: Arrays) -> dict[str, dict[str, float]]:
 
 
 def _mean(values: np.ndarray) -> float:
-    known = values[values > -1]
-    return float(np.mean(known)) if known.size else -1.0
+    defined = values[values > -1]
+    return float(np.mean(defined)) if defined.size else -1.0

@@ -101,9 +101,10 @@ def parse(text: str) -> Rule:
         raise EvaluationError(
             f"gate rule {text!r}: there is no {of_class[1]} of a class", fix=f"use {', '.join(PER_CLASS)}"
         )
-    if not of_class and metric not in (known := (*METRICS, OPEN_IMAGES)):
+    if not of_class and metric not in (metric_names := (*METRICS, OPEN_IMAGES)):
         raise EvaluationError(
-            f"gate rule {text!r} names an unknown metric", fix=f"use one of: {', '.join(known)}, or AP[class]"
+            f"gate rule {text!r} names an unknown metric",
+            fix=f"use one of: {', '.join(metric_names)}, or AP[class]",
         )
     if not match["baseline"]:
         rule = Rule(metric, match["comparison"], float(match["number"]))
@@ -206,8 +207,8 @@ def _apply_to_all(rule: Rule, metric: str, evidence: Evidence) -> tuple[bool, st
 
 
 def _each_class(rule: Rule, metric: str, evidence: Evidence) -> Iterator[tuple[bool, str]]:
-    known = [(row[metric], name) for name, row in evidence.per_class.items() if row[metric] >= 0]
-    for value, name in sorted(known):
+    values = [(row[metric], name) for name, row in evidence.per_class.items() if row[metric] >= 0]
+    for value, name in sorted(values):
         one = Rule(f"{metric}[{name}]", rule.comparison, rule.bound, rule.baseline)
         yield _apply(one, evidence)[0], f"{name} {_shown(one, value)}"
 

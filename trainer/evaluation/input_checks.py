@@ -43,22 +43,29 @@ def check_predictions(truth: Truth, predictions: Predictions, where: str = "dete
     _refuse(where, problems)
 
 
-def class_difference(trained: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> str:
+def class_difference(
+    model_categories: Sequence[Mapping[str, Any]], data_categories: Sequence[Mapping[str, Any]]
+) -> str:
     """Say in what the classes of a model and of data differ; "" where they are the same, in one order.
 
     Args:
-        trained: the model's categories, in the order of their labels.
-        given: those of the data.
+        model_categories: the model's categories, in the order of their labels.
+        data_categories: those of the data.
     """
-    known, names = ([category["name"] for category in side] for side in (trained, given))
-    if names == known:
+    model_names, data_names = (
+        [category["name"] for category in side] for side in (model_categories, data_categories)
+    )
+    if data_names == model_names:
         return ""
     detail = "the same names in another order"
-    if differing := set(names) ^ set(known):
-        sides = ((sorted(differing & set(names)), "the data"), (sorted(differing & set(known)), "the model"))
+    if differing := set(data_names) ^ set(model_names):
+        sides = (
+            (sorted(differing & set(data_names)), "the data"),
+            (sorted(differing & set(model_names)), "the model"),
+        )
         parts = (f"{', '.join(some[:EXAMPLES])} only in {whose}" for some, whose in sides if some)
         detail = f"{len(differing)} differ: {'; '.join(parts)}"
-    return f"{len(known)} against {len(names)} classes, {detail}"
+    return f"{len(model_names)} against {len(data_names)} classes, {detail}"
 
 
 _Problem = tuple[str, np.ndarray, np.ndarray]
@@ -80,10 +87,10 @@ def _outside(truth: Truth, predictions: Predictions) -> np.ndarray:
     by_id = sorted(truth.images, key=lambda image: image["id"])
     sizes = np.array([[image.get("width") or np.inf, image.get("height") or np.inf] for image in by_id])
     place = np.searchsorted(truth.all_image_ids, predictions.image_ids).clip(max=len(by_id) - 1)
-    known = np.isin(predictions.image_ids, truth.all_image_ids)
+    is_known = np.isin(predictions.image_ids, truth.all_image_ids)
     near, far = predictions.boxes[:, :2], predictions.boxes[:, :2] + predictions.boxes[:, 2:]
     beyond = (near < -OUTSIDE) | (far > sizes[place] + OUTSIDE)
-    return np.asarray(known & beyond.any(axis=1))
+    return np.asarray(is_known & beyond.any(axis=1))
 
 
 def _refuse(where: str, problems: list[_Problem]) -> None:

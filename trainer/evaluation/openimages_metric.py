@@ -63,8 +63,10 @@ def expanded(truth: Truth, ancestors: Mapping[int, Sequence[int]]) -> Truth:
         truth: ground truth.
         ancestors: ids of all classes above a class; classes that the truth does not have are left out.
     """
-    known = set(truth.category_ids.tolist())
-    above = {int(label): [a for a in ancestors.get(int(label), ()) if a in known] for label in known}
+    category_ids = set(truth.category_ids.tolist())
+    above = {
+        int(label): [a for a in ancestors.get(int(label), ()) if a in category_ids] for label in category_ids
+    }
     counts = np.array([len(above[label]) for label in truth.labels.tolist()], np.int64)
     if not counts.sum():
         return truth
@@ -96,9 +98,9 @@ def _assign(truth: Truth, predictions: Predictions) -> tuple[np.ndarray, np.ndar
     return right, np.where(~right & (share >= IOU), group, -1)
 
 
-def _best(truth: Truth, predictions: Predictions, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _best(truth: Truth, predictions: Predictions, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return for each prediction the row of the object that it overlaps most, and by how much."""
-    objects = np.flatnonzero(which)
+    objects = np.flatnonzero(mask)
     prediction_rows, truth_rows, overlap = overlaps(truth, predictions, objects)
     best, most = np.full(len(predictions), -1), np.full(len(predictions), -1.0)
     # Last writer wins: the largest overlap comes last, among equals the first object.
@@ -129,8 +131,8 @@ def _summary(
             np.concatenate([right[single].astype(float), np.full(len(groups), weight)]),
             float(np.where(groups_here, weight, 1.0).sum()),
         )
-    known = [value for value in per_class.values() if value >= 0]
-    return OpenImagesResult(float(np.mean(known)) if known else -1.0, per_class)
+    defined = [value for value in per_class.values() if value >= 0]
+    return OpenImagesResult(float(np.mean(defined)) if defined else -1.0, per_class)
 
 
 def _by_label(labels: np.ndarray, category_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -167,6 +169,6 @@ def image_labels(dataset: Mapping[str, Any]) -> tuple[np.ndarray | None, dict[in
         takes them.
     """
     pairs = [(image["id"], label) for image in dataset["images"] for label in image.get("verified", ())]
-    known = any("verified" in image for image in dataset["images"])
+    has_labels = any("verified" in image for image in dataset["images"])
     above = {int(label): list(others) for label, others in dataset.get("hierarchy", {}).items()}
-    return (np.array(pairs, np.int64).reshape(-1, 2) if known else None), above
+    return (np.array(pairs, np.int64).reshape(-1, 2) if has_labels else None), above

@@ -63,9 +63,9 @@ class Predictions:
         order = np.argsort(columns[0], kind="stable")
         return cls(*(column[order] for column in columns))
 
-    def take(self, which: np.ndarray) -> "Predictions":
+    def take(self, rows: np.ndarray) -> "Predictions":
         """Return some of the rows, by a mask [N] or indices."""
-        return Predictions(*(column[which] for column in self._all()))
+        return Predictions(*(column[rows] for column in self._all()))
 
     def to_coco(self) -> list[dict[str, Any]]:
         """Return COCO's results form."""
@@ -201,8 +201,8 @@ def _is_full_of_numbers(table: pa.Table, name: str) -> bool:
     if name not in table.column_names:
         return False
     column = table[name]
-    known = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-    return bool(known and not column.null_count)
+    is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    return bool(is_number and not column.null_count)
 
 
 def _box(item: Mapping[str, Any]) -> Sequence[Any]:

@@ -158,9 +158,12 @@ def _check_set(shards_uri: str, index: dict[str, Any]) -> ShardDataset:
 
 
 def _check_classes(
-    trained: list[dict[str, Any]], given: list[dict[str, Any]], checkpoint_uri: str, shards_uri: str
+    model_categories: list[dict[str, Any]],
+    data_categories: list[dict[str, Any]],
+    checkpoint_uri: str,
+    shards_uri: str,
 ) -> None:
-    if difference := class_difference(trained, given):
+    if difference := class_difference(model_categories, data_categories):
         raise ExportError(
             f"the classes of the checkpoint {checkpoint_uri} are not those of the shards {shards_uri}: "
             f"{difference}",

@@ -118,9 +118,9 @@ def _without_background(detector: Detector) -> nn.Module:
         padding=last.padding,
     )  # fmt: skip
     with torch.no_grad():
-        for name, own in kept.named_parameters():
+        for name, parameter in kept.named_parameters():
             wide = last.get_parameter(name)
-            own.copy_(wide.unflatten(0, (-1, outputs))[:, detector.label_offset :].flatten(0, 1))
+            parameter.copy_(wide.unflatten(0, (-1, outputs))[:, detector.label_offset :].flatten(0, 1))
     return kept.eval()
 
 
@@ -192,8 +192,10 @@ def best_pairs(logits: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         column = torch.arange(total, device=logits.device).expand(logits.shape[0], -1)
     scale, place = torch.div(column, places, rounding_mode="floor"), column % places
     rows = torch.arange(classes, device=logits.device)[:, None] * places
-    own = logits.flatten(1).gather(1, ((scale * (classes * places) + place)[:, None, :] + rows).flatten(1))
-    best, pair = torch.topk(own, min(limit, own.shape[1]), dim=1)
+    candidate_logits = logits.flatten(1).gather(
+        1, ((scale * (classes * places) + place)[:, None, :] + rows).flatten(1)
+    )
+    best, pair = torch.topk(candidate_logits, min(limit, candidate_logits.shape[1]), dim=1)
     candidates = column.shape[1]
     anchor = (place * each + scale).gather(1, pair % candidates)
     return best, anchor, torch.div(pair, candidates, rounding_mode="floor")

@@ -60,8 +60,8 @@ def read_request(body: bytes, json_length: int | None, size: int) -> tuple[dict[
         return request, _from_json(tensor.get("data"), shape)
     data = body[json_length:] if json_length is not None else b""
     if length != math.prod(shape) or len(data) < length:
-        given = min(length, len(data)) if isinstance(length, int) else repr(length)
-        raise DataError(f"input {INPUT!r} needs {math.prod(shape)} bytes, {given} are given")
+        received = min(length, len(data)) if isinstance(length, int) else repr(length)
+        raise DataError(f"input {INPUT!r} needs {math.prod(shape)} bytes, {received} are given")
     return request, np.frombuffer(data[:length], np.uint8).reshape(shape)
 
 
@@ -104,14 +104,14 @@ def write_response(
     requested = request.get("outputs") or [{"name": name} for name in OUTPUTS]
     if not isinstance(requested, list):
         raise DataError("outputs must be a list of objects with a name")
-    known = dict(zip(OUTPUTS, outputs, strict=True))
+    by_name = dict(zip(OUTPUTS, outputs, strict=True))
     described, blobs = [], []
     for item in requested:
-        if not isinstance(item, dict) or item.get("name") not in list(known):
+        if not isinstance(item, dict) or item.get("name") not in list(by_name):
             raise DataError(f"there is no such output; outputs are: {', '.join(OUTPUTS)}")
         name = item["name"]
         datatype = _OUTPUT_TYPES[name]
-        values = np.ascontiguousarray(known[name], TYPES[datatype])
+        values = np.ascontiguousarray(by_name[name], TYPES[datatype])
         tensor = {"name": name, "datatype": datatype, "shape": list(values.shape)}
         if _parameters(item).get("binary_data", binary):
             blobs.append(values.tobytes())

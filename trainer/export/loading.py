@@ -76,7 +76,7 @@ def _find_exported(uri: str) -> tuple[Bundle, str] | None:
     folder, _, name = uri.rpartition("/")
     if storage.exists(storage.join(folder or ".", METADATA)):
         source = bundle.load(folder or ".")
-        files = [WEIGHTS, *(known["files"][0] for known in source.metadata["formats"].values())]
+        files = [WEIGHTS, *(entry["files"][0] for entry in source.metadata["formats"].values())]
         if name in files:
             return source, name
         raise EvaluationError(
@@ -109,9 +109,11 @@ def _folded_predict(detector: Detector, device: torch.device, uri: str) -> Calla
 
 
 def _load_weights(source: Bundle, name: str, device: torch.device) -> ScoredModel:
-    known = source.metadata
-    trained = configuration.from_json(json.dumps(known["config"]), where=storage.join(source.uri, METADATA))
-    detector, uri = build(trained.model, len(known["classes"])), storage.join(source.uri, name)
+    metadata = source.metadata
+    trained = configuration.from_json(
+        json.dumps(metadata["config"]), where=storage.join(source.uri, METADATA)
+    )
+    detector, uri = build(trained.model, len(metadata["classes"])), storage.join(source.uri, name)
     with source.files([name]) as folder:
         try:
             detector.load_state_dict(safetensors.torch.load_file(folder / name))
@@ -152,8 +154,9 @@ def _load_served(source: Bundle, name: str) -> ScoredModel:
 def _scored_model(
     source: Bundle, name: str, predict: Callable[[Tensor], Detections], *, reentrant: bool
 ) -> ScoredModel:
-    known = source.metadata
+    metadata = source.metadata
     return ScoredModel(
-        storage.join(source.uri, name), predict, reentrant, known["classes"], known["input"]["input_size"],
-        source.checksums[name], known.get("trained_on", {}).get("step"), known.get("config", {}),
+        storage.join(source.uri, name), predict, reentrant, metadata["classes"],
+        metadata["input"]["input_size"], source.checksums[name],
+        metadata.get("trained_on", {}).get("step"), metadata.get("config", {}),
     )  # fmt: skip

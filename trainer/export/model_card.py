@@ -84,10 +84,10 @@ def _formats(metadata: dict[str, Any]) -> str:
 
 
 def _interface(metadata: dict[str, Any]) -> str:
-    given, outputs, limits = metadata["input"], metadata["outputs"], metadata["thresholds"]
-    shape = ", ".join(map(str, given["shape"]))
+    tensor, outputs, limits = metadata["input"], metadata["outputs"], metadata["thresholds"]
+    shape = ", ".join(map(str, tensor["shape"]))
     lines = [
-        f"- `{given['name']}`: {given['dtype']} [{shape}]. {given['preprocessing']}.",
+        f"- `{tensor['name']}`: {tensor['dtype']} [{shape}]. {tensor['preprocessing']}.",
         *(f"- `{name}`: {outputs[name]}." for name in outputs["names"]),
         f"- Detections below a score of {limits['score']:g} are dropped, overlaps of a class above an IoU of "
         f"{limits['nms']:g} are suppressed, at most {limits['detections_per_image']} remain.",

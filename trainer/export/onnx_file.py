@@ -27,8 +27,10 @@ def _nms_keep(boxes: Any, scores: Any, labels: Any, classes: int, overlap: float
         op.Range(op.Constant(value_int=0), op.Constant(value_int=classes), op.Constant(value_int=1)),
         op.Constant(value_ints=[1, classes, 1]),
     )
-    own = op.Equal(op.Unsqueeze(labels, op.Constant(value_ints=[1])), every_class)
-    per_class = op.Where(own, op.Unsqueeze(scores, op.Constant(value_ints=[1])), op.Constant(value_float=0.0))
+    is_class = op.Equal(op.Unsqueeze(labels, op.Constant(value_ints=[1])), every_class)
+    per_class = op.Where(
+        is_class, op.Unsqueeze(scores, op.Constant(value_ints=[1])), op.Constant(value_float=0.0)
+    )
     selected = op.NonMaxSuppression(
         boxes,
         per_class,

@@ -149,20 +149,20 @@ def resolve(model: str, data_root: str) -> str:
         return uri
     now = current(data_root, name)
     if now is None:
-        known = ", ".join(names(data_root)) or "none"
+        model_names = ", ".join(names(data_root)) or "none"
         raise StorageError(
             f"no model {name} is current under {data_root}, and {model} is no bundle",
-            fix=f"models there: {known}; or give the folder of an exported model (RUN/model)",
+            fix=f"models there: {model_names}; or give the folder of an exported model (RUN/model)",
         )
     # By name, not by the URI in `current`: a volume may be mounted elsewhere here.
     return storage.join(folder(data_root, name), now["version"])
 
 
 def _no_version(data_root: str, name: str, version: str) -> StorageError:
-    known = ", ".join(version_names(data_root, name))
+    listed = ", ".join(version_names(data_root, name))
     return StorageError(
         f"no version {version} of the model {name} in {data_root}",
-        fix=f"versions: {known}" if known else f"models there: {', '.join(names(data_root)) or 'none'}",
+        fix=f"versions: {listed}" if listed else f"models there: {', '.join(names(data_root)) or 'none'}",
     )
 
 

@@ -88,8 +88,8 @@ class Detector(nn.Module):
             The class head's features [B, fpn_channels, h, w] of each level, and the offsets [B, N, 4].
         """
         features = self.features(images)
-        own = self.head.classification_head
-        return [own.conv(level) for level in features], self.head.regression_head(features)
+        class_head = self.head.classification_head
+        return [class_head.conv(level) for level in features], self.head.regression_head(features)
 
     def compile_trunk(self, mode: str) -> None:
         """Compile `trunk` for training, in one of torch.compile's modes; one shape, one graph."""

@@ -39,26 +39,28 @@ def load_pretrained(detector: Detector, uri: str) -> None:
         StorageError: the file cannot be read.
     """
     state = _without_unused_classes(_as_detector_state(_read(uri), uri), detector)
-    own = detector.state_dict()
+    expected = detector.state_dict()
     replaced = [
         name
         for name, value in state.items()
-        if name.startswith("head.classification_head.cls_logits.") and own[name].shape != value.shape
+        if name.startswith("head.classification_head.cls_logits.") and expected[name].shape != value.shape
     ]
     wrong = [
-        f"{name}: {_shape(state[name])} in the file, {_shape(own[name])} in the model"
-        for name in own
-        if name in state and name not in replaced and own[name].shape != state[name].shape
+        f"{name}: {_shape(state[name])} in the file, {_shape(expected[name])} in the model"
+        for name in expected
+        if name in state and name not in replaced and expected[name].shape != state[name].shape
     ]
     has_head = any(name.startswith("head.") for name in state)
-    missing = [name for name in own if name not in state and _expected(name, has_head)]
+    missing = [name for name in expected if name not in state and _expected(name, has_head)]
     if wrong or missing:
         raise CheckpointError(
             f"weights {uri} do not fit the model:\n  "
             + "\n  ".join((wrong + [f"{name}: missing" for name in missing])[:10]),
             fix="set model.version, backbone, norm and the widths as in the weights, or take others",
         )
-    detector.load_state_dict({k: v for k, v in state.items() if k in own and k not in replaced}, strict=False)
+    detector.load_state_dict(
+        {k: v for k, v in state.items() if k in expected and k not in replaced}, strict=False
+    )
     _LOG.info(
         "loaded %d tensors from %s%s",
         len(state) - len(replaced),

@@ -120,12 +120,12 @@ def tide(errors: Mapping[str, tuple[float, int]]) -> Plot:
 def calibration(bins: Calibration) -> Plot:
     """Precision over score, beside the diagonal on which scores are probabilities."""
     drawn, axes = figure("score", "precision")
-    known = bins.count > 0
+    filled = bins.count > 0
     share = bins.count / max(bins.count.max(), 1)
     edges = np.linspace(0, 1, len(bins.count) + 1)
     axes.bar(edges[:-1], share, width=np.diff(edges), align="edge", color=GRID, alpha=0.6, lw=0)
     axes.plot([0, 1], [0, 1], color=TEXT, linestyle=_DASHED, linewidth=1.2)
-    axes.plot(bins.confidence[known], bins.precision[known], color=SERIES[0], marker="o", markersize=4)
+    axes.plot(bins.confidence[filled], bins.precision[filled], color=SERIES[0], marker="o", markersize=4)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     legend = (
         (variable(SERIES[0]), f"precision (error {bins.error:.3f})"),

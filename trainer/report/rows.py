@@ -67,8 +67,8 @@ def classes(data: ReportData) -> list[dict[str, Any]]:
             numbers |= {"threshold": point.threshold, "F1": point.f1}
             cells |= {"threshold": number(point.threshold), "F1": number(point.f1)}
         spark = "" if data.precision is None else plots.sparkline(data.precision[0, :, place])
-        known = {"name": name, "boxes": int(row["boxes"]), "AP": row["AP"], "AP50": row["AP50"]}
-        rows.append({**known, "cells": cells, "numbers": numbers, "spark": spark, **_change(data, name)})
+        basics = {"name": name, "boxes": int(row["boxes"]), "AP": row["AP"], "AP50": row["AP50"]}
+        rows.append({**basics, "cells": cells, "numbers": numbers, "spark": spark, **_change(data, name)})
         if change := rows[-1]["change"]:
             numbers["change"], cells["change"] = change.delta, f"{change.delta:+.3f}"
     return sorted(rows, key=lambda row: (row["AP"] < 0, row["AP"]))

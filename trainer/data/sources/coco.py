@@ -127,14 +127,14 @@ def annotation_files(folder: str) -> list[str]:
     return []
 
 
-def merge_categories(known: list[Category], file: CocoFile) -> None:
+def merge_categories(categories: list[Category], file: CocoFile) -> None:
     """Add a file's categories to those of the files before it.
 
     Raises:
         DataError: one lacks its id or name, or has others elsewhere.
     """
-    by_id = {category.original_id: category.name for category in known}
-    by_name = {category.name: category.original_id for category in known}
+    by_id = {category.original_id: category.name for category in categories}
+    by_name = {category.name: category.original_id for category in categories}
     for item in file.items("categories"):
         original_id, name = item.get("id"), item.get("name")
         if not isinstance(original_id, int) or not isinstance(name, str) or not name.strip():
@@ -149,9 +149,9 @@ def merge_categories(known: list[Category], file: CocoFile) -> None:
                 fix="give the categories the same ids and names in all files, each once",
             )
         if original_id not in by_id:
-            known.append(Category(name, original_id))
+            categories.append(Category(name, original_id))
             by_id[original_id], by_name[name] = name, original_id
-    known.sort(key=lambda category: category.original_id)
+    categories.sort(key=lambda category: category.original_id)
 
 
 class _Overlaps:

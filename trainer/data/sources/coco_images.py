@@ -46,8 +46,8 @@ class CocoImages:
                 fix="add them; or, if it is not the training split, remove it: where there is no val a part "
                 "of train is held out",
             )
-        _, first, which = np.unique(np.array(names, np.int64), return_index=True, return_inverse=True)
-        owner = first[which]
+        _, first, name_index = np.unique(np.array(names, np.int64), return_index=True, return_inverse=True)
+        owner = first[name_index]
         """The first image of the same name, for each listed one."""
         self._once = owner == np.arange(len(owner))
         self.count = int(self._once.sum())
@@ -67,8 +67,8 @@ class CocoImages:
         """Return which image each id means, counted from 0 in the file's order; -1 for none."""
         numbers = np.array([number(one) if isinstance(one, int | str) else 0 for one in ids], np.int64)
         at = np.minimum(np.searchsorted(self._ids, numbers), len(self._ids) - 1)
-        known = (self._ids[at] == numbers) & np.array([isinstance(one, int | str) for one in ids], bool)
-        return np.where(known, self._places[at], -1)
+        is_listed = (self._ids[at] == numbers) & np.array([isinstance(one, int | str) for one in ids], bool)
+        return np.where(is_listed, self._places[at], -1)
 
     def entries(self) -> Iterator[list[Entry]]:
         """Yield the images in the file's order, ROWS at a time; `origin` is the `coco_url`."""
@@ -94,14 +94,14 @@ class CocoImages:
             probes += batch[begin::step]
         return probes[:_PROBES]
 
-    def _names(self, which: np.ndarray) -> Iterator[str]:
-        yield from (json.loads(line)[0] for line in self._chosen(which))
+    def _names(self, mask: np.ndarray) -> Iterator[str]:
+        yield from (json.loads(line)[0] for line in self._chosen(mask))
 
-    def _chosen(self, which: np.ndarray) -> Iterator[str]:
+    def _chosen(self, mask: np.ndarray) -> Iterator[str]:
         """Yield the lines of some of the listed images."""
-        if which.any():
+        if mask.any():
             self._lines.seek(0)
-            yield from (line for chosen, line in zip(which.tolist(), self._lines, strict=True) if chosen)
+            yield from (line for chosen, line in zip(mask.tolist(), self._lines, strict=True) if chosen)
 
 
 def number(original_id: int | str) -> int:

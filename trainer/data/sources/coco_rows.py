@@ -88,9 +88,13 @@ class CocoRows:
         for item in self._file.items("annotations"):
             category = item.get("category_id")
             pending.ids.append(item.get("image_id"))
-            known = self._positions.get(category, UNKNOWN) if isinstance(category, int) else UNKNOWN
-            pending.categories.append(known)
-            if known == UNKNOWN and self._problems is not None and len(self._problems.unlisted) < _UNLISTED:
+            position = self._positions.get(category, UNKNOWN) if isinstance(category, int) else UNKNOWN
+            pending.categories.append(position)
+            if (
+                position == UNKNOWN
+                and self._problems is not None
+                and len(self._problems.unlisted) < _UNLISTED
+            ):
                 self._problems.unlisted[json.dumps(category)[:40]] += 1
             pending.values.extend((*_bbox(item.get("bbox")), positive(item.get("area"))))
             pending.crowds.append(item.get("iscrowd") in (1, True))
@@ -136,8 +140,8 @@ class _Parts:
         order = np.argsort(part, kind="stable")
         begin = self._file.seek(0, 2)
         self._file.write(records[order].tobytes())
-        which, first, counts = np.unique(part[order], return_index=True, return_counts=True)
-        for one, start, count in zip(which.tolist(), first.tolist(), counts.tolist(), strict=True):
+        parts, first, counts = np.unique(part[order], return_index=True, return_counts=True)
+        for one, start, count in zip(parts.tolist(), first.tolist(), counts.tolist(), strict=True):
             self._runs[one].append((begin + start * _RECORD.itemsize, count))
 
     def read(self, part: int) -> np.ndarray:

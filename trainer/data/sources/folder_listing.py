@@ -55,10 +55,10 @@ class Folder:
             folded: what `fold` gives of it; by default that of `name`.
         """
         folded = self._fold(name) if folded is None else folded
-        own = hash(folded)
+        folded_hash = hash(folded)
         match: tuple[str, str] | None = None
-        at = int(np.searchsorted(self._hashes, own))
-        while at < len(self._hashes) and self._hashes[at] == own:
+        at = int(np.searchsorted(self._hashes, folded_hash))
+        while at < len(self._hashes) and self._hashes[at] == folded_hash:
             row = int(self._order[at])
             actual = os.fsdecode(self._names[row].as_py())
             if self._fold(actual) == folded and (match is None or actual == name):

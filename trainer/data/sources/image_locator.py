@@ -82,9 +82,9 @@ def _fold(name: str) -> str:
 def _folders(uri: str, split: str) -> list[str]:
     """Return the names of folders that may hold a split's images, the likeliest first."""
     named = PurePosixPath(uri).stem.rpartition("_")[2]  # val2017 of instances_val2017.json
-    own = _SPLIT_FOLDERS[split]
+    split_folders = _SPLIT_FOLDERS[split]
     others = [name for names in _SPLIT_FOLDERS.values() for name in names]
-    return list(dict.fromkeys((named or split, *own, "images", "JPEGImages", "data", *others)))
+    return list(dict.fromkeys((named or split, *split_folders, "images", "JPEGImages", "data", *others)))
 
 
 def _places(uri: str, split: str) -> Iterator[str]:

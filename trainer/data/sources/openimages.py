@@ -85,13 +85,13 @@ class OpenImagesSource:
             DataError: a parameter does not exist or has no such value.
         """
         values: dict[str, Any] = {}
-        known = {field.name: get_args(field.type) for field in fields(cls)}
+        choices = {field.name: get_args(field.type) for field in fields(cls)}
         for part in filter(None, map(str.strip, text.split(","))):
             name, _, value = (piece.strip() for piece in part.partition("="))
-            wrong = name not in known or not value or (known[name] and value not in known[name])
+            wrong = name not in choices or not value or (choices[name] and value not in choices[name])
             if wrong or (name == "splits" and not set(value.split("+")) <= set(_SPLITS)):
                 forms = {"splits": "+".join(_SPLITS)} | dict.fromkeys(_URIS, "URI")
-                expected = [f"{key}={'|'.join(known[key]) or forms[key]}" for key in known]
+                expected = [f"{key}={'|'.join(choices[key]) or forms[key]}" for key in choices]
                 raise DataError(
                     f"source openimages: cannot use {part!r}", fix=f"parameters: {', '.join(expected)}"
                 )

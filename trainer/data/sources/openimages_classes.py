@@ -60,10 +60,10 @@ def read_hierarchy(uri: str) -> dict[str, set[str]]:
     above: dict[str, set[str]] = {}
 
     def visit(node: dict[str, Any], path: tuple[str, ...]) -> None:
-        own = node["LabelName"]
-        above.setdefault(own, set()).update(path)
+        mid = node["LabelName"]
+        above.setdefault(mid, set()).update(path)
         for child in node.get("Subcategory", []):
-            visit(child, (*path, own))
+            visit(child, (*path, mid))
 
     try:
         visit(storage.read_json(uri), ())
@@ -85,7 +85,7 @@ def turned(above: dict[str, set[str]]) -> dict[str, set[str]]:
 
 @dataclass(frozen=True)
 class Meaning:
-    """What categories a box of each MID counts for: none, its own, and those above it."""
+    """The categories that a box of each MID counts for: none, its own, or also those above it."""
 
     mids: pa.Array
     """All MIDs that are known."""
@@ -98,22 +98,22 @@ class Meaning:
     def of(
         cls, described: list[Category], categories: list[Category], above: dict[str, set[str]] | None = None
     ) -> "Meaning":
-        """Make it from all classes, those that are kept, and the hierarchy where it is to be applied."""
+        """Build it from all classes, the kept ones, and the hierarchy if it is applied."""
         position = {category.original_id: index for index, category in enumerate(categories)}
         mids = [str(category.original_id) for category in described]
-        stands = [
-            [position[mid] for mid in (own, *sorted((above or {}).get(own, ()))) if mid in position]
-            for own in mids
+        groups = [
+            [position[name] for name in (mid, *sorted((above or {}).get(mid, ()))) if name in position]
+            for mid in mids
         ]
-        stands.append([UNKNOWN])
-        labels = np.array([label for group in stands for label in group], np.int64)
-        return cls(pa.array(mids, pa.string()), np.array([len(group) for group in stands]), labels)
+        groups.append([UNKNOWN])
+        labels = np.array([label for group in groups for label in group], np.int64)
+        return cls(pa.array(mids, pa.string()), np.array([len(group) for group in groups]), labels)
 
     def apply(self, mids: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Return row and category of each box that rows of these MIDs give, in the rows' order."""
-        known = pc.index_in(mids, self.mids).fill_null(len(self.mids)).to_numpy(zero_copy_only=False)
-        counts = self.counts[known]
-        rows = np.repeat(np.arange(len(known)), counts)
+        indices = pc.index_in(mids, self.mids).fill_null(len(self.mids)).to_numpy(zero_copy_only=False)
+        counts = self.counts[indices]
+        rows = np.repeat(np.arange(len(indices)), counts)
         nth = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         first = np.cumsum(self.counts) - self.counts
-        return rows, self.labels[first[known][rows] + nth]
+        return rows, self.labels[first[indices][rows] + nth]

@@ -90,14 +90,15 @@ class BoxRows:
 
     def _boxes(self, rows: pa.RecordBatch, offsets: np.ndarray) -> pa.ListArray:
         """Return the boxes of each image; `offsets` are where its rows begin, and the last one's end."""
-        which, labels = self.present.apply(rows["LabelName"])
-        x, right, y, below = (rows[name].to_numpy(zero_copy_only=False)[which] for name in _CORNERS)
-        crowd = pc.equal(rows["IsGroupOf"], 1).fill_null(False).to_numpy(zero_copy_only=False)[which]
+        row_index, labels = self.present.apply(rows["LabelName"])
+        x, right, y, below = (rows[name].to_numpy(zero_copy_only=False)[row_index] for name in _CORNERS)
+        crowd = pc.equal(rows["IsGroupOf"], 1).fill_null(False).to_numpy(zero_copy_only=False)[row_index]
         fields = [
-            labels.astype(np.int32), x, y, right - x, below - y, np.zeros(len(which)), crowd.astype(np.int8)
+            labels.astype(np.int32), x, y, right - x, below - y, np.zeros(len(row_index)),
+            crowd.astype(np.int8),
         ]  # fmt: skip
         boxes = pa.StructArray.from_arrays([*map(pa.array, fields)], fields=list(BOX))
-        after = np.searchsorted(which, offsets)
+        after = np.searchsorted(row_index, offsets)
         return pa.ListArray.from_arrays(pa.array(after.astype(np.int32)), boxes)
 
     def _rows(

@@ -77,8 +77,8 @@ class Verified:
         ]
         for batch in read_columns(uri, types):
             sure = pc.greater_equal(batch["Confidence"], 0.5).fill_null(False)
-            for meaning, said, value in ((present, sure, True), (absent, pc.invert(sure), False)):
-                part = batch.filter(said)
+            for meaning, mask, value in ((present, sure, True), (absent, pc.invert(sure), False)):
+                part = batch.filter(mask)
                 rows, labels = meaning.apply(part["LabelName"])
                 rows, labels = rows[labels >= 0], labels[labels >= 0]
                 ids = part["ImageID"].to_numpy(zero_copy_only=False).astype("S32")[rows]

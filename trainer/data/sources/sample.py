@@ -42,8 +42,8 @@ class SampleSource:
             name, _, value = part.partition("=")
             low, high = _LIMITS.get(name.strip(), (0, -1))
             if not value.strip().isdecimal() or not low <= int(value) <= high:
-                known = ", ".join(f"{key} ({low} to {high})" for key, (low, high) in _LIMITS.items())
-                raise DataError(f"source sample: cannot use {part!r}", fix=f"parameters: {known}")
+                ranges = ", ".join(f"{key} ({low} to {high})" for key, (low, high) in _LIMITS.items())
+                raise DataError(f"source sample: cannot use {part!r}", fix=f"parameters: {ranges}")
             values[name.strip()] = int(value)
         return cls(**values)
 

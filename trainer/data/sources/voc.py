@@ -172,9 +172,9 @@ def _read_splits(root: str, stems: list[str]) -> dict[str, list[str]]:
     """Return the image names of each split; all are train where ImageSets lists none."""
     folder = storage.join(root, "ImageSets", "Main")
     states = storage.list_states(folder)
-    known = set(stems)
+    all_stems = set(stems)
     lists = {
-        split: _read_split(storage.join(folder, f"{split}.txt"), known)
+        split: _read_split(storage.join(folder, f"{split}.txt"), all_stems)
         for split in ("train", "val", "test", "trainval")
         if f"{split}.txt" in states
     }
@@ -186,13 +186,13 @@ def _read_splits(root: str, stems: list[str]) -> dict[str, list[str]]:
     return splits or {"train": stems}
 
 
-def _read_split(uri: str, known: set[str]) -> list[str]:
+def _read_split(uri: str, all_stems: set[str]) -> list[str]:
     text = storage.read_bytes(uri).decode("utf-8-sig", "replace")
     stems = []
     for line in filter(None, map(str.strip, text.splitlines())):
         # Some lists add a column of 1, 0, -1, an extension or a folder to the name.
-        name = line if line in known else re.sub(r"\s+-?[01]$", "", line)
-        if name not in known:
+        name = line if line in all_stems else re.sub(r"\s+-?[01]$", "", line)
+        if name not in all_stems:
             name = name.rpartition("/")[2]
             name = name[: name.rindex(".")] if name.lower().endswith(IMAGE_SUFFIXES) else name
         stems.append(name)
