@@ -17,7 +17,7 @@ run: $(STAMP)  ## the whole pipeline on this machine (ARGS: see `kubedet run --h
 	@$(BIN)/kubedet run $(ARGS)
 
 test: $(STAMP)  ## all tests (ARGS: pytest's, e.g. ARGS="-m 'not slow'")
-	@$(BIN)/python -m pytest -n 2 $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 cluster-test: $(STAMP)  ## the tests on the cluster of KUBECONFIG: see tests/cluster/README.md
 	@$(BIN)/python -m pytest tests/cluster -n 2 $(ARGS)

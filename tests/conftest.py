@@ -1,6 +1,7 @@
 """What many tests share: a tiny data set and a detector small enough for a second of CPU."""
 
 import os
+from itertools import chain, groupby, islice
 
 import pytest
 import torch
@@ -34,6 +35,25 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tests run side by side; more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(trylast=True)  # What is deselected is not here any more.
+def pytest_collection_modifyitems(items):
+    """Of tests side by side let each process begin with slow ones: the quick ones even out the end.
+
+    For pytest-xdist's `worksteal`, which gives each process as many of them, in this order.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers == 1:
+        return
+    parts = [[] for _ in range(workers)]
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    for number, (_, of_a_file) in enumerate(groupby(slow, key=lambda item: item.path)):
+        parts[number % workers] += of_a_file
+    quick = (item for item in items if not item.get_closest_marker("slow"))
+    for part in parts:
+        part += islice(quick, max(0, len(items) // workers - len(part)))
+    items[:] = chain(*parts, quick)
 
 
 @pytest.fixture(scope="session")
