@@ -185,7 +185,7 @@ def test_killed_it_leaves_nothing_behind_and_goes_on(tmp_path):
     assert any("resumed at step" in line for line in lines)
     # Whoever read its output has gone: it ends cleanly, which its record says.
     process.stdout.close()
-    assert process.wait(timeout=120) == 1
+    assert process.wait(timeout=240) == 1
     assert not processes_of(tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "interrupted" and summary["error"]["step"] == "train"
@@ -209,7 +209,7 @@ def test_stopped_and_continued(tmp_path):
         lambda: process.poll() is not None or (metrics.exists() and metrics.read_text().count('"train"') > 1)
     )
     process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=120)[0]
+    output = process.communicate(timeout=240)[0]
     assert process.returncode == 143, output
     assert "Train: stopped" in output and "failed" not in output and "Traceback" not in output
     again = shlex.split(output.splitlines()[-1])

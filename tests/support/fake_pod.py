@@ -110,7 +110,7 @@ class FakePod:
         if self.deleted.wait(seconds):
             raise Gone
 
-    def until(self, event, seconds=20):
+    def until(self, event, seconds=60):
         """Wait for an event of the test."""
         for _ in range(int(seconds / 0.01)):
             self.sleep(0)

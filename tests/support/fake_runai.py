@@ -175,7 +175,7 @@ def _logs(path: Path, options: dict, command: list[str], modes: list[str]) -> in
         print(line if "--timestamps" in options else line.split(" ", 1)[1], flush=True)
     if cut:
         return _fail("Error: stream closed: unexpected EOF")
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while "--follow" in options and time.monotonic() < end and path.exists():
         if json.loads(path.read_text())["phase"] != "Running":
             break

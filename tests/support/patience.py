@@ -3,7 +3,7 @@
 import time
 
 
-def until(condition, seconds=20.0):
+def until(condition, seconds=60.0):
     """Ask until the answer counts; a busy machine takes its time."""
     end = time.monotonic() + seconds
     while not condition():

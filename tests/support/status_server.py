@@ -53,7 +53,7 @@ class StatusServer:
             job_status_reporter.TOKEN: str(self.token),
         }
 
-    def wait_for(self, count: int, seconds: float = 20) -> None:
+    def wait_for(self, count: int, seconds: float = 60) -> None:
         """Wait until it was asked so often."""
         end = time.monotonic() + seconds
         while len(self.asked) < count:

@@ -38,7 +38,7 @@ def object_store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
         [*command, "--addr", address, str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        for _ in range(100):
+        for _ in range(1200):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", int(address.partition(":")[2]))) == 0:
                     break
@@ -94,11 +94,11 @@ class Node:
         """What it and its workers have printed so far."""
         return self._log.read_text()
 
-    def wait(self, seconds: float = 90) -> int:
+    def wait(self, seconds: float = 240) -> int:
         """Wait for its end; returns the exit code."""
         return self.process.wait(seconds)
 
-    def wait_for(self, text: str, seconds: float = 60) -> None:
+    def wait_for(self, text: str, seconds: float = 240) -> None:
         """Wait until it has printed a text, or has ended."""
         end = time.monotonic() + seconds
         while text not in self.output and self.process.poll() is None:

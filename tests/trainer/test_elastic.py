@@ -60,7 +60,7 @@ def rows(trace):
 
 
 def wait_until(trace, nodes, true, what):
-    end = time.monotonic() + 100
+    end = time.monotonic() + 240
     while not true(rows(trace)):
         assert time.monotonic() < end and any(each.process.poll() is None for each in nodes), (
             f"never {what}: " + "\n".join(each.output for each in nodes)

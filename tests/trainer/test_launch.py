@@ -16,7 +16,7 @@ from trainer.training_log import read_rows
 
 
 def wait_for_step(output, step, node):
-    end = time.monotonic() + 100
+    end = time.monotonic() + 240
     while not any(row["step"] >= step for row in read_rows(output)):
         assert node.process.poll() is None and time.monotonic() < end, node.output
         time.sleep(0.05)

@@ -121,7 +121,7 @@ def sbatch(tmp_path, port, no_pet):
             env=given,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=500,
             check=False,
         )
         return done, calls.read_text().splitlines()

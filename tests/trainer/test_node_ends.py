@@ -77,7 +77,7 @@ def nodes(tmp_path):
 
 
 def wait_until(true, nodes):
-    limit = time.monotonic() + 100
+    limit = time.monotonic() + 240
     while not true():
         assert time.monotonic() < limit, "\n".join(each.output() for each in nodes)
         time.sleep(0.02)
@@ -107,7 +107,7 @@ def test_the_node_to_blame_ends_before_the_one_that_only_lost_it(nodes, port):
     """Though its other worker has to be killed, which takes three seconds."""
     (lost, code), (blamed, cause) = ends(two_that_lose(nodes, port, "3"))
     assert (code, cause) == (143, 3)
-    assert blamed < lost < blamed + 10
+    assert blamed < lost < blamed + 25
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_a_node_that_lets_another_end_first_stops_when_it_is_asked_to(nodes, por
     time.sleep(0.5)
     assert survivor.poll() is None, "it did not wait"
     survivor.send_signal(signal.SIGTERM)
-    assert survivor.wait(60) == 143
+    assert survivor.wait(240) == 143
     assert "stopped by SIGTERM" in survivor.output() and "Traceback" not in survivor.output()
 
 
@@ -148,7 +148,7 @@ def test_a_node_that_was_never_needed_does_not_say_that_all_went_well(nodes, por
     wait_until(lambda: "waiting for 1 to 2 nodes" in spare.output(), [spare])
     time.sleep(3)  # Now it is in the list of those without a place.
     (tmp_path / "go").touch()
-    assert failing.wait(60) == 3
+    assert failing.wait(240) == 3
     assert spare.poll() is None, "it did not wait"
-    assert spare.wait(30) == 143
+    assert spare.wait(240) == 143
     assert "stopped: the others have ended the run before this node was needed" in spare.output()

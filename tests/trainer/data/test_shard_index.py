@@ -167,7 +167,7 @@ def copies(folder) -> list[Path]:
 
 
 def wait_for(condition):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

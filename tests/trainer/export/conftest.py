@@ -48,7 +48,7 @@ def address(bundle_uri):
         running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
         thread = threading.Thread(target=running.run, daemon=True)
         thread.start()
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not running.started:
             assert time.monotonic() < end
             time.sleep(0.01)

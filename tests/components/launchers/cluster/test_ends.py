@@ -21,7 +21,7 @@ def ends(backend, job, fake_cluster, kind, master):
     backend.submit(job())
     with Ends(backend.cluster) as ends:
         ends.watch(pods.selector(kind, "train"), partial(kind.rank, fake_cluster.job("train")))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not fake_cluster.requests("GET", "watch=true"):
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -33,7 +33,7 @@ def look(ends, backend):
     """Look at the pods; returns how the one before the present one ended."""
 
     def look():
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             status = backend.status("train")
             if [pod.phase for pod in status.pods] == ["Running"]:
@@ -56,7 +56,7 @@ def kill(fake_cluster, master):
 def end(fake_cluster, name, *how):
     old = fake_cluster.pod(name)
     old.exit(*how)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while fake_cluster.pod(name) in (old, None) or not fake_cluster.pod(name).containers[0]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -98,7 +98,7 @@ def test_changes_that_are_not_kept_any_more_are_no_end(look, fake_cluster, timin
     fake_cluster.forgotten = 10**6
     time.sleep(2 * timings.quiet)
     kill()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while look() != Ending("OOMKilled", "", 137):
         assert time.monotonic() < deadline
         kill()

@@ -21,7 +21,7 @@ def running(backend, job, fake_cluster):
     """A job that runs, and its pod."""
     fake_cluster.lives[MASTER] = lambda pod: (pod.run(), pod.sleep(3600))
     backend.submit(job())
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while backend.status("train").phase != "running":
         assert time.monotonic() < end
         time.sleep(0.01)
