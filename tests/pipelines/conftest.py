@@ -4,16 +4,29 @@ It holds experiments, runs and recurring runs, refuses parameters of the wrong t
 one does, and can be told to fail.
 """
 
+import functools
+import inspect
 import json
 import threading
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest import mock
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 NOW = "2026-11-21T07:00:00Z"
 KINDS = {"NUMBER_INTEGER": (int, float), "STRING": str, "STRUCT": dict, "LIST": list, "BOOLEAN": bool}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_stacks():
+    """Stacks without their source lines: looking for them among a test process's modules takes long.
+
+    kfp asks for the whole stack, and reads one name in it, for each setting of each step.
+    """
+    with mock.patch.object(inspect, "stack", functools.partial(inspect.stack, context=0)):
+        yield
 
 
 class FakeKfp:

@@ -90,7 +90,8 @@ exit 0
 shift
 for id in 0 1; do SLURM_NODEID=$id setsid "$@" & done
 if [ -n "${TERM_AFTER:-}" ]; then
-  until ls "$TERM_AFTER"/step-* > /dev/null 2>&1; do sleep 0.1; done
+  # Not the one of step 0.
+  until ls "$TERM_AFTER"/step-*[1-9].pt > /dev/null 2>&1; do sleep 0.1; done
   for job in $(jobs -p); do kill -TERM -- "-$job"; done
 fi
 worst=0
