@@ -113,12 +113,14 @@ def _write(folder: Path, files: dict[str, str]) -> None:
 
 def _compile(path: Path, name: str) -> None:
     """Load a component alone and compile it: so `lastVerified` says what was done."""
-    spec = importlib.util.spec_from_file_location(f"community_{name}", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # kfp looks up a function's source by its module.
-    spec.loader.exec_module(module)
     with tempfile.TemporaryDirectory() as temporary:
+        # A copy of it: Python leaves bytecode beside what it loads.
+        copy = shutil.copy(path, temporary)
+        spec = importlib.util.spec_from_file_location(f"community_{name}", copy)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # kfp looks up a function's source by its module.
+        spec.loader.exec_module(module)
         compiler.Compiler().compile(getattr(module, name), f"{temporary}/{name}.yaml")
 
 
