@@ -74,7 +74,7 @@ def judge(trained: dict[str, Any], metrics: dict[str, float], rules: str) -> dic
     _, held = rules_for(trained, rules)
     folder = storage.join(trained["output"], "evaluation")
     summary = storage.read_json(storage.join(folder, SUMMARY))
-    decided = decide(Evidence.of({**summary, "metrics": metrics}), held)
+    decided = decide(Evidence.from_summary({**summary, "metrics": metrics}), held)
     record = {"passed": decided.passed, "reason": decided.reason, "rules": held}
     storage.write_json(storage.join(folder, "gate.json"), record)
     word = "pass" if decided.passed else "fail"

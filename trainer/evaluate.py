@@ -78,7 +78,7 @@ def evaluate(
         scores = scoring.score(truth_json, truth, predictions, config.evaluation.engine)
         summary = _summary(model, dataset, scores, _predictions_uri(output_uri, config))
         summary["comparison"] = _comparison(baseline, base, obstacle, truth, scores, config)
-        verdict = gate.decide(Evidence.of(summary), rules)
+        verdict = gate.decide(Evidence.from_summary(summary), rules)
         summary["verdict"] = {"passed": verdict.passed, "reason": verdict.reason, "rules": rules}
         _write(output_uri, model, dataset, truth, predictions, scores, summary, verdict)
         return summary

@@ -202,7 +202,7 @@ class _Run:
             self.recorder.score(self.val_set.annotations, predictions)
 
     def _save(self) -> None:
-        """Write everything needed to go on from here, while training goes on."""
+        """Save the state in the background, while training goes on."""
         state = {
             "config": configuration.to_json(self.config),
             "categories": self.train_set.categories,

@@ -63,7 +63,7 @@ class Recorder:
             state: everything needed to go on but `best`. It may change afterwards.
         """
         self.wait()
-        self._saved = _copied(state)
+        self._saved = _copy_to_host(state)
         self._start(self._write)
 
     def score(self, truth: Callable[[], Truth | dict[str, Any]], predictions: Predictions) -> None:
@@ -100,9 +100,9 @@ class Recorder:
         self._thread.shutdown(wait=True)
 
     def _start(self, job: Callable[[], None]) -> None:
-        self._jobs.append(self._thread.submit(self._guarded, job))
+        self._jobs.append(self._thread.submit(self._run_guarded, job))
 
-    def _guarded(self, job: Callable[[], None]) -> None:
+    def _run_guarded(self, job: Callable[[], None]) -> None:
         if self._error:
             return
         try:
@@ -127,7 +127,7 @@ class Recorder:
         self._log.add("val", {"step": state["step"], "epoch": state["epoch"], **metrics})
         if not self.best or metrics[evaluation.metric] > self.best["metrics"][evaluation.metric]:
             self._keep(metrics)
-        # Once more: a run that goes on from here need not validate again.
+        # Once more: a run that resumes from here need not validate again.
         state["validated"] = state["step"]
         self._write()
 
@@ -148,10 +148,10 @@ def _weights(state: dict[str, Any]) -> dict[str, Any]:
     return {**{key: state[key] for key in _DESCRIPTION}, "model": checkpoint.model_state(state)}
 
 
-def _copied(state: Any) -> Any:
+def _copy_to_host(state: Any) -> Any:
     """The same in the host's memory, sharing none of it."""
     if isinstance(state, Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    return [_copied(value) for value in state] if isinstance(state, list | tuple) else state
+        return {key: _copy_to_host(value) for key, value in state.items()}
+    return [_copy_to_host(value) for value in state] if isinstance(state, list | tuple) else state

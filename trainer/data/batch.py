@@ -35,15 +35,15 @@ class Batch(NamedTuple):
             return self
         computing, copying = torch.cuda.current_stream(device), _copy_stream(device)
 
-        def copied(part: Tensor) -> Tensor:
+        def copy_to_device(part: Tensor) -> Tensor:
             copy = part.to(device, non_blocking=True)
             # Its memory belongs to the copying stream, which must not reuse it before the other is done.
             copy.record_stream(computing)
             return copy
 
         with torch.cuda.stream(copying):
-            images, boxes, labels = (copied(part) for part in (self.images, self.boxes, self.labels))
-            color = copied(self.color) if self.color is not None else None
+            images, boxes, labels = (copy_to_device(part) for part in (self.images, self.boxes, self.labels))
+            color = copy_to_device(self.color) if self.color is not None else None
         computing.wait_stream(copying)
         return Batch(images, boxes, labels, color, self.image_ids, self.scales)
 

@@ -67,7 +67,7 @@ def _read_in_one_thread(tasks: Iterable[Task], connections: int) -> Iterator[Res
     writer = _Writer()
     with storage.many(connections) as many:
 
-        def settled(most: float) -> Iterator[Result]:
+        def outcomes_until(most: float) -> Iterator[Result]:
             """Yield outcomes until fewer than `most` tasks are in flight."""
             while many.busy and many.busy >= min(most, _BUDGET / max(1.0, writer.mean_size)):
                 for task, outcome in many.wait():
@@ -88,8 +88,8 @@ def _read_in_one_thread(tasks: Iterable[Task], connections: int) -> Iterator[Res
                 yield _failed(task, *task.fault)
             else:
                 many.read(task, task.origin)
-                yield from settled(connections)
-        yield from settled(0)
+                yield from outcomes_until(connections)
+        yield from outcomes_until(0)
 
 
 class _Writer:

@@ -33,7 +33,7 @@ def inspect(text: str) -> dict[str, Any]:
     """
     view = open_view(text)
     if isinstance(view, Shards):
-        return _of_shards(view)
+        return _describe_shards(view)
     per_split = {split: _describe(view, split) for split in view.splits}
     problems = view.problems()
     for _, wrong in per_split.values():
@@ -54,7 +54,7 @@ def inspect(text: str) -> dict[str, Any]:
     }
 
 
-def _of_shards(view: Shards) -> dict[str, Any]:
+def _describe_shards(view: Shards) -> dict[str, Any]:
     index = view.index
     left_out = [f"{item['file_name']}: {item['reason']}" for item in index["quarantined"]]
     absent = view.absent()

@@ -68,12 +68,14 @@ def _sheet(pictures: Sequence[Picture], names: Sequence[str]) -> Image.Image:
 
 def _tile(picture: Picture, names: Sequence[str]) -> Image.Image:
     """One picture, as large as fits into its field, with its name below."""
-    shown = _failed(picture.fault) if picture.image is None else _drawn(picture.image, picture.boxes, names)
+    shown = (
+        _failed(picture.fault) if picture.image is None else _draw_boxes(picture.image, picture.boxes, names)
+    )
     tile = Image.new("RGB", (TILE, shown.height + _CAPTION), _PAPER)
     tile.paste(shown, (0, 0))
     font = ImageFont.load_default(12)
     pen = ImageDraw.Draw(tile)
-    pen.text((0, shown.height + 2), _cut(picture.file_name, pen, font), fill=_INK, font=font)
+    pen.text((0, shown.height + 2), _shorten(picture.file_name, pen, font), fill=_INK, font=font)
     return tile
 
 
@@ -86,7 +88,7 @@ def _failed(fault: str) -> Image.Image:
     return field
 
 
-def _drawn(image: Image.Image, annotated: Sequence[Box], names: Sequence[str]) -> Image.Image:
+def _draw_boxes(image: Image.Image, annotated: Sequence[Box], names: Sequence[str]) -> Image.Image:
     scale = TILE / max(image.size)
     size = [max(1, round(side * scale)) for side in image.size]
     shown = image.resize((size[0], size[1]), Image.Resampling.LANCZOS)
@@ -116,7 +118,7 @@ def _write(pen: ImageDraw.ImageDraw, x: float, y: float, name: str, color: str, 
     pen.text((text_x + 3 - left, text_y + 2 - top), name, fill="white", font=font)
 
 
-def _cut(text: str, pen: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+def _shorten(text: str, pen: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
     """Return the end of a name, as much as fits below a picture."""
     whole = text
     while pen.textlength(text if text == whole else f"…{text}", font=font) > TILE:

@@ -2,7 +2,7 @@
 
 Shards are permuted, then samples are shuffled within windows of shards: random enough to
 train on and local enough to read from object storage. Nothing else depends on it, so a run
-goes on from one number, the samples read so far, at any number of workers and processes.
+resumes from one number, the samples read so far, at any number of workers and processes.
 """
 
 from itertools import pairwise

@@ -50,7 +50,7 @@ class ShardCache:
             StorageError: the default folder was made by another user.
         """
         self._copies = Copies(folder, limit)
-        self._told = False
+        self._warned = False
 
     def open(self, sha256: str, size: int) -> int | None:
         """Return a descriptor of the copy of a shard, which stays as long as that is open; or None."""
@@ -83,19 +83,19 @@ class ShardCache:
         except _GivenUp:
             return Fetched.GIVEN_UP
         except OSError as error:  # Of the folder: what the store refuses is a StorageError.
-            self._tell(error.strerror or str(error))
+            self._warn_once(error.strerror or str(error))
             return Fetched.FULL
         return Fetched.THERE
 
     def drop(self, sha256: str) -> None:
-        """Remove a copy that turned out to be damaged; whoever has it open may read on."""
+        """Remove a copy that turned out to be damaged; open descriptors stay readable."""
         self._copies.drop(_name(sha256))
 
-    def _tell(self, reason: str) -> None:
-        """Say once that this object's shards are not kept: training goes on, but reads more slowly."""
-        if self._told:
+    def _warn_once(self, reason: str) -> None:
+        """Warn once that shards are not cached: training goes on, but reads more slowly."""
+        if self._warned:
             return
-        self._told = True
+        self._warned = True
         _LOG.warning(
             "shards are not kept in %s: %s; images are read from the store one by one instead "
             "(%s says where shards are kept, %s how many gigabytes they may take)",

@@ -105,7 +105,7 @@ def shard_partition(
     storage.remove_stale(uri)
     states = storage.list_states(uri)
     tasks = [task for number, task in enumerate(_plan(raw, uri, config)) if number % partitions == partition]
-    missing = [task for task in tasks if not _whole(uri, task.name, states)]
+    missing = [task for task in tasks if not _is_whole(uri, task.name, states)]
     if len(missing) < len(tasks):
         logger.info("%d of %d shards are there already", len(tasks) - len(missing), len(tasks))
     workers = min(config.processes or worker_pool.available_cores(), max(1, len(missing)))
@@ -172,7 +172,7 @@ def _plan(raw: dict[str, Any], uri: str, config: DataConfig) -> Iterator[ShardTa
         for block in range(table.blocks):
             columns = table.columns(block, ["image_id", "key"])
             block_sizes = sizes[np.array(columns["image_id"]) - 1]
-            for rows in _cut(columns["key"], block_sizes, config.shard_bytes):
+            for rows in _divide_block(columns["key"], block_sizes, config.shard_bytes):
                 yield ShardTask(
                     table_uri=table_uri, images_uri=raw["images"], shards_uri=uri, split=split,
                     name=f"{split}-{number:05}", block=block, rows=rows, sizes=block_sizes[rows].tolist(),
@@ -183,7 +183,7 @@ def _plan(raw: dict[str, Any], uri: str, config: DataConfig) -> Iterator[ShardTa
                 number += 1
 
 
-def _cut(keys: list[str], sizes: np.ndarray, shard_bytes: int) -> list[list[int]]:
+def _divide_block(keys: list[str], sizes: np.ndarray, shard_bytes: int) -> list[list[int]]:
     """Divide a block into shards: the positions of the images of each."""
     shards: list[list[int]] = []
     filled = shard_bytes
@@ -201,7 +201,7 @@ def _write_one(task: ShardTask) -> tuple[int, int]:
     return len(task.rows), len(write_shard(task)["quarantined"])
 
 
-def _whole(uri: str, name: str, states: dict[str, storage.FileState]) -> bool:
+def _is_whole(uri: str, name: str, states: dict[str, storage.FileState]) -> bool:
     """Whether a shard and its sidecar exist, and the tar has the size that the sidecar says."""
     if f"{name}.tar" not in states or f"{name}.json" not in states:
         return False

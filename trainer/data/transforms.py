@@ -175,7 +175,7 @@ class Drawing:
         else:
             source = _rows(pixels, left, width)[top : top + height]
         target = _rows(square, x, place_width)[y:below][:: -1 if view.flip_vertical else 1]
-        self._copies = _turned_around(source, target) if view.flip else [(source, target)]
+        self._copies = _reversing_copies(source, target) if view.flip else [(source, target)]
 
     def finish(self) -> None:
         """Draw the view, after the image has been decoded."""
@@ -200,7 +200,7 @@ def _rows(pixels: np.ndarray, left: int, width: int) -> np.ndarray:
     return pixels.reshape(len(pixels), -1)[:, 3 * left : 3 * (left + width)]
 
 
-def _turned_around(source: np.ndarray, target: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+def _reversing_copies(source: np.ndarray, target: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     """Sources and targets of copies that reverse the bytes of each row (of uint8 [H, N])."""
     # Eight bytes at once: reading a word in the other byte order reverses them.
     length = source.shape[1]

@@ -43,7 +43,7 @@ def run(
         tasks: taken as workers become free, so an endless supply takes no memory.
         workers: how many at the same time; 1 works in this thread.
         processes: use processes instead of threads. They are spawned, not forked: a fork would
-            copy locks held by other threads, and the memory of whoever calls.
+            copy locks held by other threads, and the memory of the caller.
 
     Raises:
         DataError: a worker process was killed.

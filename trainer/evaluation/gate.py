@@ -61,7 +61,7 @@ class Evidence:
     """Why there is a baseline that the model cannot be compared with."""
 
     @classmethod
-    def of(cls, summary: Mapping[str, Any]) -> "Evidence":
+    def from_summary(cls, summary: Mapping[str, Any]) -> "Evidence":
         """Read the content of metrics.json."""
         compared = summary.get("comparison") or {}
         changes = {name: Change(*values) for name, values in compared.get("changes", {}).items()}
@@ -135,7 +135,7 @@ def check(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
         try:
             of_class = _OF_CLASS.fullmatch(parse(text).metric)
             if of_class and classes is not None:
-                _known_class(text, of_class[2], classes)
+                _check_class_name(text, of_class[2], classes)
         except EvaluationError as error:
             wrong.append(error)
     if len(wrong) == 1:
@@ -179,7 +179,7 @@ def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
     if of_class and of_class[2] == "*":
         return _apply_to_all(rule, of_class[1], evidence)
     if of_class:
-        _known_class(str(rule), of_class[2], evidence.per_class)
+        _check_class_name(str(rule), of_class[2], evidence.per_class)
     elif rule.metric not in evidence.metrics:
         return False, f"{rule}: failed, the evaluation does not tell it"
     if rule.baseline:
@@ -213,7 +213,7 @@ def _each_class(rule: Rule, metric: str, evidence: Evidence) -> Iterator[tuple[b
         yield _apply(one, evidence)[0], f"{name} {_shown(one, value)}"
 
 
-def _known_class(text: str, name: str, classes: Collection[str]) -> None:
+def _check_class_name(text: str, name: str, classes: Collection[str]) -> None:
     if name != "*" and name not in classes:
         close = difflib.get_close_matches(name, classes, n=3)
         raise EvaluationError(

@@ -21,7 +21,7 @@ def check_truth(truth: Truth) -> None:
     Raises:
         EvaluationError: with the count of each problem and the first examples.
     """
-    problems = list(_known(truth, truth)) + list(_boxes(truth.boxes))
+    problems = list(_unknown_ids(truth, truth)) + list(_malformed_boxes(truth.boxes))
     problems.append(("a non-finite area", ~np.isfinite(truth.areas), truth.areas))
     _refuse("ground truth", problems)
 
@@ -37,7 +37,7 @@ def check_predictions(truth: Truth, predictions: Predictions, where: str = "dete
     Raises:
         EvaluationError: with the count of each problem and the first examples.
     """
-    problems = list(_known(truth, predictions)) + list(_boxes(predictions.boxes))
+    problems = list(_unknown_ids(truth, predictions)) + list(_malformed_boxes(predictions.boxes))
     problems.append(("a non-finite score", ~np.isfinite(predictions.scores), predictions.scores))
     problems.append(("a box outside of its image", _outside(truth, predictions), predictions.boxes))
     _refuse(where, problems)
@@ -71,12 +71,12 @@ def class_difference(
 _Problem = tuple[str, np.ndarray, np.ndarray]
 
 
-def _known(truth: Truth, items: Truth | Predictions) -> Iterator[_Problem]:
+def _unknown_ids(truth: Truth, items: Truth | Predictions) -> Iterator[_Problem]:
     yield "an unknown image id", ~np.isin(items.image_ids, truth.all_image_ids), items.image_ids
     yield "an unknown category id", ~np.isin(items.labels, truth.category_ids), items.labels
 
 
-def _boxes(boxes: np.ndarray) -> Iterator[_Problem]:
+def _malformed_boxes(boxes: np.ndarray) -> Iterator[_Problem]:
     finite = np.isfinite(boxes).all(axis=1)
     yield "a non-finite box", ~finite, boxes
     yield "a box of negative size", finite & (boxes[:, 2:] < 0).any(axis=1), boxes

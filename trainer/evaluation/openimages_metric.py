@@ -2,8 +2,8 @@
 
 The protocol (https://storage.googleapis.com/openimages/web/evaluation.html), which differs from COCO's:
 a prediction tries only the object it overlaps most; predictions that lie in a group, by half of their
-own area at least, count as one that is right, and a group nobody found as one that is missed; objects
-count for every class above their own; predictions of a class that nobody verified in the image, as
+own area at least, count as one that is right, and a group without a detection as one that is missed; objects
+count for every class above their own; predictions of a class that was not verified in the image, as
 present or absent, are left out; the area under the curve is taken whole, as in VOC 2010.
 """
 

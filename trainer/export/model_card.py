@@ -136,7 +136,7 @@ def _classes(classes: list[dict[str, Any]], scored: dict[str, dict[str, Any]]) -
             scores = scored.get(item["name"], {})
             cells += [
                 scores.get("boxes", 0),
-                *(_known(scores.get(key)) for key in ("AP", "AP50", "threshold")),
+                *(_number_or_dash(scores.get(key)) for key in ("AP", "AP50", "threshold")),
             ]
         lines.append(_row(cells))
     if len(classes) > len(shown):
@@ -148,5 +148,5 @@ def _row(cells: Iterable[Any]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
-def _known(value: float | None) -> str:
+def _number_or_dash(value: float | None) -> str:
     return "-" if value is None else number(value)

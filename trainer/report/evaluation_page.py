@@ -65,7 +65,7 @@ def html(data: ReportData) -> str:
         gallery_score=SHOWN_SCORE,
         gallery_iou=gallery.IOU,
         dataset_keys=list(dict.fromkeys(key for row in data.dataset.values() for key in row)),
-        config=_flat(data.config),
+        config=_flatten(data.config),
     )  # fmt: skip
 
 
@@ -134,12 +134,12 @@ def _subtitle(data: ReportData) -> str:
     )
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Dotted keys and values as text."""
     flat: dict[str, str] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
+            flat |= _flatten(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value if isinstance(value, str) else json.dumps(value, default=str)
     return flat

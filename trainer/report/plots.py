@@ -176,7 +176,7 @@ def _curves(
     for color, (key, label) in zip(SERIES, labels.items(), strict=False):
         points = [(row["step"], row[key]) for row in rows if row.get("kind") == kind and key in row]
         if points:
-            steps, values = _thinned(np.array(points, dtype=float))
+            steps, values = _average_neighbours(np.array(points, dtype=float))
             axes.plot(steps, values, color=color, marker=marker, markersize=3.5)
             legend.append((variable(color), label))
     if not legend:
@@ -188,7 +188,7 @@ def _curves(
     return Plot(title, svg(drawn), tuple(legend) if len(labels) > 1 else ())
 
 
-def _thinned(points: np.ndarray) -> np.ndarray:
+def _average_neighbours(points: np.ndarray) -> np.ndarray:
     """Means of neighbouring points [n, 2], so that a long run stays a small drawing: [2, m]."""
     groups = np.array_split(points, min(len(points), _POINTS))
     return np.array([group.mean(axis=0) for group in groups]).T

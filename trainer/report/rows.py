@@ -100,8 +100,8 @@ def pictures(data: ReportData) -> list[dict[str, Any]] | None:
 
 
 def _picture(item: GalleryImage, load_image: Callable[[int], bytes]) -> dict[str, Any]:
-    truth = _all_drawn(item.truth, "truth", "missed")
-    detections = _all_drawn(item.predictions, "found", "false")
+    truth = _side_cells(item.truth, "truth", "missed")
+    detections = _side_cells(item.predictions, "found", "false")
     boxes = truth + detections
     _place_labels(boxes, item.width, item.height)
     return {
@@ -118,9 +118,9 @@ def _picture(item: GalleryImage, load_image: Callable[[int], bytes]) -> dict[str
     }
 
 
-def _all_drawn(boxes: Sequence[Marked], side: str, wrong: str) -> list[dict[str, Any]]:
+def _side_cells(boxes: Sequence[Marked], side: str, wrong: str) -> list[dict[str, Any]]:
     """Boxes of one side; the first wrong ones show their names, for more would cover the image."""
-    drawn = [_drawn(box, side, "right" if box.matched else wrong) for box in boxes]
+    drawn = [_box_cells(box, side, "right" if box.matched else wrong) for box in boxes]
     wrong_ones = [(one, box) for one, box in zip(drawn, boxes, strict=True) if not box.matched]
     for one, box in wrong_ones[:_NAMED]:
         short = box.name if len(box.name) <= _LONGEST else box.name[: _LONGEST - 1] + "…"
@@ -157,7 +157,7 @@ def _place_labels(boxes: Sequence[dict[str, Any]], width: int, height: int) -> N
         box["label_x"], box["label_y"] = round(left + 0.15 * letters, 1), round(top + letters, 1)
 
 
-def _drawn(box: Marked, side: str, kind: str) -> dict[str, Any]:
+def _box_cells(box: Marked, side: str, kind: str) -> dict[str, Any]:
     x, y, width, height = (round(value, 1) for value in box.box)
     return {
         "kind": f"{kind} {side}", "label": _label(box.name, box.score), "shown": "",

@@ -49,10 +49,10 @@ class CocoImages:
         _, first, name_index = np.unique(np.array(names, np.int64), return_index=True, return_inverse=True)
         owner = first[name_index]
         """The first image of the same name, for each listed one."""
-        self._once = owner == np.arange(len(owner))
-        self.count = int(self._once.sum())
+        self._is_first = owner == np.arange(len(owner))
+        self.count = int(self._is_first.sum())
         """Images, each counted once."""
-        place = np.cumsum(self._once) - 1
+        place = np.cumsum(self._is_first) - 1
         order = np.argsort(np.array(ids, np.int64), kind="stable")
         self._ids = np.array(ids, np.int64)[order]
         self._places = place[owner[order]].astype(np.int32)
@@ -60,7 +60,7 @@ class CocoImages:
         pair = np.flatnonzero((self._ids[1:] == self._ids[:-1]) & (self._places[1:] != self._places[:-1]))
         self._clashing = np.zeros(self.count, bool)
         self._clashing[self._places[np.concatenate([pair, pair + 1])]] = True
-        for name in self._names(~self._once):
+        for name in self._names(~self._is_first):
             problems.add(reasons.IMAGE_LISTED_TWICE, name)
 
     def places(self, ids: list[Any]) -> np.ndarray:
@@ -73,7 +73,7 @@ class CocoImages:
     def entries(self) -> Iterator[list[Entry]]:
         """Yield the images in the file's order, ROWS at a time; `origin` is the `coco_url`."""
         batch: list[Entry] = []
-        for place, line in enumerate(self._chosen(self._once)):
+        for place, line in enumerate(self._chosen(self._is_first)):
             name, url, width, height, original_id = json.loads(line)
             entry = Entry(name, url, width, height, [], original_id)
             if self._clashing[place]:

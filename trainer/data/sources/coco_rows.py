@@ -24,7 +24,7 @@ _PENDING = 100_000
 """Boxes that are gathered before they go to the disk."""
 
 _UNLISTED = 1000
-"""Unlisted categories that are told apart."""
+"""Unlisted categories that are counted one by one."""
 
 _RECORD = np.dtype([("image", "<i4"), ("category", "<i4"), ("values", "<f8", 5), ("crowd", "i1")])
 _NAN = (math.nan,) * 4
@@ -99,11 +99,11 @@ class CocoRows:
             pending.values.extend((*_bbox(item.get("bbox")), positive(item.get("area"))))
             pending.crowds.append(item.get("iscrowd") in (1, True))
             if len(pending.ids) == _PENDING:
-                yield self._of_images(pending)
+                yield self._assign_images(pending)
                 pending = _Pending()
-        yield self._of_images(pending)
+        yield self._assign_images(pending)
 
-    def _of_images(self, pending: "_Pending") -> np.ndarray:
+    def _assign_images(self, pending: "_Pending") -> np.ndarray:
         places = self._images.places(pending.ids)
         if self._problems is not None:
             for row in np.flatnonzero(places < 0).tolist():

@@ -128,7 +128,7 @@ class OpenImagesSource:
             above = classes.read_hierarchy(self._file(HIERARCHY, states))
         expanded = above if self.hierarchy == "expand" else {}
         present = Meaning.of(described, kept, expanded)
-        absent = Meaning.of(described, kept, classes.turned(expanded))
+        absent = Meaning.of(described, kept, classes.inverted(expanded))
         splits = {}
         for split in split_names:
             splits["train" if len(split_names) == 1 else _SPLITS[split]] = BoxRows(

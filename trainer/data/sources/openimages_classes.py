@@ -74,7 +74,7 @@ def read_hierarchy(uri: str) -> dict[str, set[str]]:
     return above
 
 
-def turned(above: dict[str, set[str]]) -> dict[str, set[str]]:
+def inverted(above: dict[str, set[str]]) -> dict[str, set[str]]:
     """Return the MIDs below each MID from those above each."""
     below: dict[str, set[str]] = {}
     for mid, higher in above.items():

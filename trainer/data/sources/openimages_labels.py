@@ -55,7 +55,7 @@ def read_orientations(uri: str) -> dict[str, int]:
 
 
 class Verified:
-    """The classes that people said are in an image or not; of all others nobody knows."""
+    """The classes that annotators verified in an image, as present or absent; all others are unknown."""
 
     def __init__(self, uri: str, present: Meaning, absent: Meaning, categories: list[Category]) -> None:
         """Read a CSV with ImageID, LabelName and Confidence (1 is in the image, 0 is not).
