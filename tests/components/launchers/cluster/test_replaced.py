@@ -2,27 +2,52 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from fake_cluster import gone
 from fake_pod import endless, ends
 from kinds import both
+from patience import until
 
 from components.launchers.cluster.backend import ClusterBackend
 from trainer.errors import LaunchError
 
 
+@pytest.fixture
+def once_it_runs(run):
+    """Do something as soon as the run has told that the job runs."""
+
+    def begin(act):
+        def wait():
+            until(lambda: any("running" in line for line in run.lines))
+            act()
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    return begin
+
+
+@pytest.fixture
+def patient(backend, timings):
+    """The backend, which gives another job of the name time to appear: that takes no longer than it does."""
+    backend.timings = replace(timings, replaced=30.0)
+    return backend
+
+
 @both
-def test_a_job_that_somebody_deletes_is_told(run, fake_cluster, master):
+def test_a_job_that_somebody_deletes_is_told(run, once_it_runs, fake_cluster, master):
     fake_cluster.lives[master] = endless
-    threading.Timer(0.5, lambda: fake_cluster.delete_job("default", "train")).start()
+    once_it_runs(lambda: fake_cluster.delete_job("default", "train"))
     with pytest.raises(LaunchError, match="the job train is gone"):
         run()
 
 
 @both
 @pytest.mark.parametrize("pause", [0.0, 0.2], ids=["at once", "after a moment"])
-def test_a_job_that_another_specification_replaces_is_told(run, job, fake_cluster, pause, master):
+def test_a_job_that_another_specification_replaces_is_told(
+    run, patient, once_it_runs, job, fake_cluster, pause, master
+):
     fake_cluster.lives[master] = endless
 
     def replace_it():
@@ -30,7 +55,7 @@ def test_a_job_that_another_specification_replaces_is_told(run, job, fake_cluste
         time.sleep(pause)
         ClusterBackend.connect().submit(job(env={"A": "other"}))
 
-    threading.Timer(0.5, replace_it).start()
+    once_it_runs(replace_it)
     with pytest.raises(LaunchError, match="was replaced by another specification of that name") as error:
         run()
     assert "another name" in error.value.fix and "stop" not in error.value.fix
@@ -47,7 +72,9 @@ def test_what_another_launcher_made_is_not_withdrawn(backend, job, fake_cluster,
 
 
 @both
-def test_the_same_job_made_anew_by_another_launcher_is_followed(run, fake_cluster, master):
+def test_the_same_job_made_anew_by_another_launcher_is_followed(
+    run, patient, once_it_runs, fake_cluster, master
+):
     fake_cluster.lives[master] = [endless, ends(0, "anew")]
 
     def replace_it():
@@ -56,7 +83,7 @@ def test_the_same_job_made_anew_by_another_launcher_is_followed(run, fake_cluste
         fake_cluster.delete_job("default", "train")
         fake_cluster.create_job("default", {**old, "metadata": dict(old["metadata"]), "status": {}})
 
-    threading.Timer(0.5, replace_it).start()
+    once_it_runs(replace_it)
     lines = run()
     assert "job train: succeeded" in lines and f"[{master}] anew" in lines
 
