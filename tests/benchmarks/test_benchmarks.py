@@ -83,7 +83,7 @@ OTHERS_CALL = {"large_split", "slow_link", "slow_server"}
 NOT_ON_A_BARE_MACHINE = (
     "kfp", "kfp_kubernetes", "kubeflow", "kubernetes", "minio", "pyarrow", "simplejpeg", "pycocotools",
     "hotcoco", "ijson", "tensorboard", "matplotlib", "jinja2", "rich", "onnx", "onnxruntime", "openvino",
-    "urllib3", "certifi", "pycurl",
+    "urllib3", "certifi", "obstore",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from faulty_store import hurried, proxy
 
 from trainer import storage
-from trainer.storage import uploads
+from trainer.storage import writes
 from trainer.storage.environment import client
 
 __all__ = ["hurried", "proxy"]
@@ -103,14 +104,16 @@ def unhashed_store(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def interrupt_part(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Let an upload be interrupted when it comes to a part, by its number from 1."""
-    inner = uploads._put
+    inner = writes._Upload._parts
 
     def at(part: int) -> None:
-        def put(store, uri, data, headers, query):
-            if query["partNumber"] == str(part):
-                raise KeyboardInterrupt
-            return inner(store, uri, data, headers, query)
+        def parts(self, length):
+            for number, block in enumerate(inner(self, length), 1):
+                if number == part:
+                    os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(0.5)
+                yield block
 
-        monkeypatch.setattr(uploads, "_put", put)
+        monkeypatch.setattr(writes._Upload, "_parts", parts)
 
     return at
