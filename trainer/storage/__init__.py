@@ -1,4 +1,4 @@
-"""Bytes behind URIs: local paths, object stores (s3://, minio://, gs://, az://) and, to read, http(s)://.
+"""Bytes behind URIs: local paths, object stores (s3://, minio://) and, to read, http(s)://.
 
 Whoever writes goes through `write_bytes`, `write_json`, `new_file`, `upload` or `create`: the file
 appears whole under its name or not at all. Whoever makes a folder of files writes the one that
@@ -294,5 +294,5 @@ def _module(name: str, uri: str) -> Any:
         return importlib.import_module(f"trainer.storage.{name}")
     raise StorageError(
         f"unknown scheme {scheme(uri)!r} in {uri}",
-        fix="use a path, file:, s3://, minio://, gs:// or az:// with bucket/key or, to read, https://",
+        fix="use a path, file:, s3://bucket/key, minio://bucket/key or, to read, https://",
     )

@@ -32,6 +32,9 @@ from trainer.errors import StorageError
 
 _AMAZON = "s3.amazonaws.com"
 _AMAZONS = (".amazonaws.com", ".amazonaws.com.cn")
+_PROXY_VARIABLES = [
+    name for kind in ("http", "https", "all", "no") for name in (f"{kind}_proxy", f"{kind}_PROXY".upper())
+]
 _CA_VARIABLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 _ENDPOINT = "give it as https://host:port, without a path"
 _ROLES = (
@@ -202,6 +205,12 @@ def web_client(url: str) -> PoolManager:
 
 def proxy_of(url: str) -> str:
     """Return the proxy that the environment names for an address; "" for none."""
+    return _proxy(url, tuple(map(os.environ.get, _PROXY_VARIABLES)))
+
+
+@lru_cache(maxsize=256)
+def _proxy(url: str, _variables: tuple[str | None, ...]) -> str:
+    """Look a proxy up, which takes longer than all the rest of a small request."""
     address = urlsplit(url)
     return "" if proxy_bypass(address.hostname or "") else getproxies().get(address.scheme, "")
 

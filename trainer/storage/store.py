@@ -1,4 +1,4 @@
-"""Files on servers, by obstore: s3:// and minio://, gs:// and az://, and http(s)://.
+"""Files on servers, by obstore: s3:// and minio://, and http(s)://.
 
 Where they are, what is known of them, listing and deleting; `reads.py` and `writes.py` move the bytes. Every
 request goes through `attempts.call`.
@@ -17,7 +17,7 @@ from xml.etree.ElementTree import ParseError
 
 import obstore
 from minio.error import MinioException
-from obstore.store import AzureStore, GCSStore, HTTPStore, ObjectStore, S3Store
+from obstore.store import HTTPStore, ObjectStore, S3Store
 from urllib3.exceptions import HTTPError
 
 from trainer.errors import StorageError
@@ -147,8 +147,6 @@ def locate(uri: str, purpose: Purpose = "read", *, folder: bool = False) -> Plac
     if kind in WEB:
         return _web_place(uri, purpose)
     bucket, key = split(uri, folder=folder)
-    if kind not in ("s3", "minio"):
-        return Place(uri, _cloud_store(kind, bucket, _options(purpose)), key, f"{kind}://{bucket}")
     settings = environment.settings(kind)
     environment.check(settings)
     region = settings.region or _region(settings.url, bucket)
@@ -181,7 +179,7 @@ def _store(place: Place) -> ObjectStore:
     return place.store
 
 
-def _options(purpose: Purpose, proxy: str = "") -> tuple[tuple[str, Any], ...]:
+def _options(purpose: Purpose, proxy: str) -> tuple[tuple[str, Any], ...]:
     """Return what all stores of a process have in common, as the environment is now."""
     patience = attempts.PATIENCE
     # An attempt has half of the time: what hangs is tried again, and goes on where it was.
@@ -230,11 +228,6 @@ def _bucket_store(
         **({} if settings.source else {"checksum_algorithm": "SHA256"}),
         **_library_options(options),
     )
-
-
-@lru_cache(maxsize=32)
-def _cloud_store(kind: str, bucket: str, options: tuple[tuple[str, Any], ...]) -> ObjectStore:
-    return (GCSStore if kind == "gs" else AzureStore)(bucket, **_library_options(options))
 
 
 @lru_cache(maxsize=64)
@@ -311,8 +304,6 @@ def _is_folder(place: Place, meta: Any, following: Any) -> bool:
 
 def _check_listing(place: Place) -> None:
     """Refuse an empty listing of something that is no store, a page of the web for one."""
-    if scheme(place.uri) not in ("s3", "minio"):
-        return
     bucket, _ = split(place.uri, folder=True)
     try:
         next(iter(environment.client(scheme(place.uri)).list_objects(bucket, prefix=place.key)), None)

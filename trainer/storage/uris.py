@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from trainer.errors import StorageError
 
-OBJECT_STORES = ("s3", "minio", "gs", "az")
+OBJECT_STORES = ("s3", "minio")
 WEB = ("http", "https")
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")

