@@ -147,7 +147,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._answer(400, list(fault.headers), refusal("BadDigest"))
             body = altered  # nothing says that it is not what was sent
         if self.path in owner.answers:
-            return self._answer(200, [("Content-Type", "application/xml"), ("ETag", '"1"')], owner.answers[self.path])
+            return self._answer(
+                200, [("Content-Type", "application/xml"), ("ETag", '"1"')], owner.answers[self.path]
+            )
         status, headers, data = owner.pass_on(method, self.path, dict(self.headers.items()), body)
         if kind == "lost":
             return self._hang_up()

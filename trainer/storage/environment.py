@@ -14,7 +14,6 @@ makes them anonymous in any case.
 
 import os
 import ssl
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
@@ -36,6 +35,7 @@ _PROXY_VARIABLES = [
     name for kind in ("http", "https", "all", "no") for name in (f"{kind}_proxy", f"{kind}_PROXY".upper())
 ]
 _CA_VARIABLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+_SECONDS = 10.0
 _ENDPOINT = "give it as https://host:port, without a path"
 _ROLES = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -150,7 +150,7 @@ def is_default(current: Settings) -> bool:
     return urlsplit(current.url).hostname == _AMAZON
 
 
-def library_keys(current: Settings) -> Callable[[], dict[str, Any]] | None:
+def library_keys(current: Settings) -> Any:
     """Return what gives obstore the keys; None for anonymous requests."""
     provider = credentials(current)
     if provider is None:
@@ -188,7 +188,7 @@ def bucket_region(url: str, bucket: str) -> str:
     Any answer of Amazon's has it, refusals too.
     (https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html)
     """
-    response = web_client(url).request("HEAD", f"{url}/{bucket}", redirect=False, retries=3)
+    response = web_client(url).request("HEAD", f"{url}/{bucket}", redirect=False, retries=3, timeout=_SECONDS)
     return response.headers.get("x-amz-bucket-region", "")
 
 
@@ -198,9 +198,8 @@ def web_client(url: str) -> PoolManager:
     Raises:
         StorageError: the CA bundle that the environment names cannot be used.
     """
-    proxy = proxy_of(url)
-    options = {"ssl_context": ssl.create_default_context(cadata=authorities()), "timeout": 30.0}
-    return ProxyManager(proxy, **options) if proxy else PoolManager(**options)
+    proxy, trusted = proxy_of(url), ssl.create_default_context(cadata=authorities())
+    return ProxyManager(proxy, ssl_context=trusted) if proxy else PoolManager(ssl_context=trusted)
 
 
 def proxy_of(url: str) -> str:

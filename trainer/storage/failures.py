@@ -143,24 +143,28 @@ def explain(error: Exception, uri: str, verb: str) -> tuple[StorageError, bool]:
     if isinstance(error, StorageError):
         return error, False
     text, code = str(error), status(error)
+    network = not code and isinstance(error, BaseError) and not isinstance(error, InvalidPathError)
+    answered = not network or is_whole(error) or "redirect without LOCATION" in text
+    return _explained(error, text, code, uri, verb), answered
+
+
+def _explained(error: Exception, text: str, code: int, uri: str, verb: str) -> StorageError:  # noqa: PLR0911
     if isinstance(error, PreconditionError) or code == 412:
-        return changed(uri), True
+        return changed(uri)
     if is_whole(error):
-        return whole(uri), True
+        return whole(uri)
     if "redirect without LOCATION" in text:
-        return _explain_answer(f"<Code>PermanentRedirect</Code>{text}", 301, uri, verb), True
+        return _explain_answer(f"<Code>PermanentRedirect</Code>{text}", 301, uri, verb)
     if code:
-        if scheme(uri) in WEB:
-            return web_refusal(code, uri, verb), True
-        return _explain_answer(text, code, uri, verb), True
+        return web_refusal(code, uri, verb) if scheme(uri) in WEB else _explain_answer(text, code, uri, verb)
     if isinstance(error, InvalidPathError) or "Could not parse path" in text:
         fix = "rename the object: no '.', no '..' and nothing empty between slashes"
-        return StorageError(f"refused name under {uri}: {_first_line(text)}", fix=fix), True
+        return StorageError(f"refused name under {uri}: {_first_line(text)}", fix=fix)
     if isinstance(error, BaseError):
-        return _explain_network(text, uri, verb), False
+        return _explain_network(text, uri, verb)
     if isinstance(error, ValueError):
         fix = "correct the URI or the environment"
-        return StorageError(f"cannot {verb} {uri}: {_first_line(text)}", fix=fix), False
+        return StorageError(f"cannot {verb} {uri}: {_first_line(text)}", fix=fix)
     raise error
 
 

@@ -207,7 +207,8 @@ def _copy_whole(uri: str, file: BinaryIO | IO[bytes], sha256: str) -> None:
             if place.server in _unsized:
                 raise failures.whole(uri)
             answer = place.get()
-            content, blocks = _content(answer), iter(answer.stream(min_chunk_size=_BLOCK))
+            content = _content(answer)
+            blocks: Iterator[Any] = iter(answer.stream(min_chunk_size=_BLOCK))
         except Exception as error:
             # Of what is not in the web, and of other errors, the caller knows more.
             if scheme(uri) not in WEB or not failures.is_whole(error):
@@ -280,7 +281,7 @@ class _Check:
 
 
 def _is_hash(place: Place) -> bool:
-    """Tell whether a file's ETag, which looks like an MD5, is one: of stores that say so, and encrypt nothing.
+    """Tell whether a file's ETag, which looks like an MD5, is one: of a store of S3 that encrypts nothing.
 
     (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html; Google's stores tell it besides.)
     """

@@ -217,17 +217,16 @@ def _library_options(options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
 def _bucket_store(
     settings: environment.Settings, region: str, bucket: str, options: tuple[tuple[str, Any], ...]
 ) -> ObjectStore:
-    return S3Store(
-        bucket,
+    given: dict[str, Any] = {"region": region, "skip_signature": not settings.source}
+    if not environment.is_default(settings):
         # Of the two names for an endpoint the one that the environment cannot overrule.
-        aws_endpoint_url_s3=settings.url if not environment.is_default(settings) else None,
-        region=region,
-        skip_signature=not settings.source,
-        credential_provider=environment.library_keys(settings),
+        given["aws_endpoint_url_s3"] = settings.url
+    if settings.source:
+        given["credential_provider"] = environment.library_keys(settings)
+    else:
         # Where nothing is signed, a hash goes with what is written all the same.
-        **({} if settings.source else {"checksum_algorithm": "SHA256"}),
-        **_library_options(options),
-    )
+        given["checksum_algorithm"] = "SHA256"
+    return S3Store(bucket, **given, **_library_options(options))
 
 
 @lru_cache(maxsize=64)

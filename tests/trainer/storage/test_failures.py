@@ -91,7 +91,7 @@ def test_keys_that_would_become_others_are_refused(proxy, uri):
 def test_listed_names_that_climb_out_are_refused(proxy, name):
     listing = f"""<?xml version='1.0'?><ListBucketResult><Contents><Key>data/{name}</Key><Size>1</Size>
     <LastModified>2026-11-22T16:00:00Z</LastModified></Contents></ListBucketResult>"""
-    proxy.answers[f"/bucket?list-type=2&prefix=data%2F"] = listing.encode()
+    proxy.answers["/bucket?list-type=2&prefix=data%2F"] = listing.encode()
     with pytest.raises(StorageError, match="refused name"):
         storage.list_files("s3://bucket/data")
 

@@ -15,8 +15,8 @@ from prepared_server import PLAIN, Server
 
 from trainer import storage
 from trainer.errors import MissingError, StorageError
-from trainer.storage import reads
 from trainer.storage import many as many_of
+from trainer.storage import reads
 
 
 @pytest.fixture

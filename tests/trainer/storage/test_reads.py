@@ -31,7 +31,7 @@ def data(bucket):
 
 
 def ranges(proxy):
-    return [(line.split() + [""])[2] for line in proxy.requests if line.startswith("GET")]
+    return [[*line.split(), ""][2] for line in proxy.requests if line.startswith("GET")]
 
 
 def test_a_large_object_is_read_in_pieces_side_by_side(proxy, data, tmp_path):

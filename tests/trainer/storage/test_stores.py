@@ -81,4 +81,3 @@ def test_the_same_data_makes_the_same_shards(any_store, tmp_path):
     for name in names:
         if name.endswith((".tar", ".npy")):
             assert storage.read_bytes(f"{here}/{name}") == storage.read_bytes(f"{there}/{name}"), name
-

@@ -121,7 +121,9 @@ def slow_taker():
                 while len(taken) < length and (more := connection.recv(64 * KB)):
                     taken.extend(more)
                     time.sleep(0.005)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nETag: \"1\"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                connection.sendall(
+                    b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n'
+                )
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KB)
