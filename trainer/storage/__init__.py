@@ -7,7 +7,8 @@ says what is in it last. What concerns servers is imported when first used.
     uris.py          names; FileState
     local.py         local files
     store.py         files on servers, by obstore: where they are, looking, listing, deleting
-    reads.py         their bytes, in pieces side by side, checked; writes.py: objects written whole
+    reads.py         their bytes, in pieces side by side, checked; reader.py: as a file
+    writes.py        objects written whole
     attempts.py      requests that are tried again; parallel.py: threads that wait, many reads side by side
     environment.py   where stores are, and with which keys; failures.py: errors with their remedies
     web.py           what of the web obstore cannot read
@@ -135,7 +136,7 @@ def open_reader(uri: str, *, ahead: int = 8) -> IO[bytes]:
     if is_local(uri):
         with explained(uri, "read"):
             return local_path(uri).open("rb")
-    return _module("reads", uri).open_reader(uri, ahead)
+    return _module("reader", uri).open_reader(uri, ahead)
 
 
 def read_json(uri: str) -> Any:

@@ -8,10 +8,8 @@ where a server gives a file only whole, from start to end.
 import hashlib
 import io
 import re
-import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
 
@@ -30,7 +28,6 @@ THREADS = 16
 """Pieces of one file under way at a time."""
 
 _BLOCK = 1024 * 1024
-_BUFFER = 128 * 1024
 _SHA256, _MD5 = re.compile(r"[0-9a-f]{64}"), re.compile(r'"?([0-9a-f]{32})"?')
 _GOOGLE = re.compile(r"md5=[A-Za-z0-9+/]{22}==")
 _KEYS = ("x-amz-server-side-encryption-customer-algorithm", "x-amz-server-side-encryption-aws-kms-key-id")
@@ -52,14 +49,14 @@ def read_bytes(uri: str, sha256: str = "") -> bytes:
 
     def read() -> bytes:
         try:
-            content, data = _begin(place)
+            content, data = begin(place)
             if data is None:
-                return b"".join(_checked(place, content, sha256, pieces(place, content, 0, content.size)))
+                return b"".join(checked(place, content, sha256, pieces(place, content, 0, content.size)))
         except failures.Whole:
             file = io.BytesIO()
-            _copy_whole(uri, file, sha256)
+            copy_whole(uri, file, sha256)
             return file.getvalue()
-        return next(_checked(place, content, sha256, [data]))
+        return next(checked(place, content, sha256, [data]))
 
     return attempts.repeated(read)
 
@@ -71,8 +68,8 @@ def read_range(uri: str, start: int, length: int) -> bytes:
     def read() -> bytes:
         try:
             if length > PIECE:
-                return b"".join(pieces(place, _begin(place)[0], start, start + length))
-            return bytes(_piece(place, None, start, start + length))
+                return b"".join(pieces(place, begin(place)[0], start, start + length))
+            return bytes(piece(place, None, start, start + length))
         except failures.Whole:
             return read_bytes(uri)[start : start + length]
 
@@ -86,41 +83,14 @@ def copy(uri: str, path: Path, sha256: str = "") -> None:
     def read() -> None:
         with path.open("wb", buffering=0) as file:
             try:
-                content, data = _begin(place)
+                content, data = begin(place)
                 blocks = pieces(place, content, 0, content.size) if data is None else [data]
-                for block in _checked(place, content, sha256, blocks):
+                for block in checked(place, content, sha256, blocks):
                     _write(file, block)
             except failures.Whole:
-                _copy_whole(uri, file, sha256)
+                copy_whole(uri, file, sha256)
 
     attempts.repeated(read)
-
-
-def open_reader(uri: str, ahead: int) -> IO[bytes]:
-    """Return a seekable binary file that holds at most `ahead` + 2 pieces in memory.
-
-    Where a server gives files only whole it is copied to disk.
-
-    Raises:
-        StorageError: it is missing or cannot be read; later too, from any of its methods.
-    """
-    place = locate(uri)
-    try:
-        content, data = _begin(place)
-        if data is not None:
-            next(_checked(place, content, "", [data]))
-            return io.BytesIO(data)
-        return io.BufferedReader(_Reader(place, content, ahead), _BUFFER)
-    except failures.Whole:
-        pass
-    file = tempfile.TemporaryFile(prefix="kubedet-", buffering=0)  # noqa: SIM115 (the caller closes it)
-    try:
-        _copy_whole(uri, file, "")
-    except BaseException:
-        file.close()
-        raise
-    file.seek(0)
-    return io.BufferedReader(file, _BUFFER)
 
 
 def pieces(place: Place, content: Content, start: int, stop: int) -> Iterator[Any]:
@@ -137,7 +107,7 @@ def pieces(place: Place, content: Content, start: int, stop: int) -> Iterator[An
     try:
         while True:
             while len(under_way) <= THREADS and (begin := next(begins, None)) is not None:
-                under_way.append(workers.submit(_piece, place, content, begin, min(begin + PIECE, stop)))
+                under_way.append(workers.submit(piece, place, content, begin, min(begin + PIECE, stop)))
             if not under_way:
                 return
             yield workers.result(under_way.popleft())
@@ -145,7 +115,7 @@ def pieces(place: Place, content: Content, start: int, stop: int) -> Iterator[An
         workers.close()
 
 
-def _begin(place: Place) -> tuple[Content, bytes | None]:
+def begin(place: Place) -> tuple[Content, bytes | None]:
     """Ask for a file; returns what is known of it, and its bytes where they are no more than a piece."""
 
     def ask() -> tuple[Content, bytes | None]:
@@ -168,7 +138,7 @@ def _content(answer: "obstore.GetResult") -> Content:
     return Content(meta["size"], meta["e_tag"] or "", sha256 if _SHA256.fullmatch(sha256) else "")
 
 
-def _piece(place: Place, content: Content | None, start: int, stop: int) -> Any:
+def piece(place: Place, content: Content | None, start: int, stop: int) -> Any:
     """Return a part of a file as a buffer, of one version if that is known."""
     options: dict[str, Any] = {"range": (start, stop)}
     if content and content.etag and not content.etag.startswith("W/"):  # a weak mark holds for no range
@@ -192,15 +162,15 @@ def _piece(place: Place, content: Content | None, start: int, stop: int) -> Any:
     if content and ((now.size, now.etag) != content[:2] or not len(data)):
         raise failures.changed(place.uri)
     if content and len(data) < stop - start:  # of a proxy that cuts answers off
-        return bytes(data) + bytes(_piece(place, content, start + len(data), stop))
+        return bytes(data) + bytes(piece(place, content, start + len(data), stop))
     return data
 
 
-def _copy_whole(uri: str, file: BinaryIO | IO[bytes], sha256: str) -> None:
+def copy_whole(uri: str, file: BinaryIO | IO[bytes], sha256: str) -> None:
     """Write what a server gives only whole to a file that is empty."""
     place = locate(uri, "stream")
 
-    def read() -> _Check:
+    def read() -> Check:
         file.seek(0)
         file.truncate()
         try:
@@ -214,7 +184,7 @@ def _copy_whole(uri: str, file: BinaryIO | IO[bytes], sha256: str) -> None:
             if scheme(uri) not in WEB or not failures.is_whole(error):
                 raise
             content, blocks = Content(-1, "", ""), web.blocks(uri)
-        check = _Check(place, content, sha256)
+        check = Check(place, content, sha256)
         for block in blocks:
             check.update(block)
             _write(file, block)
@@ -224,9 +194,9 @@ def _copy_whole(uri: str, file: BinaryIO | IO[bytes], sha256: str) -> None:
     check.compare()
 
 
-def _checked(place: Place, content: Content, sha256: str, blocks: Iterable[Any]) -> Iterator[Any]:
+def checked(place: Place, content: Content, sha256: str, blocks: Iterable[Any]) -> Iterator[Any]:
     """Pass the blocks of a whole file on; raise `Damaged` before the last one if they are not its content."""
-    check, last = _Check(place, content, sha256), b""
+    check, last = Check(place, content, sha256), b""
     for block in blocks:
         check.update(block)
         if last:
@@ -249,7 +219,7 @@ _unhashed: set[str] = set()
 """Servers' folders whose ETags look like an MD5 and are none: those of a store that encrypts with keys."""
 
 
-class _Check:
+class Check:
     """The hash of a file, while its bytes arrive in order."""
 
     def __init__(self, place: Place, content: Content, sha256: str) -> None:
@@ -298,84 +268,3 @@ def _is_hash(place: Place) -> bool:
     )
     google = bool(_GOOGLE.search(headers.get("x-goog-hash", ""))) and not headers.get("content-encoding")
     return google or (bool(headers.get("x-amz-request-id")) and not encrypted)
-
-
-class _Reader(io.RawIOBase):
-    """What `open_reader` returns, without a buffer. One thread at a time.
-
-    Read from the start to the end in order, the hash is checked, where one is known, before the last bytes
-    are given.
-    """
-
-    def __init__(self, place: Place, content: Content, ahead: int) -> None:
-        super().__init__()
-        self._content, self._ahead = content, max(1, ahead)
-        self._workers = Workers(self._ahead, "read")
-        self._piece = partial(_piece, place, content)
-        self._pieces: dict[int, Any] = {}
-        self._check = _Check(place, content, "")
-        self._place = self._hashed = 0
-        self._last = -1
-        # Whether there are parts to be had shows with the first.
-        self._pieces[0] = self._workers.submit(self._piece, 0, min(PIECE, content.size))
-        self._workers.result(self._pieces[0])
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._content.size}[whence]
-        if base + offset < 0:
-            raise ValueError(f"negative place {base + offset}")
-        self._place = base + offset
-        return self._place
-
-    def readinto(self, buffer: Any) -> int:
-        if self._place >= self._content.size:
-            return 0
-        number, start = divmod(self._place, PIECE)
-        view = memoryview(buffer).cast("B")
-        data = memoryview(self._get(number))[start : start + len(view)]
-        view[: len(data)] = data
-        self._place += len(data)
-        return len(data)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._workers.close()
-            self._pieces.clear()
-        super().close()
-
-    def _get(self, number: int) -> Any:
-        """Return a piece; when the pieces are read one after the other, let the next ones come."""
-        if number != self._last:
-            ahead = self._ahead if number == self._last + 1 else 0
-            most = (self._content.size - 1) // PIECE
-            for one in range(number, min(number + ahead, most) + 1):
-                if one not in self._pieces:
-                    end = min((one + 1) * PIECE, self._content.size)
-                    self._pieces[one] = self._workers.submit(self._piece, one * PIECE, end)
-            self._last = number
-            self._forget()
-        data = self._workers.result(self._pieces[number])
-        if number == self._hashed:
-            self._check.update(data)
-            self._hashed += 1
-            if self._hashed * PIECE >= self._content.size:
-                self._check.compare()
-        return data
-
-    def _forget(self) -> None:
-        """Drop what is least likely to be read: what lies behind, then what lies far ahead."""
-
-        def distance(number: int) -> int:
-            return number - self._last if number >= self._last else self._last - number + self._ahead
-
-        for number in sorted(self._pieces, key=distance)[self._ahead + 2 :]:
-            self._pieces.pop(number).cancel()
