@@ -58,8 +58,8 @@ class Workers:
             try:
                 return future.result(timeout=_LOOK)
             except TimeoutError:
-                if future.done():
-                    raise  # its own
+                if future.done():  # meanwhile, or with an error like this one
+                    return future.result()
                 if any(event.is_set() for event in self._given_up):
                     raise Interrupted("the reading was given up") from None
 
