@@ -1,0 +1,42 @@
+"""Names say what they hold: variables the domain's noun, modules something that no other module is called."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HIDING = {"found", "told", "there", "wanted", "asked", "made"}
+"""Names of variables that hide what they hold."""
+NAMED = [path for path in sorted((ROOT / "trainer").rglob("*.py")) if path.parent.name != "storage"]
+"""Files in which no variable has such a name."""
+SINGLE = {"matching", "failures", "names", "change", "page", "pool", "table", "keys", "folding", "beside"}
+"""Names that modules of trainer had without saying what is in them, some of them several."""
+
+
+def variables(tree):
+    """Names that a module assigns or takes as parameters."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
+
+
+@pytest.mark.parametrize("path", NAMED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_variable_hides_what_it_holds(path):
+    assert not HIDING & set(variables(ast.parse(path.read_text())))
+
+
+def test_hidden_names_are_seen_wherever_they_are_bound():
+    lines = ("found = 1", "for told in x: pass", "[made for made in x]", "def f(asked): pass", "(there := 1)")
+    for line in lines:
+        assert HIDING & set(variables(ast.parse(line))), line
+    assert not HIDING & set(variables(ast.parse("f(found=1); x.told = 2")))
+
+
+def test_modules_of_trainer_have_names_that_say_what_is_in_them():
+    names = Counter(path.stem for path in NAMED if path.stem not in ("__init__", "__main__"))
+    assert not [name for name, count in names.items() if count > 1]
+    assert not SINGLE & names.keys()
