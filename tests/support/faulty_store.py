@@ -223,6 +223,8 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def hurry(**changed: float) -> None:
         values = {"connect": 1.0, "silence": 0.6, "first": 0.4, "total": 30.0, "wait": 0.03, **changed}
         monkeypatch.setattr(attempts, "PATIENCE", attempts.Patience(**values))
+        # Another test's server may have had the port.
+        monkeypatch.setattr(attempts, "_answered", set())
 
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
