@@ -8,8 +8,11 @@ prints it, with its kind, lines and the phases it goes through besides; `modes` 
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
+
+from patience import until
 
 PROGRAM = f"""#!{sys.executable}
 import sys
@@ -51,6 +54,21 @@ class FakeRunai:
     def workload(self, name: str) -> dict:
         """What is known of a workload."""
         return json.loads((self.folder / f"{name}.json").read_text())
+
+    def change_later(self, name: str, asked: int = 2, **fields: object) -> threading.Thread:
+        """Change a workload once it was described so often from now on; before that it is as it was."""
+        before = self._descriptions()
+
+        def act() -> None:
+            until(lambda: self._descriptions() >= before + asked, 120)
+            self.change(name, **fields)
+
+        thread = threading.Thread(target=act, daemon=True)
+        thread.start()
+        return thread
+
+    def _descriptions(self) -> int:
+        return sum(call[1:2] != ["whoami"] and "describe" in call for call in self.calls)
 
     def change(self, name: str, **fields: object) -> None:
         """Change a workload, or make one."""

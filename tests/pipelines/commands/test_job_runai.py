@@ -1,7 +1,6 @@
 """`kubedet job --backend runai`, against a program `runai` on the PATH."""
 
 import json
-import threading
 
 import pytest
 from fake_runai import FakeRunai
@@ -121,7 +120,7 @@ def test_stop(job, runai):
 def test_wait(job, runai, phase, code):
     job("submit", *SUBMIT, "--", "true")
     assert job("wait", "a", "--timeout", "0.1")[0] == 1
-    threading.Timer(0.3, lambda: runai.change("a", phase=phase)).start()
+    runai.change_later("a", phase=phase)
     ended, out, err = job("wait", "a")
     assert ended == code
     assert out.splitlines()[0] == "a is running"
@@ -129,11 +128,8 @@ def test_wait(job, runai, phase, code):
 
 
 def test_submit_and_wait(job, runai):
-    def end():
-        runai.change("a", phase="Completed")
-
     job("submit", *SUBMIT, "--", "true")
-    threading.Timer(0.5, end).start()
+    runai.change_later("a", asked=4, phase="Completed")
     code, out, _ = job("submit", *SUBMIT, "--wait", "--", "true")
     assert code == 0
     assert "[a-0-0] hello from a-0-0" in out

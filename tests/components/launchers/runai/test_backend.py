@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from patience import until
 
 from components.launchers.backend import Phase
 from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC
@@ -138,8 +139,12 @@ def test_not_logged_in(backend, job, runai):
 
 def test_watched_to_a_good_end(backend, job, runai):
     told = []
-    later = threading.Timer(0.8, lambda: runai.change("train", phase="Completed"))
-    later.start()
+
+    def end():
+        until(lambda: {"[train-0-0] hello from train-0-0", "job train: running"} <= set(told))
+        runai.change("train", phase="Completed")
+
+    threading.Thread(target=end, daemon=True).start()
     watch.run(backend, job(), told.append)
     assert "[train-0-0] hello from train-0-0" in told
     assert "job train: running" in told
