@@ -61,7 +61,7 @@ SETS: dict[str, dict[str, str]] = {
 """Benchmarks and their options. Left out: what takes hours, and what only others call."""
 SECONDS = {"cpu": 900}
 """What all of a set may take together."""
-_SHARDS = ("simplejpeg", "pyarrow", "ijson", "minio", "pycurl", "urllib3", "certifi")
+_SHARDS = ("simplejpeg", "pyarrow", "ijson", "minio", "obstore", "urllib3", "certifi")
 NEEDS = {"loader": _SHARDS, "workers": _SHARDS}
 """Packages that a benchmark of the GPU's set needs beside those that all do."""
 

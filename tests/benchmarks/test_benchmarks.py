@@ -40,7 +40,7 @@ CASES = {
     ],
     "loader": ["--cases", "", "--images", "16", "--cold-images", "16", "--workers", "1"],
     "download": ["--images", "20", "--connections", "4"],
-    "storage": ["--megabytes", "17"],
+    "storage": ["--megabytes", "17", "--small", "20"],
     "conversion": ["--images", "20", "--rows", "2000"],
     "openimages_csv": ["--boxes", "1000"],
     "evaluation": ["--part", "metrics", "--images", "40"],
@@ -66,7 +66,9 @@ FIGURES = {
         "times_stock", "first_batch_warm_s", "first_batch_cold_s3_s", "resume_1740000_s",
     },
     "download": {"plain_images_per_s", "ours_images_per_s", "lowest_ratio"},
-    "storage": {"single_mb_s", "storage_mb_s", "lowest_ratio"},
+    "storage": {
+        "single_mb_s", "storage_mb_s", "lowest_ratio", "large_to_disk_ms", "put_cpu_ms", "many_64_ms",
+    },
     "conversion": {
         "headers_images_per_cpu_s", "decoding_images_per_cpu_s", "download_peak_mb_of_2000_rows",
         "shard_peak_mb_of_200_rows",
@@ -79,11 +81,11 @@ FIGURES = {
 
 
 SMALL_LOADER = ["--cases", "", "--images", "16", "--cold-images", "0", "--workers", "1"]
-OTHERS_CALL = {"large_split", "slow_link", "slow_server"}
+OTHERS_CALL = {"large_split", "local_store", "slow_link", "slow_server"}
 NOT_ON_A_BARE_MACHINE = (
     "kfp", "kfp_kubernetes", "kubeflow", "kubernetes", "minio", "pyarrow", "simplejpeg", "pycocotools",
     "hotcoco", "ijson", "tensorboard", "matplotlib", "jinja2", "rich", "onnx", "onnxruntime", "openvino",
-    "urllib3", "certifi", "pycurl",
+    "urllib3", "certifi", "obstore",
 )  # fmt: skip
 
 

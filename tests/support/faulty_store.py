@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from trainer.storage import connections
+from trainer.storage import attempts
 
 
 @dataclass
@@ -30,6 +30,8 @@ class Fault:
     method: str = "GET"
     query: str = ""
     """Part of the address that the request must have."""
+    parts: bool = False
+    """Whether it happens to requests for a part of an object alone."""
     times: int = 1
     after: int = 0
     """Bytes of the body that pass before it happens."""
@@ -50,8 +52,16 @@ class Proxy:
         self.faults: list[Fault] = []
         self.requests: list[str] = []
         """"GET /bucket/key 0-99" of each."""
+        self.heard: list[tuple[str, dict[str, str]]] = []
+        """Method and headers of each request."""
+        self.answers: dict[str, bytes] = {}
+        """What is answered instead, by address."""
+        self.headers: dict[str, str] = {}
+        """What every answer says besides, or instead."""
         self.conditions = False
         """Whether `If-None-Match` is understood."""
+        self.careless = False
+        """Whether a part is answered with 200, as if it were all."""
         self.released = threading.Event()
         self._lock = threading.Lock()
         self._upstream, self._folder = urlsplit(upstream).netloc, folder
@@ -84,10 +94,10 @@ class Proxy:
             self._server.server_close()
             self._server = None
 
-    def take(self, method: str, path: str) -> Fault | None:
+    def take(self, method: str, path: str, part: bool = False) -> Fault | None:
         with self._lock:
             for fault in self.faults:
-                if fault.method == method and fault.query in path:
+                if fault.method == method and fault.query in path and (part or not fault.parts):
                     fault.times -= 1
                     if not fault.times:
                         self.faults.remove(fault)
@@ -96,12 +106,17 @@ class Proxy:
 
     def pass_on(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Any:
         target = self._folder / unquote(urlsplit(path).path).lstrip("/")
-        if self.conditions and "If-None-Match" in headers and target.exists():
+        if self.conditions and "if-none-match" in map(str.lower, headers) and target.exists():
             return 412, [("Content-Type", "application/xml")], refusal("PreconditionFailed")
         connection = http.client.HTTPConnection(self._upstream)
         connection.request(method, path, body or None, headers)
         answer = connection.getresponse()
-        found = answer.status, answer.getheaders(), answer.read()
+        status, told = answer.status, answer.getheaders()
+        # rclone's 200 to a part would be a careless store's, see `careless`.
+        if status == 200 and answer.getheader("Content-Range") and not self.careless:
+            status = 206
+        told = [pair for pair in told if pair[0].lower() not in {name.lower() for name in self.headers}]
+        found = status, [*told, *self.headers.items()], answer.read()
         connection.close()
         return found
 
@@ -116,7 +131,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         asked = self.headers.get("Range", "").removeprefix("bytes=")
         owner.requests.append(f"{method} {self.path} {asked}".strip())
-        fault = owner.take(method, self.path)
+        owner.heard.append((method, {name.lower(): value for name, value in self.headers.items()}))
+        fault = owner.take(method, self.path, bool(asked))
         kind = fault.kind if fault else ""
         if kind == "drop":
             return self._hang_up()
@@ -130,6 +146,10 @@ class _Handler(BaseHTTPRequestHandler):
             if headers.get("Content-MD5", told := base64.b64encode(md5).decode()) != told:
                 return self._answer(400, list(fault.headers), refusal("BadDigest"))
             body = altered  # nothing says that it is not what was sent
+        if self.path in owner.answers:
+            return self._answer(
+                200, [("Content-Type", "application/xml"), ("ETag", '"1"')], owner.answers[self.path]
+            )
         status, headers, data = owner.pass_on(method, self.path, dict(self.headers.items()), body)
         if kind == "lost":
             return self._hang_up()
@@ -202,7 +222,9 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def hurry(**changed: float) -> None:
         values = {"connect": 1.0, "silence": 0.6, "first": 0.4, "total": 30.0, "wait": 0.03, **changed}
-        monkeypatch.setattr(connections, "PATIENCE", connections.Patience(**values))
+        monkeypatch.setattr(attempts, "PATIENCE", attempts.Patience(**values))
+        # Another test's server may have had the port.
+        monkeypatch.setattr(attempts, "_answered", set())
 
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)

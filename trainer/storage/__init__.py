@@ -2,25 +2,26 @@
 
 Whoever writes goes through `write_bytes`, `write_json`, `new_file`, `upload` or `create`: the file
 appears whole under its name or not at all. Whoever makes a folder of files writes the one that
-says what is in it last. The remote backends are imported when first used.
+says what is in it last. What concerns servers is imported when first used.
 
     uris.py          names; FileState
     local.py         local files
-    object_store.py  s3:// and minio://: reading, listing; uploads.py writes, environment.py says where
-    web.py           http:// and https://
-    transfer.py      pieces side by side, resumed and checked (answers.py, sinks.py); reader.py: as a file
-    quick.py         one request over a kept connection, where all goes well (handles.py, signing.py)
-    multi.py         files read side by side in one thread, where all goes well
-    connections.py   deadlines and repeated attempts; failures.py: errors with their remedies
+    store.py         files on servers, by obstore: where they are, looking, listing, deleting
+    reads.py         their bytes, in pieces side by side, checked; reader.py: as a file
+    writes.py        objects written whole
+    attempts.py      requests that are tried again; parallel.py: threads that wait, many reads side by side
+    environment.py   where stores are, and with which keys; failures.py: errors with their remedies
+    web.py           what of the web obstore cannot read
+    cache.py         local copies, in the folder of copies.py
 """
 
+import importlib
 import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
 from trainer.errors import StorageError
@@ -41,7 +42,7 @@ from trainer.storage.uris import (
 )
 
 if TYPE_CHECKING:
-    from trainer.storage.multi import Many
+    from trainer.storage.parallel import Many
 
 __all__ = [
     "OBJECT_STORES", "WEB", "FileState", "absolute", "check_place", "climbs", "create", "delete", "exists",
@@ -57,7 +58,7 @@ def state(uri: str) -> FileState | None:
     Raises:
         StorageError: it cannot be reached, or one may not look.
     """
-    return _backend(uri).state(uri)
+    return _module("store", uri).state(uri)
 
 
 def exists(uri: str) -> bool:
@@ -71,10 +72,10 @@ def size(uri: str) -> int:
     Raises:
         StorageError: it is missing or cannot be reached.
     """
-    found = state(uri)
-    if found is None:
+    file = state(uri)
+    if file is None:
         raise missing(uri)
-    return found.size
+    return file.size
 
 
 def read_bytes(uri: str, *, sha256: str = "") -> bytes:
@@ -89,9 +90,7 @@ def read_bytes(uri: str, *, sha256: str = "") -> bytes:
     """
     if is_local(uri):
         return local.read_bytes(uri, sha256)
-    from trainer.storage import transfer
-
-    return transfer.fetch_bytes(uri, _backend(uri).open_range(uri), sha256=sha256)
+    return _module("reads", uri).read_bytes(uri, sha256)
 
 
 def many(threads: int) -> "Many":
@@ -100,7 +99,7 @@ def many(threads: int) -> "Many":
     Args:
         threads: for calls, and for reads that do not succeed at once.
     """
-    from trainer.storage.multi import Many
+    from trainer.storage.parallel import Many
 
     return Many(threads)
 
@@ -116,9 +115,7 @@ def read_range(uri: str, start: int, length: int) -> bytes:
     if is_local(uri):
         data = local.read_range(uri, start, length)
     else:
-        from trainer.storage import transfer
-
-        data = transfer.fetch_bytes(uri, _backend(uri).open_range(uri), start=start, stop=start + length)
+        data = _module("reads", uri).read_range(uri, start, length)
     if len(data) != length:
         raise StorageError(
             f"{uri} ends before byte {start + length}", fix="it is cut off: delete it and write it again"
@@ -139,9 +136,7 @@ def open_reader(uri: str, *, ahead: int = 8) -> IO[bytes]:
     if is_local(uri):
         with explained(uri, "read"):
             return local_path(uri).open("rb")
-    from trainer.storage import reader
-
-    return reader.open_reader(uri, _backend(uri).open_range(uri), ahead)
+    return _module("reader", uri).open_reader(uri, ahead)
 
 
 def read_json(uri: str) -> Any:
@@ -167,7 +162,7 @@ def write_bytes(uri: str, data: bytes, *, sync: bool = True) -> None:
     if is_local(uri):
         local.write_bytes(uri, data, sync=sync)
     else:
-        _writer(uri).write_bytes(uri, data)
+        _module("writes", uri).write_bytes(uri, data)
 
 
 def write_json(uri: str, obj: Any) -> None:
@@ -184,7 +179,7 @@ def create(uri: str, data: bytes) -> bool:
     Raises:
         StorageError: it cannot be written.
     """
-    return (local if is_local(uri) else _writer(uri)).create(uri, data)
+    return _module("writes", uri).create(uri, data)
 
 
 @contextmanager
@@ -211,7 +206,7 @@ def new_file(uri: str, *, sync: bool = True, sha256: Callable[[], str] | None = 
         path = Path(folder) / "file"
         with explained(uri, "write"):
             yield path
-        _writer(uri).upload(path, uri, sha256() if sha256 else "")
+        _module("writes", uri).upload(path, uri, sha256() if sha256 else "")
 
 
 def upload(source: str | Path, uri: str) -> None:
@@ -223,7 +218,7 @@ def upload(source: str | Path, uri: str) -> None:
     with explained(str(source), "read"):
         Path(source).stat()
     if not is_local(uri):
-        _writer(uri).upload(Path(source), uri)
+        _module("writes", uri).upload(Path(source), uri)
         return
     with new_file(uri) as path, explained(str(source), "read"):
         shutil.copyfile(source, path)
@@ -248,10 +243,10 @@ def local_copy(uri: str, cache_dir: Path | None = None, *, sha256: str = "") -> 
         return path
     from trainer.storage import cache
 
-    found = state(uri)
-    if found is None:
+    remote = state(uri)
+    if remote is None:
         raise missing(uri)
-    return cache.copy(uri, found, _backend(uri).open_range(uri), cache_dir, sha256)
+    return cache.copy(uri, remote, cache_dir, sha256)
 
 
 def scan(uri: str, *, recursive: bool = True) -> Iterator[tuple[str, FileState]]:
@@ -260,7 +255,7 @@ def scan(uri: str, *, recursive: bool = True) -> Iterator[tuple[str, FileState]]
     Raises:
         StorageError: it cannot be read, or the scheme cannot list.
     """
-    return _backend(uri).scan(uri, recursive)
+    return _module("store", uri).scan(uri, recursive)
 
 
 def list_files(uri: str) -> list[str]:
@@ -283,7 +278,7 @@ def delete(uri: str) -> None:
     Raises:
         StorageError: it cannot be deleted.
     """
-    _backend(uri).delete(uri)
+    _module("store", uri).delete(uri)
 
 
 def remove_stale(uri: str) -> None:
@@ -292,28 +287,13 @@ def remove_stale(uri: str) -> None:
         local.remove_stale(uri)
 
 
-def _backend(uri: str) -> ModuleType:
-    """Import and return what reads, lists and deletes files of a scheme."""
+def _module(name: str, uri: str) -> Any:
+    """Import and return the module that does something with files of servers; `local` for local ones."""
     if is_local(uri):
         return local
-    if scheme(uri) in OBJECT_STORES:
-        from trainer.storage import object_store
-
-        return object_store
-    if scheme(uri) in WEB:
-        from trainer.storage import web
-
-        return web
+    if scheme(uri) in (*OBJECT_STORES, *WEB):
+        return importlib.import_module(f"trainer.storage.{name}")
     raise StorageError(
         f"unknown scheme {scheme(uri)!r} in {uri}",
         fix="use a path, file:, s3://bucket/key, minio://bucket/key or, to read, https://",
     )
-
-
-def _writer(uri: str) -> ModuleType:
-    """Import and return what writes files of a scheme."""
-    if scheme(uri) in OBJECT_STORES:
-        from trainer.storage import uploads
-
-        return uploads
-    return _backend(uri)

@@ -10,9 +10,8 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from trainer.os_errors import explained
+from trainer.storage import reads
 from trainer.storage.copies import Copies
-from trainer.storage.sinks import FileSink
-from trainer.storage.transfer import Opener, fetch
 from trainer.storage.uris import FileState
 
 _IN_USE = 32
@@ -23,13 +22,12 @@ _HELD: OrderedDict[Path, int] = OrderedDict()
 """Their descriptors, the last used last. Nobody evicts a copy that is open here."""
 
 
-def copy(uri: str, found: FileState, open_range: Opener, folder: Path | None, sha256: str) -> Path:
+def copy(uri: str, state: FileState, folder: Path | None, sha256: str) -> Path:
     """Return the copy of a file, downloaded if there is none of this version.
 
     Args:
         uri: the file.
-        found: what is known of it.
-        open_range: asks for its bytes.
+        state: what is known of it.
         folder: the caller's own; None for the one of all processes, where copies that were not used
             for longest make room for others, but none that this process was given lately.
         sha256: what the hash must be; "" for what the store tells of it.
@@ -39,16 +37,12 @@ def copy(uri: str, found: FileState, open_range: Opener, folder: Path | None, sh
     """
     copies = Copies(folder, None if folder is None else sys.maxsize)
     name = re.sub(r"[^A-Za-z0-9._-]", "_", PurePosixPath(urlsplit(uri).path).name)[-80:]
-    name = f"{hashlib.sha256(f'{uri} {found.version}'.encode()).hexdigest()}-{name}"
+    name = f"{hashlib.sha256(f'{uri} {state.version}'.encode()).hexdigest()}-{name}"
 
-    def write(path: Path) -> None:
-        with path.open("w+b", buffering=0) as file:
-            fetch(uri, open_range, FileSink(file.fileno()), sha256=sha256)
-
-    descriptor = copies.open(name, found.size)
+    descriptor = copies.open(name, state.size)
     if descriptor is None:
         with explained(str(copies.folder), "write"):
-            descriptor = copies.add(name, found.size, write, needed=True)
+            descriptor = copies.add(name, state.size, lambda path: reads.copy(uri, path, sha256), needed=True)
     if folder is None:
         _hold(copies.path(name), descriptor)
     else:

@@ -13,19 +13,29 @@ makes them anonymous in any case.
 """
 
 import os
+import ssl
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
+import certifi
 from minio import Minio
-from minio.credentials import AWSConfigProvider, IamAwsProvider, Provider
-from urllib3 import PoolManager
+from minio.credentials import AWSConfigProvider, IamAwsProvider, Provider, StaticProvider
+from urllib3 import PoolManager, ProxyManager
 
 from trainer.errors import StorageError
-from trainer.storage.connections import pool
 
 _AMAZON = "s3.amazonaws.com"
 _AMAZONS = (".amazonaws.com", ".amazonaws.com.cn")
+_PROXY_VARIABLES = [
+    name for kind in ("http", "https", "all", "no") for name in (f"{kind}_proxy", f"{kind}_PROXY".upper())
+]
+_CA_VARIABLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+_SECONDS = 10.0
 _ENDPOINT = "give it as https://host:port, without a path"
 _ROLES = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -43,7 +53,7 @@ class Settings:
     url: str
     """http(s)://host[:port]"""
     region: str
-    """"" lets the client ask for a bucket's region."""
+    """"" where a bucket's region is asked for."""
     key: str
     secret: str = field(repr=False)
     token: str = field(repr=False)
@@ -100,41 +110,136 @@ def is_amazon(kind: str) -> bool:
 
 
 def client(kind: str) -> Minio:
-    """Return this process's client for URIs of a scheme, as the environment is now.
+    """Return a client for what obstore does not do: finding and making buckets, and headers.
 
     Raises:
         StorageError: the environment does not say enough, or something that cannot be used.
     """
-    found = settings(kind)
-    return _client(found, pool(found.url, follow=False))
+    return _client(settings(kind))
+
+
+def check(current: Settings) -> None:
+    """Refuse settings that no client can use.
+
+    Raises:
+        StorageError: saying what is wrong.
+    """
+    _client(current)
 
 
 @lru_cache(maxsize=8)
-def _client(found: Settings, connections: PoolManager) -> Minio:
-    """Make a client; the connections are of this process alone, and so is what is made of them."""
-    scheme, _, host = found.url.partition("://")
-    unusable = f"endpoint {found.url!r} of {found.kind}:// cannot be used"
+def _client(current: Settings) -> Minio:
+    protocol, _, host = current.url.partition("://")
+    unusable = f"endpoint {current.url!r} of {current.kind}:// cannot be used"
     if not host:
         raise StorageError(f"{unusable}: it names no host", fix=_ENDPOINT)
-    provider: Provider | None = None
-    if found.source == "role":
-        provider = IamAwsProvider()
-    elif found.source == "file":
-        provider = AWSConfigProvider()
-    keys = found.source == "keys"
     try:
         return Minio(
             host,
-            access_key=found.key if keys else None,
-            secret_key=found.secret if keys else None,
-            session_token=(found.token or None) if keys else None,
-            secure=scheme.lower() == "https",
-            region=found.region or None,
-            credentials=provider,
-            http_client=connections,
+            secure=protocol.lower() == "https",
+            region=current.region or None,
+            credentials=credentials(current),
+            http_client=web_client(current.url),
         )
     except ValueError as error:
         raise StorageError(f"{unusable}: {error}", fix=_ENDPOINT) from error
+
+
+def is_default(current: Settings) -> bool:
+    """Tell whether requests go to Amazon without an endpoint that was named."""
+    return urlsplit(current.url).hostname == _AMAZON
+
+
+def library_keys(current: Settings) -> Any:
+    """Return what gives obstore the keys; None for anonymous requests."""
+    provider = credentials(current)
+    if provider is None:
+        return None
+
+    def give() -> dict[str, Any]:
+        keys = provider.retrieve()
+        # The provider knows when they end, and asks for new ones: so it is asked again soon.
+        soon = datetime.now(UTC) + timedelta(minutes=10)
+        return {
+            "access_key_id": keys.access_key,
+            "secret_access_key": keys.secret_key,
+            "token": keys.session_token,
+            "expires_at": None if current.source == "keys" else soon,
+        }
+
+    return give
+
+
+@lru_cache(maxsize=8)
+def credentials(current: Settings) -> Provider | None:
+    """Return what gives the keys; None for anonymous requests."""
+    if current.source == "role":
+        return IamAwsProvider()
+    if current.source == "file":
+        return AWSConfigProvider()
+    if current.source == "keys":
+        return StaticProvider(current.key, current.secret, current.token or None)
+    return None
+
+
+def bucket_region(url: str, bucket: str) -> str:
+    """Return the region that a store says a bucket is in; "" where it does not tell.
+
+    Any answer of Amazon's has it, refusals too.
+    (https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html)
+    """
+    response = web_client(url).request("HEAD", f"{url}/{bucket}", redirect=False, retries=3, timeout=_SECONDS)
+    return response.headers.get("x-amz-bucket-region", "")
+
+
+def web_client(url: str) -> PoolManager:
+    """Return connections of urllib3 for an address: for the few requests that obstore cannot make.
+
+    Raises:
+        StorageError: the CA bundle that the environment names cannot be used.
+    """
+    proxy, trusted = proxy_of(url), ssl.create_default_context(cadata=authorities())
+    return ProxyManager(proxy, ssl_context=trusted) if proxy else PoolManager(ssl_context=trusted)
+
+
+def proxy_of(url: str) -> str:
+    """Return the proxy that the environment names for an address; "" for none."""
+    return _proxy(url, tuple(map(os.environ.get, _PROXY_VARIABLES)))
+
+
+@lru_cache(maxsize=256)
+def _proxy(url: str, _variables: tuple[str | None, ...]) -> str:
+    """Look a proxy up, which takes longer than all the rest of a small request."""
+    address = urlsplit(url)
+    return "" if proxy_bypass(address.hostname or "") else getproxies().get(address.scheme, "")
+
+
+def authorities() -> str:
+    """Return the certificates that are trusted, in PEM form.
+
+    What the environment names comes on top of the public authorities: one process reads both the cluster's
+    store, under the cluster's own authority, and the web.
+
+    Raises:
+        StorageError: the CA bundle that the environment names cannot be used.
+    """
+    variable = next((name for name in _CA_VARIABLES if os.environ.get(name)), "")
+    return _authorities(variable, os.environ.get(variable, ""))
+
+
+@lru_cache(maxsize=4)
+def _authorities(variable: str, bundle: str) -> str:
+    public = Path(certifi.where()).read_text()
+    if not bundle:
+        return public
+    try:
+        ssl.create_default_context(cafile=bundle)
+        return f"{public}\n{Path(bundle).read_text()}"
+    except (OSError, UnicodeDecodeError) as error:  # SSLError is an OSError
+        raise StorageError(
+            f"the CA bundle {bundle} cannot be read: {getattr(error, 'strerror', None) or error}",
+            fix=f"let {variable} name a file of PEM certificates, or unset it",
+        ) from error
 
 
 def _value(kind: str, name: str, own: str = "") -> str:

@@ -1,24 +1,30 @@
-"""What servers and networks refuse, as errors that name the URI, the cause and the remedy."""
+"""What servers and networks refuse, as errors that name the URI, the cause and the remedy.
 
+obstore raises one class for most errors; status, code and cause are read from its text, in which they stand
+as object_store writes them (https://github.com/apache/arrow-rs-object-store, version 0.14).
+"""
+
+import html
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from xml.etree.ElementTree import ParseError
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-import urllib3
-from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
+from obstore.exceptions import BaseError, InvalidPathError, PreconditionError
 
 from trainer.errors import MissingError, StorageError
 from trainer.os_errors import missing
-from trainer.storage.connections import BUSY
+from trainer.storage.uris import WEB, scheme
+
+BUSY = (408, 429, 500, 502, 503, 504)
+"""HTTP statuses after which the same request may succeed."""
 
 _NAMES = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or MINIO_ACCESS_KEY and MINIO_SECRET_KEY"
 _REGION = "set AWS_REGION (for minio:// MINIO_REGION) to the bucket's region"
 _KEYS = f"check the access keys in the environment ({_NAMES})"
 _REFUSED = "check what these keys may do; for a public bucket set AWS_SKIP_SIGNATURE=true"
 _BUSY = "the store is overloaded or down: run again later, what is finished is kept"
-
 _ALTERED = "the store got other bytes than were sent: check the network and the proxies on the way to it"
+_NO_STORE = "check that the endpoint is one of S3, not a console or a proxy's page"
 
 _FIXES = {
     "BadDigest": _ALTERED,
@@ -59,147 +65,202 @@ class Absent(MissingError):
     """The file does not exist."""
 
 
-class Changed(StorageError):
+class Spoiled(StorageError):
+    """What arrived is not what was sent, or not of one version: the whole may go well at the next try."""
+
+
+class Changed(Spoiled):
     """The file became another one while it was read."""
+
+
+class Damaged(Spoiled):
+    """The bytes are not those whose hash is known."""
+
+
+class Whole(StorageError):
+    """The server gives this file only whole, or does not tell its size."""
+
+
+class Misplaced(StorageError):
+    """The bucket is in another region than was asked."""
 
 
 def absent(uri: str) -> Absent:
     """Return the error for a file that is not there."""
-    found = missing(uri)
-    return Absent(found.message, fix=found.fix)
+    error = missing(uri)
+    return Absent(error.message, fix=error.fix)
 
 
-def answer(error: MinioException) -> tuple[str, str, int]:
-    """Return code, message and HTTP status of a store's refusal; "", text and 0 where there is none.
+def changed(uri: str) -> Changed:
+    """Return the error for a file that is not what it was."""
+    return Changed(f"{uri} changed while it was read", fix="run again when nobody writes to it", passing=True)
 
-    Some servers call their XML `text/xml`; then the client hands it over as text.
-    """
+
+def whole(uri: str) -> Whole:
+    """Return the error for a file that has to be read from start to end."""
+    return Whole(f"{uri} cannot be read in parts", fix="read it whole")
+
+
+def broken(uri: str, cause: BaseException) -> StorageError:
+    """Return the error for a connection of urllib3 that could not be made, or broke."""
+    fix = "check the address, the network and the server, and run again"
+    return StorageError(f"cannot read {uri}: {cause or 'the server is too slow'}", fix=fix, passing=True)
+
+
+def no_store(uri: str, verb: str) -> StorageError:
+    """Return the error for a server that answers as no object store does."""
+    return StorageError(f"cannot {verb} {uri}: the answer is not that of an object store", fix=_NO_STORE)
+
+
+def status(error: BaseException) -> int:
+    """Return the HTTP status that an error is about; 0 where there is none."""
+    found = re.search(r"status code: (\d{3})", str(error))
+    return int(found[1]) if found else 0
+
+
+def is_whole(error: BaseException) -> bool:
+    """Tell whether a server gives no parts of a file, or does not tell its length."""
     text = str(error)
-    if isinstance(error, S3Error):
-        return error.code or "", error.message or "", error.response.status if error.response else 0
-    if isinstance(error, ServerError):
-        return "", text, error.status_code
-    found = re.search(r"Response code: (\d{3})", text)
-    status = int(found.group(1)) if isinstance(error, InvalidResponseError) and found else 0
-    code = re.search(r"<Code>(\w+)</Code>", text)
-    message = re.search(r"<Message>([^<]*)</Message>", text)
-    if code:
-        return code.group(1), message.group(1) if message else "", status
-    return "", text, status
+    said = ("non-partial response", "Range request not supported", "Content-Length Header missing")
+    return isinstance(error, Whole) or any(part in text for part in said)
 
 
-def again(error: Exception) -> bool:
-    """Tell whether the same upload may succeed when it is sent once more."""
-    if isinstance(error, MinioException):
-        code, _, status = answer(error)
-        return code in _AGAIN or status in BUSY
-    return isinstance(error, ParseError)
+def explain(error: Exception, uri: str, verb: str) -> tuple[StorageError, bool]:
+    """Turn what obstore raises into an error that names the URI and the remedy.
 
+    Args:
+        error: of obstore.
+        uri: what was asked for.
+        verb: what was to be done with it.
 
-@contextmanager
-def explained(uri: str, verb: str) -> Iterator[None]:
-    """Turn what clients and networks raise into a StorageError that names the URI and the remedy.
+    Returns:
+        Absent: the file is not there; Changed: a condition on its content does not hold; Whole: it cannot be
+        had in parts; StorageError: anything else. And whether a server answered.
 
     Raises:
-        Absent: the file is not there.
-        Changed: a condition on its content does not hold.
-        StorageError: anything else.
+        Exception: the error itself, where it is none of obstore's.
     """
-    try:
-        yield
-    except MinioException as error:
-        raise _explain_answer(error, uri, verb) from error
-    except urllib3.exceptions.HTTPError as error:
-        raise explain_network(error, uri, verb) from error
-    except (ParseError, ValueError) as error:
-        # The client's own complaint of an answer that it cannot read, or of a bucket's name.
-        if isinstance(error, ParseError | UnicodeDecodeError) or "XML" in str(error):
-            raise StorageError(
-                f"cannot {verb} {uri}: the answer is not that of an object store",
-                fix="check that the endpoint is one of S3, not a console or a proxy's page",
-            ) from error
-        raise StorageError(
-            f"cannot {verb} {uri}: {error}", fix="correct the URI or the environment"
-        ) from error
+    if isinstance(error, StorageError):
+        return error, False
+    text, code = str(error), status(error)
+    network = not code and isinstance(error, BaseError) and not isinstance(error, InvalidPathError)
+    answered = not network or is_whole(error) or "redirect without LOCATION" in text
+    return _explained(error, text, code, uri, verb), answered
 
 
-def _explain_answer(error: MinioException, uri: str, verb: str) -> StorageError:
-    code, message, status = answer(error)
-    if status == 412:
-        fix = "run again when nobody writes to it"
-        return Changed(f"{uri} changed while it was read", fix=fix, passing=True)
+def _explained(error: Exception, text: str, code: int, uri: str, verb: str) -> StorageError:  # noqa: PLR0911
+    if isinstance(error, PreconditionError) or code == 412:
+        return changed(uri)
+    if is_whole(error):
+        return whole(uri)
+    if "redirect without LOCATION" in text:
+        return _explain_answer(f"<Code>PermanentRedirect</Code>{text}", 301, uri, verb)
+    if code:
+        return web_refusal(code, uri, verb) if scheme(uri) in WEB else _explain_answer(text, code, uri, verb)
+    if isinstance(error, InvalidPathError) or "Could not parse path" in text:
+        fix = "rename the object: no '.', no '..' and nothing empty between slashes"
+        return StorageError(f"refused name under {uri}: {_first_line(text)}", fix=fix)
+    if isinstance(error, BaseError):
+        return _explain_network(text, uri, verb)
+    if isinstance(error, ValueError):
+        fix = "correct the URI or the environment"
+        return StorageError(f"cannot {verb} {uri}: {_first_line(text)}", fix=fix)
+    raise error
+
+
+def _explain_answer(text: str, status: int, uri: str, verb: str) -> StorageError:
+    """Explain what an object store refuses."""
+    code, message = _told(text, "Code"), _told(text, "Message")
     if code in _ABSENT or (status == 404 and code != "NoSuchBucket" and verb == "read"):
         return absent(uri)
     if not code and status == 404:
         code = "NoSuchBucket"
     code = code if code in _FIXES else _STATUS.get(status, code)
-    region = _region(error)
-    if region:
-        return StorageError(
-            f"cannot {verb} {uri}: the bucket is in region {region}",
-            fix=_REGION.replace("the bucket's region", region),
-        )
     if code == "NoSuchBucket":
         message = "no such bucket"
-    otherwise = "check that the endpoint is one of S3, and the store's log"
     passing = status in BUSY or code in _AGAIN
+    otherwise = "check that the endpoint is one of S3, and the store's log"
     fix = _FIXES.get(code) or (_BUSY if passing else otherwise)
     what = ": ".join(part for part in (code, message[:300] or f"status {status}") if part)
-    return StorageError(f"cannot {verb} {uri}: {what}", fix=fix, passing=passing)
+    if fix == _REGION:
+        region = re.search(r"expecting '([\w-]+)'|use region ([\w-]+)|<Region>([\w-]+)<", text)
+        if region:
+            return misplaced(uri, verb, next(filter(None, region.groups())))
+        return Misplaced(f"cannot {verb} {uri}: {what}", fix=fix)
+    kind = Spoiled if fix == _ALTERED else StorageError
+    return kind(f"cannot {verb} {uri}: {what}", fix=fix, passing=passing)
 
 
-def _region(error: MinioException) -> str:
-    """Return the bucket's region where the store says that another one was asked."""
-    response = getattr(error, "response", None)
-    told = response.headers.get("x-amz-bucket-region") if response is not None else None
-    code = answer(error)[0]
-    if code in ("AuthorizationHeaderMalformed", "PermanentRedirect", "Redirect", "TemporaryRedirect"):
-        found = re.search(r"expecting '([\w-]+)'|use region ([\w-]+)|<Region>([\w-]+)<", str(error))
-        return told or (next(filter(None, found.groups()), "") if found else "")
-    return ""
+def misplaced(uri: str, verb: str, region: str) -> StorageError:
+    """Return the error for a bucket that is in another region than was asked."""
+    fix = _REGION.replace("the bucket's region", region)
+    return StorageError(f"cannot {verb} {uri}: the bucket is in region {region}", fix=fix)
 
 
-def explain_network(error: Exception, uri: str, verb: str) -> StorageError:
-    """Return the error for a server that cannot be reached, is silent or breaks off."""
-    cause: BaseException = error
-    if isinstance(cause, urllib3.exceptions.MaxRetryError) and cause.reason is not None:
-        cause = cause.reason
-    if isinstance(cause, urllib3.exceptions.ProxyError):
-        return StorageError(
-            f"cannot {verb} {uri}: the proxy does not answer: {cause}",
-            fix="check HTTP_PROXY, HTTPS_PROXY and NO_PROXY in the environment",
-            passing=True,
-        )
-    if isinstance(cause, urllib3.exceptions.SSLError):
-        return _explain_tls(str(cause), uri, verb)
-    if isinstance(cause, urllib3.exceptions.NameResolutionError):
-        what = f"the name {getattr(cause, '_host', '')!r} of the server is not known"
+def web_refusal(status: int, uri: str, verb: str) -> StorageError:
+    """Return the error for what a web server refuses."""
+    if status in (404, 410):
+        return absent(uri)
+    busy = status in BUSY
+    fix = "the server is busy or broken: run again later"
+    if not busy:
+        fix = "the server refuses: check the address and who may read it"
+    return StorageError(f"cannot {verb} {uri}: the server answers {status}", fix=fix, passing=busy)
+
+
+def _explain_network(text: str, uri: str, verb: str) -> StorageError:
+    """Explain why a server cannot be reached, is silent or breaks off."""
+    connecting = "kind: Connect," in text
+    if "InvalidCertificate" in text or "InvalidContentType" in text:
+        return _explain_tls(text, uri, verb)
+    address = re.search(r"(https?://[^/\s]+)/", text)
+    server = urlsplit(address[1] if address else "")
+    proxy = getproxies().get(server.scheme) if not proxy_bypass(server.hostname or "") else None
+    if connecting and proxy:
+        what = "the proxy does not answer"
+        fix = "check HTTP_PROXY, HTTPS_PROXY and NO_PROXY in the environment"
+    elif "dns error" in text:
+        what = f"the name {server.hostname!r} of the server is not known"
         fix = "correct the address or the endpoint in the environment; check this machine's DNS"
-    elif isinstance(cause, urllib3.exceptions.NewConnectionError):
-        what = f"the server does not take connections ({_reason(cause)})"
-        fix = "check that it runs, and its address and port (the endpoint in the environment)"
-    elif isinstance(cause, urllib3.exceptions.TimeoutError):
+    elif "TimedOut" in text or "kind: Timeout" in text:
         what, fix = "the server is silent", "check the address, the network and the server, and run again"
-    elif isinstance(cause, urllib3.exceptions.ResponseError):
-        what, fix = f"the server is busy ({cause})", _BUSY
-    else:
-        what = f"the connection broke off ({cause})"
+    elif connecting:
+        reason = re.search(r'message: "([^"]+)"', text)
+        what = f"the server does not take connections ({reason[1] if reason else _first_line(text)})"
+        fix = "check that it runs, and its address and port (the endpoint in the environment)"
+    elif "HTTP error" in text or "HttpError" in text:
+        reason = re.search(r'message: "([^"]+)"', text)
+        what = f"the connection broke off ({reason[1] if reason else 'an answer was not whole'})"
         fix = "check the network and the server, and run again: what is finished is kept"
+    elif "xml" in text.lower() or "Deserialize" in text or "response" in text.lower():
+        return no_store(uri, verb)
+    else:
+        fix = "check the URI, and the keys and the endpoint in the environment"
+        return StorageError(f"cannot {verb} {uri}: {_first_line(text)}", fix=fix)
     return StorageError(f"cannot {verb} {uri}: {what}", fix=fix, passing=True)
 
 
 def _explain_tls(text: str, uri: str, verb: str) -> StorageError:
-    if "WRONG_VERSION" in text.upper() or "RECORD_LAYER" in text.upper():
-        fix = "the server speaks plain http there: write http:// in the endpoint, or another port"
-    elif "hostname" in text.lower() or "ip address mismatch" in text.lower():
-        fix = "its certificate is for another name: use that name in the endpoint"
-    elif "expired" in text.lower():
-        fix = "its certificate has expired, or this machine's clock is wrong"
+    """Explain why a server is not trusted."""
+    if "InvalidContentType" in text:
+        why = "the server speaks plain http there"
+        fix = "write http:// in the endpoint, or another port"
+    elif "NotValidForName" in text:
+        why, fix = "its certificate is for another name", "use the certificate's name in the endpoint"
+    elif "Expired" in text or "NotValidYet" in text:
+        why = "its certificate is out of date"
+        fix = "have it renewed, or set this machine's clock if that is wrong"
     else:
-        fix = "name a file with the certificate of the authority that signed it in AWS_CA_BUNDLE"
-    return StorageError(f"cannot {verb} {uri}: no trusted connection: {text[:200]}", fix=fix)
+        why = "the authority that signed its certificate is not known here"
+        fix = "name a file with the certificate of that authority in AWS_CA_BUNDLE"
+    return StorageError(f"cannot {verb} {uri}: no trusted connection: {why}", fix=fix)
 
 
-def _reason(error: BaseException) -> str:
-    inner = error.__cause__ or error.__context__
-    return str(getattr(inner, "strerror", None) or error).rpartition(": ")[2]
+def _told(text: str, name: str) -> str:
+    """Return what stands in an element of a store's answer."""
+    found = re.search(f"<{name}>([^<]*)</{name}>", text)
+    return html.unescape(found[1]) if found else ""
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0].strip()[:300]

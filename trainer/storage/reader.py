@@ -1,63 +1,63 @@
-"""A file on a server as one reads a local one: anywhere, or from start to end with pieces fetched ahead."""
+"""A file on a server as one reads a local one: anywhere, or in order with pieces fetched ahead."""
 
 import io
-import os
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
 from typing import IO, Any
 
-from trainer.storage import connections
-from trainer.storage.answers import Response
-from trainer.storage.connections import Deadline
-from trainer.storage.sinks import FileSink
-from trainer.storage.transfer import PIECE, Check, Empty, Opener, Remote, fetch
+from trainer.storage import failures, reads
+from trainer.storage.parallel import Workers
+from trainer.storage.store import Place, locate
 
 _BUFFER = 128 * 1024
 
 
-def open_reader(uri: str, open_range: Opener, ahead: int) -> IO[bytes]:
+def open_reader(uri: str, ahead: int) -> IO[bytes]:
     """Return a seekable binary file that holds at most `ahead` + 2 pieces in memory.
 
-    Where a server gives files only whole, and where there is nothing to give, it is copied to disk.
+    Where a server gives files only whole it is copied to disk.
 
     Raises:
         StorageError: it is missing or cannot be read; later too, from any of its methods.
     """
-    remote = Remote(uri, open_range)
-    with suppress(Empty):
-        with connections.until(Deadline(connections.PATIENCE.total)):
-            first = remote.ask(0, PIECE)
-        head = remote.head
-        if head is not None and head.ranges and head.size is not None:
-            return io.BufferedReader(_Reader(remote, first, head.size, ahead), _BUFFER)
-        first[0].close()
-    copy = tempfile.TemporaryFile(prefix="kubedet-", buffering=0)  # noqa: SIM115 (the caller closes it)
+    place = locate(uri)
     try:
-        fetch(uri, open_range, FileSink(copy.fileno()))
+        content, data = reads.begin(place)
+        if data is not None:
+            next(reads.checked(place, content, "", [data]))
+            return io.BytesIO(data)
+        return io.BufferedReader(_Reader(place, content, ahead), _BUFFER)
+    except failures.Whole:
+        pass
+    file = tempfile.TemporaryFile(prefix="kubedet-", buffering=0)  # noqa: SIM115 (the caller closes it)
+    try:
+        reads.copy_whole(uri, file, "")
     except BaseException:
-        copy.close()
+        file.close()
         raise
-    copy.seek(0)
-    return io.BufferedReader(copy, _BUFFER)
+    file.seek(0)
+    return io.BufferedReader(file, _BUFFER)
 
 
 class _Reader(io.RawIOBase):
     """What `open_reader` returns, without a buffer. One thread at a time.
 
-    Read from the start to the end in order, the hash is checked, where the store tells one, before
-    the last bytes are given.
+    Read from the start to the end in order, the hash is checked, where one is known, before the last bytes
+    are given.
     """
 
-    def __init__(self, remote: Remote, first: tuple[Response, int], size: int, ahead: int) -> None:
+    def __init__(self, place: Place, content: reads.Content, ahead: int) -> None:
         super().__init__()
-        assert remote.head is not None
-        self._remote, self._size, self._ahead = remote, size, max(1, ahead)
-        self._pool = ThreadPoolExecutor(self._ahead, "read")
-        self._pieces = {0: self._pool.submit(self._fetch, 0, first)}
-        self._check = Check(remote.head, "", whole=True)
+        self._content, self._ahead = content, max(1, ahead)
+        self._workers = Workers(self._ahead, "read")
+        self._piece = partial(reads.piece, place, content)
+        self._pieces: dict[int, Any] = {}
+        self._check = reads.Check(place, content, "")
         self._place = self._hashed = 0
         self._last = -1
+        # Whether there are parts to be had shows with the first.
+        self._pieces[0] = self._workers.submit(self._piece, 0, min(reads.PIECE, content.size))
+        self._workers.result(self._pieces[0])
 
     def readable(self) -> bool:
         return True
@@ -68,45 +68,46 @@ class _Reader(io.RawIOBase):
     def tell(self) -> int:
         return self._place
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._content.size}[whence]
         if base + offset < 0:
             raise ValueError(f"negative place {base + offset}")
         self._place = base + offset
         return self._place
 
     def readinto(self, buffer: Any) -> int:
-        if self._place >= self._size:
+        if self._place >= self._content.size:
             return 0
-        number, start = divmod(self._place, PIECE)
+        number, start = divmod(self._place, reads.PIECE)
         view = memoryview(buffer).cast("B")
-        data = memoryview(self._piece(number))[start : start + len(view)]
+        data = memoryview(self._get(number))[start : start + len(view)]
         view[: len(data)] = data
         self._place += len(data)
         return len(data)
 
     def close(self) -> None:
         if not self.closed:
-            self._remote.close()
-            self._pool.shutdown(cancel_futures=True)
+            self._workers.close()
             self._pieces.clear()
         super().close()
 
-    def _piece(self, number: int) -> bytearray:
+    def _get(self, number: int) -> Any:
         """Return a piece; when the pieces are read one after the other, let the next ones come."""
         if number != self._last:
             ahead = self._ahead if number == self._last + 1 else 0
-            for wanted in range(number, min(number + ahead, (self._size - 1) // PIECE) + 1):
-                if wanted not in self._pieces:
-                    self._pieces[wanted] = self._pool.submit(self._fetch, wanted)
+            most = (self._content.size - 1) // reads.PIECE
+            for one in range(number, min(number + ahead, most) + 1):
+                if one not in self._pieces:
+                    end = min((one + 1) * reads.PIECE, self._content.size)
+                    self._pieces[one] = self._workers.submit(self._piece, one * reads.PIECE, end)
             self._last = number
             self._forget()
-        data = self._pieces[number].result()
+        data = self._workers.result(self._pieces[number])
         if number == self._hashed:
-            self._check.update([data])
+            self._check.update(data)
             self._hashed += 1
-            if self._hashed * PIECE >= self._size:
-                self._check.compare(self._remote.uri)
+            if self._hashed * reads.PIECE >= self._content.size:
+                self._check.compare()
         return data
 
     def _forget(self) -> None:
@@ -117,13 +118,3 @@ class _Reader(io.RawIOBase):
 
         for number in sorted(self._pieces, key=distance)[self._ahead + 2 :]:
             self._pieces.pop(number).cancel()
-
-    def _fetch(self, number: int, first: tuple[Response, int] | None = None) -> bytearray:
-        start = number * PIECE
-        data = bytearray(min(PIECE, self._size - start))
-
-        def write(place: int, block: bytes) -> None:
-            data[place - start : place - start + len(block)] = block
-
-        self._remote.copy(start, start + len(data), write, first)
-        return data

