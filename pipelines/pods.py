@@ -12,9 +12,9 @@ from typing import Any
 
 from components import jobs
 from components.launchers import failure
+from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.client import Cluster, connect
 from components.launchers.cluster.pods import events
-from components.launchers.cluster.refusals import ApiError
 from components.launchers.render.labels import LABEL_NAME
 from components.launchers.timings import Timings
 from trainer.errors import ConfigError

@@ -9,8 +9,8 @@ from kubernetes import client
 
 from components.doctor import kinds
 from components.launchers import names
+from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.client import Cluster
-from components.launchers.cluster.refusals import ApiError
 from components.stores import SECRET_KEYS
 from trainer.doctor import Check
 

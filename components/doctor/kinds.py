@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from components.launchers.cluster import objects
+from components.launchers.cluster import job_objects
+from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.client import Cluster
-from components.launchers.cluster.found import Kinds
+from components.launchers.cluster.job_kinds import Kinds
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kinds.kind import Kind
-from components.launchers.cluster.refusals import ApiError
 from components.launchers.render import trainjob
 from trainer.doctor import Check
 from trainer.errors import ConfigError
@@ -124,7 +124,7 @@ def runtime(cluster: Cluster, seen: list[Found]) -> Iterator[Check]:
             own = "; each job brings one of its own" if error.absent else ""
             yield Check(title, "warning", told + own, _apply(cluster) if error.absent else error.fix)
             continue
-        if not objects.is_ours(there):
+        if not job_objects.is_managed(there):
             yield Check(title, "warning",
                 "was not made by kubedet; each job brings one of its own", "give that one another name",
             )  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from components.launchers.backend import Phase
-from components.launchers.cluster import execute
+from components.launchers.cluster import pod_exec
 from components.launchers.cluster.backend import ClusterBackend
 from trainer.doctor import Check, Needs
 from trainer.errors import KubedetError
@@ -30,7 +30,7 @@ def check(backend: ClusterBackend, job: str, needs: Needs) -> Iterator[Check]:
     core, namespace = backend.cluster.core, backend.cluster.namespace
     for pod in running:
         try:
-            _, out = execute.captured(core, namespace, pod, _command(needs))
+            _, out = pod_exec.captured(core, namespace, pod, _command(needs))
             for found in [Check(**item) for item in json.loads(out)]:
                 yield replace(found, title=f"{pod.name}: {found.title}")
         except KubedetError as error:

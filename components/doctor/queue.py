@@ -5,11 +5,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from components.launchers.cluster import kueue, kueue_setup, objects
+from components.launchers.cluster import job_objects, kueue, kueue_setup
+from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import Cluster
 from components.launchers.cluster.kinds.kind import Body, Kind
-from components.launchers.cluster.refusals import ApiError
 from components.launchers.render import trainjob
 from components.launchers.render.labels import LABEL_QUEUE
 from trainer.doctor import Check
@@ -81,7 +81,7 @@ def _kinds(backend: ClusterBackend, queue: str) -> Iterator[Check]:
     """Tell of each kind of jobs that the cluster knows whether Kueue serves it."""
     cluster = backend.cluster
     try:
-        known = [kind for kind, _ in backend.kinds.known()]
+        known = [kind for kind, _ in backend.kinds.jobs()]
     except ApiError as error:
         yield Check("jobs in Kueue", "warning", f"not known: {error.message}", error.fix)
         return
@@ -125,7 +125,7 @@ def _rehearsed(cluster: Cluster, kind: Kind, queue: str) -> Body | None:
         if runtime and "runtimeRef" in body["spec"]:  # A TrainJob is refused where its runtime is absent.
             body["spec"]["runtimeRef"]["name"] = runtime
         with suppress(ApiError):
-            return objects.rehearse(cluster, kind, body)
+            return job_objects.rehearse(cluster, kind, body)
     return None
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus
-from components.launchers.cluster.hints import Hints
+from components.launchers.cluster.log_hints import Hints
 from components.launchers.failure import LAST_LINES, indented, own_message
 from components.launchers.launcher import Launcher
 from components.launchers.process import GuardedProcess

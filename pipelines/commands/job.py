@@ -191,7 +191,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _logs(options: argparse.Namespace) -> int:
-    from components.launchers.cluster.logs import PodLog
+    from components.launchers.cluster.pod_log import PodLog
 
     backend = _backend(options)
     job = _existing(backend, options.name)
@@ -212,7 +212,7 @@ def _stop(options: argparse.Namespace) -> int:
 
 
 def _exec(options: argparse.Namespace) -> int:
-    from components.launchers.cluster import execute
+    from components.launchers.cluster import pod_exec
 
     if not options.arguments:
         raise ConfigError(
@@ -223,7 +223,7 @@ def _exec(options: argparse.Namespace) -> int:
     if pod.phase != "Running":
         why = f" ({pod.reason})" if pod.reason else ""
         raise LaunchError(f"{pod.name} is {pod.phase}{why}: nothing runs in it", fix="choose a pod that runs")
-    return execute.interactive(backend.cluster.core, backend.cluster.namespace, pod, options.arguments)
+    return pod_exec.interactive(backend.cluster.core, backend.cluster.namespace, pod, options.arguments)
 
 
 def _wait(options: argparse.Namespace) -> int:
@@ -241,10 +241,10 @@ def _wait(options: argparse.Namespace) -> int:
 
 def _failure(backend: "ClusterBackend", job: "JobStatus") -> KubedetError:
     """Make an error of a job that did not end well, with the last lines of the pod that is to blame."""
-    from components.launchers.cluster.failure import culprit, of_job
-    from components.launchers.cluster.hints import Hints
-    from components.launchers.cluster.logs import PodLog
-    from components.launchers.cluster.refusals import ApiError
+    from components.launchers.cluster.api_errors import ApiError
+    from components.launchers.cluster.job_failure import culprit, of_job
+    from components.launchers.cluster.log_hints import Hints
+    from components.launchers.cluster.pod_log import PodLog
     from components.launchers.failure import LAST_LINES
 
     hints, lines = Hints(rdma=False), []

@@ -12,8 +12,8 @@ from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
 
 STREAMS = {
-    ("watch", "pods"): ("ends.py", "/api/v1/namespaces/{namespace}/pods"),
-    ("get", "pods/log"): ("logs.py", "/api/v1/namespaces/{namespace}/pods/{name}/log"),
+    ("watch", "pods"): ("pod_endings.py", "/api/v1/namespaces/{namespace}/pods"),
+    ("get", "pods/log"): ("pod_log.py", "/api/v1/namespaces/{namespace}/pods/{name}/log"),
 }
 """What is read as it comes, past Cluster.call: where, and the address."""
 OUTSIDE = {("get", "deployments"), ("get", "configmaps"), ("get", "customresourcedefinitions")}

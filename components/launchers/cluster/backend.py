@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any
 
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase
-from components.launchers.cluster import client, conditions, found, kueue_setup, pods
-from components.launchers.cluster.ends import Ends
-from components.launchers.cluster.feed import Feed
+from components.launchers.cluster import client, job_kinds, job_state, kueue_setup, pods
+from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kinds.kind import Body, Kind
 from components.launchers.cluster.kueue import Queues
-from components.launchers.cluster.progress import Readings
-from components.launchers.cluster.refusals import ApiError
+from components.launchers.cluster.log_progress import Readings
+from components.launchers.cluster.merged_logs import MergedLogs
+from components.launchers.cluster.pod_endings import PodEndings
 from components.launchers.cluster.submissions import Submissions
 from components.launchers.spec import JobSpec
 from components.launchers.timings import Timings
@@ -33,11 +33,11 @@ class ClusterBackend(Backend):
 
     def __init__(self, cluster: client.Cluster, kinds: Iterable[Kind] = tuple(KINDS.values())) -> None:
         self.cluster, self.timings = cluster, cluster.timings
-        self.kinds = found.Kinds(cluster, tuple(kinds))
-        """What the jobs may be, and which of them are which."""
+        self.kinds = job_kinds.Kinds(cluster, tuple(kinds))
+        """The candidate kinds of jobs, and the kind of each job."""
         self._queues = Queues(cluster)
         self._submissions = Submissions(cluster, self.kinds)
-        self._incarnations = conditions.Incarnations()
+        self._incarnations = job_state.Incarnations()
         self._readings = Readings(cluster)
 
     @classmethod
@@ -48,7 +48,7 @@ class ClusterBackend(Backend):
         kinds: Iterable[Kind] = tuple(KINDS.values()),
         timings: Timings | None = None,
     ) -> "ClusterBackend":
-        """Return a backend for the cluster that this process means; nothing is sent.
+        """Return a backend for the cluster of the kubeconfig or the own pod; sends no request.
 
         Args:
             namespace: the namespace; empty is the kubeconfig's or the own pod's.
@@ -67,7 +67,7 @@ class ClusterBackend(Backend):
         return ClusterBackend(self.cluster.within(namespace), self.kinds.possible)
 
     def submit(self, job: JobSpec) -> str:
-        """Start a job, or take up the same one where it is already; see `Submissions.submit`."""
+        """Start a job, or adopt the same one if it exists already; see `Submissions.submit`."""
         return self._submissions.submit(job)
 
     def submitted(self, name: str) -> tuple[str, str]:
@@ -87,16 +87,16 @@ class ClusterBackend(Backend):
         self._submissions.abandon(name)
 
     def ends_with_the_run(self) -> bool:
-        """Whether a job ends too where this process is asked to end; see `owner.ends_with_the_run`."""
+        """Whether a job ends too where this process is asked to end; see `own_pod.ends_with_the_run`."""
         return self._submissions.end_with_the_run()
 
     def status(self, name: str) -> JobStatus:
-        """Tell how a job is.
+        """Return a job's status.
 
         Raises:
             ApiError: the cluster does not say.
         """
-        return self._told(name, *self.kinds.find(name), None)
+        return self._status(name, *self.kinds.find(name), None)
 
     def logs(self, name: str, *, follow: bool = True) -> Iterator[LogLine]:
         """Yield the lines of rank 0 (of an elastic job: of every pod), and the last ones of pods that fail.
@@ -114,7 +114,7 @@ class ClusterBackend(Backend):
     def follow(self, name: str, *, once: bool = False) -> Iterator[LogLine | JobStatus]:
         """Yield a job's lines as they come and, every few seconds, its status, until it has ended.
 
-        An API server that is away for a while is waited for.
+        An API server that does not answer for a while is waited for.
 
         Args:
             name: the job's name.
@@ -125,13 +125,13 @@ class ClusterBackend(Backend):
         """
         timings = self.timings
         waits, answered = timings.waits(), time.monotonic()
-        with Feed(self.cluster, follow=not once) as feed, Ends(self.cluster) as ends:
+        with MergedLogs(self.cluster, follow=not once) as logs, PodEndings(self.cluster) as endings:
             while True:
                 try:
                     kind, job = self.kinds.find(name, patience=0.0)
                     if job is not None:
-                        ends.watch(pods.selector(kind, name), partial(kind.rank, job))
-                    status = ends.remembered(self._told(name, kind, job, 0.0))
+                        endings.watch(pods.selector(kind, name), partial(kind.rank, job))
+                    status = endings.remembered(self._status(name, kind, job, 0.0))
                 except ApiError as error:
                     if not error.passing or time.monotonic() - answered > timings.outage:
                         raise
@@ -139,59 +139,59 @@ class ClusterBackend(Backend):
                     wait = next(waits)
                 else:
                     yield status
-                    _choose(feed, status)
+                    _choose(logs, status)
                     if status.phase.final or once:
                         ended = {pod.uid for pod in status.pods if pod.phase in ("Succeeded", "Failed")}
-                        yield from feed.rest(timings.drain, of=None if once or not ended else ended)
+                        yield from logs.rest(timings.drain, ended=None if once or not ended else ended)
                         return
                     waits, answered = timings.waits(), time.monotonic()
                     wait = timings.poll * random.uniform(0.75, 1.25)
-                yield from feed.lines(wait)
+                yield from logs.lines(wait)
 
     def list_jobs(self) -> list[JobStatus]:
-        """Return how kubedet's jobs of the namespace are, the newest first.
+        """Return the status of kubedet's jobs in the namespace, the newest first.
 
         Raises:
             ApiError: the cluster does not say.
         """
-        told = []
-        for kind, ours in self.kinds.known():
+        statuses = []
+        for kind, jobs in self.kinds.jobs():
             by_job: dict[str, list[Any]] = {}
-            for pod in pods.of_all(self.cluster, kind) if ours else ():
+            for pod in pods.of_all(self.cluster, kind) if jobs else ():
                 by_job.setdefault(pod.metadata.labels[kind.pod_label], []).append(pod)
-            told += [conditions.status(kind, job, by_job.get(_name(job), [])) for job in ours]
-        return sorted(self._queues.told(told), key=lambda status: status.created, reverse=True)
+            statuses += [job_state.status(kind, job, by_job.get(_name(job), [])) for job in jobs]
+        return sorted(self._queues.with_positions(statuses), key=lambda status: status.created, reverse=True)
 
     def with_progress(self, status: JobStatus) -> JobStatus:
-        """Return how a job is with how far it is, where its own status or its log tells."""
+        """Return a job's status with its progress, if the job or its log reports it."""
         return self._readings.completed(status)
 
     def explain(self, status: JobStatus) -> list[str]:
-        """Say why the pods of a job do not run: what holds them back, and the cluster's events."""
+        """Explain why the pods of a job do not run: their waiting reasons and events."""
         if status.phase is Phase.SUSPENDED:
             return kueue_setup.explain(self.cluster, status)
         return pods.explain(self.cluster, self.kinds.kind_of(status.name), status)
 
     def last_exit(self, name: str, pod: str) -> str:
-        """Return how the pod before one of the same place ended; nothing if that is not known."""
+        """Return how the previous pod of the same rank ended; nothing if that is not known."""
         return pods.last_exit(self.cluster, self.kinds.kind_of(name), name, pod)
 
-    def _told(self, name: str, kind: Kind, job: Body | None, patience: float | None) -> JobStatus:
-        """Look at the pods of a job, and tell how it is."""
+    def _status(self, name: str, kind: Kind, job: Body | None, patience: float | None) -> JobStatus:
+        """Return a job's status from its pods."""
         if job is None:
             return JobStatus(name, Phase.GONE, kind=kind.title)
-        there = pods.of_job(self.cluster, kind, name, patience=patience)
-        status = self._incarnations.count(conditions.status(kind, job, there))
-        return self._queues.told([status], patience=patience)[0]
+        job_pods = pods.of_job(self.cluster, kind, name, patience=patience)
+        status = self._incarnations.count(job_state.status(kind, job, job_pods))
+        return self._queues.with_positions([status], patience=patience)[0]
 
 
-def _choose(feed: Feed, status: JobStatus) -> None:
+def _choose(logs: MergedLogs, status: JobStatus) -> None:
     """Read the logs of rank 0 (of an elastic job any pod may be that) and of pods that failed."""
     for pod in status.pods:
         if pod.rank == 0 or status.elastic:
-            feed.follow(pod.name, pod.uid)
+            logs.follow(pod.name, pod.uid)
         elif pod.phase == "Failed" or pod.exit_code:
-            feed.follow(pod.name, pod.uid, tail=TAIL)
+            logs.follow(pod.name, pod.uid, tail=TAIL)
 
 
 def _name(job: Body) -> str:

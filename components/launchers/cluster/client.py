@@ -1,4 +1,4 @@
-"""The way to a cluster's API server: its address, and requests that survive a bad minute."""
+"""Connection to a cluster's API server: address, credentials, and requests with retries."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from kubernetes import client, config
 from urllib3.exceptions import HTTPError
 from yaml import YAMLError
 
-from components.launchers.cluster import refusals
+from components.launchers.cluster import api_errors
 from components.launchers.timings import Timings
 from trainer.errors import ConfigError
 
@@ -37,21 +37,21 @@ class _Api(client.ApiClient):
 
 
 class Trouble:
-    """Tells of an API server that has trouble: once, then once a minute, however many threads ask it."""
+    """Logs that an API server has trouble: once, then once a minute, however many threads call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._told = self._since = float("-inf")
+        self._reported_at = self._since = float("-inf")
 
     def tell(self, why: str) -> None:
-        """Say that a request failed and is tried again, unless that was said lately."""
+        """Log that a request failed and is tried again, unless that was logged lately."""
         now = time.monotonic()
         with self._lock:
-            if now - self._told < _TELL_EVERY:
+            if now - self._reported_at < _TELL_EVERY:
                 return
-            if now - self._told > 2 * _TELL_EVERY:
+            if now - self._reported_at > 2 * _TELL_EVERY:
                 self._since = now
-            self._told = now
+            self._reported_at = now
             span = f", for {(now - self._since) / 60:.0f} min" if now > self._since else ""
         logger.warning("the API server has trouble%s: %s; still trying", span, why)
 
@@ -60,7 +60,7 @@ class Cluster:
     """A namespace of a cluster; several threads may use one.
 
     Args:
-        load: puts address and credentials into a configuration; asked again when they are refused.
+        load: puts address and credentials into a configuration; called again at status 401.
         namespace: the namespace.
         timings: how long things may take.
     """
@@ -82,7 +82,7 @@ class Cluster:
         return Cluster(self._load, namespace, self.timings)
 
     def refresh(self) -> None:
-        """Read the credentials anew: tokens are rotated."""
+        """Load the credentials again: tokens are rotated."""
         self._load(self._configuration)
 
     def call(
@@ -94,20 +94,20 @@ class Cluster:
         name: str = "",
         patience: float | None = None,
     ) -> T:
-        """Make a request, again and again while it fails for reasons that pass.
+        """Make a request, and retry it with back-off while its failure is temporary.
 
         Those are 410, 429 (not before Retry-After), 5xx, lost connections and time-outs.
-        Credentials that are refused are read anew, once.
+        At 401 the credentials are loaded again, once.
 
         Args:
-            verb: what RBAC calls it: get, list, create, patch, delete.
+            verb: the verb for RBAC: get, list, create, patch, delete.
             resource: of what, e.g. pods/log.
-            request: makes it; it may be called several times.
+            request: sends it; may be called several times.
             name: the object's name.
-            patience: seconds until it is given up; 0 tries once; None is that of the timings.
+            patience: seconds until it is given up; 0 tries once; None is Timings.patience.
 
         Raises:
-            ApiError: it was refused, or the patience came to an end.
+            ApiError: it was refused, or still failed after `patience`.
         """
         end = time.monotonic() + (self.timings.patience if patience is None else patience)
         waits = self.timings.waits()
@@ -121,20 +121,18 @@ class Cluster:
                 refreshed = True
                 self.refresh()
                 continue
-            wait = max(next(waits), refusals.retry_after(cause))
-            if not refusals.passes(cause) or time.monotonic() + wait > end:
-                raise refusals.told(cause, verb, resource, name, self.namespace) from None
+            wait = max(next(waits), api_errors.retry_after(cause))
+            if not api_errors.passes(cause) or time.monotonic() + wait > end:
+                raise api_errors.api_error(cause, verb, resource, name, self.namespace) from None
             if wait > _LONG_WAIT:
-                self.trouble.tell(refusals.told(cause, verb, resource, name, self.namespace).message)
+                self.trouble.tell(api_errors.api_error(cause, verb, resource, name, self.namespace).message)
             time.sleep(wait)
 
 
 def connect(
     namespace: str = "", *, kubeconfig: str = "", context: str = "", timings: Timings | None = None
 ) -> Cluster:
-    """Find the cluster that this process means: a kubeconfig's, or else that of its own pod.
-
-    Nothing is sent.
+    """Return the cluster of a kubeconfig, or else that of this process's pod; sends no request.
 
     Args:
         namespace: the namespace; empty is the kubeconfig's or the pod's own.

@@ -1,4 +1,4 @@
-"""What Kueue says of a job that waits in a queue: from its Workload, and the place it has there."""
+"""The state of a job in Kueue: the conditions of its Workload, and its position in the queue."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from components.launchers.backend import JobStatus, Phase
+from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.client import Cluster
 from components.launchers.cluster.kinds.kind import Body, holding
-from components.launchers.cluster.refusals import ApiError
 
 GROUP, VISIBILITY = "kueue.x-k8s.io", "visibility.kueue.x-k8s.io"
 VERSIONS = ("v1beta2", "v1beta1")
@@ -16,26 +16,26 @@ VERSIONS = ("v1beta2", "v1beta1")
 LABEL_JOB = f"{GROUP}/job-uid"
 
 QUEUED = "Queued"
-"""It waits for its turn, or for quota."""
+"""It waits for its position or for quota."""
 INADMISSIBLE = "Inadmissible"
-"""Its queue takes nothing now."""
+"""Its queue admits nothing now."""
 ADMITTED = "Admitted"
-"""Kueue has let it go, and its controller has not seen it yet."""
+"""Kueue has admitted it, and its controller has not started it yet."""
 NO_QUEUE = "QueueMissing"
 """There is no queue of that name."""
 DEACTIVATED = "Deactivated"
-"""Somebody, or Kueue after too many tries, has taken it out of the queue."""
+"""Its Workload was deactivated: by a person, or by Kueue after too many requeues."""
 UNSERVED = "Unserved"
-"""Kueue knows nothing of it."""
+"""Kueue has no Workload for it."""
 UNKNOWN = "QueueUnknown"
-"""Nobody says where it stands: its Workload may not be read, or the API server has trouble."""
+"""Its state is unknown: its Workload may not be read, or the API server has trouble."""
 
 _PATIENCE = 5.0
 _SHOWN = 400  # Characters of Kueue's own words.
 
 
 class Queues:
-    """The Workloads of a namespace's jobs; nothing is asked of jobs that wait in no queue.
+    """The Workloads of a namespace's jobs; sends no requests for jobs outside of a queue.
 
     Args:
         cluster: the cluster and namespace.
@@ -44,10 +44,10 @@ class Queues:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._served = ""
-        self._places_told = True
+        self._positions_served = True
 
-    def told(self, jobs: Sequence[JobStatus], *, patience: float | None = None) -> list[JobStatus]:
-        """Return jobs, with where those that are suspended stand in their queues; never fails.
+    def with_positions(self, jobs: Sequence[JobStatus], *, patience: float | None = None) -> list[JobStatus]:
+        """Return jobs, the suspended ones with their state and position in their queues; never fails.
 
         Args:
             jobs: how they are.
@@ -56,27 +56,27 @@ class Queues:
         waiting = [job for job in jobs if job.phase is Phase.SUSPENDED and job.queue]
         if not waiting:
             return list(jobs)
-        usual = min(_PATIENCE, self._cluster.timings.patience)
-        patience = usual if patience is None else min(patience, usual)
+        longest = min(_PATIENCE, self._cluster.timings.patience)
+        patience = longest if patience is None else min(patience, longest)
         try:
-            workloads = self._of(waiting, patience)
+            workloads = self._workloads(waiting, patience)
         except ApiError as error:
-            told = {job.uid: _unknown(job, error) for job in waiting}
-            return [told.get(job.uid, job) for job in jobs]
-        places: dict[str, int] = {}
+            updated = {job.uid: _unknown(job, error) for job in waiting}
+            return [updated.get(job.uid, job) for job in jobs]
+        positions: dict[str, int] = {}
         for queue in sorted({job.queue for job in waiting if _waits(workloads.get(job.uid))}):
-            places |= self._places(queue, patience)
-        told = {job.uid: self._stands(job, workloads.get(job.uid), places) for job in waiting}
-        return [told.get(job.uid, job) for job in jobs]
+            positions |= self._positions(queue, patience)
+        updated = {job.uid: self._with_state(job, workloads.get(job.uid), positions) for job in waiting}
+        return [updated.get(job.uid, job) for job in jobs]
 
-    def _of(self, jobs: list[JobStatus], patience: float) -> dict[str, Body]:
+    def _workloads(self, jobs: list[JobStatus], patience: float) -> dict[str, Body]:
         """Return the newest Workload of each job, by the job's uid.
 
-        Kueue labels each with its job; a version that does not has made it the job's own all the same.
+        Kueue labels each with its job's uid; versions that do not still set the owner reference.
         """
-        found = self._list(patience, f"{LABEL_JOB}={jobs[0].uid}") if len(jobs) == 1 else []
-        found = found or self._list(patience, "")
-        return {_owner(item): item for item in sorted(found, key=_created)}
+        workloads = self._list(patience, f"{LABEL_JOB}={jobs[0].uid}") if len(jobs) == 1 else []
+        workloads = workloads or self._list(patience, "")
+        return {_owner(item): item for item in sorted(workloads, key=_created)}
 
     def _list(self, patience: float, selector: str) -> list[Body]:
         for version in [self._served] if self._served else VERSIONS:
@@ -97,9 +97,9 @@ class Queues:
             return list(body["items"])
         return []
 
-    def _places(self, queue: str, patience: float) -> dict[str, int]:
-        """Return the places in a queue, from 1, by the Workload's name; none where nobody tells them."""
-        if not self._places_told:
+    def _positions(self, queue: str, patience: float) -> dict[str, int]:
+        """Return the positions in a queue, from 1, by Workload; none where the API is not served."""
+        if not self._positions_served:
             return {}
         try:
             body = self._cluster.call(
@@ -114,13 +114,13 @@ class Queues:
                 patience=min(patience, 1.0),
             )  # fmt: skip
         except ApiError as error:
-            self._places_told = not (error.unknown or error.status == 403)
+            self._positions_served = not (error.unknown or error.status == 403)
             return {}
         return {
             item["metadata"]["name"]: item["positionInLocalQueue"] + 1 for item in body.get("items") or []
         }
 
-    def _stands(self, job: JobStatus, workload: Body | None, places: Mapping[str, int]) -> JobStatus:
+    def _with_state(self, job: JobStatus, workload: Body | None, positions: Mapping[str, int]) -> JobStatus:
         if workload is None:
             why = (
                 "Kueue has made no Workload of it yet"
@@ -129,14 +129,14 @@ class Queues:
             )
             return replace(job, reason=UNSERVED, message=f"in queue {job.queue}: {why}")
         reason, why = _standing(workload)
-        place = places.get(workload["metadata"]["name"])
-        where = f"{ordinal(place)} in queue {job.queue}" if place else f"in queue {job.queue}"
+        position = positions.get(workload["metadata"]["name"])
+        where = f"{ordinal(position)} in queue {job.queue}" if position else f"in queue {job.queue}"
         message = f"{where}: {why}" if why else where
-        held = holding(workload)
-        if "Evicted" in held and reason not in (ADMITTED, DEACTIVATED, NO_QUEUE):
-            taken = held["Evicted"]
-            words = _words(taken)
-            reason = taken.get("reason") or "Evicted"
+        conditions = holding(workload)
+        if "Evicted" in conditions and reason not in (ADMITTED, DEACTIVATED, NO_QUEUE):
+            eviction = conditions["Evicted"]
+            words = _words(eviction)
+            reason = eviction.get("reason") or "Evicted"
             message = f"taken back by Kueue ({reason}{f': {words}' if words else ''}), " + (
                 where if words == why else message
             )
@@ -148,18 +148,18 @@ def _waits(workload: Body | None) -> bool:
 
 
 def _standing(workload: Body) -> tuple[str, str]:
-    """Return a word and a sentence on where a Workload stands by its conditions."""
-    held = holding(workload)
+    """Return the reason and the message of a Workload's state, from its conditions."""
+    holding_conditions = holding(workload)
     if workload["spec"].get("active") is False:
-        told = held.get("Evicted") or {}
-        return DEACTIVATED, _words(told) or "its Workload is not active"
-    if "Admitted" in held and "Evicted" not in held:
+        eviction = holding_conditions.get("Evicted") or {}
+        return DEACTIVATED, _words(eviction) or "its Workload is not active"
+    if "Admitted" in holding_conditions and "Evicted" not in holding_conditions:
         return ADMITTED, "admitted, and not released yet"
-    if "QuotaReserved" in held and "Evicted" not in held:
+    if "QuotaReserved" in holding_conditions and "Evicted" not in holding_conditions:
         return QUEUED, "has its quota, and waits for admission checks"
     conditions = (workload.get("status") or {}).get("conditions") or []
-    found: Body = next((item for item in conditions if item["type"] == "QuotaReserved"), {})
-    words, reason = _words(found), found.get("reason")
+    quota: Body = next((item for item in conditions if item["type"] == "QuotaReserved"), {})
+    words, reason = _words(quota), quota.get("reason")
     if words.startswith("LocalQueue ") and words.endswith(" doesn't exist"):
         return NO_QUEUE, words
     if reason == "ExceedsMaxQuota" or "maximum capacity" in words:
@@ -168,9 +168,9 @@ def _standing(workload: Body) -> tuple[str, str]:
 
 
 def _words(condition: Mapping[str, Any]) -> str:
-    """Return Kueue's own words, without who took a place from whom in its own numbers."""
-    told = " ".join((condition.get("message") or "").split())
-    return told.partition("; preemptor path:")[0].rstrip("; ")[:_SHOWN]
+    """Return a condition's message, without the path of preemption."""
+    message = " ".join((condition.get("message") or "").split())
+    return message.partition("; preemptor path:")[0].rstrip("; ")[:_SHOWN]
 
 
 def _unknown(job: JobStatus, error: ApiError) -> JobStatus:
@@ -180,8 +180,8 @@ def _unknown(job: JobStatus, error: ApiError) -> JobStatus:
 
 def _owner(workload: Body) -> str:
     meta = workload["metadata"]
-    owners: Iterable[Body] = meta.get("ownerReferences") or []
-    by_owner = next((owner["uid"] for owner in owners if owner.get("controller")), "")
+    references: Iterable[Body] = meta.get("ownerReferences") or []
+    by_owner = next((owner["uid"] for owner in references if owner.get("controller")), "")
     return str((meta.get("labels") or {}).get(LABEL_JOB) or by_owner)
 
 
@@ -190,7 +190,7 @@ def _created(workload: Body) -> str:
 
 
 def in_vain(job: JobStatus, seconds: float) -> bool:
-    """Whether a job waits in a queue that will not let it go.
+    """Whether a job waits in a queue that will never admit it.
 
     Args:
         job: how it is.
@@ -202,6 +202,6 @@ def in_vain(job: JobStatus, seconds: float) -> bool:
 
 
 def ordinal(number: int) -> str:
-    """Write a place: 1st, 2nd, 3rd, 4th, 11th, 21st."""
+    """Write a position: 1st, 2nd, 3rd, 4th, 11th, 21st."""
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"

@@ -1,4 +1,4 @@
-"""What is known of the Kueue that a cluster has, and what to do where it leaves a job alone."""
+"""The cluster's Kueue installation: version, configuration, and how to fix jobs that it ignores."""
 
 import re
 from contextlib import suppress
@@ -9,10 +9,10 @@ from kubernetes import client
 
 from components.launchers.backend import JobStatus
 from components.launchers.cluster import kueue
+from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.client import Cluster
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kinds.kind import Kind
-from components.launchers.cluster.refusals import ApiError
 
 NAMESPACE = "kueue-system"
 _MANAGER, _CONFIG = "kueue-controller-manager", "kueue-manager-config"
@@ -25,7 +25,7 @@ _FIRST = {"TrainJob": "0.14"}
 
 @dataclass(frozen=True)
 class Release:
-    """Which Kueue there is, as far as it may be seen."""
+    """The installed Kueue, as far as RBAC lets us read it."""
 
     version: str = ""
     """v0.19.2; empty is unknown."""
@@ -45,7 +45,7 @@ class Release:
 
 
 def release(cluster: Cluster) -> Release:
-    """Tell which Kueue a cluster has; a version that may not be read is left out.
+    """Return the Kueue of a cluster; a version that may not be read is left out.
 
     Raises:
         ApiError: the namespace's Workloads may not be listed, which tells nothing.
@@ -65,7 +65,7 @@ def release(cluster: Cluster) -> Release:
     except ApiError:
         return Release(_labelled(cluster), served)
     images = [container.image or "" for container in manager.spec.template.spec.containers]
-    tags = [found[1] for found in map(re.compile(r":(v?\d[\w.+-]*)(?:@|$)").search, images) if found]
+    tags = [match[1] for match in map(re.compile(r":(v?\d[\w.+-]*)(?:@|$)").search, images) if match]
     ready = bool(manager.status and manager.status.ready_replicas)
     return Release(tags[0] if tags else _labelled(cluster), served, ready)
 
@@ -92,7 +92,7 @@ def _labelled(cluster: Cluster) -> str:
     extensions = client.ApiextensionsV1Api(cluster.api)
     name = f"workloads.{kueue.GROUP}"
     try:
-        found = cluster.call(
+        definition = cluster.call(
             "get",
             "customresourcedefinitions",
             lambda: extensions.read_custom_resource_definition(name),
@@ -101,7 +101,7 @@ def _labelled(cluster: Cluster) -> str:
         )
     except ApiError:
         return ""
-    return (found.metadata.labels or {}).get("app.kubernetes.io/version", "")
+    return (definition.metadata.labels or {}).get("app.kubernetes.io/version", "")
 
 
 def frameworks(cluster: Cluster) -> list[str]:
@@ -110,14 +110,14 @@ def frameworks(cluster: Cluster) -> list[str]:
     Raises:
         ApiError: the configuration may not be read, or is elsewhere.
     """
-    found = cluster.call(
+    config_map = cluster.call(
         "get",
         "configmaps",
         lambda: cluster.core.read_namespaced_config_map(_CONFIG, NAMESPACE),
         name=_CONFIG,
         patience=_PATIENCE,
     )
-    for text in (found.data or {}).values():
+    for text in (config_map.data or {}).values():
         try:
             body = yaml.safe_load(text)
         except yaml.YAMLError:
@@ -133,7 +133,7 @@ def framework(kind: Kind) -> str:
 
 
 def explain(cluster: Cluster, status: JobStatus) -> list[str]:
-    """Say more of a suspended job that its queue leaves alone: which Kueue there is."""
+    """Explain a suspended job that Kueue ignores: return the installed version and configuration."""
     if status.reason not in (kueue.UNSERVED, kueue.ADMITTED):
         return []
     try:
@@ -146,7 +146,7 @@ def explain(cluster: Cluster, status: JobStatus) -> list[str]:
 
 
 def remedy(status: JobStatus) -> str:
-    """Say what to do about a job that waits in vain."""
+    """Return the fix for a job that will never be admitted."""
     if status.reason == kueue.NO_QUEUE:
         return (
             f"see `kubectl get localqueues` for the queues of its namespace and set kueue_queue to one, or "

@@ -23,7 +23,7 @@ class ClusterLauncher(Launcher):
         watch.run(ClusterBackend.connect(kinds=self._kinds), job)
 
     def remove(self, name: str) -> JobStatus:
-        """Delete a job that is not finished; returns how it was."""
+        """Delete a job that is not finished; returns its last status."""
         backend = ClusterBackend.connect(kinds=self._kinds)
         status = backend.status(name)
         if not status.phase.final:

@@ -1,17 +1,17 @@
-"""What the pods of a job say of themselves, and what the cluster says of them."""
+"""Status of a job's pods, and the cluster's events about them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from components.launchers.backend import Ending, JobStatus, PodStatus
+from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.client import Cluster
 from components.launchers.cluster.kinds.kind import Kind
-from components.launchers.cluster.refusals import ApiError
 from components.launchers.render.pod import MAIN
 
 Rank = Callable[[Mapping[str, str]], int]
-"""Tells the number of a pod's node, from 0, by the pod's labels."""
+"""Returns the rank of a pod's node, from 0, from the pod's labels."""
 
 _SHOWN = 5  # Events of one object that are worth reading.
 _WORDS = 400  # Characters of one event.
@@ -43,79 +43,81 @@ def _select(cluster: Cluster, labels: str, patience: float | None) -> list[Any]:
 
 
 def statuses(pods: Iterable[Any], rank: Rank, attempt: str = "") -> tuple[PodStatus, ...]:
-    """Tell how pods are, by rank; of several of one rank the newest, and how the one before it ended.
+    """Return the status of pods, by rank; of several of one rank the newest, and how the previous one ended.
 
     Args:
         pods: V1Pods of one job.
-        rank: tells each one's.
+        rank: returns the rank of each.
         attempt: label that counts the pods before one in its place.
     """
-    told = [status(pod, rank(pod.metadata.labels or {}), attempt) for pod in pods]
+    pod_statuses = [status(pod, rank(pod.metadata.labels or {}), attempt) for pod in pods]
     newest: dict[int, PodStatus] = {}
-    for pod in sorted(told, key=_age):
+    for pod in sorted(pod_statuses, key=_age):
         last = newest.get(pod.rank)
         ended = last and (last.phase == "Failed" or last.exit_code)
-        end = Ending(last.reason, last.message, last.exit_code) if last and ended else None
-        newest[pod.rank] = replace(pod, before=pod.before or end)
+        ending = Ending(last.reason, last.message, last.exit_code) if last and ended else None
+        newest[pod.rank] = replace(pod, before=pod.before or ending)
     return tuple(newest.values())
 
 
 def _age(pod: PodStatus) -> tuple[int, str, bool]:
-    """Order pods; of two of one second one that is deleted or has failed was there before the other."""
+    """Sort key by age; of two pods of the same second the deleted or failed one is the older."""
     return pod.rank, pod.created, pod.phase != "Failed" and not pod.leaving
 
 
 def status(pod: Any, rank: int, attempt: str = "") -> PodStatus:
-    """Tell how one pod (V1Pod) of a rank is; see `statuses`."""
+    """Return the status of one pod (V1Pod) of a rank; see `statuses`."""
     container = main_container(pod)
-    before = int((pod.metadata.labels or {}).get(attempt) or 0)
-    ended = container and container.state and container.state.terminated
-    reason, message, about = _why(pod)
-    last = container and container.last_state and container.last_state.terminated
+    earlier_pods = int((pod.metadata.labels or {}).get(attempt) or 0)
+    end = container and container.state and container.state.terminated
+    reason, message, container_name = _why(pod)
+    last_end = container and container.last_state and container.last_state.terminated
     return PodStatus(
         name=pod.metadata.name,
         phase=pod.status.phase or "Unknown",
         rank=rank,
         reason=reason,
         message=message,
-        exit_code=ended.exit_code if ended else None,
-        restarts=before + (container.restart_count if container else 0),
-        attempt=before,
+        exit_code=end.exit_code if end else None,
+        restarts=earlier_pods + (container.restart_count if container else 0),
+        attempt=earlier_pods,
         node=pod.spec.node_name or "",
         uid=pod.metadata.uid,
         created=rfc3339(pod.metadata.creation_timestamp),
-        ended=rfc3339(ended.finished_at) if ended else "",
-        image=_image(pod, about),
+        ended=rfc3339(end.finished_at) if end else "",
+        image=_image(pod, container_name),
         container=main_name(pod),
-        before=Ending(last.reason or "", last.message or "", last.exit_code) if last else None,
+        before=Ending(last_end.reason or "", last_end.message or "", last_end.exit_code)
+        if last_end
+        else None,
         leaving=bool(pod.metadata.deletion_timestamp) and pod.status.phase not in ("Succeeded", "Failed"),
     )
 
 
 def main_name(pod: Any) -> str:
-    """Return the name of the container that trains: the one that the pod says, or its first."""
-    said = (pod.metadata.annotations or {}).get(MAIN)
-    return str(said or pod.spec.containers[0].name)
+    """Return the name of the container that trains: the one in the pod's annotation, or the first."""
+    name = (pod.metadata.annotations or {}).get(MAIN)
+    return str(name or pod.spec.containers[0].name)
 
 
 def main_container(pod: Any) -> Any:
     """Return the status of the container that trains (V1ContainerStatus), if it has one yet."""
-    told, name = pod.status.container_statuses or [], main_name(pod)
-    return next((item for item in told if item.name == name), None)
+    container_statuses, name = pod.status.container_statuses or [], main_name(pod)
+    return next((item for item in container_statuses if item.name == name), None)
 
 
 def _why(pod: Any) -> tuple[str, str, str]:
-    """Return reason and message of what holds a pod back or ended it, and the container they are about."""
+    """Return reason and message of a pod that waits or failed, and the container they are about."""
     if pod.status.reason:  # Evicted, NodeLost, ...: the pod as a whole.
         return pod.status.reason, pod.status.message or "", main_name(pod)
     containers = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
     for container in containers:
         state = container.state
-        ended = state and state.terminated
+        terminated = state and state.terminated
         if state and state.waiting and state.waiting.reason not in _USUAL:
             return state.waiting.reason, state.waiting.message or "", container.name
-        if ended and ended.exit_code != 0:
-            return ended.reason or "Error", ended.message or "", container.name
+        if terminated and terminated.exit_code != 0:
+            return terminated.reason or "Error", terminated.message or "", container.name
     for condition in pod.status.conditions or []:
         if condition.type == "PodScheduled" and condition.status == "False":
             return condition.reason or "Unschedulable", condition.message or "", main_name(pod)
@@ -124,12 +126,12 @@ def _why(pod: Any) -> tuple[str, str, str]:
 
 def _image(pod: Any, container: str) -> str:
     """Return the image of a container as the pod asks for it."""
-    there = [*(pod.spec.init_containers or []), *(pod.spec.containers or [])]
-    return next((item.image or "" for item in there if item.name == container), "")
+    containers = [*(pod.spec.init_containers or []), *(pod.spec.containers or [])]
+    return next((item.image or "" for item in containers if item.name == container), "")
 
 
 def explain(cluster: Cluster, kind: Kind, status: JobStatus) -> list[str]:
-    """Say why the pods of a job do not run: what holds them back, and the cluster's events.
+    """Explain why the pods of a job do not run: their waiting reasons and events.
 
     Args:
         cluster: where they are.
@@ -146,44 +148,48 @@ def explain(cluster: Cluster, kind: Kind, status: JobStatus) -> list[str]:
             lines.append(f"pod {pod.name} is {pod.phase}{describe(pod)}")
             lines += [f"  the one before it ended: {pod.before}"] if pod.before else []
             lines += [f"  {line}" for line in events(cluster, "Pod", pod.name)]
-    return lines + [line for about in kind.tell_of(status.name) for line in events(cluster, *about)]
+    return lines + [
+        line for involved in kind.event_objects(status.name) for line in events(cluster, *involved)
+    ]
 
 
 def describe(pod: PodStatus) -> str:
-    """Return what is said of a pod's reason, to stand behind its name."""
+    """Return a pod's reason and message, to be appended to its name."""
     words = ": ".join(filter(None, [pod.reason, " ".join(pod.message.split())]))
     return f": {words}" if words else ""
 
 
 def events(cluster: Cluster, kind: str, name: str) -> list[str]:
-    """Return the newest events of an object, a line for each; that they are forbidden is told too."""
+    """Return the newest events of an object, one line each; or one line on why they cannot be read."""
     try:
-        found = _events(cluster, kind, name)
+        core_events = _events(cluster, kind, name)
     except ApiError as error:
         return [f"its events are not known: {error.message}"]
-    lines = dict.fromkeys(_event(event) for event in found)  # Each once, in their order.
+    lines = dict.fromkeys(_event(event) for event in core_events)  # Each once, in their order.
     return list(lines)[-_SHOWN:]
 
 
 def last_exit(cluster: Cluster, kind: Kind, job: str, pod: str) -> str:
-    """Return how the pod before one of the same place ended, by the job's events; nothing if unknown."""
+    """Return how the previous pod of the same rank ended, from the job's events; nothing if unknown."""
     try:
-        found = _events(cluster, kind.title, job)
+        core_events = _events(cluster, kind.title, job)
     except ApiError:
         return ""
-    return kind.last_exit((event.message or "" for event in found), pod)
+    return kind.last_exit((event.message or "" for event in core_events), pod)
 
 
 def _events(cluster: Cluster, kind: str, name: str) -> list[Any]:
     """Return the events (CoreV1Event) of an object, the newest last."""
     selector = f"involvedObject.kind={kind},involvedObject.name={name}"
-    found = cluster.call(
+    core_events = cluster.call(
         "list",
         "events",
         lambda: cluster.core.list_namespaced_event(cluster.namespace, field_selector=selector),
         patience=min(5.0, cluster.timings.patience),
     ).items
-    return sorted(found, key=lambda event: rfc3339(event.last_timestamp or event.metadata.creation_timestamp))
+    return sorted(
+        core_events, key=lambda event: rfc3339(event.last_timestamp or event.metadata.creation_timestamp)
+    )
 
 
 def _event(event: Any) -> str:

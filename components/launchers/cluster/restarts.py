@@ -1,10 +1,10 @@
-"""How often a job's pods were started anew since the training last got further."""
+"""Counts the restarts of a job's pods since the last newer checkpoint."""
 
 import re
 from collections.abc import Iterable
 
 from components.launchers.backend import Ending, PodStatus
-from components.launchers.cluster.reasons import MEMORY
+from components.launchers.cluster.pod_reasons import MEMORY
 
 MEMORY_KILLS = 3
 """Kills for too much memory, without a newer checkpoint between, after which no other end is expected."""
@@ -17,8 +17,8 @@ _RESUMED = re.compile(
 class Restarts:
     """The restarts that count: those before a newer checkpoint are forgiven.
 
-    A job of days on nodes that are taken away every few hours is well, while one that dies ten
-    times at the same place is not.
+    A job of days on nodes that are preempted every few hours is healthy; one that fails ten times at the
+    same step is not.
     """
 
     def __init__(self) -> None:
@@ -29,18 +29,18 @@ class Restarts:
         self._step = 0
 
     def line(self, text: str) -> None:
-        """Look at a line of a log: a start from a newer checkpoint forgives what was before."""
-        found = _RESUMED.search(text)
-        if found and int(found[1]) > self._step:
-            self._step = int(found[1])
+        """Match a log line: resuming from a newer checkpoint forgives earlier restarts."""
+        resumed = _RESUMED.search(text)
+        if resumed and int(resumed[1]) > self._step:
+            self._step = int(resumed[1])
             self._forgiven = dict(self._seen)
             self._kills.clear()
 
     def is_new(self, pod: PodStatus) -> bool:
-        """Take note of a pod's restarts; whether there are more of them than before."""
+        """Record a pod's restarts; returns whether there are more than before."""
         before = self._seen.get(pod.rank, 0)
         self._seen[pod.rank] = pod.restarts
-        # A queue that took the job back lets the count begin anew.
+        # After an eviction by the queue the count starts at zero.
         self._forgiven[pod.rank] = min(self._forgiven.get(pod.rank, 0), pod.restarts)
         if pod.restarts <= before:
             return False
@@ -55,13 +55,13 @@ class Restarts:
         return pod.restarts - min(self._forgiven.get(pod.rank, 0), pod.restarts)
 
     def worst(self, pods: Iterable[PodStatus]) -> PodStatus | None:
-        """Return the pod that was started anew most often."""
+        """Return the pod with the most restarts that count."""
         return max(pods, key=self.counted, default=None)
 
     def end(self, pod: PodStatus) -> Ending | None:
-        """Return how the pod before one of that rank ended, as far as it was ever known."""
+        """Return how the previous pod of a rank ended, if that was ever known."""
         return pod.before or self._ends.get(pod.rank)
 
     def out_of_memory(self, pods: Iterable[PodStatus]) -> PodStatus | None:
-        """Return a pod that was killed for its memory too often."""
+        """Return a pod that was killed for its memory MEMORY_KILLS times, if any."""
         return next((pod for pod in pods if self._kills.get(pod.rank, 0) >= MEMORY_KILLS), None)

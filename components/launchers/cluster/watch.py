@@ -1,4 +1,4 @@
-"""Runs a job to its end: its lines and phases as they come, its limits kept, its failure told."""
+"""Runs a job to its end: prints its log and phases, enforces its limits, reports its failure."""
 
 import time
 from collections import deque
@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from typing import NoReturn
 
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus
-from components.launchers.cluster.failure import (
+from components.launchers.cluster.api_errors import ApiError
+from components.launchers.cluster.job_failure import (
     cannot_start,
     ending,
     last_lines,
@@ -14,20 +15,19 @@ from components.launchers.cluster.failure import (
     out_of_memory,
     replaced,
 )
-from components.launchers.cluster.hints import Hints
 from components.launchers.cluster.kueue_setup import remedy as remedy_in_queue
+from components.launchers.cluster.log_hints import Hints
+from components.launchers.cluster.pod_reasons import PULL, is_final, remedy
 from components.launchers.cluster.pods import describe
-from components.launchers.cluster.queued import Queued
-from components.launchers.cluster.reasons import PULL, is_final, remedy
-from components.launchers.cluster.refusals import ApiError
+from components.launchers.cluster.queue_wait import QueueWait
 from components.launchers.cluster.restarts import Restarts
-from components.launchers.cluster.signals import Out, stop
+from components.launchers.cluster.stopping import Out, stop
 from components.launchers.failure import LAST_LINES, indented
 from components.launchers.interrupts import Asked, raising_on_signals
 from components.launchers.spec import JobSpec
 from trainer.errors import EXIT_USAGE, LaunchError
 
-_TOO_LATE = "DeadlineExceeded"  # Where the job's own controller keeps the deadline, and was first.
+_DEADLINE_REASON = "DeadlineExceeded"  # Where the job's own controller keeps the deadline, and was first.
 
 
 def say(text: str) -> None:
@@ -58,8 +58,8 @@ def run(backend: Backend, job: JobSpec, out: Out = say) -> None:
             backend.submit(job)
             submitted = True
             Watch(backend, job, out).to_the_end()
-        except Asked as asked:
-            stop(backend, job.name, asked, submitted, out)
+        except Asked as request:
+            stop(backend, job.name, request, submitted, out)
         except ApiError as error:
             if submitted and error.passing:
                 error.message += f"; the job {job.name} goes on by itself"
@@ -68,7 +68,7 @@ def run(backend: Backend, job: JobSpec, out: Out = say) -> None:
 
 
 class Watch:
-    """The watching of one job.
+    """Watches one job.
 
     Args:
         backend: where it runs.
@@ -82,11 +82,11 @@ class Watch:
         self._last: dict[int, deque[str]] = {}
         """Last lines, by rank: a pod that is made anew may have another name."""
         self._ranks: dict[str, int] = {}
-        self._told: set[tuple[str, ...]] = set()
-        self._held: dict[tuple[str, ...], float] = {}
-        """Since when a pod has had a reason not to run."""
+        self._reported: set[tuple[str, ...]] = set()
+        self._reason_since: dict[tuple[str, ...], float] = {}
+        """Since when a pod has had a waiting reason."""
         self._restarts = Restarts()
-        self._queued = Queued(job.start_timeout, backend.timings)
+        self._queue_wait = QueueWait(job.start_timeout, backend.timings)
         self._hash, self._uid = backend.submitted(job.name)
         self._status = JobStatus(job.name, Phase.GONE)
         self._phase_since = self._spoken = time.monotonic()
@@ -122,11 +122,11 @@ class Watch:
             self._say(f"hint: {hint}")
 
     def _look(self, status: JobStatus) -> None:
-        """Tell what is new, and keep the limits."""
+        """Print what is new, and enforce the limits."""
         self._check_identity(status)
         before, self._status = self._status, status
         now = time.monotonic()
-        news = self._queued.is_news(status, now)
+        news = self._queue_wait.is_news(status, now)
         if status.phase is not before.phase:
             self._phase_since = now
         if news or status.phase is not before.phase:
@@ -134,7 +134,7 @@ class Watch:
         for pod in status.pods:
             self._ranks[pod.name] = pod.rank
             self._pod(pod)
-        if status.phase is Phase.FAILED and status.reason == _TOO_LATE:
+        if status.phase is Phase.FAILED and status.reason == _DEADLINE_REASON:
             self._deadline()
         if status.phase.final:
             return
@@ -147,7 +147,7 @@ class Watch:
             )
 
     def _check_identity(self, status: JobStatus) -> None:
-        """Refuse to follow what another launcher has put in the place of our job.
+        """Refuse to follow a different job that another launcher created under our job's name.
 
         Raises:
             LaunchError: it is another specification.
@@ -159,7 +159,7 @@ class Watch:
         self._uid = status.uid or self._uid
 
     def _look_for_another(self) -> None:
-        """Our job is gone: wait a moment for the one that took its place, if there is one."""
+        """Our job is gone: wait a moment for the one that replaces it, if there is one."""
         timings = self._backend.timings
         end = time.monotonic() + timings.replaced
         while time.monotonic() < end:
@@ -170,7 +170,7 @@ class Watch:
                 return
 
     def _pod(self, pod: PodStatus) -> None:
-        """Tell once what holds a pod back, how it ended, and that it was started anew."""
+        """Print once why a pod waits, how it ended, and that it was restarted."""
         if self._restarts.is_new(pod):
             end = self._restarts.end(pod)
             why = str(end) if end else self._backend.last_exit(self._job.name, pod.name)
@@ -180,17 +180,17 @@ class Watch:
             self._once(ending(pod), pod.uid, "ended", str(pod.restarts))
         elif pod.reason and pod.phase == "Pending":
             fix = remedy(pod.reason, pod.message)
-            # The two words for an image that does not come take turns, for each pod of that rank.
+            # The two reasons for an image that cannot be pulled alternate, for each pod of that rank.
             key = (str(pod.rank), "image", pod.image) if pod.reason in PULL else (pod.uid, pod.reason)
             self._once(f"pod {pod.name} waits{describe(pod)}{f' (fix: {fix})' if fix else ''}", *key)
 
     def _once(self, text: str, *key: str) -> None:
-        if key not in self._told:
-            self._told.add(key)
+        if key not in self._reported:
+            self._reported.add(key)
             self._say(text)
 
     def _limits(self, job: JobSpec, now: float) -> None:
-        """Give a job up that does not start, takes too long or begins anew too often."""
+        """Give a job up that does not start, takes too long or restarts too often."""
         status = self._status
         if status.phase not in (Phase.PENDING, Phase.RESTARTING):
             self._waiting_since = None
@@ -202,20 +202,20 @@ class Watch:
                 f"the job {job.name} does not run after {job.start_timeout} s ({_count(status)}):\n{why}",
                 "mend what holds the pods back, or set start_timeout higher where the cluster is only busy",
             )
-        if vain := self._queued.verdict(status, now):
-            told = indented(self._backend.explain(status))
-            self._give_up("\n".join(filter(None, [vain, told])), remedy_in_queue(status))
+        if reason := self._queue_wait.verdict(status, now):
+            events = indented(self._backend.explain(status))
+            self._give_up("\n".join(filter(None, [reason, events])), remedy_in_queue(status))
         if job.deadline and _age(status) > job.deadline:
             self._deadline()
-        self._hopeless(now)
+        self._check_final_reasons(now)
         if killed := self._restarts.out_of_memory(status.pods):
             self._give_up(*out_of_memory(job.name, killed, self._restarts.end(killed), self._lines(killed)))
         worst = self._restarts.worst(status.pods)
         if worst and self._restarts.counted(worst) > job.backoff:
             end = self._restarts.end(worst)
-            times = f"{self._restarts.counted(worst)} times{f' ({end})' if end and str(end) else ''}"
+            count = f"{self._restarts.counted(worst)} times{f' ({end})' if end and str(end) else ''}"
             self._give_up(
-                f"the job {job.name} was given up: pod {worst.name} was started anew {times} without a newer "
+                f"the job {job.name} was given up: pod {worst.name} was started anew {count} without a newer "
                 f"checkpoint, allowed are {job.backoff}{self._lines(worst)}",
                 (end and remedy(end.reason, end.message))
                 or "see why it ends; set backoff higher where the nodes are only often taken away",
@@ -227,10 +227,10 @@ class Watch:
             "run the same again: it goes on from its last checkpoint; or set deadline higher",
         )
 
-    def _hopeless(self, now: float) -> None:
-        """Give a job up that cannot run as it is specified, however often it is tried."""
+    def _check_final_reasons(self, now: float) -> None:
+        """Give a job up one of whose pods waits for a reason that retries cannot fix."""
         for pod in self._status.pods:
-            since = self._held.setdefault((pod.uid, pod.reason), now)
+            since = self._reason_since.setdefault((pod.uid, pod.reason), now)
             if is_final(pod, now - since, self._backend.timings.lasting):
                 self._give_up(*cannot_start(self._job, pod), code=EXIT_USAGE)
 
@@ -242,9 +242,9 @@ class Watch:
             self._backend.withdraw(self._job.name)
         except LaunchError as error:
             message += f"\n  and could not be deleted: {error.message}"
-        given = LaunchError(message, fix="\n  ".join([*self._hints.given, fix]))
-        given.exit_code = code
-        raise given
+        launch_error = LaunchError(message, fix="\n  ".join([*self._hints.given, fix]))
+        launch_error.exit_code = code
+        raise launch_error
 
 
 def _count(status: JobStatus) -> str:
@@ -253,7 +253,7 @@ def _count(status: JobStatus) -> str:
 
 
 def _phase(status: JobStatus) -> str:
-    """Say in a few words how a job is."""
+    """Return a job's phase in a few words."""
     if status.phase is Phase.SUSPENDED and status.queue and status.message:
         return f"suspended, {status.message}"
     if status.phase is Phase.SUSPENDED:
@@ -269,6 +269,6 @@ def _age(status: JobStatus) -> float:
 
 
 def _span(seconds: float) -> str:
-    """Return a span of time for people."""
+    """Return a duration as people write it."""
     minutes = int(seconds // 60)
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes} min"

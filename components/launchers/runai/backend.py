@@ -165,7 +165,7 @@ class RunaiBackend(Backend):
         if there is None:
             return
         if there.labels is not None and there.labels.get(LABEL_MANAGED, "") != MANAGED_BY:
-            raise _not_ours(name)
+            raise _not_managed(name)
         try:
             self.cli.ask(*self._about("delete", name))
         except AbsentError:
@@ -205,7 +205,7 @@ class RunaiBackend(Backend):
                 fix=f"kubedet job stop --backend runai {name}, or give the job another name",
             )
         if labels.get(LABEL_MANAGED) != MANAGED_BY:
-            raise _not_ours(name)
+            raise _not_managed(name)
         if labels.get(LABEL_SPEC) != job.fingerprint:
             logger.info("the workload %s is there with another specification: deleting it", name)
         elif there.status.phase is Phase.FAILED:
@@ -262,7 +262,7 @@ def _split(line: str) -> tuple[_Stamp | None, str]:
     return _Stamp(match[1], (match[2] or "").ljust(9, "0"), match[3]), line[match.end() :]
 
 
-def _not_ours(name: str) -> LaunchError:
+def _not_managed(name: str) -> LaunchError:
     return LaunchError(
         f"the workload {name} was not made by kubedet, which leaves it alone",
         fix="give the job another name, or delete that one with runai",

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 
 from components.launchers.backend import JobStatus, Phase, PodStatus
-from components.launchers.cluster.failure import culprit, of_job
-from components.launchers.cluster.hints import Hints
+from components.launchers.cluster.job_failure import culprit, of_job
+from components.launchers.cluster.log_hints import Hints
 from components.launchers.failure import LAST_LINES
 from components.launchers.interrupts import Asked, not_deleted, raising_on_signals, stopped
 from components.launchers.runai.backend import RunaiBackend

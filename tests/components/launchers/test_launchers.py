@@ -109,7 +109,7 @@ class ToyJob(Kind):
     def progress(self, job):
         """Know nothing."""
 
-    def tell_of(self, name):
+    def event_objects(self, name):
         """Name the job."""
         return (("ToyJob", name),)
 

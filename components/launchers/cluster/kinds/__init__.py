@@ -1,4 +1,4 @@
-"""The kinds of training jobs that a cluster may know: a new one is one file here, and one line below."""
+"""The kinds of training jobs that a cluster may run: a new one is one file here, and one line below."""
 
 from components.launchers.cluster.kinds.kind import Kind
 from components.launchers.cluster.kinds.pytorchjob import PyTorchJob

@@ -1,4 +1,4 @@
-"""What the launcher must know of a kind of training job; nothing else in it names one."""
+"""Interface of a kind of training job; the rest of the launcher names no kind."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from trainer.job_status import Progress
 Body = dict[str, Any]
 """An object of the cluster, as it stands in YAML."""
 Look = Callable[[str, str], bool]
-"""Tells whether the namespace has an object of kubedet's: of a resource of the kind's group, by name."""
+"""Whether the namespace has an object of kubedet's: by resource (of the kind's group) and name."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a job stands by its own conditions."""
+    """A job's state according to its conditions."""
 
     phase: Phase | None = None
     """Its end or suspension; None leaves it to the pods."""
@@ -46,21 +46,21 @@ class Kind(Protocol):
     attempt_label: str = ""
     """Label of a pod that counts those before it in its place; empty where there is none."""
 
-    def manifests(self, job: JobSpec, there: Look) -> list[Body]:
+    def manifests(self, job: JobSpec, exists: Look) -> list[Body]:
         """Return what is created for a job: first what the job refers to, the job itself last.
 
         Args:
             job: the job; its image must be named.
-            there: looks for what a job may refer to, and which somebody made before.
+            exists: whether an object that a job may refer to exists already.
         """
         ...
 
     def problems(self, manifests: list[Body]) -> list[str]:
-        """Return what the cluster would refuse of them, or pass over in silence."""
+        """Return what the API server would refuse of them, or drop silently."""
         ...
 
     def left_out(self, job: JobSpec) -> list[str]:
-        """Return the fields of a job that say more than this kind can do."""
+        """Return the fields of a job that this kind does not support."""
         ...
 
     def probe(self) -> Body:
@@ -84,32 +84,32 @@ class Kind(Protocol):
         ...
 
     def standing(self, job: Body) -> Standing:
-        """Return where a job stands by its own conditions."""
+        """Return a job's state according to its conditions."""
         ...
 
     def progress(self, job: Body) -> Progress | None:
-        """Return how far the training is, where the job's own status says so."""
+        """Return the training's progress, if the job's status reports it."""
         ...
 
-    def tell_of(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Return the objects whose events tell of a job: kind and name of each."""
+    def event_objects(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Return the objects whose events concern a job: kind and name of each."""
         ...
 
     def last_exit(self, messages: Iterable[str], pod: str) -> str:
-        """Return how the pod before one of the same place ended, from the job's events; or nothing."""
+        """Return how the previous pod of the same rank ended, from the job's events; or nothing."""
         ...
 
 
 def holding(job: Body) -> dict[str, Body]:
-    """Return the conditions of a job that hold, by type."""
+    """Return the conditions of a job whose status is True, by type."""
     conditions = (job.get("status") or {}).get("conditions") or []
     return {item["type"]: item for item in conditions if item.get("status") == "True"}
 
 
 def by_condition(conditions: Mapping[str, Body], phases: Mapping[str, Phase]) -> Standing | None:
-    """Return where a job stands by the first of some conditions that holds."""
+    """Return a job's state by the first of these condition types that is True."""
     for name, phase in phases.items():
         if name in conditions:
-            found = conditions[name]
-            return Standing(phase, found.get("reason") or "", found.get("message") or "")
+            condition = conditions[name]
+            return Standing(phase, condition.get("reason") or "", condition.get("message") or "")
     return None

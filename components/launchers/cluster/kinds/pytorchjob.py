@@ -1,4 +1,4 @@
-"""PyTorchJobs of the Training Operator, v1: what the launcher must know of them."""
+"""PyTorchJobs of the Training Operator, v1."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -22,16 +22,16 @@ class PyTorchJob(Kind):
     group, version, plural = "kubeflow.org", "v1", "pytorchjobs"
     pod_label = "training.kubeflow.org/job-name"
 
-    def manifests(self, job: JobSpec, there: Look) -> list[Body]:
+    def manifests(self, job: JobSpec, exists: Look) -> list[Body]:
         """Return the job alone."""
         return [pytorchjob.manifest(job)]
 
     def problems(self, manifests: list[Body]) -> list[str]:
-        """See what the operator's webhook would refuse, and what its API server would cut off."""
+        """Check what the operator's webhook would refuse, and what the API server would prune."""
         return check.problems(manifests[-1])
 
     def left_out(self, job: JobSpec) -> list[str]:
-        """Leave out nothing."""
+        """Return none: it supports all fields."""
         return []
 
     def probe(self) -> Body:
@@ -58,33 +58,35 @@ class PyTorchJob(Kind):
         return (job["spec"].get("elasticPolicy") or {}).get("minReplicas") or self.nodes(job)
 
     def elastic(self, job: Body) -> bool:
-        """Look for a master."""
+        """Whether there is no master."""
         return "Master" not in _replicas(job)
 
     def standing(self, job: Body) -> Standing:
-        """Read the conditions; that it runs the operator says as soon as one pod does, and says it late."""
+        """Read the conditions, except Running: the operator sets that late, and for one running pod."""
         conditions = holding(job)
-        if found := by_condition(conditions, _FINAL):
-            return found
+        if standing := by_condition(conditions, _FINAL):
+            return standing
         if (job["spec"].get("runPolicy") or {}).get("suspend"):
             return Standing(Phase.SUSPENDED)
-        again = conditions.get("Restarting")
-        if again is None:
+        restarting = conditions.get("Restarting")
+        if restarting is None:
             return Standing()
-        return Standing(None, again.get("reason") or "", again.get("message") or "", restarting=True)
+        return Standing(
+            None, restarting.get("reason") or "", restarting.get("message") or "", restarting=True
+        )
 
     def progress(self, job: Body) -> None:
-        """Know nothing: a PyTorchJob has no field for it."""
+        """Return None: a PyTorchJob has no field for it."""
 
-    def tell_of(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Name the job itself."""
+    def event_objects(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Return the job itself."""
         return ((self.title, name),)
 
     def last_exit(self, messages: Iterable[str], pod: str) -> str:
-        """Read the operator's own words: it deletes a pod that is to be made anew as soon as it has ended."""
-        ends = [re.search(r"exited with code [1-9]\d*", text) for text in messages if pod in text]
-        told = [end.group() for end in ends if end]
-        return told[-1] if told else ""
+        """Read the operator's events: it deletes a pod that it replaces as soon as it has ended."""
+        matches = [re.search(r"exited with code [1-9]\d*", text) for text in messages if pod in text]
+        exits = [match.group() for match in matches if match]
+        return exits[-1] if exits else ""
 
 
 def _replicas(job: Body) -> dict[str, Body]:

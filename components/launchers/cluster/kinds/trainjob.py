@@ -1,4 +1,4 @@
-"""TrainJobs of Kubeflow Trainer, v2: what the launcher must know of them."""
+"""TrainJobs of Kubeflow Trainer, v2."""
 
 from collections.abc import Iterable, Mapping
 
@@ -21,13 +21,13 @@ class TrainJob(Kind):
     pod_label = "jobset.sigs.k8s.io/jobset-name"
     attempt_label = "jobset.sigs.k8s.io/restart-attempt"
 
-    def manifests(self, job: JobSpec, there: Look) -> list[Body]:
-        """Return the job, behind a runtime of its own where the namespace's does not do."""
-        shared = trainjob.fits_shared(job) and there("trainingruntimes", trainjob.SHARED)
+    def manifests(self, job: JobSpec, exists: Look) -> list[Body]:
+        """Return the job, preceded by a runtime of its own where the shared one does not fit."""
+        shared = trainjob.fits_shared(job) and exists("trainingruntimes", trainjob.SHARED)
         return trainjob.manifests(job, shared=shared)
 
     def problems(self, manifests: list[Body]) -> list[str]:
-        """See what the webhooks would refuse, and what the API server would cut off."""
+        """Check what the webhooks would refuse, and what the API server would prune."""
         return check_trainjob.problems(manifests)
 
     def left_out(self, job: JobSpec) -> list[str]:
@@ -56,7 +56,7 @@ class TrainJob(Kind):
         return int(fewest) if fewest else self.nodes(job)
 
     def elastic(self, job: Body) -> bool:
-        """Look for bounds."""
+        """Whether the job has bounds on its nodes."""
         return bool(self._bounds(job))
 
     def _bounds(self, job: Body) -> str:
@@ -64,24 +64,26 @@ class TrainJob(Kind):
 
     def standing(self, job: Body) -> Standing:
         """Read the conditions."""
-        if found := by_condition(holding(job), _FINAL):
-            return found
+        if standing := by_condition(holding(job), _FINAL):
+            return standing
         return Standing(Phase.SUSPENDED if job["spec"].get("suspend") else None)
 
     def progress(self, job: Body) -> Progress | None:
-        """Read what the training itself has told the controller."""
-        told = (job.get("status") or {}).get("trainerStatus") or {}
-        if "progressPercentage" not in told:
+        """Read what the training reported to the controller."""
+        status = (job.get("status") or {}).get("trainerStatus") or {}
+        if "progressPercentage" not in status:
             return None
-        metrics = {item["name"]: float(item["value"]) for item in told.get("metrics") or [] if _number(item)}
-        return Progress(told["progressPercentage"], told.get("estimatedRemainingSeconds"), metrics)
+        metrics = {
+            item["name"]: float(item["value"]) for item in status.get("metrics") or [] if _number(item)
+        }
+        return Progress(status["progressPercentage"], status.get("estimatedRemainingSeconds"), metrics)
 
-    def tell_of(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Name the job, and what the controllers make of it."""
+    def event_objects(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Return the job, its JobSet and its Job."""
         return ((self.title, name), ("JobSet", name), ("Job", f"{name}-{trainjob.NODE}-0"))
 
     def last_exit(self, messages: Iterable[str], pod: str) -> str:
-        """Know nothing: no event tells of a pod's exit code."""
+        """Return nothing: no event holds a pod's exit code."""
         return ""
 
 

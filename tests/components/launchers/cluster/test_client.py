@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from fake_api import Fault
 
-from components.launchers.cluster import objects, pods
+from components.launchers.cluster import job_objects, pods
+from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.client import Trouble, connect
 from components.launchers.cluster.kinds import KINDS
-from components.launchers.cluster.refusals import ApiError
 from trainer.errors import EXIT_USAGE, ConfigError
 
 KIND = KINDS["pytorchjob"]
@@ -91,7 +91,7 @@ def test_a_refusal_is_told_once_and_with_a_remedy(cluster, fake_cluster, status,
     fake_cluster.faults.append(Fault("POST", status=status, message=message, times=2))
     body = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "train"}}
     with pytest.raises(ApiError) as error:
-        objects.create(cluster, KIND, body)
+        job_objects.create(cluster, KIND, body)
     told = error.value
     assert f"cannot create pytorchjobs train in namespace default: {status}" in told.message
     assert message in told.message
@@ -124,10 +124,10 @@ def test_trouble_is_told_once_a_minute(caplog, monkeypatch):
 
 
 def test_a_cluster_without_the_operator_is_not_one_without_the_job(cluster, fake_cluster):
-    assert objects.get(cluster, KIND, "train") is None
+    assert job_objects.get(cluster, KIND, "train") is None
     fake_cluster.installed.clear()
     with pytest.raises(ApiError, match="404") as error:
-        objects.get(cluster, KIND, "train")
+        job_objects.get(cluster, KIND, "train")
     assert "install the Training Operator" in error.value.fix
 
 

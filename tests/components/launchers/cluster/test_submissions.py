@@ -10,7 +10,7 @@ from kinds import both, make_by_hand, plain, pod_name
 from patience import until
 
 from components.launchers.backend import Phase
-from components.launchers.cluster.refusals import ApiError
+from components.launchers.cluster.api_errors import ApiError
 from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC
 from trainer.errors import ConfigError, LaunchError
 

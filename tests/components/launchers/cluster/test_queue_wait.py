@@ -13,7 +13,7 @@ from kinds import both
 
 from components.launchers.backend import JobStatus, Phase, PodStatus
 from components.launchers.cluster.backend import ClusterBackend
-from components.launchers.cluster.conditions import Incarnations
+from components.launchers.cluster.job_state import Incarnations
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kueue_setup import framework
 from trainer.errors import LaunchError

@@ -5,9 +5,9 @@ import time
 import pytest
 from fake_api import Fault
 
+from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
-from components.launchers.cluster.refusals import ApiError
 
 RUNTIMES = "trainingruntimes"
 

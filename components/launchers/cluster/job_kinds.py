@@ -2,16 +2,16 @@
 
 import logging
 
-from components.launchers.cluster import objects
+from components.launchers.cluster import job_objects
+from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.client import Cluster
 from components.launchers.cluster.kinds.kind import Body, Kind
-from components.launchers.cluster.refusals import ApiError
 from trainer.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_AWAY = ("failed calling webhook", "no endpoints available")
-"""What an API server says where nobody listens who must be asked about a job."""
+_NO_WEBHOOK = ("failed calling webhook", "no endpoints available")
+"""Messages of an API server whose admission webhook does not answer."""
 
 
 class Kinds:
@@ -19,15 +19,15 @@ class Kinds:
 
     Args:
         cluster: the cluster and namespace.
-        possible: kinds that are thought of, the one that is preferred first.
+        possible: candidate kinds, the preferred one first.
     """
 
     def __init__(self, cluster: Cluster, possible: tuple[Kind, ...]) -> None:
         self._cluster, self.possible = cluster, possible
-        self._of: dict[str, Kind] = {}
+        self._kinds: dict[str, Kind] = {}
         self._chosen: Kind | None = None
-        self._there: Kind | None = None
-        """The first that the cluster was found to know."""
+        self._answering: Kind | None = None
+        """The first kind whose resource the cluster has."""
 
     def of_new(self) -> Kind:
         """Return the kind of a new job: the first that the cluster knows and whose controller answers.
@@ -43,30 +43,30 @@ class Kinds:
     def _choose(self) -> Kind:
         if len(self.possible) == 1:
             return self.possible[0]
-        why: list[str] = []
+        problems: list[str] = []
         forbidden: ApiError | None = None
         for kind in self.possible:
             refusal = self._refusal(kind)
             if refusal is not None and refusal.forbidden:
                 forbidden = forbidden or refusal
-                why.append(f"  {kind.title}: you may not create them")
+                problems.append(f"  {kind.title}: you may not create them")
                 continue
             if problem := _problem(kind, refusal):
-                why.append(f"  {kind.title}: {problem}")
+                problems.append(f"  {kind.title}: {problem}")
                 continue
-            others = "; ".join(line.strip() for line in why)
+            others = "; ".join(line.strip() for line in problems)
             logger.info(
                 "jobs are %ss here, of %s%s", kind.title, kind.controller, f" ({others})" if others else ""
             )
             return kind
         if forbidden is not None:
             raise forbidden
-        raise _nothing_here(why)
+        raise _nothing_here(problems)
 
     def trouble(self, kind: Kind) -> str:
-        """Say why a job of a kind would not run; nothing where it would.
+        """Return why a job of a kind would not run; empty if it would.
 
-        A dry run asks the controller, by its webhook, and makes nothing.
+        A dry run calls the controller's webhook and creates nothing.
 
         Raises:
             ApiError: the cluster does not say, or has no such namespace.
@@ -75,16 +75,16 @@ class Kinds:
 
     def _refusal(self, kind: Kind) -> ApiError | None:
         try:
-            objects.create(self._cluster, kind, kind.probe(), dry_run=True)
+            job_objects.create(self._cluster, kind, kind.probe(), dry_run=True)
         except ApiError as error:
-            away = any(words in error.message for words in _AWAY)
+            away = any(words in error.message for words in _NO_WEBHOOK)
             if not away and (error.passing or (error.unknown and 'namespaces "' in error.message)):
                 raise
             return error
         return None
 
     def find(self, name: str, *, patience: float | None = None) -> tuple[Kind, Body | None]:
-        """Return a job and its kind; None, and the kind that it had or would have, where there is none.
+        """Return a job and its kind; if there is none, None and the kind that it had or would have.
 
         Args:
             name: its name.
@@ -94,73 +94,73 @@ class Kinds:
             ApiError: the cluster does not say.
             ConfigError: it knows none of the kinds.
         """
-        known = self._of.get(name)
-        refused: ApiError | None = None
+        known_kind = self._kinds.get(name)
+        refusal: ApiError | None = None
         answered: Kind | None = None
-        for kind in (known,) if known else self.possible:
+        for kind in (known_kind,) if known_kind else self.possible:
             try:
-                there = objects.get(self._cluster, kind, name, patience=patience)
+                job = job_objects.get(self._cluster, kind, name, patience=patience)
             except ApiError as error:
                 if len(self.possible) == 1 or not (error.unknown or error.status == 403):
                     raise
-                if refused is None or refused.unknown:
-                    refused = error
+                if refusal is None or refusal.unknown:
+                    refusal = error
                 continue
             answered = answered or kind
-            if there is not None:
-                self._of[name] = kind
-                return kind, there
-        if refused is not None and answered is None:
-            raise self._none(refused)
-        self._there = self._there or answered
+            if job is not None:
+                self._kinds[name] = kind
+                return kind, job
+        if refusal is not None and answered is None:
+            raise self._error(refusal)
+        self._answering = self._answering or answered
         return self.kind_of(name), None
 
-    def _none(self, refused: ApiError) -> ApiError | ConfigError:
-        if not refused.unknown:
-            return refused
-        return _nothing_here([f"  {kind.title}: {_problem(kind, refused)}" for kind in self.possible])
+    def _error(self, refusal: ApiError) -> ApiError | ConfigError:
+        if not refusal.unknown:
+            return refusal
+        return _nothing_here([f"  {kind.title}: {_problem(kind, refusal)}" for kind in self.possible])
 
     def kind_of(self, name: str) -> Kind:
-        """Return the kind of a job that was found or made here before; of any other the one it would have."""
-        return self._of.get(name) or self._chosen or self._there or self.possible[0]
+        """Return the kind of a job that this process read or created; of any other that of a new job."""
+        return self._kinds.get(name) or self._chosen or self._answering or self.possible[0]
 
     def remember(self, name: str, kind: Kind) -> None:
-        """Take note of what a job is that was created."""
-        self._of[name] = kind
+        """Remember the kind of a job that was created."""
+        self._kinds[name] = kind
 
-    def known(self) -> list[tuple[Kind, list[Body]]]:
+    def jobs(self) -> list[tuple[Kind, list[Body]]]:
         """Return the jobs that kubedet made, by kind; kinds that the cluster does not know are left out.
 
         Raises:
             ApiError: the cluster does not say.
             ConfigError: it knows none of the kinds.
         """
-        found: list[tuple[Kind, list[Body]]] = []
-        refused: ApiError | None = None
+        jobs: list[tuple[Kind, list[Body]]] = []
+        refusal: ApiError | None = None
         for kind in self.possible:
             try:
-                found.append((kind, objects.ours(self._cluster, kind)))
+                jobs.append((kind, job_objects.managed(self._cluster, kind)))
             except ApiError as error:
                 if len(self.possible) == 1 or not (error.unknown or error.status == 403):
                     raise
-                if refused is None or refused.unknown:
-                    refused = error
-        if refused is not None and not found:
-            raise self._none(refused)
-        return found
+                if refusal is None or refusal.unknown:
+                    refusal = error
+        if refusal is not None and not jobs:
+            raise self._error(refusal)
+        return jobs
 
 
-def _nothing_here(why: list[str]) -> ConfigError:
+def _nothing_here(problems: list[str]) -> ConfigError:
     return ConfigError(
-        "this cluster runs no training jobs:\n" + "\n".join(why),
+        "this cluster runs no training jobs:\n" + "\n".join(problems),
         fix="install Kubeflow Trainer (v2.3) or the Training Operator (v1.9), or start what is installed",
     )
 
 
 def _problem(kind: Kind, refusal: ApiError | None) -> str:
-    """Say why a job of a kind would not run, by what the cluster said to a dry run."""
+    """Return why a job of a kind would not run, from the refusal of its dry run."""
     if refusal is None:
         return ""
-    if any(words in refusal.message for words in _AWAY):
+    if any(words in refusal.message for words in _NO_WEBHOOK):
         return f"its controller does not answer ({kind.controller})"
     return "the cluster does not know them" if refusal.unknown else ""

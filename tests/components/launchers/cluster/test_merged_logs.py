@@ -3,7 +3,7 @@
 import pytest
 from fake_api import Fault
 
-from components.launchers.cluster.feed import Feed
+from components.launchers.cluster.merged_logs import MergedLogs
 
 LOG = "/train-master-0/log"
 NUMBERED = [f"line {number}" for number in range(40)]
@@ -32,7 +32,7 @@ def start(fake_cluster):
 
 def test_lines_of_pods_come_with_their_names(start, cluster):
     pods = [start(["a", "b"]), start(["c"], name="other")]
-    with Feed(cluster) as feed:
+    with MergedLogs(cluster) as feed:
         for pod in [*pods, *pods]:  # A pod is followed once.
             feed.follow(pod.name, pod.uid)
         lines = sorted((line.pod, line.text) for line in feed.rest(5.0))
@@ -42,7 +42,7 @@ def test_lines_of_pods_come_with_their_names(start, cluster):
 def test_a_log_that_stays_unreadable_is_given_up_and_told(start, fake_cluster, cluster, caplog):
     fake_cluster.faults.append(Fault("GET", LOG, times=10**6, status=500))
     pod = start(NUMBERED)
-    with Feed(cluster) as feed:
+    with MergedLogs(cluster) as feed:
         feed.follow(pod.name, pod.uid)
         assert list(feed.rest(5.0)) == []
     assert "the end of the log of pod train-master-0 cannot be read" in caplog.text
@@ -51,7 +51,7 @@ def test_a_log_that_stays_unreadable_is_given_up_and_told(start, fake_cluster, c
 def test_a_missing_permission_is_told(start, fake_cluster, cluster, caplog):
     fake_cluster.denied.add(("get", "pods/log"))
     pod = start(NUMBERED)
-    with Feed(cluster) as feed:
+    with MergedLogs(cluster) as feed:
         feed.follow(pod.name, pod.uid)
         assert list(feed.rest(5.0)) == []
     assert 'resources ["pods/log"], verbs ["get"]' in caplog.text
@@ -59,7 +59,7 @@ def test_a_missing_permission_is_told(start, fake_cluster, cluster, caplog):
 
 def test_a_flood_of_lines_does_not_hide_the_time(start, cluster):
     pod = start(NUMBERED * 100)
-    with Feed(cluster) as feed:
+    with MergedLogs(cluster) as feed:
         feed.follow(pod.name, pod.uid)
         some = list(feed.lines(0.01))
         rest = list(feed.rest(5.0))

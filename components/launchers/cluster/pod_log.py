@@ -11,17 +11,17 @@ from typing import Any
 from kubernetes.client import ApiException
 from urllib3.exceptions import HTTPError
 
+from components.launchers.cluster.api_errors import ApiError, api_error
 from components.launchers.cluster.client import Cluster
 from components.launchers.cluster.pods import main_container, main_name
-from components.launchers.cluster.refusals import ApiError, told
 
 _OVERLAP = timedelta(seconds=1)  # stdout and stderr may be a little out of order in a log.
-_PREVIOUS_TRIES = 5  # To read what a container said that has been replaced: the node may have dropped it.
+_PREVIOUS_TRIES = 5  # To read the log of a container's previous instance, which the node may have dropped.
 
 
 @dataclass(frozen=True)
 class _State:
-    """What a pod's status says of its log."""
+    """The parts of a pod's status that concern its log."""
 
     restarts: int
     started: bool
@@ -49,7 +49,7 @@ class PodLog:
         self._cluster, self._pod, self._uid = cluster, pod, uid
         self._stopped, self._tail = stopped, tail
         self._recent: deque[tuple[datetime, bytes]] = deque()
-        self._known: Counter[bytes] = Counter()
+        self._seen: Counter[bytes] = Counter()
         self._since: datetime | None = None
         self._rest = b""
         """The end of what was read last, if it was no whole line."""
@@ -74,7 +74,7 @@ class PodLog:
             if not follow:
                 yield from self._present(state)
                 return
-            before, rest = self._read_lines, self._rest
+            read_before, rest = self._read_lines, self._rest
             if state.restarts > restarts:
                 # What the last container said after its stream was lost, before the new one's.
                 whole = yield from self._read(previous=True)
@@ -84,7 +84,7 @@ class PodLog:
                     continue
             else:
                 whole = state.started and (yield from self._read(follow=not state.ended))
-            if self._read_lines > before:
+            if self._read_lines > read_before:
                 waits, progress, ends = timings.waits(), time.monotonic(), 0
                 continue
             if not state.ended:
@@ -135,7 +135,7 @@ class PodLog:
 
     def _read(self, *, follow: bool = False, previous: bool = False) -> Generator[str, None, bool]:
         """Yield what one stream has that is new; returns whether it came to a proper end."""
-        replay = self._known.copy()
+        replay = self._seen.copy()
         try:
             response = self._open(follow, previous)
         except ApiException as error:
@@ -189,11 +189,11 @@ class PodLog:
         )
 
     def _refused(self, error: ApiException) -> None:
-        """Raise what waiting does not mend: 400 is a container that is not there yet, 404 a lost pod."""
+        """Raise an error that retries do not fix; 400 is a container that has not started, 404 a lost pod."""
         if error.status == 401:
             self._cluster.refresh()
         elif error.status == 403:
-            raise told(error, "get", "pods/log", self._pod, self._cluster.namespace)
+            raise api_error(error, "get", "pods/log", self._pod, self._cluster.namespace)
 
     def _is_new(self, raw: bytes, replay: Counter[bytes]) -> bool:
         """Say whether a line was not yielded before, and remember it."""
@@ -202,7 +202,7 @@ class PodLog:
             return False
         printed, _ = _split(raw)
         if printed is None:  # The node's own words, e.g. that the log cannot be read.
-            self._known[raw] = 1
+            self._seen[raw] = 1
         else:
             self._remember(printed, raw)
         self._read_lines += 1
@@ -211,14 +211,14 @@ class PodLog:
     def _remember(self, printed: datetime, raw: bytes) -> None:
         """Keep the lines of the last whole seconds: streams begin anew at a whole second."""
         self._recent.append((printed, raw))
-        self._known[raw] += 1
+        self._seen[raw] += 1
         newest = max(printed, self._since + _OVERLAP) if self._since else printed
         self._since = (newest - _OVERLAP).replace(microsecond=0)
         while self._recent[0][0] < self._since:
             _, old = self._recent.popleft()
-            self._known[old] -= 1
-            if not self._known[old]:
-                del self._known[old]
+            self._seen[old] -= 1
+            if not self._seen[old]:
+                del self._seen[old]
 
 
 def _split(raw: bytes) -> tuple[datetime | None, str]:

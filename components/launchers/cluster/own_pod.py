@@ -1,4 +1,4 @@
-"""Who this process is in the cluster: its pod's image, the workflow that its jobs belong to, and its fate."""
+"""The pod of this process: its image, the Workflow that owns its jobs, and whether the run ends with it."""
 
 import logging
 import os
@@ -6,8 +6,8 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
+from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.client import Cluster, own_namespace
-from components.launchers.cluster.refusals import ApiError
 from components.launchers.render.labels import LABEL_QUEUE
 
 logger = logging.getLogger(__name__)
@@ -16,46 +16,46 @@ _STEP = "main"  # Argo's name of the container that runs a step.
 
 
 @dataclass(frozen=True)
-class Own:
-    """What the own pod gives to the jobs it starts; all empty outside of a cluster."""
+class OwnPod:
+    """What jobs inherit from the pod that starts them; all empty outside of a cluster."""
 
     namespace: str = ""
-    """Its namespace: an owner of another one would have the job deleted at once."""
+    """Its namespace: an owner reference across namespaces would get the job deleted at once."""
     image: str = ""
     """The image it runs."""
     workflow: dict[str, str] | None = None
     """An ownerReference to its Workflow: when that is deleted, so is the job."""
     queue: str = ""
-    """Kueue's queue that its label names: one that a pipeline's task was given is meant for its job."""
+    """Kueue's queue in its label: the queue of a pipeline's task is meant for the task's job."""
 
 
-def own(cluster: Cluster) -> Own:
-    """Look at the pod that this process runs in.
+def read_own_pod(cluster: Cluster) -> OwnPod:
+    """Read the pod that this process runs in.
 
     Its name is KFP_POD_NAME, or in a cluster the host's name. A pod that cannot be read is no
     error: the job then has no owner, and needs an image of its own.
     """
     name = _pod_name()
     if not name:
-        return Own()
+        return OwnPod()
     home = _home(cluster)
     try:
         pod = _own_pod(home, name)
     except ApiError as error:
         logger.warning("the job will have no owner, for this pod cannot be read: %s", error)
-        return Own()
-    return _found(pod, home)
+        return OwnPod()
+    return _from_pod(pod, home)
 
 
-def _found(pod: Any, home: Cluster) -> Own:
+def _from_pod(pod: Any, home: Cluster) -> OwnPod:
     containers = {container.name: container.image for container in pod.spec.containers}
     image = containers.get(_STEP) or pod.spec.containers[0].image
     owners = [_reference(owner) for owner in pod.metadata.owner_references or [] if owner.kind == "Workflow"]
     queue = (pod.metadata.labels or {}).get(LABEL_QUEUE, "")
-    return Own(home.namespace, image, owners[0] if owners else None, queue)
+    return OwnPod(home.namespace, image, owners[0] if owners else None, queue)
 
 
-def ends_with_the_run(cluster: Cluster, mine: Own | None) -> bool:
+def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
     """Decide, when this process is asked to end, whether its job ends too.
 
     A run that is terminated, deleted or over takes its job along. Where only this pod is evicted or
@@ -64,7 +64,7 @@ def ends_with_the_run(cluster: Cluster, mine: Own | None) -> bool:
 
     Args:
         cluster: where the job is.
-        mine: what `own` found; None if nobody asked yet.
+        own: what `read_own_pod` returned; None if it was not read yet.
 
     Returns:
         True where the job is to be deleted, as outside of a pipeline's pod.
@@ -73,11 +73,11 @@ def ends_with_the_run(cluster: Cluster, mine: Own | None) -> bool:
         return True
     home = _home(cluster)
     try:
-        if mine is None:
-            mine = _found(_own_pod(home, _pod_name(), glance=True), home)
-        if mine.workflow is None:
+        if own is None:
+            own = _from_pod(_own_pod(home, _pod_name(), glance=True), home)
+        if own.workflow is None:
             return True
-        workflow = _workflow(home, mine.workflow["name"])
+        workflow = _workflow(home, own.workflow["name"])
     except ApiError as error:
         return error.status == 404 or not _is_deleted(home, _pod_name())
     spec, status = workflow.get("spec") or {}, workflow.get("status") or {}
@@ -123,7 +123,7 @@ def _is_deleted(cluster: Cluster, name: str) -> bool:
 
 def _workflow(cluster: Cluster, name: str) -> dict[str, Any]:
     api = cluster.custom
-    found: dict[str, Any] = cluster.call(
+    workflow: dict[str, Any] = cluster.call(
         "get",
         "workflows",
         lambda: api.get_namespaced_custom_object(
@@ -132,7 +132,7 @@ def _workflow(cluster: Cluster, name: str) -> dict[str, Any]:
         name=name,
         patience=0.0,
     )
-    return found
+    return workflow
 
 
 def _glance(cluster: Cluster) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""From a job and its pods to how the job is."""
+"""Computes a job's status from its object and its pods."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,27 +10,27 @@ from components.launchers.cluster.kinds.kind import Body, Kind
 from components.launchers.render.labels import LABEL_QUEUE, LABEL_SPEC
 
 
-def status(kind: Kind, job: Body, found: Iterable[Any]) -> JobStatus:
-    """Tell how a job is.
+def status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
+    """Return a job's status.
 
     Args:
         kind: what it is.
         job: the job.
-        found: its pods (V1Pod).
+        job_pods: its pods (V1Pod).
     """
     meta = job["metadata"]
     created = meta.get("creationTimestamp") or ""
     # A job of this name that was deleted a moment ago leaves pods of the same labels.
-    mine = [pod for pod in found if pods.rfc3339(pod.metadata.creation_timestamp) >= created]
-    told = pods.statuses(mine, lambda labels: kind.rank(job, labels), kind.attempt_label)
-    phase, reason, message = _phase(kind, job, told)
+    own_pods = [pod for pod in job_pods if pods.rfc3339(pod.metadata.creation_timestamp) >= created]
+    pod_statuses = pods.statuses(own_pods, lambda labels: kind.rank(job, labels), kind.attempt_label)
+    phase, reason, message = _phase(kind, job, pod_statuses)
     labels = meta.get("labels") or {}
     return JobStatus(
         name=meta["name"],
         phase=phase,
         reason=reason,
         message=message,
-        pods=told,
+        pods=pod_statuses,
         created=created,
         nodes=kind.nodes(job),
         elastic=kind.elastic(job),
@@ -43,12 +43,12 @@ def status(kind: Kind, job: Body, found: Iterable[Any]) -> JobStatus:
 
 
 class Incarnations:
-    """Counts the pods that were made anew: controllers replace them and keep no count."""
+    """Counts replaced pods: controllers replace them and keep no count."""
 
     def __init__(self) -> None:
         self._uids: dict[str, dict[int, list[str]]] = {}
         self._before: dict[str, set[str]] = {}
-        """Pods of the time before a suspension, which may take a while to end."""
+        """Pods from before a suspension, which may take a while to terminate."""
 
     def count(self, status: JobStatus) -> JobStatus:
         """Return a status whose pods' restarts include the pods of their ranks before them."""
@@ -57,14 +57,14 @@ class Incarnations:
             self._before.setdefault(status.name, set()).update(pod.uid for pod in status.pods)
             return status
         uids = self._uids.setdefault(status.name, {})
-        before = any(uids.values())
+        had_pods = any(uids.values())
         old = self._before.get(status.name, set())
         pods = tuple(
             pod if pod.uid in old else _counted(uids.setdefault(pod.rank, []), pod) for pod in status.pods
         )
         lost = not pods or any(pod.leaving or pod.phase == "Failed" for pod in pods)
-        again = any(pod.restarts for pod in pods) or (before and lost)
-        restarting = status.phase is Phase.PENDING and again
+        restarted = any(pod.restarts for pod in pods) or (had_pods and lost)
+        restarting = status.phase is Phase.PENDING and restarted
         return replace(status, pods=pods, phase=Phase.RESTARTING if restarting else status.phase)
 
 
@@ -75,14 +75,14 @@ def _counted(uids: list[str], pod: PodStatus) -> PodStatus:
     return replace(pod, restarts=pod.restarts + unknown)
 
 
-def _phase(kind: Kind, job: Body, told: tuple[PodStatus, ...]) -> tuple[Phase, str, str]:
+def _phase(kind: Kind, job: Body, pod_statuses: tuple[PodStatus, ...]) -> tuple[Phase, str, str]:
     """Return phase, reason and message: the end by the job's conditions, the rest by the pods."""
     standing = kind.standing(job)
     if standing.phase is not None:
         return standing.phase, standing.reason, standing.message
-    if sum(pod.counts for pod in told) >= kind.needed(job):
+    if sum(pod.counts for pod in pod_statuses) >= kind.needed(job):
         return Phase.RUNNING, "", ""
     if standing.restarting:
         return Phase.RESTARTING, standing.reason, standing.message
-    waiting = next((pod for pod in told if pod.phase == "Pending" and pod.reason), None)
+    waiting = next((pod for pod in pod_statuses if pod.phase == "Pending" and pod.reason), None)
     return Phase.PENDING, waiting.reason if waiting else "", waiting.message if waiting else ""

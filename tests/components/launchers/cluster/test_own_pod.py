@@ -4,7 +4,7 @@ import pytest
 from fake_api import Fault
 
 from components.launchers.cluster import client
-from components.launchers.cluster.owner import Own, ends_with_the_run, own
+from components.launchers.cluster.own_pod import OwnPod, ends_with_the_run, read_own_pod
 
 WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u-1"}
 
@@ -63,20 +63,20 @@ def test_an_owner_of_another_namespace_is_none(step, backend, fake_cluster, job,
 
 def test_only_a_workflow_owns_jobs(step, cluster):
     step(ownerReferences=[WORKFLOW | {"kind": "StatefulSet"}])
-    assert own(cluster).workflow is None
+    assert read_own_pod(cluster).workflow is None
 
 
 def test_outside_of_a_cluster_there_is_nothing(cluster, fake_cluster, monkeypatch):
     for name in ("KFP_POD_NAME", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
-    assert own(cluster) == Own()
+    assert read_own_pod(cluster) == OwnPod()
     assert not fake_cluster.seen
 
 
 def test_a_pod_that_cannot_be_read_is_no_error(step, cluster, fake_cluster, caplog):
     step()
     fake_cluster.denied.add(("get", "pods"))
-    assert own(cluster) == Own()
+    assert read_own_pod(cluster) == OwnPod()
     assert "no owner" in caplog.text
 
 
@@ -106,13 +106,13 @@ def workflow(fake_cluster):
 def test_a_job_ends_with_its_run_and_not_with_its_steps_pod(step, workflow, cluster, spec, metadata, ends):
     step()
     workflow(spec, **metadata)
-    assert ends_with_the_run(cluster, own(cluster)) is ends
+    assert ends_with_the_run(cluster, read_own_pod(cluster)) is ends
     assert ends_with_the_run(cluster, None) is ends  # Asked before the job was submitted.
 
 
 def test_a_workflow_that_is_gone_has_taken_its_run_along(step, cluster):
     step()
-    assert ends_with_the_run(cluster, own(cluster))
+    assert ends_with_the_run(cluster, read_own_pod(cluster))
 
 
 @pytest.mark.parametrize("deleted", [True, False])
@@ -122,7 +122,7 @@ def test_where_the_workflow_cannot_be_read_the_own_pod_tells(
 ):
     step(**({"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {}))
     workflow()
-    mine = own(cluster)
+    mine = read_own_pod(cluster)
     fake_cluster.faults.append(Fault("GET", "workflows", times=9, **fault))
     assert ends_with_the_run(cluster, mine) is not deleted
     assert len(fake_cluster.requests("GET", "workflows")) == 1  # There is no time for a second.
@@ -131,5 +131,5 @@ def test_where_the_workflow_cannot_be_read_the_own_pod_tells(
 def test_outside_of_a_pipeline_nobody_is_asked(cluster, fake_cluster, monkeypatch):
     for name in ("KFP_POD_NAME", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
-    assert ends_with_the_run(cluster, Own())
+    assert ends_with_the_run(cluster, OwnPod())
     assert not fake_cluster.seen

@@ -1,22 +1,22 @@
-"""The reasons that a cluster gives for pods that do not start or end: which last, and what to do."""
+"""Reasons of pods that wait or failed: which are final, and how to fix them."""
 
 import re
 
 from components.launchers.backend import Ending, PodStatus
 
 PULL = ("ErrImagePull", "ImagePullBackOff")
-"""Of an image that does not come; the two take turns."""
+"""An image that cannot be pulled; the two alternate."""
 MEMORY = ("OOMKilled",)
-"""Of a container that used more memory than it may."""
+"""A container above its memory limit."""
 
 _NO_PROGRAM = ("StartError", "ContainerCannotRun", "RunContainerError")
-_SURELY = re.compile(
+_NOT_EXECUTABLE = re.compile(
     r"exec:|executable|no such file or directory|permission denied|format error|not a directory|chdir", re.I
 )
-"""What a runtime says of a program that it does not find; else it may be the node: its disk, its driver."""
-_OTHER_NODES = 2  # Further starts, maybe on other nodes, of a container that fails for another reason.
+"""Messages of a runtime that cannot execute the program; others may be the node's: its disk, its driver."""
+_MORE_STARTS = 2  # Further starts, maybe on other nodes, of a container that fails for another reason.
 _LASTING = ("CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull")
-_ROOT = ("runAsNonRoot", "breaks non-root policy")  # The words of the kubelet.
+_ROOT_REFUSED = ("runAsNonRoot", "breaks non-root policy")  # The words of the kubelet.
 
 _REMEDIES = {
     "InvalidImageName": "correct image: it is no name that a registry could have",
@@ -30,7 +30,7 @@ _REMEDIES = {
 
 
 def remedy(reason: str, message: str = "") -> str:
-    """Return what to do about a reason; nothing where it does not tell.
+    """Return the fix for a reason; empty if there is none.
 
     Args:
         reason: of a waiting or ended container, or of a pod.
@@ -41,7 +41,7 @@ def remedy(reason: str, message: str = "") -> str:
             "set run_as_user to a number other than 0, e.g. 1000, or use an image whose user is a number "
             "(USER 1000:1000); run_as_non_root: false lets it run as root"
         )
-    if reason in _NO_PROGRAM and message and not _SURELY.search(message):
+    if reason in _NO_PROGRAM and message and not _NOT_EXECUTABLE.search(message):
         return "see to the node: its container runtime cannot start this container"
     if reason in _NO_PROGRAM:
         return "correct the command, or use an image that holds the program"
@@ -51,7 +51,7 @@ def remedy(reason: str, message: str = "") -> str:
 
 
 def _as_root(message: str) -> bool:
-    return any(words in message for words in _ROOT)
+    return any(words in message for words in _ROOT_REFUSED)
 
 
 def is_final(pod: PodStatus, lasted: float, patience: float) -> bool:
@@ -60,17 +60,17 @@ def is_final(pod: PodStatus, lasted: float, patience: float) -> bool:
     Args:
         pod: the pod.
         lasted: how long it has had its reason, in seconds.
-        patience: after how many of them a reason that somebody may still remove is final.
+        patience: seconds after which a reason that a person may still fix is final.
     """
     if pod.reason == "InvalidImageName":
         return True
     if (end := final_end(pod)).reason in _NO_PROGRAM:
-        return bool(_SURELY.search(end.message)) or pod.restarts >= _OTHER_NODES
+        return bool(_NOT_EXECUTABLE.search(end.message)) or pod.restarts >= _MORE_STARTS
     return pod.reason in _LASTING and (_as_root(pod.message) or lasted > patience)
 
 
 def final_end(pod: PodStatus) -> Ending:
-    """Return what `is_final` looks at: the pod's own state, or how the one before it failed to start."""
+    """Return the state that `is_final` checks: the pod's own, or how the previous one failed to start."""
     if pod.before and pod.before.reason in _NO_PROGRAM and pod.reason not in _NO_PROGRAM:
         return pod.before
     return Ending(pod.reason, pod.message, pod.exit_code)

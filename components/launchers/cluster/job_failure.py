@@ -1,24 +1,24 @@
-"""What to tell of a job that did not end well."""
+"""Error messages of jobs that failed."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from components.launchers.backend import Ending, JobStatus, Phase, PodStatus
-from components.launchers.cluster.hints import Hints
-from components.launchers.cluster.reasons import final_end, remedy
+from components.launchers.cluster.log_hints import Hints
+from components.launchers.cluster.pod_reasons import final_end, remedy
 from components.launchers.cluster.restarts import MEMORY_KILLS
 from components.launchers.failure import indented, own_message
 from components.launchers.spec import JobSpec
 from trainer.errors import EXIT_RETRY, Interrupted, KubedetError, LaunchError
 
 
-def of_job(status: JobStatus, last: Mapping[str, Iterable[str]], hints: Hints) -> KubedetError:
+def of_job(status: JobStatus, last_lines_of: Mapping[str, Iterable[str]], hints: Hints) -> KubedetError:
     """Make an error of a job that failed or is gone.
 
     Args:
-        status: how it is.
-        last: the last lines of pods, by name.
-        hints: what its lines told so far.
+        status: its status.
+        last_lines_of: the last lines of pods, by name.
+        hints: the hints from its log lines so far.
 
     Returns:
         A LaunchError with pod, reason, exit code and the training's own message or last lines,
@@ -38,7 +38,7 @@ def of_job(status: JobStatus, last: Mapping[str, Iterable[str]], hints: Hints) -
             f"the training was stopped: {ending(pod)}", fix="run the same again: it goes on where it stopped"
         )
     hints.exit_code(pod.exit_code)
-    lines = list(last.get(pod.name, ()))
+    lines = list(last_lines_of.get(pod.name, ()))
     if message := own_message(lines):
         error = LaunchError(f"{ending(pod)}: {message}", fix="\n  ".join(hints.given))
     else:
@@ -65,7 +65,7 @@ def _order(pod: PodStatus) -> tuple[bool, bool, str, int]:
 
 
 def ending(pod: PodStatus) -> str:
-    """Say how a pod ended."""
+    """Return one line on how a pod ended."""
     who = f"pod {pod.name} (rank {pod.rank})"
     reason = "" if pod.reason in ("", "Error") else f" ({pod.reason})"
     message = f": {' '.join(pod.message.split())}" if pod.message else ""
@@ -77,13 +77,13 @@ def ending(pod: PodStatus) -> str:
 
 
 def last_lines(lines: Iterable[str]) -> str:
-    """Return what stands behind a message of the last lines of a pod; nothing of one that said nothing."""
-    told = indented(lines)
-    return f"; its last lines:\n{told}" if told else ""
+    """Return the last lines of a pod, to be appended to a message; empty if there are none."""
+    text = indented(lines)
+    return f"; its last lines:\n{text}" if text else ""
 
 
 def _ended(pod: PodStatus) -> PodStatus:
-    """Return a pod that waits for its next start as it ended: its own state only says that it waits."""
+    """Return a pod in CrashLoopBackOff with its last termination: its own state only says that it waits."""
     end = pod.before
     if end is None or pod.reason != "CrashLoopBackOff":
         return pod
@@ -116,10 +116,10 @@ def cannot_start(job: JobSpec, pod: PodStatus) -> tuple[str, str]:
     )
 
 
-def replaced(job: str, ours: str, theirs: str) -> LaunchError:
-    """Make an error of a job whose place another one has taken: of its name, and by another launcher."""
+def replaced(job: str, expected: str, actual: str) -> LaunchError:
+    """Make the error of a job that another launcher replaced by a job of the same name."""
     return LaunchError(
         f"the job {job} was replaced by another specification of that name (its label kubedet/spec-hash is "
-        f"{theirs}, ours was {ours})",
+        f"{actual}, ours was {expected})",
         fix="give one of the two another name, and run this one again",
     )

@@ -11,7 +11,7 @@ from patience import until
 
 from components.launchers.backend import Ending
 from components.launchers.cluster import pods
-from components.launchers.cluster.ends import Ends
+from components.launchers.cluster.pod_endings import PodEndings
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def ends(backend, job, fake_cluster, kind, master):
     """The ends of the job `train`, whose pods run until the test ends them."""
     fake_cluster.lives[master] = endless
     backend.submit(job())
-    with Ends(backend.cluster) as ends:
+    with PodEndings(backend.cluster) as ends:
         ends.watch(pods.selector(kind, "train"), partial(kind.rank, fake_cluster.job("train")))
         deadline = time.monotonic() + 60
         while not fake_cluster.requests("GET", "watch=true"):
@@ -110,9 +110,9 @@ def test_a_pod_whose_end_nobody_saw_is_waited_for_once(look, fake_cluster, kill,
     fake_cluster.faults.append(away)
     until(lambda: away.times < 10**6)  # The stream before it has ended.
     kill()
-    monkeypatch.setattr("components.launchers.cluster.ends._MOMENT", 0.2)
+    monkeypatch.setattr("components.launchers.cluster.pod_endings._WATCH_LAG", 0.2)
     begun = time.monotonic()
     assert look() is None
     assert time.monotonic() - begun >= 0.2
-    monkeypatch.setattr("components.launchers.cluster.ends._MOMENT", 600)
+    monkeypatch.setattr("components.launchers.cluster.pod_endings._WATCH_LAG", 600)
     assert look() is None

@@ -1,4 +1,4 @@
-"""The lines of several pods, as they come, in one stream."""
+"""The logs of several pods, merged into one stream of lines."""
 
 import contextlib
 import logging
@@ -8,14 +8,14 @@ from collections.abc import Collection, Iterator
 from queue import Empty, Full, Queue
 
 from components.launchers.backend import LogLine
+from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.client import Cluster
-from components.launchers.cluster.logs import PodLog
-from components.launchers.cluster.refusals import ApiError
+from components.launchers.cluster.pod_log import PodLog
 
 logger = logging.getLogger(__name__)
 
 
-class Feed:
+class MergedLogs:
     """The lines of several pods, each log read by a thread; a context manager.
 
     Args:
@@ -29,14 +29,14 @@ class Feed:
         self._readers: dict[str, threading.Thread] = {}
         self._stopped = threading.Event()
 
-    def __enter__(self) -> "Feed":
+    def __enter__(self) -> "MergedLogs":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
 
     def follow(self, pod: str, uid: str, *, tail: int = 0) -> None:
-        """Begin to read a pod's log, unless it is or was read already.
+        """Start to read a pod's log, unless that was started already.
 
         Args:
             pod: the pod's name.
@@ -51,26 +51,26 @@ class Feed:
     def lines(self, seconds: float) -> Iterator[LogLine]:
         """Yield the lines that come within a time."""
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
+        while (remaining := end - time.monotonic()) > 0:
             with contextlib.suppress(Empty):
-                yield self._lines.get(timeout=left)
+                yield self._lines.get(timeout=remaining)
 
-    def rest(self, seconds: float, of: Collection[str] | None = None) -> Iterator[LogLine]:
-        """Yield lines until every log was read to its end; of one that ends not, for a while.
+    def rest(self, seconds: float, ended: Collection[str] | None = None) -> Iterator[LogLine]:
+        """Yield lines until every log was read to its end; of one that does not end, for a while.
 
         Args:
             seconds: to wait for a further line; ten times as long in all.
-            of: uids of pods that have ended. A log of another, which is being stopped and may take
+            ended: uids of pods that have ended. A log of another, which is being stopped and may take
                 its time, is read for as long as those are, and a sixth of the time; None waits for all.
         """
-        begin = last = time.monotonic()
-        while (now := time.monotonic()) < min(last + seconds, begin + 10 * seconds):
+        start = last_line_at = time.monotonic()
+        while (now := time.monotonic()) < min(last_line_at + seconds, start + 10 * seconds):
             alive = {uid for uid, thread in self._readers.items() if thread.is_alive()}
-            awaited = alive if of is None else alive & set(of)
-            finished = not awaited and (not alive or now > begin + seconds / 6)
+            awaited = alive if ended is None else alive & set(ended)
+            finished = not awaited and (not alive or now > start + seconds / 6)
             try:
                 yield self._lines.get(timeout=0.0 if finished else 0.05)
-                last = now
+                last_line_at = now
             except Empty:
                 if finished:
                     return

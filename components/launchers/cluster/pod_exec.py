@@ -1,4 +1,4 @@
-"""Run a command in a pod, on this terminal where there is one, or for its output.
+"""Runs a command in a pod: on this terminal if there is one, or to capture its output.
 
 Kubernetes' exec, a websocket with numbered channels: 0 stdin, 1 stdout, 2 stderr, 3 how it
 ended, 4 the terminal's size. Source: kubernetes/apimachinery, `util/remotecommand` (v4).
@@ -34,7 +34,7 @@ _TICK_SECONDS = 0.25
 """How soon a terminal that changes its size is noticed."""
 
 Sink = Callable[[int, bytes], Any]
-"""Takes what comes on a channel, 1 or 2."""
+"""Receives the bytes of a channel, 1 or 2."""
 
 
 def interactive(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequence[str]) -> int:
@@ -64,14 +64,14 @@ def captured(core: CoreV1Api, namespace: str, pod: PodStatus, command: Sequence[
 
     Args and Raises: as of `interactive`.
     """
-    heard: list[bytes] = []
+    chunks: list[bytes] = []
 
     def take(channel: int, data: bytes) -> None:
         if channel == STDOUT_CHANNEL:
-            heard.append(data)
+            chunks.append(data)
 
     code = _run(core, namespace, pod, command, take)
-    return code, b"".join(heard).decode(errors="replace")
+    return code, b"".join(chunks).decode(errors="replace")
 
 
 def _run(
@@ -146,25 +146,25 @@ def _readable(socket: Any, terminal: int | None) -> bool:
 def _exit_code(status: bytes, pod: str, command: Sequence[str]) -> int:
     """Read how a command ended from the last message of the API server, a Status."""
     try:
-        ended = json.loads(status)
+        result = json.loads(status)
     except ValueError:
         raise LaunchError(
             f"{pod} hung up before the command ended", fix="see whether the pod still runs"
         ) from None
-    if ended.get("status") == "Success":
+    if result.get("status") == "Success":
         return 0
-    for cause in (ended.get("details") or {}).get("causes") or []:
+    for cause in (result.get("details") or {}).get("causes") or []:
         if cause.get("reason") == "ExitCode":
             return int(cause["message"])
     raise ConfigError(
-        f"{pod} cannot run {command[0]}: {ended.get('message', '')}", fix="name a program of the pod's image"
+        f"{pod} cannot run {command[0]}: {result.get('message', '')}", fix="name a program of the pod's image"
     )
 
 
 def _refusal(reason: str, pod: str, namespace: str) -> ConfigError | LaunchError:
     """Make an error of a handshake that was refused; the client puts all it knows in one text."""
-    found = re.search(r"Handshake status (\d+)", reason)
-    status = found[1] if found else ""
+    handshake = re.search(r"Handshake status (\d+)", reason)
+    status = handshake[1] if handshake else ""
     body = re.search(r"\{.*\}", reason.rpartition("-+-+-")[2])
     with suppress(ValueError, LookupError):
         reason = json.loads(body[0])["message"] if body else reason
@@ -188,9 +188,9 @@ def _raw(terminal: int | None) -> Iterator[None]:
     if terminal is None:
         yield
         return
-    before = termios.tcgetattr(terminal)
+    attributes = termios.tcgetattr(terminal)
     try:
         tty.setraw(terminal, termios.TCSADRAIN)  # What was typed ahead is the pod's too.
         yield
     finally:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, attributes)

@@ -1,8 +1,8 @@
-"""How the pods of a job ended, remembered when they are gone.
+"""Remembers how the pods of a job ended, after they were deleted.
 
-With ExitCode the operator deletes a pod that is to be made anew as soon as it has ended, and
-its status goes with it: who looks now and then never sees that it was killed for its memory.
-So a watch is kept beside the looks.
+With ExitCode the operator deletes a pod that it will replace as soon as it has ended, and its
+status goes with it: polling alone would miss that it was killed for its memory. So a watch of the
+pods runs beside the polling.
 """
 
 import itertools
@@ -20,13 +20,13 @@ from components.launchers.backend import Ending, JobStatus, PodStatus
 from components.launchers.cluster import pods
 from components.launchers.cluster.client import Cluster
 
-_MOMENT = 1.0  # Seconds that the watch may be behind.
+_WATCH_LAG = 1.0  # Seconds that the watch may be behind.
 
 
-class Ends:
+class PodEndings:
     """A watch of a job's pods in a thread of its own; a context manager.
 
-    Where watching is forbidden nothing is remembered, and what the events say has to do.
+    Where RBAC forbids watching nothing is remembered; the job's events remain as a source.
 
     Args:
         cluster: where the job is.
@@ -36,19 +36,19 @@ class Ends:
         self._cluster = cluster
         self._selector = ""
         self._rank: pods.Rank = lambda labels: 0
-        self._known: dict[int, dict[str, Ending | None]] = {}
-        """How pods ended, by rank and uid; None of one that was seen and not seen to end."""
+        self._endings: dict[int, dict[str, Ending | None]] = {}
+        """How pods ended, by rank and uid; None for a pod whose end was not observed."""
         self._news = threading.Condition()
         self._stopped = threading.Event()
         self._blind = False
         self._version = ""
-        """The cluster's number of the last change that was seen."""
+        """resourceVersion of the last change that was received."""
 
-    def __enter__(self) -> "Ends":
+    def __enter__(self) -> "PodEndings":
         return self
 
     def watch(self, selector: str, rank: pods.Rank) -> None:
-        """Begin to watch, unless that was done.
+        """Start the watch, unless it is running.
 
         Args:
             selector: chooses the job's pods, by their labels.
@@ -62,38 +62,38 @@ class Ends:
         self._stopped.set()
 
     def remembered(self, status: JobStatus) -> JobStatus:
-        """Return a status whose pods know how the pod of their rank before them ended."""
+        """Return a status whose pods say in `before` how the previous pod of their rank ended."""
         for pod in status.pods:
             self._note(pod)
         with self._news:
-            # A look may be ahead of the watch, by a moment.
-            self._news.wait_for(lambda: self._blind or not self._awaited(status), _MOMENT)
+            # The polled status may be a moment ahead of the watch.
+            self._news.wait_for(lambda: self._blind or not self._awaited(status), _WATCH_LAG)
             for rank, uid in self._awaited(status):
-                self._known[rank][uid] = Ending()
-        return replace(status, pods=tuple(self._completed(pod) for pod in status.pods))
+                self._endings[rank][uid] = Ending()
+        return replace(status, pods=tuple(self._with_ending(pod) for pod in status.pods))
 
     def _awaited(self, status: JobStatus) -> list[tuple[int, str]]:
-        """Rank and uid of each pod that was replaced, and was not seen to end."""
+        """Rank and uid of each replaced pod whose end was not observed."""
         return [(pod.rank, uid) for pod in status.pods for uid, end in self._earlier(pod) if end is None]
 
     def _earlier(self, pod: PodStatus) -> list[tuple[str, Ending | None]]:
-        """Return the pods before one, and how they ended. A look may also be behind the watch."""
-        known = self._known.get(pod.rank, {})
-        return list(itertools.takewhile(lambda item: item[0] != pod.uid, known.items()))
+        """Return the earlier pods of a pod's rank, and how they ended. The watch may know later ones."""
+        endings = self._endings.get(pod.rank, {})
+        return list(itertools.takewhile(lambda item: item[0] != pod.uid, endings.items()))
 
-    def _completed(self, pod: PodStatus) -> PodStatus:
+    def _with_ending(self, pod: PodStatus) -> PodStatus:
         with self._news:
-            ends = [end for _, end in self._earlier(pod) if end]
-        last = ends[-1] if ends and ends[-1] != Ending() else None
+            endings = [ending for _, ending in self._earlier(pod) if ending]
+        last = endings[-1] if endings and endings[-1] != Ending() else None
         return replace(pod, before=pod.before or last)
 
     def _note(self, pod: PodStatus) -> None:
         ended = pod.phase == "Failed" or pod.exit_code
-        end = Ending(pod.reason, pod.message, pod.exit_code) if ended else None
+        ending = Ending(pod.reason, pod.message, pod.exit_code) if ended else None
         with self._news:
-            known = self._known.setdefault(pod.rank, {})
-            if known.get(pod.uid) in (None, Ending()):
-                known[pod.uid] = end or known.get(pod.uid)
+            endings = self._endings.setdefault(pod.rank, {})
+            if endings.get(pod.uid) in (None, Ending()):
+                endings[pod.uid] = ending or endings.get(pod.uid)
                 self._news.notify_all()
 
     def _watch(self) -> None:
@@ -102,7 +102,7 @@ class Ends:
             try:
                 for change in self._changes():
                     waits = self._cluster.timings.waits()
-                    self._take(change["type"], change["object"])
+                    self._receive(change["type"], change["object"])
                     if self._stopped.is_set():
                         return
             except ApiException as error:
@@ -117,23 +117,23 @@ class Ends:
                 pass  # A stream that broke, or was silent for long: the next one goes on where it was.
             self._stopped.wait(next(waits))
 
-    def _take(self, kind: str, body: dict[str, Any]) -> None:
-        if kind == "ERROR":  # What has happened since is not kept any more: begin with what is there.
+    def _receive(self, event_type: str, body: dict[str, Any]) -> None:
+        if event_type == "ERROR":  # What has happened since is not kept any more: begin with what is there.
             self._version = ""
             return
         self._version = body["metadata"]["resourceVersion"]
-        if kind == "BOOKMARK":
+        if event_type == "BOOKMARK":
             return
-        found = self._pod(body)
-        pod = pods.status(found, self._rank(found.metadata.labels or {}))
+        v1_pod = self._pod(body)
+        pod = pods.status(v1_pod, self._rank(v1_pod.metadata.labels or {}))
         self._note(pod)
-        if kind == "DELETED":
+        if event_type == "DELETED":
             with self._news:  # By somebody, or with its node, before it could end.
-                self._known[pod.rank][pod.uid] = self._known[pod.rank][pod.uid] or Ending("deleted")
+                self._endings[pod.rank][pod.uid] = self._endings[pod.rank][pod.uid] or Ending("deleted")
                 self._news.notify_all()
 
     def _changes(self) -> Iterator[dict[str, Any]]:
-        """Yield changes of pods since the last one, or first those that are there, until the stream ends."""
+        """Yield the watch events since the last one, or first the existing pods, until the stream ends."""
         timings = self._cluster.timings
         query = {"labelSelector": self._selector, "watch": "true"}
         query["allowWatchBookmarks"] = "true"  # Or the number grows old while nothing happens.

@@ -1,4 +1,4 @@
-"""A launcher that is asked to end: its job ends first, unless only the launcher's pod does."""
+"""Stops a launcher at SIGTERM or SIGINT: deletes its job, unless the run goes on without this pod."""
 
 import time
 from collections.abc import Callable
@@ -12,23 +12,23 @@ Out = Callable[[str], None]
 """Takes a line."""
 
 
-def stop(backend: Backend, name: str, asked: Asked, submitted: bool, out: Out) -> NoReturn:
-    """End a job, or leave it to the next attempt, and say so: there may be time for two requests only.
+def stop(backend: Backend, name: str, request: Asked, submitted: bool, out: Out) -> NoReturn:
+    """Delete a job, or leave it to the next attempt, and print which; there may be time for two requests.
 
     Args:
         backend: where it runs.
         name: its name.
-        asked: the signal.
+        request: the signal.
         submitted: whether it is known to be ours.
         out: takes a line.
 
     Raises:
         Interrupted: always; with what to do where the job may still be there.
     """
-    if asked.signal == "SIGTERM" and not backend.ends_with_the_run():
-        out(f"job {name}: goes on, for {asked.signal} ends this pod and not the run")
+    if request.signal == "SIGTERM" and not backend.ends_with_the_run():
+        out(f"job {name}: goes on, for {request.signal} ends this pod and not the run")
         raise Interrupted(
-            f"this pod was asked to end ({asked.signal}), and the run goes on: so does the job {name}",
+            f"this pod was asked to end ({request.signal}), and the run goes on: so does the job {name}",
             fix=f"let the next attempt of this step take it up; `kubedet job stop {name}` ends it",
         )
     try:
@@ -42,6 +42,6 @@ def stop(backend: Backend, name: str, asked: Asked, submitted: bool, out: Out) -
                 time.sleep(timings.backoff)
                 backend.withdraw(name, wait=False)
     except LaunchError as error:
-        raise not_deleted(asked, name, error, stop=f"kubedet job stop {name}") from None
-    out(f"job {name}: deleted on {asked.signal}; its pods are given time to save a checkpoint")
+        raise not_deleted(request, name, error, stop=f"kubedet job stop {name}") from None
+    out(f"job {name}: deleted on {request.signal}; its pods are given time to save a checkpoint")
     raise stopped()

@@ -1,4 +1,4 @@
-"""What an API server's refusals mean, and what to do about them."""
+"""Errors of the API server: what each refusal means, and how to fix it."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ from kubernetes.client import ApiException
 from trainer.errors import EXIT_USAGE, LaunchError
 
 PASSING = (410, 429, 500, 502, 503, 504)
-"""Statuses of an answer that may be another a little later."""
+"""HTTP statuses that are worth another try."""
 
 _TRAINER, _KUEUE = "trainer.kubeflow.org", "kueue.x-k8s.io"
 _GROUPS = {
@@ -20,7 +20,7 @@ _INSTALL = {
     "trainjobs": "install Kubeflow Trainer (v2.3): the cluster does not know TrainJobs",
 }
 _WITHOUT_NAMESPACE = ("nodes", "namespaces", "version", "customresourcedefinitions")
-"""What belongs to the cluster as a whole."""
+"""Resources that are cluster-scoped."""
 _FIXES = {
     0: "see that the API server can be reached from here, and that its certificate is trusted",
     401: "log in to the cluster again: the credentials have expired or are not known",
@@ -37,11 +37,11 @@ class ApiError(LaunchError):
         self.status = status
         """The HTTP status; 0 is no answer."""
         self.absent = absent
-        """Whether the object is not there, and all else is well."""
+        """Whether the object does not exist, while its resource and namespace do."""
         self.unknown = status == 404 and not absent
-        """Whether the cluster knows no such objects at all, or not their namespace."""
+        """Whether the resource is not installed, or the namespace does not exist."""
         self.forbidden = status == 403 and not _by_others(message)
-        """Whether a Role is missing; else it is not a matter of who asks."""
+        """Whether RBAC refuses it; other 403s come from a webhook or a quota."""
         if not self.passing:
             self.exit_code = EXIT_USAGE
 
@@ -52,7 +52,7 @@ def passes(error: BaseException) -> bool:
 
 
 def retry_after(error: BaseException) -> float:
-    """Return how many seconds the server wants to be left alone."""
+    """Return the seconds of the Retry-After header; 0 without one."""
     headers = getattr(error, "headers", None) or {}
     try:
         return float(headers.get("Retry-After", 0))
@@ -61,7 +61,7 @@ def retry_after(error: BaseException) -> float:
 
 
 def reason(error: BaseException) -> str:
-    """Say in the server's own words what went wrong."""
+    """Return the error as text: status, reason and the server's message."""
     if not isinstance(error, ApiException) or not error.status:
         words = " ".join(str(getattr(error, "reason", "") or error).split())
         return f"no answer ({words or type(error).__name__})"
@@ -70,11 +70,11 @@ def reason(error: BaseException) -> str:
     return f"{title}: {message[:2000]}" if message else title
 
 
-def told(error: BaseException, verb: str, resource: str, name: str, namespace: str) -> ApiError:
-    """Make an error for the user, with what to do about it.
+def api_error(error: BaseException, verb: str, resource: str, name: str, namespace: str) -> ApiError:
+    """Make the user's error of a failed request, with its fix.
 
     Args:
-        error: what `cause` returned.
+        error: the exception of the request.
         verb: what RBAC calls the request.
         resource: what it asked for, e.g. pods/log.
         name: the object's name, or nothing.
@@ -113,12 +113,12 @@ def _fix(error: BaseException, status: int, verb: str, resource: str, namespace:
 
 
 def _by_others(message: str) -> bool:
-    """Whether a refusal comes of a webhook or a quota."""
+    """Whether a webhook or a quota refused the request."""
     return "admission webhook" in message or "exceeded quota" in message
 
 
 def _answer(error: ApiException) -> dict[str, Any]:
-    """Return the Status object of an answer; empty where it is none."""
+    """Return the response's Status object; empty if the body is not one."""
     try:
         body = json.loads(error.body or "")
     except ValueError:

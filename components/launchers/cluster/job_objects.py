@@ -1,4 +1,4 @@
-"""The job objects of a namespace, and what they refer to: made, read and deleted."""
+"""Creates, reads and deletes the job objects of a namespace and the objects that they refer to."""
 
 import logging
 import time
@@ -9,15 +9,15 @@ from typing import Any
 from kubernetes.client import V1DeleteOptions
 
 from components.launchers.cluster import pods
+from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.client import Cluster
 from components.launchers.cluster.kinds.kind import Body, Kind
-from components.launchers.cluster.refusals import ApiError
 from components.launchers.render.labels import LABEL_MANAGED, MANAGED_BY
 from trainer.errors import LaunchError
 
 logger = logging.getLogger(__name__)
 
-_TRIES = 3  # To make what the cluster is deleting at this moment.
+_TRIES = 3  # To create an object while the cluster is deleting one of its name.
 
 
 def create(cluster: Cluster, kind: Kind, body: Body, *, dry_run: bool = False) -> str:
@@ -27,17 +27,17 @@ def create(cluster: Cluster, kind: Kind, body: Body, *, dry_run: bool = False) -
         cluster: where.
         kind: what it is.
         body: the manifest.
-        dry_run: have it checked, and nothing made.
+        dry_run: have it checked, without creating it.
 
     Raises:
         ApiError: it was refused; status 409 where the name is taken.
     """
-    made = _create(cluster, kind, body, dry_run)
-    return str(made["metadata"]["uid"])
+    created = _create(cluster, kind, body, dry_run)
+    return str(created["metadata"]["uid"])
 
 
 def rehearse(cluster: Cluster, kind: Kind, body: Body) -> Body:
-    """Return what the cluster's webhooks would make of a job; nothing is created.
+    """Return a job as the cluster's webhooks would change it, by a dry run.
 
     Raises:
         ApiError: it was refused.
@@ -47,7 +47,7 @@ def rehearse(cluster: Cluster, kind: Kind, body: Body) -> Body:
 
 def _create(cluster: Cluster, kind: Kind, body: Body, dry_run: bool) -> Body:
     options: dict[str, Any] = {"dry_run": "All"} if dry_run else {}
-    made: Body = cluster.call(
+    created: Body = cluster.call(
         "create",
         kind.plural,
         lambda: cluster.custom.create_namespaced_custom_object(
@@ -56,7 +56,7 @@ def _create(cluster: Cluster, kind: Kind, body: Body, dry_run: bool) -> Body:
         name=body["metadata"].get("name", ""),
         patience=0.0 if dry_run else None,
     )
-    return made
+    return created
 
 
 def get(cluster: Cluster, kind: Kind, name: str, *, patience: float | None = None) -> Body | None:
@@ -76,7 +76,7 @@ def get(cluster: Cluster, kind: Kind, name: str, *, patience: float | None = Non
 
 def _get(cluster: Cluster, kind: Kind, plural: str, name: str, patience: float | None) -> Body | None:
     try:
-        found: Body = cluster.call(
+        body: Body = cluster.call(
             "get",
             plural,
             lambda: cluster.custom.get_namespaced_custom_object(
@@ -89,59 +89,59 @@ def _get(cluster: Cluster, kind: Kind, plural: str, name: str, patience: float |
         if error.absent:
             return None
         raise
-    return found
+    return body
 
 
 def is_there(cluster: Cluster, kind: Kind, plural: str, name: str) -> bool:
     """Whether the namespace has an object of kubedet's that a job of a kind may refer to.
 
-    Where it may not be read it is taken for there: the cluster says so where it is not.
+    One that may not be read is assumed to exist: else the cluster refuses the job.
     """
     try:
-        found = _get(cluster, kind, plural, name, None)
+        body = _get(cluster, kind, plural, name, None)
     except ApiError as error:
         if error.status == 403:
             return True
         raise
-    return found is not None and is_ours(found)
+    return body is not None and is_managed(body)
 
 
-def is_ours(body: Body) -> bool:
-    """Whether kubedet made an object: by its label."""
+def is_managed(body: Body) -> bool:
+    """Whether kubedet created an object, by its label."""
     return bool((body["metadata"].get("labels") or {}).get(LABEL_MANAGED) == MANAGED_BY)
 
 
 def create_all(cluster: Cluster, kind: Kind, manifests: list[Body]) -> str:
-    """Create a job and what it refers to, which is the job's then; returns the job's uid.
+    """Create a job and what it refers to, which the job then owns; returns the job's uid.
 
     Raises:
         ApiError: something was refused, and what was made before it is deleted; status 409 where the
             job's name is taken.
     """
-    *others, job = manifests
+    *dependencies, job = manifests
     timings = cluster.timings
     waits, end = timings.waits(), time.monotonic() + timings.patience
     while True:
-        for other in others:
-            _put(cluster, kind, other, _name(job))
+        for dependency in dependencies:
+            _create_or_orphan(cluster, kind, dependency, _name(job))
         try:
             uid = create(cluster, kind, job)
             break
         except ApiError as error:
-            # The controller sees what is made a moment later; and an earlier job may have taken it along.
-            unseen = any(f'"{_name(other)}" not found' in error.message for other in others)
+            # The controller's cache lags behind; and the deletion of an earlier job may have taken it along.
+            unseen = any(f'"{_name(dependency)}" not found' in error.message for dependency in dependencies)
             if unseen and time.monotonic() < end:
                 time.sleep(next(waits))
                 continue
             if not error.passing and error.status != 409:  # Else there may be a job that needs them.
-                _discard(cluster, kind, others)
+                _discard(cluster, kind, dependencies)
             raise
-    give(cluster, kind, manifests, uid)
+    add_owner(cluster, kind, manifests, uid)
     return uid
 
 
-def give(cluster: Cluster, kind: Kind, manifests: list[Body], uid: str) -> None:
-    """Make what a job refers to the job's own, so that it goes when the job does.
+def add_owner(cluster: Cluster, kind: Kind, manifests: list[Body], uid: str) -> None:
+    """Add the job as owner reference of what it refers to, so that both are deleted together.
 
     Args:
         cluster: where they are.
@@ -149,44 +149,44 @@ def give(cluster: Cluster, kind: Kind, manifests: list[Body], uid: str) -> None:
         manifests: as they were created, the job last.
         uid: the job's.
     """
-    *others, job = manifests
+    *dependencies, job = manifests
     # Without blockOwnerDeletion: some clusters forbid it, and with it a job could wait for ever for its end.
-    owner = {**_head(job), "name": _name(job), "uid": uid}
-    for other in others:
-        owned = {**_head(other), "metadata": {"ownerReferences": [owner]}}
+    owner = {**_type(job), "name": _name(job), "uid": uid}
+    for dependency in dependencies:
+        owned = {**_type(dependency), "metadata": {"ownerReferences": [owner]}}
         try:
-            _send(cluster, kind, "patch", owned, _name(other))
+            _send(cluster, kind, "patch", owned, _name(dependency))
         except ApiError as error:
             logger.warning(
-                "the %s %s stays when its job goes: %s", other["kind"], _name(other), error.message
+                "the %s %s stays when its job goes: %s", dependency["kind"], _name(dependency), error.message
             )
 
 
-def _put(cluster: Cluster, kind: Kind, other: Body, job: str) -> None:
-    """Create what a job refers to; one of that name is left from an earlier attempt, or from an earlier job.
+def _create_or_orphan(cluster: Cluster, kind: Kind, dependency: Body, job: str) -> None:
+    """Create what a job refers to; one of that name is left from an earlier attempt or job.
 
-    The cluster deletes an earlier job's at any moment, so it is taken away from that job first.
+    The garbage collector may delete an earlier job's at any moment, so its owner references are removed.
     """
-    free = {**other, "metadata": {"ownerReferences": None, **other["metadata"]}}
+    orphaned = {**dependency, "metadata": {"ownerReferences": None, **dependency["metadata"]}}
     for _ in range(_TRIES):
         try:
-            _send(cluster, kind, "create", other)
+            _send(cluster, kind, "create", dependency)
             return
         except ApiError as error:
             if error.status != 409 or get(cluster, kind, job) is not None:
                 raise
         try:
-            _send(cluster, kind, "patch", free, _name(other))
+            _send(cluster, kind, "patch", orphaned, _name(dependency))
             return
         except ApiError as error:
             if not error.absent:
                 raise
 
 
-def _discard(cluster: Cluster, kind: Kind, others: list[Body]) -> None:
-    for other in others:
+def _discard(cluster: Cluster, kind: Kind, dependencies: list[Body]) -> None:
+    for dependency in dependencies:
         with suppress(ApiError):  # The refusal of the job says more.
-            _send(cluster, kind, "delete", other, _name(other))
+            _send(cluster, kind, "delete", dependency, _name(dependency))
 
 
 def _send(cluster: Cluster, kind: Kind, verb: str, body: Body, name: str = "") -> None:
@@ -202,7 +202,7 @@ def _send(cluster: Cluster, kind: Kind, verb: str, body: Body, name: str = "") -
     cluster.call(verb, plural, requests[verb], name=name)
 
 
-def _head(body: Body) -> Body:
+def _type(body: Body) -> Body:
     return {"apiVersion": body["apiVersion"], "kind": body["kind"]}
 
 
@@ -210,8 +210,8 @@ def _name(body: Body) -> str:
     return str(body["metadata"]["name"])
 
 
-def ours(cluster: Cluster, kind: Kind) -> list[Body]:
-    """Return the jobs of a kind that kubedet made."""
+def managed(cluster: Cluster, kind: Kind) -> list[Body]:
+    """Return the jobs of a kind that kubedet created."""
     body = cluster.call(
         "list",
         kind.plural,
@@ -224,17 +224,17 @@ def ours(cluster: Cluster, kind: Kind) -> list[Body]:
 
 
 def delete(cluster: Cluster, kind: Kind, name: str, *, uid: str = "", patience: float | None = None) -> None:
-    """Ask for a job's deletion; one that is gone is no error.
+    """Delete a job, without waiting; one that is gone is no error.
 
     Args:
         cluster: where it is.
         kind: what it is.
         name: its name.
-        uid: delete this very job, not another that has taken its name.
+        uid: delete only the job of this uid, not a later one of the same name.
         patience: as of Cluster.call.
     """
-    only = {"uid": uid} if uid else None
-    options = V1DeleteOptions(propagation_policy="Background", preconditions=only)
+    precondition = {"uid": uid} if uid else None
+    options = V1DeleteOptions(propagation_policy="Background", preconditions=precondition)
     try:
         cluster.call(
             "delete",
@@ -253,14 +253,14 @@ def delete(cluster: Cluster, kind: Kind, name: str, *, uid: str = "", patience: 
 def await_absence(cluster: Cluster, kind: Kind, name: str, *, uid: str = "") -> None:
     """Wait until a job and its pods are gone.
 
-    A job that is made while pods of an older one are there waits for their names: the operator
-    makes its workers and Services only after long back-offs.
+    A job that is created while pods of an older one exist waits for their names: the operator
+    creates its workers and Services only after long back-offs.
 
     Args:
         cluster: where it is.
         kind: what it is.
         name: its name.
-        uid: this very job; another that has taken its name is not waited for.
+        uid: only the job of this uid; a later one of the same name is not waited for.
 
     Raises:
         LaunchError: something is still there after Timings.removal.
@@ -269,16 +269,16 @@ def await_absence(cluster: Cluster, kind: Kind, name: str, *, uid: str = "") -> 
     end = time.monotonic() + timings.removal
     waits = timings.waits()
     while True:
-        there = get(cluster, kind, name)
-        if there is not None and uid and there["metadata"]["uid"] != uid:
+        job = get(cluster, kind, name)
+        if job is not None and uid and job["metadata"]["uid"] != uid:
             return
-        left = [pod.metadata.name for pod in pods.of_job(cluster, kind, name)]
-        if there is None and not left:
+        pod_names = [pod.metadata.name for pod in pods.of_job(cluster, kind, name)]
+        if job is None and not pod_names:
             return
         if time.monotonic() > end:
-            kept = ", ".join(left) or f"the {kind.title} {name}, held by a finalizer"
+            rest = ", ".join(pod_names) or f"the {kind.title} {name}, held by a finalizer"
             raise LaunchError(
-                f"{kind.title} {name} was deleted, but after {timings.removal:.0f} s there is still: {kept}",
+                f"{kind.title} {name} was deleted, but after {timings.removal:.0f} s there is still: {rest}",
                 fix="see whether its node answers; `kubectl delete pod --force` ends the pods of a dead node",
             )
         time.sleep(min(next(waits), timings.poll))

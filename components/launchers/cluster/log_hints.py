@@ -1,4 +1,4 @@
-"""What lines of a log tell of the cluster's settings, and what to do about them."""
+"""Hints on wrong settings of a job or cluster, recognised by lines of its log."""
 
 import re
 
@@ -45,7 +45,7 @@ _BUS_ERROR = 135  # 128 + SIGBUS
 
 
 class Hints:
-    """Gathers hints, each once.
+    """Collects hints, each once.
 
     Args:
         rdma: whether the job asks for RDMA.
@@ -58,7 +58,7 @@ class Hints:
         """The hints so far."""
 
     def line(self, text: str) -> str:
-        """Look at a line of a log; return a hint that is new, or nothing."""
+        """Match a log line; return its hint if it is new, or nothing."""
         for pattern, hint in self._rules:
             if hint not in self.given and pattern.search(text):
                 self.given.append(hint)
@@ -66,5 +66,5 @@ class Hints:
         return ""
 
     def exit_code(self, code: int | None) -> str:
-        """Look at what a process ended with; return a hint that is new, or nothing."""
+        """Match a process's exit code; return its hint if it is new, or nothing."""
         return self.line("Bus error") if code == _BUS_ERROR else ""

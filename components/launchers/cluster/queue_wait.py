@@ -1,4 +1,4 @@
-"""What is told of a job that waits in a queue, and when it waits in vain."""
+"""Messages on a job that waits in Kueue's queue, and when to give it up."""
 
 import re
 
@@ -9,8 +9,8 @@ from components.launchers.timings import Timings
 _NUMBERS = re.compile(r"\d\S*\s*")
 
 
-class Queued:
-    """The waiting of one job; other than in a queue it may be suspended for as long as somebody likes.
+class QueueWait:
+    """The time of one job in a queue; a job that is suspended outside of a queue may stay so for ever.
 
     Args:
         start_timeout: seconds after which a job that its queue will never let go is given up.
@@ -19,30 +19,30 @@ class Queued:
 
     def __init__(self, start_timeout: float, timings: Timings) -> None:
         self._start_timeout, self._timings = start_timeout, timings
-        self._told = ""
-        self._told_at = float("-inf")
+        self._reported = ""
+        self._reported_at = float("-inf")
         self._reason = ""
         self._since = 0.0
 
     def is_news(self, status: JobStatus, now: float) -> bool:
-        """Whether something is to be told: new words at once, new numbers in the same ones now and then."""
+        """Whether to print the status: new words at once, only new numbers every Timings.place seconds."""
         if status.phase is not Phase.SUSPENDED or not status.queue:
-            self._told = ""
+            self._reported = ""
             return False
         if status.reason == kueue.ADMITTED:  # It will run in a moment.
             return False
         message = status.message
-        same = _NUMBERS.sub("", message) == _NUMBERS.sub("", self._told)
-        lost = self._told.endswith(message)  # Its place is not told while Kueue makes up its mind.
-        if lost or (same and now - self._told_at < self._timings.place):
+        same = _NUMBERS.sub("", message) == _NUMBERS.sub("", self._reported)
+        lost = self._reported.endswith(message)  # Its place is not told while Kueue makes up its mind.
+        if lost or (same and now - self._reported_at < self._timings.place):
             return False
-        self._told, self._told_at = message, now
+        self._reported, self._reported_at = message, now
         return True
 
     def verdict(self, status: JobStatus, now: float) -> str:
-        """Say why a job's queue will never let it go: nobody serves it, or it is in none; else nothing.
+        """Return why a job will never be admitted: its kind or its queue is not served; else nothing.
 
-        One that waits for quota is well, for a queue may take days; so is one of which nobody tells.
+        A job that waits for quota is fine, for a queue may take days; so is one with an unreadable Workload.
         """
         reason = status.reason if status.phase is Phase.SUSPENDED and status.queue else ""
         if reason != self._reason:

@@ -6,7 +6,7 @@ import time
 import pytest
 from fake_api import Fault
 
-from components.launchers.cluster.logs import PodLog
+from components.launchers.cluster.pod_log import PodLog
 
 LOG = "/train-master-0/log"
 SECOND = 10**9
@@ -143,7 +143,7 @@ def test_what_was_read_long_ago_is_not_asked_for_again(start, fake_cluster):
     assert list(log.lines()) == [str(number) for number in range(50)]
     again = fake_cluster.requests("GET", LOG)[1].path
     assert "sinceTime=2023-11-14T22%3A13%3A5" in again  # The start was 22:13:20.
-    assert len(log._known) <= 3
+    assert len(log._seen) <= 3
 
 
 def test_a_rotated_log_is_read_on(start, fake_cluster):

@@ -12,7 +12,7 @@ from fake_pod import endless
 from terminal import Terminal
 
 from components.launchers.backend import PodStatus
-from components.launchers.cluster import execute
+from components.launchers.cluster import pod_exec
 from components.launchers.cluster.client import connect
 from trainer.errors import ConfigError, LaunchError
 
@@ -31,7 +31,7 @@ def core(fake_cluster):
 
 
 def run(core, *command):
-    return execute.captured(core, "default", POD, command)
+    return pod_exec.captured(core, "default", POD, command)
 
 
 def test_a_command_runs_in_the_container_that_trains(core, fake_cluster):
@@ -51,7 +51,7 @@ def test_the_exit_code_is_the_commands(core):
 
 
 def test_without_a_terminal_both_outputs_are_passed_on(core, capfdbinary):
-    code = execute.interactive(core, "default", POD, ["sh", "-c", "echo out; echo err >&2; exit 3"])
+    code = pod_exec.interactive(core, "default", POD, ["sh", "-c", "echo out; echo err >&2; exit 3"])
     assert code == 3
     assert capfdbinary.readouterr() == (b"out\n", b"err\n")
 
@@ -63,7 +63,7 @@ def test_a_program_that_is_not_there_is_told(core):
 
 def test_a_pod_that_is_not_there_is_told(core):
     with pytest.raises(ConfigError, match='cannot run a command in other: pods "other" not found'):
-        execute.captured(core, "default", replace(POD, name="other"), ["true"])
+        pod_exec.captured(core, "default", replace(POD, name="other"), ["true"])
 
 
 def test_a_missing_permission_names_the_verbs(core, fake_cluster):
@@ -93,9 +93,9 @@ def test_a_server_that_refuses_for_another_reason_is_told(core, fake_cluster):
 
 def test_on_a_terminal_the_keys_the_size_and_ctrl_c_are_the_pods(core, fake_cluster, monkeypatch):
     script = (
-        "from components.launchers.cluster import execute, client; import sys;"
+        "from components.launchers.cluster import pod_exec, client; import sys;"
         "from components.launchers.backend import PodStatus;"
-        "sys.exit(execute.interactive(client.connect().core, 'default', "
+        "sys.exit(pod_exec.interactive(client.connect().core, 'default', "
         "PodStatus('p-master-0', 'Running', 0, container='pytorch'), ['sh']))"
     )
     monkeypatch.setenv("PS1", "> ")
