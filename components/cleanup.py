@@ -1,4 +1,4 @@
-"""The end of every run, however it went: nothing of it stays behind, and what failed is told in one place."""
+"""The exit handler of every run: deletes its training job, and reports what failed."""
 
 from kfp import dsl
 
@@ -12,7 +12,7 @@ def cleanup(
     status: dsl.PipelineTaskFinalStatus,
     outcome: dsl.Output[dsl.Markdown],
 ) -> None:
-    """Delete the run's training job if it is still going on, and say how the run ended and why.
+    """Delete the run's training job if it is still running, and report how the run ended and why.
 
     Args:
         launcher: what started the training; empty where the run trains nothing.
@@ -22,5 +22,5 @@ def cleanup(
     """
     from components import steps
 
-    given = (launcher, run_id, status.state, outcome.path)
-    outcome.metadata.update(steps.run("cleanup", "components.ends:end", *given))
+    arguments = (launcher, run_id, status.state, outcome.path)
+    outcome.metadata.update(steps.run("cleanup", "components.run_end:end", *arguments))

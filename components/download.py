@@ -1,4 +1,4 @@
-"""Step 1, where pods share it: bring the source's images and annotations under the data root."""
+"""Step 1 with several pods: merge the images and annotations that they have fetched under the data root."""
 
 from kfp import dsl
 
@@ -30,6 +30,6 @@ def download(
     """
     from components import steps
 
-    given = (parts, source, recipe, overrides, data_root, data_version)
-    made = steps.run("download", "components.preparation:download", *given, secret=credentials)
-    steps.publish(raw, *made)
+    arguments = (parts, source, recipe, overrides, data_root, data_version)
+    published = steps.run("download", "components.preparation:download", *arguments, secret=credentials)
+    steps.publish(raw, *published)

@@ -33,8 +33,8 @@ def evaluate(
     """
     from components import steps
 
-    given = (steps.manifest(model), rules, report.path, summary.path, verdict.path)
-    scored = steps.run("evaluate", "components.verdict:score", *given, secret=credentials)
+    arguments = (steps.manifest(model), rules, report.path, summary.path, verdict.path)
+    scored = steps.run("evaluate", "components.scoring:score", *arguments, secret=credentials)
     steps.publish(metrics, scored["metrics"], scored["shown"])
     verdict.metadata.update(scored["verdict"])
     return scored["verdict"]["verdict"]

@@ -1,4 +1,4 @@
-"""Step 5: write the model for serving, check it against the trained one, publish it, tell a registry."""
+"""Step 5: export the model for serving, check it against the trained one, publish and register it."""
 
 from kfp import dsl
 
@@ -26,8 +26,8 @@ def export(
     """
     from components import steps
 
-    given = (steps.manifest(model), signing, registry, run_id)
+    arguments = (steps.manifest(model), signing, registry, run_id)
     work = "components.publishing:export_and_publish"
-    made = steps.run("export", work, *given, secret=credentials)
-    shown = {"uri": made["model"], "name": made["name"], "model_version": made["model_version"]}
-    steps.publish(exported, made, shown | {"registered": registry})
+    bundle = steps.run("export", work, *arguments, secret=credentials)
+    shown = {"uri": bundle["model"], "name": bundle["name"], "model_version": bundle["model_version"]}
+    steps.publish(exported, bundle, shown | {"registered": registry})

@@ -20,5 +20,5 @@ def fetch(part: str, recipe: str, overrides: dict, credentials: str) -> str:
     """
     from components import steps
 
-    given = (part, recipe, overrides)
-    return steps.run("fetch", "components.partitions:fetch", *given, secret=credentials)
+    arguments = (part, recipe, overrides)
+    return steps.run("fetch", "components.partitions:fetch", *arguments, secret=credentials)

@@ -1,4 +1,4 @@
-"""The training job of a run: what the pipeline's parameters ask for, its name, and its end."""
+"""The training job of a run: its specification from the pipeline's parameters, its name, its deletion."""
 
 import hashlib
 import json
@@ -8,29 +8,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from components import launchers, stores
-from components.launchers import fields as of_job
+from components import launchers, object_store
+from components.launchers import spec_fields
 from components.launchers.spec import JobSpec, from_fields, training
 from trainer.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 VOLUME = "/data"
-"""Where the pods of a run find the volume, if they have one."""
+"""Mount path of the volume in the pods of a run, if they have one."""
 
 PARAMETERS = ("image", "nodes", "nproc", "gpus")
-"""Fields of a job that a run has parameters of its own for."""
+"""Fields of a job that are parameters of the pipeline themselves."""
 
-_OF_PODS = ("gpus", "image")
-"""Those of them that mean nothing where the processes have no pods of their own."""
+_POD_FIELDS = ("gpus", "image")
+"""Those of them that only apply to jobs in pods of their own."""
 
-_OF_A_TOLERATION = ("key", "operator", "value", "effect")
-_GIVEN = ("name", "namespace", "command")
+_TOLERATION_FIELDS = ("key", "operator", "value", "effect")
+_RUN_FIELDS = ("name", "namespace", "command")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a run asks of the launcher, in the words of the pipeline's parameters."""
+    """What a run asks of the launcher, named as in the pipeline's parameters."""
 
     launcher: str = "local"
     """Name of the launcher."""
@@ -38,7 +38,7 @@ class Request:
     """Fields of JobSpec, those of PARAMETERS."""
     job: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of JobSpec."""
-    credentials: str = stores.CREDENTIALS
+    credentials: str = object_store.CREDENTIALS
     """Secret with the object store's keys; it need not exist."""
     claim: str = ""
     """PersistentVolumeClaim that the run's pods mount at VOLUME; empty is none."""
@@ -48,17 +48,17 @@ class Request:
     """Container image of a job that names none."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], **surroundings: Any) -> "Request":
-        """Take a request from a run's parameters, as they are or as texts.
+    def of(cls, parameters: Mapping[str, Any], **surroundings: Any) -> "Request":
+        """Make a request from a run's parameters, typed or as strings.
 
         Args:
-            given: by name, those of PARAMETERS and other fields of this. Kubeflow makes texts of what it
-                pastes into a mapping: numbers are read again.
+            parameters: by name, those of PARAMETERS and other fields of this. Kubeflow makes strings of what
+                it inserts into a mapping: numbers are parsed again.
             surroundings: further fields of this.
         """
-        own = {name: _read(name, given[name]) for name in PARAMETERS if name in given}
-        others = {name: value for name, value in given.items() if name not in PARAMETERS}
-        return cls(own=own, **others, **surroundings)
+        own = {name: _read(name, parameters[name]) for name in PARAMETERS if name in parameters}
+        further = {name: value for name, value in parameters.items() if name not in PARAMETERS}
+        return cls(own=own, **further, **surroundings)
 
     def spec(self, arguments: tuple[str, ...]) -> JobSpec:
         """Describe the job that runs `python -m trainer ARGUMENTS`.
@@ -72,16 +72,16 @@ class Request:
         in_pods = launchers.entry(self.launcher).pods
         job = dict(self.job)
         problems = self._problems(job, in_pods)
-        fields = {name: value for name, value in job.items() if name not in (*PARAMETERS, *_GIVEN)}
-        asked = {name: value for name, value in self.own.items() if in_pods or name not in _OF_PODS}
-        fields |= asked | {"command": training(arguments)}
+        fields = {name: value for name, value in job.items() if name not in (*PARAMETERS, *_RUN_FIELDS)}
+        own_fields = {name: value for name, value in self.own.items() if in_pods or name not in _POD_FIELDS}
+        fields |= own_fields | {"command": training(arguments)}
         if in_pods:
             image = self.own.get("image") or self.default_image
             fields |= {"image": image, "name": name_of(self.run_id)} | self._surroundings(job)
         try:
             spec = from_fields(fields, where="the training job")
         except ConfigError as error:
-            problems += [self._told(line) for line in error.message.splitlines()[1:]]
+            problems += [self._named(line) for line in error.message.splitlines()[1:]]
         if problems:
             raise ConfigError(
                 "the training job cannot be used:\n" + "\n".join(problems),
@@ -90,40 +90,42 @@ class Request:
         return spec
 
     def _problems(self, job: dict[str, Any], in_pods: bool) -> list[str]:
-        found = [f"  job.{name}: is a parameter of its own" for name in PARAMETERS if name in job]
-        found += [f"  job.{name}: is decided by the run" for name in _GIVEN if name in job]
+        problems = [f"  job.{name}: is a parameter of its own" for name in PARAMETERS if name in job]
+        problems += [f"  job.{name}: is decided by the run" for name in _RUN_FIELDS if name in job]
         if not in_pods:
-            meaningless = [name for name in _OF_PODS if self.own.get(name)] + ["job"] * bool(self.job)
-            found += [f"  {name}: means nothing to the launcher {self.launcher}" for name in meaningless]
-        open_secrets = sorted(set(_mapping(job, "env")) & set(stores.secret_variables().values()))
-        found += [f"  job.env.{name}: is a secret, it belongs into a Secret" for name in open_secrets]
-        return found
+            meaningless = [name for name in _POD_FIELDS if self.own.get(name)] + ["job"] * bool(self.job)
+            problems += [f"  {name}: means nothing to the launcher {self.launcher}" for name in meaningless]
+        open_secrets = sorted(set(_mapping(job, "env")) & set(object_store.secret_variables().values()))
+        problems += [f"  job.env.{name}: is a secret, it belongs into a Secret" for name in open_secrets]
+        return problems
 
-    def _told(self, line: str) -> str:
-        """Name a field as the run's parameters do: those of a job are given under `job`."""
+    def _named(self, line: str) -> str:
+        """Name a field as in the run's parameters: those of a job are given under `job`."""
         field = line.strip().partition(":")[0].partition(".")[0]
         return f"  job.{line.strip()}" if field in self.job and field not in PARAMETERS else line
 
     def _surroundings(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Environment and volumes like the step's own; what the job names itself wins."""
-        env = stores.settings() | _mapping(job, "env")
+        """Return environment and volumes as in the step's own pod; those of the job take precedence."""
+        env = object_store.settings() | _mapping(job, "env")
         secret_env = _list(job, "secret_env")
-        taken = {*env, *(item.get("name") for item in secret_env if isinstance(item, dict))}
+        defined = {*env, *(item.get("name") for item in secret_env if isinstance(item, dict))}
         secret_env += [
             {"name": name, "secret": self.credentials, "key": key, "optional": True}
-            for key, name in stores.secret_variables().items()
-            if name not in taken
+            for key, name in object_store.secret_variables().items()
+            if name not in defined
         ]
         mounts = [{"claim": self.claim, "path": VOLUME}] if self.claim else []
-        made = {"env": env, "secret_env": secret_env, "mounts": mounts + _list(job, "mounts")}
+        values = {"env": env, "secret_env": secret_env, "mounts": mounts + _list(job, "mounts")}
         # What is not of the right type stays as it is: the specification says so.
         kinds = {"env": Mapping, "secret_env": list, "mounts": list}
-        return {name: value for name, value in made.items() if isinstance(job.get(name, value), kinds[name])}
+        return {
+            name: value for name, value in values.items() if isinstance(job.get(name, value), kinds[name])
+        }
 
 
 def _read(name: str, value: Any) -> Any:
-    """Return a field's value of the type that it has; what cannot be read the specification refuses."""
-    if not isinstance(value, str) or not of_job.is_number(name):
+    """Parse a field's value to its type; one that cannot be parsed is left to the specification."""
+    if not isinstance(value, str) or not spec_fields.is_number(name):
         return value
     try:
         return json.loads(value)
@@ -144,21 +146,21 @@ def _list(job: dict[str, Any], name: str) -> list[Any]:
 def placed(
     job: Mapping[str, Any], tolerations: list[dict[str, Any]] | None, node_selector: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Add to a job's fields where its pods may run, as a task of a pipeline was told; the job's own win.
+    """Add a task's tolerations and node selector to a job's fields; the job's own take precedence.
 
     Args:
         job: fields of JobSpec.
         tolerations: as Kubernetes has them.
         node_selector: labels of nodes.
     """
-    wanted = [
-        {name: value for name, value in item.items() if value is not None and name in _OF_A_TOLERATION}
+    tolerated = [
+        {name: value for name, value in item.items() if value is not None and name in _TOLERATION_FIELDS}
         for item in tolerations or []
     ]
-    given = ({"tolerations": wanted} if wanted else {}) | (
+    placement = ({"tolerations": tolerated} if tolerated else {}) | (
         {"node_selector": dict(node_selector)} if node_selector else {}
     )
-    return given | dict(job)
+    return placement | dict(job)
 
 
 def name_of(run_id: str, task: str = "train") -> str:
@@ -187,8 +189,8 @@ def remove(launcher: str, run_id: str) -> None:
             hold its GPUs still, so the step that cleans up must not look as if all were well.
     """
     name = name_of(run_id)
-    was = launchers.remove(launcher, name).phase
-    if was.final:
-        logger.info("nothing to clean up: the job %s is %s", name, was)
+    phase = launchers.remove(launcher, name).phase
+    if phase.final:
+        logger.info("nothing to clean up: the job %s is %s", name, phase)
     else:
-        logger.info("deleted the job %s, which was still %s", name, was)
+        logger.info("deleted the job %s, which was still %s", name, phase)

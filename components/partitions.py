@@ -1,21 +1,21 @@
-"""Download and sharding by several pods: what each of them is told, and does.
+"""Download and sharding by several pods: the parts of the work, and how each is done.
 
 A part is {"plan": URI of the plan ("" where there is nothing to fetch), "partition": which, from 0,
-"partitions": how many}, written as JSON: Kubeflow's compiler calls an item of a list a text, and its driver
-refuses a mapping there. Whatever the parts are, the result is the same: see `trainer.data.download`.
+"partitions": how many}, written as JSON: Kubeflow's compiler types an item of a list as a string, and its
+driver refuses a mapping there. Whatever the parts are, the result is the same: see `trainer.data.download`.
 """
 
 import json
 from typing import Any
 
-from components import versions
+from components import data_versions
 from trainer import recipes, storage
 from trainer.config import DataConfig
 from trainer.data import download, shards
 from trainer.errors import ConfigError
 
 MOST = 256
-"""Partitions at most: each fetches into folders of its own, of which there are so many."""
+"""Most partitions: each fetches into folders of its own, and there are 256 of them."""
 
 Part = str
 """JSON of a part."""
@@ -31,7 +31,7 @@ def plan(
         data_root: see `trainer.data.download.download`.
         recipe: name of a recipe; its `data` section counts here.
         overrides: dotted configuration keys and their values.
-        version: see `versions.fetch`.
+        version: see `data_versions.fetch`.
         partitions: how many, 1 to MOST.
 
     Raises:
@@ -41,14 +41,14 @@ def plan(
     """
     check(partitions)
     config = recipes.load(recipe, overrides).data
-    there = versions.known(source, data_root, config, version) is not None
-    uri = "" if there else storage.join(download.plan(source, data_root, config)["uri"], "plan.json")
+    is_known = data_versions.known(source, data_root, config, version) is not None
+    uri = "" if is_known else storage.join(download.plan(source, data_root, config)["uri"], "plan.json")
     numbered = ({"plan": uri, "partition": part, "partitions": partitions} for part in range(partitions))
     return [json.dumps(part) for part in numbered]
 
 
 def check(partitions: int) -> None:
-    """Refuse a number of partitions that cannot be.
+    """Check a number of partitions.
 
     Raises:
         ConfigError: saying what it may be.
@@ -64,10 +64,10 @@ def fetch(part: Part, recipe: str, overrides: dict[str, Any]) -> Part:
         DataError: far too many cannot be had.
         StorageError: the source or the data root cannot be reached.
     """
-    told = json.loads(part)
-    if told["plan"]:
+    fields = json.loads(part)
+    if fields["plan"]:
         config = recipes.load(recipe, overrides).data
-        download.fetch_partition(storage.read_json(told["plan"]), config, *_numbers(told))
+        download.fetch_partition(storage.read_json(fields["plan"]), config, *_numbers(fields))
     return part
 
 
@@ -78,10 +78,10 @@ def fetched(
 
     Args:
         parts: what `fetch` returned of each.
-        source: see `versions.fetch`.
-        data_root: see `versions.fetch`.
-        config: see `versions.fetch`.
-        version: see `versions.fetch`.
+        source: see `data_versions.fetch`.
+        data_root: see `data_versions.fetch`.
+        config: see `data_versions.fetch`.
+        version: see `data_versions.fetch`.
 
     Returns:
         The raw manifest, with the version in it if there is one.
@@ -95,7 +95,7 @@ def fetched(
     def put_together() -> dict[str, Any]:
         return download.join(storage.read_json(plan_uri), config, len(parts))
 
-    return versions.fetch(source, data_root, config, version, put_together if plan_uri else None)
+    return data_versions.fetch(source, data_root, config, version, put_together if plan_uri else None)
 
 
 def write(raw: dict[str, Any], data_root: str, recipe: str, overrides: dict[str, Any], part: Part) -> Part:

@@ -31,5 +31,5 @@ def plan(
     """
     from components import steps
 
-    given = (source, data_root, recipe, overrides, data_version, partitions)
-    return steps.run("plan", "components.partitions:plan", *given, secret=credentials)
+    arguments = (source, data_root, recipe, overrides, data_version, partitions)
+    return steps.run("plan", "components.partitions:plan", *arguments, secret=credentials)

@@ -1,11 +1,11 @@
-"""What the steps of the data do: bring the images, write the shards, and say what came of it.
+"""The work of the data steps: fetch the images, write the shards, and return manifests and statistics.
 
-Each function returns plain values, which a step publishes: the manifest, small, and what people see with it.
+Each function returns what a step publishes: the small manifest, and the metadata shown with it.
 """
 
 from typing import Any
 
-from components import partitions, versions
+from components import data_versions, partitions
 from trainer import recipes, storage
 from trainer.data import shards
 from trainer.report.shards_page import page
@@ -50,9 +50,13 @@ def download(
     Returns:
         Of the raw images.
     """
-    made = partitions.fetched(parts, source, data_root, recipes.load(recipe, overrides).data, version)
-    counts = {f"{split}_{key}": n for split, of in made["splits"].items() for key, n in of.items()}
-    return made, _place(made) | {"source": source} | counts | versions.label(made)
+    manifest = partitions.fetched(parts, source, data_root, recipes.load(recipe, overrides).data, version)
+    counts = {
+        f"{split}_{key}": n
+        for split, split_counts in manifest["splits"].items()
+        for key, n in split_counts.items()
+    }
+    return manifest, _place(manifest) | {"source": source} | counts | data_versions.label(manifest)
 
 
 def shard(
@@ -72,13 +76,17 @@ def shard(
     Returns:
         Of the shards.
     """
-    made = (shards.join if parts else shards.shard)(raw, data_root, recipes.load(recipe, overrides).data)
-    storage.write_bytes(page_path, page(made).encode(), sync=False)
-    counts = {f"{s}_{key}": of[key] for s, of in made["splits"].items() for key in ("samples", "boxes")}
-    shown = counts | versions.label(raw)
-    small = {key: made[key] for key in ("kind", "version", "uri", "fingerprint", "categories")}
-    return small | shown, _place(made) | shown
+    manifest = (shards.join if parts else shards.shard)(raw, data_root, recipes.load(recipe, overrides).data)
+    storage.write_bytes(page_path, page(manifest).encode(), sync=False)
+    counts = {
+        f"{split}_{key}": split_counts[key]
+        for split, split_counts in manifest["splits"].items()
+        for key in ("samples", "boxes")
+    }
+    shown = counts | data_versions.label(raw)
+    small = {key: manifest[key] for key in ("kind", "version", "uri", "fingerprint", "categories")}
+    return small | shown, _place(manifest) | shown
 
 
-def _place(made: dict[str, Any]) -> dict[str, Any]:
-    return {"uri": made["uri"], "fingerprint": made["fingerprint"]}
+def _place(manifest: dict[str, Any]) -> dict[str, Any]:
+    return {"uri": manifest["uri"], "fingerprint": manifest["fingerprint"]}

@@ -34,7 +34,9 @@ def prepare(
     """
     from components import steps
 
-    given = (source, recipe, overrides, data_root, data_version, statistics.path)
-    images, written = steps.run("prepare", "components.preparation:prepare", *given, secret=credentials)
-    steps.publish(raw, *images)
-    steps.publish(shards, *written)
+    arguments = (source, recipe, overrides, data_root, data_version, statistics.path)
+    raw_published, shards_published = steps.run(
+        "prepare", "components.preparation:prepare", *arguments, secret=credentials
+    )
+    steps.publish(raw, *raw_published)
+    steps.publish(shards, *shards_published)

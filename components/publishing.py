@@ -1,8 +1,8 @@
-"""What the export step does besides exporting: publish the model as a version, and register it."""
+"""The work of the export step: export the model, publish it as a version, and register it."""
 
 from typing import Any
 
-from components.signing import SIGNING, mounted_key
+from components.signing_secret import SIGNING, mounted_key
 from trainer import configuration, storage
 from trainer.export import published_models
 from trainer.export.export import export
@@ -17,7 +17,7 @@ def export_and_publish(
 
     Args:
         trained: manifest of the trained model.
-        signing: Secret with the key that signs it, see `signing.mounted_key`.
+        signing: Secret with the key that signs it, see `signing_secret.mounted_key`.
         registry: URL of a Kubeflow Model Registry that is told of it; empty is none. A version that is
             registered stays as it is.
         run_id: the run's id.
@@ -35,16 +35,16 @@ def export_and_publish(
     published_models.check_name(settings.export.name)
     folder = storage.join(trained["output"], "model")
     evaluation = storage.join(trained["output"], "evaluation")
-    made = export(
+    exported = export(
         trained["checkpoint"], trained["shards"], folder, settings,
         evaluation_uri=evaluation, signing_key=signing_key,
     )  # fmt: skip
     # The shards are <data_root>/shards/<fingerprint>.
     data_root = storage.parent(storage.parent(trained["shards"]))
     published = published_models.publish(folder, data_root, settings.export.name)
-    made = {"kind": "exported model", "version": 1, **made, "model": published["model"]}
+    exported = {"kind": "exported model", "version": 1, **exported, "model": published["model"]}
     if registry:
-        from components.registry import register_model
+        from components.model_registry import register_model
 
-        register_model(made, registry, run_id)
-    return made
+        register_model(exported, registry, run_id)
+    return exported

@@ -1,4 +1,4 @@
-"""Step 2, where pods share it: clean the annotations and write the images as tar shards with an index."""
+"""Step 2 with several pods: merge the tar shards that they have written, with an index."""
 
 from kfp import dsl
 
@@ -30,6 +30,6 @@ def shard(
     """
     from components import steps
 
-    given = (parts, steps.manifest(raw), recipe, overrides, data_root, statistics.path)
-    made = steps.run("shard", "components.preparation:shard", *given, secret=credentials)
-    steps.publish(shards, *made)
+    arguments = (parts, steps.manifest(raw), recipe, overrides, data_root, statistics.path)
+    published = steps.run("shard", "components.preparation:shard", *arguments, secret=credentials)
+    steps.publish(shards, *published)

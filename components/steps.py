@@ -1,4 +1,4 @@
-"""What the bodies of all components share: how a step's work is done and reported, and its small artifacts.
+"""What the bodies of all components share: running and reporting a step's work, and its small artifacts.
 
 Heavy data never is an artifact: Kubeflow would copy the whole of it into every pod that
 reads it. An artifact's file is a small JSON manifest that names the data by its URI.
@@ -15,12 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from components import stores, supervisor
+from components import object_store, supervisor
 from trainer import log
 from trainer.errors import EXIT_FAILURE, KubedetError, StorageError
 
 TERMINATION_LOG = Path("/dev/termination-log")
-"""What a container writes here stands in its pod's status, and in the message of Kubeflow's workflow."""
+"""The content of this file becomes part of the pod's status, and of the workflow's message in Kubeflow."""
 
 _MOST_OF_A_MESSAGE = 4096
 """Bytes that Kubernetes keeps of it."""
@@ -56,38 +56,38 @@ def run(step: str, work: str, *arguments: Any, secret: str = "", lasting: bool =
         SystemExit: with the exit code of a KubedetError or of a full disk.
     """
     log.setup()
-    stores.set_defaults()
+    object_store.set_defaults()
     logger = logging.getLogger(f"kubedet.{step}")
     logger.info(STARTED)
     start = time.monotonic()
 
-    def told() -> Any:
+    def do_work() -> Any:
         try:
             return pkgutil.resolve_name(work)(*arguments)
         except KubedetError as error:
-            stores.explain(error, secret)
+            object_store.explain(error, secret)
             raise
         except OSError as error:
-            if (known := _known(error)) is None:
+            if (explained := _explained(error)) is None:
                 raise
-            raise known from None
+            raise explained from None
 
     try:
-        made = supervisor.run(step, told, supervisor.Patience.here(), lasting=lasting)
+        result = supervisor.run(step, do_work, supervisor.Patience.here(), lasting=lasting)
     except KubedetError as error:
-        known = not isinstance(error, supervisor.Crashed)
-        _tell(step, str(error), error.exit_code, known=known)
+        is_known = not isinstance(error, supervisor.Crashed)
+        _write_event(step, str(error), error.exit_code, known=is_known)
         _show_kubernetes(error)
         print(f"error: {error}", file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from None
     except Exception as error:
-        _tell(step, _one_line(error), EXIT_FAILURE)
+        _write_event(step, _one_line(error), EXIT_FAILURE)
         raise
     logger.info("%s, %.1f s", FINISHED, time.monotonic() - start)
-    return made
+    return result
 
 
-def _known(error: OSError) -> KubedetError | None:
+def _explained(error: OSError) -> KubedetError | None:
     where = f" at {error.filename}" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(f"the disk is full{where}", fix="free space, then run the same command again")
@@ -99,13 +99,13 @@ def _one_line(error: BaseException) -> str:
 
 
 def _show_kubernetes(error: KubedetError) -> None:
-    """Write the message where Kubernetes reads what a container said at its end."""
+    """Write the message into the container's termination log."""
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         with suppress(OSError):
             TERMINATION_LOG.write_text(str(error).encode()[:_MOST_OF_A_MESSAGE].decode(errors="ignore"))
 
 
-def _tell(step: str, message: str, exit_code: int, *, known: bool = False) -> None:
+def _write_event(step: str, message: str, exit_code: int, *, known: bool = False) -> None:
     path = os.environ.get(log.PROGRESS_FILE)
     if path:
         event = {"step": step, "message": message, "exit_code": exit_code, "known": known}

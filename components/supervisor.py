@@ -1,4 +1,4 @@
-"""Runs the work of a step in a process of its own, and again where that may help.
+"""Runs the work of a step in a process of its own, with retries.
 
 Kubeflow Pipelines starts a pod again that was deleted or evicted, and no other: since 2.17 a step whose
 process fails or is killed ends the run. So what may go well at the second try is tried again inside the
@@ -45,11 +45,11 @@ class Patience:
     longest_wait: float = 120.0
     """Longest wait."""
     steady: float = 600.0
-    """A try that lasted as long as this was well for a while: counting begins anew."""
+    """A try that lasted this long resets the count of tries."""
 
     @classmethod
     def here(cls) -> "Patience":
-        """Return that of this process.
+        """Return the settings for this process's environment.
 
         Raises:
             ConfigError: the environment names no number.
@@ -64,7 +64,7 @@ class Patience:
 
 
 class Crashed(LaunchError):
-    """Work that raised what is no message for a user; its traceback was printed where it happened."""
+    """Work that raised an exception without a message for users; its traceback is in the log."""
 
 
 class Killed(LaunchError):
@@ -74,7 +74,7 @@ class Killed(LaunchError):
 
 
 def run(step: str, work: Callable[[], T], patience: Patience, *, lasting: bool = False) -> T:
-    """Return what work returns.
+    """Run work and return its result.
 
     SIGTERM and SIGINT reach the work's process, and nothing is tried again after them.
 
@@ -91,55 +91,55 @@ def run(step: str, work: Callable[[], T], patience: Patience, *, lasting: bool =
     """
     if patience.tries == 1:
         return work()
-    tried, wait = 0, patience.first_wait
+    tries, wait = 0, patience.first_wait
     while True:
         began = time.monotonic()
-        outcome, asked = _once(work)
+        outcome, stopped_by = _once(work)
         if not isinstance(outcome, KubedetError):
             return outcome
-        if asked:
+        if stopped_by:
             stopped = Interrupted(f"the step {step} was stopped", fix="run the same again: it goes on")
             raise outcome if isinstance(outcome, Interrupted) else stopped
         if time.monotonic() - began > patience.steady:
-            tried, wait = 0, patience.first_wait
-        tried += 1
-        again = outcome.passing or (lasting and isinstance(outcome, Crashed))
-        if not again or tried == patience.tries:
+            tries, wait = 0, patience.first_wait
+        tries += 1
+        retry = outcome.passing or (lasting and isinstance(outcome, Crashed))
+        if not retry or tries == patience.tries:
             raise outcome
-        logger.warning("%s\n  trying again in %.0f s (%d of %d)", outcome, wait, tried + 1, patience.tries)
+        logger.warning("%s\n  trying again in %.0f s (%d of %d)", outcome, wait, tries + 1, patience.tries)
         if _stopped_while(wait):
             raise Interrupted(f"the step {step} was stopped")
         wait = min(3 * wait, patience.longest_wait)
 
 
 def _once(work: Callable[[], T]) -> tuple[T | KubedetError, bool]:
-    """Do the work in a process of its own; returns what came of it, and whether we were asked to end.
+    """Do the work in a child process; returns its result or error, and whether a stop signal came.
 
     Forked, not spawned: this process has imported next to nothing, and has no other thread.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_work, args=(work, sender))
-    with _passing_on(child) as asked:
+    with _passing_on(child) as stopped_by:
         child.start()
         sender.close()
-        if asked:
+        if stopped_by:
             child.terminate()
         outcome = _received(receiver, child)
         child.join()
     receiver.close()
     if outcome is not None:
-        return outcome[0], bool(asked)
+        return outcome[0], bool(stopped_by)
     code = child.exitcode or 0
     if code >= 0:
-        return Crashed(f"its process ended with exit code {code} and said nothing"), bool(asked)
+        return Crashed(f"its process ended with exit code {code} and said nothing"), bool(stopped_by)
     number = signal.Signals(-code).name
     fix = "mostly memory ran out: raise the step's memory (step_memory), or set data.processes lower"
-    return Killed(f"the process of the step was killed ({number})", fix=fix), bool(asked)
+    return Killed(f"the process of the step was killed ({number})", fix=fix), bool(stopped_by)
 
 
 def _received(receiver: Connection, child: BaseProcess) -> tuple[Any] | None:
-    """Wait for what the child sends; None where it ended without. Its own children may hold the pipe open."""
+    """Receive the child's result; None if it sent none. Its own children may hold the pipe open."""
     while True:
         ended = child.exitcode is not None
         if receiver.poll(0 if ended else _LOOK_SECONDS):
@@ -152,7 +152,7 @@ def _received(receiver: Connection, child: BaseProcess) -> tuple[Any] | None:
 
 
 def _work(work: Callable[[], Any], sender: Connection) -> None:
-    """What the child does: its result or error goes into the pipe."""
+    """Do the work in the child, and send its result or error through the pipe."""
     for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
     outcome: Any
@@ -170,22 +170,22 @@ def _work(work: Callable[[], Any], sender: Connection) -> None:
 @contextmanager
 def _passing_on(child: BaseProcess) -> Iterator[list[int]]:
     """Pass SIGTERM and SIGINT on to the child; yields the list that takes their numbers."""
-    asked: list[int] = []
+    received: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+        received.append(number)
         if child.is_alive():
             child.terminate()
 
     with handling(handle):
-        yield asked
+        yield received
 
 
 def _stopped_while(seconds: float) -> bool:
-    """Wait; returns at once, and True, when this process is asked to end meanwhile."""
-    asked: list[int] = []
+    """Wait; returns True at once when a stop signal comes."""
+    received: list[int] = []
     end = time.monotonic() + seconds
-    with handling(lambda number, frame: asked.append(number)):
-        while not asked and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, _LOOK_SECONDS))
-    return bool(asked)
+    with handling(lambda number, frame: received.append(number)):
+        while not received and (remaining := end - time.monotonic()) > 0:
+            time.sleep(min(remaining, _LOOK_SECONDS))
+    return bool(received)

@@ -52,9 +52,9 @@ def train(
 
     # Kubeflow pastes a run's parameters into `request`, as texts; a mapping, as `job` is, would stand there
     # unescaped, and nobody could read it.
-    asked = request | {"credentials": credentials, "run_id": run_id}
-    placed = (task_config.tolerations, task_config.node_selector)
-    given = (steps.manifest(shards), output, data_root, recipe, overrides, asked, job, placed)
+    asked_fields = request | {"credentials": credentials, "run_id": run_id}
+    placement = (task_config.tolerations, task_config.node_selector)
+    arguments = (steps.manifest(shards), output, data_root, recipe, overrides, asked_fields, job, placement)
     work = "components.training:train"
-    made = steps.run("train", work, *given, rules, secret=credentials, lasting=True)
-    steps.publish(model, *made)
+    published = steps.run("train", work, *arguments, rules, secret=credentials, lasting=True)
+    steps.publish(model, *published)

@@ -1,9 +1,9 @@
-"""What the train step asks a launcher to run, and what it finds when that has ended."""
+"""The work of the train step: describe the job, run it by a launcher, and return its result."""
 
 from functools import partial
 from typing import Any
 
-from components import jobs, launchers, versions
+from components import data_versions, jobs, launchers
 from components.jobs import Request
 from components.launchers.spec import JobSpec
 from trainer import recipes, storage
@@ -31,7 +31,7 @@ def folder_of(output: str, data_root: str, data: dict[str, Any], run_id: str) ->
             f"the output {output} holds a macro that this cluster does not replace",
             fix="leave the output empty: every run then has a folder of its own",
         )
-    return output or storage.join(data_root, "runs", versions.run_name(data, run_id))
+    return output or storage.join(data_root, "runs", data_versions.run_name(data, run_id))
 
 
 def prepare(
@@ -67,35 +67,37 @@ def prepare(
     if launchers.entry(request.launcher).pods:
         _check_reach(job, {"data_root": shards, "output": output})
     index = storage.read_json(storage.join(shards, "index.json"))
-    check(split_rules(rules) or config.evaluation.gate, [one["name"] for one in index["categories"]])
+    check(
+        split_rules(rules) or config.evaluation.gate, [category["name"] for category in index["categories"]]
+    )
     config = _with_global_batch(config, job, index["splits"].get("train", {}).get("samples", 0))
     storage.write_bytes(uri, to_json(config).encode())
     return job
 
 
 def _with_global_batch(config: Config, job: JobSpec, samples: int) -> Config:
-    """Fix the images of a step, which an elastic job keeps on however many processes it has."""
+    """Fix the global batch, which an elastic job keeps on any number of processes."""
     # Checked here as well as in the loader: hundreds of processes need minutes to come that far.
     of_step = partial(
         global_batch, samples, batch_size=config.train.batch_size, accumulate=config.train.accumulate
     )
-    asked = of_step(processes=job.nodes * job.processes, configured=config.train.global_batch)
+    batch = of_step(processes=job.nodes * job.processes, configured=config.train.global_batch)
     most = job.elastic.max_nodes if job.elastic else job.nodes
-    of_step(processes=most * job.processes, configured=asked)
-    return with_overrides(config, {"train.global_batch": asked})
+    of_step(processes=most * job.processes, configured=batch)
+    return with_overrides(config, {"train.global_batch": batch})
 
 
 def _check_reach(job: JobSpec, folders: dict[str, str]) -> None:
-    """Refuse folders that lie in the step's own pod, where the training's pods do not see them."""
+    """Refuse folders in the step's own pod, which the training's pods cannot read."""
     paths = [mount.path + "/" for mount in job.mounts]
-    lost = [
+    unreachable = [
         f"  {what}: {uri}"
         for what, uri in folders.items()
         if storage.is_local(uri) and not f"{storage.absolute(uri)}/".startswith(tuple(paths))
     ]
-    if lost:
+    if unreachable:
         raise ConfigError(
-            "the training's pods would not find these folders:\n" + "\n".join(lost),
+            "the training's pods would not find these folders:\n" + "\n".join(unreachable),
             fix="use a bucket, or a path below the volume of the run (claim) or of the job (mounts)",
         )
 
@@ -106,12 +108,12 @@ def train(
     data_root: str,
     recipe: str,
     overrides: dict[str, Any],
-    asked: dict[str, Any],
+    parameters: dict[str, Any],
     job: dict[str, Any],
     placed: tuple[list[dict[str, Any]] | None, dict[str, str] | None],
     rules: str,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train to the end, or go on with a training that was begun.
+    """Train to the end, resuming a training that was started before.
 
     Args:
         data: manifest of the shards.
@@ -119,7 +121,7 @@ def train(
         data_root: see `folder_of`.
         recipe: see `prepare`.
         overrides: see `prepare`.
-        asked: what the run asks of the launcher, see `Request.of`.
+        parameters: what the run asks of the launcher, see `Request.of`.
         job: further fields of JobSpec.
         placed: tolerations and node selector of the task, see `jobs.placed`.
         rules: see `prepare`.
@@ -130,13 +132,13 @@ def train(
     Raises:
         KubedetError: as `prepare`, `launchers.run` and `result` raise them.
     """
-    request = Request.of(asked, job=jobs.placed(job, *placed))
+    request = Request.of(parameters, job=jobs.placed(job, *placed))
     folder = folder_of(output, data_root, data, request.run_id)
-    described = prepare(data["uri"], folder, recipe, overrides, request, rules=rules)
-    launchers.run(request.launcher, described)
-    made = result(data["uri"], folder) | versions.label(data)
-    place = {"uri": made["output"], "checkpoint": made["checkpoint"]}
-    return made, place | made["metrics"] | versions.label(data)
+    spec = prepare(data["uri"], folder, recipe, overrides, request, rules=rules)
+    launchers.run(request.launcher, spec)
+    trained = result(data["uri"], folder) | data_versions.label(data)
+    place = {"uri": trained["output"], "checkpoint": trained["checkpoint"]}
+    return trained, place | trained["metrics"] | data_versions.label(data)
 
 
 def result(shards: str, output: str) -> dict[str, Any]:

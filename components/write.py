@@ -29,5 +29,5 @@ def write(
     """
     from components import steps
 
-    given = (steps.manifest(raw), data_root, recipe, overrides, part)
-    return steps.run("write", "components.partitions:write", *given, secret=credentials)
+    arguments = (steps.manifest(raw), data_root, recipe, overrides, part)
+    return steps.run("write", "components.partitions:write", *arguments, secret=credentials)

@@ -24,7 +24,7 @@ class Unavailable(LaunchError):
 
 
 @dataclass(frozen=True)
-class Asked:
+class StopRequest:
     """A request, as far as an error tells of it."""
 
     verb: str
@@ -42,7 +42,7 @@ class Asked:
         return "; look at the UI first: it may have been taken all the same" if self.creates else ""
 
 
-def refusal(error: kfp_server_api.ApiException, asked: Asked) -> KubedetError:
+def refusal(error: kfp_server_api.ApiException, asked: StopRequest) -> KubedetError:
     """Make an error of an answer that is none.
 
     Args:

@@ -19,11 +19,11 @@ from components.export import export
 from components.fetch import fetch
 from components.images import COMPONENT_IMAGE
 from components.jobs import PARAMETERS, VOLUME
+from components.object_store import SECRET_KEYS
 from components.plan import plan
 from components.prepare import prepare
 from components.shard import shard
-from components.signing import FOLDER
-from components.stores import SECRET_KEYS
+from components.signing_secret import FOLDER
 from components.train import train
 from components.write import write
 from pipelines import CLEANUP, NAME, SHARED, TITLES, parameters

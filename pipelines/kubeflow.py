@@ -22,7 +22,7 @@ from kfp.client import KF_PIPELINES_SA_TOKEN_ENV, KF_PIPELINES_SA_TOKEN_PATH
 from kfp.client.set_volume_credentials import ServiceAccountTokenVolumeCredentials
 
 from pipelines.access import HOSTS, UI, Access
-from pipelines.answers import TOKEN, Asked, Unavailable, refusal, stranger
+from pipelines.answers import TOKEN, StopRequest, Unavailable, refusal, stranger
 from pipelines.release import Release
 from trainer.errors import ConfigError
 
@@ -263,7 +263,7 @@ class Server:
     @contextmanager
     def _explained(self, verb: str, *, creates: bool = False) -> Iterator[None]:
         """Turn what the client raises into an error that says what failed and what to do."""
-        asked = Asked(verb, self._where, getattr(self, "namespace", ""), creates)
+        asked = StopRequest(verb, self._where, getattr(self, "namespace", ""), creates)
         try:
             yield
         except kfp_server_api.ApiException as error:

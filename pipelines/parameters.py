@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from components import jobs, launchers
-from components.launchers import fields
-from components.signing import SIGNING
-from components.stores import CREDENTIALS
+from components.launchers import spec_fields
+from components.object_store import CREDENTIALS
+from components.signing_secret import SIGNING
 from pipelines.forms import Form
 from pipelines.sizes import DEFAULT, SIZES
 from trainer import recipes
@@ -127,8 +127,8 @@ def _plain(text: str) -> str:
 
 def _of_job(name: str, **told: Any) -> Parameter:
     """Return a parameter that is a field of every job."""
-    kind = int if fields.is_number(name) else str
-    return Parameter(name, kind, fields.meaning(name), fields.default(name), metavar="N", **told)
+    kind = int if spec_fields.is_number(name) else str
+    return Parameter(name, kind, spec_fields.meaning(name), spec_fields.default(name), metavar="N", **told)
 
 
 _ALL = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from components import jobs
-from components.launchers import failure
+from components.launchers import last_lines
 from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.client import Cluster, connect
 from components.launchers.cluster.pods import events
@@ -233,7 +233,7 @@ def _of_log(cluster: Cluster, pod: str, container: str) -> str:
 def told(log: str) -> str:
     """Return the error that a log ends with, or else its last lines."""
     lines = [line.rstrip() for line in log.splitlines() if line.strip()]
-    if message := failure.own_message(lines):
+    if message := last_lines.own_message(lines):
         return message
     if fatal := [match[1] for line in lines if (match := _FATAL.match(line))]:
         return fatal[-1].rpartition(") failed: ")[2]

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from components.launchers.process import GuardedProcess
+from components.launchers.guarded_process import GuardedProcess
 from pipelines import display, ending, summary
 from pipelines.follow import Follower
 from pipelines.options import Options, check

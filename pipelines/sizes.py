@@ -4,7 +4,7 @@ A request is what the scheduler keeps free for a pod, not a limit. Too small a o
 onto one node; one that no node can hold is pending for ever.
 """
 
-from components.launchers import names
+from components.launchers import kubernetes_names
 from trainer.errors import ConfigError
 
 SIZES = {"small": ("500m", "2Gi"), "medium": ("2", "8Gi"), "large": ("6", "24Gi")}
@@ -50,7 +50,7 @@ def check(cpu: str, memory: str) -> None:
     problems = []
     for name, text, least in (("step_cpu", cpu, "10m"), ("step_memory", memory, "64Mi")):
         try:
-            if names.amount(names.quantity(text)) < names.amount(least):
+            if kubernetes_names.amount(kubernetes_names.quantity(text)) < kubernetes_names.amount(least):
                 raise ValueError(f"{text!r} is less than {least}")
         except ValueError as error:
             problems.append(f"{name}: {error}")

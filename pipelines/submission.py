@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from components import jobs, partitions, registry, versions
-from components.launchers import names
+from components import data_versions, jobs, model_registry, partitions
+from components.launchers import kubernetes_names
 from pipelines import parameters, problems, sizes
 from pipelines.access import Access
 from pipelines.compile import compile_pipeline
@@ -133,8 +133,8 @@ class Submission:
 
     def _version(self) -> None:
         version = self._get("data_version")
-        if version and version != versions.SCHEDULED_TIME:
-            versions.check(version)
+        if version and version != data_versions.SCHEDULED_TIME:
+            data_versions.check(version)
 
     def _partitions(self) -> None:
         partitions.check(self._get("partitions"))
@@ -146,7 +146,7 @@ class Submission:
         wrong = []
         for parameter in ("credentials", "claim", "signing"):
             try:
-                names.dns_required(self.parameters.get(parameter, parameter))
+                kubernetes_names.dns_required(self.parameters.get(parameter, parameter))
             except ValueError as error:
                 wrong.append(f"{parameter}: {error}")
         if wrong:
@@ -154,7 +154,7 @@ class Submission:
 
     def _registry(self) -> None:
         if server := self._get("registry"):
-            registry.check_server(server)
+            model_registry.check_server(server)
 
     def _places(self) -> None:
         """Refuse folders of the machine that this is typed on, which no pod has, and impossible buckets."""

@@ -1,4 +1,4 @@
-"""What a run needs of a cluster: an API server, a kind of jobs, permissions, a Secret, a volume, devices."""
+"""Checks of a cluster: API server, kinds of jobs, permissions, Secret, volume claim, devices."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,11 +7,11 @@ from typing import Any
 
 from kubernetes import client
 
-from components.doctor import kinds
-from components.launchers import names
+from components.doctor import job_kinds
+from components.launchers import kubernetes_names
 from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.client import Cluster
-from components.stores import SECRET_KEYS
+from components.object_store import SECRET_KEYS
 from trainer.doctor import Check
 
 PERMISSIONS = {
@@ -35,7 +35,7 @@ _OPTIONAL = {
     "localqueues/pendingworkloads": "without it nobody tells a job's place in a queue of Kueue",
     "workflows": "without it a training job ends where only its step's pod is evicted",
 }
-"""What can be done without, and what then is missing."""
+"""Optional permissions, and what does not work without each."""
 _PATIENCE = 5.0
 _SHOWN = 5  # Nodes that are named.
 
@@ -67,20 +67,20 @@ def check(cluster: Cluster, needs: Needs) -> Iterator[Check]:
     """
     try:
         version = client.VersionApi(cluster.api)
-        told = cluster.call("get", "version", version.get_code, patience=_PATIENCE)
+        version_info = cluster.call("get", "version", version.get_code, patience=_PATIENCE)
     except ApiError as error:
         yield Check("API server", "missing", error.message, error.fix)
         return
     where = cluster.api.configuration.host
-    yield Check("API server", "ok", f"{told.git_version} at {where}")
+    yield Check("API server", "ok", f"{version_info.git_version} at {where}")
     yield from _namespace(cluster)
-    seen = kinds.look(cluster)
-    yield from kinds.checks(seen)
-    yield from kinds.runtime(cluster, seen)
-    absent = {found.kind.group for found in seen if not found.known}
+    states = job_kinds.look(cluster)
+    yield from job_kinds.checks(states)
+    yield from job_kinds.runtime(cluster, states)
+    absent = {state.kind.group for state in states if not state.known}
     for (group, resource), verbs in PERMISSIONS.items():
         if group not in absent:
-            spared = (_OPTIONAL | kinds.spared(seen)).get(resource, "")
+            spared = (_OPTIONAL | job_kinds.spared(states)).get(resource, "")
             yield from _permission(cluster, group, resource, verbs, spared)
     if needs.secret:
         yield from _secret(cluster, needs.secret)
@@ -103,9 +103,9 @@ def _namespace(cluster: Cluster) -> Iterator[Check]:
 
 
 def _permission(
-    cluster: Cluster, group: str, resource: str, verbs: tuple[str, ...], spared: str
+    cluster: Cluster, group: str, resource: str, verbs: tuple[str, ...], without: str
 ) -> Iterator[Check]:
-    """Look for the verbs on a resource; `spared` says what is missing without, where one can do without."""
+    """Look for the verbs on a resource; `without` says what does not work where a permission is optional."""
     title = f"permissions on {resource}"
     try:
         refused = [verb for verb in verbs if not _allowed(cluster, group, resource, verb)]
@@ -115,8 +115,8 @@ def _permission(
     if not refused:
         yield Check(title, "ok", ", ".join(verbs))
         return
-    yield Check(title, "warning" if spared else "missing",
-        f"not allowed: {', '.join(refused)}" + (f"; {spared}" if spared else ""),
+    yield Check(title, "warning" if without else "missing",
+        f"not allowed: {', '.join(refused)}" + (f"; {without}" if without else ""),
         f"bind a Role with apiGroups [\"{group}\"], resources [\"{resource}\"], "
         f"verbs {list(refused)} in namespace {cluster.namespace}; deploy/ holds one".replace("'", '"'),
     )  # fmt: skip
@@ -124,11 +124,11 @@ def _permission(
 
 def _allowed(cluster: Cluster, group: str, resource: str, verb: str) -> bool:
     name, _, part = resource.partition("/")
-    wanted = client.V1ResourceAttributes(
+    attributes = client.V1ResourceAttributes(
         namespace=cluster.namespace, group=group, resource=name, subresource=part or None, verb=verb
     )
     review = client.V1SelfSubjectAccessReview(
-        spec=client.V1SelfSubjectAccessReviewSpec(resource_attributes=wanted)
+        spec=client.V1SelfSubjectAccessReviewSpec(resource_attributes=attributes)
     )
     api = client.AuthorizationV1Api(cluster.api)
     answer = cluster.call(
@@ -143,34 +143,34 @@ def _allowed(cluster: Cluster, group: str, resource: str, verb: str) -> bool:
 def _secret(cluster: Cluster, name: str) -> Iterator[Check]:
     title = f"secret {name}"
     try:
-        found = _get(
+        secret = _get(
             cluster, "secrets", name, lambda: cluster.core.read_namespaced_secret(name, cluster.namespace)
         )
     except ApiError as error:
         yield _unread(title, error, f"create it as deploy/ shows, in namespace {cluster.namespace}")
         return
-    keys = sorted(set(found.data or {}) & set(SECRET_KEYS))
+    keys = sorted(set(secret.data or {}) & set(SECRET_KEYS))
     if keys:
         yield Check(title, "ok", f"has {', '.join(keys)}")
     else:
-        wanted = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        yield Check(title, "missing", "has no key that kubedet reads", f"add {wanted}")
+        required = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        yield Check(title, "missing", "has no key that kubedet reads", f"add {required}")
 
 
 def _claim(cluster: Cluster, needs: Needs) -> Iterator[Check]:
     title = f"volume claim {needs.claim}"
     core, namespace = cluster.core, cluster.namespace
     try:
-        found = _get(
+        claim = _get(
             cluster, "persistentvolumeclaims", needs.claim,
             lambda: core.read_namespaced_persistent_volume_claim(needs.claim, namespace),
         )  # fmt: skip
     except ApiError as error:
         yield _unread(title, error, f"create it in namespace {namespace}; see deploy/")
         return
-    modes = found.spec.access_modes or []
-    phase = found.status.phase if found.status else "Pending"
-    size = ((found.status and found.status.capacity) or {}).get("storage", "")
+    modes = claim.spec.access_modes or []
+    phase = claim.status.phase if claim.status else "Pending"
+    size = ((claim.status and claim.status.capacity) or {}).get("storage", "")
     if phase == "Lost":
         yield Check(title, "missing", "has lost its volume", "create it anew")
     elif needs.nodes > 1 and "ReadWriteMany" not in modes:
@@ -182,7 +182,7 @@ def _claim(cluster: Cluster, needs: Needs) -> Iterator[Check]:
 
 
 def _nodes(cluster: Cluster, needs: Needs) -> Iterator[Check]:
-    """Look at what the nodes have to give."""
+    """Check the allocatable resources of the nodes."""
     try:
         nodes = cluster.call("list", "nodes", cluster.core.list_node, patience=_PATIENCE).items
     except ApiError as error:
@@ -192,57 +192,57 @@ def _nodes(cluster: Cluster, needs: Needs) -> Iterator[Check]:
         return
     usable = [node for node in nodes if _ready(node)]
     yield from _devices(usable, needs)
-    wanted = {"cpu": needs.cpu, "memory": needs.memory}
-    if asked := {name: amount for name, amount in wanted.items() if amount}:
-        yield _room(usable, asked)
+    requests = {"cpu": needs.cpu, "memory": needs.memory}
+    if requested := {name: amount for name, amount in requests.items() if amount}:
+        yield _room(usable, requested)
 
 
 def _devices(usable: list[Any], needs: Needs) -> Iterator[Check]:
     for resource, number in needs.resources.items():
-        have = [int(_allocatable(node, resource)) for node in usable]
-        fitting = sum(there >= max(1, number) for there in have)
-        seen = f"{sum(have)} on {sum(map(bool, have))} of {len(usable)} ready nodes"
+        counts = [int(_allocatable(node, resource)) for node in usable]
+        fitting = sum(count >= max(1, number) for count in counts)
+        detail = f"{sum(counts)} on {sum(map(bool, counts))} of {len(usable)} ready nodes"
         if number == 0:
             fix = "" if fitting else "none is needed to train on CPUs; else install the device plugin"
-            yield Check(resource, "ok" if fitting else "warning", seen, fix)
+            yield Check(resource, "ok" if fitting else "warning", detail, fix)
         elif fitting >= needs.nodes:
-            yield Check(resource, "ok", f"{seen}; {fitting} have {number} or more")
+            yield Check(resource, "ok", f"{detail}; {fitting} have {number} or more")
         else:
             yield Check(resource, "missing",
-                f"{seen}; {needs.nodes} with {number} each are asked for, {fitting} are there",
+                f"{detail}; {needs.nodes} with {number} each are asked for, {fitting} are there",
                 "install the device plugin, wait for nodes (an autoscaler may add some), or ask for fewer",
             )  # fmt: skip
 
 
-def _room(usable: list[Any], asked: dict[str, str]) -> Check:
-    """Tell whether a node can hold the pod of a step, which is pending for ever where none can."""
-    words = ", ".join(f"{name} {amount}" for name, amount in asked.items())
-    title = f"room for a step ({words})"
-    short = {node.metadata.name: _short(node, asked) for node in usable}
+def _room(usable: list[Any], requested: dict[str, str]) -> Check:
+    """Check whether a node can hold the pod of a step, which else stays pending for ever."""
+    text = ", ".join(f"{name} {amount}" for name, amount in requested.items())
+    title = f"room for a step ({text})"
+    short = {node.metadata.name: _short(node, requested) for node in usable}
     fitting = [name for name, lacks in short.items() if not lacks]
     lines = [f"{name} has {', '.join(lacks)}" for name, lacks in short.items() if lacks]
-    falls = f"; {'; '.join(lines[:_SHOWN])}" if lines else ""
-    falls += f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-    seen = f"{len(fitting)} of {len(usable)} ready nodes can hold it{falls}"
+    shortages = f"; {'; '.join(lines[:_SHOWN])}" if lines else ""
+    shortages += f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    detail = f"{len(fitting)} of {len(usable)} ready nodes can hold it{shortages}"
     if fitting:
-        return Check(title, "ok", seen)
-    return Check(title, "missing", seen,
+        return Check(title, "ok", detail)
+    return Check(title, "missing", detail,
         "ask for less (--size, --step-cpu, --step-memory), or add nodes (an autoscaler may do so)",
     )  # fmt: skip
 
 
-def _short(node: Any, asked: dict[str, str]) -> list[str]:
-    """Return what a node has too little of. What its pods take now may be free later."""
-    there = node.status.allocatable or {}
+def _short(node: Any, requested: dict[str, str]) -> list[str]:
+    """Return the resources of which a node has too little in all; what its pods use now is not counted."""
+    allocatable = node.status.allocatable or {}
     return [
-        f"{name} {there.get(name, '0')}"
-        for name, amount in asked.items()
-        if _allocatable(node, name) < names.amount(amount)
+        f"{name} {allocatable.get(name, '0')}"
+        for name, amount in requested.items()
+        if _allocatable(node, name) < kubernetes_names.amount(amount)
     ]
 
 
 def _allocatable(node: Any, resource: str) -> Decimal:
-    return names.amount((node.status.allocatable or {}).get(resource, ""))
+    return kubernetes_names.amount((node.status.allocatable or {}).get(resource, ""))
 
 
 def _ready(node: Any) -> bool:
@@ -255,7 +255,7 @@ def _get(cluster: Cluster, resource: str, name: str, request: Any) -> Any:
 
 
 def _unread(title: str, error: ApiError, fix: str) -> Check:
-    """Tell of an object that could not be read: it is missing, or we may not know."""
+    """Return the check of an object that could not be read: missing, or unknown."""
     if error.status == 404:
         return Check(title, "missing", "does not exist", fix)
     if error.status == 403:

@@ -1,4 +1,4 @@
-"""What the pods of a running job find where they run."""
+"""Checks inside the pods of a running job."""
 
 import json
 from collections.abc import Iterator
@@ -31,8 +31,8 @@ def check(backend: ClusterBackend, job: str, needs: Needs) -> Iterator[Check]:
     for pod in running:
         try:
             _, out = pod_exec.captured(core, namespace, pod, _command(needs))
-            for found in [Check(**item) for item in json.loads(out)]:
-                yield replace(found, title=f"{pod.name}: {found.title}")
+            for result in [Check(**item) for item in json.loads(out)]:
+                yield replace(result, title=f"{pod.name}: {result.title}")
         except KubedetError as error:
             yield Check(pod.name, "missing", error.message, error.fix)
         except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""What a queue of Kueue needs to let jobs go: itself, a Kueue that serves their kind, no job left alone."""
+"""Checks of a Kueue queue: that it exists, that Kueue serves the kind of job, that no job waits in vain."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -45,10 +45,10 @@ def check(backend: ClusterBackend, queue: str) -> Iterator[Check]:
 
 
 def _queue(cluster: Cluster, name: str, version: str) -> Check:
-    """Tell whether a LocalQueue is there and takes jobs."""
+    """Check whether a LocalQueue exists and admits jobs."""
     title = f"queue {name}"
     try:
-        found = cluster.call(
+        queue = cluster.call(
             "get",
             "localqueues",
             lambda: cluster.custom.get_namespaced_custom_object(
@@ -63,8 +63,8 @@ def _queue(cluster: Cluster, name: str, version: str) -> Check:
                 "see `kubectl get localqueues` for those it has, or create this one",
             )  # fmt: skip
         return Check(title, "warning", f"not known: {error.message}", error.fix)
-    status = found.get("status") or {}
-    of = f"of ClusterQueue {found['spec'].get('clusterQueue')}"
+    status = queue.get("status") or {}
+    of = f"of ClusterQueue {queue['spec'].get('clusterQueue')}"
     active: Body = next((item for item in status.get("conditions") or [] if item["type"] == "Active"), {})
     if active.get("status") == "True":
         counts = (
@@ -78,18 +78,18 @@ def _queue(cluster: Cluster, name: str, version: str) -> Check:
 
 
 def _kinds(backend: ClusterBackend, queue: str) -> Iterator[Check]:
-    """Tell of each kind of jobs that the cluster knows whether Kueue serves it."""
+    """Check for each kind of jobs in the cluster whether Kueue serves it."""
     cluster = backend.cluster
     try:
-        known = [kind for kind, _ in backend.kinds.jobs()]
+        kinds = [kind for kind, _ in backend.kinds.jobs()]
     except ApiError as error:
         yield Check("jobs in Kueue", "warning", f"not known: {error.message}", error.fix)
         return
     named: list[str] | None = None
     with suppress(ApiError):  # Few may read it; there are other signs.
         named = kueue_setup.frameworks(cluster)
-    served = {kind.name: _served(cluster, kind, queue, named) for kind in known}
-    for kind in known:
+    served = {kind.name: _served(cluster, kind, queue, named) for kind in kinds}
+    for kind in kinds:
         title = f"{kind.title}s in Kueue"
         answer, sign = served[kind.name]
         others = [other for other, (yes, _) in served.items() if yes]
@@ -106,19 +106,19 @@ def _kinds(backend: ClusterBackend, queue: str) -> Iterator[Check]:
 
 
 def _served(cluster: Cluster, kind: Kind, queue: str, named: list[str] | None) -> tuple[bool | None, str]:
-    """Return whether Kueue serves a kind, None where that cannot be known, and what says so."""
+    """Return whether Kueue serves a kind (None if unknown), and the evidence."""
     if named is not None:
         return kueue_setup.framework(kind) in named, "its configuration"
-    made = _rehearsed(cluster, kind, queue)
-    if made is not None:
-        return _suspended(made), f"what its webhook makes of a {kind.title}, which was not created"
+    changed = _rehearsed(cluster, kind, queue)
+    if changed is not None:
+        return _suspended(changed), f"what its webhook makes of a {kind.title}, which was not created"
     if _has_workloads(cluster, kind):
         return True, "the Workloads of the namespace"
     return None, "its configuration may not be read, and there is no Workload of such a job"
 
 
 def _rehearsed(cluster: Cluster, kind: Kind, queue: str) -> Body | None:
-    """Return what the webhooks make of a job with a queue; None where they take none."""
+    """Return a job with a queue as the webhooks change it, by a dry run; None where they refuse it."""
     for runtime in ("", trainjob.SHARED):
         body = kind.probe()
         body["metadata"]["labels"] = {LABEL_QUEUE: queue}
@@ -141,32 +141,32 @@ def _has_workloads(cluster: Cluster, kind: Kind) -> bool:
             kueue.GROUP, version, cluster.namespace, "workloads",
         )  # fmt: skip
         try:
-            found: Any = cluster.call("list", "workloads", request, patience=_PATIENCE)
+            workloads: Any = cluster.call("list", "workloads", request, patience=_PATIENCE)
         except ApiError:
             continue
-        owners = (item["metadata"].get("ownerReferences") or [] for item in found["items"])
+        owners = (item["metadata"].get("ownerReferences") or [] for item in workloads["items"])
         return any(owner["kind"] == kind.title for group in owners for owner in group)
     return False
 
 
 def _left_alone(backend: ClusterBackend) -> Iterator[Check]:
-    """Name the jobs that wait in vain."""
+    """Check for jobs that will never be admitted."""
     try:
         jobs = backend.list_jobs()
     except ApiError as error:
         yield Check("jobs in queues", "warning", f"not known: {error.message}", error.fix)
         return
     waiting = [job for job in jobs if job.reason and job.queue and job.phase == "suspended"]
-    lost = [job for job in waiting if kueue.in_vain(job, backend.timings.unserved)]
+    in_vain = [job for job in waiting if kueue.in_vain(job, backend.timings.unserved)]
     unknown = [job for job in waiting if job.reason == kueue.UNKNOWN]
-    if unknown and not lost:
+    if unknown and not in_vain:
         detail = f"{len(waiting)} wait; where they stand is not known"
         yield Check("jobs in queues", "warning", detail, unknown[0].message)
         return
-    if not lost:
+    if not in_vain:
         yield Check("jobs in queues", "ok", f"{len(waiting)} wait, none of them in vain")
         return
-    lines = [f"{job.name} ({job.message})" for job in lost[:_SHOWN]]
-    more = [f"and {len(lost) - _SHOWN} more"] if len(lost) > _SHOWN else []
-    fixes = dict.fromkeys(kueue_setup.remedy(job) for job in lost)
+    lines = [f"{job.name} ({job.message})" for job in in_vain[:_SHOWN]]
+    more = [f"and {len(in_vain) - _SHOWN} more"] if len(in_vain) > _SHOWN else []
+    fixes = dict.fromkeys(kueue_setup.remedy(job) for job in in_vain)
     yield Check("jobs in queues", "missing", f"wait in vain: {', '.join(lines + more)}", "; ".join(fixes))

@@ -1,4 +1,4 @@
-"""One job specification, several ways to run it: a new launcher is one file, and one line here."""
+"""The register of launchers, all for the same job specification: a new one is a file and a line here."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,7 +18,7 @@ class Entry:
     place: str
     """Module and class, imported when it is used: Kubernetes' client takes a second."""
     kinds: tuple[str, ...] = ()
-    """What the class is told: names of kinds of jobs."""
+    """Arguments of the class: names of kinds of jobs."""
     pods: bool = True
     """Whether a job runs in pods of its own, which need an image, a name and volumes."""
 
@@ -40,7 +40,7 @@ DEFAULT = "kubernetes"
 
 
 def entry(launcher: str) -> Entry:
-    """Return what stands in the register of a launcher.
+    """Return a launcher's entry in the register.
 
     Raises:
         ConfigError: there is none of that name; it names those that are.
@@ -62,11 +62,11 @@ def run(launcher: str, job: JobSpec) -> None:
         LaunchError: the job failed; the message holds its error or last lines, `exit_code` its code.
         Interrupted: the job was stopped and goes on when it is run again.
     """
-    _made(launcher).run(job)
+    _create(launcher).run(job)
 
 
 def remove(launcher: str, name: str) -> JobStatus:
-    """Delete a job that is not finished; returns how it was.
+    """Delete a job that is not finished; returns its last status.
 
     Args:
         launcher: what started it.
@@ -75,11 +75,11 @@ def remove(launcher: str, name: str) -> JobStatus:
     Raises:
         KubedetError: nobody could tell whether it is there, or it could not be deleted.
     """
-    return _made(launcher).remove(name)
+    return _create(launcher).remove(name)
 
 
-def _made(launcher: str) -> Launcher:
-    found = entry(launcher)
-    module, _, name = found.place.partition(":")
-    made: Launcher = getattr(import_module(module), name)(*found.kinds)
-    return made
+def _create(launcher: str) -> Launcher:
+    launcher_entry = entry(launcher)
+    module, _, name = launcher_entry.place.partition(":")
+    instance: Launcher = getattr(import_module(module), name)(*launcher_entry.kinds)
+    return instance

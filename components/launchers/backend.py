@@ -1,4 +1,4 @@
-"""What every launcher can do, and in what words it tells how a job is."""
+"""Interface of the backends that run jobs, and the values that describe a job's status."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Phase(StrEnum):
-    """Where a job stands."""
+    """Phase of a job."""
 
     SUSPENDED = "suspended"
     """Held back by a queue, or on purpose."""
@@ -22,7 +22,7 @@ class Phase(StrEnum):
     RUNNING = "running"
     """All of its pods run (of an elastic job, enough of them)."""
     RESTARTING = "restarting"
-    """A pod was lost and is made anew."""
+    """A pod was lost and is being replaced."""
     SUCCEEDED = "succeeded"
     """It ended well."""
     FAILED = "failed"
@@ -48,7 +48,7 @@ class Ending:
     """What its process ended with, if it ended by itself."""
 
     def __str__(self) -> str:
-        """Say it in a few words: `OOMKilled, exit code 137`."""
+        """Return it as text: `OOMKilled, exit code 137`."""
         code = "" if self.exit_code is None else f"exit code {self.exit_code}"
         return ", ".join(filter(None, ["" if self.reason == "Error" else self.reason, code]))
 
@@ -70,13 +70,13 @@ class PodStatus:
     exit_code: int | None = None
     """What its process ended with, if it ended."""
     restarts: int = 0
-    """How often its container was started anew, and its pod made anew, where that is known."""
+    """Restarts of its container and replacements of its pod, where they are known."""
     attempt: int = 0
-    """The part of these that its controller counts: pods before it."""
+    """The replacements that its controller counts."""
     node: str = ""
     """The machine it runs on."""
     uid: str = ""
-    """Its identity: a pod that is made anew has the name of the old one."""
+    """Its uid: a pod that replaces another may have the same name."""
     created: str = ""
     """When it was created, RFC 3339."""
     ended: str = ""
@@ -86,24 +86,24 @@ class PodStatus:
     container: str = ""
     """The container that trains; a pod may have others."""
     before: Ending | None = None
-    """How the container, or the pod of its rank, before this one ended, where that is known."""
+    """How the previous container, or the previous pod of its rank, ended, where that is known."""
     leaving: bool = False
-    """Whether it was deleted, and has some time left to end."""
+    """Whether it is terminating: deleted, within its grace period."""
 
     @property
     def counts(self) -> bool:
-        """Whether it is one of those that must run for the job to run; one that ended well is."""
+        """Whether it counts as one of the pods that must run for the job to run; a succeeded one does."""
         return self.phase in ("Running", "Succeeded") and not self.leaving
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """How a job is."""
+    """Status of a job."""
 
     name: str
     """Its name."""
     phase: Phase
-    """Where it stands."""
+    """Its phase."""
     reason: str = ""
     """One word on why."""
     message: str = ""
@@ -117,7 +117,7 @@ class JobStatus:
     elastic: bool = False
     """Whether nodes may come and go, and any of them be rank 0."""
     uid: str = ""
-    """Its identity: a job that is made anew has the name of the old one."""
+    """Its uid: a job that replaces another has the same name."""
     spec: str = ""
     """Hash of its specification."""
     kind: str = ""
@@ -125,7 +125,7 @@ class JobStatus:
     queue: str = ""
     """Kueue's queue that admits it; empty is none."""
     progress: "Progress | None" = None
-    """How far the training is, where that is known."""
+    """Progress of the training, where it is known."""
 
 
 @dataclass(frozen=True)
@@ -139,16 +139,16 @@ class LogLine:
 
 
 class Backend(Protocol):
-    """A place where jobs run: all that the watcher, the launchers and the commands ask of one.
+    """A place where jobs run: everything that the watcher, the launchers and the commands call.
 
-    What has a body here is what a place says that does not know of such things.
+    Methods with a body are defaults for backends without that feature.
     """
 
     timings: Timings = Timings()
     """How long things may take."""
 
     def submit(self, job: JobSpec) -> str:
-        """Start a job, or take up the same one where it runs already; returns its name.
+        """Start a job, or adopt the same one if it runs already; returns its name.
 
         Raises:
             ConfigError: this place cannot run a job of this shape.
@@ -157,7 +157,7 @@ class Backend(Protocol):
         ...
 
     def status(self, name: str) -> JobStatus:
-        """Tell how a job is."""
+        """Return a job's status."""
         ...
 
     def logs(self, name: str, *, follow: bool = True) -> Iterator[LogLine]:
@@ -170,11 +170,11 @@ class Backend(Protocol):
         ...
 
     def stop(self, name: str) -> None:
-        """End a job and all it holds; one that is gone already is no error."""
+        """Stop a job and free its resources; one that is gone already is no error."""
         ...
 
     def within(self, namespace: str) -> "Backend":
-        """Return the same place's part of that name; empty is this one."""
+        """Return the backend of that namespace; empty is this one."""
         return self
 
     def submitted(self, name: str) -> tuple[str, str]:
@@ -191,7 +191,7 @@ class Backend(Protocol):
         self.stop(name)
 
     def abandon(self, name: str) -> None:
-        """Delete a job that this process submitted, in the one moment that is left."""
+        """Delete a job that this process submitted, by one request: this process is about to be killed."""
         self.stop(name)
 
     def ends_with_the_run(self) -> bool:
@@ -199,9 +199,9 @@ class Backend(Protocol):
         return True
 
     def explain(self, status: JobStatus) -> list[str]:
-        """Say why the pods of a job do not run."""
+        """Explain why the pods of a job do not run."""
         return []
 
     def last_exit(self, name: str, pod: str) -> str:
-        """Return how the pod before one of the same place ended; nothing if that is not known."""
+        """Return how the previous pod of the same rank ended; nothing if that is not known."""
         return ""

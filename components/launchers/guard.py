@@ -27,7 +27,7 @@ from types import FrameType
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.1
-_LOOK_SECONDS = 1.0  # Between two readings of /proc, which takes time on a machine with many processes.
+_LOOK_SECONDS = 1.0  # Seconds between two scans of /proc, which take time on a machine with many processes.
 _ORPHAN_SECONDS = 2.0
 
 
@@ -75,8 +75,8 @@ class Guard:
                     _signal(pid, signal.SIGKILL)
             elif now > next_look:
                 next_look = now + _LOOK_SECONDS
-                own = _children().get(os.getpid(), [])
-                self._end_orphans([pid for pid in own if pid != self._pid])
+                children = _children().get(os.getpid(), [])
+                self._end_orphans([pid for pid in children if pid != self._pid])
 
     def _reap(self) -> bool:
         """Take the exit codes of children that ended; return whether none is left."""
@@ -92,7 +92,7 @@ class Guard:
                 self._code = code if code >= 0 else 128 - code
 
     def _end_orphans(self, pids: list[int]) -> None:
-        """Leave an orphan a moment to end by itself, then SIGTERM, then, grace later, SIGKILL."""
+        """Give an orphan a moment to end by itself, then SIGTERM and, after the grace period, SIGKILL."""
         now = time.monotonic()
         self._orphans = {pid: self._orphans.get(pid, now) for pid in pids}
         for pid, since in self._orphans.items():
@@ -123,10 +123,10 @@ def _children() -> dict[int, list[int]]:
 
 
 def _descendants(children: dict[int, list[int]], pid: int) -> list[int]:
-    found = []
+    descendants = []
     for child in children.get(pid, []):
-        found += [child, *_descendants(children, child)]
-    return found
+        descendants += [child, *_descendants(children, child)]
+    return descendants
 
 
 def main() -> int:

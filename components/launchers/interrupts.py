@@ -1,4 +1,4 @@
-"""Signals that ask a launcher to end, as an exception: whatever it waits for, it ends its job first."""
+"""SIGTERM and SIGINT as an exception in a launcher, so that it ends its job first, whatever it waits for."""
 
 import signal
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from trainer.errors import Interrupted, KubedetError
 from trainer.stop_signals import handling
 
 
-class Asked(BaseException):
-    """Somebody asked this process to end. Not an Exception: nothing on the way may take it for an error."""
+class StopRequest(BaseException):
+    """A stop signal was received. Not an Exception: no handler of errors may catch it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -19,32 +19,32 @@ class Asked(BaseException):
 
 @contextmanager
 def raising_on_signals() -> Iterator[None]:
-    """Raise Asked at the first SIGTERM or SIGINT, whatever is waited for; further ones mean nothing."""
-    asked: list[int] = []
+    """Raise StopRequest at the first SIGTERM or SIGINT, whatever is waited for; further ones are ignored."""
+    received: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        if len(asked) == 1:
-            raise Asked(number)
+        received.append(number)
+        if len(received) == 1:
+            raise StopRequest(number)
 
     with handling(handle):
         yield
 
 
 def stopped() -> Interrupted:
-    """Make the error of a launcher that was asked to end, and whose job is deleted."""
+    """Make the error of a launcher that was stopped, and whose job is deleted."""
     return Interrupted("the training was stopped", fix="run the same again: it goes on where it stopped")
 
 
-def not_deleted(asked: Asked, job: str, why: KubedetError, *, stop: str) -> Interrupted:
-    """Make the error of a launcher that was asked to end, and whose job may still be there.
+def not_deleted(request: StopRequest, job: str, why: KubedetError, *, stop: str) -> Interrupted:
+    """Make the error of a launcher that was stopped, and whose job could not be deleted.
 
     Args:
-        asked: the signal.
+        request: the signal.
         job: the job's name.
-        why: what its deletion met.
+        why: the error of its deletion.
         stop: the command that deletes it.
     """
     return Interrupted(
-        f"{asked.signal}, but the job {job} could not be deleted: {why.message}", fix=f"delete it: {stop}"
+        f"{request.signal}, but the job {job} could not be deleted: {why.message}", fix=f"delete it: {stop}"
     )

@@ -1,4 +1,4 @@
-"""What a launcher is: it runs a job to its end, and removes what is left of one."""
+"""Interface of a launcher: it runs a job to its end, and removes one that is left over."""
 
 from typing import Protocol
 
@@ -20,7 +20,7 @@ class Launcher(Protocol):
         ...
 
     def remove(self, name: str) -> JobStatus:
-        """Delete a job that is not finished; returns how it was.
+        """Delete a job that is not finished; returns its last status.
 
         Raises:
             KubedetError: nobody could tell whether it is there, or it could not be deleted.

@@ -10,10 +10,10 @@ from types import FrameType
 
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus
 from components.launchers.cluster.log_hints import Hints
-from components.launchers.failure import LAST_LINES, indented, own_message
+from components.launchers.guarded_process import GuardedProcess
+from components.launchers.last_lines import LAST_LINES, indented, own_message
 from components.launchers.launcher import Launcher
-from components.launchers.process import GuardedProcess
-from components.launchers.render.network import ALLOCATOR, ALLOCATORS, EXPANDABLE
+from components.launchers.render.process_environment import ALLOCATOR, ALLOCATORS, EXPANDABLE
 from components.launchers.spec import JobSpec
 from trainer.errors import EXIT_RETRY, ConfigError, Interrupted, LaunchError
 from trainer.stop_signals import handling
@@ -60,7 +60,7 @@ class LocalBackend(Backend):
             self._code = process.wait()
 
     def status(self, name: str) -> JobStatus:
-        """Tell how the job is. Its end is known when its lines have been read."""
+        """Return the job's status. Its end is known when its lines have been read."""
         if self._process is None:
             return JobStatus(name, Phase.GONE)
         phase = {None: Phase.RUNNING, 0: Phase.SUCCEEDED}.get(self._code, Phase.FAILED)
@@ -68,7 +68,7 @@ class LocalBackend(Backend):
         return JobStatus(name, phase, message=own_message(self.last), pods=(pod,))
 
     def stop(self, name: str) -> None:
-        """Ask the job to save its checkpoint and end; after its grace, or a second time, it is killed."""
+        """Stop the job; it saves its checkpoint first. After its grace, or at a second call, it is killed."""
         if self._process is not None and self._code is None:
             self._process.stop()
 
@@ -127,12 +127,12 @@ def environment(job: JobSpec, cores: int) -> dict[str, str]:
     number of processes goes where the Training Operator puts it too.
     """
     threads = str(max(1, cores // job.processes))
-    ours = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", "LOGLEVEL": "ERROR"}
-    given = {**os.environ, **job.env}
+    defaults = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", "LOGLEVEL": "ERROR"}
+    chosen = {**os.environ, **job.env}
     # As in pods: torchrun's own patience after SIGTERM is 30 s, whatever the job is given.
-    ours["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(max(math.ceil(job.grace_seconds) - 5, 1))
-    ours |= {} if ALLOCATORS & given.keys() else {ALLOCATOR: EXPANDABLE}
-    return {**ours, **given, "PET_NPROC_PER_NODE": str(job.processes)}
+    defaults["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(max(math.ceil(job.grace_seconds) - 5, 1))
+    defaults |= {} if ALLOCATORS & chosen.keys() else {ALLOCATOR: EXPANDABLE}
+    return {**defaults, **chosen, "PET_NPROC_PER_NODE": str(job.processes)}
 
 
 @contextmanager
@@ -161,6 +161,6 @@ def _failure(code: int, backend: LocalBackend, hints: Hints) -> LaunchError:
             fix="free memory, or make the batch smaller: the same again goes on" if code == 137 else "",
         )
     hints.exit_code(code)
-    error.fix = "\n  ".join(filter(None, [*hints.given, error.fix]))
+    error.fix = "\n  ".join(filter(None, [*hints.hints, error.fix]))
     error.exit_code = code if code < 128 else LaunchError.exit_code
     return error

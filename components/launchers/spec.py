@@ -1,7 +1,7 @@
 """The specification of a training job, the same for every launcher and renderer.
 
-A plain value, loaded strictly: building one starts nothing and asks nobody. The line under a
-field says what it means; its default is what a job gets that does not name it.
+A plain value, loaded strictly: building one starts nothing and sends nothing. The line under a
+field says what it means; its default is the value of a job that does not name it.
 """
 
 import hashlib
@@ -13,18 +13,18 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from components.launchers import names
+from components.launchers import kubernetes_names
 from trainer.config import Count, Int, Positive
 from trainer.errors import ConfigError
 
 _STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
-Name = Annotated[str, AfterValidator(names.job)]
-DnsName = Annotated[str, AfterValidator(names.dns)]
-Quantity = Annotated[str, AfterValidator(names.quantity)]
-Path = Annotated[str, AfterValidator(names.mount_path)]
-EnvName = Annotated[str, AfterValidator(names.environment)]
-Labels = Mapping[Annotated[str, AfterValidator(names.qualified)], str]
+Name = Annotated[str, AfterValidator(kubernetes_names.job)]
+DnsName = Annotated[str, AfterValidator(kubernetes_names.dns)]
+Quantity = Annotated[str, AfterValidator(kubernetes_names.quantity)]
+Path = Annotated[str, AfterValidator(kubernetes_names.mount_path)]
+EnvName = Annotated[str, AfterValidator(kubernetes_names.environment)]
+Labels = Mapping[Annotated[str, AfterValidator(kubernetes_names.qualified)], str]
 Nodes = Annotated[Positive, Field(le=4096)]
 
 
@@ -32,7 +32,7 @@ Nodes = Annotated[Positive, Field(le=4096)]
 class Mount:
     """A PersistentVolumeClaim in every pod."""
 
-    claim: Annotated[str, AfterValidator(names.dns_required)]
+    claim: Annotated[str, AfterValidator(kubernetes_names.dns_required)]
     """Name of the claim."""
     path: Path
     """Where it is mounted, an absolute path."""
@@ -48,7 +48,7 @@ class SecretEnv:
 
     name: EnvName
     """The variable."""
-    secret: Annotated[str, AfterValidator(names.dns_required)]
+    secret: Annotated[str, AfterValidator(kubernetes_names.dns_required)]
     """Name of the Secret."""
     key: str
     """Key in the Secret."""
@@ -136,13 +136,13 @@ class JobSpec:
 
     command: Annotated[tuple[str, ...], Field(min_length=1)]
     """Program and arguments that every node runs (see `training`); no shell is between."""
-    working_dir: Annotated[str, AfterValidator(names.working_dir)] = ""
+    working_dir: Annotated[str, AfterValidator(kubernetes_names.working_dir)] = ""
     """Folder in which the program starts, an absolute path; empty is the image's, or the present one."""
     name: Name = "kubedet"
     """Name of the job: a DNS-1035 label of at most 50 characters."""
     namespace: DnsName = ""
     """Namespace; empty is the launcher's own."""
-    image: Annotated[str, AfterValidator(names.image)] = ""
+    image: Annotated[str, AfterValidator(kubernetes_names.image)] = ""
     """Container image; only a launcher that starts containers needs it."""
     image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
     """When the image is pulled; empty is the cluster's rule."""
@@ -155,7 +155,7 @@ class JobSpec:
     """Processes on each node; 0 is one for each GPU, or one."""
     gpus: Annotated[Count, Field(title="GPUs")] = 0
     """GPUs of each node."""
-    gpu_resource: Annotated[str, AfterValidator(names.qualified)] = "nvidia.com/gpu"
+    gpu_resource: Annotated[str, AfterValidator(kubernetes_names.qualified)] = "nvidia.com/gpu"
     """Name under which the cluster offers them."""
     cpu_request: Quantity = ""
     """CPU of each node that is set aside, e.g. "32" or "500m"; empty is cpu_limit."""
@@ -165,7 +165,7 @@ class JobSpec:
     """Memory of each node that is set aside, e.g. "128Gi"; empty is memory_limit."""
     memory_limit: Quantity = ""
     """Most memory of each node, shared memory included; empty is no limit."""
-    resources: Mapping[Annotated[str, AfterValidator(names.qualified)], Positive] = Field(
+    resources: Mapping[Annotated[str, AfterValidator(kubernetes_names.qualified)], Positive] = Field(
         default_factory=dict
     )
     """Further resources of each node, e.g. {"openshift.io/mlxrdma": 1}."""
@@ -241,27 +241,27 @@ class JobSpec:
         return self
 
     def _misplaced(self) -> list[str]:
-        found = []
+        problems = []
         if self.elastic and not self.elastic.min_nodes <= self.nodes <= self.elastic.max_nodes:
             bounds = f"{self.elastic.min_nodes} to {self.elastic.max_nodes}"
-            found.append(f"nodes {self.nodes} is outside of elastic's {bounds}")
+            problems.append(f"nodes {self.nodes} is outside of elastic's {bounds}")
         for what in ("cpu", "memory"):
             request, limit = getattr(self, f"{what}_request"), getattr(self, f"{what}_limit")
-            if request and limit and names.amount(request) > names.amount(limit):
-                found.append(f"{what}_request {request} is above {what}_limit {limit}")
-        own = {"cpu", "memory", self.gpu_resource} & set(self.resources)
-        found += [f"resources.{name} has a field of its own" for name in sorted(own)]
-        return found
+            if request and limit and kubernetes_names.amount(request) > kubernetes_names.amount(limit):
+                problems.append(f"{what}_request {request} is above {what}_limit {limit}")
+        named_twice = {"cpu", "memory", self.gpu_resource} & set(self.resources)
+        problems += [f"resources.{name} has a field of its own" for name in sorted(named_twice)]
+        return problems
 
     def _repeated(self) -> list[str]:
         paths = [mount.path for mount in self.mounts]
-        if names.amount(self.shared_memory) > 0:
+        if kubernetes_names.amount(self.shared_memory) > 0:
             paths.append("/dev/shm")  # noqa: S108 (the place, not a temporary file)
-        found = [f"two mounts at {path}" for path in sorted({p for p in paths if paths.count(p) > 1})]
+        problems = [f"two mounts at {path}" for path in sorted({p for p in paths if paths.count(p) > 1})]
         variables = [*self.env, *(item.name for item in self.secret_env)]
         twice = sorted({name for name in variables if variables.count(name) > 1})
-        found += [f"two values of {name}" for name in twice]
-        return found
+        problems += [f"two values of {name}" for name in twice]
+        return problems
 
     @property
     def processes(self) -> int:
@@ -316,6 +316,6 @@ def _lines(error: ValidationError) -> list[str]:
             prefix = f"  {field}: " if field else "  "
             lines += [prefix + problem for problem in str(item["ctx"]["error"]).splitlines()]
         else:
-            given = json.dumps(item["input"], default=str)
-            lines.append(f"  {field}: {item['msg'].lower()}, not {given[:80]}")
+            value = json.dumps(item["input"], default=str)
+            lines.append(f"  {field}: {item['msg'].lower()}, not {value[:80]}")
     return lines

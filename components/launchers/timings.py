@@ -1,4 +1,4 @@
-"""How long things may take where jobs run."""
+"""Time limits and intervals of the backends."""
 
 import random
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Timings:
-    """How long things may take, all in seconds."""
+    """Time limits and intervals, all in seconds."""
 
     connect: float = 5.0
     """Until the API server takes a connection."""
@@ -22,9 +22,9 @@ class Timings:
     longest_backoff: float = 15.0
     """Longest wait after a failure."""
     poll: float = 3.0
-    """Between two looks at a job."""
+    """Between two polls of a job's status."""
     heartbeat: float = 60.0
-    """Silence after which a sign of life is given."""
+    """Silence after which a status line is printed."""
     quiet: float = 60.0
     """Silence after which a log's stream is opened anew, for it may be dead."""
     drain: float = 60.0
@@ -34,19 +34,19 @@ class Timings:
     stop: float = 20.0
     """For the deletion of a job when this process is asked to end."""
     lasting: float = 120.0
-    """How long something that a person may still mend may hold a pod back: a Secret that is missing."""
+    """How long a pod may wait for a reason that a person may still fix, e.g. a missing Secret."""
     unserved: float = 60.0
-    """Until Kueue has made a Workload of a job that names one of its queues."""
+    """Until Kueue has created the Workload of a job in one of its queues."""
     place: float = 60.0
-    """Between two lines on a job's place in its queue."""
+    """Between two lines on a job's position in its queue."""
     replaced: float = 10.0
-    """For another job of the name to appear, when ours is gone."""
+    """For another job of the same name to appear, when ours is gone."""
     glance: float = 0.5
-    """For an answer when this process has been asked to end, and may have a second left."""
+    """For a response after a stop signal, when this process may have a second left."""
     submit: float = 180.0
     """For a submission through another program."""
     late: float = 3.0
-    """How late a request that was broken off may still take effect."""
+    """How late an aborted request may still take effect."""
 
     def waits(self) -> Iterator[float]:
         """Yield how long to wait after each failure: twice as long each time, with jitter."""

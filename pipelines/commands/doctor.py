@@ -75,10 +75,10 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _local(options: argparse.Namespace) -> "Iterator[Check]":
-    from components.doctor import here
+    from components.doctor import machine
     from trainer.doctor import Needs
 
-    yield from here.check(Needs(gpus=options.gpus, output=options.data_root))
+    yield from machine.check(Needs(gpus=options.gpus, output=options.data_root))
 
 
 def _cluster(options: argparse.Namespace) -> "Iterator[Check]":

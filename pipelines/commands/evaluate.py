@@ -103,7 +103,7 @@ def _share(options: argparse.Namespace, config_uri: str) -> int:
     Raises:
         Interrupted: asked to stop by SIGTERM or SIGINT; the processes have ended.
     """
-    from components.launchers.process import GuardedProcess
+    from components.launchers.guarded_process import GuardedProcess
     from trainer.stop_signals import stop_request
 
     count = _processes(options)

@@ -245,7 +245,7 @@ def _failure(backend: "ClusterBackend", job: "JobStatus") -> KubedetError:
     from components.launchers.cluster.job_failure import culprit, of_job
     from components.launchers.cluster.log_hints import Hints
     from components.launchers.cluster.pod_log import PodLog
-    from components.launchers.failure import LAST_LINES
+    from components.launchers.last_lines import LAST_LINES
 
     hints, lines = Hints(rdma=False), []
     if pod := culprit(job.pods):

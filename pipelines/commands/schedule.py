@@ -49,7 +49,7 @@ def _schedule(options: argparse.Namespace) -> int:
 
 
 def _put(options: argparse.Namespace) -> int:
-    from components.versions import SCHEDULED_TIME
+    from components.data_versions import SCHEDULED_TIME
     from pipelines import cron
     from pipelines.submission import argument, compile_options
 

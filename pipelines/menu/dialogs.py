@@ -10,7 +10,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Static
 
-from components.launchers import fields
+from components.launchers import spec_fields
 from components.launchers.spec import JobSpec
 from pipelines.commands.job_options import FLAGS, specification
 from trainer.errors import ConfigError
@@ -27,7 +27,7 @@ _CSS = """
 
 FIELDS = {
     "spec": ("Specification", "a file of YAML or JSON; what stands below wins"),
-    **{name: (fields.label(name), fields.meaning(name)) for name in FLAGS},
+    **{name: (spec_fields.label(name), spec_fields.meaning(name)) for name in FLAGS},
     "words": ("Command", "python -m trainer launch -- train --config URI ..."),
 }
 """What is asked for a job: the label, and a hint for an empty one."""

@@ -7,7 +7,7 @@ import pytest
 from fake_api import Fault
 from fake_pod import endless, fine
 
-from components import jobs, stores
+from components import jobs, object_store
 from components.jobs import Request, name_of, remove
 from components.launchers.cluster.backend import ClusterBackend
 from trainer.errors import ConfigError, KubedetError
@@ -18,7 +18,7 @@ COMMAND = ("train", "--config", "s3://b/config.json")
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch):
-    for name in (*stores.SETTINGS, *stores.secret_variables().values()):
+    for name in (*object_store.SETTINGS, *object_store.secret_variables().values()):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -37,7 +37,7 @@ def test_all_parameters_reach_the_job():
     assert [(mount.claim, mount.path) for mount in spec.mounts] == [("sets", "/data")]
     assert spec.command[-3:] == COMMAND
     assert {item.secret for item in spec.secret_env} == {"keys"} and all(i.optional for i in spec.secret_env)
-    assert {item.name for item in spec.secret_env} == set(stores.secret_variables().values())
+    assert {item.name for item in spec.secret_env} == set(object_store.secret_variables().values())
 
 
 def test_kubeflow_makes_texts_of_what_a_run_asks_for():

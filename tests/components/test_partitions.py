@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components import partitions, versions
+from components import data_versions, partitions
 from trainer import recipes, storage
 from trainer.data import shards
 from trainer.errors import ConfigError, StorageError
@@ -57,12 +57,12 @@ def test_a_known_version_needs_no_plan(tmp_path):
     assert [json.loads(part)["plan"] for part in parts] == ["", ""]
     assert [partitions.fetch(part, *ASKED) for part in parts] == parts
     assert partitions.fetched(parts, SOURCE, root, CONFIG, "monday") == raw
-    assert raw[versions.KEY] == "monday"
+    assert raw[data_versions.KEY] == "monday"
 
 
 def test_a_version_is_recorded_of_what_parts_fetched(tmp_path):
     shared(str(tmp_path), 2, "tuesday")
-    assert versions.known(SOURCE, str(tmp_path), CONFIG, "tuesday")[versions.KEY] == "tuesday"
+    assert data_versions.known(SOURCE, str(tmp_path), CONFIG, "tuesday")[data_versions.KEY] == "tuesday"
     assert len(list(Path(tmp_path, "versions").iterdir())) == 1
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from bundles import make_bundle
 
-from components import publishing, registry
+from components import model_registry, publishing
 from components.export import export as component
 from components.publishing import export_and_publish
 from trainer import recipes
@@ -86,7 +86,7 @@ def test_the_component_takes_the_model_and_the_name_of_a_secret(trained, exports
     model = SimpleNamespace(path=str(tmp_path / "trained.json"))
     told = SimpleNamespace(path=str(tmp_path / "exported.json"), metadata={})
     told_registry = []
-    monkeypatch.setattr(registry, "register_model", lambda *given: told_registry.append(given))
+    monkeypatch.setattr(model_registry, "register_model", lambda *given: told_registry.append(given))
     given = {"model": model, "signing": "ours", "run_id": "r1", "credentials": "s", "exported": told}
     component.python_func(registry="http://registry", **given)
     assert [(made["model_version"], server, run) for made, server, run in told_registry] == [

@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from components import stores
+from components import object_store
 from components.doctor.cluster import PERMISSIONS
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.render import trainjob
@@ -106,8 +106,8 @@ def test_no_role_grants_everything_of_anything(manifest):
 
 
 def test_the_example_secret_is_the_one_that_the_steps_read(the):
-    secret = the("Secret", stores.CREDENTIALS)
-    assert set(secret["stringData"]) <= set(stores.SECRET_KEYS)
+    secret = the("Secret", object_store.CREDENTIALS)
+    assert set(secret["stringData"]) <= set(object_store.SECRET_KEYS)
     assert set(secret["stringData"]) == {
         "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION", "MINIO_ENDPOINT",
     }  # fmt: skip
@@ -115,7 +115,7 @@ def test_the_example_secret_is_the_one_that_the_steps_read(the):
 
 def test_it_holds_no_key_of_anybody(manifest):
     if manifest["kind"] == "Secret":
-        secret = set(stores.secret_variables())
+        secret = set(object_store.secret_variables())
         values = {key: value for key, value in manifest["stringData"].items() if key in secret}
         assert set(values.values()) == {"REPLACE-ME"}
         assert "data" not in manifest

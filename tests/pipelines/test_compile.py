@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from components.images import COMPONENT_IMAGE
-from components.signing import FOLDER
-from components.stores import SECRET_KEYS
+from components.object_store import SECRET_KEYS
+from components.signing_secret import FOLDER
 from pipelines import CLEANUP, SHARED, TITLES
 from pipelines.compile import compile_pipeline
 from pipelines.forms import Form

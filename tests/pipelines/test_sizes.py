@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.launchers import names
+from components.launchers import kubernetes_names
 from pipelines import sizes
 from trainer.errors import ConfigError
 
@@ -30,7 +30,7 @@ def test_sizes_are_what_kubernetes_takes_and_grow():
     for cpu, memory in sizes.SIZES.values():
         sizes.check(cpu, memory)
     for index in (0, 1):
-        amounts = [names.amount(pair[index]) for pair in sizes.SIZES.values()]
+        amounts = [kubernetes_names.amount(pair[index]) for pair in sizes.SIZES.values()]
         assert amounts == sorted(set(amounts))
     assert sizes.DEFAULT in sizes.SIZES
 

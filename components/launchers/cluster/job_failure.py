@@ -7,7 +7,7 @@ from components.launchers.backend import Ending, JobStatus, Phase, PodStatus
 from components.launchers.cluster.log_hints import Hints
 from components.launchers.cluster.pod_reasons import final_end, remedy
 from components.launchers.cluster.restarts import MEMORY_KILLS
-from components.launchers.failure import indented, own_message
+from components.launchers.last_lines import indented, own_message
 from components.launchers.spec import JobSpec
 from trainer.errors import EXIT_RETRY, Interrupted, KubedetError, LaunchError
 
@@ -40,10 +40,10 @@ def of_job(status: JobStatus, last_lines_of: Mapping[str, Iterable[str]], hints:
     hints.exit_code(pod.exit_code)
     lines = list(last_lines_of.get(pod.name, ()))
     if message := own_message(lines):
-        error = LaunchError(f"{ending(pod)}: {message}", fix="\n  ".join(hints.given))
+        error = LaunchError(f"{ending(pod)}: {message}", fix="\n  ".join(hints.hints))
     else:
-        told = last_lines(lines)
-        error = LaunchError(ending(pod) + told, fix="\n  ".join(hints.given))
+        text = last_lines(lines)
+        error = LaunchError(ending(pod) + text, fix="\n  ".join(hints.hints))
     if fix := _remedy(pod):
         error.fix = "\n  ".join(filter(None, [error.fix, fix]))
     error.exit_code = pod.exit_code if pod.exit_code and pod.exit_code < 128 else LaunchError.exit_code

@@ -54,14 +54,14 @@ class Hints:
 
     def __init__(self, *, rdma: bool, pods: bool = True) -> None:
         self._rules = (*_ANYWHERE, *(_SETTINGS if pods else ()), *((_SOCKET,) if rdma else ()))
-        self.given: list[str] = []
+        self.hints: list[str] = []
         """The hints so far."""
 
     def line(self, text: str) -> str:
         """Match a log line; return its hint if it is new, or nothing."""
         for pattern, hint in self._rules:
-            if hint not in self.given and pattern.search(text):
-                self.given.append(hint)
+            if hint not in self.hints and pattern.search(text):
+                self.hints.append(hint)
                 return hint
         return ""
 

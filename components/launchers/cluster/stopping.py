@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from components.launchers.backend import Backend
-from components.launchers.interrupts import Asked, not_deleted, stopped
+from components.launchers.interrupts import StopRequest, not_deleted, stopped
 from trainer.errors import Interrupted, LaunchError
 
 Out = Callable[[str], None]
 """Takes a line."""
 
 
-def stop(backend: Backend, name: str, request: Asked, submitted: bool, out: Out) -> NoReturn:
+def stop(backend: Backend, name: str, request: StopRequest, submitted: bool, out: Out) -> NoReturn:
     """Delete a job, or leave it to the next attempt, and print which; there may be time for two requests.
 
     Args:

@@ -22,8 +22,8 @@ from components.launchers.cluster.pods import describe
 from components.launchers.cluster.queue_wait import QueueWait
 from components.launchers.cluster.restarts import Restarts
 from components.launchers.cluster.stopping import Out, stop
-from components.launchers.failure import LAST_LINES, indented
-from components.launchers.interrupts import Asked, raising_on_signals
+from components.launchers.interrupts import StopRequest, raising_on_signals
+from components.launchers.last_lines import LAST_LINES, indented
 from components.launchers.spec import JobSpec
 from trainer.errors import EXIT_USAGE, LaunchError
 
@@ -58,7 +58,7 @@ def run(backend: Backend, job: JobSpec, out: Out = say) -> None:
             backend.submit(job)
             submitted = True
             Watch(backend, job, out).to_the_end()
-        except Asked as request:
+        except StopRequest as request:
             stop(backend, job.name, request, submitted, out)
         except ApiError as error:
             if submitted and error.passing:
@@ -242,7 +242,7 @@ class Watch:
             self._backend.withdraw(self._job.name)
         except LaunchError as error:
             message += f"\n  and could not be deleted: {error.message}"
-        launch_error = LaunchError(message, fix="\n  ".join([*self._hints.given, fix]))
+        launch_error = LaunchError(message, fix="\n  ".join([*self._hints.hints, fix]))
         launch_error.exit_code = code
         raise launch_error
 

@@ -1,4 +1,4 @@
-"""From a job's specification to what a cluster takes: pure functions, nothing is sent."""
+"""Renders a job's specification as manifests or command lines: pure functions, no requests."""
 
 import shlex
 from typing import Any
@@ -14,7 +14,7 @@ command line, its older one."""
 
 
 def render(target: str, job: JobSpec) -> str:
-    """Return a job in a cluster's own words, as text that can be applied or pasted.
+    """Render a job for a cluster, as text that can be applied or pasted.
 
     Args:
         target: one of TARGETS.
@@ -45,8 +45,8 @@ def render(target: str, job: JobSpec) -> str:
     from components.launchers.render import runai, runai_dist
 
     module = runai if target == "runai" else runai_dist
-    lost = module.left_out(job)
-    notes = [f"# Run:ai's command line has no option for: {', '.join(lost)}"] if lost else []
+    unsupported = module.left_out(job)
+    notes = [f"# Run:ai's command line has no option for: {', '.join(unsupported)}"] if unsupported else []
     return "\n".join([*notes, _wrapped(module.command(job))]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What the cluster would refuse of a TrainJob, or cut off in silence: found before anything is sent.
+"""Checks a TrainJob's manifests for what the cluster would refuse or silently prune, before they are sent.
 
 Source: kubeflow/trainer v2.3.0, pkg/runtime/framework/plugins/{torch,jobset}; kubernetes-sigs/jobset
 v0.12, the length of its pods' names.
@@ -7,7 +7,7 @@ v0.12, the length of its pods' names.
 from typing import Any
 
 from components.launchers.render import trainjob
-from components.launchers.render.check import difference
+from components.launchers.render.check_pytorchjob import difference
 
 _NAME = 63
 _RANDOM = 6  # Characters that end a pod's name: -x8k2p.
@@ -15,29 +15,29 @@ _RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_AD
 
 
 def problems(manifests: list[dict[str, Any]]) -> list[str]:
-    """Return what is wrong with a TrainJob; nothing, if a cluster takes it as it is meant.
+    """Return what is wrong with a TrainJob, a line for each problem.
 
     Args:
         manifests: the job, behind its runtime if it has one, as they stand in YAML.
     """
     job = manifests[-1]
     trainer = job["spec"].get("trainer") or {}
-    found = [line for manifest in manifests for line in _unknown(manifest)]
+    lines = [line for manifest in manifests for line in _unknown(manifest)]
     name, nodes = job["metadata"]["name"], trainer.get("numNodes") or 1
     if not isinstance(nodes, int):
-        return found
+        return lines
     longest = _NAME - _RANDOM - len(f"-{trainjob.NODE}-0-{nodes - 1}")
     if len(name) > longest:
-        found.append(
+        lines.append(
             f"metadata.name {name!r} has {len(name)} characters; of a TrainJob of {nodes} nodes it may have "
             f"{longest}, for its pods' names are longer"
         )
     reserved = [item["name"] for item in trainer.get("env") or [] if item["name"] in _RESERVED]
-    return found + [f"spec.trainer.env: {name} is the controller's own" for name in reserved]
+    return lines + [f"spec.trainer.env: {name} is the controller's own" for name in reserved]
 
 
 def _unknown(manifest: dict[str, Any]) -> list[str]:
-    """Send it through the models of the API and back: what they do not know does not return."""
+    """Return the fields that do not survive a round trip through the API's models."""
     from kubeflow_trainer_api import models
     from pydantic import ValidationError
 

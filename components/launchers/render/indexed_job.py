@@ -63,7 +63,7 @@ def _restart(job: JobSpec) -> str:
 
 
 def _rules() -> list[dict[str, Any]]:
-    """What the operator's ExitCode means: a lost node is made anew, a program's error is the end."""
+    """The operator's ExitCode as rules: a lost node is replaced, a program's error fails the Job."""
     codes = {"containerName": pod.CONTAINER, "operator": "NotIn", "values": _WORTH_A_RETRY}
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},

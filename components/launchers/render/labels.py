@@ -1,15 +1,15 @@
-"""The labels by which kubedet knows its own."""
+"""The labels of kubedet's jobs and pods."""
 
 from components.launchers.spec import JobSpec
 
 LABEL_SPEC = "kubedet/spec-hash"
-"""Hash of the specification: a job that is there already is the same, or it is another."""
+"""Hash of the specification: tells whether an existing job is the same."""
 
 LABEL_NAME = "app.kubernetes.io/instance"
 """Name of the job, on each of its pods."""
 
 LABEL_MANAGED = "app.kubernetes.io/managed-by"
-"""Who made it; what others made is never touched."""
+"""Who created the object; those of others are never touched."""
 
 MANAGED_BY = "kubedet"
 """The value of LABEL_MANAGED."""
@@ -23,10 +23,10 @@ RUNAI_SCHEDULER = "runai-scheduler"
 
 def of_pods(job: JobSpec) -> dict[str, str]:
     """Return the labels of every pod of a job."""
-    ours = {"app.kubernetes.io/name": "kubedet", LABEL_MANAGED: MANAGED_BY, LABEL_NAME: job.name}
+    managed = {"app.kubernetes.io/name": "kubedet", LABEL_MANAGED: MANAGED_BY, LABEL_NAME: job.name}
     # Istio looks at the label, older ones at the annotation: a sidecar breaks the rendezvous.
     mesh = {"sidecar.istio.io/inject": "false"}
-    return mesh | ({"runai/queue": job.runai_queue} if job.runai_queue else {}) | dict(job.labels) | ours
+    return mesh | ({"runai/queue": job.runai_queue} if job.runai_queue else {}) | dict(job.labels) | managed
 
 
 def of_job(job: JobSpec) -> dict[str, str]:

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from components.launchers import names
-from components.launchers.render import labels, network
+from components.launchers import kubernetes_names
+from components.launchers.render import labels, process_environment
 from components.launchers.spec import JobSpec
 
 CONTAINER = "pytorch"
@@ -51,7 +51,7 @@ def template(
 def _container(job: JobSpec, name: str, env: dict[str, str]) -> dict[str, Any]:
     # torchrun's own patience after SIGTERM is 30 s, whatever the pod is given to save its state.
     patience = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(math.ceil(job.grace_seconds) - 5, 1))}
-    plain = patience | network.environment(job) | env
+    plain = patience | process_environment.variables(job) | env
     secret = [
         {"name": item.name, "valueFrom": {"secretKeyRef": _without_empty(
             {"name": item.secret, "key": item.key, "optional": item.optional or None}
@@ -129,7 +129,7 @@ def _mounts(job: JobSpec) -> list[dict[str, Any]]:
         )
         for mount in job.mounts
     ]
-    return [*_if(_has_shm(job), {"name": "shm", "mountPath": "/dev/shm"}), *mounts]  # noqa: S108
+    return [*_optional(_has_shm(job), {"name": "shm", "mountPath": "/dev/shm"}), *mounts]  # noqa: S108
 
 
 def _volumes(job: JobSpec) -> list[dict[str, Any]]:
@@ -138,14 +138,14 @@ def _volumes(job: JobSpec) -> list[dict[str, Any]]:
         {"name": volume, "persistentVolumeClaim": {"claimName": claim}}
         for claim, volume in _claims(job).items()
     ]
-    return [*_if(_has_shm(job), {"name": "shm", "emptyDir": memory}), *claims]
+    return [*_optional(_has_shm(job), {"name": "shm", "emptyDir": memory}), *claims]
 
 
 def _has_shm(job: JobSpec) -> bool:
-    return names.amount(job.shared_memory) > 0
+    return kubernetes_names.amount(job.shared_memory) > 0
 
 
-def _if(condition: bool, item: dict[str, Any]) -> list[dict[str, Any]]:
+def _optional(condition: bool, item: dict[str, Any]) -> list[dict[str, Any]]:
     return [item] if condition else []
 
 

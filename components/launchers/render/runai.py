@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from components.launchers import names
-from components.launchers.render import network
+from components.launchers import kubernetes_names
+from components.launchers.render import process_environment
 from components.launchers.spec import JobSpec, Toleration
 from trainer.errors import ConfigError
 
@@ -20,7 +20,7 @@ _WITHOUT_OPTION = (
 
 
 def kind(job: JobSpec) -> str:
-    """Return what Run:ai calls such a training: standard on one node, pytorch on several.
+    """Return Run:ai's kind of training: standard on one node, pytorch on several.
 
     Raises:
         ConfigError: the job is elastic, which neither command line of Run:ai has words for.
@@ -63,11 +63,11 @@ def command(job: JobSpec, labels: Mapping[str, str] = MappingProxyType({})) -> l
 
 def left_out(job: JobSpec) -> list[str]:
     """Return the fields that this job sets and the command line has no option for."""
-    own = {
+    further = {
         "clean_pods": job.nodes == 1 and differs(job, "clean_pods"),
         "mounts' read_only and sub_path": any(mount.read_only or mount.sub_path for mount in job.mounts),
     }
-    return without_option(job, _WITHOUT_OPTION, own)
+    return without_option(job, _WITHOUT_OPTION, further)
 
 
 def without_option(job: JobSpec, fields: Iterable[str], own: Mapping[str, bool]) -> list[str]:
@@ -78,13 +78,13 @@ def without_option(job: JobSpec, fields: Iterable[str], own: Mapping[str, bool])
         fields: those for which it has no option at all.
         own: what else this command line may not take, and whether the job has it.
     """
-    sized = differs(job, "shared_memory") and names.amount(job.shared_memory) > 0
-    both = {
+    sized = differs(job, "shared_memory") and kubernetes_names.amount(job.shared_memory) > 0
+    common = {
         "shared_memory's size": sized,
         "secret_env's optional": any(item.optional for item in job.secret_env),
     }
-    found = [name for name in fields if differs(job, name)]
-    return found + [name for name, has in {**own, **both}.items() if has]
+    unsupported = [name for name in fields if differs(job, name)]
+    return unsupported + [name for name, has in {**own, **common}.items() if has]
 
 
 def differs(job: JobSpec, field: str) -> bool:
@@ -114,11 +114,11 @@ def _resources(job: JobSpec) -> list[str]:
 
 def cores(quantity: str) -> str:
     """Return an amount of CPU as the number that Run:ai's options take: 0.5 for 500m."""
-    return f"{names.amount(quantity).normalize():f}" if quantity else ""
+    return f"{kubernetes_names.amount(quantity).normalize():f}" if quantity else ""
 
 
 def _volumes(job: JobSpec) -> list[str]:
-    words = ["--large-shm"] if names.amount(job.shared_memory) > 0 else []
+    words = ["--large-shm"] if kubernetes_names.amount(job.shared_memory) > 0 else []
     for mount in job.mounts:
         words += ["--existing-pvc", f"claimname={mount.claim},path={mount.path}"]
     return words
@@ -143,7 +143,7 @@ def capabilities(job: JobSpec) -> list[str]:
 
 def environment(job: JobSpec) -> dict[str, str]:
     """Return the plain variables, with the number of processes, which Run:ai's operator need not know."""
-    return {"PET_NPROC_PER_NODE": str(job.processes)} | network.environment(job)
+    return {"PET_NPROC_PER_NODE": str(job.processes)} | process_environment.variables(job)
 
 
 def toleration(item: Toleration) -> str:

@@ -4,7 +4,7 @@ Source: Run:ai, CLI v1 reference, `runai submit-dist pytorch`, and "Secrets in W
 master is started besides the workers, alike them: one node is no worker at all.
 """
 
-from components.launchers import names
+from components.launchers import kubernetes_names
 from components.launchers.render import runai
 from components.launchers.spec import JobSpec
 
@@ -33,7 +33,7 @@ def command(job: JobSpec) -> list[str]:
         words += ["--annotation", f"{key}={value}"]
     for key, value in job.labels.items():
         words += ["--label", f"{key}={value}"]
-    words += ["--large-shm"] if names.amount(job.shared_memory) > 0 else []
+    words += ["--large-shm"] if kubernetes_names.amount(job.shared_memory) > 0 else []
     for mount in job.mounts:
         words += ["--pvc", f"{mount.claim}:{mount.path}" + (":ro" if mount.read_only else "")]
     for name in runai.capabilities(job):
@@ -51,19 +51,19 @@ def command(job: JobSpec) -> list[str]:
 
 def left_out(job: JobSpec) -> list[str]:
     """Return the fields that this job sets, or has by default, and the command line has no option for."""
-    own = {
+    further = {
         "run_as_non_root": job.run_as_non_root,
         f"grace_seconds above {_GRACE_SECONDS}": job.grace_seconds > _GRACE_SECONDS,
         "restart_policy": runai.differs(job, "restart_policy"),
         "mounts' sub_path": any(mount.sub_path for mount in job.mounts),
     }
-    return runai.without_option(job, _WITHOUT_OPTION, own)
+    return runai.without_option(job, _WITHOUT_OPTION, further)
 
 
 def _resources(job: JobSpec) -> list[str]:
-    ours = job.gpu_resource == "nvidia.com/gpu"
-    words = ["--gpu", str(job.gpus)] if job.gpus and ours else []
-    others = {} if ours or not job.gpus else {job.gpu_resource: job.gpus}
+    nvidia = job.gpu_resource == "nvidia.com/gpu"
+    words = ["--gpu", str(job.gpus)] if job.gpus and nvidia else []
+    others = {} if nvidia or not job.gpus else {job.gpu_resource: job.gpus}
     for name, number in (others | dict(job.resources)).items():
         words += ["--extended-resource", f"{name}={number}"]
     words += runai.option("cpu", runai.cores(job.cpu_request or job.cpu_limit))

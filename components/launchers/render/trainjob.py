@@ -32,12 +32,12 @@ _OF_POD = (
     "serviceAccountName", "volumes", "imagePullSecrets", "securityContext", "nodeSelector", "tolerations",
     "terminationGracePeriodSeconds",
 )  # fmt: skip
-"""What a TrainJob may say of its pods besides the runtime."""
+"""Fields of a pod that a TrainJob can patch."""
 _OF_CONTAINER = ("volumeMounts", "securityContext")
 _OF_TRAINER = {"image": "image", "command": "command", "env": "env", "resources": "resourcesPerNode"}
 """What it says of the container: names there and in `spec.trainer`."""
 _FIXED = {"automountServiceAccountToken": False, "enableServiceLinks": False}
-"""What all pods of kubedet have, and SHARED says."""
+"""Fields of all pods of kubedet, set by SHARED."""
 
 
 def manifests(job: JobSpec, *, shared: bool = True) -> list[dict[str, Any]]:
@@ -49,36 +49,36 @@ def manifests(job: JobSpec, *, shared: bool = True) -> list[dict[str, Any]]:
     """
     if shared and fits_shared(job):
         return [_with_patches(job)]
-    own = {**_metadata(job), "name": f"{job.name}-{job.fingerprint[:8]}"}
-    body = {"runtimeRef": _reference(own["name"]), "trainer": _numbers(job)}
-    return [_runtime(own, job, _template(job)), _trainjob(job, body)]
+    metadata = {**_metadata(job), "name": f"{job.name}-{job.fingerprint[:8]}"}
+    body = {"runtimeRef": _reference(metadata["name"]), "trainer": _numbers(job)}
+    return [_runtime(metadata, job, _template(job)), _trainjob(job, body)]
 
 
 def shared_runtime() -> dict[str, Any]:
     """Return the runtime SHARED, as it stands in YAML."""
     job = JobSpec(command=("true",))
-    ours = {"app.kubernetes.io/name": "kubedet", labels.LABEL_MANAGED: labels.MANAGED_BY}
+    runtime_labels = {"app.kubernetes.io/name": "kubedet", labels.LABEL_MANAGED: labels.MANAGED_BY}
     spec = {"restartPolicy": "Never", **_FIXED, "containers": [{"name": NODE}]}
     # Without any metadata the controller fails, for a moment, at jobs that Kueue has evicted.
-    template = {"metadata": {"labels": ours}, "spec": spec}
-    return _runtime({"name": SHARED, "labels": ours}, job, template)
+    template = {"metadata": {"labels": runtime_labels}, "spec": spec}
+    return _runtime({"name": SHARED, "labels": runtime_labels}, job, template)
 
 
 def fits_shared(job: JobSpec) -> bool:
-    """Whether a job can do with the runtime SHARED: all that it asks for a TrainJob can say."""
-    plain = JobSpec(command=("true",))
-    if job.elastic or (job.restart_policy, job.backoff) != (plain.restart_policy, plain.backoff):
+    """Whether the runtime SHARED fits a job: a TrainJob has fields for all that it asks for."""
+    default = JobSpec(command=("true",))
+    if job.elastic or (job.restart_policy, job.backoff) != (default.restart_policy, default.backoff):
         return False
     spec = _template(job)["spec"]
     container = spec["containers"][0]
-    known = {*_OF_POD, *_FIXED, "restartPolicy", "containers"}
-    return set(spec) <= known and set(container) <= {"name", *_OF_CONTAINER, *_OF_TRAINER}
+    supported = {*_OF_POD, *_FIXED, "restartPolicy", "containers"}
+    return set(spec) <= supported and set(container) <= {"name", *_OF_CONTAINER, *_OF_TRAINER}
 
 
 def left_out(job: JobSpec) -> list[str]:
-    """Return the fields of a job that a TrainJob knows nothing of."""
-    plain = JobSpec(command=("true",))
-    return [name for name in ("clean_pods", "ttl") if getattr(job, name) != getattr(plain, name)]
+    """Return the fields of a job that a TrainJob does not have."""
+    default = JobSpec(command=("true",))
+    return [name for name in ("clean_pods", "ttl") if getattr(job, name) != getattr(default, name)]
 
 
 def _metadata(job: JobSpec) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _trainjob(job: JobSpec, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_patches(job: JobSpec) -> dict[str, Any]:
-    """Return the TrainJob that says what the runtime SHARED does not."""
+    """Return the TrainJob that patches the runtime SHARED."""
     template = _template(job)
     spec, container = template["spec"], template["spec"]["containers"][0]
     of_pod = {name: spec[name] for name in _OF_POD if name in spec}
@@ -115,7 +115,7 @@ def _with_patches(job: JobSpec) -> dict[str, Any]:
         "metadata": template["metadata"],
         "spec": {**of_pod, "containers": [{"name": NODE, **of_container}]},
     }
-    trainer = {there: container[here] for here, there in _OF_TRAINER.items() if here in container}
+    trainer = {field: container[name] for name, field in _OF_TRAINER.items() if name in container}
     patched = {"name": NODE, "template": {"spec": {"template": patch}}}
     jobset = {"spec": {"replicatedJobs": [patched]}}
     body = {
@@ -152,15 +152,15 @@ def _runtime(metadata: dict[str, Any], job: JobSpec, template: dict[str, Any]) -
 
 
 def _pod_failures(job: JobSpec) -> dict[str, Any]:
-    """Say what the end of a pod means for its Job.
+    """Return the Job's pod failure policy.
 
-    A program's own error (1 to 127) fails it for good, and that is told apart from all else: a pod
-    that was killed, preempted or deleted, or lost its peers. Of an elastic job such a pod is made
-    anew beside the others, and the first node that ends well ends the job.
+    A program's own error (exit code 1 to 127) fails the Job for good; every other failure is a pod
+    that was killed, preempted or deleted, or lost its peers. Of an elastic job only that pod is
+    replaced, and the first node that succeeds ends the job.
     """
     if job.restart_policy != "ExitCode":
-        again = job.restart_policy == "OnFailure"  # Then this counts the containers of all pods.
-        return {"backoffLimit": _RESTARTS * job.backoff * job.nodes if again else 0}
+        on_failure = job.restart_policy == "OnFailure"  # Then this counts the containers of all pods.
+        return {"backoffLimit": _RESTARTS * job.backoff * job.nodes if on_failure else 0}
     codes = {"containerName": NODE, "operator": "In", "values": list(range(1, 128))}
     lost = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     rules = [
@@ -178,12 +178,12 @@ def _pod_failures(job: JobSpec) -> dict[str, Any]:
 
 
 def _job_failures(job: JobSpec) -> dict[str, Any]:
-    """Say what the end of the Job means for all of them: they start anew together, or the TrainJob fails."""
+    """Return the JobSet's failure policy: all pods restart together, or the TrainJob fails."""
     if job.restart_policy != "ExitCode" or job.elastic:
         return {"maxRestarts": 0}
-    ours = {"name": "error", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    rule = {"name": "error", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
     return {
         "maxRestarts": _RESTARTS * job.backoff,
         "restartStrategy": "BlockingRecreate",  # Not before the old pods are gone: rank 0's name must be one.
-        "rules": [ours],
+        "rules": [rule],
     }

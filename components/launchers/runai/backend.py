@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase
 from components.launchers.render import runai as words
 from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
-from components.launchers.runai import answers
+from components.launchers.runai import cli_output
 from components.launchers.runai.cli import AbsentError, Cli, FlagError
 from components.launchers.spec import JobSpec
 from components.launchers.timings import Timings
@@ -50,7 +50,7 @@ class RunaiBackend(Backend):
         self._kinds: dict[str, str] = {}
 
     def submit(self, job: JobSpec) -> str:
-        """Start a job, or take up the same one where it is already; returns its name.
+        """Start a job, or adopt the same one if it exists already; returns its name.
 
         One of the same name that has ended is deleted first, if kubedet made it.
 
@@ -60,39 +60,39 @@ class RunaiBackend(Backend):
         """
         job = self._complete(job)
         kind = words.kind(job)
-        there = self._describe(job.name)
-        if there is not None:
-            if self._adopts(there, job):
+        existing = self._describe(job.name)
+        if existing is not None:
+            if self._adopts(existing, job):
                 return job.name
             self.stop(job.name)
-        if lost := words.left_out(job):
-            logger.warning("Run:ai's command line has no option for: %s", ", ".join(lost))
-        ours = {LABEL_MANAGED: MANAGED_BY, LABEL_SPEC: job.fingerprint}
-        self.cli.ask(*words.command(job, ours)[1:], seconds=self.timings.submit)
+        if ignored := words.left_out(job):
+            logger.warning("Run:ai's command line has no option for: %s", ", ".join(ignored))
+        managed_labels = {LABEL_MANAGED: MANAGED_BY, LABEL_SPEC: job.fingerprint}
+        self.cli.ask(*words.command(job, managed_labels)[1:], seconds=self.timings.submit)
         self._kinds[job.name] = kind
         logger.info("submitted the %s training %s", kind, job.name)
         return job.name
 
     def status(self, name: str) -> JobStatus:
-        """Tell how a job is.
+        """Return a job's status.
 
         Raises:
             ConfigError, LaunchError: Run:ai does not say.
         """
-        found = self._describe(name)
-        return JobStatus(name, Phase.GONE) if found is None else found.status
+        workload = self._describe(name)
+        return JobStatus(name, Phase.GONE) if workload is None else workload.status
 
-    def list_jobs(self) -> list[answers.Listed]:
+    def list_jobs(self) -> list[cli_output.Listed]:
         """Return the trainings of the project, the newest first.
 
         Raises:
             ConfigError, LaunchError: Run:ai does not say.
         """
-        found: dict[str, answers.Listed] = {}
+        by_name: dict[str, cli_output.Listed] = {}
         for kind in KINDS:
-            for item in answers.workloads(self._ask("training", kind, "list", flags=("--json",))):
-                found.setdefault(item.status.name, item)
-        return sorted(found.values(), key=lambda item: item.status.created, reverse=True)
+            for item in cli_output.workloads(self._ask("training", kind, "list", flags=("--json",))):
+                by_name.setdefault(item.status.name, item)
+        return sorted(by_name.values(), key=lambda item: item.status.created, reverse=True)
 
     def logs(self, name: str, *, follow: bool = True, pod: str = "") -> Iterator[LogLine]:
         """Yield the lines of one pod as they come; a stream that breaks is taken up where it broke.
@@ -111,11 +111,11 @@ class RunaiBackend(Backend):
             ended = status.phase.final
             if status.phase is Phase.GONE:
                 return
-            told = last  # A stream that is opened anew begins with lines of this second.
+            since = last  # A stream that is opened anew begins with lines of this second.
             try:
-                for line in self._read(name, follow and not ended, pod, told):
+                for line in self._read(name, follow and not ended, pod, since):
                     stamp, text = _split(line)
-                    if stamp is None or stamp > told:
+                    if stamp is None or stamp > since:
                         last = max(last, stamp or last)
                         yield LogLine(pod or _first_pod(status), text)
             except LaunchError as error:
@@ -131,10 +131,10 @@ class RunaiBackend(Backend):
     def tail(self, name: str, pod: str, lines: int) -> list[str]:
         """Return the last lines of a pod; none where Run:ai does not give them."""
         try:
-            told = self.cli.ask(*self._about("logs", name), *_pod(pod), "--tail", str(lines))
+            output = self.cli.ask(*self._about("logs", name), *_pod(pod), "--tail", str(lines))
         except LaunchError:
             return []
-        return told.splitlines()
+        return output.splitlines()
 
     def execute(self, name: str, command: list[str], *, pod: str = "", terminal: bool = False) -> int:
         """Run a command in a pod, on this process's output; returns its exit code.
@@ -161,10 +161,10 @@ class RunaiBackend(Backend):
         Raises:
             LaunchError: somebody else made it, or it is not gone after Timings.removal.
         """
-        there = self._describe(name)
-        if there is None:
+        workload = self._describe(name)
+        if workload is None:
             return
-        if there.labels is not None and there.labels.get(LABEL_MANAGED, "") != MANAGED_BY:
+        if workload.labels is not None and workload.labels.get(LABEL_MANAGED, "") != MANAGED_BY:
             raise _not_managed(name)
         try:
             self.cli.ask(*self._about("delete", name))
@@ -196,9 +196,9 @@ class RunaiBackend(Backend):
         self.cli = replace(self.cli, project=project)
         return replace(job, runai_queue=project)
 
-    def _adopts(self, there: answers.Workload, job: JobSpec) -> bool:
-        """Decide on a workload that has the name already: True is to take it up, False to replace it."""
-        name, labels = job.name, there.labels
+    def _adopts(self, existing: cli_output.Workload, job: JobSpec) -> bool:
+        """Decide on an existing workload of that name: True adopts it, False replaces it."""
+        name, labels = job.name, existing.labels
         if labels is None:
             raise LaunchError(
                 f"Run:ai has a workload {name} already, and this version does not tell whose it is",
@@ -208,39 +208,39 @@ class RunaiBackend(Backend):
             raise _not_managed(name)
         if labels.get(LABEL_SPEC) != job.fingerprint:
             logger.info("the workload %s is there with another specification: deleting it", name)
-        elif there.status.phase is Phase.FAILED:
+        elif existing.status.phase is Phase.FAILED:
             logger.info("the workload %s failed: deleting it, to start anew", name)
         else:
             logger.info("the workload %s is there already: taking it up", name)
             return True
         return False
 
-    def _describe(self, name: str) -> answers.Workload | None:
+    def _describe(self, name: str) -> cli_output.Workload | None:
         """Look for a workload among the kinds, first where it was last; None where there is none."""
-        known = self._kinds.get(name)
-        for kind in sorted(KINDS, key=lambda kind: kind != known):
+        last_kind = self._kinds.get(name)
+        for kind in sorted(KINDS, key=lambda kind: kind != last_kind):
             try:
                 text = self._ask("training", kind, "describe", name, flags=("--output", "json"))
             except AbsentError:
                 continue
-            if found := answers.workload(text, name):
-                distributed = "pytorch" in found.framework
-                self._kinds[name] = ("pytorch" if distributed else "standard") if found.framework else kind
-                return found
+            if workload := cli_output.workload(text, name):
+                distributed = "pytorch" in workload.framework
+                self._kinds[name] = ("pytorch" if distributed else "standard") if workload.framework else kind
+                return workload
         return None
 
-    def _ask(self, *asked: str, flags: tuple[str, ...]) -> str:
-        """Ask with the options for JSON, and without them where a version has none."""
+    def _ask(self, *arguments: str, flags: tuple[str, ...]) -> str:
+        """Call the program with the options for JSON, and without them where a version has none."""
         try:
-            return self.cli.ask(*asked, *flags)
+            return self.cli.ask(*arguments, *flags)
         except FlagError:
-            return self.cli.ask(*asked)
+            return self.cli.ask(*arguments)
 
     def _read(self, name: str, follow: bool, pod: str, since: _Stamp) -> Iterator[str]:
-        told = ["--timestamps", *_pod(pod)]
-        told += ["--follow"] if follow else []
-        told += ["--since-time", since.second + since.zone] if since.second else []
-        return self.cli.stream(*self._about("logs", name), *told)
+        options = ["--timestamps", *_pod(pod)]
+        options += ["--follow"] if follow else []
+        options += ["--since-time", since.second + since.zone] if since.second else []
+        return self.cli.stream(*self._about("logs", name), *options)
 
     def _about(self, verb: str, name: str) -> tuple[str, ...]:
         return ("training", self._kinds.get(name, KINDS[0]), verb, name)

@@ -1,4 +1,4 @@
-"""Run:ai's program `runai`: called with lists of words, never through a shell; its refusals as errors.
+"""Calls Run:ai's program `runai` without a shell, and turns its refusals into errors.
 
 Source: NVIDIA Run:ai, CLI reference (v2.20 and later).
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from trainer.errors import ConfigError, KubedetError, LaunchError
 
 _SECONDS = 120.0
-"""For an answer: a submission alone may wait a minute for its workload (`--wait-for-submit`)."""
+"""Time limit of a call: a submission alone may wait a minute for its workload (`--wait-for-submit`)."""
 _LAST_LINES = 10
 
 _ABSENT = re.compile(
@@ -20,7 +20,7 @@ _ABSENT = re.compile(
     r"|no (?:workloads?|trainings?|jobs?) found|does(?: not|n't) exist|\b404\b",
     re.I,
 )
-_STRANGER = re.compile(
+_NO_LOGIN = re.compile(
     r"not logged in|log ?in (?:again|first|to)|runai login|unauthori[sz]ed|unauthenticated|\b401\b"
     r"|(?:token|session)[^.\n]*(?:expired|invalid|missing)",
     re.I,
@@ -30,7 +30,7 @@ _NO_PROJECT = re.compile(
     r"|no default project",
     re.I,
 )
-_OLD = re.compile(r"unknown command", re.I)
+_NO_COMMAND = re.compile(r"unknown command", re.I)
 _NO_FLAG = re.compile(r"unknown (?:shorthand )?flag", re.I)
 
 
@@ -62,17 +62,17 @@ class Cli:
         """
         command = self._command(words)
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
             )
         except subprocess.TimeoutExpired:
             raise LaunchError(
-                f"{_told(words)} does not answer within {seconds:g} s",
+                f"{_call_name(words)} does not answer within {seconds:g} s",
                 fix="see whether Run:ai's control plane can be reached (`runai whoami`), then try again",
             ) from None
-        if done.returncode:
-            raise refusal(words, done.returncode, _text(done.stderr) or _text(done.stdout))
-        return _text(done.stdout)
+        if result.returncode:
+            raise refusal(words, result.returncode, _text(result.stderr) or _text(result.stdout))
+        return _text(result.stdout)
 
     def stream(self, *words: str) -> Iterator[str]:
         """Run the program and yield its lines as they come, without their ends.
@@ -93,9 +93,9 @@ class Cli:
             except BaseException:
                 process.kill()
                 raise
-            said = _text(process.stderr.read())
+            error_output = _text(process.stderr.read())
         if process.returncode:
-            raise refusal(words, process.returncode, said)
+            raise refusal(words, process.returncode, error_output)
 
     def attach(self, *words: str) -> int:
         """Run the program on this process's own input and output; returns its exit code."""
@@ -103,47 +103,49 @@ class Cli:
 
     def _command(self, words: tuple[str, ...]) -> list[str]:
         """Return the command line, with the project before a `--` and what follows it."""
-        found = shutil.which(self.program)
-        if found is None:
+        path = shutil.which(self.program)
+        if path is None:
             raise ConfigError(
                 f"the program {self.program} is not on the PATH",
                 fix="install Run:ai's command line (in its web interface: Help, Researcher Command Line "
                 "Interface), or leave out --backend runai and set runai_queue",
             )
-        cut = words.index("--") if "--" in words else len(words)
-        named = ["--project", self.project] if self.project and "--project" not in words[:cut] else []
-        return [found, *words[:cut], *named, *words[cut:]]
+        options_end = words.index("--") if "--" in words else len(words)
+        project_option = (
+            ["--project", self.project] if self.project and "--project" not in words[:options_end] else []
+        )
+        return [path, *words[:options_end], *project_option, *words[options_end:]]
 
 
-def refusal(words: tuple[str, ...], code: int, said: str) -> KubedetError:
-    """Make an error of a call that failed, by what the program said.
+def refusal(words: tuple[str, ...], code: int, output: str) -> KubedetError:
+    """Make an error of a failed call from the program's output.
 
     Args:
         words: the command line without the program.
         code: its exit code.
-        said: what it printed.
+        output: what it printed.
     """
-    lines = "\n".join(said.splitlines()[-_LAST_LINES:]) or f"exit code {code}"
-    text = f"{_told(words)} failed: {lines}"
-    if _OLD.search(said):
+    lines = "\n".join(output.splitlines()[-_LAST_LINES:]) or f"exit code {code}"
+    text = f"{_call_name(words)} failed: {lines}"
+    if _NO_COMMAND.search(output):
         return ConfigError(
             f"this runai has no command `{' '.join(words[:3])}`: {lines}",
             fix="install the command line of v2.20 or later; for the older one, print the command: "
             "kubedet job render --target runai-submit-dist",
         )
-    if _NO_FLAG.search(said):
+    if _NO_FLAG.search(output):
         return FlagError(text, fix="install a newer command line of Run:ai")
-    if _STRANGER.search(said):
+    if _NO_LOGIN.search(output):
         return ConfigError(text, fix="log in: `runai login`, or in a program `runai login application`")
-    if _NO_PROJECT.search(said):
+    if _NO_PROJECT.search(output):
         return ConfigError(text, fix="name a --project that `runai project list` shows")
-    if _ABSENT.search(said):
+    if _ABSENT.search(output):
         return AbsentError(text, fix="see `kubedet job list --backend runai`")
     return LaunchError(text, fix="do what it says; `runai training list` shows what there is")
 
 
-def _told(words: tuple[str, ...]) -> str:
-    """Name a call by its verb and object: options may hold values that belong in no log."""
+def _call_name(words: tuple[str, ...]) -> str:
+    """Return a call's verb and object for messages: options may hold values that belong in no log."""
     return "`runai " + " ".join(words[: min(4, len(words))]) + "`"
 
 

@@ -1,4 +1,4 @@
-"""Runs a job of Run:ai to its end: its lines and phases as they come, its limits kept, its failure told."""
+"""Runs a job of Run:ai to its end: prints its log and phases, enforces its limits, reports its failure."""
 
 import threading
 import time
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from components.launchers.backend import JobStatus, Phase, PodStatus
 from components.launchers.cluster.job_failure import culprit, of_job
 from components.launchers.cluster.log_hints import Hints
-from components.launchers.failure import LAST_LINES
-from components.launchers.interrupts import Asked, not_deleted, raising_on_signals, stopped
+from components.launchers.interrupts import StopRequest, not_deleted, raising_on_signals, stopped
+from components.launchers.last_lines import LAST_LINES
 from components.launchers.runai.backend import RunaiBackend
 from components.launchers.spec import JobSpec
 from trainer.errors import KubedetError, LaunchError
@@ -47,18 +47,18 @@ def run(backend: RunaiBackend, job: JobSpec, out: Out) -> None:
             out(f"job {job.name}: {status.phase}")
             if status.phase is not Phase.SUCCEEDED:
                 raise failure(backend, status)
-        except Asked as asked:
+        except StopRequest as request:
             try:
                 backend.stop(job.name, wait=False)
             except KubedetError as error:
                 stop = f"kubedet job stop --backend runai {job.name}"
-                raise not_deleted(asked, job.name, error, stop=stop) from None
-            out(f"job {job.name}: deleted on {asked.signal}")
+                raise not_deleted(request, job.name, error, stop=stop) from None
+            out(f"job {job.name}: deleted on {request.signal}")
             raise stopped() from None
 
 
 def failure(backend: RunaiBackend, status: JobStatus) -> KubedetError:
-    """Make an error of a job that did not end well, with the last lines of the pod that is to blame."""
+    """Make the error of a failed job, with the last lines of the pod that caused it."""
     pod = culprit(status.pods)
     if pod is None and status.phase is Phase.FAILED and not status.pods:
         pod = PodStatus(status.name, "Failed", 0, reason=status.reason, message=status.message)
@@ -72,14 +72,14 @@ def failure(backend: RunaiBackend, status: JobStatus) -> KubedetError:
 
 
 class _Limits(threading.Thread):
-    """Tells the phases of a job, and deletes one that does not start or takes too long."""
+    """Prints the phases of a job, and deletes one that does not start or takes too long."""
 
     def __init__(self, backend: RunaiBackend, job: JobSpec, out: Out) -> None:
         super().__init__(daemon=True)
         self._backend, self._job, self._out = backend, job, out
         self._ended = threading.Event()
         self.broken: LaunchError | None = None
-        """What the job was deleted for."""
+        """The limit for which the job was deleted."""
 
     def stop(self) -> None:
         """End the thread."""
@@ -87,7 +87,7 @@ class _Limits(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        """Look at the job until it has ended; an answer that does not come is asked for again."""
+        """Poll the job until it has ended; failed requests are repeated."""
         begun = waiting = time.monotonic()
         before: Phase | None = None
         while not self._ended.is_set():

@@ -23,7 +23,7 @@ JOB = JobSpec(command=("true",), name="train", image="i:1")
 @pytest.mark.parametrize("name", launchers.LAUNCHERS)
 def test_every_launcher_of_the_register_can_be_made(name, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
-    made = launchers._made(name)
+    made = launchers._create(name)
     assert callable(made.run) and callable(made.remove)
     found = launchers.entry(name)
     assert found.meaning and set(found.kinds) <= set(KINDS)

@@ -12,7 +12,7 @@ import pytest
 
 from components.launchers import local, run
 from components.launchers.backend import Phase
-from components.launchers.process import GuardedProcess
+from components.launchers.guarded_process import GuardedProcess
 from components.launchers.spec import JobSpec, training
 from trainer.errors import ConfigError, Interrupted, LaunchError
 
@@ -139,7 +139,7 @@ def test_no_orphans_when_the_parent_is_killed(tmp_path):
         "time.sleep(600)"
     )
     parent = (
-        "import sys\nfrom components.launchers.process import GuardedProcess\n"
+        "import sys\nfrom components.launchers.guarded_process import GuardedProcess\n"
         f"with GuardedProcess([sys.executable, '-c', {child!r}], grace_seconds=1.0) as process:\n"
         "    list(process.lines())"
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from components.launchers.backend import Phase
 from components.launchers.cluster.kinds.kind import Body, Kind, Look, Standing, by_condition, holding
-from components.launchers.render import check, pytorchjob
+from components.launchers.render import check_pytorchjob, pytorchjob
 from components.launchers.spec import JobSpec
 
 _FINAL = {"Failed": Phase.FAILED, "Succeeded": Phase.SUCCEEDED, "Suspended": Phase.SUSPENDED}
@@ -28,7 +28,7 @@ class PyTorchJob(Kind):
 
     def problems(self, manifests: list[Body]) -> list[str]:
         """Check what the operator's webhook would refuse, and what the API server would prune."""
-        return check.problems(manifests[-1])
+        return check_pytorchjob.problems(manifests[-1])
 
     def left_out(self, job: JobSpec) -> list[str]:
         """Return none: it supports all fields."""

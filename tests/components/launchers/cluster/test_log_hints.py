@@ -29,7 +29,7 @@ def test_a_line_has_its_hint_once(line, word):
     hints = Hints(rdma=True)
     assert word in hints.line(line)
     assert hints.line(line) == ""
-    assert len(hints.given) == 1
+    assert len(hints.hints) == 1
 
 
 def test_sockets_are_well_where_rdma_was_not_asked_for():

@@ -107,7 +107,7 @@ def test_a_job_ends_with_its_run_and_not_with_its_steps_pod(step, workflow, clus
     step()
     workflow(spec, **metadata)
     assert ends_with_the_run(cluster, read_own_pod(cluster)) is ends
-    assert ends_with_the_run(cluster, None) is ends  # Asked before the job was submitted.
+    assert ends_with_the_run(cluster, None) is ends  # StopRequest before the job was submitted.
 
 
 def test_a_workflow_that_is_gone_has_taken_its_run_along(step, cluster):

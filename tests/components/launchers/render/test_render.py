@@ -11,7 +11,7 @@ import pytest
 import yaml
 from job_specs import ODD, job
 
-from components.launchers.render import TARGETS, check, indexed_job, pytorchjob, render, runai
+from components.launchers.render import TARGETS, check_pytorchjob, indexed_job, pytorchjob, render, runai
 from components.launchers.render.labels import LABEL_SPEC
 from components.launchers.spec import JobSpec, from_fields
 from trainer.errors import ConfigError
@@ -63,7 +63,7 @@ def crd() -> Any:
 def test_a_cluster_takes_it(name: str) -> None:
     spec = ODD.get(name) or example(next(path for path in EXAMPLES if path.stem == name))
     manifest = pytorchjob.manifest(spec)
-    assert check.problems(manifest) == []
+    assert check_pytorchjob.problems(manifest) == []
     jsonschema.Draft202012Validator(crd()).validate(manifest)
 
 
@@ -72,7 +72,7 @@ def test_the_schema_refuses_what_it_does_not_know() -> None:
     manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["gpus"] = 1
     with pytest.raises(jsonschema.ValidationError, match="gpus"):
         jsonschema.Draft202012Validator(crd()).validate(manifest)
-    assert check.problems(manifest) == [
+    assert check_pytorchjob.problems(manifest) == [
         "spec.pytorchReplicaSpecs.Master.template.spec.containers[0].gpus: no such field"
     ]
 
@@ -97,7 +97,9 @@ def test_the_schema_refuses_what_it_does_not_know() -> None:
 def test_what_the_webhook_refuses_or_nobody_checks(change: Any, said: str) -> None:
     manifest = pytorchjob.manifest(job())
     change(manifest)
-    assert any(said in problem for problem in check.problems(manifest)), check.problems(manifest)
+    assert any(said in problem for problem in check_pytorchjob.problems(manifest)), check_pytorchjob.problems(
+        manifest
+    )
 
 
 def master(manifest: dict[str, Any]) -> Any:

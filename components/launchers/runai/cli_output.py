@@ -1,7 +1,7 @@
-"""What `runai` prints of workloads, as statuses: its JSON, or its tables where a version has no JSON.
+"""Parses what `runai` prints about workloads: its JSON, or its tables where a version has no JSON.
 
-The names of fields differ between versions: the API's (projectName, requestedPods), or heads of
-columns (Running/Req.Pods). Both are compared without case and signs.
+The names of fields differ between versions: the API's (projectName, requestedPods), or column
+headers (Running/Req.Pods). Both are compared by letters and digits alone, without case.
 Source: NVIDIA Run:ai, API reference, Workloads (fields and phases), and CLI reference.
 """
 
@@ -46,24 +46,24 @@ _RANK = re.compile(r"-(master|worker)-(\d+)$")
 
 @dataclass(frozen=True)
 class Listed:
-    """A workload as `list` tells of it."""
+    """A workload as `list` prints it."""
 
     status: JobStatus
-    """How it is, without its pods."""
+    """Its status, without its pods."""
     running: int | None
-    """How many of its pods run, where that is told."""
+    """How many of its pods run, where that is printed."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A workload as `describe` tells of it."""
+    """A workload as `describe` prints it."""
 
     status: JobStatus
-    """How it is."""
+    """Its status."""
     labels: Mapping[str, str] | None
-    """Its labels; None where this version does not tell them."""
+    """Its labels; None where this version does not print them."""
     framework: str
-    """What it is distributed with, in lower case: pytorch, mpi, ...; nothing where it is not told."""
+    """Its framework of distribution, in lower case: pytorch, mpi, ...; empty where it is not printed."""
 
 
 def workload(text: str, name: str) -> Workload | None:
@@ -80,9 +80,9 @@ def workload(text: str, name: str) -> Workload | None:
     if not isinstance(tree, dict) or not tree:
         return None
     status = _status(tree, name)
-    found = tuple(_pods([pod for pod in _list(tree, ("pods", "podlist")) if isinstance(pod, dict)]))
+    pod_statuses = tuple(_pods([pod for pod in _list(tree, ("pods", "podlist")) if isinstance(pod, dict)]))
     framework = _first(tree, ("distributedframework", "framework"))
-    return Workload(replace(status, pods=found), _labels(tree), framework.lower())
+    return Workload(replace(status, pods=pod_statuses), _labels(tree), framework.lower())
 
 
 def workloads(text: str) -> list[Listed]:
@@ -104,14 +104,14 @@ def workloads(text: str) -> list[Listed]:
 
 def _json(text: str) -> Any:
     try:
-        found = json.loads(text) if text else {}
+        tree = json.loads(text) if text else {}
     except ValueError:
         return None
-    return [] if found is None else found
+    return [] if tree is None else tree
 
 
 def _described(text: str, name: str) -> Workload | None:
-    """Read `describe` as a table: pairs, and the pods below their own heads."""
+    """Read `describe` as a table: pairs, and the pods below their own headers."""
     pairs: dict[str, str] = {}
     for line in text.splitlines():
         if match := _PAIR.fullmatch(line):
@@ -120,30 +120,34 @@ def _described(text: str, name: str) -> Workload | None:
         raise _unreadable(f"describe {name}", text)
     of_pods = (rows for title, rows in _tables(text) if "pod" in title.lower())
     status = replace(_status(pairs, name), pods=tuple(_pods(next(of_pods, []))))
-    told = next((value for key, value in pairs.items() if _plain(key) == "labels"), None)
-    labels = None if told is None else dict(_LABEL.findall(told))
+    label_text = next((value for key, value in pairs.items() if _normalized(key) == "labels"), None)
+    labels = None if label_text is None else dict(_LABEL.findall(label_text))
     return Workload(status, labels, _first(pairs, ("distributedframework", "framework")).lower())
 
 
 def _status(tree: Mapping[str, Any], name: str) -> JobStatus:
     word = _first(tree, _STATE) or "Unknown"
-    phase = _PHASE_OF.get(_plain(word), Phase.PENDING)
-    told = word if _plain(word) not in (str(phase), "completed") else ""
+    phase = _PHASE_OF.get(_normalized(word), Phase.PENDING)
+    reason = word if _normalized(word) not in (str(phase), "completed") else ""
     return JobStatus(
-        name or _first(tree, _NAME), phase, reason=told, message=_first(tree, _MESSAGE),
+        name or _first(tree, _NAME), phase, reason=reason, message=_first(tree, _MESSAGE),
         created=_time(_first(tree, _CREATED)), nodes=_count(tree)[1],
     )  # fmt: skip
 
 
 def _count(tree: Mapping[str, Any]) -> tuple[int | None, int]:
-    """Return how many pods run, if that is told, and how many are asked for."""
-    together = re.fullmatch(r"(\d+)\s*/\s*(\d+)", _first(tree, ("runningreqpods", "runningrequestedpods")))
-    if together:
-        return int(together[1]), int(together[2])
-    given = next(_values(tree, ("requestedpods", "podsrequested")), "")
-    asked = _first(given, ("number", "max", "min")) if isinstance(given, dict) else str(given)
+    """Return how many pods run, if that is printed, and how many are requested."""
+    both = re.fullmatch(r"(\d+)\s*/\s*(\d+)", _first(tree, ("runningreqpods", "runningrequestedpods")))
+    if both:
+        return int(both[1]), int(both[2])
+    requested = next(_values(tree, ("requestedpods", "podsrequested")), "")
+    requested_pods = (
+        _first(requested, ("number", "max", "min")) if isinstance(requested, dict) else str(requested)
+    )
     running = _first(tree, ("runningpods",))
-    return int(running) if running.isdecimal() else None, int(asked) if asked.isdecimal() else 1
+    return int(running) if running.isdecimal() else None, int(
+        requested_pods
+    ) if requested_pods.isdecimal() else 1
 
 
 def _pods(rows: list[dict[str, Any]]) -> Iterator[PodStatus]:
@@ -151,7 +155,7 @@ def _pods(rows: list[dict[str, Any]]) -> Iterator[PodStatus]:
         name = _first(row, _NAME)
         role = _RANK.search(name)
         rank = index if role is None else int(role[2]) + (role[1] == "worker")
-        state = _plain(_first(row, _STATE))
+        state = _normalized(_first(row, _STATE))
         phase = next((phase for phase, states in _POD_PHASES.items() if state in states), "Pending")
         reason = _first(row, ("reason", "statusreason"))
         if state not in (phase.lower(), "completed"):
@@ -167,18 +171,18 @@ def _pods(rows: list[dict[str, Any]]) -> Iterator[PodStatus]:
 
 def _labels(tree: Mapping[str, Any]) -> dict[str, str] | None:
     """Return the labels of an answer in JSON: a mapping, pairs, or one text."""
-    told = next(_values(tree, ("labels",)), None)
-    if isinstance(told, dict):
-        return {str(key): str(value) for key, value in told.items()}
-    if isinstance(told, list):
+    labels = next(_values(tree, ("labels",)), None)
+    if isinstance(labels, dict):
+        return {str(key): str(value) for key, value in labels.items()}
+    if isinstance(labels, list):
         pairs = {}
-        for item in told:
+        for item in labels:
             if isinstance(item, dict):
                 pairs[_first(item, ("name", "key"))] = _first(item, ("value",))
             else:
                 pairs.update(_LABEL.findall(str(item)))
         return pairs
-    return dict(_LABEL.findall(told)) if isinstance(told, str) else None
+    return dict(_LABEL.findall(labels)) if isinstance(labels, str) else None
 
 
 def _values(tree: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[Any]:
@@ -186,7 +190,7 @@ def _values(tree: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[Any]:
     for name in names:
         level: list[Mapping[str, Any]] = [tree]
         while level:
-            yield from (value for node in level for key, value in node.items() if _plain(key) == name)
+            yield from (value for node in level for key, value in node.items() if _normalized(key) == name)
             level = [value for node in level for value in node.values() if isinstance(value, dict)]
 
 
@@ -202,7 +206,7 @@ def _first(tree: Mapping[str, Any], names: tuple[str, ...]) -> str:
     return ""
 
 
-def _plain(key: str) -> str:
+def _normalized(key: str) -> str:
     return re.sub(r"[^a-z0-9]", "", str(key).lower())
 
 
@@ -212,10 +216,10 @@ def _time(text: str) -> str:
 
 
 def _tables(text: str) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """Yield the tables of a text that tell of names and states: a title, and rows by heads of columns.
+    """Yield the tables of a text that have a name and a state: a title, and rows by column header.
 
-    The title is the line before the heads, and the heads. A cell belongs to the head that it
-    stands under: one may be empty, or not begin where its head does.
+    The title is the line before the headers, and the headers. A cell belongs to the header above it:
+    one may be empty, or not begin where its header does.
     """
     title = before = ""
     heads: list[re.Match[str]] = []
@@ -224,19 +228,19 @@ def _tables(text: str) -> Iterator[tuple[str, list[dict[str, str]]]]:
         if line.strip() and _RULE.fullmatch(line):
             continue
         cells = list(_COLUMNS.finditer(re.sub("[│|]", " ", line)))
-        plain = [_plain(cell[0]) for cell in cells]
+        plain = [_normalized(cell[0]) for cell in cells]
         if any(key in _NAME for key in plain) and any(key in _STATE for key in plain):
             title, heads, rows = f"{before} {line}", cells, []
         elif heads and len(cells) > 1:
-            rows.append({min(heads, key=lambda head: _apart(head, cell))[0]: cell[0] for cell in cells})
+            rows.append({min(heads, key=lambda head: _distance(head, cell))[0]: cell[0] for cell in cells})
         elif heads:
             yield title, rows
             heads = []
         before = line if cells else before
 
 
-def _apart(head: re.Match[str], cell: re.Match[str]) -> tuple[int, int]:
-    """Return how far a cell is from standing under a head; negative is how much they overlap."""
+def _distance(head: re.Match[str], cell: re.Match[str]) -> tuple[int, int]:
+    """Return the horizontal distance of a cell from a header; negative is how much they overlap."""
     gap = max(head.start(), cell.start()) - min(head.end(), cell.end())
     return max(gap, 0) or min(gap, 0), abs(head.start() - cell.start())
 

@@ -6,19 +6,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from components.doctor import here
+from components.doctor import machine
 from trainer.doctor import Needs
 
 
 def test_this_machine_can_run_the_tests_and_so_a_run(tmp_path):
-    found = {check.title: check for check in here.check(Needs(output=str(tmp_path)))}
+    found = {check.title: check for check in machine.check(Needs(output=str(tmp_path)))}
     assert found["packages"].state == "ok"
     assert found["output"].state == "ok"
     assert "RDMA devices" not in found or found["RDMA devices"].state == "ok"
 
 
 def test_gpus_that_are_asked_for_must_be_there():
-    states = {check.title: check.state for check in here.check(Needs(gpus=4096))}
+    states = {check.title: check.state for check in machine.check(Needs(gpus=4096))}
     assert states["GPUs"] == "missing"
     assert "RDMA devices" in states
 
@@ -32,23 +32,23 @@ def test_gpus_that_are_asked_for_must_be_there():
     ],
 )
 def test_a_missing_package_names_the_extra_that_has_it(monkeypatch, absent, fix):
-    real = here.find_spec
-    monkeypatch.setattr(here, "find_spec", lambda name: None if name in absent else real(name))
-    found = list(here.check(Needs()))
+    real = machine.find_spec
+    monkeypatch.setattr(machine, "find_spec", lambda name: None if name in absent else real(name))
+    found = list(machine.check(Needs()))
     assert found[0].state == "missing"
     assert found[0].fix == fix
     assert ("shared memory" in {check.title for check in found}) is ("torch" not in absent)
 
 
 def test_versions_cores_memory_and_space_are_told(tmp_path):
-    found = {check.title: check for check in here.check(Needs(output=str(tmp_path / "not" / "there")))}
+    found = {check.title: check for check in machine.check(Needs(output=str(tmp_path / "not" / "there")))}
     assert f"torch {torch.__version__.partition('+')[0]}" in found["packages"].detail
     assert found["machine"].detail.startswith(f"{len(os.sched_getaffinity(0))} cores, ")
     assert found["disk"].detail.endswith(f" GiB free at {tmp_path}")
 
 
 def test_no_gpu_is_no_fault_where_none_is_asked_for():
-    (gpus,) = (check for check in here.check(Needs()) if check.title == "GPUs")
+    (gpus,) = (check for check in machine.check(Needs()) if check.title == "GPUs")
     assert gpus.state == "ok"
     assert gpus.fix == "" and (torch.cuda.is_available() or "training is on the CPU" in gpus.detail)
 
@@ -57,12 +57,12 @@ def test_no_gpu_is_no_fault_where_none_is_asked_for():
 def test_little_memory_is_a_warning(tmp_path, kib, state):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable: {kib} kB\n")
-    (machine,) = (check for check in here.check(Needs(), tmp_path) if check.title == "machine")
-    assert machine.state == state and f"{kib / 2**20:.1f} GiB" in machine.detail
-    assert bool(machine.fix) is (state == "warning")
+    (check,) = (one for one in machine.check(Needs(), tmp_path) if one.title == "machine")
+    assert check.state == state and f"{kib / 2**20:.1f} GiB" in check.detail
+    assert bool(check.fix) is (state == "warning")
 
 
 def test_a_full_disk_is_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr(here.shutil, "disk_usage", lambda place: SimpleNamespace(free=2**20))
-    (disk,) = (check for check in here.check(Needs(output=str(tmp_path))) if check.title == "disk")
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda place: SimpleNamespace(free=2**20))
+    (disk,) = (check for check in machine.check(Needs(output=str(tmp_path))) if check.title == "disk")
     assert disk.state == "warning" and str(tmp_path) in disk.detail and "--output" in disk.fix

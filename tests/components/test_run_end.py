@@ -3,7 +3,7 @@
 import pytest
 from fake_api import Fault
 
-from components import ends
+from components import run_end
 from components.jobs import name_of
 
 RUN = "0b9c8d7e-1111-2222-3333-444455556666"
@@ -22,7 +22,7 @@ def add(fake_cluster, monkeypatch):
         containers = [{"name": "wait", "state": {}, **usual}, {"name": "main", "state": state, **usual}]
         return fake_cluster.add(
             "pods", "default",
-            {"metadata": {"name": name, "labels": {ends.LABEL_RUN: run}, "annotations": notes},
+            {"metadata": {"name": name, "labels": {run_end.LABEL_RUN: run}, "annotations": notes},
              "spec": {"containers": []},
              "status": {"phase": phase, "containerStatuses": containers, **(status or {})}},
         )  # fmt: skip
@@ -32,7 +32,7 @@ def add(fake_cluster, monkeypatch):
 
 def written(tmp_path, state, launcher="local"):
     path = tmp_path / "outcome.md"
-    told = ends.end(launcher, RUN, state, str(path))
+    told = run_end.end(launcher, RUN, state, str(path))
     return told, path.read_text()
 
 
@@ -76,7 +76,7 @@ def test_pods_that_cannot_be_read_do_not_keep_it_from_its_work(add, fake_cluster
 
 def test_a_job_that_is_left_is_removed(add, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(ends.jobs, "remove", lambda *given: asked.append(given))
+    monkeypatch.setattr(run_end.jobs, "remove", lambda *given: asked.append(given))
     written(tmp_path, "FAILED", launcher="kubernetes")
     written(tmp_path, "FAILED", launcher="")
     assert asked == [("kubernetes", RUN)] and name_of(RUN).startswith("kubedet-0b9c8d7e")

@@ -39,7 +39,7 @@ def fetch(
     version: str,
     bring: Callable[[], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Bring a source's images and annotations under the data root, or those a version names.
+    """Fetch a source's images and annotations under the data root, or return those of a known version.
 
     Args:
         source: see `trainer.data.sources`.
@@ -58,28 +58,32 @@ def fetch(
         StorageError: the data root cannot be read or written.
     """
     version = _expanded(version)
-    made = known(source, data_root, config, version)
-    if made is not None:
-        return made
-    made = bring() if bring else download(source, data_root, config)
+    manifest = known(source, data_root, config, version)
+    if manifest is not None:
+        return manifest
+    manifest = bring() if bring else download(source, data_root, config)
     if not version:
-        return made
+        return manifest
     uri = _place(source, data_root, config, version)
     record = _record(uri)
-    pinned = {key: made[key] for key in _PINNED}
-    if record and record["fingerprint"] != made["fingerprint"]:
+    pinned = {key: manifest[key] for key in _PINNED}
+    if record and record["fingerprint"] != manifest["fingerprint"]:
         raise DataError(
             f"the data of version {version} were deleted, and {source} has changed since", fix=_ANOTHER
         )
-    if record and record.get("pinned", pinned)["content"] != made["content"]:
+    if record and record.get("pinned", pinned)["content"] != manifest["content"]:
         raise DataError(
             f"the data of version {version} were deleted, and not the same images of {source} can be had now",
             fix=_ANOTHER,
         )
-    same = {"source": source, "raw": f"raw/{made['fingerprint']}", "fingerprint": made["fingerprint"]}
-    same |= {"pinned": pinned, "recorded": datetime.now(UTC).isoformat(timespec="seconds")}
-    storage.write_json(uri, {"kind": "data version", "version": 1, KEY: version, **same})
-    return made | {KEY: version}
+    recorded = {
+        "source": source,
+        "raw": f"raw/{manifest['fingerprint']}",
+        "fingerprint": manifest["fingerprint"],
+    }
+    recorded |= {"pinned": pinned, "recorded": datetime.now(UTC).isoformat(timespec="seconds")}
+    storage.write_json(uri, {"kind": "data version", "version": 1, KEY: version, **recorded})
+    return manifest | {KEY: version}
 
 
 def known(source: str, data_root: str, config: DataConfig, version: str) -> dict[str, Any] | None:
@@ -105,10 +109,10 @@ def known(source: str, data_root: str, config: DataConfig, version: str) -> dict
 
 def _place(source: str, data_root: str, config: DataConfig, version: str) -> str:
     # Of the configuration, what decides on the raw tables; how fast they were fetched does not.
-    wanted = fingerprint(
+    digest = fingerprint(
         "version", source, config.val_fraction, config.classes, config.max_images, config.empty_images
     )
-    return storage.join(data_root, "versions", f"{version}-{wanted}.json")
+    return storage.join(data_root, "versions", f"{version}-{digest}.json")
 
 
 def _record(uri: str) -> dict[str, Any] | None:
@@ -139,7 +143,7 @@ def run_name(manifest: dict[str, Any], run_id: str) -> str:
 
 
 def _expanded(version: str) -> str:
-    """Put the present time where the cluster left a macro as it is: not all replace them."""
+    """Replace the macro of the scheduled time by the present time: not all clusters replace it."""
     if SCHEDULED_TIME not in version:
         return version
     now = datetime.now(UTC).strftime("%Y%m%d%H%M%S")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.signing import SIGNING, mounted_key
+from components.signing_secret import SIGNING, mounted_key
 from trainer.errors import ConfigError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.launchers import fields
+from components.launchers import spec_fields
 
 
 @pytest.mark.parametrize(
@@ -15,5 +15,5 @@ from components.launchers import fields
     ],
 )
 def test_a_field(name, label, meaning, default, number):
-    assert (fields.label(name), fields.meaning(name)) == (label, meaning)
-    assert fields.default(name) == default and fields.is_number(name) is number
+    assert (spec_fields.label(name), spec_fields.meaning(name)) == (label, meaning)
+    assert spec_fields.default(name) == default and spec_fields.is_number(name) is number

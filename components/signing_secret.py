@@ -1,6 +1,6 @@
-"""The key that signs exported models: where the export step finds it.
+"""The Secret with the private key that signs exported models, and where the export step mounts it.
 
-It is a file of a mounted Secret. No parameter, variable, specification or artifact holds it.
+The key is only in the mounted file: no parameter, variable, specification or artifact holds it.
 """
 
 from pathlib import Path
@@ -31,12 +31,12 @@ def mounted_key(secret: str, folder: str = FOLDER) -> str:
     mounted = Path(folder)
     if (mounted / KEY).is_file():
         return str(mounted / KEY)
-    # What Kubernetes keeps for itself in a mounted Secret begins with two dots.
-    found = sorted(path.name for path in mounted.glob("*") if not path.name.startswith(".."))
-    if secret == SIGNING and not found:
+    # Kubernetes' own entries in a mounted Secret begin with two dots.
+    keys = sorted(path.name for path in mounted.glob("*") if not path.name.startswith(".."))
+    if secret == SIGNING and not keys:
         return ""
-    held = f"it holds {', '.join(found)}" if found else "it is not there, or empty"
+    contents = f"it holds {', '.join(keys)}" if keys else "it is not there, or empty"
     raise ConfigError(
-        f"the Secret {secret} gives no key to sign with: {held}",
+        f"the Secret {secret} gives no key to sign with: {contents}",
         fix=f"kubectl create secret generic {secret} --from-file={KEY}=FILE, in the namespace of the run",
     )

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from components.launchers.backend import Phase
-from components.launchers.runai.answers import workload, workloads
+from components.launchers.runai.cli_output import workload, workloads
 from trainer.errors import LaunchError
 
 API = {

@@ -5,13 +5,13 @@ import socket
 
 import pytest
 
-from components import stores
+from components import object_store
 from trainer.errors import DataError, StorageError
 
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch):
-    for name in (*stores.SETTINGS, "KUBERNETES_SERVICE_HOST"):
+    for name in (*object_store.SETTINGS, "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -19,24 +19,24 @@ def test_every_variable_is_one_that_the_store_reads():
     from trainer.storage import environment
 
     read = environment.__doc__
-    assert set(stores.SECRET_KEYS.values()) <= set(re.findall(r"[A-Z_]{5,}", read))
+    assert set(object_store.SECRET_KEYS.values()) <= set(re.findall(r"[A-Z_]{5,}", read))
 
 
 def test_settings_are_not_secret(monkeypatch):
     monkeypatch.setenv("AWS_REGION", "eu-1")
     monkeypatch.setenv("MINIO_SECURE", "")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
-    assert stores.settings() == {"AWS_REGION": "eu-1"}
-    assert not set(stores.settings()) & set(stores.secret_variables().values())
+    assert object_store.settings() == {"AWS_REGION": "eu-1"}
+    assert not set(object_store.settings()) & set(object_store.secret_variables().values())
 
 
 def test_in_a_cluster_minio_means_kubeflows_own(monkeypatch):
-    stores.set_defaults()
-    assert "MINIO_ENDPOINT" not in stores.settings()
+    object_store.set_defaults()
+    assert "MINIO_ENDPOINT" not in object_store.settings()
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("MINIO_ENDPOINT", "mine:9000")
-    stores.set_defaults()
-    assert stores.settings()["MINIO_ENDPOINT"] == "mine:9000"
+    object_store.set_defaults()
+    assert object_store.settings()["MINIO_ENDPOINT"] == "mine:9000"
 
 
 @pytest.mark.parametrize(
@@ -57,17 +57,17 @@ def test_the_store_that_the_cluster_has_is_found(monkeypatch, services, found):
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("MINIO_ENDPOINT", "")
-    stores.set_defaults()
-    assert stores.settings()["MINIO_ENDPOINT"] == found
+    object_store.set_defaults()
+    assert object_store.settings()["MINIO_ENDPOINT"] == found
 
 
 def test_a_store_that_fails_for_want_of_keys_is_told_as_that(monkeypatch):
-    for name in stores._KEYS:
+    for name in object_store._KEYS:
         monkeypatch.delenv(name, raising=False)
     error = StorageError(
         "cannot read s3://bucket/x: the name 's3.amazonaws.com' is not known", fix="check it", passing=True
     )
-    stores.explain(error, "team-keys")
+    object_store.explain(error, "team-keys")
     assert not error.passing, "to try again brings no keys into this pod"
     assert (
         "holds no keys" in error.message and "the Secret team-keys is not in its namespace" in error.message
@@ -88,9 +88,9 @@ def test_a_store_that_fails_for_want_of_keys_is_told_as_that(monkeypatch):
     ],
 )
 def test_other_errors_stay_as_they_are(monkeypatch, error, secret, key):
-    for name in stores._KEYS:
+    for name in object_store._KEYS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
     before = str(error)
-    stores.explain(error, secret)
+    object_store.explain(error, secret)
     assert str(error) == before

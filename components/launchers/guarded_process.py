@@ -62,7 +62,7 @@ class GuardedProcess:
             yield line.decode(errors="replace").rstrip("\r\n")
 
     def stop(self) -> None:
-        """Ask it to end; asked a second time, it is killed."""
+        """Stop it; a second call kills it."""
         self._process.terminate()
 
     def wait(self) -> int:

@@ -1,7 +1,7 @@
-"""What the cluster would refuse, or worse, pass over in silence: found before anything is sent.
+"""Checks a PyTorchJob's manifest for what the cluster would refuse or silently ignore, before it is sent.
 
-The operator's webhook has the first rules; enums the resource definition lacks, so a misspelt
-policy passes and means nothing; and fields it does not know are cut off without a word.
+The operator's webhook has the first rules; the CRD has no enums, so a misspelt policy is accepted
+and ignored; and the API server prunes unknown fields.
 Source: kubeflow/training-operator, release-1.9, pkg/webhooks/pytorch and pkg/apis/kubeflow.org/v1.
 """
 
@@ -18,7 +18,7 @@ _POLICIES = {
 
 
 def problems(manifest: dict[str, Any]) -> list[str]:
-    """Return what is wrong with a PyTorchJob; nothing, if a cluster takes it as it is meant.
+    """Return what is wrong with a PyTorchJob, a line for each problem.
 
     Args:
         manifest: the job as it stands in YAML.
@@ -27,42 +27,42 @@ def problems(manifest: dict[str, Any]) -> list[str]:
     if head != (pytorchjob.API_VERSION, pytorchjob.KIND):
         return [f"is {head[0]} {head[1]}, not {pytorchjob.API_VERSION} {pytorchjob.KIND}"]
     spec = manifest.get("spec") or {}
-    found = _unknown(manifest)
+    lines = _unknown(manifest)
     name = manifest.get("metadata", {}).get("name", "")
     if not _DNS_1035.fullmatch(name):
-        found.append(f"metadata.name {name!r} is not a DNS-1035 label")
+        lines.append(f"metadata.name {name!r} is not a DNS-1035 label")
     if spec.get("nprocPerNode") and (spec.get("elasticPolicy") or {}).get("nProcPerNode"):
-        found.append("spec.elasticPolicy.nProcPerNode stands beside spec.nprocPerNode")
-    found += _enum(spec.get("runPolicy") or {}, "cleanPodPolicy", "spec.runPolicy")
-    return found + _replicas(spec)
+        lines.append("spec.elasticPolicy.nProcPerNode stands beside spec.nprocPerNode")
+    lines += _enum(spec.get("runPolicy") or {}, "cleanPodPolicy", "spec.runPolicy")
+    return lines + _replicas(spec)
 
 
 def _replicas(spec: dict[str, Any]) -> list[str]:
     replicas = spec.get("pytorchReplicaSpecs") or {}
-    found = []
+    lines = []
     if not replicas:
-        found.append("spec.pytorchReplicaSpecs is empty")
+        lines.append("spec.pytorchReplicaSpecs is empty")
     if spec.get("elasticPolicy") and "Worker" not in replicas:
-        found.append("spec.elasticPolicy needs replicas of type Worker")
+        lines.append("spec.elasticPolicy needs replicas of type Worker")
     for kind, replica in replicas.items():
         where = f"spec.pytorchReplicaSpecs.{kind}"
         if kind not in ("Master", "Worker"):
-            found.append(f"{where}: the types are Master and Worker")
+            lines.append(f"{where}: the types are Master and Worker")
         number = replica.get("replicas")
         if kind == "Master" and number != 1:
-            found.append(f"{where}.replicas is {number}, there is one master")
+            lines.append(f"{where}.replicas is {number}, there is one master")
         if kind == "Worker" and (number is None or number < 1):
-            found.append(f"{where}.replicas is {number}, not 1 or more")
-        found += _enum(replica, "restartPolicy", where)
+            lines.append(f"{where}.replicas is {number}, not 1 or more")
+        lines += _enum(replica, "restartPolicy", where)
         containers = replica.get("template", {}).get("spec", {}).get("containers") or []
         if not any(item.get("name") == pod.CONTAINER for item in containers):
-            found.append(f"{where} has no container {pod.CONTAINER!r}")
-        found += [
+            lines.append(f"{where} has no container {pod.CONTAINER!r}")
+        lines += [
             f"{where}: the container {item.get('name')!r} has no image"
             for item in containers
             if not item.get("image")
         ]
-    return found
+    return lines
 
 
 def _enum(fields: dict[str, Any], name: str, where: str) -> list[str]:
@@ -71,7 +71,7 @@ def _enum(fields: dict[str, Any], name: str, where: str) -> list[str]:
 
 
 def _unknown(manifest: dict[str, Any]) -> list[str]:
-    """Send it through the SDK's models and back: what they do not know does not return."""
+    """Return the fields that do not survive a round trip through the SDK's models."""
     from kubeflow.training import ApiClient, KubeflowOrgV1PyTorchJob
     from kubeflow.training.utils.utils import FakeResponse
 

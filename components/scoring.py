@@ -1,4 +1,4 @@
-"""What the evaluation step scores and decides, and how it says so."""
+"""The work of the evaluation step: score the model, apply the gate, write the report."""
 
 import logging
 from pathlib import Path
@@ -28,7 +28,7 @@ def rules_for(trained: dict[str, Any], rules: str) -> tuple[Config, list[str]]:
 
 
 def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdict: str) -> dict[str, Any]:
-    """Score the best checkpoint, write the report, and hold the metrics against the gate's rules.
+    """Score the best checkpoint, write the report, and apply the gate's rules to the metrics.
 
     Args:
         trained: manifest of the trained model.
@@ -44,21 +44,21 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
         EvaluationError: a rule cannot be read or names a metric that is not there.
         KubedetError: as `trainer.evaluate.evaluate` raises them.
     """
-    settings, held = rules_for(trained, rules)
+    settings, gate_rules = rules_for(trained, rules)
     folder = storage.join(trained["output"], "evaluation")
-    scored = evaluate(trained["checkpoint"], trained["shards"], folder, settings, rules=held)
+    scored = evaluate(trained["checkpoint"], trained["shards"], folder, settings, rules=gate_rules)
     for name, path in (("report.html", report), ("report.md", summary)):
         Path(path).write_bytes(storage.read_bytes(storage.join(folder, name)))
-    decided = judge(trained, scored["metrics"], rules)
-    logger.info("gate: %s: %s", decided["verdict"], "; ".join(decided["reason"].splitlines()))
-    lines = "".join(f"- {line}\n" for line in decided["reason"].splitlines())
-    Path(verdict).write_text(f"# Gate: {decided['verdict']}\n\n{lines}")
+    decision = judge(trained, scored["metrics"], rules)
+    logger.info("gate: %s: %s", decision["verdict"], "; ".join(decision["reason"].splitlines()))
+    lines = "".join(f"- {line}\n" for line in decision["reason"].splitlines())
+    Path(verdict).write_text(f"# Gate: {decision['verdict']}\n\n{lines}")
     shown = {name: value for name, value in scored["metrics"].items() if value != NOT_THERE}
-    return {"metrics": scored["metrics"], "shown": shown, "verdict": decided}
+    return {"metrics": scored["metrics"], "shown": shown, "verdict": decision}
 
 
 def judge(trained: dict[str, Any], metrics: dict[str, float], rules: str) -> dict[str, str]:
-    """Hold an evaluation against the gate's rules, and write `evaluation/gate.json` in the run's folder.
+    """Apply the gate's rules to an evaluation, and write `evaluation/gate.json` in the run's folder.
 
     Args:
         trained: manifest of the trained model.
@@ -71,11 +71,11 @@ def judge(trained: dict[str, Any], metrics: dict[str, float], rules: str) -> dic
     Raises:
         EvaluationError: a rule cannot be read or names a metric that is not there.
     """
-    _, held = rules_for(trained, rules)
+    _, gate_rules = rules_for(trained, rules)
     folder = storage.join(trained["output"], "evaluation")
     summary = storage.read_json(storage.join(folder, SUMMARY))
-    decided = decide(Evidence.from_summary({**summary, "metrics": metrics}), held)
-    record = {"passed": decided.passed, "reason": decided.reason, "rules": held}
+    decision = decide(Evidence.from_summary({**summary, "metrics": metrics}), gate_rules)
+    record = {"passed": decision.passed, "reason": decision.reason, "rules": gate_rules}
     storage.write_json(storage.join(folder, "gate.json"), record)
-    word = "pass" if decided.passed else "fail"
-    return {"verdict": word, "reason": decided.reason, "rules": ", ".join(held)}
+    word = "pass" if decision.passed else "fail"
+    return {"verdict": word, "reason": decision.reason, "rules": ", ".join(gate_rules)}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from components import verdict
-from components.verdict import judge, score
+from components import scoring
+from components.scoring import judge, score
 from trainer import configuration, recipes
 from trainer.errors import EvaluationError
 
@@ -53,7 +53,7 @@ def test_what_people_see_and_metrics_that_do_not_exist(trained, tmp_path, monkey
         (tmp_path / "evaluation" / "report.md").write_text("# report")
         return {"metrics": {**METRICS, "coco/APs": -1.0}}
 
-    monkeypatch.setattr(verdict, "evaluate", scores)
+    monkeypatch.setattr(scoring, "evaluate", scores)
     trained |= {"checkpoint": "best.pt", "shards": "shards"}
     files = [str(tmp_path / name) for name in ("page", "short", "gate")]
     made = score(trained, "coco/AP >= 0.2", *files)

@@ -1,4 +1,4 @@
-"""What `kubedet run` needs of this machine."""
+"""Checks of this machine for `kubedet run`."""
 
 import os
 import platform
@@ -40,26 +40,30 @@ def check(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
     yield _machine(root)
     yield _disk(needs.output)
     if packages.state == "ok" or find_spec("torch"):
-        for found in examine(needs, root):
-            if found.title == "GPUs" and found.state == "warning":
-                yield replace(found, state="ok", detail=f"{found.detail}: training is on the CPU", fix="")
-            elif found.state != "warning" or needs.gpus > 1:
-                yield found
+        for result in examine(needs, root):
+            if result.title == "GPUs" and result.state == "warning":
+                yield replace(result, state="ok", detail=f"{result.detail}: training is on the CPU", fix="")
+            elif result.state != "warning" or needs.gpus > 1:
+                yield result
 
 
 def _packages() -> Check:
-    absent = {extra: [name for name in names if not find_spec(name)] for extra, names in _PACKAGES.items()}
-    extras = [extra for extra, names in absent.items() if names and extra]
-    names = [name for group in absent.values() for name in group]
+    missing = {extra: [name for name in names if not find_spec(name)] for extra, names in _PACKAGES.items()}
+    extras = [extra for extra, names in missing.items() if names and extra]
+    names = [name for group in missing.values() for name in group]
     if not names:
-        there = ", ".join(f"{name} {version(name)}" for name in ("kubedet", "torch", "torchvision", "kfp"))
-        return Check("packages", "ok", f"all that a run imports; {there}, Python {platform.python_version()}")
-    wanted = f"kubedet[{','.join(extras)}]" if extras else "kubedet"
-    return Check("packages", "missing", f"not installed: {', '.join(names)}", f"pip install '{wanted}'")
+        installed = ", ".join(
+            f"{name} {version(name)}" for name in ("kubedet", "torch", "torchvision", "kfp")
+        )
+        return Check(
+            "packages", "ok", f"all that a run imports; {installed}, Python {platform.python_version()}"
+        )
+    requirement = f"kubedet[{','.join(extras)}]" if extras else "kubedet"
+    return Check("packages", "missing", f"not installed: {', '.join(names)}", f"pip install '{requirement}'")
 
 
 def _machine(root: Path) -> Check:
-    """Tell the cores that this process may use, and the memory that nobody uses yet."""
+    """Check the cores of this process, and the available memory."""
     free = re.search(r"MemAvailable:\s*(\d+) kB", (root / "proc/meminfo").read_text())
     amount = int(free[1]) * 1024 if free else 0
     detail = f"{len(os.sched_getaffinity(0))} cores, {amount / 2**30:.1f} GiB of memory free"
@@ -70,7 +74,7 @@ def _machine(root: Path) -> Check:
 
 
 def _disk(uri: str) -> Check:
-    """Tell the space where data and runs go; what lies in a bucket needs none here."""
+    """Check the free space for data and runs; those in a bucket need none here."""
     place = Path(storage.absolute(uri)) if uri and storage.is_local(uri) else Path.cwd()
     while not place.exists():
         place = place.parent

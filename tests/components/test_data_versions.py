@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from components import versions
-from components.versions import SCHEDULED_TIME, fetch, label, run_name
+from components import data_versions
+from components.data_versions import SCHEDULED_TIME, fetch, label, run_name
 from trainer import storage
 from trainer.config import DataConfig
 from trainer.data.shards import shard
@@ -95,7 +95,7 @@ def test_what_a_later_run_gets_belongs_to_later_versions(source, tmp_path, monke
     assert again == first
     made = [shard(raw, root, config) for raw in (again, second)]
     assert [found["splits"]["train"]["samples"] for found in made] == [19, 20]
-    assert len(versions.known(uri, root, config, "monday")["problems"]) == 1
+    assert len(data_versions.known(uri, root, config, "monday")["problems"]) == 1
     # The images are all there now: what is deleted comes back with one more.
     shutil.rmtree(first["uri"])
     for _ in range(2):
@@ -115,7 +115,7 @@ def test_a_record_of_before_images_were_pinned_still_names_its_folder(source, tm
 def test_a_version_is_part_of_a_files_name(source, tmp_path):
     for bad in ("../up", "a b", "", ".hidden", "x" * 101):
         with pytest.raises(ConfigError, match="cannot be a name"):
-            versions.check(bad)
+            data_versions.check(bad)
     with pytest.raises(ConfigError, match="cannot be a name"):
         fetch("sample", str(tmp_path), CONFIG, "a/b")
 

@@ -1,4 +1,4 @@
-"""How the pods of a run come to the object store: what they are given in their environment.
+"""How the pods of a run reach the object store: the variables of their environment.
 
 The names are those that `trainer/storage/environment.py` reads. Values that are secret stay in a
 Secret, to which pods refer by name and key; the settings may be seen by everybody.
@@ -64,10 +64,10 @@ def set_defaults() -> None:
     """In a cluster, let `minio://` mean Kubeflow's own store where nothing else is set."""
     named = ("MINIO_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     if os.environ.get("KUBERNETES_SERVICE_HOST") and not any(os.environ.get(name) for name in named):
-        os.environ["MINIO_ENDPOINT"] = next(filter(_there, KUBEFLOW_STORES), KUBEFLOW_STORES[0])
+        os.environ["MINIO_ENDPOINT"] = next(filter(_resolves, KUBEFLOW_STORES), KUBEFLOW_STORES[0])
 
 
-def _there(endpoint: str) -> bool:
+def _resolves(endpoint: str) -> bool:
     """Whether the cluster knows a Service of that name."""
     host, _, port = endpoint.partition(":")
     try:
@@ -77,7 +77,7 @@ def _there(endpoint: str) -> bool:
 
 
 def explain(error: KubedetError, secret: str) -> None:
-    """Add to an error of a store that this pod has no keys: without them it reads as a fault of the network.
+    """Add to a storage error that this pod has no keys: without them it looks like a network fault.
 
     Args:
         error: what a step failed with; changed.

@@ -1,4 +1,4 @@
-"""Tells a Kubeflow Model Registry of an exported model. What is there already is not made again."""
+"""Registers an exported model in a Kubeflow Model Registry. Existing entries are not created again."""
 
 import asyncio
 import logging
@@ -63,7 +63,7 @@ def register_model(exported: dict[str, Any], server: str, run_id: str) -> dict[s
 
 
 def check_server(server: str) -> None:
-    """Refuse what cannot be the URL of a registry.
+    """Check the URL of a registry.
 
     Raises:
         ConfigError: saying how it is written.
@@ -83,21 +83,21 @@ async def _register(metadata: dict[str, Any], uri: str, server: str, run_id: str
     name, version = metadata["name"], metadata["model_version"]
     model = await api.get_registered_model_by_params(name)
     model = model or await api.upsert_registered_model(RegisteredModel(name=name, owner=_AUTHOR))
-    found = await api.get_model_version_by_params(model.id, version)
-    if found is None:
-        described = ModelVersion(name=version, author=_AUTHOR, custom_properties=_properties(metadata))
-        found = await api.upsert_model_version(described, model.id)
+    model_version = await api.get_model_version_by_params(model.id, version)
+    if model_version is None:
+        description = ModelVersion(name=version, author=_AUTHOR, custom_properties=_properties(metadata))
+        model_version = await api.upsert_model_version(description, model.id)
     else:
         _LOG.info("%s %s is registered already", name, version)
-    artifact = await api.get_model_artifact_by_params(name, found.id)
+    artifact = await api.get_model_artifact_by_params(name, model_version.id)
     if artifact is None:
         kind = next(iter(metadata["formats"]))
         source = {"model_source_kind": "kfp", "model_source_id": run_id} if run_id else {}
-        described = ModelArtifact(
+        description = ModelArtifact(
             name=name, uri=uri, model_format_name=kind.partition("-")[0], model_format_version="1", **source
         )
-        artifact = await api.upsert_model_version_artifact(described, found.id)
-    return {"model": model.id, "version": found.id, "artifact": artifact.id}
+        artifact = await api.upsert_model_version_artifact(description, model_version.id)
+    return {"model": model.id, "version": model_version.id, "artifact": artifact.id}
 
 
 def _connect(server: str) -> Any:
@@ -123,7 +123,7 @@ def _token() -> str | None:
 
 
 def _properties(metadata: dict[str, Any]) -> dict[str, Any]:
-    """What a person wants to see of a version in the registry: numbers and short texts."""
+    """Return the custom properties of a version in the registry: numbers and short strings."""
     return {
         **{name: float(value) for name, value in metadata["metrics"]["values"].items()},
         "shards": metadata["trained_on"]["shards"],

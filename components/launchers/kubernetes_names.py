@@ -1,4 +1,4 @@
-"""What Kubernetes takes for a name, a quantity, a path: checked before anything is sent.
+"""Checks of names, quantities and paths by Kubernetes' rules, before anything is sent.
 
 Each function returns its text, or raises ValueError saying what is wrong with it.
 Source: Kubernetes' apimachinery, `validation` (names, qualified names) and `resource.Quantity`.
@@ -89,6 +89,6 @@ def working_dir(text: str) -> str:
 
 def image(text: str) -> str:
     """A container image, or nothing."""
-    if found := sorted(set(text) & set("\"'\\ \t\n")):
-        raise ValueError(f"{text!r} is no container image: it holds {' '.join(map(repr, found))}")
+    if forbidden := sorted(set(text) & set("\"'\\ \t\n")):
+        raise ValueError(f"{text!r} is no container image: it holds {' '.join(map(repr, forbidden))}")
     return text

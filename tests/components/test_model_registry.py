@@ -6,7 +6,7 @@ import pytest
 from bundles import make_bundle
 from registry_server import RegistryServer
 
-from components.registry import register_model
+from components.model_registry import register_model
 from trainer.errors import ConfigError, ExportError, StorageError
 
 pytest.importorskip("model_registry")

@@ -1,4 +1,4 @@
-"""What a failed training said of itself, read from its last lines."""
+"""The error message of a failed training, parsed from the last lines of its output."""
 
 import itertools
 from collections.abc import Iterable
@@ -11,12 +11,12 @@ _NO_MESSAGE = "To enable traceback see"  # What torchrun says of a worker that c
 
 def own_message(lines: Iterable[str]) -> str:
     """Return the last message `error: ...` with the indented lines that belong to it, or nothing."""
-    told = list(lines)
-    starts = [index for index, line in enumerate(told) if line.startswith("error: ")]
-    if not starts or _NO_MESSAGE in told[starts[-1]]:
+    output = list(lines)
+    starts = [index for index, line in enumerate(output) if line.startswith("error: ")]
+    if not starts or _NO_MESSAGE in output[starts[-1]]:
         return ""
-    rest = itertools.takewhile(lambda line: line.startswith("  "), told[starts[-1] + 1 :])
-    return "\n".join([told[starts[-1]].removeprefix("error: "), *rest])
+    rest = itertools.takewhile(lambda line: line.startswith("  "), output[starts[-1] + 1 :])
+    return "\n".join([output[starts[-1]].removeprefix("error: "), *rest])
 
 
 def indented(lines: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""What the specification tells of its fields, for options and forms that ask for one of them."""
+"""Meaning, label, default and type of the specification's fields, for command-line options and forms."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,12 +17,12 @@ def meaning(name: str) -> str:
 
 
 def label(name: str) -> str:
-    """Return what a form calls a field."""
+    """Return the label of a field in a form."""
     return _FIELDS[name].title or name.capitalize()
 
 
 def default(name: str) -> Any:
-    """Return what a job has that does not name the field."""
+    """Return the default of a field."""
     return _FIELDS[name].default
 
 
