@@ -12,7 +12,7 @@ def cleanup(
     status: dsl.PipelineTaskFinalStatus,
     outcome: dsl.Output[dsl.Markdown],
 ) -> None:
-    """Delete the run's training job if it is still running, and report how the run ended and why.
+    """Delete the run's training job if it is still going on, and say how the run ended and why.
 
     Args:
         launcher: what started the training; empty where the run trains nothing.

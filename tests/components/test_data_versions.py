@@ -93,8 +93,8 @@ def test_what_a_later_run_gets_belongs_to_later_versions(source, tmp_path, monke
     assert first["uri"] == second["uri"] and (images_of(first), images_of(second)) == (19, 20)
     again = fetch(uri, root, config, "monday")
     assert again == first
-    made = [shard(raw, root, config) for raw in (again, second)]
-    assert [found["splits"]["train"]["samples"] for found in made] == [19, 20]
+    manifests = [shard(raw, root, config) for raw in (again, second)]
+    assert [found["splits"]["train"]["samples"] for found in manifests] == [19, 20]
     assert len(data_versions.known(uri, root, config, "monday")["problems"]) == 1
     # The images are all there now: what is deleted comes back with one more.
     shutil.rmtree(first["uri"])
@@ -121,8 +121,8 @@ def test_a_version_is_part_of_a_files_name(source, tmp_path):
 
 
 def test_a_macro_that_the_cluster_leaves_becomes_the_present_time(source, tmp_path, caplog):
-    made = fetch(source(2), str(tmp_path / "data"), CONFIG, SCHEDULED_TIME)
-    assert re.fullmatch(r"20\d{12}", made["data_version"])
+    manifests = fetch(source(2), str(tmp_path / "data"), CONFIG, SCHEDULED_TIME)
+    assert re.fullmatch(r"20\d{12}", manifests["data_version"])
     assert "does not replace [[ScheduledTime]]" in caplog.text
 
 

@@ -30,33 +30,37 @@ def trained(tmp_path):
 @pytest.fixture
 def exports(monkeypatch, tmp_path):
     """In the place of an export, which takes many seconds: a bundle of that version appears."""
-    asked = []
+    calls = []
 
     def write(version):
         def export(checkpoint, shards, output, config, *, evaluation_uri, signing_key):
-            asked.append((checkpoint, shards, output, evaluation_uri, signing_key))
+            calls.append((checkpoint, shards, output, evaluation_uri, signing_key))
             if version == "bad":
                 raise ExportError("the exported model differs")
-            made = make_bundle(tmp_path / version, version=version)
+            exported = make_bundle(tmp_path / version, version=version)
             (tmp_path / version).rename(output)
-            return {"model": output, "name": "pets", "model_version": version, "made": made}
+            return {"model": output, "name": "pets", "model_version": version, "made": exported}
 
         monkeypatch.setattr(publishing, "export", export)
-        return asked
+        return calls
 
     return write
 
 
 def test_it_publishes_under_the_shards_data_root(trained, exports, tmp_path, monkeypatch):
-    asked = exports("v1")
+    calls = exports("v1")
     monkeypatch.setattr(publishing, "mounted_key", lambda secret: f"/{secret}/private.pem")
-    made = export_and_publish(trained, "keys")
+    exported = export_and_publish(trained, "keys")
     run = tmp_path / "run"
     places = (trained["shards"], str(run / "model"), str(run / "evaluation"))
-    assert asked == [("best.pt", *places, "/keys/private.pem")]
-    assert made["kind"] == "exported model" and made["version"] == 1 and made["model_version"] == "v1"
-    assert made["model"] == str(tmp_path / "data_root" / "models" / "pets" / "v1")
-    assert json.loads((tmp_path / "data_root/models/pets/current").read_text())["model"] == made["model"]
+    assert calls == [("best.pt", *places, "/keys/private.pem")]
+    assert (
+        exported["kind"] == "exported model"
+        and exported["version"] == 1
+        and exported["model_version"] == "v1"
+    )
+    assert exported["model"] == str(tmp_path / "data_root" / "models" / "pets" / "v1")
+    assert json.loads((tmp_path / "data_root/models/pets/current").read_text())["model"] == exported["model"]
     assert (run / "model" / "model.onnx").is_file()
 
 
@@ -69,29 +73,29 @@ def test_a_failed_export_leaves_the_version_that_was_current(trained, exports, t
 
 
 def test_a_name_that_is_none_is_refused_before_any_work(trained, exports, tmp_path):
-    asked = exports("v1")
+    calls = exports("v1")
     text = (tmp_path / "run" / "config.json").read_text()
     (tmp_path / "run" / "config.json").write_text(text.replace('"name": "pets"', '"name": "current"'))
     with pytest.raises(ConfigError, match="'current' cannot name a model"):
         export_and_publish(trained)
-    assert not asked
+    assert not calls
 
 
 def test_the_component_takes_the_model_and_the_name_of_a_secret(trained, exports, tmp_path, monkeypatch):
     inputs = {"model", "signing", "registry", "run_id", "credentials"}
     assert set(component.component_spec.inputs) == inputs
-    asked = exports("v1")
+    calls = exports("v1")
     monkeypatch.setattr(publishing, "mounted_key", lambda secret: f"/mounted/{secret}/private.pem")
     (tmp_path / "trained.json").write_text(json.dumps(trained))
     model = SimpleNamespace(path=str(tmp_path / "trained.json"))
-    told = SimpleNamespace(path=str(tmp_path / "exported.json"), metadata={})
+    artifact = SimpleNamespace(path=str(tmp_path / "exported.json"), metadata={})
     told_registry = []
     monkeypatch.setattr(model_registry, "register_model", lambda *given: told_registry.append(given))
-    given = {"model": model, "signing": "ours", "run_id": "r1", "credentials": "s", "exported": told}
+    given = {"model": model, "signing": "ours", "run_id": "r1", "credentials": "s", "exported": artifact}
     component.python_func(registry="http://registry", **given)
-    assert [(made["model_version"], server, run) for made, server, run in told_registry] == [
+    assert [(exported["model_version"], server, run) for exported, server, run in told_registry] == [
         ("v1", "http://registry", "r1")
     ]
-    assert asked[0][-1] == "/mounted/ours/private.pem"
-    assert told.metadata["model_version"] == "v1" and told.metadata["name"] == "pets"
-    assert "private.pem" not in (tmp_path / "exported.json").read_text() + json.dumps(told.metadata)
+    assert calls[0][-1] == "/mounted/ours/private.pem"
+    assert artifact.metadata["model_version"] == "v1" and artifact.metadata["name"] == "pets"
+    assert "private.pem" not in (tmp_path / "exported.json").read_text() + json.dumps(artifact.metadata)

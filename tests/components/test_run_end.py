@@ -32,8 +32,8 @@ def add(fake_cluster, monkeypatch):
 
 def written(tmp_path, state, launcher="local"):
     path = tmp_path / "outcome.md"
-    told = run_end.end(launcher, RUN, state, str(path))
-    return told, path.read_text()
+    outcome = run_end.end(launcher, RUN, state, str(path))
+    return outcome, path.read_text()
 
 
 def test_what_failed_is_told_in_the_order_of_its_end(add, tmp_path, caplog):
@@ -42,12 +42,12 @@ def test_what_failed_is_told_in_the_order_of_its_end(add, tmp_path, caplog):
     add("early", code=1, message="")
     add("well", phase="Succeeded", code=0, reason="Completed")
     add("another-run", message="not ours", run="other")
-    told, text = written(tmp_path, "FAILED")
-    said = "the training failed\n  fix: raise memory_limit and batch_size"
-    assert told == {"state": "FAILED", "reason": said}
+    outcome, text = written(tmp_path, "FAILED")
+    failure = "the training failed\n  fix: raise memory_limit and batch_size"
+    assert outcome == {"state": "FAILED", "reason": failure}
     assert text == (
         "# The steps ended as failed\n\n**early** failed:\n\n```\nit said nothing (exit code 1)\n```\n"
-        f"\n**train** failed:\n\n```\n{said}\n```\n"
+        f"\n**train** failed:\n\n```\n{failure}\n```\n"
     )
     assert "train failed: the training failed" in caplog.text
 
@@ -63,20 +63,20 @@ def test_memory_and_eviction_are_named(add, tmp_path):
 @pytest.mark.parametrize("state", ["COMPLETE", "SUCCEEDED"])
 def test_a_run_that_went_well_is_not_searched(add, tmp_path, state):
     add("retried", message="a try before the one that went well")
-    told, text = written(tmp_path, state)
-    assert told == {"state": state} and "retried" not in text
+    outcome, text = written(tmp_path, state)
+    assert outcome == {"state": state} and "retried" not in text
 
 
 def test_pods_that_cannot_be_read_do_not_keep_it_from_its_work(add, fake_cluster, tmp_path, caplog):
     fake_cluster.faults.append(Fault("GET", "/pods", status=403))
-    told, text = written(tmp_path, "FAILED")
-    assert told == {"state": "FAILED"} and "No pod of the run says why" in text
+    outcome, text = written(tmp_path, "FAILED")
+    assert outcome == {"state": "FAILED"} and "No pod of the run says why" in text
     assert "cannot be read" in caplog.text
 
 
 def test_a_job_that_is_left_is_removed(add, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(run_end.jobs, "remove", lambda *given: asked.append(given))
+    removed = []
+    monkeypatch.setattr(run_end.jobs, "remove", lambda *given: removed.append(given))
     written(tmp_path, "FAILED", launcher="kubernetes")
     written(tmp_path, "FAILED", launcher="")
-    assert asked == [("kubernetes", RUN)] and name_of(RUN).startswith("kubedet-0b9c8d7e")
+    assert removed == [("kubernetes", RUN)] and name_of(RUN).startswith("kubedet-0b9c8d7e")

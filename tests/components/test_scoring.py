@@ -56,8 +56,8 @@ def test_what_people_see_and_metrics_that_do_not_exist(trained, tmp_path, monkey
     monkeypatch.setattr(scoring, "evaluate", scores)
     trained |= {"checkpoint": "best.pt", "shards": "shards"}
     files = [str(tmp_path / name) for name in ("page", "short", "gate")]
-    made = score(trained, "coco/AP >= 0.2", *files)
+    scored = score(trained, "coco/AP >= 0.2", *files)
     # COCO says -1 where there is nothing of a size: as a number beside others it would be a bad score.
-    assert made["shown"] == METRICS and made["metrics"]["coco/APs"] == -1.0
+    assert scored["shown"] == METRICS and scored["metrics"]["coco/APs"] == -1.0
     page, short, gate = (Path(file).read_text() for file in files)
     assert page == "<p>report" and short == "# report" and gate.startswith("# Gate: pass\n\n- coco/AP")

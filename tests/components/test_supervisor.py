@@ -85,8 +85,8 @@ def test_tries_come_to_an_end_with_what_the_last_one_said(tmp_path, last, error,
     with caplog.at_level(logging.WARNING), pytest.raises(error) as caught:
         supervisor.run("prepare", work, QUICK)
     assert work.count == QUICK.tries
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 3 and "trying again in 0 s (4 of 4)" in told[-1]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 3 and "trying again in 0 s (4 of 4)" in messages[-1]
     assert "step_memory" in caught.value.fix or error is StorageError
 
 

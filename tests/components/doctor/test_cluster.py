@@ -41,10 +41,10 @@ def claim(cluster, modes, phase="Bound"):
 
 
 def test_a_cluster_that_has_all_is_healthy_and_nothing_is_changed_in_it(look, fake_cluster):
-    found = look()
-    assert healthy(found.values())
-    assert {finding.state for finding in found.values()} == {"ok"}
-    assert "v1.33.0" in found["API server"].detail
+    checks = look()
+    assert healthy(checks.values())
+    assert {finding.state for finding in checks.values()} == {"ok"}
+    assert "v1.33.0" in checks["API server"].detail
     sent = {seen.path.rpartition("/")[2] for seen in fake_cluster.requests("POST")}
     assert sent == {"selfsubjectaccessreviews", "pytorchjobs?dryRun=All"}
     assert {seen.method for seen in fake_cluster.seen} == {"GET", "POST"}
@@ -55,11 +55,13 @@ def test_every_verb_is_asked_for_in_the_namespace_but_those_on_what_is_not_there
     kinds = {"kubeflow.org": "pytorchjobs", "trainer.kubeflow.org": "trainjobs"}
     fake_cluster.installed = {name for group, name in kinds.items() if group not in absent}
     look()
-    asked = [seen.body["spec"]["resourceAttributes"] for seen in fake_cluster.requests("POST", "reviews")]
-    told = {(item.get("group", ""), _resource(item), item["verb"]) for item in asked}
-    wanted = {what: verbs for what, verbs in PERMISSIONS.items() if what[0] not in absent}
-    assert told == {(*what, verb) for what, verbs in wanted.items() for verb in verbs}
-    assert {item["namespace"] for item in asked} == {"default"}
+    attributes = [
+        seen.body["spec"]["resourceAttributes"] for seen in fake_cluster.requests("POST", "reviews")
+    ]
+    checked = {(item.get("group", ""), _resource(item), item["verb"]) for item in attributes}
+    expected = {what: verbs for what, verbs in PERMISSIONS.items() if what[0] not in absent}
+    assert checked == {(*what, verb) for what, verbs in expected.items() for verb in verbs}
+    assert {item["namespace"] for item in attributes} == {"default"}
 
 
 def _resource(item):
@@ -68,13 +70,13 @@ def _resource(item):
 
 def test_a_missing_permission_names_the_rule_to_add(look, fake_cluster):
     fake_cluster.denied |= {("create", "pytorchjobs"), ("delete", "pytorchjobs"), ("list", "events")}
-    found = look()
-    jobs = found["permissions on pytorchjobs"]
+    checks = look()
+    jobs = checks["permissions on pytorchjobs"]
     assert jobs.state == "missing"
     assert jobs.detail == "not allowed: create, delete"
     assert 'apiGroups ["kubeflow.org"], resources ["pytorchjobs"], verbs ["create", "delete"]' in jobs.fix
-    assert found["permissions on events"].state == "missing"
-    assert not healthy(found.values())
+    assert checks["permissions on events"].state == "missing"
+    assert not healthy(checks.values())
 
 
 @pytest.mark.parametrize(
@@ -88,10 +90,10 @@ def test_a_missing_permission_names_the_rule_to_add(look, fake_cluster):
 def test_what_can_be_done_without_is_a_warning(look, fake_cluster, verb, resource, lost):
     fake_cluster.installed = {"pytorchjobs", "trainjobs"}
     fake_cluster.denied.add((verb, resource))
-    found = look()
-    assert found[f"permissions on {resource}"].state == "warning"
-    assert lost in found[f"permissions on {resource}"].detail
-    assert healthy(found.values())
+    checks = look()
+    assert checks[f"permissions on {resource}"].state == "warning"
+    assert lost in checks[f"permissions on {resource}"].detail
+    assert healthy(checks.values())
 
 
 OPERATOR, TRAINER = "PyTorchJobs (Training Operator)", "TrainJobs (Kubeflow Trainer)"
@@ -106,11 +108,11 @@ def silent(cluster, plural):
 
 def test_a_cluster_without_any_kind_of_jobs_lacks_them(look, fake_cluster):
     fake_cluster.installed.clear()
-    found = look()
-    assert [found[title].state for title in (OPERATOR, TRAINER)] == ["missing"] * 2
-    assert found[OPERATOR].fix == "install the Training Operator (v1.9)"
-    assert found[TRAINER].fix.startswith("install Kubeflow Trainer (v2.3)")
-    assert RUNTIME not in found
+    checks = look()
+    assert [checks[title].state for title in (OPERATOR, TRAINER)] == ["missing"] * 2
+    assert checks[OPERATOR].fix == "install the Training Operator (v1.9)"
+    assert checks[TRAINER].fix.startswith("install Kubeflow Trainer (v2.3)")
+    assert RUNTIME not in checks
 
 
 @pytest.mark.parametrize(
@@ -123,48 +125,50 @@ def test_a_cluster_without_any_kind_of_jobs_lacks_them(look, fake_cluster):
 )
 def test_one_kind_of_jobs_is_enough_and_the_one_that_is_taken_is_named(look, fake_cluster, installed, taken):
     fake_cluster.installed = installed
-    found = look()
-    assert healthy(found.values())
-    assert [title for title in (OPERATOR, TRAINER) if "launcher=kubernetes takes" in found[title].detail] == [
-        taken
-    ]
+    checks = look()
+    assert healthy(checks.values())
+    assert [
+        title for title in (OPERATOR, TRAINER) if "launcher=kubernetes takes" in checks[title].detail
+    ] == [taken]
     for title, plural in ((OPERATOR, "pytorchjobs"), (TRAINER, "trainjobs")):
-        assert found[title].state == "ok"
-        assert ("does not know them" in found[title].detail) is (plural not in installed)
+        assert checks[title].state == "ok"
+        assert ("does not know them" in checks[title].detail) is (plural not in installed)
 
 
 def test_the_kind_that_may_be_made_is_the_one_that_is_taken(look, fake_cluster):
     fake_cluster.installed = {"pytorchjobs", "trainjobs"}
     fake_cluster.denied.add(("create", "pytorchjobs"))
-    found = look()
-    assert "only launcher=pytorchjob takes" in found[OPERATOR].detail
-    assert "launcher=kubernetes takes" in found[TRAINER].detail
-    assert found["permissions on pytorchjobs"].state == "warning"
-    assert "only launcher=pytorchjob needs it" in found["permissions on pytorchjobs"].detail
-    assert healthy(found.values())
+    checks = look()
+    assert "only launcher=pytorchjob takes" in checks[OPERATOR].detail
+    assert "launcher=kubernetes takes" in checks[TRAINER].detail
+    assert checks["permissions on pytorchjobs"].state == "warning"
+    assert "only launcher=pytorchjob needs it" in checks["permissions on pytorchjobs"].detail
+    assert healthy(checks.values())
     fake_cluster.denied.add(("create", "trainjobs"))
-    found = look()
-    assert "you may create none" in found[OPERATOR].detail and "you may create none" in found[TRAINER].detail
-    assert found["permissions on trainjobs"].state == "missing"
+    checks = look()
+    assert (
+        "you may create none" in checks[OPERATOR].detail and "you may create none" in checks[TRAINER].detail
+    )
+    assert checks["permissions on trainjobs"].state == "missing"
 
 
 def test_a_controller_that_does_not_answer_is_told_and_the_other_taken(look, fake_cluster):
     fake_cluster.installed = {"pytorchjobs", "trainjobs"}
     silent(fake_cluster, "pytorchjobs")
-    found = look()
-    assert found[OPERATOR].state == "warning" and "does not answer" in found[OPERATOR].detail
-    assert "launcher=kubernetes takes them" in found[TRAINER].detail
+    checks = look()
+    assert checks[OPERATOR].state == "warning" and "does not answer" in checks[OPERATOR].detail
+    assert "launcher=kubernetes takes them" in checks[TRAINER].detail
     silent(fake_cluster, "trainjobs")
-    found = look()
-    assert [found[title].state for title in (OPERATOR, TRAINER)] == ["missing"] * 2
-    assert "pods and logs of the Training Operator" in found[OPERATOR].fix
+    checks = look()
+    assert [checks[title].state for title in (OPERATOR, TRAINER)] == ["missing"] * 2
+    assert "pods and logs of the Training Operator" in checks[OPERATOR].fix
 
 
 def test_who_may_not_list_jobs_cannot_know_of_the_operator(look, fake_cluster):
     fake_cluster.denied.add(("list", "pytorchjobs"))
-    found = look()
-    assert found[OPERATOR].state == "warning"
-    assert found["permissions on pytorchjobs"].state == "missing"
+    checks = look()
+    assert checks[OPERATOR].state == "warning"
+    assert checks["permissions on pytorchjobs"].state == "missing"
 
 
 def test_a_namespace_without_the_shared_runtime_is_told_how_to_get_it(look, fake_cluster):
@@ -175,11 +179,11 @@ def test_a_namespace_without_the_shared_runtime_is_told_how_to_get_it(look, fake
 
 
 def runtime(cluster, *, managed="kubedet", **spec):
-    made = trainjob.shared_runtime()
-    made["metadata"]["labels"]["app.kubernetes.io/managed-by"] = managed
-    made["spec"] |= spec
+    shared = trainjob.shared_runtime()
+    shared["metadata"]["labels"]["app.kubernetes.io/managed-by"] = managed
+    shared["spec"] |= spec
     cluster.installed = {"trainjobs"}
-    cluster.add("trainingruntimes", "default", made)
+    cluster.add("trainingruntimes", "default", shared)
 
 
 def test_the_shared_runtime_is_found_with_what_the_api_server_adds(look, fake_cluster):
@@ -200,27 +204,27 @@ def test_a_runtime_of_another_version_and_somebody_elses_are_told(look, fake_clu
 
 def test_an_api_server_that_does_not_answer_is_the_only_finding(look, fake_cluster):
     fake_cluster.faults.append(Fault("GET", "/version", status=503, times=10**6))
-    found = look()
-    assert list(found) == ["API server"]
-    assert found["API server"].state == "missing"
-    assert found["API server"].fix
+    checks = look()
+    assert list(checks) == ["API server"]
+    assert checks["API server"].state == "missing"
+    assert checks["API server"].fix
 
 
 def test_credentials_that_are_refused_are_told(look, fake_cluster):
     fake_cluster.token = "another"
-    found = look()
-    assert found["API server"].state == "missing"
-    assert "401" in found["API server"].detail
+    checks = look()
+    assert checks["API server"].state == "missing"
+    assert "401" in checks["API server"].detail
 
 
 def test_a_namespace_that_is_not_there_is_missing(look, fake_cluster):
     fake_cluster.write_kubeconfig("nowhere")
     absent = Fault("POST", "dryRun", status=404, message='namespaces "nowhere" not found', times=10**6)
     fake_cluster.faults.append(absent)
-    found = look()
-    assert found["namespace nowhere"].state == "missing"
+    checks = look()
+    assert checks["namespace nowhere"].state == "missing"
     # The kind of jobs itself is there.
-    assert found[OPERATOR].state == "warning" and found[OPERATOR].fix.startswith("create the namespace")
+    assert checks[OPERATOR].state == "warning" and checks[OPERATOR].fix.startswith("create the namespace")
 
 
 def test_a_secret_needs_a_key_that_is_read_and_its_values_stay_secret(look, fake_cluster):
@@ -229,19 +233,19 @@ def test_a_secret_needs_a_key_that_is_read_and_its_values_stay_secret(look, fake
     fake_cluster.add("secrets", "default", body)
     assert look(secret="keys")["secret keys"].state == "missing"
     body["data"]["AWS_ACCESS_KEY_ID"] = base64.b64encode(b"hush").decode()
-    found = look(secret="keys")
-    assert found["secret keys"].state == "ok"
-    assert found["secret keys"].detail == "has AWS_ACCESS_KEY_ID"
-    assert "hush" not in str(found) and "aHVzaA" not in str(found)
+    checks = look(secret="keys")
+    assert checks["secret keys"].state == "ok"
+    assert checks["secret keys"].detail == "has AWS_ACCESS_KEY_ID"
+    assert "hush" not in str(checks) and "aHVzaA" not in str(checks)
 
 
 def test_what_may_not_be_read_is_a_warning(look, fake_cluster):
     fake_cluster.denied |= {("get", "secrets"), ("get", "persistentvolumeclaims"), ("list", "nodes")}
-    found = look(secret="keys", claim="data", resources={"nvidia.com/gpu": 8})
-    assert [found[title].state for title in ("secret keys", "volume claim data", "devices")] == [
+    checks = look(secret="keys", claim="data", resources={"nvidia.com/gpu": 8})
+    assert [checks[title].state for title in ("secret keys", "volume claim data", "devices")] == [
         "warning"
     ] * 3
-    assert healthy(found.values())
+    assert healthy(checks.values())
 
 
 @pytest.mark.parametrize(
@@ -266,10 +270,10 @@ def test_devices_are_counted_on_nodes_that_take_pods(look, fake_cluster):
     node(fake_cluster, "b", {"nvidia.com/gpu": "4"})
     node(fake_cluster, "c", {"nvidia.com/gpu": "8"}, ready="Unknown")
     node(fake_cluster, "d", {"nvidia.com/gpu": "8"}, unschedulable=True)
-    found = look(resources={"nvidia.com/gpu": 8, "rdma/hca": 0, "rdma/other": 0})
-    assert found["nvidia.com/gpu"].detail == "12 on 2 of 2 ready nodes; 1 have 8 or more"
-    assert found["rdma/hca"].state == "ok"
-    assert found["rdma/other"].state == "warning"
+    checks = look(resources={"nvidia.com/gpu": 8, "rdma/hca": 0, "rdma/other": 0})
+    assert checks["nvidia.com/gpu"].detail == "12 on 2 of 2 ready nodes; 1 have 8 or more"
+    assert checks["rdma/hca"].state == "ok"
+    assert checks["rdma/other"].state == "warning"
     assert look(resources={"nvidia.com/gpu": 8}, nodes=2)["nvidia.com/gpu"].state == "missing"
     assert look(resources={"nvidia.com/gpu": 4}, nodes=2)["nvidia.com/gpu"].state == "ok"
 

@@ -11,10 +11,10 @@ from trainer.doctor import Needs
 
 
 def test_this_machine_can_run_the_tests_and_so_a_run(tmp_path):
-    found = {check.title: check for check in machine.check(Needs(output=str(tmp_path)))}
-    assert found["packages"].state == "ok"
-    assert found["output"].state == "ok"
-    assert "RDMA devices" not in found or found["RDMA devices"].state == "ok"
+    checks = {check.title: check for check in machine.check(Needs(output=str(tmp_path)))}
+    assert checks["packages"].state == "ok"
+    assert checks["output"].state == "ok"
+    assert "RDMA devices" not in checks or checks["RDMA devices"].state == "ok"
 
 
 def test_gpus_that_are_asked_for_must_be_there():
@@ -34,17 +34,17 @@ def test_gpus_that_are_asked_for_must_be_there():
 def test_a_missing_package_names_the_extra_that_has_it(monkeypatch, absent, fix):
     real = machine.find_spec
     monkeypatch.setattr(machine, "find_spec", lambda name: None if name in absent else real(name))
-    found = list(machine.check(Needs()))
-    assert found[0].state == "missing"
-    assert found[0].fix == fix
-    assert ("shared memory" in {check.title for check in found}) is ("torch" not in absent)
+    checks = list(machine.check(Needs()))
+    assert checks[0].state == "missing"
+    assert checks[0].fix == fix
+    assert ("shared memory" in {check.title for check in checks}) is ("torch" not in absent)
 
 
 def test_versions_cores_memory_and_space_are_told(tmp_path):
-    found = {check.title: check for check in machine.check(Needs(output=str(tmp_path / "not" / "there")))}
-    assert f"torch {torch.__version__.partition('+')[0]}" in found["packages"].detail
-    assert found["machine"].detail.startswith(f"{len(os.sched_getaffinity(0))} cores, ")
-    assert found["disk"].detail.endswith(f" GiB free at {tmp_path}")
+    checks = {check.title: check for check in machine.check(Needs(output=str(tmp_path / "not" / "there")))}
+    assert f"torch {torch.__version__.partition('+')[0]}" in checks["packages"].detail
+    assert checks["machine"].detail.startswith(f"{len(os.sched_getaffinity(0))} cores, ")
+    assert checks["disk"].detail.endswith(f" GiB free at {tmp_path}")
 
 
 def test_no_gpu_is_no_fault_where_none_is_asked_for():

@@ -26,8 +26,8 @@ def backend(fake_cluster):
 
 
 def test_every_pod_is_looked_into(backend, monkeypatch):
-    told = json.dumps([{"title": "GPUs", "state": "missing", "detail": "0 of 8", "fix": "ask for them"}])
-    monkeypatch.setattr(pods, "_command", lambda needs: ["printf", "%s", told])
+    output = json.dumps([{"title": "GPUs", "state": "missing", "detail": "0 of 8", "fix": "ask for them"}])
+    monkeypatch.setattr(pods, "_command", lambda needs: ["printf", "%s", output])
     assert list(pods.check(backend, "two", Needs(gpus=8))) == [
         Check(f"{pod}: GPUs", "missing", "0 of 8", "ask for them") for pod in ("two-master-0", "two-worker-0")
     ]
@@ -35,15 +35,15 @@ def test_every_pod_is_looked_into(backend, monkeypatch):
 
 def test_an_image_without_the_trainer_is_told(backend, monkeypatch):
     monkeypatch.setattr(pods, "_command", lambda needs: ["echo", "python: No module named trainer"])
-    found = list(pods.check(backend, "two", Needs()))
-    assert [check.state for check in found] == ["missing"] * 2
-    assert "does not work" in found[0].detail
+    checks = list(pods.check(backend, "two", Needs()))
+    assert [check.state for check in checks] == ["missing"] * 2
+    assert "does not work" in checks[0].detail
 
 
 def test_an_image_without_python_is_told(backend, monkeypatch):
     monkeypatch.setattr(pods, "_command", lambda needs: ["nonsense"])
-    found = list(pods.check(backend, "two", Needs()))
-    assert "cannot run nonsense" in found[0].detail
+    checks = list(pods.check(backend, "two", Needs()))
+    assert "cannot run nonsense" in checks[0].detail
 
 
 def test_a_job_that_is_not_there_or_does_not_run_is_told(backend, fake_cluster):

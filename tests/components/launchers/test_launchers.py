@@ -23,11 +23,11 @@ JOB = JobSpec(command=("true",), name="train", image="i:1")
 @pytest.mark.parametrize("name", launchers.LAUNCHERS)
 def test_every_launcher_of_the_register_can_be_made(name, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
-    made = launchers._create(name)
-    assert callable(made.run) and callable(made.remove)
-    found = launchers.entry(name)
-    assert found.meaning and set(found.kinds) <= set(KINDS)
-    assert found.pods is (name != "local")
+    launcher = launchers._create(name)
+    assert callable(launcher.run) and callable(launcher.remove)
+    registered = launchers.entry(name)
+    assert registered.meaning and set(registered.kinds) <= set(KINDS)
+    assert registered.pods is (name != "local")
 
 
 def test_the_default_one_is_in_the_register_and_every_kind_has_one():
@@ -130,14 +130,14 @@ def toys(fake_cluster, monkeypatch):
             job["state"] = "good"
 
     def add(resource, namespace, body, add=fake_cluster.add):
-        made = add(resource, namespace, body)
+        launcher = add(resource, namespace, body)
         for number in range(body["spec"]["pods"] if resource == "toyjobs" else 0):
             name = f"{body['metadata']['name']}-{number}"
             marks = {"toys.example/job": body["metadata"]["name"], "toys.example/number": str(number)}
             fake_cluster.lives[name] = life
             template = body["spec"]["template"]["spec"]
             fake_cluster.make_pod(namespace, {"metadata": {"name": name, "labels": marks}, "spec": template})
-        return made
+        return launcher
 
     monkeypatch.setattr(fake_cluster, "add", add)
     monkeypatch.setattr(fake_cluster, "reconcile", lambda pod: None)

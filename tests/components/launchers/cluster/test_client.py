@@ -92,11 +92,11 @@ def test_a_refusal_is_told_once_and_with_a_remedy(cluster, fake_cluster, status,
     body = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "train"}}
     with pytest.raises(ApiError) as error:
         job_objects.create(cluster, KIND, body)
-    told = error.value
-    assert f"cannot create pytorchjobs train in namespace default: {status}" in told.message
-    assert message in told.message
-    assert re.search(fix, told.fix)
-    assert told.exit_code == EXIT_USAGE
+    messages = error.value
+    assert f"cannot create pytorchjobs train in namespace default: {status}" in messages.message
+    assert message in messages.message
+    assert re.search(fix, messages.fix)
+    assert messages.exit_code == EXIT_USAGE
     assert len(fake_cluster.seen) == (2 if status == 401 else 1)
 
 
@@ -115,8 +115,8 @@ def test_trouble_is_told_once_a_minute(caplog, monkeypatch):
     for _ in range(3 * 600):  # Three minutes of it.
         trouble.tell("cannot get pods: 503")
         now[0] += 0.1
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [
         "the API server has trouble: cannot get pods: 503; still trying",
         "the API server has trouble, for 1 min: cannot get pods: 503; still trying",
         "the API server has trouble, for 2 min: cannot get pods: 503; still trying",

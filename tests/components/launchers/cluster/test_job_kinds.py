@@ -110,8 +110,8 @@ def test_what_a_role_for_trainjobs_lacks_is_named(knows, job, fake_cluster, what
     fake_cluster.denied.add(("create", what))
     with pytest.raises(ApiError, match=f"cannot create {what}") as error:
         backend.submit(job())
-    told = f'apiGroups ["trainer.kubeflow.org"], resources ["{what}"], verbs ["create"]'
-    assert told in error.value.fix and not fake_cluster.job("train")
+    rule = f'apiGroups ["trainer.kubeflow.org"], resources ["{what}"], verbs ["create"]'
+    assert rule in error.value.fix and not fake_cluster.job("train")
 
 
 def test_where_no_kind_may_be_read_that_is_told(knows, fake_cluster):

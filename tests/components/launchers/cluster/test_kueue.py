@@ -161,9 +161,9 @@ def test_a_list_tells_of_all_with_one_look_at_each_queue(fake_cluster, backend, 
     kueue.queue("cpus")
     for name, queue in (("a", "gpus"), ("b", "gpus"), ("c", "cpus")):
         backend.submit(job(name=name, kueue_queue=queue))
-    told = {status.name: status for status in backend.list_jobs()}
-    assert {name: status.reason for name, status in told.items()} == dict.fromkeys("abc", "Queued")
-    assert told["b"].message == "2nd in queue gpus"
+    statuses = {status.name: status for status in backend.list_jobs()}
+    assert {name: status.reason for name, status in statuses.items()} == dict.fromkeys("abc", "Queued")
+    assert statuses["b"].message == "2nd in queue gpus"
     assert len(asked(fake_cluster)) == 3
 
 

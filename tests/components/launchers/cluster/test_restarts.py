@@ -97,23 +97,23 @@ def test_a_pod_that_finds_no_place_again_tells_how_it_ended_before(run, fake_clu
 
 @both
 def test_memory_that_runs_out_late_is_no_end(run, fake_cluster, master):
-    said = [f"train: resumed at step {step} of 900: 8 images a step" for step in range(1, 4)]
-    fake_cluster.lives[master] = [*(killed(line, after=0.4) for line in ["step 1", *said]), fine]
+    resumed = [f"train: resumed at step {step} of 900: 8 images a step" for step in range(1, 4)]
+    fake_cluster.lives[master] = [*(killed(line, after=0.4) for line in ["step 1", *resumed]), fine]
     lines = run(backoff=2)
     assert "job train: succeeded" in lines
-    told = [line for line in lines if "started anew" in line]
-    assert len(told) == 4 and all("of 2 (OOMKilled, exit code 137)" in line for line in told)
+    lines_said = [line for line in lines if "started anew" in line]
+    assert len(lines_said) == 4 and all("of 2 (OOMKilled, exit code 137)" in line for line in lines_said)
 
 
 @both
 def test_without_the_right_to_watch_the_events_have_to_do(run, fake_cluster, kind, master):
     fake_cluster.denied.add(("watch", "pods"))
     fake_cluster.lives[master] = [killed("step 1"), fine]
-    told = [line for line in run() if "started anew" in line]
+    lines_said = [line for line in run() if "started anew" in line]
     if kind.name == "pytorchjob":
-        assert told == [f"pod {master}: started anew, 1 of 10 (exited with code 137)"]
+        assert lines_said == [f"pod {master}: started anew, 1 of 10 (exited with code 137)"]
     else:  # No event of its controllers tells; but the pod stays a while, and a look may see its end.
-        (line,) = told
+        (line,) = lines_said
         assert line.startswith(f"pod {master}: started anew, 1 of 10")
 
 
@@ -233,9 +233,9 @@ def test_an_image_that_does_not_come_is_told_once(run, fake_cluster, master, wor
         fine(pod)
 
     fake_cluster.lives |= {master: pulls, worker: pulls}
-    told = [line for line in run(nodes=2) if "waits: " in line]
-    assert len(told) == 2 and {line.split()[1] for line in told} == {master, worker}
-    assert all("image_pull_secrets" in line for line in told)
+    lines_said = [line for line in run(nodes=2) if "waits: " in line]
+    assert len(lines_said) == 2 and {line.split()[1] for line in lines_said} == {master, worker}
+    assert all("image_pull_secrets" in line for line in lines_said)
 
 
 @both

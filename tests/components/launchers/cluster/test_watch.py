@@ -31,8 +31,8 @@ def test_phases_are_told_as_they_come(run, fake_cluster, master):
         pod.exit(0)
 
     fake_cluster.lives[master] = slow
-    told = [line for line in run() if line.startswith("job ")]
-    assert told == [
+    printed = [line for line in run() if line.startswith("job ")]
+    assert printed == [
         "job train: pending, 0 of 1 pods run",
         "job train: running, 1 of 1 pods run",
         "job train: succeeded",
@@ -96,8 +96,8 @@ def test_a_pod_that_dies_again_and_again_ends_the_job(run, fake_cluster, master)
         pod.exit(139)
 
     fake_cluster.lives[master] = dies
-    told = r"started anew 3 times \(exit code 139\) without a newer checkpoint, allowed are 2"
-    with pytest.raises(LaunchError, match=told) as error:
+    printed = r"started anew 3 times \(exit code 139\) without a newer checkpoint, allowed are 2"
+    with pytest.raises(LaunchError, match=printed) as error:
         run(backoff=2)
     assert "segmentation fault" in error.value.message
     assert f"pod {master}: started anew, 2 of 2 (exit code 139)" in run.lines
@@ -224,8 +224,8 @@ def test_a_sign_of_life_is_given_when_nothing_happens(run, backend, fake_cluster
     backend.timings = replace(timings, heartbeat=0.3)
     signs = [line for line in run() if "no line for" in line]
     assert 1 <= len(signs) <= 3
-    told = r"job train: running, 1 of 1 pods run, for \d+ s; no line for \d+ s"
-    assert re.fullmatch(told, signs[0])
+    printed = r"job train: running, 1 of 1 pods run, for \d+ s; no line for \d+ s"
+    assert re.fullmatch(printed, signs[0])
 
 
 @both

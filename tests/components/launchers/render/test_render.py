@@ -46,10 +46,12 @@ def strict(schema: Any) -> Any:
         return [strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: strict(value) for key, value in schema.items()}
-    if isinstance(made.get("properties"), dict) and "additionalProperties" not in made:
-        made["additionalProperties"] = bool(made.get("x-kubernetes-preserve-unknown-fields"))
-    return made
+    strict_schema = {key: strict(value) for key, value in schema.items()}
+    if isinstance(strict_schema.get("properties"), dict) and "additionalProperties" not in strict_schema:
+        strict_schema["additionalProperties"] = bool(
+            strict_schema.get("x-kubernetes-preserve-unknown-fields")
+        )
+    return strict_schema
 
 
 def crd() -> Any:

@@ -74,9 +74,9 @@ def test_other_policies_are_the_pods_own(policy: str, limit: int, restart: str) 
 
 
 def test_a_job_in_a_queue_is_suspended_and_its_pods_have_a_label_of_their_own() -> None:
-    runtime, made = trainjob.manifests(job(kueue_queue="team"), shared=False)
-    assert made["spec"]["suspend"] is True
-    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    runtime, trainjob_manifest = trainjob.manifests(job(kueue_queue="team"), shared=False)
+    assert trainjob_manifest["spec"]["suspend"] is True
+    assert trainjob_manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     for body in (runtime, trainjob.shared_runtime()):
         (replicated,) = body["spec"]["template"]["spec"]["replicatedJobs"]
         # Without it the controller fails at jobs that Kueue has evicted.

@@ -97,8 +97,8 @@ def test_list_has_both_kinds_the_newest_first(backend, job, runai):
     backend.submit(job())
     backend.submit(job(name="wide", nodes=2))
     runai.change("wide", createdAt="2026-11-22T10:00:00Z", phase="Pending", runningPods=0)
-    told = [(item.status.name, item.status.phase, item.running) for item in backend.list_jobs()]
-    assert told == [("wide", Phase.PENDING, 0), ("train", Phase.RUNNING, 1)]
+    output = [(item.status.name, item.status.phase, item.running) for item in backend.list_jobs()]
+    assert output == [("wide", Phase.PENDING, 0), ("train", Phase.RUNNING, 1)]
 
 
 def test_logs_begin_when_the_job_runs_and_go_on_where_a_stream_broke(backend, job, runai):
@@ -107,8 +107,8 @@ def test_logs_begin_when_the_job_runs_and_go_on_where_a_stream_broke(backend, jo
     runai.change("train", phase="Pending", phases=["Pending", "Pending", "Running"],
                  lines={"train-0-0": lines}, broken_after=7)  # fmt: skip
     threading.Timer(1.5, lambda: runai.change("train", phase="Completed")).start()
-    told = [line.text for line in backend.logs("train")]
-    assert told == [f"step {i}" for i in range(20)]
+    output = [line.text for line in backend.logs("train")]
+    assert output == [f"step {i}" for i in range(20)]
     assert "--since-time" in runai.calls[-1]
 
 
@@ -126,8 +126,8 @@ def test_a_command_in_a_pod(backend, job, runai, capfd):
     command = ["sh", "-c", 'echo "$1"; exit 5', "x", "a b"]
     assert backend.execute("train", command, pod="train-worker-0") == 5
     assert capfd.readouterr().out == "a b\n"
-    said = ["training", "pytorch", "exec", "train", "--pod", "train-worker-0", "--project", "team", "--"]
-    assert runai.calls[-1] == [*said, *command]
+    arguments = ["training", "pytorch", "exec", "train", "--pod", "train-worker-0", "--project", "team", "--"]
+    assert runai.calls[-1] == [*arguments, *command]
 
 
 def test_not_logged_in(backend, job, runai):
@@ -138,17 +138,17 @@ def test_not_logged_in(backend, job, runai):
 
 
 def test_watched_to_a_good_end(backend, job, runai):
-    told = []
+    output = []
 
     def end():
-        until(lambda: {"[train-0-0] hello from train-0-0", "job train: running"} <= set(told))
+        until(lambda: {"[train-0-0] hello from train-0-0", "job train: running"} <= set(output))
         runai.change("train", phase="Completed")
 
     threading.Thread(target=end, daemon=True).start()
-    watch.run(backend, job(), told.append)
-    assert "[train-0-0] hello from train-0-0" in told
-    assert "job train: running" in told
-    assert told[-1] == "job train: succeeded"
+    watch.run(backend, job(), output.append)
+    assert "[train-0-0] hello from train-0-0" in output
+    assert "job train: running" in output
+    assert output[-1] == "job train: succeeded"
     assert runai.verbs() == ["standard submit"]  # It stays, with its log, for its ttl.
 
 
@@ -188,15 +188,15 @@ def test_a_deadline_deletes_the_job(backend, job, runai):
 
 
 def test_asked_to_end_it_deletes_the_job(backend, job, runai):
-    told = []
+    output = []
 
     def end():
-        while not any("hello" in line for line in told):
+        while not any("hello" in line for line in output):
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=end, daemon=True).start()
     with pytest.raises(Interrupted, match="the training was stopped"):
-        watch.run(backend, job(), told.append)
+        watch.run(backend, job(), output.append)
     assert runai.verbs() == ["standard submit", "standard delete"]
-    assert told[-1] == "job train: deleted on SIGTERM"
+    assert output[-1] == "job train: deleted on SIGTERM"

@@ -21,13 +21,13 @@ API = {
 
 
 def test_the_apis_fields():
-    found = workload(json.dumps(API), "train")
-    status = found.status
+    parsed = workload(json.dumps(API), "train")
+    status = parsed.status
     assert (status.phase, status.message, status.nodes) == (Phase.PENDING, "no GPUs are free", 3)
     assert status.created == "2026-11-22T09:00:00Z"
-    assert (found.framework, found.labels) == ("pytorch", {"team": "x"})
-    told = {pod.rank: (pod.name, pod.phase, pod.reason, pod.node) for pod in status.pods}
-    assert told == {
+    assert (parsed.framework, parsed.labels) == ("pytorch", {"team": "x"})
+    pods = {pod.rank: (pod.name, pod.phase, pod.reason, pod.node) for pod in status.pods}
+    assert pods == {
         0: ("train-master-0", "Running", "", "gpu-1"),
         1: ("train-worker-0", "Pending", "ContainerCreating", "gpu-2"),
         2: ("train-worker-1", "Failed", "Error", ""),
@@ -40,10 +40,10 @@ def test_sections_around_the_fields_and_labels_as_pairs():
         "General": {"Name": "train", "Status": "Completed", "Labels": ["team=x", "kubedet/spec-hash=0a"]},
         "Pods": [{"Pod": "train-0-0", "Status": "Completed"}],
     }
-    found = workload(json.dumps([nested]), "train")
-    assert (found.status.phase, found.status.reason) == (Phase.SUCCEEDED, "")
-    assert found.labels == {"team": "x", "kubedet/spec-hash": "0a"}
-    assert [(pod.name, pod.phase, pod.rank) for pod in found.status.pods] == [("train-0-0", "Succeeded", 0)]
+    parsed = workload(json.dumps([nested]), "train")
+    assert (parsed.status.phase, parsed.status.reason) == (Phase.SUCCEEDED, "")
+    assert parsed.labels == {"team": "x", "kubedet/spec-hash": "0a"}
+    assert [(pod.name, pod.phase, pod.rank) for pod in parsed.status.pods] == [("train-0-0", "Succeeded", 0)]
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ Events
 
 
 def test_a_table_of_one_workload():
-    found = workload(DESCRIBED, "train")
-    assert (found.status.phase, found.status.created) == (Phase.RUNNING, "2026-11-22T09:00:00Z")
-    assert found.labels == {"app": "kubedet", "kubedet/spec-hash": "0123456789abcdef"}
-    told = [(pod.name, pod.rank, pod.phase, pod.reason, pod.node) for pod in found.status.pods]
-    assert told == [
+    parsed = workload(DESCRIBED, "train")
+    assert (parsed.status.phase, parsed.status.created) == (Phase.RUNNING, "2026-11-22T09:00:00Z")
+    assert parsed.labels == {"app": "kubedet", "kubedet/spec-hash": "0123456789abcdef"}
+    pods = [(pod.name, pod.rank, pod.phase, pod.reason, pod.node) for pod in parsed.status.pods]
+    assert pods == [
         ("train-master-0", 0, "Running", "", "gpu-1"),
         ("train-worker-0", 1, "Failed", "OOMKilled", "gpu-2"),
     ]
@@ -110,15 +110,15 @@ LISTED = """
 
 
 def test_a_table_of_workloads():
-    found = workloads(LISTED)
-    told = [(item.status.name, item.status.phase, item.running, item.status.nodes) for item in found]
-    assert told == [("one", Phase.RUNNING, 1, 1), ("two", Phase.PENDING, 0, 4)]
+    parsed = workloads(LISTED)
+    pods = [(item.status.name, item.status.phase, item.running, item.status.nodes) for item in parsed]
+    assert pods == [("one", Phase.RUNNING, 1, 1), ("two", Phase.PENDING, 0, 4)]
 
 
 def test_a_list_as_the_api_gives_it():
-    found = workloads(json.dumps({"next": 1, "workloads": [API, API | {"name": "b", "phase": "Failed"}]}))
-    assert [(item.status.name, item.running) for item in found] == [("train", 1), ("b", 1)]
-    assert found[1].status.phase is Phase.FAILED
+    parsed = workloads(json.dumps({"next": 1, "workloads": [API, API | {"name": "b", "phase": "Failed"}]}))
+    assert [(item.status.name, item.running) for item in parsed] == [("train", 1), ("b", 1)]
+    assert parsed[1].status.phase is Phase.FAILED
 
 
 def test_what_cannot_be_read_is_shown():

@@ -45,9 +45,9 @@ def test_nodes_and_how_many_are_needed(body):
     ],
 )  # fmt: skip
 def test_where_it_stands(body, held, phase):
-    found = KIND.standing(body(*held))
-    assert (found.phase, found.restarting) == (phase, held == ["Restarting"])
-    assert found.reason == ("R" if phase or found.restarting else "")
+    standing = KIND.standing(body(*held))
+    assert (standing.phase, standing.restarting) == (phase, held == ["Restarting"])
+    assert standing.reason == ("R" if phase or standing.restarting else "")
     assert KIND.standing(body(kueue_queue="q")).phase is Phase.SUSPENDED
 
 

@@ -68,8 +68,11 @@ def test_ranks_nodes_and_how_many_are_needed(body):
     ],
 )  # fmt: skip
 def test_where_it_stands(body, held, phase):
-    found = KIND.standing(body(*held))
-    assert (found.phase, found.reason, found.message) == (phase, *(("R", "m") if phase else ("", "")))
+    standing = KIND.standing(body(*held))
+    assert (standing.phase, standing.reason, standing.message) == (
+        phase,
+        *(("R", "m") if phase else ("", "")),
+    )
     assert KIND.standing(body(kueue_queue="q")).phase is Phase.SUSPENDED
 
 
@@ -78,9 +81,9 @@ def test_how_far_it_is_stands_in_its_status(backend, job, fake_cluster):
     backend.submit(job())
     assert backend.status("train").progress is None
     fake_cluster.trainer.progress(fake_cluster.job("train"), 43, 725, loss=0.5, note="warm", ap="nan")
-    found = backend.status("train").progress
-    assert (found.percent, found.remaining_seconds, found.metrics["loss"]) == (43, 725, 0.5)
-    assert "note" not in found.metrics
+    progress = backend.status("train").progress
+    assert (progress.percent, progress.remaining_seconds, progress.metrics["loss"]) == (43, 725, 0.5)
+    assert "note" not in progress.metrics
     assert backend.list_jobs()[0].progress.percent == 43
 
 
@@ -228,9 +231,9 @@ def test_an_elastic_job_makes_a_lost_node_anew_beside_the_others(backend, job, f
     # The old pod is there still: the newest of a rank counts.
     assert backend.status("train").pods[0].uid == first
     until(lambda: backend.status("train").pods[1].phase == "Running")
-    found = backend.status("train")
-    assert len(found.pods) == 2 and found.phase is Phase.RUNNING
-    assert (found.pods[1].restarts, str(found.pods[1].before)) == (1, "OOMKilled, exit code 137")
+    status = backend.status("train")
+    assert len(status.pods) == 2 and status.phase is Phase.RUNNING
+    assert (status.pods[1].restarts, str(status.pods[1].before)) == (1, "OOMKilled, exit code 137")
 
 
 def test_the_first_node_of_an_elastic_job_that_ends_well_ends_it(run, fake_cluster):
@@ -266,8 +269,8 @@ def test_a_pod_that_is_being_deleted_does_not_count(backend, job, fake_cluster):
     backend.submit(job(nodes=2))
     until(lambda: backend.status("train").phase is Phase.RUNNING)
     fake_cluster.delete_pod(fake_cluster.pod(SECOND), 60)
-    found = backend.status("train")
-    assert (found.phase, [pod.leaving for pod in found.pods]) == (Phase.RESTARTING, [False, True])
+    status = backend.status("train")
+    assert (status.phase, [pod.leaving for pod in status.pods]) == (Phase.RESTARTING, [False, True])
 
 
 def test_what_holds_a_job_back_is_read_of_job_jobset_and_trainjob(backend, job, fake_cluster):
@@ -275,9 +278,9 @@ def test_what_holds_a_job_back_is_read_of_job_jobset_and_trainjob(backend, job, 
     backend.submit(job())
     for title, name in (("TrainJob", "train"), ("JobSet", "train"), ("Job", FIRST[:-2])):
         fake_cluster.event(name, "Failed", f"said of the {title}", kind=title)
-    told = "\n".join(backend.explain(backend.status("train")))
-    assert "see that Kubeflow Trainer (v2.3) and JobSet runs" in told
-    assert all(f"said of the {title}" in told for title in ("TrainJob", "JobSet", "Job"))
+    explanation = "\n".join(backend.explain(backend.status("train")))
+    assert "see that Kubeflow Trainer (v2.3) and JobSet runs" in explanation
+    assert all(f"said of the {title}" in explanation for title in ("TrainJob", "JobSet", "Job"))
 
 
 def test_pods_are_told_by_their_names(run, fake_cluster):
