@@ -45,7 +45,7 @@ dist: $(STAMP)  ## the wheel and the source distribution, in dist/
 	@ls dist/*
 
 tables: $(STAMP)  ## write the tables of the documents that follow from the code
-	@$(BIN)/python -m pipelines.tables
+	@$(BIN)/python -m pipelines.doc_tables
 
 images:  ## build the container images (needs docker)
 	@images/build.sh $(ARGS)

@@ -40,7 +40,7 @@ def main() -> None:
             tensors = operands(ANCHORS * classes, side, options.images, options.device)
             ways = {"library": conv_gradients.by_library, "products": conv_gradients.by_products}
             seconds = interleaved(
-                {name: lambda way=way, given=tensors: way(*given, [True] * 3) for name, way in ways.items()},
+                {name: lambda way=way, data=tensors: way(*data, [True] * 3) for name, way in ways.items()},
                 options.rounds, options.device, options.clock,
             )  # fmt: skip
             figures |= {f"{name}_{classes}_{side}_ms": value * 1e3 for name, value in seconds.items()}

@@ -26,8 +26,8 @@ IMAGES, CLASSES, EACH = 41_620, 601, 100
 SIDE = 1000
 
 
-def synthetic(images: int, classes: int, each: int, *, seed: int = 0) -> tuple[Truth, Predictions]:
-    """About seven boxes an image, 1.2 % crowds; a third of the detections lie near one of them.
+def synthetic(images: int, classes: int, per_image: int, *, seed: int = 0) -> tuple[Truth, Predictions]:
+    """About seven boxes an image, 1.2 % crowds; `per_image` detections, a third of them near a box.
 
     Classes are as uneven as in real data. All images are SIDE pixels wide and high.
     """
@@ -41,8 +41,8 @@ def synthetic(images: int, classes: int, each: int, *, seed: int = 0) -> tuple[T
         [{"id": i, "name": f"class {i}"} for i in range(classes)],
         image_ids, labels, boxes, boxes[:, 2] * boxes[:, 3], random.random(count) < 0.012,
     )  # fmt: skip
-    near = random.integers(0, count, images * each // 3)
-    other = images * each - len(near)
+    near = random.integers(0, count, images * per_image // 3)
+    other = images * per_image - len(near)
     moved = np.clip(boxes[near] * (1 + 0.1 * random.normal(size=(len(near), 4))), 0, SIDE - 1)
     moved[:, 2:] = np.clip(moved[:, 2:], 1, SIDE - moved[:, :2])
     return truth, Predictions(

@@ -35,10 +35,10 @@ def write(path: Path, boxes: int, classes: int) -> None:
     clicks = "0,1,0,0,0,0.148438,0.012500,0.059375,0.195312,0.148438,0.357812,0.587500,0.325000\n"
     with path.open("w") as file:
         file.write(_HEADER + _CLICKS)
-        image, left = 0, boxes
-        while left:
-            image, count = image + 1, min(left, int(random.geometric(1 / 8.4)))
-            left -= count
+        image, remaining = 0, boxes
+        while remaining:
+            image, count = image + 1, min(remaining, int(random.geometric(1 / 8.4)))
+            remaining -= count
             for x0, x1, y0, y1 in random.random((count, 4)).tolist():
                 mid = f"/m/{int(x0 * classes):05}"
                 file.write(f"{image:016x},xclick,{mid},1,{x0:.6f},{x1:.6f},{y0:.6f},{y1:.6f},{clicks}")

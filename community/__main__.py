@@ -64,7 +64,7 @@ def write(folder: Path, owners: dict[str, list[str]], links: dict[str, str]) -> 
         shutil.rmtree(folder / "components" / category / GROUP, ignore_errors=True)  # An earlier version's.
     verified = datetime.now(UTC).replace(microsecond=0)
     groups: dict[Path, dict[str, tuple[str, source.Component]]] = {}
-    made = []
+    folders = []
     meanings = {name: item.description for name, item in TABLE.items()}
     for name, entry in ENTRIES.items():
         component = source.convert((ROOT / "components" / f"{name}.py").read_text(), IMAGE, meanings)
@@ -72,7 +72,7 @@ def write(folder: Path, owners: dict[str, list[str]], links: dict[str, str]) -> 
             "name": f"{GROUP}_{name}",
             "stability": STABILITY,
             "dependencies": {
-                "kubeflow": [{"name": part, "version": asked} for part, asked in entry.kubeflow]
+                "kubeflow": [{"name": part, "version": required} for part, required in entry.kubeflow]
             },
             "tags": [entry.category, *entry.tags],
             "lastVerified": verified,
@@ -90,15 +90,17 @@ def write(folder: Path, owners: dict[str, list[str]], links: dict[str, str]) -> 
         _write(place, files)
         _compile(place / "component.py", name)
         groups.setdefault(group, {})[name] = (metadata["name"], component)
-        made.append(place)
+        folders.append(place)
     for group, components in groups.items():
-        said = f'"""Components of kubedet: {", ".join(components)}."""\n'
-        _write(group, {"__init__.py": said, "OWNERS": _yaml(owners), "README.md": readme.index(components)})
+        docstring = f'"""Components of kubedet: {", ".join(components)}."""\n'
+        _write(
+            group, {"__init__.py": docstring, "OWNERS": _yaml(owners), "README.md": readme.index(components)}
+        )
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     image = _CONTAINERFILE.format(extras=EXTRAS, version=version)
     train = folder / "components" / ENTRIES["train"].category / GROUP / "train"
     _write(train, {"Containerfile": image, "constraints.txt": (ROOT / "constraints.txt").read_text()})
-    return made
+    return folders
 
 
 def _yaml(content: dict[str, Any], head: str = "") -> str:
@@ -145,8 +147,8 @@ def main() -> None:
     options = parser.parse_args()
     owners = {"approvers": options.owner} | ({"reviewers": options.reviewer} if options.reviewer else {})
     links = {"documentation": options.documentation} if options.documentation else {}
-    made = write(Path(options.output), owners, links)
-    print(f"wrote {len(made)} components to {options.output}/components")
+    folders = write(Path(options.output), owners, links)
+    print(f"wrote {len(folders)} components to {options.output}/components")
 
 
 if __name__ == "__main__":

@@ -24,13 +24,15 @@ def page(component: Component, metadata: dict[str, Any], owners: dict[str, list[
         parts.append(f"> ⚠️ **Stability: {stability}** — This asset is not yet stable and may change.")
     parts += ["## Overview 🧾", _wrapped(component.overview), "## Inputs 📥"]
     # Its generator knows no required arguments: what has no default has None.
-    rows = [f"| `{name}` | `{kind}` | `None` | {said} |" for name, kind, said in component.arguments]
+    rows = [
+        f"| `{name}` | `{kind}` | `None` | {description} |" for name, kind, description in component.arguments
+    ]
     head = ["| Parameter | Type | Default | Description |", "|-----------|------|---------|-------------|"]
     parts.append("\n".join([*head, *rows]))
     if component.returns:
-        kind, said = component.returns
+        kind, description = component.returns
         head = ["| Name | Type | Description |", "|------|------|-------------|"]
-        parts += ["## Outputs 📤", "\n".join([*head, f"| Output | `{kind}` | {said} |"])]
+        parts += ["## Outputs 📤", "\n".join([*head, f"| Output | `{kind}` | {description} |"])]
     links = metadata.get("links", {})
     shown = {name: value for name, value in metadata.items() if name != "links"} | {"owners": owners}
     parts += ["## Metadata 🗂️", "\n".join(f"- **{title(name)}**:{_value(shown[name])}" for name in shown)]

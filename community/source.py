@@ -49,24 +49,24 @@ def convert(text: str, image: str, meanings: Mapping[str, str]) -> Component:
     written = "\n".join(lines).replace("base_image=COMPONENT_IMAGE", f'base_image="{image}"')
     # A function without an annotation returns nothing to kfp; the catalogue would list "None" as an output.
     written = written.replace("\n) -> None:", "\n):")
-    written = _TOLD_ELSEWHERE.sub(lambda found: found[1] + meanings[found[2]], written)
+    written = _TOLD_ELSEWHERE.sub(lambda match: match[1] + meanings[match[2]], written)
     if any(len(line) > _WIDTH for line in written.splitlines()):
         # One line for each argument: the catalogue's generator copies them into cells of a table.
         written = written.replace('\n    """\n', '\n    """  # noqa: E501\n', 1)
     function = _function(written)
-    said = parse(ast.get_docstring(function) or "")
-    told = {item.arg_name: item.description or "" for item in said.params}
+    docstring = parse(ast.get_docstring(function) or "")
+    descriptions = {item.arg_name: item.description or "" for item in docstring.params}
     returned = ast.unparse(function.returns) if function.returns else "None"
     return Component(
         name=function.name,
         text=written + _COMPILED.format(name=function.name),
-        overview="\n\n".join(filter(None, (said.short_description, said.long_description))),
+        overview="\n\n".join(filter(None, (docstring.short_description, docstring.long_description))),
         arguments=tuple(
-            (item.arg, ast.unparse(item.annotation), told[item.arg])
+            (item.arg, ast.unparse(item.annotation), descriptions[item.arg])
             for item in function.args.args
             if item.annotation
         ),
-        returns=None if returned == "None" else (returned, _meaning(said)),
+        returns=None if returned == "None" else (returned, _meaning(docstring)),
     )
 
 
@@ -85,5 +85,5 @@ def _function(text: str) -> ast.FunctionDef:
     return function
 
 
-def _meaning(said: Docstring) -> str:
-    return (said.returns.description or "") if said.returns else ""
+def _meaning(docstring: Docstring) -> str:
+    return (docstring.returns.description or "") if docstring.returns else ""

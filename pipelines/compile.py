@@ -8,7 +8,7 @@ import yaml
 from kfp import compiler
 
 from pipelines import parameters
-from pipelines.arrangement import connect, inline
+from pipelines.compiler_fixes import inline_conditions, pass_parameters
 from pipelines.forms import Form
 from pipelines.graph import pipeline
 from trainer.errors import StorageError
@@ -51,8 +51,8 @@ def _read(text: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _arrange(spec: dict[str, Any]) -> None:
-    connect(spec)
-    inline(spec)
+    pass_parameters(spec)
+    inline_conditions(spec)
     for component in spec["components"].values():
         for name, argument in component.get("inputDefinitions", {}).get("parameters", {}).items():
             if argument.get("description") == parameters.ELSEWHERE:

@@ -83,14 +83,14 @@ def parse(text: str) -> Cron:
     Raises:
         ConfigError: naming every field that cannot be read, or that it never comes due.
     """
-    given = text.split()
-    if len(given) not in (5, 6):
+    words = text.split()
+    if len(words) not in (5, 6):
         raise ConfigError(
-            f"the cron expression {text!r} has {len(given)} fields, not 5 or 6",
+            f"the cron expression {text!r} has {len(words)} fields, not 5 or 6",
             fix="write minute, hour, day of the month, month and day of the week: '0 2 * * *' is "
             "every night at 2 (UTC, mostly)",
         )
-    fields = ["0", *given] if len(given) == 5 else given
+    fields = ["0", *words] if len(words) == 5 else words
     values, problems = [], []
     for field, item in zip(_FIELDS, fields, strict=True):
         try:

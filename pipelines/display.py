@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.follow import Follower, Step
+from pipelines.run_progress import RunProgress, Step
 from trainer.log import clock, describe
 
 _PLAIN_SECONDS = 10.0
@@ -41,7 +41,7 @@ class Display(Protocol):
     def __exit__(self, *exception: Any) -> None: ...
 
 
-def choose(run: Follower) -> Display:
+def choose(run: RunProgress) -> Display:
     """Return the display that suits stdout."""
     drawn = sys.stdout.isatty() and not Console().is_dumb_terminal
     return TerminalDisplay(run) if drawn else PlainDisplay(run)
@@ -50,7 +50,7 @@ def choose(run: Follower) -> Display:
 class PlainDisplay:
     """Lines: each step's beginning and end, what it prints, and its progress when it is silent."""
 
-    def __init__(self, run: Follower) -> None:
+    def __init__(self, run: RunProgress) -> None:
         self._run = run
         self._shown: dict[str, str] = {}
         self._spoke = time.monotonic()
@@ -90,7 +90,7 @@ class PlainDisplay:
 class TerminalDisplay:
     """One line a step at the bottom of the terminal, the steps' own lines above."""
 
-    def __init__(self, run: Follower, console: Console | None = None) -> None:
+    def __init__(self, run: RunProgress, console: Console | None = None) -> None:
         self._run = run
         self._console = console or Console(highlight=False)
         self._live = Live(self._table(), console=self._console, auto_refresh=False)

@@ -1,7 +1,7 @@
 """The one pipeline: prepare the data, train, evaluate, export if it is good enough, and clean up at the end.
 
-Every pod costs a run its ten seconds or more, whatever it does, and every task of Kubeflow Pipelines has two:
-so download and sharding are one step here, and what takes a second is part of another. Where the data are
+Starting a pod takes ten seconds or more, and every task of Kubeflow Pipelines has two pods: so download and
+sharding are one step here, and work of a second is part of another step. Where the data are
 large enough to be shared by several pods, `plan` divides the work, `fetch` and `write` do a part each, and
 `download` and `shard` put the parts together.
 """
@@ -46,7 +46,7 @@ _PURPOSE = "Train a detector on a source of images, score it, and export it if i
 
 @dataclass(frozen=True)
 class _Pods:
-    """What the pods of the steps are given. Each is a parameter of the pipeline, or empty."""
+    """Settings of the pods of all steps. Each is a parameter of the pipeline, or empty."""
 
     credentials: Any
     claim: Any
@@ -54,7 +54,7 @@ class _Pods:
     memory: Any
 
     def step(self, task: dsl.PipelineTask, *, waits: bool = False) -> dsl.PipelineTask:
-        """Give a step's pod what it needs: one that works, or one that waits for others."""
+        """Set the resources, Secret and volume of a pod; one that `waits` only starts a job and waits."""
         cpu, memory = _WAITING if waits else (self.cpu, self.memory)
         _run(task, (TITLES | SHARED)[task.name], cpu, memory)
         # Keys that are not in the Secret, or no such Secret, leave the variables unset.
@@ -76,62 +76,63 @@ def _run(task: dsl.PipelineTask, title: str, cpu: Any, memory: Any) -> dsl.Pipel
     return task.set_caching_options(False)
 
 
-def train_detector(given: Mapping[str, Any], form: Form) -> None:
+def train_detector(values: Mapping[str, Any], form: Form) -> None:
     """Make the steps.
 
     Args:
-        given: the parameters that the form has, by name, as `pipelines/parameters.py` tells them.
+        values: the parameters that the form has, by name, as `pipelines/parameters.py` tells them.
         form: what is fixed when the pipeline is compiled.
     """
-    pods = _Pods(given["credentials"], given.get("claim", ""), given["step_cpu"], given["step_memory"])
-    ending = cleanup(launcher="" if form.until else given["launcher"], run_id=_RUN_ID)
-    _run(ending, CLEANUP[ending.name], *_WAITING)
-    with dsl.ExitHandler(ending, name="steps"):
-        shards = _share(pods, form, given) if form.shared else _prepare(pods, given)
+    pods = _Pods(values["credentials"], values.get("claim", ""), values["step_cpu"], values["step_memory"])
+    clean_up = cleanup(launcher="" if form.until else values["launcher"], run_id=_RUN_ID)
+    _run(clean_up, CLEANUP[clean_up.name], *_WAITING)
+    with dsl.ExitHandler(clean_up, name="steps"):
+        shards = _prepare_in_parts(pods, form, values) if form.shared else _prepare(pods, values)
         if not form.until:
-            _judge(pods, _train(pods, shards, given), given)
+            _evaluate_and_export(pods, _train(pods, shards, values), values)
 
 
-def _some(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: given[name] for name in names}
+def _select(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: values[name] for name in names}
 
 
-def _train(pods: _Pods, shards: Any, given: Mapping[str, Any]) -> Any:
+def _train(pods: _Pods, shards: Any, values: Mapping[str, Any]) -> Any:
     """Train on the shards; returns the model's manifest."""
-    request = _some(given, "launcher", *PARAMETERS) | {"claim": pods.claim, "default_image": COMPONENT_IMAGE}
-    more = _some(given, "job", "output", *_SETTINGS, "data_root")
-    # The run's id on its own: Kubeflow replaces it where it is all of a value alone.
-    task = train(shards=shards, request=request, run_id=_RUN_ID, rules=given["gate"], **more)
+    request = _select(values, "launcher", *PARAMETERS)
+    request |= {"claim": pods.claim, "default_image": COMPONENT_IMAGE}
+    settings = _select(values, "job", "output", *_SETTINGS, "data_root")
+    # The run's id is an argument of its own: Kubeflow replaces it only where it is the whole value.
+    task = train(shards=shards, request=request, run_id=_RUN_ID, rules=values["gate"], **settings)
     return pods.step(task, waits=True).outputs["model"]
 
 
-def _judge(pods: _Pods, model: Any, given: Mapping[str, Any]) -> None:
-    """Score the model, and publish it where it is good enough."""
-    scored = pods.step(evaluate(model=model, rules=given["gate"], credentials=given["credentials"]))
+def _evaluate_and_export(pods: _Pods, model: Any, values: Mapping[str, Any]) -> None:
+    """Evaluate the model, and export and publish it where it passes the gate."""
+    scored = pods.step(evaluate(model=model, rules=values["gate"], credentials=values["credentials"]))
     with dsl.If(scored.outputs["Output"] == "pass", name="passed"):
-        publishing = _some(given, "credentials", "signing", "registry")
+        publishing = _select(values, "credentials", "signing", "registry")
         exported = pods.step(export(model=model, run_id=_RUN_ID, **publishing))
-        kubernetes.use_secret_as_volume(exported, given["signing"], FOLDER, optional=True)
+        kubernetes.use_secret_as_volume(exported, values["signing"], FOLDER, optional=True)
 
 
-def _prepare(pods: _Pods, given: Mapping[str, Any]) -> Any:
+def _prepare(pods: _Pods, values: Mapping[str, Any]) -> Any:
     """Download and shard in one pod; returns the shards' manifest."""
-    task = prepare(**_some(given, "source", "data_version", "data_root", *_SETTINGS))
+    task = prepare(**_select(values, "source", "data_version", "data_root", *_SETTINGS))
     return pods.step(task).outputs["shards"]
 
 
-def _share(pods: _Pods, form: Form, given: Mapping[str, Any]) -> Any:
+def _prepare_in_parts(pods: _Pods, form: Form, values: Mapping[str, Any]) -> Any:
     """Download and shard, each in as many pods as there are partitions; returns the shards' manifest."""
-    of_part = _some(given, *_SETTINGS)
-    placed = of_part | _some(given, "data_root")
-    listed = placed | _some(given, "source", "data_version")
-    planned = pods.step(plan(partitions=given["partitions"], **listed))
+    settings = _select(values, *_SETTINGS)
+    stored = settings | _select(values, "data_root")
+    of_source = stored | _select(values, "source", "data_version")
+    planned = pods.step(plan(partitions=values["partitions"], **of_source))
     with dsl.ParallelFor(planned.output, name="fetching", parallelism=form.parallelism) as part:
-        fetched = pods.step(fetch(part=part, **of_part))
-    raw = pods.step(download(parts=dsl.Collected(fetched.output), **listed)).outputs["raw"]
+        fetched = pods.step(fetch(part=part, **settings))
+    raw = pods.step(download(parts=dsl.Collected(fetched.output), **of_source)).outputs["raw"]
     with dsl.ParallelFor(planned.output, name="writing", parallelism=form.parallelism) as part:
-        written = pods.step(write(raw=raw, part=part, **placed))
-    return pods.step(shard(raw=raw, parts=dsl.Collected(written.output), **placed)).outputs["shards"]
+        written = pods.step(write(raw=raw, part=part, **stored))
+    return pods.step(shard(raw=raw, parts=dsl.Collected(written.output), **stored)).outputs["shards"]
 
 
 def pipeline(form: Form) -> Any:
@@ -148,13 +149,13 @@ def pipeline(form: Form) -> Any:
     """
     signature = parameters.signature(form)
 
-    def traced(*values: Any) -> None:
+    def build(*values: Any) -> None:
         train_detector(dict(zip(signature.parameters, values, strict=True)), form)
 
-    traced.__doc__ = parameters.docstring(_PURPOSE, form)
-    traced.__signature__ = signature  # type: ignore[attr-defined]
+    build.__doc__ = parameters.docstring(_PURPOSE, form)
+    build.__signature__ = signature  # type: ignore[attr-defined]
     # All three: Kubeflow's own settings name an hour for each, and those of success and failure come first.
     ttls = [f"ttl_seconds_after_{end}" for end in ("finished", "success", "failure")]
     limits = {"active_deadline_seconds": form.deadline, **dict.fromkeys(ttls, form.ttl)}
     config = dsl.PipelineConfig(**{name: value for name, value in limits.items() if value})
-    return dsl.pipeline(name=NAME, display_name="Train an object detector", pipeline_config=config)(traced)
+    return dsl.pipeline(name=NAME, display_name="Train an object detector", pipeline_config=config)(build)

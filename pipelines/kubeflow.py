@@ -1,8 +1,8 @@
-"""Talks to Kubeflow Pipelines: connects as its own client does, and says what was refused and why.
+"""Client of the API of Kubeflow Pipelines: connects as kfp does; errors say what failed and what to do.
 
-kfp's client decides where and who: a host, or the service of the cluster that this runs in, or
+kfp's client decides on the server and the user: a host, or the service of the cluster that this runs in, or
 the API server of a kubeconfig; a token from the environment or the one that a pod is given. Its
-further calls have neither time limits nor messages for people, so those of its API are used.
+other calls have neither timeouts nor readable errors, so those of kfp_server_api are used.
 """
 
 import json
@@ -22,7 +22,7 @@ from kfp.client import KF_PIPELINES_SA_TOKEN_ENV, KF_PIPELINES_SA_TOKEN_PATH
 from kfp.client.set_volume_credentials import ServiceAccountTokenVolumeCredentials
 
 from pipelines.access import HOSTS, UI, Access
-from pipelines.answers import TOKEN, StopRequest, Unavailable, refusal, stranger
+from pipelines.api_errors import TOKEN, Request, Unavailable, from_response, not_the_api
 from pipelines.release import Release
 from trainer.errors import ConfigError
 
@@ -50,19 +50,19 @@ class _Client(kfp.Client):
         return config
 
     def get_kfp_healthz(self, sleep_duration: int = 0) -> Any:
-        told = self.health()
-        return kfp_server_api.V2beta1GetHealthzResponse(multi_user=bool(told.get("multi_user")))
+        health = self.health()
+        return kfp_server_api.V2beta1GetHealthzResponse(multi_user=bool(health.get("multi_user")))
 
     def health(self) -> dict[str, Any]:
-        """Return what the server says of itself: the model of kfp's client leaves out the version."""
-        told = self.healthzs.api_client.call_api(
+        """Return the server's health response as a dict: the model of kfp's client leaves out the version."""
+        health = self.healthzs.api_client.call_api(
             "/apis/v2beta1/healthz", "GET", header_params={"Accept": "application/json"},
             response_type="object", auth_settings=["Bearer"], _return_http_data_only=True,
             _request_timeout=_SECONDS,
         )  # fmt: skip
-        if not isinstance(told, dict):
-            raise stranger(f"Kubeflow Pipelines at {self.healthzs.api_client.configuration.host}")
-        return told
+        if not isinstance(health, dict):
+            raise not_the_api(f"Kubeflow Pipelines at {self.healthzs.api_client.configuration.host}")
+        return health
 
     def set_user_namespace(self, namespace: str) -> None:
         self._context_setting["namespace"] = namespace
@@ -78,10 +78,10 @@ class Server:
             ConfigError: there is nothing to connect to, or the token is not accepted.
             Unavailable: it does not answer.
         """
-        _check_there_is_one(access)
+        _check_configured(access)
         self._access = access
-        own = os.environ.get(KF_PIPELINES_SA_TOKEN_ENV) or KF_PIPELINES_SA_TOKEN_PATH
-        projected = ServiceAccountTokenVolumeCredentials() if Path(own).exists() else None
+        token_file = os.environ.get(KF_PIPELINES_SA_TOKEN_ENV) or KF_PIPELINES_SA_TOKEN_PATH
+        projected = ServiceAccountTokenVolumeCredentials() if Path(token_file).exists() else None
         with warnings.catch_warnings(), self._explained("connect"):
             warnings.simplefilter("ignore")  # Of versions before 2.0, which there are no more.
             self._client = _Client(
@@ -99,19 +99,19 @@ class Server:
 
     def experiment(self, name: str) -> str:
         """Return the id of the experiment of that name; a new one's where there is none."""
-        wanted = {"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]}
+        by_name = {"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]}
         api = self._client.experiments
         with self._explained(f"look for the experiment {name}"):
-            found = api.experiment_service_list_experiments(
-                filter=json.dumps(wanted), namespace=self.namespace, _request_timeout=_SECONDS
+            experiments = api.experiment_service_list_experiments(
+                filter=json.dumps(by_name), namespace=self.namespace, _request_timeout=_SECONDS
             )
-        for experiment in found.experiments or []:
+        for experiment in experiments.experiments or []:
             if experiment.display_name == name:
-                return self._known(experiment.experiment_id)
+                return self._id_of(experiment.experiment_id)
         body = kfp_server_api.V2beta1Experiment(display_name=name, namespace=self.namespace or None)
         with self._explained(f"create the experiment {name}", creates=True):
-            made = api.experiment_service_create_experiment(experiment=body, _request_timeout=_SECONDS)
-        return self._known(made.experiment_id)
+            created = api.experiment_service_create_experiment(experiment=body, _request_timeout=_SECONDS)
+        return self._id_of(created.experiment_id)
 
     def create_run(
         self, name: str, experiment: str, package: dict[str, Any], parameters: dict[str, Any]
@@ -134,17 +134,17 @@ class Server:
             runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=parameters),
         )
         with self._explained(f"start the run {name}", creates=True):
-            made = self._client.runs.run_service_create_run(run=body, _request_timeout=_SECONDS)
-        return self._known(made.run_id)
+            created = self._client.runs.run_service_create_run(run=body, _request_timeout=_SECONDS)
+        return self._id_of(created.run_id)
 
     def run(self, run_id: str) -> kfp_server_api.V2beta1Run:
-        """Return how a run is."""
+        """Return a run with its state."""
         with self._explained(f"look at the run {run_id}"):
             return self._client.runs.run_service_get_run(run_id=run_id, _request_timeout=_SECONDS)
 
     def schedules(self) -> list[kfp_server_api.V2beta1RecurringRun]:
         """Return the recurring runs of the namespace."""
-        found: list[kfp_server_api.V2beta1RecurringRun] = []
+        schedules: list[kfp_server_api.V2beta1RecurringRun] = []
         token = ""
         while True:
             with self._explained("list the schedules"):
@@ -154,18 +154,18 @@ class Server:
                     page_token=token,
                     _request_timeout=_SECONDS,
                 )
-            found += page.recurring_runs or []
+            schedules += page.recurring_runs or []
             token = page.next_page_token
             if not token:
-                return found
+                return schedules
 
     def create_schedule(self, body: kfp_server_api.V2beta1RecurringRun) -> str:
         """Create a recurring run; returns its id."""
         with self._explained(f"create the schedule {body.display_name}", creates=True):
-            made = self._client.recurring_runs.recurring_run_service_create_recurring_run(
+            created = self._client.recurring_runs.recurring_run_service_create_recurring_run(
                 recurring_run=body, _request_timeout=_SECONDS
             )
-        return self._known(made.recurring_run_id)
+        return self._id_of(created.recurring_run_id)
 
     def enable_schedule(self, schedule_id: str) -> None:
         """Let a recurring run that was disabled come due again."""
@@ -194,24 +194,24 @@ class Server:
 
     def going_on(self, schedule_id: str) -> list[str]:
         """Return the ids of the runs of a recurring run that have not ended."""
-        wanted = {
+        of_schedule = {
             "predicates": [{"operation": "EQUALS", "key": "recurring_run_id", "stringValue": schedule_id}]
         }
-        found, token = [], ""
+        unfinished, token = [], ""
         while True:
             with self._explained(f"list the runs of the schedule {schedule_id}"):
                 page = self._client.runs.run_service_list_runs(
                     namespace=self.namespace,
-                    filter=json.dumps(wanted),
+                    filter=json.dumps(of_schedule),
                     page_size=_PAGE,
                     page_token=token,
                     _request_timeout=_SECONDS,
                 )
-            of_it = [run for run in page.runs or [] if run.recurring_run_id == schedule_id]
-            found += [run.run_id for run in of_it if run.state not in _ENDED]
+            runs = [run for run in page.runs or [] if run.recurring_run_id == schedule_id]
+            unfinished += [run.run_id for run in runs if run.state not in _ENDED]
             token = page.next_page_token
             if not token:
-                return found
+                return unfinished
 
     def pod_log(self, pod: str, run_id: str) -> str:
         """Return the log of a pod, from the API or else from the UI; nothing where neither has it.
@@ -221,23 +221,23 @@ class Server:
             run_id: its run.
         """
         query = {"podname": pod, "runid": run_id, "podnamespace": self.namespace}
-        given = [item for item in query.items() if item[1]]
+        parameters = [item for item in query.items() if item[1]]
         # Without a version of its own in v2beta1; the UI may be behind another address.
         return self._text(f"/apis/v1alpha1/runs/{run_id}/nodes/{pod}/log", []) or self._text(
-            "/k8s/pod/logs", given, self._ui()
+            "/k8s/pod/logs", parameters, self._ui()
         )
 
     def _text(self, path: str, query: list[tuple[str, str]], host: str = "") -> str:
-        """Return a page of plain text; nothing where there is none, or something else."""
+        """Return a response of plain text; empty where there is none or it is something else."""
         try:
-            said = self._client.runs.api_client.call_api(
+            text = self._client.runs.api_client.call_api(
                 path, "GET", query_params=query, response_type="object", auth_settings=["Bearer"],
                 _return_http_data_only=True, _request_timeout=_SECONDS, _host=host or None,
             )  # fmt: skip
         except (kfp_server_api.ApiException, urllib3.exceptions.HTTPError, OSError):
             return ""
-        # What went wrong is JSON, and comes with status 200, too, as a page to log in at does.
-        return said if isinstance(said, str) and "<html" not in said.lower() else ""
+        # Errors are JSON with status 200; a login page has status 200 too.
+        return text if isinstance(text, str) and "<html" not in text.lower() else ""
 
     def link(self, kind: str, what: str) -> str:
         """Return the address of a run (`runs`) or schedule (`recurringrun`) in the UI."""
@@ -250,11 +250,11 @@ class Server:
             base = f"https://{base}"
         return base.rstrip("/")
 
-    def _known(self, found: str | None) -> str:
-        """Refuse an answer without an id."""
-        if not found:
-            raise stranger(self._where)
-        return found
+    def _id_of(self, identifier: str | None) -> str:
+        """Return the id of a response; refuse a response without one."""
+        if not identifier:
+            raise not_the_api(self._where)
+        return identifier
 
     @property
     def _where(self) -> str:
@@ -263,21 +263,21 @@ class Server:
     @contextmanager
     def _explained(self, verb: str, *, creates: bool = False) -> Iterator[None]:
         """Turn what the client raises into an error that says what failed and what to do."""
-        asked = StopRequest(verb, self._where, getattr(self, "namespace", ""), creates)
+        request = Request(verb, self._where, getattr(self, "namespace", ""), creates)
         try:
             yield
         except kfp_server_api.ApiException as error:
-            raise refusal(error, asked) from None
+            raise from_response(error, request) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             reason = getattr(error, "reason", None) or error
             raise Unavailable(
                 f"cannot {verb}: {self._where} cannot be reached: {str(reason).rpartition(': ')[2]}",
-                fix=f"check --host ({HOSTS[0]}) and the network, then try again{asked.again}",
+                fix=f"check --host ({HOSTS[0]}) and the network, then try again{request.hint}",
             ) from None
 
 
-def _check_there_is_one(access: Access) -> None:
-    """Refuse where kfp's client would go on with an address of its own invention."""
+def _check_configured(access: Access) -> None:
+    """Refuse to connect where kfp's client would fall back on a guessed address."""
     if access.ca and not Path(access.ca).is_file():
         raise ConfigError(f"--ca {access.ca} is no file", fix="name a file with a certificate (PEM)")
     if access.host or os.environ.get("KUBERNETES_SERVICE_HOST"):

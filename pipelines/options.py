@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipelines import ending, parameters, problems
+from pipelines import checks, parameters, run_report
 from trainer import recipes, storage
 from trainer.configuration import parse_value
 from trainer.data import sources
@@ -41,7 +41,7 @@ class Options:
 
     def command(self) -> str:
         """Return the command line that starts this run, or goes on with it."""
-        words = [ending.program(), "run", "--name", self.name]
+        words = [run_report.program(), "run", "--name", self.name]
         for name, item in parameters.LOCAL.items():
             if name != "overrides" and self[name] != item.default:
                 words += [item.option, str(self[name])]
@@ -52,9 +52,9 @@ class Options:
 
     def arguments(self) -> dict[str, Any]:
         """Return the pipeline's parameters."""
-        given = {name: self[name] for name in parameters.LOCAL}
+        values = {name: self[name] for name in parameters.LOCAL}
         folders = {"data_root": storage.absolute(self["data_root"]), "output": str(self.folder)}
-        return given | folders | {"nodes": 1, "launcher": "local"}
+        return values | folders | {"nodes": 1, "launcher": "local"}
 
 
 def check(options: Options) -> None:
@@ -83,4 +83,4 @@ def check(options: Options) -> None:
     rules = (partial(parse, rule) for rule in split_rules(options["gate"]))
     source = partial(sources.parse, options["source"])
     data_root = partial(storage.check_place, options["data_root"])
-    problems.refuse([name, processes, source, data_root, gate_of_recipe, *rules])
+    checks.make_all([name, processes, source, data_root, gate_of_recipe, *rules])

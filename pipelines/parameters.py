@@ -1,8 +1,8 @@
 """The parameters of the pipeline, each told here and nowhere else.
 
-The pipeline's signature and the descriptions in the compiled file, the options of `kubedet submit`,
-`schedule` and `run`, and the tables of the documents (`pipelines/tables.py`) follow from this table. What of
-a training job is a field of every job (nodes, processes, GPUs) is told where all fields of jobs are:
+The pipeline's signature, the descriptions in the compiled file, the options of `kubedet submit`, `schedule`
+and `run`, and the tables of the documents (`pipelines/doc_tables.py`) follow from this table. Parameters that
+are fields of every training job (nodes, processes, GPUs) are described with all fields of jobs:
 `components/launchers/spec.py`.
 """
 
@@ -86,22 +86,22 @@ class Parameter:
 
     def help(self) -> str:
         """Return what a command that sends a run to a cluster says of its option."""
-        told = self.unasked or self.default_told
-        if not told and self.with_volume:
-            told = f"{_FORMS['volume']} {self.with_volume}"
-        if not told and self.default is not REQUIRED:
-            told = str(self.default)
-        return _plain(self.meaning + (f" (default: {told})" if told else ""))
+        default_text = self.unasked or self.default_told
+        if not default_text and self.with_volume:
+            default_text = f"{_FORMS['volume']} {self.with_volume}"
+        if not default_text and self.default is not REQUIRED:
+            default_text = str(self.default)
+        return _plain(self.meaning + (f" (default: {default_text})" if default_text else ""))
 
     def here(self) -> "Parameter":
         """Return the parameter as `kubedet run` has it."""
-        own = self.local or Local()
+        local = self.local or Local()
         return replace(
             self,
-            default=self.default if own.default is None else own.default,
-            default_told=own.default_told or ("" if own.default else self.default_told),
-            metavar=own.metavar or self.metavar,
-            meaning=own.meaning or self.meaning,
+            default=self.default if local.default is None else local.default,
+            default_told=local.default_told or ("" if local.default else self.default_told),
+            metavar=local.metavar or self.metavar,
+            meaning=local.meaning or self.meaning,
             with_volume=None,
         )
 
@@ -113,11 +113,11 @@ class Parameter:
         """Return what the guide's table says: name, default, meaning."""
         if self.default is REQUIRED:
             volume = f"; {_FORMS['volume']} `{self.with_volume}`" if self.with_volume else ""
-            told = f"(required{volume})"
+            default_text = f"(required{volume})"
         else:
-            told = self.default_told or f"`{self.default}`"
+            default_text = self.default_told or f"`{self.default}`"
         where = f"only {_FORMS[self.only]}: " if self.only else ""
-        return f"`{self.name}`", told, where + self.meaning + self.more
+        return f"`{self.name}`", default_text, where + self.meaning + self.more
 
 
 def _plain(text: str) -> str:
@@ -125,10 +125,10 @@ def _plain(text: str) -> str:
     return _WORD.sub(r"\1", text)
 
 
-def _of_job(name: str, **told: Any) -> Parameter:
+def _of_job(name: str, **settings: Any) -> Parameter:
     """Return a parameter that is a field of every job."""
     kind = int if spec_fields.is_number(name) else str
-    return Parameter(name, kind, spec_fields.meaning(name), spec_fields.default(name), metavar="N", **told)
+    return Parameter(name, kind, spec_fields.meaning(name), spec_fields.default(name), metavar="N", **settings)
 
 
 _ALL = (
@@ -227,12 +227,12 @@ TRAINING = tuple(item.name for item in _ALL if item.trains)
 
 def of(form: Form) -> Iterator[Parameter]:
     """Yield the parameters that a form has, those without a default first."""
-    there = [
+    of_form = [
         item.within(form)
         for item in TABLE.values()
         if not (item.only and not getattr(form, item.only)) and not (item.trains and form.until)
     ]
-    yield from sorted(there, key=lambda item: item.default is not REQUIRED)
+    yield from sorted(of_form, key=lambda item: item.default is not REQUIRED)
 
 
 def default(name: str, form: Form | None = None) -> Any:

@@ -1,7 +1,7 @@
-"""What the pods of a run say: why one waits, and why one has failed.
+"""Reads from the pods of a run why a step is pending or failed.
 
-Kubeflow Pipelines says RUNNING of a step whose pod is pending, and FAILED of one without a cause. Whoever
-reaches the cluster's own API learns more; for all others there are no pods.
+Kubeflow Pipelines shows RUNNING for a step whose pod is pending, and FAILED without a cause. The cluster's
+API knows more; where it cannot be reached this finds no pods.
 """
 
 import re
@@ -33,9 +33,9 @@ _SLOW = 30.0  # Seconds after which a pod that only gets ready is worth a look a
 _USUAL = (None, "PodInitializing", "ContainerCreating")
 _LINES = 200  # Of a log, among which the error is looked for.
 _LAST = 5  # Lines of a log without an error that are told.
-_WORDS = 500  # Characters of a reason.
+_REASON_LIMIT = 500  # Characters of a reason.
 _FATAL = re.compile(r"F\d{4} \S+ +\d+ \S+\] KFP driver: (.*)")  # What a driver ends with.
-_AROUND = re.compile(r"[IWEF]\d{4} |time=\S+ level=|Error: exit status")  # What Kubeflow and Argo print.
+_AROUND = re.compile(r"[IWEF]\d{4} |time=\S+ level=|Error: exit status")  # Lines of Kubeflow and Argo.
 _FIX = re.compile(r"\n\s*fix: ")
 _MEMORY = (
     "take a larger --size (or step_memory), or make less at once of it: what was finished is found again"
@@ -87,28 +87,28 @@ class Pods:
         self._places: list[Cluster] = []
         self._again = 0.0
         try:
-            found = connect(namespace, timings=_TIMINGS)
+            cluster = connect(namespace, timings=_TIMINGS)
         except ConfigError:
             return
-        names = [found.namespace] if namespace else [_STANDALONE, found.namespace]
-        self._places = [found.within(name) for name in dict.fromkeys(names)]
+        names = [cluster.namespace] if namespace else [_STANDALONE, cluster.namespace]
+        self._places = [cluster.within(name) for name in dict.fromkeys(names)]
 
     def waiting(self) -> list[Wait]:
         """Return what holds pods back that are to start: those of the run, and of its training job."""
-        own = [(cluster, pod, self._step(pod)) for cluster, pod in self._newest()]
+        of_run = [(cluster, pod, self._step(pod)) for cluster, pod in self._newest()]
         label = f"{LABEL_NAME}={jobs.name_of(self._run_id)}"
-        training = [
+        of_training = [
             (cluster, pod, Step(f"{self._titles.get('train', 'train')}: pod {pod.metadata.name}"))
-            for cluster, pod in (self._all(label) if own else ())
+            for cluster, pod in (self._all(label) if of_run else ())
         ]
-        return [wait for cluster, pod, step in own + training for wait in _waits(cluster, pod, step)]
+        return [wait for cluster, pod, step in of_run + of_training for wait in _waits(cluster, pod, step)]
 
     def failed(self) -> list[Cause]:
         """Return why the steps failed whose last pod did."""
         return [
-            Cause(self._step(pod), *parted(text))
+            Cause(self._step(pod), *message_and_fix(text))
             for cluster, pod in self._newest()
-            if (text := _end(cluster, pod))
+            if (text := _failure_of(cluster, pod))
         ]
 
     def namespace(self) -> str:
@@ -121,7 +121,7 @@ class Pods:
         for cluster, pod in self._all(f"{LABEL}={self._run_id}"):
             node = re.sub(r"\(\d+\)$", "", _node(pod))
             before = newest.get(node)
-            if before is None or _made(before[1]) <= _made(pod):
+            if before is None or _created(before[1]) <= _created(pod):
                 newest[node] = cluster, pod
         return list(newest.values())
 
@@ -130,16 +130,16 @@ class Pods:
             return
         for cluster in list(self._places):
             try:
-                found = cluster.call("list", "pods", _listing(cluster, label)).items
+                pods = cluster.call("list", "pods", _listing(cluster, label)).items
             except ApiError as error:
                 if error.passing:
                     self._again = time.monotonic() + _AWAY
                 else:
                     self._places.remove(cluster)
                 continue
-            if found:
+            if pods:
                 self._places = [cluster]
-                yield from ((cluster, pod) for pod in found)
+                yield from ((cluster, pod) for pod in pods)
                 return
 
     def _step(self, pod: Any) -> Step:
@@ -171,13 +171,13 @@ def _waits(cluster: Cluster, pod: Any, step: Step) -> Iterator[Wait]:
     states = [item.state for item in _containers(pod) if item.state and item.state.waiting]
     for state in states:
         if state.waiting.reason not in _USUAL:
-            # One of the two is told in turn; it is the same trouble.
+            # Kubernetes alternates between the two names of the same problem.
             reason = state.waiting.reason.replace("ErrImagePull", "ImagePullBackOff")
             yield Wait(step, reason, _short(state.waiting.message))
             return
-    if time.time() - _made(pod) > _SLOW:
-        told = [line.partition(": ") for line in events(cluster, "Pod", pod.metadata.name)]
-        for reason, _, text in told[-1:]:
+    if time.time() - _created(pod) > _SLOW:
+        recent_events = [line.partition(": ") for line in events(cluster, "Pod", pod.metadata.name)]
+        for reason, _, text in recent_events[-1:]:
             if reason.startswith("Failed"):
                 yield Wait(step, reason.partition(" ")[0], _short(text))
 
@@ -190,7 +190,7 @@ def _node(pod: Any) -> str:
     return (pod.metadata.annotations or {}).get(_NODE, "")
 
 
-def _made(pod: Any) -> float:
+def _created(pod: Any) -> float:
     return pod.metadata.creation_timestamp.timestamp()
 
 
@@ -198,8 +198,8 @@ def _containers(pod: Any) -> list[Any]:
     return [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
 
 
-def _end(cluster: Cluster, pod: Any) -> str:
-    """Return why a pod ended other than well; nothing of one that did not."""
+def _failure_of(cluster: Cluster, pod: Any) -> str:
+    """Return why a pod failed; empty for a pod that did not."""
     if pod.status.phase == "Failed" and pod.status.reason:  # Evicted, NodeLost, ...: the pod as a whole.
         return f"{pod.status.reason}: {_short(pod.status.message)}"
     ended = [(item.name, item.state.terminated) for item in _containers(pod) if item.state]
@@ -217,7 +217,7 @@ def _end(cluster: Cluster, pod: Any) -> str:
 
 
 def _of_log(cluster: Cluster, pod: str, container: str) -> str:
-    """Return what a container printed at its end; nothing where that is not to be had."""
+    """Return what a container printed at its end; empty where the log cannot be read."""
 
     def read() -> str:
         return cluster.core.read_namespaced_pod_log(
@@ -225,20 +225,20 @@ def _of_log(cluster: Cluster, pod: str, container: str) -> str:
         )
 
     try:
-        return told(cluster.call("get", "pods/log", read))
+        return error_of_log(cluster.call("get", "pods/log", read))
     except ApiError:
         return ""
 
 
-def told(log: str) -> str:
+def error_of_log(log: str) -> str:
     """Return the error that a log ends with, or else its last lines."""
     lines = [line.rstrip() for line in log.splitlines() if line.strip()]
     if message := last_lines.own_message(lines):
         return message
     if fatal := [match[1] for line in lines if (match := _FATAL.match(line))]:
         return fatal[-1].rpartition(") failed: ")[2]
-    own = [line for line in lines if not _AROUND.match(line)]
-    return "\n".join((own or lines)[-_LAST:])
+    of_step = [line for line in lines if not _AROUND.match(line)]
+    return "\n".join((of_step or lines)[-_LAST:])
 
 
 def _command(cluster: Cluster, pod: Any, container: str) -> str:
@@ -246,10 +246,10 @@ def _command(cluster: Cluster, pod: Any, container: str) -> str:
 
 
 def _short(text: str | None) -> str:
-    return " ".join((text or "").split())[:_WORDS]
+    return " ".join((text or "").split())[:_REASON_LIMIT]
 
 
-def parted(text: str) -> tuple[str, str]:
-    """Return the message and the remedy of an error as it is printed."""
+def message_and_fix(text: str) -> tuple[str, str]:
+    """Split a printed error into its message and its fix."""
     message, *fixes = _FIX.split(text, maxsplit=1)
     return message, fixes[0] if fixes else ""

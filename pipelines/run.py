@@ -17,9 +17,9 @@ from types import FrameType
 from typing import IO, Any
 
 from components.launchers.guarded_process import GuardedProcess
-from pipelines import display, ending, summary
-from pipelines.follow import Follower
+from pipelines import display, run_report, summary
 from pipelines.options import Options, check
+from pipelines.run_progress import RunProgress
 from trainer import log, storage
 from trainer.errors import ConfigError, StorageError
 from trainer.stop_signals import ENDING, handling
@@ -50,17 +50,17 @@ def run(options: Options) -> int:
         print(f"run {options.name}: recipe {options['recipe']}, source {options['source']}", flush=True)
         _warn_of_processes(options["nproc"])
         with tempfile.TemporaryDirectory(prefix="kubedet-", ignore_cleanup_errors=True) as temporary:
-            follower = Follower(Path(temporary) / "progress.jsonl")
+            progress = RunProgress(Path(temporary) / "progress.jsonl")
             try:
-                stopped = _execute(options, follower, Path(temporary), lock)
+                stopped = _execute(options, progress, Path(temporary), lock)
             except BaseException as error:  # E.g. stdout was closed. The record must not stay at "running".
-                follower.finish()
-                _write(folder, summary.complete(record, follower, folder, broken=repr(error)))
+                progress.finish()
+                _write(folder, summary.complete(record, progress, folder, broken=repr(error)))
                 raise
-        record = summary.complete(record, follower, folder, stopped=stopped)
+        record = summary.complete(record, progress, folder, stopped=stopped)
         _write(folder, record)
-        ending.tell(record, follower, folder, again=options.command())
-        return ending.exit_code(record)
+        run_report.report(record, progress, folder, again=options.command())
+        return run_report.exit_code(record)
 
 
 def _warn_of_processes(count: int) -> None:
@@ -74,7 +74,7 @@ def _write(folder: Path, record: dict[str, Any]) -> None:
     storage.write_bytes(str(folder / "summary.json"), (json.dumps(record, indent=2) + "\n").encode())
 
 
-def _execute(options: Options, follower: Follower, temporary: Path, lock: int) -> bool:
+def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int) -> bool:
     """Start the local runner, show what it does until it has ended; return whether it was stopped."""
     folder = options.folder
     artifacts = folder / "artifacts"
@@ -91,24 +91,24 @@ def _execute(options: Options, follower: Follower, temporary: Path, lock: int) -
         GuardedProcess(command, env=env, grace_seconds=_GRACE_SECONDS, keep_open=[lock]) as process,
         _stopping(process) as stopped,
         _LogFile(folder / "log.txt") as log_file,
-        display.choose(follower) as shown,
+        display.choose(progress) as shown,
     ):
-        told = 0
+        shown_signals = 0
         for line in _timed_lines(process):
-            if len(stopped) > told:
-                told, follower.stopping = len(stopped), True
-                shown.line(_STOPPING if told == 1 else "killing what still runs")
+            if len(stopped) > shown_signals:
+                shown_signals, progress.stopping = len(stopped), True
+                shown.line(_STOPPING if shown_signals == 1 else "killing what still runs")
             if line is not None:
                 log_file.write(line)
-                own = follower.feed(line)
-                text = line if options.verbose else own
+                step_line = progress.read_line(line)
+                text = line if options.verbose else step_line
                 if text is not None:
                     shown.line(text)
-            follower.read_events()
+            progress.read_events()
             shown.tick()
         process.wait()
-        follower.stopping = bool(stopped)
-        follower.finish()
+        progress.stopping = bool(stopped)
+        progress.finish()
     return bool(stopped)
 
 

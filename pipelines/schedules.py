@@ -13,7 +13,7 @@ from pipelines.submission import Submission
 from trainer.errors import ConfigError
 
 _MARK = "made by kubedet schedule, "
-"""Before the fingerprint, in the description of a recurring run of ours."""
+"""Prefix of the fingerprint in the description of recurring runs that kubedet made."""
 
 
 @dataclass(frozen=True)
@@ -25,27 +25,27 @@ class Outcome:
     done: str
     """"created", "replaced", "enabled", "unchanged", "deleted" or "absent"."""
     lingering: tuple[str, ...] = ()
-    """Runs for whose sake a former schedule is only disabled: they would end with it."""
+    """Ids of unfinished runs of a former schedule, which is only disabled: deleting it would end them."""
 
 
-def put(server: Server, asked: Submission, cron: Cron) -> Outcome:
-    """See to it that there is one schedule of that name, and that it is this one.
+def put(server: Server, submission: Submission, cron: Cron) -> Outcome:
+    """Create or replace the schedule of that name.
 
     Kubeflow Pipelines cannot change a recurring run. Another one of that name is deleted after
     the new one was made: should the second call fail there are two, and the next time one again.
 
     Args:
         server: where it is kept.
-        asked: its name, and what it runs.
+        submission: its name, and what it runs.
         cron: when.
 
     Raises:
         ConfigError: somebody else's recurring run has the name.
     """
-    package = asked.package()
-    mark = _MARK + _fingerprint(asked, cron, package)
-    there = _named(server, asked.name)
-    same = [item for item in there if item.description == mark]
+    package = submission.package()
+    mark = _MARK + _fingerprint(submission, cron, package)
+    existing = _named(server, submission.name)
+    same = [item for item in existing if item.description == mark]
     if same:
         done = "unchanged"
         if same[0].status != "ENABLED":
@@ -53,9 +53,9 @@ def put(server: Server, asked: Submission, cron: Cron) -> Outcome:
             done = "enabled"
         kept = same[0].recurring_run_id
     else:
-        kept = server.create_schedule(_body(server, asked, cron, package, mark))
-        done = "replaced" if there else "created"
-    return Outcome(kept, done, _drop(server, [item for item in there if item.recurring_run_id != kept]))
+        kept = server.create_schedule(_body(server, submission, cron, package, mark))
+        done = "replaced" if existing else "created"
+    return Outcome(kept, done, _drop(server, [item for item in existing if item.recurring_run_id != kept]))
 
 
 def remove(server: Server, name: str) -> Outcome:
@@ -64,8 +64,8 @@ def remove(server: Server, name: str) -> Outcome:
     Raises:
         ConfigError: somebody else's recurring run has the name.
     """
-    there = _named(server, name)
-    return Outcome("", "deleted" if there else "absent", _drop(server, there))
+    existing = _named(server, name)
+    return Outcome("", "deleted" if existing else "absent", _drop(server, existing))
 
 
 def _drop(server: Server, schedules: list[Any]) -> tuple[str, ...]:
@@ -89,40 +89,40 @@ def _drop(server: Server, schedules: list[Any]) -> tuple[str, ...]:
     return tuple(lingering)
 
 
-def own(server: Server) -> list[Any]:
+def made_by_kubedet(server: Server) -> list[Any]:
     """Return the recurring runs that `put` has made."""
     return [item for item in server.schedules() if (item.description or "").startswith(_MARK)]
 
 
 def _named(server: Server, name: str) -> list[Any]:
-    there = [item for item in server.schedules() if item.display_name == name]
-    if any(not (item.description or "").startswith(_MARK) for item in there):
+    schedules = [item for item in server.schedules() if item.display_name == name]
+    if any(not (item.description or "").startswith(_MARK) for item in schedules):
         raise ConfigError(
             f"there is a recurring run {name!r} that `kubedet schedule` has not made",
             fix="choose another --name, or delete that one in the UI",
         )
-    return there
+    return schedules
 
 
-def _fingerprint(asked: Submission, cron: Cron, package: dict[str, Any]) -> str:
-    """Return 16 hex digits that are other ones where the schedule would be."""
-    parts = [asked.experiment, dict(asked.parameters), cron.text, package]
+def _fingerprint(submission: Submission, cron: Cron, package: dict[str, Any]) -> str:
+    """Return 16 hex digits that identify what the schedule runs, and when."""
+    parts = [submission.experiment, dict(submission.parameters), cron.text, package]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _body(
-    server: Server, asked: Submission, cron: Cron, package: dict[str, Any], mark: str
+    server: Server, submission: Submission, cron: Cron, package: dict[str, Any], mark: str
 ) -> kfp_server_api.V2beta1RecurringRun:
     return kfp_server_api.V2beta1RecurringRun(
-        display_name=asked.name,
+        display_name=submission.name,
         description=mark,
-        experiment_id=server.experiment(asked.experiment),
+        experiment_id=server.experiment(submission.experiment),
         pipeline_spec=package,
-        runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=dict(asked.parameters)),
+        runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=dict(submission.parameters)),
         trigger=kfp_server_api.V2beta1Trigger(
             cron_schedule=kfp_server_api.V2beta1CronSchedule(cron=cron.text)
         ),
-        # The next one waits for its end; what was missed meanwhile is not made up for.
+        # The next run waits for the end of this one; missed runs are not started later.
         max_concurrency="1",
         no_catchup=True,
         mode=kfp_server_api.RecurringRunMode.ENABLE,

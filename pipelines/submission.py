@@ -13,7 +13,7 @@ import yaml
 
 from components import data_versions, jobs, model_registry, partitions
 from components.launchers import kubernetes_names
-from pipelines import parameters, problems, sizes
+from pipelines import checks, parameters, sizes
 from pipelines.access import Access
 from pipelines.compile import compile_pipeline
 from pipelines.forms import PARALLELISM, Form
@@ -70,7 +70,7 @@ class Submission:
         Raises:
             ConfigError: naming all that cannot be used.
         """
-        checks = (
+        all_checks = (
             self._form,
             self._recipe,
             self._gate,
@@ -82,7 +82,7 @@ class Submission:
             self._places,
             self._registry,
         )
-        problems.refuse(checks)
+        checks.make_all(all_checks)
 
     def package(self) -> dict[str, Any]:
         """Return the compiled pipeline in the form that the API takes.
@@ -128,8 +128,8 @@ class Submission:
             parse(rule)
 
     def _job(self) -> None:
-        asked = {name: self._get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
-        jobs.Request.of(asked, default_image="steps").spec(("train",))
+        request = {name: self._get(name) for name in ("launcher", *jobs.PARAMETERS, "job")}
+        jobs.Request.of(request, default_image="steps").spec(("train",))
 
     def _version(self) -> None:
         version = self._get("data_version")

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pipelines.follow import Follower
+from pipelines.run_progress import RunProgress
 from trainer import storage
 from trainer.errors import EXIT_FAILURE, EXIT_RETRY
 
@@ -31,7 +31,7 @@ def begin(arguments: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def complete(
-    record: dict[str, Any], run: Follower, folder: Path, *, stopped: bool = False, broken: str = ""
+    record: dict[str, Any], run: RunProgress, folder: Path, *, stopped: bool = False, broken: str = ""
 ) -> dict[str, Any]:
     """Add to a run's record how it ended and what it made.
 
@@ -84,7 +84,7 @@ def _results(folder: Path, done: set[str]) -> dict[str, Any]:
 
 def paths(folder: Path, done: set[str]) -> dict[str, str]:
     """Return what the steps that are done have made, by what it is."""
-    made = {
+    outputs = {
         "checkpoint": ("train", folder / "train" / "best.pt"),
         "tensorboard": ("train", folder / "train" / "tensorboard"),
         "metrics": ("evaluate", folder / "evaluation" / "metrics.json"),
@@ -93,15 +93,15 @@ def paths(folder: Path, done: set[str]) -> dict[str, str]:
         "summary": ("", folder / "summary.json"),
         "log": ("", folder / "log.txt"),
     }
-    return {what: str(path) for what, (step, path) in made.items() if not step or step in done}
+    return {what: str(path) for what, (step, path) in outputs.items() if not step or step in done}
 
 
 def versions() -> dict[str, str]:
     """Return the versions that decide on a result, and the commit where the code is a checkout."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
             continue  # An extra that is not installed.
     root, git = Path(__file__).parents[1], shutil.which("git")
@@ -109,8 +109,8 @@ def versions() -> dict[str, str]:
         command = [git, "-C", str(root), "rev-parse", "HEAD"]
         commit = subprocess.run(command, check=False, capture_output=True, text=True)
         if commit.returncode == 0:
-            found["commit"] = commit.stdout.strip()
-    return found
+            installed["commit"] = commit.stdout.strip()
+    return installed
 
 
 def _now() -> str:

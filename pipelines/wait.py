@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from pipelines import CLEANUP, SHARED, TITLES
-from pipelines.causes import judge, stopped
+from pipelines.failed_runs import raise_failure, stopped
 from pipelines.kubeflow import Server, Unavailable
 from pipelines.pods import Pods
 from trainer.log import clock
@@ -35,7 +35,7 @@ def follow(server: Server, run_id: str, *, deadline: int = 0) -> None:
         Unavailable: Kubeflow Pipelines was away for too long; the run may go on.
     """
     shown: dict[str, str] = {}
-    told: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     pods = Pods(run_id, server.namespace, _NAMES)
     start = seen = time.monotonic()
     away = False
@@ -52,9 +52,9 @@ def follow(server: Server, run_id: str, *, deadline: int = 0) -> None:
             seen, away = time.monotonic(), False
             _show(run, shown, start)
             if run.state in _ENDED:
-                judge(server, run, pods, _NAMES, deadline)
+                raise_failure(server, run, pods, _NAMES, deadline)
                 return
-            _show_waiting(pods, told, start)
+            _show_waiting(pods, reported, start)
         time.sleep(SECONDS)
 
 
@@ -66,11 +66,11 @@ def _show(run: Any, shown: dict[str, str], start: float) -> None:
             _tell(start, f"{what}: {'stopped' if state == 'FAILED' and stopped(run) else state.lower()}")
 
 
-def _show_waiting(pods: Pods, told: set[tuple[str, str]], start: float) -> None:
+def _show_waiting(pods: Pods, reported: set[tuple[str, str]], start: float) -> None:
     """Tell what holds a step back, each reason once: Kubeflow Pipelines says `running` meanwhile."""
     for wait in pods.waiting():
-        if (str(wait.step), wait.reason) not in told:
-            told.add((str(wait.step), wait.reason))
+        if (str(wait.step), wait.reason) not in reported:
+            reported.add((str(wait.step), wait.reason))
             _tell(start, f"{wait.step} waits: {wait.reason}: {wait.text}")
 
 

@@ -67,10 +67,10 @@ def add_sizes(group: "argparse._ActionsContainer", default: str) -> None:
         group: where the options belong.
         default: what is said of leaving them out.
     """
-    told = "; ".join(f"{name}: {cpu} cores, {memory}" for name, (cpu, memory) in SIZES.items())
+    sizes = "; ".join(f"{name}: {cpu} cores, {memory}" for name, (cpu, memory) in SIZES.items())
     group.add_argument(
         "--size", choices=SIZES, default="",
-        help=f"what the pods that prepare, evaluate and export ask for: {told} ({default})",
+        help=f"what the pods that prepare, evaluate and export ask for: {sizes} ({default})",
     )  # fmt: skip
     for name in _SIZES:
         add_parameter(group, parameters.TABLE[name])
@@ -135,18 +135,18 @@ def submission(options: argparse.Namespace, name: str) -> "Submission":
     from pipelines.submission import Submission
 
     size = options.size or sizes.of_source(options.source or parameters.default("source"))
-    given: dict[str, Any] = {name: getattr(options, name) for name in parameters.TABLE}
-    given |= {"overrides": parse_overrides(options.overrides), "job": _job(options.job)}
-    given |= sizes.request(size, options.step_cpu or "", options.step_memory or "")
+    values: dict[str, Any] = {name: getattr(options, name) for name in parameters.TABLE}
+    values |= {"overrides": parse_overrides(options.overrides), "job": _job(options.job)}
+    values |= sizes.request(size, options.step_cpu or "", options.step_memory or "")
     if options.partitions == 1:  # The form without partitions, which has no such parameter.
-        del given["partitions"]
-    given = {name: value for name, value in given.items() if value not in (None, "", {})}
-    asked = Submission(
-        name, options.experiment, given, parallelism=options.parallelism, until=options.until,
+        del values["partitions"]
+    values = {name: value for name, value in values.items() if value not in (None, "", {})}
+    request = Submission(
+        name, options.experiment, values, parallelism=options.parallelism, until=options.until,
         deadline=options.deadline, ttl=options.ttl,
     )  # fmt: skip
-    asked.check()
-    return asked
+    request.check()
+    return request
 
 
 def _job(texts: list[str]) -> dict[str, Any]:

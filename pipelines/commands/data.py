@@ -61,56 +61,57 @@ def add(commands: Commands) -> None:
 def _inspect(options: argparse.Namespace) -> int:
     from trainer.data.inspection import inspect
 
-    found = inspect(options.uri)
+    report = inspect(options.uri)
     if options.output == "json":
-        print(json.dumps(found, indent=2))
+        print(json.dumps(report, indent=2))
         return 0
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
-    of = f" (fingerprint {found['fingerprint']})" if found["fingerprint"] else ""
-    console.print(f"{found['kind']} {found['uri']}{of}\n", soft_wrap=True)
-    _show_splits(console, found)
-    _show_classes(console, found, None if options.all else _SHOWN_CLASSES)
-    _show_problems(console, found)
+    fingerprint = f" (fingerprint {report['fingerprint']})" if report["fingerprint"] else ""
+    console.print(f"{report['kind']} {report['uri']}{fingerprint}\n", soft_wrap=True)
+    _show_splits(console, report)
+    _show_classes(console, report, None if options.all else _SHOWN_CLASSES)
+    _show_problems(console, report)
     return 0
 
 
-def _show_splits(console: "Console", found: dict[str, Any]) -> None:
-    stored = found["kind"] == "shards"
+def _show_splits(console: "Console", report: dict[str, Any]) -> None:
+    stored = report["kind"] == "shards"
     rows = []
-    for split, counts in found["splits"].items():
-        of = found["statistics"][split]
-        row = [split, counts["images"], counts["boxes"], of["images_without_boxes"], of["crowds"]]
-        row += [_median(of, "box_side"), _median(of, "image_side")]
+    for split, counts in report["splits"].items():
+        statistics = report["statistics"][split]
+        row = [split, counts["images"], counts["boxes"]]
+        row += [statistics["images_without_boxes"], statistics["crowds"]]
+        row += [_median(statistics, "box_side"), _median(statistics, "image_side")]
         rows.append([*row, counts["shards"], _size(counts["bytes"])] if stored else row)
     heads = ["split", "images", "boxes", "without boxes", "crowds", "median box, px", "median image, px"]
     console.print(_table([*heads, "shards", "size"] if stored else heads, rows))
     console.print()
 
 
-def _median(of: dict[str, Any], name: str) -> str:
+def _median(statistics: dict[str, Any], name: str) -> str:
     """Return the bin that holds the median of a histogram, as text."""
     from trainer.data.statistics import BINS
 
-    counts, edges = of[name], BINS[name]
+    counts, edges = statistics[name], BINS[name]
     half = sum(counts) / 2
     if not half:
         return "-"
-    passed = 0
-    for place, count in enumerate(counts):
-        passed += count
-        if passed >= half:
-            return f"{edges[place]:g} to {edges[place + 1]:g}"
+    counted = 0
+    for index, count in enumerate(counts):
+        counted += count
+        if counted >= half:
+            return f"{edges[index]:g} to {edges[index + 1]:g}"
     raise AssertionError("unreachable")
 
 
-def _show_classes(console: "Console", found: dict[str, Any], most: int | None) -> None:
-    of_split = found["statistics"]
+def _show_classes(console: "Console", report: dict[str, Any], most: int | None) -> None:
+    of_split = report["statistics"]
     first = next(iter(of_split))
-    order = sorted(range(len(found["classes"])), key=lambda label: -of_split[first]["boxes_of_class"][label])
+    order = sorted(range(len(report["classes"])), key=lambda label: -of_split[first]["boxes_of_class"][label])
     rows = [
-        [found["classes"][label], *(counts["boxes_of_class"][label] for counts in of_split.values()),
+        [report["classes"][label], *(counts["boxes_of_class"][label] for counts in of_split.values()),
          *(counts["images_of_class"][label] for counts in of_split.values())]
         for label in order[:most]
     ]  # fmt: skip
@@ -121,7 +122,7 @@ def _show_classes(console: "Console", found: dict[str, Any], most: int | None) -
         console.print(f"... and {len(order) - len(rows)} more classes: --all shows them\n")
     empty = [
         name
-        for name, boxes in zip(found["classes"], of_split[first]["boxes_of_class"], strict=True)
+        for name, boxes in zip(report["classes"], of_split[first]["boxes_of_class"], strict=True)
         if not boxes
     ]
     if empty:
@@ -130,14 +131,14 @@ def _show_classes(console: "Console", found: dict[str, Any], most: int | None) -
         console.print(f"{len(empty)} {have} no box in {first}: {names}\n")
 
 
-def _show_problems(console: "Console", found: dict[str, Any]) -> None:
-    if not found["problems"]:
+def _show_problems(console: "Console", report: dict[str, Any]) -> None:
+    if not report["problems"]:
         console.print("no problems")
         return
     console.print("problems")
-    for reason, count in found["problems"].items():
+    for reason, count in report["problems"].items():
         console.print(f"  {count:,} {reason}")
-        for example in found["examples"].get(reason, [])[:3]:
+        for example in report["examples"].get(reason, [])[:3]:
             console.print(f"      {example}", soft_wrap=True)
 
 
@@ -145,8 +146,8 @@ def _table(heads: list[str], rows: list[list[Any]]) -> Any:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for place, head in enumerate(heads):
-        table.add_column(head, justify="right" if place else "left", overflow="fold")
+    for index, head in enumerate(heads):
+        table.add_column(head, justify="right" if index else "left", overflow="fold")
     for row in rows:
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
     return table
@@ -163,15 +164,15 @@ def _verify(options: argparse.Namespace) -> int:
 
     if options.threads < 0:
         raise ConfigError(f"--threads {options.threads} is less than zero", fix="use 0 for one for each core")
-    found = verify(options.uri, options.threads)
+    result = verify(options.uri, options.threads)
     if options.output == "json":
-        print(json.dumps(asdict(found), indent=2))
-    check(found)
+        print(json.dumps(asdict(result), indent=2))
+    check(result)
     if options.output == "text":
-        files = f"{found.files:,} shard{'s' * (found.files != 1)}, " if found.kind == "shards" else ""
-        sure = "every hash agrees" if found.kind == "shards" else "every one is as long as it was"
-        told = f"{files}{found.images:,} images, {_size(found.bytes)}"
-        print(f"all is well: {told}; {sure}, and every image can be decoded")
+        files = f"{result.files:,} shard{'s' * (result.files != 1)}, " if result.kind == "shards" else ""
+        proof = "every hash agrees" if result.kind == "shards" else "every one is as long as it was"
+        counts = f"{files}{result.images:,} images, {_size(result.bytes)}"
+        print(f"all is well: {counts}; {proof}, and every image can be decoded")
     return 0
 
 

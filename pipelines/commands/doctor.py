@@ -64,13 +64,13 @@ def add(commands: Commands) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    _refuse_mixture(options)
-    found = _local(options) if options.local else chain(_cluster(options), _pipelines(options))
+    _check_options(options)
+    results = _local(options) if options.local else chain(_cluster(options), _pipelines(options))
     if options.output == "json":
-        checks = list(found)
+        checks = list(results)
         print(json.dumps([asdict(check) for check in checks], indent=2))
     else:
-        checks = _shown(found)
+        checks = _print_checks(results)
     return EXIT_FAILURE if any(check.state == "missing" for check in checks) else 0
 
 
@@ -140,17 +140,17 @@ def _needs_of_pods(options: argparse.Namespace) -> "Needs":
     )  # fmt: skip
 
 
-def _refuse_mixture(options: argparse.Namespace) -> None:
+def _check_options(options: argparse.Namespace) -> None:
     """Refuse options that mean nothing, and numbers that are none."""
     in_pods = ("shared_memory", "interface", "rdma")
     in_cluster = (
         "namespace", "credentials", "claim", "resource", "queue", "job", "size", "step_cpu", "step_memory",
         "host", "ca",
     )  # fmt: skip
-    given = [name for name in (*in_cluster, *in_pods) if getattr(options, name)]
-    problems = [f"{_option(name)} means nothing with --local" for name in given if options.local]
+    used = [name for name in (*in_cluster, *in_pods) if getattr(options, name)]
+    problems = [f"{_option(name)} means nothing with --local" for name in used if options.local]
     if not options.local and not options.job:
-        problems += [f"{_option(name)} needs --job" for name in given if name in in_pods]
+        problems += [f"{_option(name)} needs --job" for name in used if name in in_pods]
     if options.nodes < 1:
         problems.append(f"--nodes {options.nodes} is less than one")
     if options.gpus < 0:
@@ -191,14 +191,14 @@ def _resources(texts: list[str]) -> dict[str, int]:
     return {name: int(number or 0) for name, _, number in pairs}
 
 
-def _shown(found: "Iterator[Check]") -> "list[Check]":
+def _print_checks(results: "Iterator[Check]") -> "list[Check]":
     """Print checks as they come."""
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False)
     checks = []
-    for check in found:
+    for check in results:
         checks.append(check)
         text = Text(str(check))
         text.stylize(_STYLES[check.state], 0, len(check.state))

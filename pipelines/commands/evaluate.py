@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from pipelines import problems
+from pipelines import checks
 from pipelines.commands import Commands
 from pipelines.commands.options import add_overrides
 from trainer.configuration import parse_overrides
@@ -63,7 +63,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     from trainer.export import loading
 
     rules = split_rules(options.gate)
-    problems.refuse([partial(_check_processes, options.nproc), partial(check, rules)])
+    checks.make_all([partial(_check_processes, options.nproc), partial(check, rules)])
     trained = configuration.from_json(json.dumps(loading.trained_with(options.model)), where=options.model)
     config = configuration.with_overrides(trained, _overrides(options, rules), where="--set")
     if _processes(options) == 1:
@@ -80,8 +80,8 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _overrides(options: argparse.Namespace, rules: list[str]) -> dict[str, object]:
-    given = {"split": options.split, "baseline": options.baseline, "gate": rules}
-    return {f"evaluation.{key}": value for key, value in given.items() if value} | parse_overrides(
+    values = {"split": options.split, "baseline": options.baseline, "gate": rules}
+    return {f"evaluation.{key}": value for key, value in values.items() if value} | parse_overrides(
         options.overrides
     )
 

@@ -87,9 +87,9 @@ def add(commands: Commands) -> None:
 
 
 def _verb(
-    verbs: Verbs, name: str, run: Callable[[argparse.Namespace], int], told: str, usage: str | None = None
+    verbs: Verbs, name: str, run: Callable[[argparse.Namespace], int], text: str, usage: str | None = None
 ) -> CommandParser:
-    parser = verbs.add_parser(name, help=told, description=told[0].upper() + told[1:] + ".", usage=usage)
+    parser = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", usage=usage)
     parser.add_argument("-n", "--namespace", default=None, metavar="NAME", help="default: KUBECONFIG's")
     add_backend(parser, argparse.SUPPRESS)
     parser.set_defaults(command=partial(on_backend, name, run))
@@ -115,7 +115,7 @@ def _pod_options(parser: CommandParser) -> None:
 
 def _fields(options: argparse.Namespace) -> int:
     from components.launchers.spec import JobSpec
-    from pipelines.commands.fields import describe
+    from pipelines.commands.field_help import describe
 
     print(describe(JobSpec, options.text))
     return 0
@@ -159,11 +159,11 @@ def _list(options: argparse.Namespace) -> int:
     from pipelines.commands import job_tables
 
     backend = _backend(options)
-    found = [backend.with_progress(job) for job in backend.list_jobs()]
+    statuses = [backend.with_progress(job) for job in backend.list_jobs()]
     if options.output == "json":
-        print(job_tables.as_json(found))
-    elif found:
-        print(job_tables.jobs(found))
+        print(job_tables.as_json(statuses))
+    elif statuses:
+        print(job_tables.jobs(statuses))
     else:
         print(f"no jobs of kubedet in namespace {backend.cluster.namespace}", file=sys.stderr)
     return 0
@@ -179,14 +179,14 @@ def _status(options: argparse.Namespace) -> int:
     if options.output == "json":
         print(job_tables.as_json(job))
         return 0
-    told = []
+    reasons = []
     if job.phase is Phase.PENDING:
-        told = backend.explain(job)
+        reasons = backend.explain(job)
     elif job.phase is Phase.SUSPENDED and kueue.in_vain(job, backend.timings.unserved):
-        told = [*job_tables.why(job), *backend.explain(job), f"fix: {kueue_setup.remedy(job)}"]
+        reasons = [*job_tables.why(job), *backend.explain(job), f"fix: {kueue_setup.remedy(job)}"]
     elif job.phase is Phase.FAILED:
-        told = str(_failure(backend, job)).splitlines()
-    print(job_tables.status(job, told))
+        reasons = str(_failure(backend, job)).splitlines()
+    print(job_tables.status(job, reasons))
     return 0
 
 
@@ -232,8 +232,8 @@ def _wait(options: argparse.Namespace) -> int:
 
     # Whoever waits for hours outlasts an API server that is away for minutes.
     backend = _backend(options, Timings(patience=Timings.outage))
-    now = _existing(backend, options.name)
-    job = job_ends.await_end(now, partial(backend.status, options.name), options.timeout)
+    status = _existing(backend, options.name)
+    job = job_ends.await_end(status, partial(backend.status, options.name), options.timeout)
     if job.phase is not Phase.SUCCEEDED:
         raise _failure(backend, job)
     return 0
@@ -293,8 +293,8 @@ def _pod(job: "JobStatus", options: argparse.Namespace) -> "PodStatus":
     for pod in job.pods:
         if pod.name == options.pod or (not options.pod and pod.rank == (options.rank or 0)):
             return pod
-    wanted = f"pod {options.pod}" if options.pod else f"pod of rank {options.rank or 0}"
-    there = ", ".join(pod.name for pod in job.pods)
+    description = f"pod {options.pod}" if options.pod else f"pod of rank {options.rank or 0}"
+    pods = ", ".join(pod.name for pod in job.pods)
     raise ConfigError(
-        f"{job.name} has no {wanted}", fix=f"its pods: {there}" if there else "wait for its pods"
+        f"{job.name} has no {description}", fix=f"its pods: {pods}" if pods else "wait for its pods"
     )

@@ -24,19 +24,19 @@ def await_end(job: "JobStatus", look: Callable[[], "JobStatus"], timeout: float)
     Raises:
         LaunchError: it goes on for longer than that.
     """
-    started, told = time.monotonic(), ""
+    started, reported = time.monotonic(), ""
     while True:
-        if job.phase != told:
+        if job.phase != reported:
             print(f"{job.name} is {job.phase}", flush=True)
-            told = job.phase
+            reported = job.phase
         if job.phase.final:
             return job
-        left = timeout - (time.monotonic() - started) if timeout else POLL_SECONDS
-        if left <= 0:
+        remaining = timeout - (time.monotonic() - started) if timeout else POLL_SECONDS
+        if remaining <= 0:
             raise LaunchError(
                 f"{job.name} is still {job.phase} after {timeout:g} s", fix="wait longer, or stop it"
             )
-        time.sleep(min(POLL_SECONDS, left))
+        time.sleep(min(POLL_SECONDS, remaining))
         job = look()
 
 

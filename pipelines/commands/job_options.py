@@ -38,10 +38,10 @@ class CommandParser(Parser):
 
     def parse_known_args(self, args=None, namespace=None):
         """Parse what stands before the first `--`."""
-        given = list(sys.argv[1:] if args is None else args)
-        cut = given.index("--") if "--" in given else len(given)
-        options, unknown = super().parse_known_args(given[:cut], namespace)
-        options.arguments = given[cut + 1 :]
+        words = list(sys.argv[1:] if args is None else args)
+        separator = words.index("--") if "--" in words else len(words)
+        options, unknown = super().parse_known_args(words[:separator], namespace)
+        options.arguments = words[separator + 1 :]
         if options.arguments and not self.takes_command:
             self.error(f"takes no command: {' '.join(options.arguments)}")
         return options, unknown

@@ -35,15 +35,15 @@ def _submit(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> int:
     from pipelines.commands import job_tables
 
-    found = _backend(options).list_jobs()
+    jobs = _backend(options).list_jobs()
     if options.output == "json":
-        print(json.dumps([asdict(item.status) | {"running": item.running} for item in found], indent=2))
-    elif found:
+        print(json.dumps([asdict(job.status) | {"running": job.running} for job in jobs], indent=2))
+    elif jobs:
         rows = []
-        for item in found:
-            name, kind, phase, done, _, _, age, reason = job_tables.row(item.status)
-            running = "-" if item.running is None else str(item.running)
-            rows.append((name, kind, phase, done, f"{running}/{item.status.nodes}", "-", age, reason))
+        for job in jobs:
+            name, kind, phase, done, _, _, age, reason = job_tables.row(job.status)
+            running = "-" if job.running is None else str(job.running)
+            rows.append((name, kind, phase, done, f"{running}/{job.status.nodes}", "-", age, reason))
         print(job_tables.columns([job_tables.JOBS, *rows]))
     else:
         print("no trainings in Run:ai's project", file=sys.stderr)
@@ -60,8 +60,8 @@ def _status(options: argparse.Namespace) -> int:
     if options.output == "json":
         print(job_tables.as_json(job))
         return 0
-    told = str(failure(backend, job)).splitlines() if job.phase is Phase.FAILED else []
-    print(job_tables.status(job, told))
+    reasons = str(failure(backend, job)).splitlines() if job.phase is Phase.FAILED else []
+    print(job_tables.status(job, reasons))
     return 0
 
 
@@ -144,8 +144,8 @@ def _pod(job: "JobStatus", options: argparse.Namespace) -> str:
     for pod in job.pods:
         if pod.rank == options.rank:
             return pod.name
-    there = ", ".join(pod.name for pod in job.pods)
+    pods = ", ".join(pod.name for pod in job.pods)
     raise ConfigError(
         f"{job.name} has no pod of rank {options.rank}",
-        fix=f"its pods: {there}" if there else "name it with --pod: this version of runai does not list pods",
+        fix=f"its pods: {pods}" if pods else "name it with --pod: this version of runai does not list pods",
     )

@@ -17,19 +17,19 @@ PODS = ("RANK", "POD", "PHASE", "RESTARTS", "EXIT", "NODE", "REASON")
 """Heads of a pod's columns."""
 
 
-def jobs(found: Iterable[JobStatus], now: datetime | None = None) -> str:
+def jobs(statuses: Iterable[JobStatus], now: datetime | None = None) -> str:
     """Describe jobs, one on a line, the newest first.
 
     Args:
-        found: the jobs.
+        statuses: the jobs.
         now: the present; the clock's without it.
     """
-    return columns([JOBS, *(row(job, now) for job in newest(found))])
+    return columns([JOBS, *(row(job, now) for job in newest(statuses))])
 
 
-def newest(found: Iterable[JobStatus]) -> list[JobStatus]:
+def newest(statuses: Iterable[JobStatus]) -> list[JobStatus]:
     """Return jobs, the newest first."""
-    return sorted(found, key=lambda job: job.created, reverse=True)
+    return sorted(statuses, key=lambda job: job.created, reverse=True)
 
 
 def row(job: JobStatus, now: datetime | None = None) -> tuple[str, ...]:
@@ -48,12 +48,12 @@ def row(job: JobStatus, now: datetime | None = None) -> tuple[str, ...]:
     )
 
 
-def status(job: JobStatus, told: Sequence[str] = (), now: datetime | None = None) -> str:
+def status(job: JobStatus, reasons: Sequence[str] = (), now: datetime | None = None) -> str:
     """Describe one job and its pods.
 
     Args:
         job: the job.
-        told: lines on why it is as it is; without them what the cluster says.
+        reasons: lines on why it is as it is; without them what the cluster says.
         now: the present; the clock's without it.
     """
     lines = [f"{job.name}  {job.phase}"]
@@ -67,18 +67,19 @@ def status(job: JobStatus, told: Sequence[str] = (), now: datetime | None = None
     if job.pods:
         pods = sorted(job.pods, key=lambda pod: pod.rank)
         lines += ["", columns([PODS, *map(pod_row, pods)])]
-    told = told or why(job)
-    return "\n".join([*lines, "", *told] if told else lines)
+    reasons = reasons or why(job)
+    return "\n".join([*lines, "", *reasons] if reasons else lines)
 
 
-def progress(found: Progress) -> str:
+def progress(training: Progress) -> str:
     """Say how far a training is: `43% done, about 12m5s to go; loss 0.532, images/s 41, AP 0.312`."""
-    left = "" if found.remaining_seconds is None else f", about {span(found.remaining_seconds)} to go"
-    numbers = ", ".join(f"{_METRICS.get(name, name)} {value:.4g}" for name, value in found.metrics.items())
-    return f"{found.percent}% done{left}{f'; {numbers}' if numbers else ''}"
+    seconds = training.remaining_seconds
+    time_left = "" if seconds is None else f", about {span(seconds)} to go"
+    numbers = ", ".join(f"{_METRICS.get(name, name)} {value:.4g}" for name, value in training.metrics.items())
+    return f"{training.percent}% done{time_left}{f'; {numbers}' if numbers else ''}"
 
 
-def told(job: JobStatus) -> list[str]:
+def state_lines(job: JobStatus) -> list[str]:
     """Say how far a job is, and what the cluster says of it, one on a line."""
     return [*([progress(job.progress)] if job.progress else []), *why(job)]
 
@@ -87,13 +88,13 @@ def why(job: JobStatus) -> list[str]:
     """Say what the cluster says of a job and of its pods, one on a line; nothing where all is well."""
     of_pods = [(pod.name, pod.message) for pod in sorted(job.pods, key=lambda pod: pod.rank)]
     repeated = any(text == job.message for _, text in of_pods)
-    told = of_pods if repeated else [(job.name, job.message), *of_pods]
-    return [f"{name}: {' '.join(text.split())}" for name, text in told if text.strip()]
+    messages = of_pods if repeated else [(job.name, job.message), *of_pods]
+    return [f"{name}: {' '.join(text.split())}" for name, text in messages if text.strip()]
 
 
-def as_json(found: JobStatus | Iterable[JobStatus]) -> str:
+def as_json(statuses: JobStatus | Iterable[JobStatus]) -> str:
     """Return one job as a JSON object, several as a list; the keys are those of JobStatus."""
-    value = asdict(found) if isinstance(found, JobStatus) else [asdict(job) for job in found]
+    value = asdict(statuses) if isinstance(statuses, JobStatus) else [asdict(job) for job in statuses]
     return json.dumps(value, indent=2)
 
 

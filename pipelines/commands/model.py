@@ -23,18 +23,18 @@ def add(commands: Commands) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     root = argparse.ArgumentParser(add_help=False)
     options.add_published(root)
-    one = argparse.ArgumentParser(add_help=False)
-    options.add_model(one)
+    one_model = argparse.ArgumentParser(add_help=False)
+    options.add_model(one_model)
     _add(actions, "list", _list, "models and their versions", root)
-    _add(actions, "show", _show, "the model card", one)
-    verify = _add(actions, "verify", _verify, "compare a model with its checksums and signature", one)
+    _add(actions, "show", _show, "the model card", one_model)
+    verify = _add(actions, "verify", _verify, "compare a model with its checksums and signature", one_model)
     verify.add_argument("--public-key", default="", metavar="FILE", help="PEM file of the signer's key")
     promote = _add(actions, "promote", _promote, "make a version the current one", root)
     promote.add_argument("name", metavar="NAME", help="of the model, as `kubedet model list` shows it")
     promote.add_argument("version", metavar="VERSION", help="one of its versions, in full")
     rollback = _add(actions, "rollback", _rollback, "go back to the version before the current one", root)
     rollback.add_argument("name", metavar="NAME", help="of the model, as `kubedet model list` shows it")
-    layout = _add(actions, "layout", _layout, "write a Triton repository and a KServe service", one)
+    layout = _add(actions, "layout", _layout, "write a Triton repository and a KServe service", one_model)
     layout.add_argument("-o", "--output", required=True, metavar="URI", help="folder to write to")
     layout.add_argument(
         "--format",
@@ -64,89 +64,89 @@ def _add(
     return parser
 
 
-def _list(asked: argparse.Namespace) -> int:
+def _list(arguments: argparse.Namespace) -> int:
     from trainer.export import published_models
 
-    names = published_models.names(asked.data_root)
+    names = published_models.names(arguments.data_root)
     if not names:
-        print(f"no models are published under {asked.data_root}")
+        print(f"no models are published under {arguments.data_root}")
     for name in names:
-        now = published_models.current(asked.data_root, name)
+        current = published_models.current(arguments.data_root, name)
         print(name)
-        whole, damaged = published_models.versions(asked.data_root, name)
-        for version, found in whole.items():
-            mark = "*" if now and now["version"] == version else " "
-            ap = found.metadata["metrics"]["values"].get("coco/AP")
+        whole, damaged = published_models.versions(arguments.data_root, name)
+        for version, bundle in whole.items():
+            mark = "*" if current and current["version"] == version else " "
+            ap = bundle.metadata["metrics"]["values"].get("coco/AP")
             scored = "-" if ap is None else f"{ap:.3f}"
-            formats = ", ".join(found.metadata["formats"])
-            print(f"{mark} {version}  {found.metadata['created']}  AP {scored}  {formats}")
+            formats = ", ".join(bundle.metadata["formats"])
+            print(f"{mark} {version}  {bundle.metadata['created']}  AP {scored}  {formats}")
         for version, problem in damaged.items():
-            mark = "*" if now and now["version"] == version else " "
+            mark = "*" if current and current["version"] == version else " "
             print(f"{mark} {version}  damaged: {problem.splitlines()[-1].strip()}")
     return 0
 
 
-def _show(asked: argparse.Namespace) -> int:
+def _show(arguments: argparse.Namespace) -> int:
     from trainer.export import bundle
 
-    found = _load(asked)
-    with found.files([bundle.CARD]) as folder:
+    model = _load(arguments)
+    with model.files([bundle.CARD]) as folder:
         print((folder / bundle.CARD).read_text(), end="")
-    print(f"\nIn `{found.uri}`")
+    print(f"\nIn `{model.uri}`")
     return 0
 
 
-def _verify(asked: argparse.Namespace) -> int:
+def _verify(arguments: argparse.Namespace) -> int:
     from trainer.export.bundle_signing import check_signature
 
-    found = _load(asked)
-    found.check()
-    print(f"{found.uri}: {len(found.checksums)} files are as they were written")
-    if asked.public_key:
-        check_signature(found, asked.public_key)
-        print(f"signed by the key of {asked.public_key}")
+    model = _load(arguments)
+    model.check()
+    print(f"{model.uri}: {len(model.checksums)} files are as they were written")
+    if arguments.public_key:
+        check_signature(model, arguments.public_key)
+        print(f"signed by the key of {arguments.public_key}")
     return 0
 
 
-def _promote(asked: argparse.Namespace) -> int:
+def _promote(arguments: argparse.Namespace) -> int:
     from trainer.export import published_models
 
-    now = published_models.promote(asked.data_root, asked.name, asked.version)
-    print(f"current version of {asked.name}: {now['version']}")
+    current = published_models.promote(arguments.data_root, arguments.name, arguments.version)
+    print(f"current version of {arguments.name}: {current['version']}")
     return 0
 
 
-def _rollback(asked: argparse.Namespace) -> int:
+def _rollback(arguments: argparse.Namespace) -> int:
     from trainer.export import published_models
 
-    now = published_models.rollback(asked.data_root, asked.name)
-    print(f"current version of {asked.name}: {now['version']}")
+    current = published_models.rollback(arguments.data_root, arguments.name)
+    print(f"current version of {arguments.name}: {current['version']}")
     return 0
 
 
-def _layout(asked: argparse.Namespace) -> int:
+def _layout(arguments: argparse.Namespace) -> int:
     import yaml
 
     from trainer import storage
     from trainer.export.server_layouts import kserve_service, write_triton
 
-    found = _load(asked)
-    repository = storage.join(asked.output, "triton")
-    place = asked.storage_uri or ("" if storage.is_local(repository) else repository)
+    model = _load(arguments)
+    repository = storage.join(arguments.output, "triton")
+    place = arguments.storage_uri or ("" if storage.is_local(repository) else repository)
     # Before anything is written: it may refuse the place.
-    service = kserve_service(found.metadata, place, asked.service_account) if place else {}
-    written = write_triton(found, repository, kind=asked.kind, max_batch=asked.max_batch)
+    service = kserve_service(model.metadata, place, arguments.service_account) if place else {}
+    written = write_triton(model, repository, kind=arguments.kind, max_batch=arguments.max_batch)
     print(f"Triton: {written}")
     if not place:
         print("KServe: not written; give --storage-uri, the bucket or volume that will hold triton/")
         return 0
-    uri = storage.join(asked.output, "kserve.yaml")
+    uri = storage.join(arguments.output, "kserve.yaml")
     storage.write_bytes(uri, yaml.safe_dump(service, sort_keys=False).encode())
     print(f"KServe: {uri}")
     return 0
 
 
-def _load(asked: argparse.Namespace) -> Bundle:
+def _load(arguments: argparse.Namespace) -> Bundle:
     from trainer.export import bundle, published_models
 
-    return bundle.load(published_models.resolve(asked.model, asked.data_root))
+    return bundle.load(published_models.resolve(arguments.model, arguments.data_root))

@@ -17,8 +17,8 @@ def add_overrides(parser: "argparse._ActionsContainer") -> None:
 def add_parameter(parser: "argparse._ActionsContainer", item: Parameter) -> None:
     """Declare the option of a parameter of the pipeline; it is None where nobody gives it."""
     # argparse takes a percent sign for a format.
-    told = item.help().replace("%", "%%")
-    parser.add_argument(item.option, type=item.kind, metavar=item.metavar, help=told)
+    description = item.help().replace("%", "%%")
+    parser.add_argument(item.option, type=item.kind, metavar=item.metavar, help=description)
 
 
 def add_published(parser: argparse.ArgumentParser) -> None:

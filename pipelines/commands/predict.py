@@ -56,14 +56,14 @@ def _predict(options: argparse.Namespace) -> int:
             except KubedetError as error:
                 failed.append(f"  {error.message}")
                 continue
-            found = model(image, options.score)
-            result = {"image": str(path), **as_json(found, image)}
+            detections = model(image, options.score)
+            result = {"image": str(path), **as_json(detections, image)}
             target = Path(options.output) / names[path]
             with storage.new_file(f"{target}.jpg", sync=False) as file:
-                draw(image, found).save(file, "JPEG", quality=92)
+                draw(image, detections).save(file, "JPEG", quality=92)
             storage.write_bytes(f"{target}.json", (json.dumps(result, indent=2) + "\n").encode())
             everything[str(path)] = result
-            print(f"{path}: {_counted([one.name for one in found])}")
+            print(f"{path}: {_counted([detection.name for detection in detections])}")
     whole = json.dumps({"model": title, "images": list(everything.values())})
     storage.write_bytes(os.path.join(options.output, "detections.json"), (whole + "\n").encode())
     if failed:
@@ -75,23 +75,23 @@ def _predict(options: argparse.Namespace) -> int:
     return 0
 
 
-def _images(given: list[str]) -> list[Path]:
+def _images(patterns: list[str]) -> list[Path]:
     """Files as they are named, folders as the images in them, patterns as what they match."""
     paths: list[Path] = []
-    for text in given:
-        each = Path(text)
-        if glob.has_magic(text) and not each.exists():
+    for text in patterns:
+        named = Path(text)
+        if glob.has_magic(text) and not named.exists():
             matches = sorted(map(Path, glob.glob(text, recursive=True)))
             if not matches:
                 raise ConfigError(f"no file matches the pattern {text}", fix="check it with `ls`")
             paths += [path for path in matches if path.is_file()]
             continue
-        if not each.is_dir():
-            paths.append(each)
+        if not named.is_dir():
+            paths.append(named)
             continue
-        inside = sorted(path for path in each.iterdir() if path.suffix.lower() in _SUFFIXES)
+        inside = sorted(path for path in named.iterdir() if path.suffix.lower() in _SUFFIXES)
         if not inside:
-            raise ConfigError(f"the folder {each} holds no images", fix=f"looked for {', '.join(_SUFFIXES)}")
+            raise ConfigError(f"the folder {named} holds no images", fix=f"looked for {', '.join(_SUFFIXES)}")
         paths += inside
     return list(dict.fromkeys(paths))
 

@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
 
 def _recipes(options: argparse.Namespace) -> int:
     if options.explain is not None:
-        from pipelines.commands.fields import describe
+        from pipelines.commands.field_help import describe
 
         values = asdict(recipes.load(options.show)) if options.show else None
         print(describe(Config, options.explain, values))

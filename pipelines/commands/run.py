@@ -34,14 +34,14 @@ def _run(options: argparse.Namespace) -> int:
     from pipelines.options import Options
     from pipelines.run import run
 
-    given = {name: getattr(options, name) for name in parameters.LOCAL}
-    given |= {"overrides": parse_overrides(options.overrides)}
-    given |= {"nproc": _processes()} if options.nproc is None else {}
-    given = {name: value for name, value in given.items() if value is not None}
-    asked = Options(options.name, given, options.verbose)
-    if not asked.name:
-        asked = replace(asked, name=f"{asked['recipe']}-{datetime.now():%Y%m%d-%H%M%S}")
-    return run(asked)
+    values = {name: getattr(options, name) for name in parameters.LOCAL}
+    values |= {"overrides": parse_overrides(options.overrides)}
+    values |= {"nproc": _processes()} if options.nproc is None else {}
+    values = {name: value for name, value in values.items() if value is not None}
+    request = Options(options.name, values, options.verbose)
+    if not request.name:
+        request = replace(request, name=f"{request['recipe']}-{datetime.now():%Y%m%d-%H%M%S}")
+    return run(request)
 
 
 def _processes(devices: Path = Path("/dev")) -> int:

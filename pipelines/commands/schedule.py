@@ -58,21 +58,21 @@ def _put(options: argparse.Namespace) -> int:
     if options.output:
         # Every run would find the first one's training finished there.
         raise ConfigError("--output would be one folder for all runs of a schedule", fix="leave it out")
-    asked = cluster_options.submission(options, options.name)
+    submission = cluster_options.submission(options, options.name)
     if options.dry_run:
         print("nothing is sent; this would be:")
     else:
         from pipelines import schedules
 
         server = cluster_options.connect(cluster_options.access(options))
-        outcome = schedules.put(server, asked, due)
+        outcome = schedules.put(server, submission, due)
         print(f"schedule {options.name}: {outcome.done}\n{server.link('recurringrun', outcome.id)}")
-        _linger(outcome, "the former one")
+        _explain_lingering(outcome, "the former one")
     print(f"  cron        {due.text}\n  next        {_next(due)}")
-    print(f"  experiment  {asked.experiment}")
-    if form := compile_options(asked.form):
+    print(f"  experiment  {submission.experiment}")
+    if form := compile_options(submission.form):
         print(f"  form        {' '.join(form)}")
-    for parameter, value in asked.parameters.items():
+    for parameter, value in submission.parameters.items():
         print(f"  {parameter}={argument(value)}")
     return 0
 
@@ -86,14 +86,14 @@ def _list(options: argparse.Namespace) -> int:
     from pipelines import schedules
     from pipelines.kubeflow import Server
 
-    found = schedules.own(Server(cluster_options.access(options)))
-    for item in sorted(found, key=lambda item: item.display_name):
+    recurring_runs = schedules.made_by_kubedet(Server(cluster_options.access(options)))
+    for item in sorted(recurring_runs, key=lambda item: item.display_name):
         cron = item.trigger.cron_schedule.cron if item.trigger and item.trigger.cron_schedule else ""
         print(f"{item.display_name}: {cron}, {(item.status or 'unknown').lower()}")
         parameters = (item.runtime_config.parameters if item.runtime_config else None) or {}
         for parameter, value in parameters.items():
             print(f"  {parameter}={value if isinstance(value, str) else json.dumps(value)}")
-    if not found:
+    if not recurring_runs:
         print("there are none")
     return 0
 
@@ -107,16 +107,16 @@ def _delete(options: argparse.Namespace) -> int:
         raise ConfigError(f"there is no schedule {options.name!r}", fix="see `kubedet schedule --list`")
     if not outcome.lingering:
         print(f"deleted the schedule {options.name}; the runs it has started stay")
-    _linger(outcome, f"the schedule {options.name}")
+    _explain_lingering(outcome, f"the schedule {options.name}")
     return 0
 
 
-def _linger(outcome: "Outcome", who: str) -> None:
+def _explain_lingering(outcome: "Outcome", name: str) -> None:
     """Tell why a schedule is not deleted yet."""
     if outcome.lingering:
         runs = ", ".join(outcome.lingering)
         print(
-            f"{who} is disabled, and not deleted yet: on this Kubeflow Pipelines (older than 2.16, or of a "
+            f"{name} is disabled, and not deleted yet: on this Kubeflow Pipelines (older than 2.16, or of a "
             f"version not known) that would end the run {runs}, which goes on\n"
             "  fix: when that run has ended, give the same command again: it deletes it"
         )

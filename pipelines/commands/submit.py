@@ -34,46 +34,46 @@ def add(commands: Commands) -> None:
 
 def _submit(options: argparse.Namespace) -> int:
     name = options.name or f"{options.recipe or parameters.default('recipe')}-{datetime.now():%Y%m%d-%H%M%S}"
-    asked, access = cluster_options.submission(options, name), cluster_options.access(options)
+    submission, access = cluster_options.submission(options, name), cluster_options.access(options)
     if options.dry_run:
         print("nothing is sent; this would be:")
-        _describe(asked, access)
+        _describe(submission, access)
         return 0
     from components import jobs, launchers
     from pipelines import wait
 
     server = cluster_options.connect(access)
     run_id = server.create_run(
-        name, server.experiment(asked.experiment), asked.package(), {**asked.parameters}
+        name, server.experiment(submission.experiment), submission.package(), {**submission.parameters}
     )
     link = server.link("runs", run_id)
-    _describe(asked, access)
+    _describe(submission, access)
     print(f"run {run_id}\n{link}")
-    launcher = launchers.entry(asked.parameters.get("launcher", parameters.default("launcher")))
-    if not asked.until and launcher.pods:
+    launcher = launchers.entry(submission.parameters.get("launcher", parameters.default("launcher")))
+    if not submission.until and launcher.pods:
         where = f" -n {server.namespace}" if server.namespace else ""
         print(f"its training, once the data are ready: kubedet job status{where} {jobs.name_of(run_id)}")
     sys.stdout.flush()
     if options.wait:
         try:
-            wait.follow(server, run_id, deadline=asked.deadline)
+            wait.follow(server, run_id, deadline=submission.deadline)
         except KeyboardInterrupt:
             print(f"the run goes on: {link}", file=sys.stderr)
             raise
     return 0
 
 
-def _describe(asked: "Submission", access: "Access") -> None:
+def _describe(submission: "Submission", access: "Access") -> None:
     from components.images import COMPONENT_IMAGE
     from pipelines.submission import argument
 
     print(f"  host        {access.host or 'the cluster of this pod or kubeconfig'}")
     print(f"  namespace   {access.namespace or '(the default one)'}")
-    print(f"  experiment  {asked.experiment}")
-    print(f"  run         {asked.name}")
+    print(f"  experiment  {submission.experiment}")
+    print(f"  run         {submission.name}")
     own = "" if os.environ.get("KUBEDET_IMAGE") else "  (KUBEDET_IMAGE names another, e.g. your registry's)"
     print(f"  image       {COMPONENT_IMAGE}{own}")
-    for parameter, value in asked.parameters.items():
+    for parameter, value in submission.parameters.items():
         print(f"  {parameter}={argument(value)}")
     print("the same with kfp:")
-    print("".join(f"  {line}\n" for line in asked.commands(access)), end="", flush=True)
+    print("".join(f"  {line}\n" for line in submission.commands(access)), end="", flush=True)

@@ -152,7 +152,7 @@ class Menu(App[None]):
         job = self._job()
         pods = sorted(job.pods, key=lambda pod: pod.rank) if job else []
         _fill(self.query_one("#pods", DataTable), {pod.name: job_tables.pod_row(pod) for pod in pods})
-        text = "\n".join(job_tables.told(job)) if job else "no jobs here yet: press s to submit one"
+        text = "\n".join(job_tables.state_lines(job)) if job else "no jobs here yet: press s to submit one"
         self.query_one("#told", Static).update(text)
 
     def _job(self) -> JobStatus | None:

@@ -101,29 +101,29 @@ class Submit(ModalScreen[JobSpec | None]):
         self.dismiss(None)
 
     def _finish(self) -> None:
-        given = {name: self.query_one(f"#{name}", Input).value.strip() for name in FIELDS}
+        texts = {name: self.query_one(f"#{name}", Input).value.strip() for name in FIELDS}
         try:
-            self.dismiss(described(given))
+            self.dismiss(job_of_form(texts))
         except ConfigError as error:
             self.query_one("#problems", Static).update(str(error))
 
 
-def described(given: dict[str, str]) -> JobSpec:
+def job_of_form(texts: dict[str, str]) -> JobSpec:
     """Build a job from a form, as the command line does.
 
     Args:
-        given: texts by the names of FIELDS; empty ones are left out.
+        texts: texts by the names of FIELDS; empty ones are left out.
 
     Raises:
         ConfigError: naming every problem.
     """
     try:
-        words = shlex.split(given["words"])
+        words = shlex.split(texts["words"])
     except ValueError as error:
         raise ConfigError(f"the command cannot be read: {error}", fix="close the quotes") from None
-    flags = {name: given[name] or None for name in FLAGS}
+    flags = {name: texts[name] or None for name in FLAGS}
     return specification(
         argparse.Namespace(
-            spec=given["spec"], fields=[], env=[], mount=[], namespace=None, arguments=words, **flags
+            spec=texts["spec"], fields=[], env=[], mount=[], namespace=None, arguments=words, **flags
         )
     )

@@ -82,9 +82,9 @@ def test_by_the_clock_each_decoder_is_measured_plain_and_augmented(shards, seen,
     assert drawn and set(drawn) == {loader.BATCH}
     # 24 images make three batches, after as many as lie ready.
     counts = [(config.decoder, config.scale != [1, 1], batch.color is not None) for config, batch in seen]
-    each = 2 * (3 + seen[0][0].prefetch)
+    samples = 2 * (3 + seen[0][0].prefetch)
     assert {key: counts.count(key) for key in counts} == {
-        (decoder, changed, changed): each for decoder in ("cpu", "gpu") for changed in (False, True)
+        (decoder, changed, changed): samples for decoder in ("cpu", "gpu") for changed in (False, True)
     }
 
 

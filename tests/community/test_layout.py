@@ -48,7 +48,7 @@ for path in sys.argv[2:]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def folders(tmp_path_factory):
     """Folders of the components by their names, below a clone that has components of others."""
     clone = tmp_path_factory.mktemp("clone")
     (clone / "components/training/other").mkdir(parents=True)
@@ -62,23 +62,23 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def compiled(made, tmp_path_factory):
+def compiled(folders, tmp_path_factory):
     """The compiled components, each loaded where none of our packages is."""
     folder = tmp_path_factory.mktemp("compiled")
-    paths = [str(folder / "component.py") for folder in made.values()]
+    paths = [str(folder / "component.py") for folder in folders.values()]
     # No bytecode: the folders are looked at as they were made.
     command = [sys.executable, "-B", "-W", "ignore", "-c", ALONE, str(folder), *paths]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    return {name: yaml.safe_load((folder / f"{name}.yaml").read_text().split("\n---")[0]) for name in made}
+    return {name: yaml.safe_load((folder / f"{name}.yaml").read_text().split("\n---")[0]) for name in folders}
 
 
-def test_every_step_of_the_pipeline_is_there(made):
-    assert set(made) == set(ENTRIES) == {*TITLES, *SHARED, *CLEANUP}
+def test_every_step_of_the_pipeline_is_there(folders):
+    assert set(folders) == set(ENTRIES) == {*TITLES, *SHARED, *CLEANUP}
 
 
-def test_folders_and_files_are_those_that_are_asked_for(made):
-    for name, folder in made.items():
+def test_folders_and_files_are_those_that_are_asked_for(folders):
+    for name, folder in folders.items():
         category, group = folder.parts[-3:-1]
         assert (folder.parts[-4], category in CATEGORIES, group) == ("components", True, "kubedet")
         further = {"Containerfile", "constraints.txt"} if name == "train" else set()
@@ -91,20 +91,21 @@ def metadata_of(folder):
     return yaml.safe_load((folder / "metadata.yaml").read_text())
 
 
-def test_metadata_has_the_fields_in_their_order_and_of_their_types(made):
-    for name, folder in made.items():
-        told = metadata_of(folder)
-        assert list(told) == ["name", "stability", "dependencies", "tags", "lastVerified", "links"]
-        assert told["name"] == f"kubedet_{name}"
-        assert told["stability"] in ("experimental", "alpha", "beta", "stable")
-        assert all(isinstance(tag, str) for tag in told["tags"]) and told["tags"][0] == folder.parts[-3]
-        assert told["links"] == {"documentation": "https://docs.example"}
-    names = [metadata_of(folder)["name"] for folder in made.values()]
+def test_metadata_has_the_fields_in_their_order_and_of_their_types(folders):
+    for name, folder in folders.items():
+        metadata = metadata_of(folder)
+        assert list(metadata) == ["name", "stability", "dependencies", "tags", "lastVerified", "links"]
+        assert metadata["name"] == f"kubedet_{name}"
+        assert metadata["stability"] in ("experimental", "alpha", "beta", "stable")
+        assert all(isinstance(tag, str) for tag in metadata["tags"])
+        assert metadata["tags"][0] == folder.parts[-3]
+        assert metadata["links"] == {"documentation": "https://docs.example"}
+    names = [metadata_of(folder)["name"] for folder in folders.values()]
     assert len(set(names)) == len(names)
 
 
-def test_dependencies_have_versions_that_both_of_its_checks_read(made):
-    for folder in made.values():
+def test_dependencies_have_versions_that_both_of_its_checks_read(folders):
+    for folder in folders.values():
         dependencies = metadata_of(folder)["dependencies"]
         assert set(dependencies) == {"kubeflow"}
         assert "Pipelines" in [item["name"] for item in dependencies["kubeflow"]]
@@ -113,15 +114,17 @@ def test_dependencies_have_versions_that_both_of_its_checks_read(made):
             assert VERSION.fullmatch(item["version"])
             assert SpecifierSet(item["version"])
     (trainer,) = [
-        item for item in metadata_of(made["train"])["dependencies"]["kubeflow"] if item["name"] == "Trainer"
+        item
+        for item in metadata_of(folders["train"])["dependencies"]["kubeflow"]
+        if item["name"] == "Trainer"
     ]
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (needed,) = [text for text in extras["pipeline"] if text.startswith("kubeflow-trainer-api")]
     assert trainer["version"].startswith(str(Requirement(needed).specifier).split(",")[-1])
 
 
-def test_it_was_verified_now_since_each_was_compiled_now(made):
-    for folder in made.values():
+def test_it_was_verified_now_since_each_was_compiled_now(folders):
+    for folder in folders.values():
         moment = metadata_of(folder)["lastVerified"]
         assert isinstance(moment, datetime) and datetime.now(UTC) - moment < timedelta(hours=1)
         assert re.search(r"^lastVerified: \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$", text(folder), re.MULTILINE)
@@ -131,21 +134,21 @@ def text(folder):
     return (folder / "metadata.yaml").read_text()
 
 
-def test_the_yaml_is_as_its_linter_wants_it(made):
-    for folder in made.values():
+def test_the_yaml_is_as_its_linter_wants_it(folders):
+    for folder in folders.values():
         assert text(folder).startswith("---\nname: ")
         assert "\n  kubeflow:\n    - name: Pipelines\n      version: " in text(folder)
         assert "\ntags:\n  - " in text(folder)
 
 
-def test_owners_are_named_for_each_and_for_the_group(made):
-    for folder in [*made.values(), *{folder.parent for folder in made.values()}]:
+def test_owners_are_named_for_each_and_for_the_group(folders):
+    for folder in [*folders.values(), *{folder.parent for folder in folders.values()}]:
         lines = (folder / "OWNERS").read_text().splitlines()
         assert lines == ["approvers:", "  - alice", "  - bob", "reviewers:", "  - carol"]
 
 
-def test_a_module_imports_python_and_kfp_alone_and_names_its_image_as_text(made):
-    for folder in made.values():
+def test_a_module_imports_python_and_kfp_alone_and_names_its_image_as_text(folders):
+    for folder in folders.values():
         for node in ast.parse((folder / "component.py").read_text()).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
@@ -156,25 +159,25 @@ def test_a_module_imports_python_and_kfp_alone_and_names_its_image_as_text(made)
                 assert re.fullmatch(r"ghcr\.io/kubeflow/pipelines-components-[a-z-]+:main", base.value)
 
 
-def test_each_compiles_where_nothing_of_ours_is_to_what_the_pipeline_runs(made, compiled):
-    for name in made:
+def test_each_compiles_where_nothing_of_ours_is_to_what_the_pipeline_runs(folders, compiled):
+    for name in folders:
         spec = compiled[name]
         (executor,) = spec["deploymentSpec"]["executors"].values()
         assert executor["container"]["image"] == "ghcr.io/kubeflow/pipelines-components-kubedet:main"
-        ours = getattr(importlib.import_module(f"components.{name}"), name)
-        (theirs,) = spec["components"].values()
-        asked = theirs.get("inputDefinitions", {})
-        inputs = {**asked.get("parameters", {}), **asked.get("artifacts", {})}
+        component = getattr(importlib.import_module(f"components.{name}"), name)
+        (written,) = spec["components"].values()
+        declared = written.get("inputDefinitions", {})
+        inputs = {**declared.get("parameters", {}), **declared.get("artifacts", {})}
         # A task's configuration and final status are handed in by Kubeflow.
         by_kubeflow = {"task_config", "status"}
-        assert set(inputs) - by_kubeflow == set(ours.component_spec.inputs) - by_kubeflow
-        given = theirs.get("outputDefinitions", {})
-        outputs = {**given.get("parameters", {}), **given.get("artifacts", {})}
-        assert set(outputs) == set(ours.component_spec.outputs or {})
+        assert set(inputs) - by_kubeflow == set(component.component_spec.inputs) - by_kubeflow
+        results = written.get("outputDefinitions", {})
+        outputs = {**results.get("parameters", {}), **results.get("artifacts", {})}
+        assert set(outputs) == set(component.component_spec.outputs or {})
 
 
-def test_a_body_is_the_pipelines_own(made):
-    for name, folder in made.items():
+def test_a_body_is_the_pipelines_own(folders):
+    for name, folder in folders.items():
         bodies = []
         for path in (folder / "component.py", ROOT / "components" / f"{name}.py"):
             (function,) = (
@@ -184,25 +187,25 @@ def test_a_body_is_the_pipelines_own(made):
         assert bodies[0] == bodies[1] != []
 
 
-def test_its_ruff_is_content(made):
-    (root,) = {folder.parents[3] for folder in made.values()}
+def test_its_ruff_is_content(folders):
+    (root,) = {folder.parents[3] for folder in folders.values()}
     ruff = [sys.executable, "-m", "ruff"]
     select = ["--select", "E,W,F,I,D", "--ignore", "D100,D104,D415"]
     google = ["--config", "lint.pydocstyle.convention='google'", "--config", "line-length=120"]
-    folders = [str(folder) for folder in made.values()]
+    paths = [str(folder) for folder in folders.values()]
     for words in (["check", *select, *google], ["format", "--check", "--config", "line-length=120"]):
         done = subprocess.run(
-            [*ruff, *words, "--isolated", "--no-cache", *folders],
+            [*ruff, *words, "--isolated", "--no-cache", *paths],
             cwd=root, capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_page_has_the_form_of_its_generator(made):
-    moment = str(metadata_of(made["fetch"])["lastVerified"])
+def test_a_page_has_the_form_of_its_generator(folders):
+    moment = str(metadata_of(folders["fetch"])["lastVerified"])
     part = "of those that the step `plan` returns, as JSON: Kubeflow makes text of an item of a list."
     assert (
-        (made["fetch"] / "README.md").read_text()
+        (folders["fetch"] / "README.md").read_text()
         == f"""\
 # Kubedet Fetch ✨
 
@@ -255,32 +258,33 @@ Fetch the images of a part; those that are there are not fetched again.
     )
 
 
-def test_every_argument_has_a_row_of_one_line(made):
+def test_every_argument_has_a_row_of_one_line(folders):
     """Its generator copies a docstring's lines: an argument that is told in two would break the table."""
-    for name, folder in made.items():
+    for name, folder in folders.items():
         page = (folder / "README.md").read_text()
         table = page[page.index("## Inputs") :].split("\n\n")[1].splitlines()[2:]
-        ours = getattr(importlib.import_module(f"components.{name}"), name)
-        function = ours.python_func.__code__
+        component = getattr(importlib.import_module(f"components.{name}"), name)
+        function = component.python_func.__code__
         arguments = function.co_varnames[: function.co_argcount]
         assert [re.match(r"\| `(\w+)` \| `[\w.\[\]]+` \| `None` \| \S.* \|$", row)[1] for row in table] == [
             *arguments
         ]
 
 
-def test_what_our_modules_leave_to_the_pipelines_table_is_told(made):
-    sources = [(ROOT / "components" / f"{name}.py").read_text() for name in made]
+def test_what_our_modules_leave_to_the_pipelines_table_is_told(folders):
+    sources = [(ROOT / "components" / f"{name}.py").read_text() for name in folders]
     assert any(ELSEWHERE in source for source in sources)
-    for folder in made.values():
+    for folder in folders.values():
         for name in ("component.py", "README.md"):
             assert ELSEWHERE not in (folder / name).read_text()
     assert (
-        f"        source: {TABLE['source'].description}\n" in (made["prepare"] / "component.py").read_text()
+        f"        source: {TABLE['source'].description}\n"
+        in (folders["prepare"] / "component.py").read_text()
     )
 
 
-def test_a_groups_page_lists_its_components(made):
-    page = (made["train"].parent / "README.md").read_text()
+def test_a_groups_page_lists_its_components(folders):
+    page = (folders["train"].parent / "README.md").read_text()
     assert page == (
         "# Kubedet\n\nThis subcategory contains components in the **Kubedet** group:\n\n"
         "- [Kubedet Cleanup](./cleanup/README.md): Delete the run's training job if it is still going on, "
@@ -290,15 +294,15 @@ def test_a_groups_page_lists_its_components(made):
     )
 
 
-def test_the_image_has_what_our_own_image_of_the_steps_has(made):
+def test_the_image_has_what_our_own_image_of_the_steps_has(folders):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    told = (made["train"] / "Containerfile").read_text()
-    extras, version = re.search(r'"kubedet\[(.+)\]==(.+)"', told).groups()
+    text = (folders["train"] / "Containerfile").read_text()
+    extras, version = re.search(r'"kubedet\[(.+)\]==(.+)"', text).groups()
     assert version == project["version"]
-    ours = re.search(r"--extras (\S+)", (ROOT / "images/component.Dockerfile").read_text())[1]
+    own = re.search(r"--extras (\S+)", (ROOT / "images/component.Dockerfile").read_text())[1]
     taken_in = re.search(r"kubedet\[(.+)\]", project["optional-dependencies"]["pipeline"][0])[1]
-    assert {*extras.split(","), taken_in} == set(ours.split(","))
-    assert (made["train"] / "constraints.txt").read_text() == (ROOT / "constraints.txt").read_text()
+    assert {*extras.split(","), taken_in} == set(own.split(","))
+    assert (folders["train"] / "constraints.txt").read_text() == (ROOT / "constraints.txt").read_text()
 
 
 def test_without_an_owner_nothing_is_written(tmp_path):

@@ -32,9 +32,9 @@ def files():
 def pytest_generate_tests(metafunc):
     """Run a test for each object, or for each folder that kustomize builds."""
     if "manifest" in metafunc.fixturenames:
-        found = [(path, item) for path in files() for item in read(path)]
-        ids = [f"{path.parent.name}-{item['kind']}-{item['metadata']['name']}" for path, item in found]
-        metafunc.parametrize("manifest", [item for _, item in found], ids=ids)
+        objects = [(path, item) for path in files() for item in read(path)]
+        ids = [f"{path.parent.name}-{item['kind']}-{item['metadata']['name']}" for path, item in objects]
+        metafunc.parametrize("manifest", [item for _, item in objects], ids=ids)
     if "folder" in metafunc.fixturenames:
         metafunc.parametrize("folder", FOLDERS, ids=[str(path.relative_to(DEPLOY)) for path in FOLDERS])
 
@@ -51,8 +51,8 @@ def the():
 
     def find(kind, name, folder="."):
         inside = [item for path in files() if DEPLOY / folder in path.parents for item in read(path)]
-        (found,) = [item for item in inside if (item["kind"], item["metadata"]["name"]) == (kind, name)]
-        return found
+        (manifest,) = [item for item in inside if (item["kind"], item["metadata"]["name"]) == (kind, name)]
+        return manifest
 
     return find
 
@@ -77,9 +77,9 @@ def _build_by_tool(folder):
         command = ["kubectl", "kustomize", str(folder)]
     else:
         pytest.skip("neither kustomize nor kubectl is installed")
-    made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert made.returncode == 0, made.stderr
-    return list(yaml.safe_load_all(made.stdout))
+    build = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert build.returncode == 0, build.stderr
+    return list(yaml.safe_load_all(build.stdout))
 
 
 def _build_here(folder):
@@ -107,20 +107,20 @@ def _build_here(folder):
         for key in item["source"]["fieldPath"].split("."):
             value = value[key]
         for target in item["targets"]:
-            for found in _selected(objects, target["select"]):
+            for selected in _selected(objects, target["select"]):
                 for path in target["fieldPaths"]:
-                    _set(found, path.split("."), value)
+                    _set(selected, path.split("."), value)
     return objects
 
 
 def _selected(objects, rule):
-    found = [
+    selected = [
         item
         for item in objects
         if (item["kind"], item["metadata"]["name"]) == (rule["kind"], rule.get("name"))
     ]
-    assert found, f"nothing is selected by {json.dumps(rule)}"
-    return found
+    assert selected, f"nothing is selected by {json.dumps(rule)}"
+    return selected
 
 
 def _set(item, path, value):
@@ -133,10 +133,10 @@ def _set(item, path, value):
 
 def _put_into(objects, namespace):
     """Set the namespace of objects, and of accounts that are made here: kustomize's own rule."""
-    ours = {item["metadata"]["name"] for item in objects if item["kind"] == "ServiceAccount"}
+    accounts = {item["metadata"]["name"] for item in objects if item["kind"] == "ServiceAccount"}
     for item in objects:
         if item["kind"] not in CLUSTER_SCOPED:
             item["metadata"]["namespace"] = namespace
         for subject in item.get("subjects", []):
-            if subject["kind"] == "ServiceAccount" and subject["name"] in ours:
+            if subject["kind"] == "ServiceAccount" and subject["name"] in accounts:
                 subject["namespace"] = namespace

@@ -51,10 +51,10 @@ class Module:
             return {kind.plural for kind in KINDS.values()}
         if ast.unparse(node) in self.values:
             return {self.values[ast.unparse(node)]}
-        given = [item.arg for item in function.args.args]
-        if ast.unparse(node) not in given:
+        parameters = [item.arg for item in function.args.args]
+        if ast.unparse(node) not in parameters:
             return _brought()  # Of _send: made of what is sent.
-        index = given.index(ast.unparse(node))
+        index = parameters.index(ast.unparse(node))
         callers = [(call, other) for other in self.functions for call in _calls(other, function.name)]
         words = [self.words(call.args[index], other) for call, other in callers if len(call.args) > index]
         return set().union(*words) if callers else _looked_for()
@@ -67,11 +67,11 @@ def _calls(function, name):
 
 
 def _looked_for():
-    found = set()
+    resources = set()
     for kind in KINDS.values():
         for job in JOBS:
-            kind.manifests(job, lambda plural, name: found.add(plural))
-    return found
+            kind.manifests(job, lambda plural, name: resources.add(plural))
+    return resources
 
 
 def _brought():
@@ -88,9 +88,9 @@ def granted(role):
 @pytest.fixture(scope="module")
 def asked():
     """What the launcher asks of the API server."""
-    found = {pair for path in sorted(FOLDER.rglob("*.py")) for pair in Module(path).asked()}
-    assert found >= OUTSIDE
-    return (found - OUTSIDE) | set(STREAMS)
+    calls = {pair for path in sorted(FOLDER.rglob("*.py")) for pair in Module(path).asked()}
+    assert calls >= OUTSIDE
+    return (calls - OUTSIDE) | set(STREAMS)
 
 
 def test_the_calls_are_found(asked):
@@ -110,8 +110,8 @@ def test_all_that_the_launcher_asks_for_is_granted_and_nothing_else(the, asked):
 
 
 def test_the_doctor_asks_for_the_same(the, asked):
-    told = {(verb, what) for (_, what), verbs in PERMISSIONS.items() for verb in verbs}
-    assert told == asked | granted(the("Role", "kubedet-exec"))
+    checked = {(verb, what) for (_, what), verbs in PERMISSIONS.items() for verb in verbs}
+    assert checked == asked | granted(the("Role", "kubedet-exec"))
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))

@@ -144,11 +144,11 @@ def test_every_limit_is_one_that_crio_knows(deploy):
 
 
 def test_the_machine_config_carries_the_same_file(the, deploy):
-    made = the("MachineConfig", "99-worker-kubedet-ulimits")
-    assert made["metadata"]["labels"] == {"machineconfiguration.openshift.io/role": "worker"}
-    assert made["spec"]["config"]["ignition"] == {"version": "3.2.0"}
-    (file,) = made["spec"]["config"]["storage"]["files"]
-    assert set(made["spec"]["config"]) == {"ignition", "storage"}
+    machine_config = the("MachineConfig", "99-worker-kubedet-ulimits")
+    assert machine_config["metadata"]["labels"] == {"machineconfiguration.openshift.io/role": "worker"}
+    assert machine_config["spec"]["config"]["ignition"] == {"version": "3.2.0"}
+    (file,) = machine_config["spec"]["config"]["storage"]["files"]
+    assert set(machine_config["spec"]["config"]) == {"ignition", "storage"}
     assert (file["path"], file["mode"], file["overwrite"]) == (ULIMITS, 0o644, True)
     kind, content = file["contents"]["source"].split(",", 1)
     assert kind == "data:text/plain;charset=utf-8;base64"

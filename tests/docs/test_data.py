@@ -46,9 +46,9 @@ def folder(tmp_path, monkeypatch, shards):
 def rows(begin: str, end: str) -> dict[str, str]:
     """First and second column of the tables between two headings."""
     part = TEXT[TEXT.index(begin) : TEXT.index(end)]
-    found = re.findall(r"^\| `?([^`|]+?)`? \| (.*?) \|", part, re.MULTILINE)
+    cells = re.findall(r"^\| `?([^`|]+?)`? \| (.*?) \|", part, re.MULTILINE)
     return {
-        name: text for name, text in found if name not in ("parameter", "key", "reason", "variable", "---")
+        name: text for name, text in cells if name not in ("parameter", "key", "reason", "variable", "---")
     }
 
 

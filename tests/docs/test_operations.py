@@ -56,16 +56,16 @@ def test_commands_exist_and_know_their_options(page):
     assert used
     for names, rest in used:
         words = tuple(names.split())
-        found = max((key for key in known if words[: len(key)] == key), key=len, default=None)
-        assert found, f"there is no kubedet {names}"
+        command = max((key for key in known if words[: len(key)] == key), key=len, default=None)
+        assert command, f"there is no kubedet {names}"
         options = set(re.findall(r"(?<=\s)(--?[a-z][a-z-]*)", " " + rest.split(" -- ")[0]))
-        assert options <= set(known[found]._option_string_actions), (found, options)
+        assert options <= set(known[command]._option_string_actions), (command, options)
 
 
 def headings(text):
     """The names by which a page's headings are linked to."""
-    found = re.findall("^##+ (.*)$", text, re.M)
-    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in found}
+    titles = re.findall("^##+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in titles}
 
 
 @pytest.mark.parametrize("page", PAGES)

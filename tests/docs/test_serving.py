@@ -23,8 +23,8 @@ def folder(tmp_path, monkeypatch):
     """A folder with what the guide's commands start from."""
     monkeypatch.chdir(tmp_path)
     for version, run in (("v1", "a"), ("v2", "b")):
-        made = make_bundle(tmp_path / "runs" / run / "model", version=version, name="detector")
-        published_models.publish(made, str(tmp_path / "data_root"), "detector")
+        artefact = make_bundle(tmp_path / "runs" / run / "model", version=version, name="detector")
+        published_models.publish(artefact, str(tmp_path / "data_root"), "detector")
     (tmp_path / "images").mkdir()
     Image.new("RGB", (192, 96), "white").save(tmp_path / "images" / "a.jpg")
     return tmp_path
@@ -62,19 +62,19 @@ def test_its_plugin_gets_what_its_documentation_wants(folder):
     onnx.save(helper.make_model(graph), "runs/a/model/model.raw.onnx")
     code, _ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     exec(compile(code, "docs/serving.md", "exec"), {"__name__": "guide"})
-    made = onnx.load("model.trt.onnx")
-    node = made.graph.node[-1]
+    artefact = onnx.load("model.trt.onnx")
+    node = artefact.graph.node[-1]
     assert (node.op_type, node.domain, list(node.input)) == ("EfficientNMS_TRT", "TRT", ["boxes", "scores"])
-    given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
-    assert given.pop("plugin_version") == b"1"
+    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    assert attributes.pop("plugin_version") == b"1"
     integers = {"background_class": -1, "box_coding": 0, "score_activation": 0, "class_agnostic": 0}
-    assert given == {
+    assert attributes == {
         **integers, "max_output_boxes": 5, "score_threshold": pytest.approx(0.05), "iou_threshold": 0.5,
     }  # fmt: skip
-    assert all(isinstance(given[name], int) for name in integers)
+    assert all(isinstance(attributes[name], int) for name in integers)
     outputs = {
         item.name: (item.type.tensor_type.elem_type, len(item.type.tensor_type.shape.dim))
-        for item in made.graph.output
+        for item in artefact.graph.output
     }
     whole = onnx.TensorProto.INT32
     assert outputs == {

@@ -38,8 +38,8 @@ def build(settings):
 def site(pages, tmp_path_factory):
     """Folder of the site, built as `make docs` does."""
     settings = pages.write(tmp_path_factory.mktemp("docs"))
-    made = build(settings)
-    assert made.returncode == 0, made.stderr[-4000:]
+    done = build(settings)
+    assert done.returncode == 0, done.stderr[-4000:]
     return settings.parent / "site"
 
 
@@ -105,12 +105,12 @@ def test_every_module_has_a_page_of_its_docstrings(site):
 
 
 def test_no_page_loads_anything_from_another_host(site):
-    found = {
+    loads = {
         (str(path.relative_to(site)), address)
         for path in site.rglob("*.html")
         for address in LOADED.findall(path.read_text())
     }
-    assert found == set()
+    assert loads == set()
     styles = "".join(path.read_text() for path in site.rglob("*.css"))
     assert not re.findall(r"url\(['\"]?(?:https?:)?//", styles)
 
@@ -137,12 +137,12 @@ def test_the_search_finds_documents_and_docstrings(address, tmp_path, words, pla
     with page(f"{address}/index.html", tmp_path) as shown:
         shown.click(".md-search__input")
         shown.type(words)
-        found, end = [], time.monotonic() + 60
-        while not found and time.monotonic() < end:
+        links, end = [], time.monotonic() + 60
+        while not links and time.monotonic() < end:
             time.sleep(0.2)
-            links = "[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)"
-            found = shown.run(links)
-        assert any(place in link for link in found), found
+            query = "[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)"
+            links = shown.run(query)
+        assert any(place in link for link in links), links
         assert [url for url in shown.requests if not url.startswith((address, "blob:"))] == []
 
 

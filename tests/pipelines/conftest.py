@@ -87,8 +87,10 @@ class FakeKfp:
         if method == "POST":
             self.experiments.append({**body, "experiment_id": str(uuid.uuid4())})
             return 200, self.experiments[-1]
-        there = [item for item in self.experiments if item.get("namespace") in (namespace or None, namespace)]
-        return 200, {"experiments": there} if there else {}
+        existing = [
+            item for item in self.experiments if item.get("namespace") in (namespace or None, namespace)
+        ]
+        return 200, {"experiments": existing} if existing else {}
 
     def _runs(self, method, rest, query, body):
         if method == "POST":
@@ -99,9 +101,9 @@ class FakeKfp:
             self.started(self.runs[-1])
             return 200, self.runs[-1]
         if not rest:
-            (wanted,) = json.loads(query["filter"][0])["predicates"]
+            (predicate,) = json.loads(query["filter"][0])["predicates"]
             return 200, {
-                "runs": [run for run in self.runs if run.get(wanted["key"]) == wanted["stringValue"]]
+                "runs": [run for run in self.runs if run.get(predicate["key"]) == predicate["stringValue"]]
             }
         (run,) = [run for run in self.runs if run["run_id"] == rest[0]]
         now = self.states.pop(0) if len(self.states) > 1 else self.states[0] if self.states else "SUCCEEDED"
@@ -113,10 +115,10 @@ class FakeKfp:
             refused = _refused(body)
             if refused:
                 return 400, {"error": refused, "code": 3, "message": refused}
-            made = {**body, "recurring_run_id": str(uuid.uuid4()), "status": f"{body['mode']}D"}
-            made["created_at"] = NOW
-            self.schedules.append(made)
-            return 200, made
+            recurring_run = {**body, "recurring_run_id": str(uuid.uuid4()), "status": f"{body['mode']}D"}
+            recurring_run["created_at"] = NOW
+            self.schedules.append(recurring_run)
+            return 200, recurring_run
         if method == "POST":  # ID:enable, ID:disable
             which, _, what = rest[0].partition(":")
             (one,) = [item for item in self.schedules if item["recurring_run_id"] == which]
@@ -138,15 +140,15 @@ class FakeKfp:
 def _refused(body):
     """What the real server finds wrong with the parameters of a run, or nothing."""
     spec = body["pipeline_spec"]["pipeline_spec"]
-    wanted = spec["root"]["inputDefinitions"]["parameters"]
-    given = body["runtime_config"].get("parameters", {})
-    unknown = sorted(set(given) - set(wanted))
+    declared = spec["root"]["inputDefinitions"]["parameters"]
+    values = body["runtime_config"].get("parameters", {})
+    unknown = sorted(set(values) - set(declared))
     if unknown:
         return f"parameter(s) provided are not required by pipeline: {unknown}"
-    for name, of in wanted.items():
-        if name not in given and not of.get("isOptional"):
+    for name, of in declared.items():
+        if name not in values and not of.get("isOptional"):
             return f"parameter {name} is not optional, yet has neither default value nor user provided value"
-        if name in given and not isinstance(given[name], KINDS[of["parameterType"]]):
+        if name in values and not isinstance(values[name], KINDS[of["parameterType"]]):
             return f"input parameter {name} requires type {of['parameterType']}"
     return ""
 

@@ -59,9 +59,9 @@ def compiled(folder, request):
     path = folder / f"{form}.yaml"
     if not path.exists():
         compile_pipeline(path, FORMS[form])
-    found = list(yaml.safe_load_all(path.read_text()))
-    found[0]["form"] = form
-    return found
+    documents = list(yaml.safe_load_all(path.read_text()))
+    documents[0]["form"] = form
+    return documents
 
 
 @pytest.fixture(scope="module")
@@ -74,16 +74,16 @@ def graphs(spec):
 
 
 def tasks(spec):
-    found = [graph["dag"]["tasks"] for graph in graphs(spec) if "dag" in graph]
-    return {name: task for of in found for name, task in of.items()}
+    of_graphs = [graph["dag"]["tasks"] for graph in graphs(spec) if "dag" in graph]
+    return {name: task for of_graph in of_graphs for name, task in of_graph.items()}
 
 
 def asked_of_the_launcher(spec):
     """What the train step is told of its job in one argument: constants, and where parameters come from."""
-    given = tasks(spec)["train"]["inputs"]["parameters"]
+    inputs = tasks(spec)["train"]["inputs"]["parameters"]
     return {
-        name: given[value[len(PASTED[0]) : -len(PASTED[1])]] if value.startswith(PASTED[0]) else value
-        for name, value in given["request"]["runtimeValue"]["constant"].items()
+        name: inputs[value[len(PASTED[0]) : -len(PASTED[1])]] if value.startswith(PASTED[0]) else value
+        for name, value in inputs["request"]["runtimeValue"]["constant"].items()
     }
 
 
@@ -119,15 +119,15 @@ def test_data_alone_need_no_parameter_of_a_training(spec):
 
 @of(*FORMS)
 def test_every_argument_of_a_step_is_told_and_the_pipelines_own_as_the_table_does(spec):
-    root, told = spec["root"]["inputDefinitions"]["parameters"], set()
+    root, described = spec["root"]["inputDefinitions"]["parameters"], set()
     for name in [*STEPS[spec["form"]], "cleanup"]:
         arguments = spec["components"][f"comp-{name}"]["inputDefinitions"]["parameters"]
         own = {key: of for key, of in arguments.items() if not key.startswith("pipelinechannel--")}
         for key, argument in own.items():
             assert argument["description"] and "see the pipeline" not in argument["description"], (name, key)
             if key in root and argument["description"] == root[key]["description"]:
-                told.add(key)
-    assert {"source", "data_root", "data_version", "credentials", "overrides"} <= told
+                described.add(key)
+    assert {"source", "data_root", "data_version", "credentials", "overrides"} <= described
 
 
 def test_recipe_and_launcher_are_offered_as_lists(spec):
@@ -140,12 +140,12 @@ def test_recipe_and_launcher_are_offered_as_lists(spec):
 @of(*FORMS)
 def test_every_step_has_image_title_resources_retries_and_no_cache(spec):
     executors = spec["deploymentSpec"]["executors"]
-    found = tasks(spec)
+    all_tasks = tasks(spec)
     assert set(executors) == {f"exec-{name}" for name in (*STEPS[spec["form"]], "cleanup")}
     for name in (*STEPS[spec["form"]], "cleanup"):
-        assert found[name]["taskInfo"]["name"] == (TITLES | SHARED | CLEANUP)[name]
-        assert found[name]["retryPolicy"]["maxRetryCount"] >= 1
-        assert not found[name].get("cachingOptions", {}).get("enableCache")
+        assert all_tasks[name]["taskInfo"]["name"] == (TITLES | SHARED | CLEANUP)[name]
+        assert all_tasks[name]["retryPolicy"]["maxRetryCount"] >= 1
+        assert not all_tasks[name].get("cachingOptions", {}).get("enableCache")
         container = executors[f"exec-{name}"]["container"]
         assert container["image"] == COMPONENT_IMAGE
         resources = container["resources"]
@@ -169,8 +169,8 @@ def test_what_heavy_steps_ask_for_is_a_parameter_and_those_that_wait_ask_for_lit
         "small"
     ]
     for name in (*STEPS[spec["form"]], "cleanup"):
-        asked = spec["deploymentSpec"]["executors"][f"exec-{name}"]["container"]["resources"]
-        words = (asked["resourceCpuRequest"], asked["resourceMemoryRequest"])
+        resources = spec["deploymentSpec"]["executors"][f"exec-{name}"]["container"]["resources"]
+        words = (resources["resourceCpuRequest"], resources["resourceMemoryRequest"])
         if name in ("train", "cleanup"):
             assert words == ("250m", "512Mi")
         else:
@@ -187,8 +187,8 @@ def test_every_step_reads_keys_from_the_secret_that_the_run_names(compiled):
         assert {pair["secretKey"]: pair["envVar"] for pair in secret["keyToEnv"]} == SECRET_KEYS
     # And knows its name, to say that it gives none.
     for name in STEPS[compiled[0]["form"]]:
-        given = tasks(compiled[0])[name]["inputs"]["parameters"]["credentials"]
-        assert given == {"componentInputParameter": "pipelinechannel--credentials"}
+        source = tasks(compiled[0])[name]["inputs"]["parameters"]["credentials"]
+        assert source == {"componentInputParameter": "pipelinechannel--credentials"}
 
 
 @of(*MAIN)
@@ -235,11 +235,11 @@ def test_a_clean_up_follows_however_the_steps_end(spec):
 
 @of(*MAIN)
 def test_only_a_pass_exports_and_the_condition_costs_no_pod(spec):
-    found = tasks(spec)
-    assert found["export"]["triggerPolicy"]["condition"].endswith("-Output'] == 'pass'")
-    read = found["export"]["inputs"]["parameters"]["pipelinechannel--evaluate-Output"]
+    all_tasks = tasks(spec)
+    assert all_tasks["export"]["triggerPolicy"]["condition"].endswith("-Output'] == 'pass'")
+    read = all_tasks["export"]["inputs"]["parameters"]["pipelinechannel--evaluate-Output"]
     assert read == {"taskOutputParameter": {"outputParameterKey": "Output", "producerTask": "evaluate"}}
-    assert found["export"]["dependentTasks"] == ["evaluate", "train"]
+    assert all_tasks["export"]["dependentTasks"] == ["evaluate", "train"]
     # A graph costs a pod: there is the root, the one that the clean-up follows, and loops.
     held = [name for name, component in spec["components"].items() if "dag" in component]
     assert len(held) == (3 if spec["form"] == "shared" else 1)
@@ -253,9 +253,9 @@ def test_a_run_of_one_partition_has_twelve_pods(spec):
 
 
 def test_a_registry_is_told_by_the_export(spec):
-    given = tasks(spec)["export"]["inputs"]["parameters"]
-    assert given["registry"] == {"componentInputParameter": "pipelinechannel--registry"}
-    assert given["run_id"] == {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
+    inputs = tasks(spec)["export"]["inputs"]["parameters"]
+    assert inputs["registry"] == {"componentInputParameter": "pipelinechannel--registry"}
+    assert inputs["run_id"] == {"runtimeValue": {"constant": "{{$.pipeline_job_uuid}}"}}
 
 
 @of(*MAIN)
@@ -320,18 +320,18 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path):
 
 def test_local_runs_neither_retry_nor_clean_up(spec):
     local = yaml.safe_load(for_this_machine(yaml.safe_dump(spec)))
-    found = tasks(local)
-    assert not any("retryPolicy" in task for task in found.values())
-    assert set(found) == set(tasks(spec)) - {"cleanup"}
+    all_tasks = tasks(local)
+    assert not any("retryPolicy" in task for task in all_tasks.values())
+    assert set(all_tasks) == set(tasks(spec)) - {"cleanup"}
 
 
 @of("shared")
 def test_parts_are_shared_among_pods_and_put_together(spec):
-    found = tasks(spec)
+    all_tasks = tasks(spec)
     plan = {"taskOutputParameter": {"outputParameterKey": "Output", "producerTask": "plan"}}
     for part, whole in (("fetch", "download"), ("write", "shard")):
-        source = found[whole]["inputs"]["parameters"]["parts"]["taskOutputParameter"]
-        loop = found[source["producerTask"]]
+        source = all_tasks[whole]["inputs"]["parameters"]["parts"]["taskOutputParameter"]
+        loop = all_tasks[source["producerTask"]]
         assert loop["parameterIterator"]["items"]["inputParameter"] in loop["inputs"]["parameters"]
         assert plan in loop["inputs"]["parameters"].values()
         # 256 partitions are not 256 pods at once.
@@ -340,7 +340,7 @@ def test_parts_are_shared_among_pods_and_put_together(spec):
         assert set(inner) == {part}
 
 
-@pytest.mark.parametrize("given", [{"parallelism": -1}, {"deadline": -1}, {"ttl": -5}, {"until": "export"}])
-def test_forms_that_cannot_be(given):
-    with pytest.raises(ConfigError, match=next(iter(given))):
-        Form(**given)
+@pytest.mark.parametrize("fields", [{"parallelism": -1}, {"deadline": -1}, {"ttl": -5}, {"until": "export"}])
+def test_forms_that_cannot_be(fields):
+    with pytest.raises(ConfigError, match=next(iter(fields))):
+        Form(**fields)

@@ -34,7 +34,7 @@ def test_when_it_comes_due(text, sent, times):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("@daily", "has 1 fields, not 5 or 6"),
         ("0 2 * *", "has 4 fields"),
@@ -50,10 +50,10 @@ def test_when_it_comes_due(text, sent, times):
         ("0 0 31 2 *", "never comes due"),
     ],
 )
-def test_what_cannot_be_read_is_said(text, said):
+def test_what_cannot_be_read_is_said(text, message):
     with pytest.raises(ConfigError) as caught:
         parse(text)
-    assert said in str(caught.value) and caught.value.fix
+    assert message in str(caught.value) and caught.value.fix
 
 
 def test_all_fields_are_judged_at_once():

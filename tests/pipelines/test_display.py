@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pipelines import TITLES
 from pipelines.display import PlainDisplay, TerminalDisplay, choose
-from pipelines.follow import Follower
+from pipelines.run_progress import RunProgress
 
 BEGINS = "01:50:54.828 - INFO - Executing task \x1b[96m'{}'\x1b[0m"
 ENDS = "01:50:56.418 - {} - Task \x1b[96m'{}'\x1b[0m finished with status \x1b[92m{}\x1b[0m"
@@ -26,7 +26,7 @@ def events(tmp_path):
 
 @pytest.fixture
 def run(events):
-    return Follower(events)
+    return RunProgress(events)
 
 
 def tell(events, *items):
@@ -35,9 +35,9 @@ def tell(events, *items):
 
 
 def step(run, name, *lines, ok=True):
-    run.feed(BEGINS.format(name))
-    shown = [run.feed(f"    {line}") for line in ("01:50:55 kubedet.x: step started", *lines)]
-    run.feed(ENDS.format("INFO" if ok else "ERROR", name, "SUCCESS" if ok else "FAILURE"))
+    run.read_line(BEGINS.format(name))
+    shown = [run.read_line(f"    {line}") for line in ("01:50:55 kubedet.x: step started", *lines)]
+    run.read_line(ENDS.format("INFO" if ok else "ERROR", name, "SUCCESS" if ok else "FAILURE"))
     return [line for line in shown if line is not None]
 
 
@@ -50,7 +50,7 @@ def screen(run, width):
 
 @pytest.mark.parametrize("width", [60, 80, 110, 200])
 def test_titles_and_times_stay_whole_on_any_terminal(run, events, width):
-    run.feed(BEGINS.format("train"))
+    run.read_line(BEGINS.format("train"))
     tell(events, TRAINING)
     run.read_events()
     lines = screen(run, width)
@@ -71,21 +71,21 @@ def test_nothing_is_drawn_where_nothing_can_be(run, monkeypatch, terminal, kind,
 
 
 def test_only_the_steps_own_lines_are_shown(run):
-    run.feed("01:50:54.816 - INFO - Running pipeline: 'kubedet'")
-    run.feed(BEGINS.format("prepare"))
+    run.read_line("01:50:54.816 - INFO - Running pipeline: 'kubedet'")
+    run.read_line(BEGINS.format("prepare"))
     chatter = ["", "    [KFP Executor INFO]: Got executor_input:", "    {", '        "inputs": {}', "    }"]
-    assert [run.feed(line) for line in chatter] == [None] * 5
+    assert [run.read_line(line) for line in chatter] == [None] * 5
     assert step(run, "prepare", "12:00:00 data: 24 images", "12:00:01 kubedet.x: step finished, 1.0 s") == [
         "12:00:00 data: 24 images"
     ]
 
 
-@pytest.mark.parametrize(("what", "said"), [("raw images", ""), ("shards", ", reused")])
-def test_found_work_is_said_to_be_reused(run, capsys, what, said):
+@pytest.mark.parametrize(("what", "outcome"), [("raw images", ""), ("shards", ", reused")])
+def test_found_work_is_said_to_be_reused(run, capsys, what, outcome):
     with PlainDisplay(run) as display:
         step(run, "prepare", f"12:00:00 data: {what} of x are there already: /d")
         display.tick()
-    assert f"Prepare the data: done in 0:00{said}\n" in capsys.readouterr().out
+    assert f"Prepare the data: done in 0:00{outcome}\n" in capsys.readouterr().out
 
 
 def test_a_failed_step_keeps_its_message_code_and_last_lines(run, events):
@@ -99,17 +99,17 @@ def test_a_failed_step_keeps_its_message_code_and_last_lines(run, events):
 
 
 def test_a_step_that_was_cut_off_has_failed(run):
-    run.feed(BEGINS.format("train"))
+    run.read_line(BEGINS.format("train"))
     run.finish()
     assert run.failed is run.steps["train"] and not run.failed.message
 
 
 def test_a_step_that_ends_because_the_run_was_stopped_has_not_failed(run, capsys):
     with PlainDisplay(run) as display:
-        run.feed(BEGINS.format("train"))
+        run.read_line(BEGINS.format("train"))
         display.tick()
         run.stopping = True
-        run.feed(ENDS.format("ERROR", "train", "FAILURE"))
+        run.read_line(ENDS.format("ERROR", "train", "FAILURE"))
         display.tick()
         run.finish()
     assert capsys.readouterr().out.splitlines() == ["Train ...", "Train: stopped in 0:00"]
@@ -132,7 +132,7 @@ def test_an_export_that_the_gate_held_back_says_so(run):
 
 
 def test_a_running_step_always_says_what_it_does(run, events):
-    run.feed(BEGINS.format("train"))
+    run.read_line(BEGINS.format("train"))
     assert screen(run, 80)[1].rstrip().endswith("starting")
     tell(events, TRAINING | {"end": True})
     run.read_events()
@@ -140,7 +140,7 @@ def test_a_running_step_always_says_what_it_does(run, events):
 
 
 def test_a_torn_event_costs_nothing(run, events):
-    run.feed(BEGINS.format("train"))
+    run.read_line(BEGINS.format("train"))
     events.write_text('{"task": "tra\n' + json.dumps(TRAINING) + '\n{"task": "train", "do')
     run.read_events()
     assert run.running.bar == TRAINING
@@ -148,7 +148,7 @@ def test_a_torn_event_costs_nothing(run, events):
 
 def test_a_silent_step_shows_its_progress_as_lines(run, events, capsys, monkeypatch):
     display = PlainDisplay(run)
-    run.feed(BEGINS.format("train"))
+    run.read_line(BEGINS.format("train"))
     display.tick()
     tell(events, TRAINING)
     run.read_events()

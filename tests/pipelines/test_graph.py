@@ -78,29 +78,29 @@ def test_a_training_in_a_cluster(fake_cluster, tmp_path):
         data_version="v1", partitions=3,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    made = fake_cluster.job(name)
-    (container,) = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+    cluster_job = fake_cluster.job(name)
+    (container,) = cluster_job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
     assert container["image"] == "registry.example/kubedet:1"
     assert container["resources"]["limits"]["memory"] == "4Gi"
     # Three pods fetched, three wrote, and others put their parts together. (The runner runs two at a
     # time, and their lines may be mixed.)
-    said = words(done)
-    assert [said.count(f"Executing task '{name}'") for name in ("plan", "download", "shard")] == [1] * 3
-    assert "Executing task 'fetch'" in said and "Executing task 'write'" in said
+    output = words(done)
+    assert [output.count(f"Executing task '{name}'") for name in ("plan", "download", "shard")] == [1] * 3
+    assert "Executing task 'fetch'" in output and "Executing task 'write'" in output
     assert len(list((tmp_path / "data" / "raw").rglob("*-of-3.parquet"))) == 3
     # Its log came through the step's, its results are in the run's folder, and it is left to its readers.
-    assert "train: epoch 1: coco/AP" in said
+    assert "train: epoch 1: coco/AP" in output
     assert (tmp_path / "data" / "runs" / "v1-the-run" / "train" / "best.pt").exists()
-    assert f"nothing to clean up: the job {name} is succeeded" in said
+    assert f"nothing to clean up: the job {name} is succeeded" in output
 
 
 @pytest.mark.slow
 def test_the_clean_up_follows_a_step_that_failed(fake_cluster, tmp_path):
     done = run(tmp_path, fake_cluster.environment, launcher="kubernetes", source="coco:/nonexistent")
-    said = words(done)
-    assert done.returncode != 0 and "/nonexistent does not exist" in said
-    assert said.index("does not exist") < said.index("nothing to clean up: the job")
-    assert "Executing task 'prepare'" in said and "Executing task 'train'" not in said
+    output = words(done)
+    assert done.returncode != 0 and "/nonexistent does not exist" in output
+    assert output.index("does not exist") < output.index("nothing to clean up: the job")
+    assert "Executing task 'prepare'" in output and "Executing task 'train'" not in output
 
 
 @pytest.fixture
@@ -134,18 +134,18 @@ def test_a_model_is_signed_published_and_registered_once(registry, key, tmp_path
         source="sample:images=24,seed=5,size=96", overrides={**TINY, "export.check_images": 4},
         gate="coco/AP >= 0", registry=registry.url,
     )  # fmt: skip
-    said = words(done)
-    assert done.returncode == 0, said
-    assert "refuses: 500" in said
+    output = words(done)
+    assert done.returncode == 0, output
+    assert "refuses: 500" in output
     (model,), (version,), (artifact,) = registry.models, registry.versions, registry.artifacts
     published = tmp_path / "data" / "models" / "detector" / version["name"]
     assert model["name"] == "detector" and artifact["uri"] == str(published)
     assert artifact["modelSourceId"] == "the-run"
-    asked = ["--public-key", str(key / "public.pem"), "--data-root", str(tmp_path / "data")]
-    assert cli.main(["model", "verify", "detector", *asked]) == 0
+    options = ["--public-key", str(key / "public.pem"), "--data-root", str(tmp_path / "data")]
+    assert cli.main(["model", "verify", "detector", *options]) == 0
     assert "signed by the key of" in capsys.readouterr().out
     # Nothing that the run wrote or said holds the key.
     body = (key / "private.pem").read_text().splitlines()[1].encode()
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent != key]
     assert len(written) > 20 and not [path for path in written if body in path.read_bytes()]
-    assert body.decode() not in said
+    assert body.decode() not in output

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipelines.access import Access
-from pipelines.answers import Unavailable
+from pipelines.api_errors import Unavailable
 from pipelines.kubeflow import Server
 from trainer.errors import ConfigError
 
@@ -46,9 +46,9 @@ def test_a_kubeconfig_leads_there_by_the_api_server(kfp_server, monkeypatch, tmp
 
 def test_an_experiment_is_found_or_made(kfp_server):
     server = Server(Access.find(namespace="team"))
-    made = server.experiment("nightly")
-    assert Server(Access.find(namespace="team")).experiment("nightly") == made
-    assert Server(Access.find(namespace="team")).experiment("other") != made
+    experiment_id = server.experiment("nightly")
+    assert Server(Access.find(namespace="team")).experiment("nightly") == experiment_id
+    assert Server(Access.find(namespace="team")).experiment("other") != experiment_id
     assert [item["display_name"] for item in kfp_server.experiments] == ["nightly", "other"]
     assert {item["namespace"] for item in kfp_server.experiments} == {"team"}
 
@@ -59,7 +59,7 @@ def test_all_pages_of_schedules_are_read(kfp_server):
 
 
 @pytest.mark.parametrize(
-    ("status", "answer", "kind", "said", "fix"),
+    ("status", "answer", "kind", "message", "fix"),
     [
         (401, {"message": "Request header error"}, ConfigError, "401", "kubectl create token"),
         (403, {"error": "User a is not authorized"}, ConfigError, "a is not", "in the namespace team"),
@@ -70,12 +70,12 @@ def test_all_pages_of_schedules_are_read(kfp_server):
         (503, "no healthy upstream", Unavailable, "no healthy upstream", "ml-pipeline"),
     ],
 )  # fmt: skip
-def test_a_refusal_is_told_with_its_remedy(kfp_server, status, answer, kind, said, fix):
+def test_a_refusal_is_told_with_its_remedy(kfp_server, status, answer, kind, message, fix):
     server = Server(Access.find(namespace="team"))
     kfp_server.failures = [("GET", "/experiments", status, answer)]
     with pytest.raises(kind) as caught:
         server.experiment("nightly")
-    assert said in caught.value.message and fix in caught.value.fix
+    assert message in caught.value.message and fix in caught.value.fix
     assert "cannot look for the experiment nightly" in caught.value.message and "<html" not in str(
         caught.value
     )
@@ -116,8 +116,8 @@ def test_the_version_is_told(kfp_server):
 
 def test_a_log_that_is_not_to_be_had_is_none(kfp_server):
     server = Server(Access.find(namespace="team"))
-    kfp_server.logs["p"] = "said"
-    assert server.pod_log("p", "r") == "said" and server.pod_log("other", "r") == ""
+    kfp_server.logs["p"] = "message"
+    assert server.pod_log("p", "r") == "message" and server.pod_log("other", "r") == ""
     kfp_server.close()
     assert server.pod_log("p", "r") == ""
 

@@ -10,12 +10,12 @@ from trainer.errors import ConfigError
 
 
 def test_everything_that_is_wrong_is_told_at_once():
-    asked = Options(
+    options = Options(
         "a/b",
         {"source": "/nonexistent", "recipe": "nope", "nproc": 0, "gate": "coco/AP >= x, coco/AP50 > y"},
     )
     with pytest.raises(ConfigError) as caught:
-        check(asked)
+        check(options)
     lines = caught.value.message.splitlines()[1:]
     wrong = [
         "'a/b'",

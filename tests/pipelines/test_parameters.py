@@ -9,7 +9,7 @@ import yaml
 from components import partitions
 from components.jobs import PARAMETERS
 from components.launchers.spec import JobSpec, from_fields
-from pipelines import cli, parameters, tables
+from pipelines import cli, doc_tables, parameters
 from pipelines.compile import compile_pipeline
 from pipelines.forms import Form
 from pipelines.parameters import LOCAL, REQUIRED, TABLE
@@ -29,12 +29,12 @@ def helped(capsys, monkeypatch):
     """What a command's help says, an option a line."""
     monkeypatch.setenv("COLUMNS", "1000")
 
-    def said(command):
+    def help_of(command):
         with pytest.raises(SystemExit):
             cli.main([command, "--help"])
         return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
-    return said
+    return help_of
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def helped(capsys, monkeypatch):
     ids=str,
 )  # fmt: skip
 def test_the_compiled_file_has_what_the_table_says(tmp_path, form):
-    found = compiled(tmp_path, form)
-    wanted = {item.name: item for item in parameters.of(form)}
-    assert set(found) == set(wanted)
-    for name, item in wanted.items():
-        told = {"parameterType": TYPES[item.kind], "description": item.description}
-        told |= {"literals": list(item.choices)} if item.choices else {}
-        told |= {} if item.default is REQUIRED else {"defaultValue": item.default, "isOptional": True}
-        assert found[name] == told, name
+    declared = compiled(tmp_path, form)
+    of_form = {item.name: item for item in parameters.of(form)}
+    assert set(declared) == set(of_form)
+    for name, item in of_form.items():
+        definition = {"parameterType": TYPES[item.kind], "description": item.description}
+        definition |= {"literals": list(item.choices)} if item.choices else {}
+        definition |= {} if item.default is REQUIRED else {"defaultValue": item.default, "isOptional": True}
+        assert declared[name] == definition, name
 
 
 def test_what_is_changed_in_the_table_is_changed_everywhere(tmp_path, helped, monkeypatch):
@@ -67,8 +67,8 @@ def test_what_is_changed_in_the_table_is_changed_everywhere(tmp_path, helped, mo
     }  # fmt: skip
     for command in ("submit", "schedule", "run"):
         assert "--gate RULE how strict it is (default: lax)" in helped(command)
-    assert "| `gate` | `lax` | how strict it is |\n" in tables.of_parameters()
-    assert "| `--gate RULE` | how strict it is (default: lax) |\n" in tables.of_run()
+    assert "| `gate` | `lax` | how strict it is |\n" in doc_tables.of_parameters()
+    assert "| `--gate RULE` | how strict it is (default: lax) |\n" in doc_tables.of_run()
 
 
 @pytest.mark.parametrize("command", ["submit", "schedule"])

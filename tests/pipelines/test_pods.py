@@ -6,7 +6,7 @@ from fake_api import Fault
 
 from components import jobs
 from pipelines import pods
-from pipelines.pods import Pods, Step, step_of, told
+from pipelines.pods import Pods, Step, error_of_log, step_of
 
 RUN = "11111111-2222-3333-4444-555555555555"
 TITLES = {"train": "Train", "fetch": "Fetch"}
@@ -147,10 +147,10 @@ def test_a_volume_that_cannot_be_mounted_is_told_by_the_events(cluster):
 
 
 @pytest.mark.parametrize(("given", "there"), [("", "kubeflow"), ("", "default"), ("team", "team")])
-def test_the_namespace_is_found(cluster, given, there):
-    cluster.put("train(0).executor(0)", main=ended(message="x"), namespace=there)
+def test_the_namespace_is_found(cluster, given, expected):
+    cluster.put("train(0).executor(0)", main=ended(message="x"), namespace=expected)
     assert len(seen(given).failed()) == 1
-    assert seen(given).namespace() == there
+    assert seen(given).namespace() == expected
 
 
 def test_other_runs_are_not_looked_at(cluster):
@@ -170,20 +170,20 @@ def test_who_may_not_look_does_not_ask_again(cluster):
     cluster.denied.add(("list", "pods"))
     pods = seen()
     assert pods.failed() == []
-    asked = len(cluster.requests("GET", "/pods"))
-    assert pods.failed() == [] and len(cluster.requests("GET", "/pods")) == asked
+    requests = len(cluster.requests("GET", "/pods"))
+    assert pods.failed() == [] and len(cluster.requests("GET", "/pods")) == requests
 
 
 def test_an_api_server_that_is_away_is_asked_again_after_a_while(cluster, monkeypatch):
     cluster.put("train(0).executor(0)", main=ended(message="x"))
     cluster.faults.append(Fault("GET", "/pods", status=503, times=2))
-    found = seen()
-    assert found.failed() == []
-    asked = len(cluster.requests("GET", "/pods"))
-    assert found.failed() == [] and len(cluster.requests("GET", "/pods")) == asked
+    lines = seen()
+    assert lines.failed() == []
+    requests = len(cluster.requests("GET", "/pods"))
+    assert lines.failed() == [] and len(cluster.requests("GET", "/pods")) == requests
     monkeypatch.setattr(pods.time, "monotonic", lambda: 1e9)
-    assert len(found.failed()) == 1
+    assert len(lines.failed()) == 1
 
 
 def test_a_log_without_anything_tells_nothing():
-    assert told("\n \n") == ""
+    assert error_of_log("\n \n") == ""

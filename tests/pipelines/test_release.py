@@ -14,7 +14,7 @@ def test_what_refuses_the_pipeline_is_refused(tag):
 
 
 @pytest.mark.parametrize(
-    ("tag", "said"),
+    ("tag", "message"),
     [
         (TESTED, ""),
         (f"v{TESTED}", ""),
@@ -27,10 +27,10 @@ def test_what_refuses_the_pipeline_is_refused(tag):
         ("", "version not known (it says nothing)"),
     ],
 )
-def test_what_was_not_tried_is_told_and_taken(tag, said):
+def test_what_was_not_tried_is_told_and_taken(tag, message):
     release = Release(tag)
     release.refuse()
-    assert release.remark().startswith(said) and bool(release.remark()) is bool(said)
+    assert release.remark().startswith(message) and bool(release.remark()) is bool(message)
 
 
 @pytest.mark.parametrize(

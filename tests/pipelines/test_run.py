@@ -41,7 +41,7 @@ SOURCE = ["--source", "sample:images=24,seed=5,size=96"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--recipe", "nope"], "no recipe 'nope'"),
         (["--set", "train.epoch=1"], "did you mean train.epochs"),
@@ -55,10 +55,10 @@ SOURCE = ["--source", "sample:images=24,seed=5,size=96"]
         (["--source", "yolo:here"], "unknown kind 'yolo'"),
     ],
 )
-def test_mistakes_are_refused_before_anything_starts(arguments, said, tmp_path):
+def test_mistakes_are_refused_before_anything_starts(arguments, message, tmp_path):
     done = kubedet("run", *arguments, "--output", str(tmp_path / "runs"), cwd=tmp_path)
     assert done.returncode == 2
-    assert said in done.stderr and "Traceback" not in done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
 
 

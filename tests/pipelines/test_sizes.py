@@ -44,7 +44,7 @@ def test_what_is_said_wins_over_the_size():
 
 
 @pytest.mark.parametrize(
-    ("cpu", "memory", "said"),
+    ("cpu", "memory", "message"),
     [
         ("4 cores", "8Gi", "step_cpu: '4 cores' is not an amount"),
         ("4", "8GB", "step_memory: '8GB' is not an amount"),
@@ -53,7 +53,7 @@ def test_what_is_said_wins_over_the_size():
         ("", "8Gi", "step_cpu: '' is less than 10m"),
     ],
 )
-def test_what_kubernetes_does_not_take_is_refused(cpu, memory, said):
+def test_what_kubernetes_does_not_take_is_refused(cpu, memory, message):
     with pytest.raises(ConfigError) as caught:
         sizes.check(cpu, memory)
-    assert said in caught.value.message
+    assert message in caught.value.message

@@ -14,25 +14,25 @@ from trainer.errors import ConfigError
 ROOT = {"data_root": "s3://bucket/root"}
 
 
-def asked(**parameters):
+def submission(**parameters):
     return Submission("nightly", "sets", {"data_root": "s3://bucket/root", **parameters})
 
 
 def test_what_can_be_run_passes():
-    asked().check()
-    asked(
+    submission().check()
+    submission(
         recipe="coco_r50", overrides={"train.epochs": 3}, gate="coco/AP50 >= 0.3", nodes=2, gpus=8,
         job={"memory_limit": "64Gi"}, claim="sets", output="/data/runs/a", source="coco:/data/coco",
         data_version="[[ScheduledTime]]", signing="keys", registry="https://registry.example",
     ).check()  # fmt: skip
     Submission("a", "b", {"claim": "sets"}).check()
-    asked(launcher="local", nproc=2, source="https://host/annotations.json").check()
+    submission(launcher="local", nproc=2, source="https://host/annotations.json").check()
     for source in ("coco:2017", "coco:2017,base=s3://mirror", "openimages:pixels=s3://mirror", "sample"):
-        asked(source=source).check()
+        submission(source=source).check()
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "message"),
     [
         ({"recipe": "nope"}, "no recipe 'nope'"),
         ({"overrides": {"train.epoch": 3}}, "did you mean train.epochs"),
@@ -70,10 +70,10 @@ def test_what_can_be_run_passes():
         ({"overrides": {"evaluation.baseline": "s3://a..b/w"}}, "no bucket can be named 'a..b'"),
     ],
 )
-def test_what_cannot_be_run_is_refused(parameters, said):
+def test_what_cannot_be_run_is_refused(parameters, message):
     with pytest.raises(ConfigError) as caught:
-        asked(**parameters).check()
-    assert f"  {said}" in str(caught.value) or said in str(caught.value)
+        submission(**parameters).check()
+    assert f"  {message}" in str(caught.value) or message in str(caught.value)
 
 
 def test_a_name_that_amazon_refuses_is_told_unless_the_store_is_another(monkeypatch):
@@ -82,9 +82,9 @@ def test_a_name_that_amazon_refuses_is_told_unless_the_store_is_another(monkeypa
     with pytest.raises(
         ConfigError, match=r"data_root: s3://My_Bucket/x: .* 'B' 'M' '_'.* set AWS_ENDPOINT_URL"
     ):
-        asked(data_root="s3://My_Bucket/x").check()
+        submission(data_root="s3://My_Bucket/x").check()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store:9000")
-    asked(data_root="s3://My_Bucket/x").check()
+    submission(data_root="s3://My_Bucket/x").check()
 
 
 def test_everything_that_is_wrong_is_told_at_once():
@@ -108,7 +108,7 @@ def test_kfp_reads_the_same_value(value):
 def test_the_commands_of_kfp(monkeypatch):
     monkeypatch.setenv("KFP_EXISTING_TOKEN", "s3cr3t")
     access = Access(host="https://kf/pipeline", namespace="team")
-    compiled, run = asked(claim="sets", overrides={"train.epochs": 3}).commands(access)
+    compiled, run = submission(claim="sets", overrides={"train.epochs": 3}).commands(access)
     assert compiled == "kubedet compile --volume --output pipeline.yaml"
     words = shlex.split(run)
     assert words[:7] == ["kfp", "--endpoint", "https://kf/pipeline", "--namespace", "team", "run", "create"]
@@ -117,14 +117,14 @@ def test_the_commands_of_kfp(monkeypatch):
 
 
 def test_the_package_is_in_the_form_of_its_parameters():
-    bucket, volume = asked().package(), asked(claim="sets").package()
+    bucket, volume = submission().package(), submission(claim="sets").package()
     assert "claim" not in bucket["pipeline_spec"]["root"]["inputDefinitions"]["parameters"]
     assert "claim" in volume["pipeline_spec"]["root"]["inputDefinitions"]["parameters"]
     assert "kubernetes" in bucket["platform_spec"]["platforms"]
 
 
 def test_the_package_has_the_form_that_is_asked_for():
-    plain = asked().package()["pipeline_spec"]
+    plain = submission().package()["pipeline_spec"]
     shards = Submission("a", "b", {**ROOT, "partitions": 2}, until="shards", parallelism=3)
     shards.check()
     spec = shards.package()["pipeline_spec"]
@@ -142,7 +142,7 @@ def test_what_means_nothing_until_the_shards_is_refused_by_name(name):
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"parallelism": 4}, "parallelism: means nothing without partitions"),
         ({"parallelism": -1}, "parallelism -1 is less than zero"),
@@ -150,10 +150,10 @@ def test_what_means_nothing_until_the_shards_is_refused_by_name(name):
         ({"deadline": -1, "ttl": -2}, "deadline -1 is less than zero; ttl -2 is less than zero"),
     ],
 )
-def test_a_form_that_is_none_is_refused(fields, said):
+def test_a_form_that_is_none_is_refused(fields, message):
     with pytest.raises(ConfigError) as caught:
         Submission("a", "b", {"data_root": "s3://bucket/r"}, **fields).check()
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_the_line_that_compiles_names_the_form():
@@ -164,4 +164,4 @@ def test_the_line_that_compiles_names_the_form():
         "kubedet compile --volume --shared --parallelism 3 --until shards --deadline 60 --ttl 5 "
         "--output pipeline.yaml"
     )
-    assert asked().commands(Access())[0] == "kubedet compile --output pipeline.yaml"
+    assert submission().commands(Access())[0] == "kubedet compile --output pipeline.yaml"

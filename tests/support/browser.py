@@ -138,12 +138,12 @@ class Page:
         return json.loads(message)
 
     def _note(self, event: dict[str, Any]) -> None:
-        method, found = event.get("method"), event.get("params", {})
+        method, parameters = event.get("method"), event.get("params", {})
         if method == "Runtime.exceptionThrown":
-            self.complaints.append(json.dumps(found["exceptionDetails"]))
-        elif method == "Log.entryAdded" and found["entry"]["level"] in ("error", "warning"):
-            self.complaints.append(found["entry"]["text"])
-        elif method == "Runtime.consoleAPICalled" and found["type"] in ("error", "warning", "assert"):
-            self.complaints.append(json.dumps(found["args"]))
-        elif method == "Network.requestWillBeSent" and not found["request"]["url"].startswith("data:"):
-            self.requests.append(found["request"]["url"])
+            self.complaints.append(json.dumps(parameters["exceptionDetails"]))
+        elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
+            self.complaints.append(parameters["entry"]["text"])
+        elif method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning", "assert"):
+            self.complaints.append(json.dumps(parameters["args"]))
+        elif method == "Network.requestWillBeSent" and not parameters["request"]["url"].startswith("data:"):
+            self.requests.append(parameters["request"]["url"])

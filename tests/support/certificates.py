@@ -14,7 +14,7 @@ def self_signed() -> bytes:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test server")])
     now = datetime.datetime.now(datetime.UTC)
     address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    made = (
+    certificate = (
         x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
         .serial_number(1).not_valid_before(now).not_valid_after(now + datetime.timedelta(hours=1))
         .add_extension(x509.SubjectAlternativeName([address]), critical=False)
@@ -23,4 +23,4 @@ def self_signed() -> bytes:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return made.public_bytes(serialization.Encoding.PEM) + private
+    return certificate.public_bytes(serialization.Encoding.PEM) + private

@@ -55,21 +55,21 @@ def _pasted(graph, task):
     stand there as text, of a mapping or a list the quotes end the text around it. The run's names the driver
     puts in, where one is all of a value (backend/src/v2/component/launcher_v2.go, 2.17.0).
     """
-    given = task.get("inputs", {}).get("parameters", {})
+    inputs = task.get("inputs", {}).get("parameters", {})
     declared = _declared(graph)
-    for name, source in given.items():
+    for name, source in inputs.items():
         value = source.get("runtimeValue", {}).get("constant")
-        for found in _PLACEHOLDER.findall(json.dumps(value)):
-            if found == value:
+        for placeholder in _PLACEHOLDER.findall(json.dumps(value)):
+            if placeholder == value:
                 continue
-            if not (wanted := _INPUT.fullmatch(found)):
-                yield f"{name}: nobody replaces {found} within a value"
-            elif wanted[1] not in given:
-                yield f"{name}: the step has no input {wanted[1]}"
+            if not (input_ := _INPUT.fullmatch(placeholder)):
+                yield f"{name}: nobody replaces {placeholder} within a value"
+            elif input_[1] not in inputs:
+                yield f"{name}: the step has no input {input_[1]}"
             else:
-                kind = declared[given[wanted[1]]["componentInputParameter"]]["parameterType"]
+                kind = declared[inputs[input_[1]]["componentInputParameter"]]["parameterType"]
                 if KINDS[kind] in ("struct", "list"):
-                    yield f"{name}: {wanted[1]} is a {KINDS[kind]}, which cannot stand within a value"
+                    yield f"{name}: {input_[1]} is a {KINDS[kind]}, which cannot stand within a value"
 
 
 def _declared(component):
@@ -78,26 +78,26 @@ def _declared(component):
 
 def _inputs(spec, graph, task, component):
     declared = _declared(component)
-    given = task.get("inputs", {}).get("parameters", {})
+    bound = task.get("inputs", {}).get("parameters", {})
     items = task.get("parameterIterator", {}).get("itemInput")
     for name, definition in declared.items():
         kind = definition["parameterType"]
         if name == items or kind == "TASK_CONFIG":
             continue  # The loop's own item, and what the driver itself fills in.
-        if name not in given:
+        if name not in bound:
             if "defaultValue" not in definition and not definition.get("isOptional"):
                 yield f"neither value nor default for {name}"
             continue
-        source = _kind(spec, graph, given[name])
+        source = _kind(spec, graph, bound[name])
         if source is None:
-            yield f"the graph has no input for {name}: {given[name]}"
+            yield f"the graph has no input for {name}: {bound[name]}"
         elif not takes(kind, source):
             yield f"{name}: type mismatch: expect {kind}, got {source}"
     here = _declared(graph)
-    for name, source in given.items():
-        wanted = source.get("componentInputParameter")
-        if name not in declared and wanted and wanted not in here:
-            yield f"the graph has no input {wanted}, for {name}"
+    for name, source in bound.items():
+        outer = source.get("componentInputParameter")
+        if name not in declared and outer and outer not in here:
+            yield f"the graph has no input {outer}, for {name}"
 
 
 def _kind(spec, graph, source):

@@ -89,8 +89,8 @@ class FakeCluster:
 
     def pod(self, name, namespace="default"):
         """The pod of that name, or of that beginning of a made up name, as it is now; or None."""
-        there = [pod for pod in list(self.pods.values()) if name in (pod.name, pod.base)]
-        keys = [(pod, (PODS, namespace, pod.name)) for pod in there]
+        pods = [pod for pod in list(self.pods.values()) if name in (pod.name, pod.base)]
+        keys = [(pod, (PODS, namespace, pod.name)) for pod in pods]
         return next((pod for pod, key in reversed(keys) if self.objects.get(key) is pod.body), None)
 
     def job(self, name, namespace="default"):

@@ -160,8 +160,8 @@ class FakeKueue:
         (spec if "runtimeRef" in spec else spec.setdefault("runPolicy", {}))["suspend"] = value
 
     def _condition(self, job, kind, status, reason, message):
-        told = self.workload(job)["status"]
-        others = [item for item in told.get("conditions", []) if item["type"] != kind]
+        workload_status = self.workload(job)["status"]
+        others = [item for item in workload_status.get("conditions", []) if item["type"] != kind]
         new = {
             "type": kind,
             "status": status,
@@ -169,7 +169,7 @@ class FakeKueue:
             "message": message,
             "lastTransitionTime": now(),
         }
-        told["conditions"] = [*others, new]
+        workload_status["conditions"] = [*others, new]
 
     def places(self, queue):
         """What the visibility API says of a queue."""

@@ -109,8 +109,8 @@ class FakeTrainer:
 
     def progress(self, job, percent, seconds=None, **metrics):
         """Do as the status server does that a training tells how far it is."""
-        told = [{"name": name, "value": str(value)} for name, value in metrics.items()]
-        status = {"progressPercentage": percent, "metrics": told, "lastUpdatedTime": now()}
+        values = [{"name": name, "value": str(value)} for name, value in metrics.items()]
+        status = {"progressPercentage": percent, "metrics": values, "lastUpdatedTime": now()}
         if seconds is not None:
             status["estimatedRemainingSeconds"] = seconds
         job.setdefault("status", {})["trainerStatus"] = status

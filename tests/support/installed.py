@@ -39,9 +39,9 @@ def view(extras, folder):
         folder: an empty one.
     """
     for name in needed(extras):
-        found = metadata.distribution(name)
+        distribution = metadata.distribution(name)
         # Programs and headers lie outside of site-packages.
-        for top in {file.parts[0] for file in found.files or [] if ".." not in file.parts}:
+        for top in {file.parts[0] for file in distribution.files or [] if ".." not in file.parts}:
             link = folder / top
             if not link.exists() and top != "__pycache__":
-                link.symlink_to(found.locate_file(top))
+                link.symlink_to(distribution.locate_file(top))

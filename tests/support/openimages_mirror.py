@@ -83,15 +83,15 @@ def mirror(tmp_path: Path, make_jpeg: Callable[..., bytes]) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(make_jpeg(seed=number))
     for split, path in LABELS.items():
-        said = [[image_id, "verification", MIDS["Dog"], 0] for image_id in IDS[split]]
-        said += [[IDS[split][0], "verification", MIDS["Cat"], 1], [IDS[split][0], "x", "/m/other", 1]]
-        said.append([IDS[split][-1], "verification", MIDS["Animal"], 0])
-        write_csv(base / path, ["ImageID", "Source", "LabelName", "Confidence"], said)
+        labels = [[image_id, "verification", MIDS["Dog"], 0] for image_id in IDS[split]]
+        labels += [[IDS[split][0], "verification", MIDS["Cat"], 1], [IDS[split][0], "x", "/m/other", 1]]
+        labels.append([IDS[split][-1], "verification", MIDS["Animal"], 0])
+        write_csv(base / path, ["ImageID", "Source", "LabelName", "Confidence"], labels)
     return tmp_path
 
 
 def source(mirror: Path | str, text: str = "") -> OpenImagesSource:
     """The source that reads it, with further parameters."""
-    found = sources.parse(f"openimages:base={mirror}/base/,pixels={mirror}/pixels,{text}")
-    assert isinstance(found, OpenImagesSource)
-    return found
+    parsed = sources.parse(f"openimages:base={mirror}/base/,pixels={mirror}/pixels,{text}")
+    assert isinstance(parsed, OpenImagesSource)
+    return parsed

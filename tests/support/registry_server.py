@@ -54,8 +54,8 @@ class RegistryServer:
 
 
 def _one(items, **key):
-    found = [item for item in items if key.items() <= item.items()]
-    return (200, found[0]) if found else (404, {"message": "not found"})
+    matches = [item for item in items if key.items() <= item.items()]
+    return (200, matches[0]) if matches else (404, {"message": "not found"})
 
 
 def _add(items, body, **key):

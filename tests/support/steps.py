@@ -41,8 +41,8 @@ def losing(run: _Run, more: float) -> Iterator[None]:
     forward = run.train_step.losses
 
     def losses(batch: Batch) -> Losses:
-        found = forward(batch)
-        return found._replace(boxes=found.boxes + more)
+        values = forward(batch)
+        return values._replace(boxes=values.boxes + more)
 
     run.train_step.losses = losses
     yield

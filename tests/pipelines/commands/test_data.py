@@ -20,7 +20,7 @@ SOURCE = "sample:images=12,seed=2,size=96"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def prepared(tmp_path_factory):
     """Raw images and shards of a small sample; no test may change them."""
     root = str(tmp_path_factory.mktemp("data"))
     config = recipes.load("debug", {"data.processes": 1}).data
@@ -50,22 +50,22 @@ def flip_a_byte(path, at):
     path.write_bytes(content)
 
 
-def test_all_three_forms_of_the_same_data_have_the_same_counts(data, made):
-    found = [json.loads(data("inspect", uri, "-o", "json")[1]) for uri in (SOURCE, *made)]
-    assert [each["kind"] for each in found] == ["source", "raw images", "shards"]
-    for each in found:
-        assert each["statistics"] == found[0]["statistics"]
-        assert {split: of["images"] for split, of in each["splits"].items()} == {
+def test_all_three_forms_of_the_same_data_have_the_same_counts(data, prepared):
+    reports = [json.loads(data("inspect", uri, "-o", "json")[1]) for uri in (SOURCE, *prepared)]
+    assert [report["kind"] for report in reports] == ["source", "raw images", "shards"]
+    for report in reports:
+        assert report["statistics"] == reports[0]["statistics"]
+        assert {split: of["images"] for split, of in report["splits"].items()} == {
             "train": 12, "val": 2, "test": 2,
         }  # fmt: skip
-    assert found[2]["splits"]["train"]["shards"] == 1
-    assert found[2]["splits"]["train"]["bytes"] == (Path(made[1]) / "train-00000.tar").stat().st_size
+    assert reports[2]["splits"]["train"]["shards"] == 1
+    assert reports[2]["splits"]["train"]["bytes"] == (Path(prepared[1]) / "train-00000.tar").stat().st_size
 
 
-def test_the_text_has_splits_classes_and_problems(data, made):
-    code, out, _ = data("inspect", made[1])
+def test_the_text_has_splits_classes_and_problems(data, prepared):
+    code, out, _ = data("inspect", prepared[1])
     assert code == 0
-    assert out.startswith(f"shards {made[1]} (fingerprint {Path(made[1]).name})\n")
+    assert out.startswith(f"shards {prepared[1]} (fingerprint {Path(prepared[1]).name})\n")
     assert "circle" in out and out.endswith("no problems\n")
 
 
@@ -110,8 +110,8 @@ def test_many_classes_are_cut_short_unless_all_are_asked_for(data, tmp_path):
     assert out.count("class-") == 30
 
 
-def test_sound_data_is_verified(data, made):
-    raw, shards = made
+def test_sound_data_is_verified(data, prepared):
+    raw, shards = prepared
     code, out, _ = data("verify", shards)
     assert code == 0 and out.startswith("all is well: 3 shards, 16 images, ")
     code, out, _ = data("verify", raw, "--threads", 2)
@@ -144,7 +144,7 @@ def test_everything_that_is_damaged_is_named_at_once(data, broken):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (None, "no such file"),
         ("{", "is not JSON"),
@@ -155,11 +155,11 @@ def test_everything_that_is_damaged_is_named_at_once(data, broken):
         ),
     ],
 )
-def test_the_ground_truth_is_verified_too(data, broken, content, said):
+def test_the_ground_truth_is_verified_too(data, broken, content, message):
     truth = broken / "annotations" / "val.json"
     truth.unlink() if content is None else truth.write_text(content)
     code, _, err = data("verify", broken)
-    assert code == 2 and ": 1 problem:" in err and re.search(said, err)
+    assert code == 2 and ": 1 problem:" in err and re.search(message, err)
 
 
 def test_a_table_of_samples_that_is_missing_is_told_with_the_remedy(data, broken):
@@ -171,7 +171,7 @@ def test_a_table_of_samples_that_is_missing_is_told_with_the_remedy(data, broken
 
 @pytest.mark.parametrize("verb", ["inspect", "verify", "preview"])
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("index.json", "{", "is not JSON: "),
         ("index.json", '{"kind": "shards"}', "written by another version of this program, or index.json was"),
@@ -181,11 +181,11 @@ def test_a_table_of_samples_that_is_missing_is_told_with_the_remedy(data, broken
         ("train-00000.tar", "", "is not whole: the shard step has not finished"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_told_as_such(data, tmp_path, verb, name, content, said):
+def test_a_folder_that_cannot_be_used_is_told_as_such(data, tmp_path, verb, name, content, message):
     (tmp_path / name).write_text(content)
     (tmp_path / "train-00000.json").write_text("{}")
     code, out, err = data(verb, tmp_path)
-    assert code == 2 and not out and said in err and "  fix: " in err
+    assert code == 2 and not out and message in err and "  fix: " in err
 
 
 def test_one_wrong_byte_anywhere_in_a_shard_is_found(data, broken):
@@ -217,8 +217,8 @@ def test_a_source_cannot_be_verified(data):
 
 
 @pytest.mark.parametrize("which", ["source", "raw", "shards"])
-def test_a_sheet_shows_images_with_boxes(data, made, tmp_path, which):
-    uri = {"source": SOURCE, "raw": made[0], "shards": made[1]}[which]
+def test_a_sheet_shows_images_with_boxes(data, prepared, tmp_path, which):
+    uri = {"source": SOURCE, "raw": prepared[0], "shards": prepared[1]}[which]
     code, out, _ = data("preview", uri, "-n", 5, "-o", tmp_path / "sheet.png")
     assert code == 0 and out.startswith("5 images of train with ") and "cannot be read" not in out
     with Image.open(tmp_path / "sheet.png") as sheet:
@@ -228,9 +228,9 @@ def test_a_sheet_shows_images_with_boxes(data, made, tmp_path, which):
     assert colors & {(11, 132, 165), (209, 73, 91), (46, 147, 60), (143, 45, 155), (224, 122, 31)}
 
 
-def test_a_seed_shows_the_same_images_and_another_one_others(data, made, tmp_path):
+def test_a_seed_shows_the_same_images_and_another_one_others(data, prepared, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        data("preview", made[1], "-n", 4, "--seed", seed, "-o", tmp_path / f"{name}.png")
+        data("preview", prepared[1], "-n", 4, "--seed", seed, "-o", tmp_path / f"{name}.png")
     first, again, other = ((tmp_path / f"{name}.png").read_bytes() for name in "abc")
     assert first == again != other
 
@@ -248,10 +248,10 @@ def test_what_cannot_be_read_is_on_the_sheet_and_told(data, broken, tmp_path):
         assert (160, 30, 30) in colors and sheet.height < 3 * TILE
 
 
-def test_mistakes_are_told(data, made, tmp_path):
-    assert "no split 'dev'" in data("preview", made[1], "--split", "dev")[2]
-    assert "-n 0 is less than one" in data("preview", made[1], "-n", 0)[2]
-    assert "is no PNG" in data("preview", made[1], "-o", "x.jpg")[2]
-    assert "--threads -1" in data("verify", made[1], "--threads", -1)[2]
+def test_mistakes_are_told(data, prepared, tmp_path):
+    assert "no split 'dev'" in data("preview", prepared[1], "--split", "dev")[2]
+    assert "-n 0 is less than one" in data("preview", prepared[1], "-n", 0)[2]
+    assert "is no PNG" in data("preview", prepared[1], "-o", "x.jpg")[2]
+    assert "--threads -1" in data("verify", prepared[1], "--threads", -1)[2]
     code, _, err = data("inspect", tmp_path / "nothing")
     assert code == 2 and "does not exist" in err

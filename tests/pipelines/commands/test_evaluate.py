@@ -117,29 +117,29 @@ def test_kept_predictions_that_cannot_be_right_are_refused_with_examples(kubedet
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_several_processes_end_where_only_the_command_is_told_to(model, shards, tmp_path, number):
-    output, said = str(tmp_path / "by itself"), tmp_path / "said"
+    output, stderr_file = str(tmp_path / "by itself"), tmp_path / "said"
     command = [sys.executable, "-m", "pipelines.cli", "evaluate", model, "--shards", shards, "-o", output]
-    with said.open("wb") as stderr:
+    with stderr_file.open("wb") as stderr:
         process = subprocess.Popen([*command, "--nproc", "2"], stderr=stderr)
     # The command, its guard, the launcher and two workers.
     started = wait_for(lambda: len(running(output)) >= 5)
     os.kill(process.pid, number)
-    assert process.wait(timeout=60) == (-9 if number == signal.SIGKILL else 143), said.read_text()
-    assert started, said.read_text()
+    assert process.wait(timeout=60) == (-9 if number == signal.SIGKILL else 143), stderr_file.read_text()
+    assert started, stderr_file.read_text()
     if number == signal.SIGKILL:
         wait_for(lambda: not running(output))
     else:
-        assert "error: the evaluation was stopped" in said.read_text()
+        assert "error: the evaluation was stopped" in stderr_file.read_text()
     assert running(output) == [] and not os.path.exists(f"{output}/metrics.json")
 
 
 def running(word):
     """Processes that were started with a word."""
-    found = []
+    lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # It ended meanwhile.
-            found += [path.parent.name] * (word.encode() in path.read_bytes())
-    return found
+            lines += [path.parent.name] * (word.encode() in path.read_bytes())
+    return lines
 
 
 def wait_for(condition):

@@ -62,8 +62,8 @@ def test_a_job_from_its_beginning_to_its_end(kubedet, submit, fake_cluster, kind
     assert submit(endless, endless)[0] == 0
     running(fake_cluster, kind)
     head, row = kubedet("job", "list", *backend)[1].splitlines()
-    told = dict(zip(head.split(), row.split(), strict=True))
-    assert (told["NAME"], told["KIND"], told["PHASE"], told["PODS"]) == (
+    cells = dict(zip(head.split(), row.split(), strict=True))
+    assert (cells["NAME"], cells["KIND"], cells["PHASE"], cells["PODS"]) == (
         "train",
         kind.title,
         "running",

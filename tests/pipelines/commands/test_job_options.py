@@ -127,7 +127,7 @@ def test_anchors_and_merges_are_yaml(write):
 
 
 def test_all_problems_are_told_at_once(write):
-    told = refused(
+    message = refused(
         "--spec", write("nodes: 0\ncolour: red\nelastic: {min_nodes: 3, max_nodes: 2}"),
         "--name", "Not_A_Name", "--gpus", "many", "--mount", "data", "--env", "A", "--set", "nodes",
         "--set", "name.first=x", "--set", "mounts.0.claim=data", "--set", "mounts.7.claim=x",
@@ -147,8 +147,8 @@ def test_all_problems_are_told_at_once(write):
         "command: is missing",
         "image: is missing",
     ]:
-        assert f"\n  {line}" in told
-    assert "\n  fix: " in told
+        assert f"\n  {line}" in message
+    assert "\n  fix: " in message
 
 
 @pytest.mark.parametrize(
@@ -163,10 +163,10 @@ def test_all_problems_are_told_at_once(write):
 )
 def test_a_file_that_is_no_specification_is_refused(write, text, message):
     file = write(text)
-    told = refused("--spec", file)
-    assert message in told
-    assert file in told
-    assert "fix: " in told
+    message = refused("--spec", file)
+    assert message in message
+    assert file in message
+    assert "fix: " in message
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):
@@ -175,8 +175,8 @@ def test_a_file_that_is_not_there_is_told(tmp_path):
 
 
 def test_set_through_a_value_of_another_kind_is_told(write):
-    told = refused(
+    message = refused(
         "--spec", write("env: text\nmounts: {claim: a}"), "--set", "env.A=b", "--set", "mounts.0.path=/a"
     )
-    assert "env.A: what is given before is no mapping" in told
-    assert "mounts.0.path: what is given before is no list" in told
+    assert "env.A: what is given before is no mapping" in message
+    assert "mounts.0.path: what is given before is no list" in message

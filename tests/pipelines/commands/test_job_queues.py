@@ -30,9 +30,9 @@ def test_status_tells_place_and_reason(kubedet, submit, fake_cluster):
     assert code == 0
     assert "on 1 node, a PyTorchJob, queue gpus\n" in out
     assert out.endswith(f"\na: 2nd in queue gpus: {QUOTA}\n")
-    told = json.loads(kubedet("job", "status", "-o", "json", "a")[1])
-    assert (told["phase"], told["reason"], told["queue"]) == ("suspended", "Queued", "gpus")
-    assert told["message"] == f"2nd in queue gpus: {QUOTA}"
+    status = json.loads(kubedet("job", "status", "-o", "json", "a")[1])
+    assert (status["phase"], status["reason"], status["queue"]) == ("suspended", "Queued", "gpus")
+    assert status["message"] == f"2nd in queue gpus: {QUOTA}"
 
 
 def test_list_has_one_word_on_it(kubedet, submit, fake_cluster):

@@ -34,10 +34,10 @@ def kubedet(capsys, tmp_path, monkeypatch):
 @pytest.fixture
 def published(tmp_path):
     for version, hour in (("v1", 8), ("v2", 9)):
-        made = make_bundle(
+        bundle = make_bundle(
             tmp_path / "runs" / version, version=version, created=f"2026-11-21T0{hour}:00:00+00:00"
         )
-        published_models.publish(made, str(tmp_path / "data_root"), "pets")
+        published_models.publish(bundle, str(tmp_path / "data_root"), "pets")
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def test_predict_draws_and_writes_json(kubedet, published, images, tmp_path):
     assert "pets v2, onnx in onnxruntime" in out and "images/a.jpg: 1 dog <b>" in out
     assert "images/b.png: nothing found" in out
     assert sorted(os.listdir("out")) == ["a.jpg", "a.json", "b.jpg", "b.json", "detections.json"]
-    found = json.loads((tmp_path / "out" / "a.json").read_text())
-    assert found["image"] == "images/a.jpg" and found["detections"][0]["box"] == [24, 12, 96, 60]
+    result = json.loads((tmp_path / "out" / "a.json").read_text())
+    assert result["image"] == "images/a.jpg" and result["detections"][0]["box"] == [24, 12, 96, 60]
     whole = json.loads((tmp_path / "out" / "detections.json").read_text())
     assert whole["model"] == "pets v2" and len(whole["images"]) == 2
     with Image.open("out/a.jpg") as drawn:
@@ -82,7 +82,7 @@ def test_predict_keeps_apart_what_has_the_same_name(kubedet, published, images, 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["nothing", "images"], "no model nothing is current"),
         (["pets@v9", "images"], "no version v9 of the model pets"),
@@ -92,10 +92,10 @@ def test_predict_keeps_apart_what_has_the_same_name(kubedet, published, images, 
         (["pets", "images", "--format", "tflite"], "no format tflite"),
     ],
 )
-def test_predict_refuses(kubedet, published, images, tmp_path, words, said):
+def test_predict_refuses(kubedet, published, images, tmp_path, words, message):
     (tmp_path / "empty").mkdir()
     code, _, err = kubedet("predict", *words, "-o", "out")
-    assert code in (1, 2) and said in err and "fix:" in err
+    assert code in (1, 2) and message in err and "fix:" in err
     assert not (tmp_path / "out").exists()
 
 
@@ -160,16 +160,16 @@ def test_layouts(kubedet, published, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--max-batch", "0"], "the largest batch must be 1 or more"),
         (["--storage-uri", "/models"], "KServe cannot read models from /models"),
         (["--format", "openvino"], "no format openvino that Triton serves"),
     ],
 )
-def test_a_layout_that_cannot_be_writes_nothing(kubedet, published, tmp_path, options, said):
+def test_a_layout_that_cannot_be_writes_nothing(kubedet, published, tmp_path, options, message):
     code, _, err = kubedet("model", "layout", "pets", "-o", "serving", *options)
-    assert code in (1, 2) and said in err
+    assert code in (1, 2) and message in err
     assert not (tmp_path / "serving").exists()
 
 

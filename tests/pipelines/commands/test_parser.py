@@ -8,7 +8,7 @@ from pipelines import cli
 from trainer.__main__ import _parser as trainer_parser
 
 
-def said(capsys, *words):
+def error_text(capsys, *words):
     with pytest.raises(SystemExit) as ended:
         cli.main([*words])
     assert ended.value.code == 2
@@ -27,29 +27,29 @@ def said(capsys, *words):
     ],
 )
 def test_a_slip_is_recognised(words, usage, guess, capsys):
-    text = said(capsys, *words)
+    text = error_text(capsys, *words)
     assert text.startswith(f"usage: {usage}")
     assert text.endswith(f"\n  fix: did you mean {guess}?\n")
 
 
 @pytest.mark.parametrize("words", [["run", "extra"], ["run", "--zzz"], ["zzz"]])
 def test_nothing_is_made_up(words, capsys):
-    text = said(capsys, *words)
+    text = error_text(capsys, *words)
     assert "did you mean" not in text and words[-1] in text
 
 
 def test_an_abbreviation_is_no_option(capsys):
-    assert "unrecognized arguments: --sour x" in said(capsys, "run", "--sour", "x")
+    assert "unrecognized arguments: --sour x" in error_text(capsys, "run", "--sour", "x")
 
 
 @pytest.mark.parametrize("words", [[], ["job"], ["data"], ["model"]])
 def test_a_command_alone_tells_what_there_is(words, capsys):
-    text = said(capsys, *words)
+    text = error_text(capsys, *words)
     assert "positional arguments:" in text and "error" not in text
 
 
 def test_a_missing_argument_is_named(capsys):
-    assert "required: URI" in said(capsys, "data", "inspect")
+    assert "required: URI" in error_text(capsys, "data", "inspect")
 
 
 def parsers(parser):

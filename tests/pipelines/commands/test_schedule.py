@@ -14,11 +14,11 @@ def only(server):
 
 def test_a_schedule_is_created(kfp_server, capsys):
     assert cli.main([*NIGHTLY, "--source", "coco:s3://bucket/sets"]) == 0
-    made = only(kfp_server)
-    assert made["display_name"] == "kubedet" and made["mode"] == "ENABLE"
-    assert made["trigger"] == {"cron_schedule": {"cron": "0 0 2 * * *"}}
-    assert made["max_concurrency"] == "1" and made["no_catchup"] is True
-    assert made["runtime_config"]["parameters"] == {
+    recurring_run = only(kfp_server)
+    assert recurring_run["display_name"] == "kubedet" and recurring_run["mode"] == "ENABLE"
+    assert recurring_run["trigger"] == {"cron_schedule": {"cron": "0 0 2 * * *"}}
+    assert recurring_run["max_concurrency"] == "1" and recurring_run["no_catchup"] is True
+    assert recurring_run["runtime_config"]["parameters"] == {
         "data_root": "s3://bucket/root",
         "source": "coco:s3://bucket/sets",
         "data_version": "[[ScheduledTime]]",
@@ -27,7 +27,7 @@ def test_a_schedule_is_created(kfp_server, capsys):
     }
     shown = capsys.readouterr().out
     assert "schedule kubedet: created" in shown and " 02:00:00, " in shown
-    assert f"{kfp_server.url}/#/recurringrun/details/{made['recurring_run_id']}" in shown
+    assert f"{kfp_server.url}/#/recurringrun/details/{recurring_run['recurring_run_id']}" in shown
 
 
 def test_the_same_again_changes_nothing(kfp_server, capsys):
@@ -97,8 +97,10 @@ def test_a_schedule_stays_disabled_where_its_run_would_end_with_it(kfp_server, c
     kfp_server.tag = tag
     before, run = only(kfp_server), running(kfp_server)
     assert cli.main(arguments) == 0
-    said = capsys.readouterr().out
-    assert "is disabled, and not deleted yet" in said and "the run r2" in said and "deleted the" not in said
+    shown = capsys.readouterr().out
+    assert (
+        "is disabled, and not deleted yet" in shown and "the run r2" in shown and "deleted the" not in shown
+    )
     assert run["state"] == "RUNNING" and before["status"] == "DISABLED" and before in kfp_server.schedules
     run["state"] = "SUCCEEDED"
     assert cli.main(arguments) == 0
@@ -152,7 +154,7 @@ def test_schedules_are_listed_and_deleted(kfp_server, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--until", "shards", "--gate", "coco/AP50 >= 1"], "gate: means nothing in a run until shards"),
         (["--cron", "0 25 * * *"], "hour: 25"),
@@ -160,9 +162,9 @@ def test_schedules_are_listed_and_deleted(kfp_server, capsys):
         (["--nodes", "0"], "nodes: "),
     ],
 )
-def test_mistakes_are_refused_before_anything_is_sent(kfp_server, capsys, arguments, said):
+def test_mistakes_are_refused_before_anything_is_sent(kfp_server, capsys, arguments, message):
     assert cli.main([*NIGHTLY, *arguments]) == 2
-    assert said in capsys.readouterr().err and kfp_server.requests == []
+    assert message in capsys.readouterr().err and kfp_server.requests == []
 
 
 def test_a_dry_run_sends_nothing(kfp_server, capsys):

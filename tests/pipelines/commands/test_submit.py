@@ -118,28 +118,28 @@ def test_pods_ask_for_what_the_source_needs_or_for_what_is_said(kfp_server, opti
 def test_a_server_that_is_too_old_is_refused_before_anything_is_sent(kfp_server, capsys, command, tag):
     kfp_server.tag = tag
     assert cli.main(command) == 2
-    said = capsys.readouterr().err
-    assert f"Kubeflow Pipelines is {tag} there" in said and "fix: upgrade it to 2.17.0" in said
+    shown = capsys.readouterr().err
+    assert f"Kubeflow Pipelines is {tag} there" in shown and "fix: upgrade it to 2.17.0" in shown
     assert kfp_server.asked("POST") == [] and kfp_server.experiments == []
 
 
 @pytest.mark.parametrize(
-    ("tag", "said"),
+    ("tag", "message"),
     [
         ("2.17.0", ""),
         ("2.16.1", "is 2.16.1; this was tried on 2.17.0 alone"),
         ("unknown", "version not known"),
     ],
 )
-def test_a_server_that_was_not_tried_is_told_of(kfp_server, capsys, tag, said):
+def test_a_server_that_was_not_tried_is_told_of(kfp_server, capsys, tag, message):
     kfp_server.tag = tag
     assert cli.main(ARGUMENTS) == 0
     shown = capsys.readouterr().err
-    assert said in shown and bool(shown) is bool(said)
+    assert message in shown and bool(shown) is bool(message)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--recipe", "nope"], "no recipe 'nope'"),
         (["--set", "train.epochs"], "--set 'train.epochs' is not key=value"),
@@ -156,9 +156,9 @@ def test_a_server_that_was_not_tried_is_told_of(kfp_server, capsys, tag, said):
         (["--until", "shards"], "job: means nothing in a run until shards"),
     ],
 )
-def test_mistakes_are_refused_before_anything_is_sent(kfp_server, capsys, arguments, said):
+def test_mistakes_are_refused_before_anything_is_sent(kfp_server, capsys, arguments, message):
     assert cli.main([*ARGUMENTS, *arguments]) == 2
-    assert said in capsys.readouterr().err and kfp_server.requests == []
+    assert message in capsys.readouterr().err and kfp_server.requests == []
 
 
 def test_waiting_shows_the_steps(kfp_server, capsys):
@@ -183,9 +183,9 @@ def test_a_failed_run_is_told_and_fails(kfp_server, capsys):
     failed = [{"display_name": "train", "state": "FAILED", "error": {"message": "pod was OOMKilled"}}]
     kfp_server.states = ["RUNNING", ("FAILED", failed)]
     assert cli.main([*ARGUMENTS, "--wait"]) == 1
-    said = capsys.readouterr().err
+    shown = capsys.readouterr().err
     assert (
-        "the run try failed\n  Train: pod was OOMKilled" in said and "fix: look at the log of Train" in said
+        "the run try failed\n  Train: pod was OOMKilled" in shown and "fix: look at the log of Train" in shown
     )
 
 
@@ -201,11 +201,11 @@ def test_a_failed_run_ends_with_the_words_of_the_step_and_its_remedy(kfp_server,
     )
 
 
-@pytest.mark.parametrize(("state", "said"), [("CANCELED", "was stopped"), ("SKIPPED", "ended as skipped")])
-def test_a_run_that_was_stopped_has_not_succeeded(kfp_server, capsys, state, said):
+@pytest.mark.parametrize(("state", "message"), [("CANCELED", "was stopped"), ("SKIPPED", "ended as skipped")])
+def test_a_run_that_was_stopped_has_not_succeeded(kfp_server, capsys, state, message):
     kfp_server.states = [state]
     assert cli.main([*ARGUMENTS, "--wait"]) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_terminated_run_was_stopped_and_has_not_failed(kfp_server, capsys):

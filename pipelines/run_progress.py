@@ -57,7 +57,7 @@ class Step:
         return time.monotonic() - self.started if self.state == "running" else self.seconds
 
 
-class Follower:
+class RunProgress:
     """The state of a run, from the lines and events it is fed."""
 
     def __init__(self, events: Path) -> None:
@@ -70,14 +70,14 @@ class Follower:
         self._events = events
         self._position = 0
         self._own_output = False
-        self._told_at_the_end: list[str] = []
+        self._error_lines: list[str] = []
 
     @property
     def failed(self) -> Step | None:
         """The step that failed or was stopped, if one did."""
         return next((step for step in self.steps.values() if step.state in ("failed", "stopped")), None)
 
-    def feed(self, line: str) -> str | None:
+    def read_line(self, line: str) -> str | None:
         """Take a line of the runner's output; return what a step itself printed, else None."""
         plain = _COLOUR.sub("", line)
         starts, ends = _TASK_STARTS.search(plain), _TASK_ENDS.search(plain)
@@ -121,9 +121,9 @@ class Follower:
             step.reused = True
         if line.startswith("error: "):
             self.read_events()
-            self._told_at_the_end = f"error: {step.message}".splitlines() if step.known else []
-        if self._told_at_the_end and line == self._told_at_the_end[0]:
-            self._told_at_the_end.pop(0)
+            self._error_lines = f"error: {step.message}".splitlines() if step.known else []
+        if self._error_lines and line == self._error_lines[0]:
+            self._error_lines.pop(0)
             return None
         return line if self._own_output and line.strip() else None
 

@@ -1,11 +1,11 @@
-"""What is wrong with a run that is asked for, all of it at once and before anything is started."""
+"""Makes all checks of a run before it is started, and reports every problem in one error."""
 
 from collections.abc import Callable, Iterable
 
 from trainer.errors import ConfigError, KubedetError
 
 
-def refuse(checks: Iterable[Callable[[], object]]) -> None:
+def make_all(checks: Iterable[Callable[[], object]]) -> None:
     """Make every check, and refuse the run if any of them fails.
 
     Args:
@@ -26,6 +26,6 @@ def _problems(check: Callable[[], object]) -> list[str]:
     except KubedetError as error:
         lines = error.message.splitlines()
         if len(lines) > 1 and lines[1].startswith("  "):
-            return lines[1:]  # Below a heading that says no more than ours.
+            return lines[1:]  # Without its heading: the error has one already.
         return [f"  {line}" for line in lines[:-1]] + [f"  {lines[-1]}{'; ' if error.fix else ''}{error.fix}"]
     return []

@@ -4,7 +4,7 @@ import pytest
 import run_pods
 
 from pipelines.access import Access
-from pipelines.causes import judge
+from pipelines.failed_runs import raise_failure
 from pipelines.kubeflow import Server
 from pipelines.pods import Pods
 from trainer.errors import LaunchError
@@ -30,7 +30,7 @@ def judged(kfp_server):
         kfp_server.states = [("FAILED", tasks, further)]
         server = Server(Access.find())
         with pytest.raises(LaunchError) as caught:
-            judge(server, server.run("r"), Pods("r", "", TITLES), TITLES, 0)
+            raise_failure(server, server.run("r"), Pods("r", "", TITLES), TITLES, 0)
         return caught.value
 
     return judge_

@@ -1,4 +1,4 @@
-"""Changes a compiled pipeline where kfp's compiler (2.17.0) writes less than Kubeflow Pipelines could do."""
+"""Corrects the output of kfp's compiler (2.17.0): missing inputs of graphs, needless pods of conditions."""
 
 import re
 from typing import Any
@@ -9,39 +9,39 @@ _FROM_OUTSIDE = "componentInputParameter"
 Spec = dict[str, Any]
 
 
-def connect(spec: Spec) -> None:
-    """Hand every parameter that a task takes from around its graph into that graph.
+def pass_parameters(spec: Spec) -> None:
+    """Declare the missing inputs of graphs: parameters that their tasks take from the enclosing graph.
 
-    The compiler forgets those that stand in what a pod requests: a graph in the graph then names an input
-    that it is not given, and the driver refuses it.
+    The compiler leaves out parameters that are used only in resource requests: a nested graph then names an
+    input that it does not get, and the driver refuses it.
 
     Args:
         spec: a compiled pipeline's first document; changed.
     """
-    known = spec["root"]["inputDefinitions"]["parameters"]
+    pipeline_parameters = spec["root"]["inputDefinitions"]["parameters"]
     components = spec.get("components", {})
     for _ in components:  # Each time at least one level nearer to the root.
         for graph in [spec["root"], *components.values()]:
             for task in graph.get("dag", {}).get("tasks", {}).values():
                 inner = components[task["componentRef"]["name"]]
-                for name in _wanted(inner) - set(task.get("inputs", {}).get("parameters", {})):
+                for name in _outside_parameters(inner) - set(task.get("inputs", {}).get("parameters", {})):
                     outer = name.removeprefix("pipelinechannel--")
-                    if outer not in known:
+                    if outer not in pipeline_parameters:
                         continue  # The item of the graph's own loop.
                     source = {_FROM_OUTSIDE: outer if graph is spec["root"] else name}
                     task.setdefault("inputs", {}).setdefault("parameters", {})[name] = source
                     definitions = inner["inputDefinitions"].setdefault("parameters", {})
-                    definitions[name] = {"parameterType": known[outer]["parameterType"]}
+                    definitions[name] = {"parameterType": pipeline_parameters[outer]["parameterType"]}
 
 
-def _wanted(component: Spec) -> set[str]:
-    """Names of the parameters that the tasks of a graph take from around it."""
+def _outside_parameters(component: Spec) -> set[str]:
+    """Return the names of the parameters that the tasks of a graph take from the enclosing graph."""
     tasks = component.get("dag", {}).get("tasks", {}).values()
     sources = [source for task in tasks for source in task.get("inputs", {}).get("parameters", {}).values()]
     return {source[_FROM_OUTSIDE] for source in sources if _FROM_OUTSIDE in source}
 
 
-def inline(spec: Spec) -> None:
+def inline_conditions(spec: Spec) -> None:
     """Replace every conditional graph of one task by that task, under the same condition.
 
     `dsl.If` compiles to a task that holds an inner graph, and a cluster starts a pod for each graph, to look
@@ -66,17 +66,17 @@ def inline(spec: Spec) -> None:
 
 def _under_condition(task: Spec, outer: Spec, components: Spec, group: Spec) -> Spec:
     """Return the task as it stands in the outer graph, its inputs bound there."""
-    given = outer.get("inputs", {})
+    outer_inputs = outer.get("inputs", {})
     for kind, key in (("parameters", _FROM_OUTSIDE), ("artifacts", "componentInputArtifact")):
         for name, source in task.get("inputs", {}).get(kind, {}).items():
             if key in source:
-                task["inputs"][kind][name] = given[kind][source[key]]
+                task["inputs"][kind][name] = outer_inputs[kind][source[key]]
     condition = outer["triggerPolicy"]["condition"]
     read = task.setdefault("inputs", {}).setdefault("parameters", {})
     definitions = components[task["componentRef"]["name"]]["inputDefinitions"].setdefault("parameters", {})
     for name in _READ.findall(condition):
-        # Of no use to the step: it is there to be looked at before the step begins.
-        read[name] = given["parameters"][name]
+        # The step does not use it: the driver reads it for the condition.
+        read[name] = outer_inputs["parameters"][name]
         definitions[name] = group["inputDefinitions"]["parameters"][name] | {"isOptional": True}
     before = {*outer.get("dependentTasks", []), *task.get("dependentTasks", [])}
     return task | {"triggerPolicy": outer["triggerPolicy"], "dependentTasks": sorted(before)}

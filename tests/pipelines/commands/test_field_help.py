@@ -6,8 +6,8 @@ from dataclasses import asdict
 import pytest
 
 from components.launchers.spec import JobSpec
-from pipelines.commands import fields
-from pipelines.commands.fields import describe
+from pipelines.commands import field_help
+from pipelines.commands.field_help import describe
 from trainer import recipes
 from trainer.config import Config
 
@@ -27,8 +27,8 @@ def test_every_key_of_a_recipe_has_a_meaning(kubedet):
 def test_every_field_of_a_job_has_a_meaning(kubedet):
     code, out, _ = kubedet("job", "fields")
     assert code == 0
-    found = re.findall(r"^(\S+) = (.*)\n    (\S.*)", out, re.MULTILINE)
-    names = {name: value for name, value, _ in found}
+    paragraphs = re.findall(r"^(\S+) = (.*)\n    (\S.*)", out, re.MULTILINE)
+    names = {name: value for name, value, _ in paragraphs}
     assert len(names) == len(re.findall(r"^\S", out, re.MULTILINE))
     tops = {name.partition(".")[0] for name in names}
     assert tops == set(JobSpec.__pydantic_fields__)
@@ -53,6 +53,6 @@ def test_what_is_looked_for_is_found_in_names_and_meanings(kubedet):
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_lines_fit_the_terminal(width, monkeypatch):
-    monkeypatch.setattr(fields.shutil, "get_terminal_size", lambda: type("Size", (), {"columns": width}))
+    monkeypatch.setattr(field_help.shutil, "get_terminal_size", lambda: type("Size", (), {"columns": width}))
     lines = [line for line in describe(Config).splitlines() if line.startswith(" ")]
     assert max(map(len, lines)) <= min(width, 110) and len(lines) > 90

@@ -1,14 +1,14 @@
-"""Why a run did not end well: from the API where it says so, from its pods, from the logs that are shown.
+"""Why a run in a cluster failed: from Kubeflow's API, from its pods, or from the logs that Kubeflow shows.
 
-Kubeflow Pipelines 2.17 fills no `error` of a run or a step. So the pods are asked, and where no API of the
-cluster can be reached the logs that Kubeflow's API or UI shows; else what to look at is named.
+Kubeflow Pipelines 2.17 leaves the `error` of runs and steps empty. So the state of the pods is read, and
+where the cluster's API cannot be reached the logs in Kubeflow's API or UI; else the message names the log.
 """
 
 import textwrap
 from typing import Any
 
 from pipelines.kubeflow import Server
-from pipelines.pods import LABEL, MAIN, Cause, Pods, Step, parted, told
+from pipelines.pods import LABEL, MAIN, Cause, Pods, Step, error_of_log, message_and_fix
 from trainer.errors import LaunchError
 
 _IMPLEMENTATIONS = ("retry-system-container-impl", "system-container-impl")
@@ -18,8 +18,8 @@ _DRIVERS = ("system-container-driver", "system-dag-driver")
 _AGAIN = "what it had finished is found by a new one, and by this one after `Retry` in the UI"
 
 
-def judge(server: Server, run: Any, pods: Pods, titles: dict[str, str], deadline: int) -> None:
-    """Raise an error unless a run ended well.
+def raise_failure(server: Server, run: Any, pods: Pods, titles: dict[str, str], deadline: int) -> None:
+    """Raise an error unless a run succeeded.
 
     Args:
         server: where it ran.
@@ -49,7 +49,7 @@ def judge(server: Server, run: Any, pods: Pods, titles: dict[str, str], deadline
 
 
 def stopped(run: Any) -> bool:
-    """Whether somebody ends or has ended a run: such a run is CANCELING first, and FAILED in the end."""
+    """Whether a run was or is being cancelled: such a run is CANCELING first, and FAILED at the end."""
     states = [item.state for item in run.state_history or []]
     while states and states[-1] == "FAILED":
         states.pop()
@@ -69,16 +69,16 @@ def _causes(server: Server, run: Any, pods: Pods, titles: dict[str, str]) -> lis
     steps = {step: item for item in failed if (step := _step(item.display_name or "", titles))}
     causes = {cause.step: cause for cause in pods.failed()}
     for step, task in steps.items():
-        if said := _words(task.error):
-            causes[step] = Cause(step, *parted(said))
+        if message := _message(task.error):
+            causes[step] = Cause(step, *message_and_fix(message))
     missing = {step: item for step, item in steps.items() if step not in causes}
     for step, task in missing.items():
         alone = sum(not other.driver for other in missing) == 1
         for node in _nodes(step, task, failed if alone else []):
             if text := _log(server, run, node, driver=step.driver):
-                causes[step] = Cause(step, *parted(text))
-    if said := _words(run.error):
-        causes[Step("run")] = Cause(Step("run"), said)
+                causes[step] = Cause(step, *message_and_fix(text))
+    if message := _message(run.error):
+        causes[Step("run")] = Cause(Step("run"), message)
     causes |= {step: Cause(step, "failed") for step in steps if step not in causes}
     return list(causes.values())
 
@@ -94,11 +94,11 @@ def _step(name: str, titles: dict[str, str]) -> Step | None:
 def _nodes(step: Step, task: Any, failed: list[Any]) -> list[str]:
     """Return the nodes of the workflow whose pods did a step.
 
-    Of a step itself none is told: they are the children of tasks `executor`, of which nobody says whose.
+    The API names none for a step itself: its nodes are children of tasks `executor`, which name no step.
 
     Args:
         step: the step.
-        task: it, or its driver, as the API tells of it.
+        task: the API's record of the step, or of its driver.
         failed: all tasks that failed, where this step alone did.
     """
     tasks = [task] if step.driver else [item for item in failed if item.display_name == "executor"]
@@ -106,16 +106,16 @@ def _nodes(step: Step, task: Any, failed: list[Any]) -> list[str]:
 
 
 def _log(server: Server, run: Any, node: str, *, driver: bool) -> str:
-    """Return the end of the log of a node's pod; nothing where it is not to be had."""
+    """Return the end of the log of a node's pod; empty where it cannot be read."""
     workflow, _, number = node.rpartition("-")
     for template in _DRIVERS if driver else _IMPLEMENTATIONS:
         if log := server.pod_log(f"{workflow}-{template}-{number}", run.run_id):
-            return told(log)
+            return error_of_log(log)
     return ""
 
 
 def _lines(cause: Cause, *, alone: bool) -> list[str]:
-    """Return what stands of a cause in the message; the remedy of one that is alone stands below it."""
+    """Return the lines of a cause in the message; the fix of a single cause becomes that of the error."""
     first, *rest = f"{cause.step}: {cause.text.strip()}".splitlines()
     fix = [f"fix: {cause.fix}"] if cause.fix and not alone else []
     return [f"  {first}", *(f"    {line}" for line in [*textwrap.dedent("\n".join(rest)).splitlines(), *fix])]
@@ -134,5 +134,5 @@ def _remedy(server: Server, run: Any, causes: list[Cause], pods: Pods) -> str:
     )
 
 
-def _words(error: Any) -> str:
+def _message(error: Any) -> str:
     return (getattr(error, "message", None) or "").strip()

@@ -1,4 +1,4 @@
-"""The last words of `kubedet run`: the table of metrics, the verdict, what was made, or what went wrong."""
+"""Prints the result of `kubedet run`: metrics, the gate's decision, the output files, or the error."""
 
 import json
 import shlex
@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pipelines.follow import Follower
+from pipelines.run_progress import RunProgress
 from trainer.log import clock
 
 
@@ -17,7 +17,7 @@ def exit_code(record: dict[str, Any]) -> int:
     return record["error"]["exit_code"] if "error" in record else 0
 
 
-def tell(record: dict[str, Any], run: Follower, folder: Path, *, again: str) -> None:
+def report(record: dict[str, Any], run: RunProgress, folder: Path, *, again: str) -> None:
     """Print how a run went: results on stdout, what went wrong on stderr.
 
     Args:
@@ -37,7 +37,7 @@ def tell(record: dict[str, Any], run: Follower, folder: Path, *, again: str) -> 
                 "in a browser": f"{program()} serve {model}"})  # fmt: skip
     sys.stdout.flush()
     if "error" in record:
-        print("\n" + _wrong(record, run, again), file=sys.stderr)
+        print("\n" + _failure(record, run, again), file=sys.stderr)
 
 
 def program() -> str:
@@ -50,9 +50,9 @@ def program() -> str:
 
 def _results(record: dict[str, Any], folder: Path) -> None:
     if "metrics" in record:
-        scored = json.loads((folder / "evaluation" / "metrics.json").read_text())
+        metrics = json.loads((folder / "evaluation" / "metrics.json").read_text())
         table = (folder / "evaluation" / "table.txt").read_text()
-        print(f"\n{scored['images']} images of the {scored['split']} split\n\n{table.rstrip()}")
+        print(f"\n{metrics['images']} images of the {metrics['split']} split\n\n{table.rstrip()}")
     if "training" in record or "gate" in record:
         print()
     if "training" in record and record["training"]["images_per_second"]:
@@ -62,9 +62,9 @@ def _results(record: dict[str, Any], folder: Path) -> None:
             f"{training['images_per_second']:.1f} images/s on {training['processes']} processes"
         )
     if "gate" in record:
-        held = record["gate"]
-        print(f"gate: {'passed' if held['passed'] else 'failed, no model was exported'}")
-        print("".join(f"  {line}\n" for line in held["reason"].splitlines()), end="")
+        gate = record["gate"]
+        print(f"gate: {'passed' if gate['passed'] else 'failed, no model was exported'}")
+        print("".join(f"  {line}\n" for line in gate["reason"].splitlines()), end="")
 
 
 def _table(rows: dict[str, str]) -> None:
@@ -73,7 +73,7 @@ def _table(rows: dict[str, str]) -> None:
         print(f"  {what:<{width}}  {value}")
 
 
-def _wrong(record: dict[str, Any], run: Follower, again: str) -> str:
+def _failure(record: dict[str, Any], run: RunProgress, again: str) -> str:
     error, step = record["error"], run.failed
     if record["status"] == "interrupted":
         at = f" in step {error['step']}" if error["step"] else ""

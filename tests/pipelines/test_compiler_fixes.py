@@ -5,7 +5,7 @@ import yaml
 from driver import refusals
 from kfp import compiler, dsl
 
-from pipelines.arrangement import connect, inline
+from pipelines.compiler_fixes import inline_conditions, pass_parameters
 
 IMAGE = "python:3.11"
 
@@ -34,7 +34,7 @@ def test_a_request_reaches_every_graph_around_it(tmp_path):
 
     spec = compiled(tmp_path, pipeline)
     assert any("the graph has no input" in line for line in refusals(spec))
-    connect(spec)
+    pass_parameters(spec)
     assert refusals(spec) == []
 
 
@@ -50,7 +50,7 @@ def test_a_condition_around_one_task_is_that_tasks_own(tmp_path):
 
     spec = compiled(tmp_path, pipeline)
     before = [name for name, component in spec["components"].items() if "dag" in component]
-    inline(spec)
+    inline_conditions(spec)
     after = [name for name, component in spec["components"].items() if "dag" in component]
     assert len(before) == 3 and len(after) == 2
     (graph,) = [c["dag"]["tasks"] for n, c in spec["components"].items() if n.startswith("comp-exit-handler")]
@@ -58,8 +58,8 @@ def test_a_condition_around_one_task_is_that_tasks_own(tmp_path):
                spec["components"][t["componentRef"]["name"]]]  # fmt: skip
     assert task["triggerPolicy"]["condition"].endswith("== 'no'")
     assert len(task["dependentTasks"]) == 1
-    given = task["inputs"]["parameters"]
-    assert given["number"] == {"componentInputParameter": "pipelinechannel--number"}
+    bound = task["inputs"]["parameters"]
+    assert bound["number"] == {"componentInputParameter": "pipelinechannel--number"}
     assert refusals(spec) == []
 
 
@@ -81,7 +81,7 @@ def test_kubeflows_own_runner_heeds_it(tmp_path, word):
             leave(folder=folder)
 
     spec = compiled(tmp_path, pipeline)
-    inline(spec)
+    inline_conditions(spec)
     assert list(spec["components"]) == ["comp-leave", "comp-say"]
     local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=str(tmp_path / "root"))
     components.load_component_from_text(yaml.safe_dump(spec))(text=word, folder=str(tmp_path))

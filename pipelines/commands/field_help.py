@@ -83,6 +83,6 @@ def _meaning(field: FieldInfo) -> str:
 def _paragraph(name: str, field: FieldInfo, value: str, width: int) -> str:
     meaning = _meaning(field)
     if get_origin(field.annotation) is Literal:
-        meaning += f" One of: {', '.join(str(each) or '(empty)' for each in get_args(field.annotation))}."
+        meaning += f" One of: {', '.join(str(choice) or '(empty)' for choice in get_args(field.annotation))}."
     lines = textwrap.wrap(meaning, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
     return "\n".join([f"{name} = {value}", *lines])

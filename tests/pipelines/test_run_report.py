@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from pipelines import ending
-from pipelines.follow import Follower
+from pipelines import run_report
+from pipelines.run_progress import RunProgress
 
 AGAIN = "kubedet run --name first"
 
@@ -32,14 +32,14 @@ def record(folder):
 
 
 def tell(record, folder):
-    ending.tell(record, Follower(folder / "events"), folder, again=AGAIN)
+    run_report.report(record, RunProgress(folder / "events"), folder, again=AGAIN)
 
 
 def test_a_run_that_went_well(record, folder, capsys):
     tell(record, folder)
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
     assert (
-        told.out
+        printed.out
         == """
 80 images of the test split
 
@@ -59,7 +59,7 @@ try the model
   in a browser  kubedet serve 'a model'
 """
     )
-    assert told.err == ""
+    assert printed.err == ""
 
 
 def test_without_a_model_there_is_none_to_try(record, folder, capsys):
@@ -67,13 +67,13 @@ def test_without_a_model_there_is_none_to_try(record, folder, capsys):
     record["gate"] = {"passed": False, "reason": "coco/AP 0.5 >= 0.9: failed"}
     record["training"]["images_per_second"] = 0.0
     tell(record, folder)
-    told = capsys.readouterr().out
-    assert "try the model" not in told and "training:" not in told
-    assert "\n\ngate: failed, no model was exported\n  coco/AP 0.5 >= 0.9: failed\n\nrun first" in told
+    printed = capsys.readouterr().out
+    assert "try the model" not in printed and "training:" not in printed
+    assert "\n\ngate: failed, no model was exported\n  coco/AP 0.5 >= 0.9: failed\n\nrun first" in printed
 
 
 def test_a_run_that_was_stopped_goes_on_with_one_command(record, folder, capsys):
     record |= {"status": "interrupted", "error": {"step": "train", "message": "stopped", "exit_code": 143}}
     tell(record, folder)
     assert capsys.readouterr().err == f"\ninterrupted in step train; to go on with it:\n  {AGAIN}\n"
-    assert ending.exit_code(record) == 143
+    assert run_report.exit_code(record) == 143

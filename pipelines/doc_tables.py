@@ -51,7 +51,7 @@ TABLES: dict[str, Callable[[], str]] = {
 """The tables by the names that stand in the documents."""
 
 
-def written(text: str) -> str:
+def with_tables(text: str) -> str:
     """Return a document with its tables as the code has them.
 
     Args:
@@ -61,12 +61,12 @@ def written(text: str) -> str:
         ConfigError: it names a table that there is not.
     """
 
-    def replaced(found: re.Match[str]) -> str:
-        if found[2] not in TABLES:
-            raise ConfigError(f"there is no table {found[2]!r}", fix=f"use one of: {', '.join(TABLES)}")
-        return f"{found[1]}\n{TABLES[found[2]]()}\n{found[3]}"
+    def with_code_table(match: re.Match[str]) -> str:
+        if match[2] not in TABLES:
+            raise ConfigError(f"there is no table {match[2]!r}", fix=f"use one of: {', '.join(TABLES)}")
+        return f"{match[1]}\n{TABLES[match[2]]()}\n{match[3]}"
 
-    return _TABLE.sub(replaced, text)
+    return _TABLE.sub(with_code_table, text)
 
 
 def main(root: Path = Path()) -> int:
@@ -84,7 +84,7 @@ def main(root: Path = Path()) -> int:
             if not page.is_file():
                 raise ConfigError(f"there is no {page}", fix="call this in the root of the repository")
             before = page.read_text()
-            if (after := written(before)) != before:
+            if (after := with_tables(before)) != before:
                 page.write_text(after)
                 print(f"wrote the tables of {page}")
     except KubedetError as error:
