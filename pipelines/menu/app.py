@@ -50,7 +50,7 @@ class Menu(App[None]):
     CSS = """
     #jobs { height: 1fr; }
     #pods { height: auto; max-height: 40%; border-top: solid $primary; }
-    #told { height: auto; max-height: 20%; padding: 0 1; }
+    #details { height: auto; max-height: 20%; padding: 0 1; }
     #done { height: auto; max-height: 30%; padding: 0 1; display: none; background: $success-muted; }
     #done.failed { background: $error-muted; }
     #done.shown { display: block; }
@@ -92,7 +92,7 @@ class Menu(App[None]):
         yield Header(icon="")
         yield DataTable(id="jobs", cursor_type="row")
         yield DataTable(id="pods", cursor_type="row")
-        yield Static("asking the cluster ...", id="told", markup=False)
+        yield Static("asking the cluster ...", id="details", markup=False)
         yield Static(id="done", markup=False)  # Not a toast, which would lie over the tables.
         yield Footer()
 
@@ -110,7 +110,7 @@ class Menu(App[None]):
 
     def _gone(self) -> bool:
         """Whether the screen is being taken down: what was asked for may be answered after that."""
-        return not all(self.query(name) for name in ("#jobs", "#pods", "#told", "#done"))
+        return not all(self.query(name) for name in ("#jobs", "#pods", "#details", "#done"))
 
     def _watch(self) -> None:
         while not self._closed:
@@ -127,7 +127,7 @@ class Menu(App[None]):
         if self._gone():
             return
         if message.error:
-            self.query_one("#told", Static).update(message.error)
+            self.query_one("#details", Static).update(message.error)
             return
         self._jobs = {job.name: job for job in job_tables.newest(message.jobs)}
         rows = {job.name: job_tables.row(job) for job in self._jobs.values()}
@@ -153,7 +153,7 @@ class Menu(App[None]):
         pods = sorted(job.pods, key=lambda pod: pod.rank) if job else []
         _fill(self.query_one("#pods", DataTable), {pod.name: job_tables.pod_row(pod) for pod in pods})
         text = "\n".join(job_tables.state_lines(job)) if job else "no jobs here yet: press s to submit one"
-        self.query_one("#told", Static).update(text)
+        self.query_one("#details", Static).update(text)
 
     def _job(self) -> JobStatus | None:
         return self._jobs.get(_chosen(self.query_one("#jobs", DataTable)))

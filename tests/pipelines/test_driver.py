@@ -70,8 +70,8 @@ def test_it_finds_the_fault_that_ended_every_run(tmp_path):
         with dsl.ParallelFor(plan().output) as part:
             fetch(part=part)
 
-    (found,) = compiled(tmp_path, pipeline)
-    assert found.endswith("part: type mismatch: expect STRUCT, got string")
+    (refusal,) = compiled(tmp_path, pipeline)
+    assert refusal.endswith("part: type mismatch: expect STRUCT, got string")
 
 
 def test_it_finds_a_request_that_the_compiler_does_not_hand_into_a_graph(tmp_path):
@@ -80,8 +80,8 @@ def test_it_finds_a_request_that_the_compiler_does_not_hand_into_a_graph(tmp_pat
         with dsl.ExitHandler(take(text="end", number=1)):
             take(text="a", number=2).set_cpu_request(cpu)
 
-    found = compiled(tmp_path, pipeline)
-    assert found and all("the graph has no input" in line for line in found)
+    problems = compiled(tmp_path, pipeline)
+    assert problems and all("the graph has no input" in line for line in problems)
 
 
 def test_a_number_given_as_text_is_refused_and_a_text_given_as_number_is_not(tmp_path):
@@ -99,26 +99,26 @@ def test_a_number_given_as_text_is_refused_and_a_text_given_as_number_is_not(tmp
 
 
 @dsl.component(base_image="python:3.11")
-def told(request: dict):
+def take_request(request: dict):
     pass
 
 
 def test_a_text_and_a_number_can_stand_in_a_mapping_but_no_mapping(tmp_path):
     @dsl.pipeline(name="p")
     def pipeline(count: int = 1, name: str = "a", more: dict = {}):  # noqa: B006
-        told(request={"count": count, "name": name})
-        told(request={"more": more})
+        take_request(request={"count": count, "name": name})
+        take_request(request={"more": more})
 
-    found = compiled(tmp_path, pipeline)
-    assert found == [
-        "root, told-2: request: pipelinechannel--more is a struct, which cannot stand within a value"
+    problems = compiled(tmp_path, pipeline)
+    assert problems == [
+        "root, take-request-2: request: pipelinechannel--more is a struct, which cannot stand within a value"
     ]
 
 
 def test_the_runs_id_cannot_stand_in_a_mapping(tmp_path):
     @dsl.pipeline(name="p")
     def pipeline():
-        told(request={"run": dsl.PIPELINE_JOB_ID_PLACEHOLDER})
+        take_request(request={"run": dsl.PIPELINE_JOB_ID_PLACEHOLDER})
 
     assert compiled(tmp_path, pipeline) == [
         "root, told: request: nobody replaces {{$.pipeline_job_uuid}} within a value"
@@ -128,7 +128,7 @@ def test_the_runs_id_cannot_stand_in_a_mapping(tmp_path):
 def test_what_stands_in_a_mapping_must_be_given(tmp_path):
     @dsl.pipeline(name="p")
     def pipeline(count: int = 1):
-        told(request={"count": count})
+        take_request(request={"count": count})
 
     assert compiled(tmp_path, pipeline) == []
     spec = yaml.safe_load((tmp_path / "p.yaml").read_text())

@@ -146,11 +146,11 @@ def test_a_volume_that_cannot_be_mounted_is_told_by_the_events(cluster):
     assert (wait.reason, wait.text) == ("FailedMount", 'secret "no" not found')
 
 
-@pytest.mark.parametrize(("given", "there"), [("", "kubeflow"), ("", "default"), ("team", "team")])
-def test_the_namespace_is_found(cluster, given, expected):
+@pytest.mark.parametrize(("namespace", "expected"), [("", "kubeflow"), ("", "default"), ("team", "team")])
+def test_the_namespace_is_found(cluster, namespace, expected):
     cluster.put("train(0).executor(0)", main=ended(message="x"), namespace=expected)
-    assert len(seen(given).failed()) == 1
-    assert seen(given).namespace() == expected
+    assert len(seen(namespace).failed()) == 1
+    assert seen(namespace).namespace() == expected
 
 
 def test_other_runs_are_not_looked_at(cluster):

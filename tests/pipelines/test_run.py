@@ -147,12 +147,12 @@ def test_a_failing_step_fails_the_run_and_says_why(tmp_path):
 
 def processes_of(tmp_path):
     """Ids of the processes whose command line names the test's folder."""
-    found = []
+    process_ids = []
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if process.name.isdigit() and str(tmp_path).encode() in (process / "cmdline").read_bytes():
-                found.append(int(process.name))
-    return found
+                process_ids.append(int(process.name))
+    return process_ids
 
 
 def wait_until(condition, seconds=240):

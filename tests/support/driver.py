@@ -35,17 +35,17 @@ def refusals(spec, platform=None):
     """
     pods = (platform or {}).get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {})
     executors = pods.get("executors", {})
-    found = []
+    problems = []
     for graph_name, graph in [("root", spec["root"]), *spec["components"].items()]:
         for name, task in graph.get("dag", {}).get("tasks", {}).items():
             component = spec["components"][task["componentRef"]["name"]]
             where = f"{graph_name}, {name}"
-            found += [f"{where}: {line}" for line in _inputs(spec, graph, task, component)]
-            found += [f"{where}: {line}" for line in _pasted(graph, task)]
+            problems += [f"{where}: {line}" for line in _inputs(spec, graph, task, component)]
+            problems += [f"{where}: {line}" for line in _pasted(graph, task)]
             pod = executors.get(component.get("executorLabel", ""), {})
             here = _declared(graph)
-            found += [f"{where}: the graph has no input {one}" for one in _named(pod) if one not in here]
-    return found
+            problems += [f"{where}: the graph has no input {one}" for one in _named(pod) if one not in here]
+    return problems
 
 
 def _pasted(graph, task):

@@ -204,19 +204,19 @@ class _Handler(Streams, BaseHTTPRequestHandler):
             return self._error(403, "no watching") if denied else self.watch(resource, namespace, query)
         if verb == "list":
             return self._list(resource, namespace, query)
-        found = self.cluster.objects.get((resource, namespace, name))
-        if found is None:
+        stored = self.cluster.objects.get((resource, namespace, name))
+        if stored is None:
             return self._error(404, f'{resource} "{name}" not found', name=name)
         if verb == "delete":
-            wanted = ((body or {}).get("preconditions") or {}).get("uid")
-            if wanted not in (None, found["metadata"]["uid"]):
-                return self._error(409, f"Precondition failed: UID in precondition: {wanted}")
+            uid = ((body or {}).get("preconditions") or {}).get("uid")
+            if uid not in (None, stored["metadata"]["uid"]):
+                return self._error(409, f"Precondition failed: UID in precondition: {uid}")
             self._delete(resource, namespace, name)
             return self._json({"kind": "Status", "status": "Success"})
         if verb == "patch":
-            return self._patch(resource, namespace, found, body)
+            return self._patch(resource, namespace, stored, body)
         return (
-            self.log(self.cluster.pod(name, namespace), query, fault) if sub == "log" else self._json(found)
+            self.log(self.cluster.pod(name, namespace), query, fault) if sub == "log" else self._json(stored)
         )
 
     def _dry_run(self, resource, namespace, body):
@@ -234,14 +234,14 @@ class _Handler(Streams, BaseHTTPRequestHandler):
         create = self.cluster.create_job if of_job else lambda *a: self.cluster.add(resource, *a)
         return self._json(create(namespace, body), 201)
 
-    def _patch(self, resource, namespace, found, body):
+    def _patch(self, resource, namespace, stored, body):
         if self.headers["Content-Type"] != "application/merge-patch+json":
             return self._error(415, "the body of the request was in an unknown format")
-        runtime = (RUNTIMES, namespace, found["spec"].get("runtimeRef", {}).get("name"))
+        runtime = (RUNTIMES, namespace, stored["spec"].get("runtimeRef", {}).get("name"))
         if resource == TRAINJOBS and runtime not in self.cluster.objects:
             return self._error(403, f"{DENIED}specified trainingRuntime must be created before the TrainJob")
-        _merge(found, body)
-        return self._json(found)
+        _merge(stored, body)
+        return self._json(stored)
 
     def _delete(self, resource, namespace, name):
         if resource in (JOBS, TRAINJOBS):

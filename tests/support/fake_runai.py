@@ -130,26 +130,26 @@ def _parsed(words: list[str]) -> tuple[dict[str, list[str]], list[str], list[str
                 "--run-as-non-root"}  # fmt: skip
     cut = words.index("--") if "--" in words else len(words)
     options: dict[str, list[str]] = {}
-    names, given = [], iter(words[:cut])
-    for word in given:
+    names, arguments = [], iter(words[:cut])
+    for word in arguments:
         if word.startswith("--"):
-            options.setdefault(word, []).append("" if word in switches else next(given))
+            options.setdefault(word, []).append("" if word in switches else next(arguments))
         else:
             names.append(word)
     return options, names, words[cut + 1 :]
 
 
 def _list(folder: Path, kind: str, *, json_wanted: bool) -> int:
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    found = [item for item in found if item["kind"] == kind]
+    workloads = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    workloads = [item for item in workloads if item["kind"] == kind]
     if json_wanted:
-        print(json.dumps(found))
-    elif not found:
+        print(json.dumps(workloads))
+    elif not workloads:
         print("No workloads found")
     else:
         print("Workload      Type      Status     Project  Running/Req.Pods  GPU Alloc.")
         print("─" * 80)
-        for item in found:
+        for item in workloads:
             pods = f"{item['runningPods']}/{item['requestedPods']['number']}"
             print(
                 f"{item['name']:<14}{item['type']:<10}{item['phase']:<11}{'team':<9}{pods:^16}  {'1.00':^10}"

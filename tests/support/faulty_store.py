@@ -111,14 +111,16 @@ class Proxy:
         connection = http.client.HTTPConnection(self._upstream)
         connection.request(method, path, body or None, headers)
         answer = connection.getresponse()
-        status, told = answer.status, answer.getheaders()
+        status, headers_sent = answer.status, answer.getheaders()
         # rclone's 200 to a part would be a careless store's, see `careless`.
         if status == 200 and answer.getheader("Content-Range") and not self.careless:
             status = 206
-        told = [pair for pair in told if pair[0].lower() not in {name.lower() for name in self.headers}]
-        found = status, [*told, *self.headers.items()], answer.read()
+        headers_sent = [
+            pair for pair in headers_sent if pair[0].lower() not in {name.lower() for name in self.headers}
+        ]
+        response = status, [*headers_sent, *self.headers.items()], answer.read()
         connection.close()
-        return found
+        return response
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -129,10 +131,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _do(self) -> None:
         owner, method = self.owner, self.command
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        asked = self.headers.get("Range", "").removeprefix("bytes=")
-        owner.requests.append(f"{method} {self.path} {asked}".strip())
+        byte_range = self.headers.get("Range", "").removeprefix("bytes=")
+        owner.requests.append(f"{method} {self.path} {byte_range}".strip())
         owner.heard.append((method, {name.lower(): value for name, value in self.headers.items()}))
-        fault = owner.take(method, self.path, bool(asked))
+        fault = owner.take(method, self.path, bool(byte_range))
         kind = fault.kind if fault else ""
         if kind == "drop":
             return self._hang_up()
@@ -143,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
             sha256, md5 = hashlib.sha256(altered).hexdigest(), hashlib.md5(altered).digest()
             if headers.get("x-amz-content-sha256", sha256) != sha256:
                 return self._answer(400, list(fault.headers), refusal("XAmzContentSHA256Mismatch"))
-            if headers.get("Content-MD5", told := base64.b64encode(md5).decode()) != told:
+            if headers.get("Content-MD5", digest := base64.b64encode(md5).decode()) != digest:
                 return self._answer(400, list(fault.headers), refusal("BadDigest"))
             body = altered  # nothing says that it is not what was sent
         if self.path in owner.answers:

@@ -163,10 +163,10 @@ def test_all_problems_are_told_at_once(write):
 )
 def test_a_file_that_is_no_specification_is_refused(write, text, message):
     file = write(text)
-    message = refused("--spec", file)
-    assert message in message
-    assert file in message
-    assert "fix: " in message
+    error = refused("--spec", file)
+    assert message in error
+    assert file in error
+    assert "fix: " in error
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):

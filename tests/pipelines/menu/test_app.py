@@ -51,8 +51,8 @@ def rows(app, table="#jobs"):
     return [[str(cell) for cell in table.get_row(key)] for key in table.rows]
 
 
-def told(app):
-    return str(app.screen_stack[0].query_one("#told", Static).content)
+def details(app):
+    return str(app.screen_stack[0].query_one("#details", Static).content)
 
 
 def done(app):
@@ -60,7 +60,12 @@ def done(app):
 
 
 def screen(app):
-    return {"jobs": rows(app), "pods": rows(app, "#pods"), "told": told(app), "screens": app.screen_stack}
+    return {
+        "jobs": rows(app),
+        "pods": rows(app, "#pods"),
+        "details": details(app),
+        "screens": app.screen_stack,
+    }
 
 
 def test_jobs_and_the_pods_of_the_chosen_one_are_shown_and_kept_up_to_date(backend, fake_cluster):
@@ -74,7 +79,7 @@ def test_jobs_and_the_pods_of_the_chosen_one_are_shown_and_kept_up_to_date(backe
         await until(pilot, lambda: [row[1] for row in rows(app, "#pods")] == ["old-master-0", "old-worker-0"])
         fake_cluster.pod("old-worker-0").exit(1, message="out of luck")
         await until(pilot, lambda: rows(app)[0][2] == "failed")
-        assert "old-worker-0: out of luck" in told(app)
+        assert "old-worker-0: out of luck" in details(app)
 
     drive(backend, script)
 
@@ -92,10 +97,10 @@ def test_trainjobs_are_shown_beside_pytorchjobs_and_deleted(backend, fake_cluste
         table = app.screen_stack[0].query_one("#jobs", DataTable)
         table.move_cursor(row=[row[0] for row in rows(app)].index("new"))
         await until(pilot, lambda: [plain(row[1]) for row in rows(app, "#pods")] == list(NODES))
-        assert "43% done, about 12m5s to go" in told(app)
+        assert "43% done, about 12m5s to go" in details(app)
         fake_cluster.pod(NODES[1]).exit(1, message="out of luck")
         await until(pilot, lambda: "failed" in [row[2] for row in rows(app)])
-        await until(pilot, lambda: f"{NODES[1]}: out of luck" in plain(told(app)))
+        await until(pilot, lambda: f"{NODES[1]}: out of luck" in plain(details(app)))
         await pilot.press("d", "y")
         await until(pilot, lambda: [row[0] for row in rows(app)] == ["old"])
 
@@ -141,7 +146,7 @@ def test_an_answer_after_the_menu_was_closed_is_dropped(backend):
 
     async def run():
         async with app.run_test(size=(120, 40)) as pilot:
-            await until(pilot, lambda: "no jobs here" in told(app))
+            await until(pilot, lambda: "no jobs here" in details(app))
             await app.query("Static").remove()
             app.on_menu_done(Menu.Done("deleted a"))
             app.on_menu_listed(Menu.Listed([], "no answer"))
@@ -161,7 +166,7 @@ def test_a_job_is_deleted_when_that_is_meant_and_only_then(backend, fake_cluster
         assert not fake_cluster.requests("DELETE")
         await pilot.press("d", "y")
         await until(pilot, lambda: not rows(app))
-        assert "no jobs here" in told(app)
+        assert "no jobs here" in details(app)
 
     drive(backend, script)
     assert len(fake_cluster.requests("DELETE", "pytorchjobs/a")) == 1
@@ -172,7 +177,7 @@ def test_a_job_is_submitted_from_the_form(backend, fake_cluster, tmp_path):
     file.write_text("env: {A: b}\nnodes: 7\n")
 
     async def script(app, pilot):
-        await until(pilot, lambda: "press s" in told(app))
+        await until(pilot, lambda: "press s" in details(app))
         await pilot.press("s")
         app.screen.query_one("#spec", Input).value = str(file)
         await pilot.press("tab", *"new", "tab", *"i:1", "tab", "2", "tab", "tab", "tab")
@@ -190,7 +195,7 @@ def test_a_job_is_submitted_from_the_form(backend, fake_cluster, tmp_path):
 
 def test_the_form_says_of_a_field_what_the_specification_says(backend):
     async def script(app, pilot):
-        await until(pilot, lambda: "press s" in told(app))
+        await until(pilot, lambda: "press s" in details(app))
         await pilot.press("s")
         labels = [str(label.content) for label in app.screen.query(Label)]
         assert labels == ["Specification", "Name", "Image", "Nodes", "Processes", "GPUs", "Command"]
@@ -202,7 +207,7 @@ def test_the_form_says_of_a_field_what_the_specification_says(backend):
 
 def test_a_form_that_cannot_be_used_says_why_and_sends_nothing(backend, fake_cluster):
     async def script(app, pilot):
-        await until(pilot, lambda: "press s" in told(app))
+        await until(pilot, lambda: "press s" in details(app))
         await pilot.press("s", "tab", *"Bad_Name", "enter")
         problems = str(app.screen.query_one("#problems", Static).content)
         for part in ("name: 'Bad_Name' is not a DNS-1035 label", "image: is missing", "command: is missing"):
@@ -218,7 +223,7 @@ def test_a_refused_submission_is_told(backend, fake_cluster):
     fake_cluster.denied.add(("create", "pytorchjobs"))
 
     async def script(app, pilot):
-        await until(pilot, lambda: "press s" in told(app))
+        await until(pilot, lambda: "press s" in details(app))
         await pilot.press("s", "tab", *"a", "tab", *"i", "tab", "tab", "tab", "tab", *"true", "enter")
         await until(pilot, lambda: "forbidden" in done(app))
         assert app.screen_stack[0].query_one("#done").has_class("failed")
@@ -234,10 +239,10 @@ def test_an_api_server_that_is_away_is_told_and_the_jobs_stay(backend, fake_clus
         await until(pilot, lambda: rows(app))
         fault = Fault("GET", status=503, times=10**6, message="down for a while")
         fake_cluster.faults.append(fault)
-        await until(pilot, lambda: "down for a while" in told(app))
+        await until(pilot, lambda: "down for a while" in details(app))
         assert rows(app)[0][0] == "a"
         fault.times = 0
-        await until(pilot, lambda: "down" not in told(app))
+        await until(pilot, lambda: "down" not in details(app))
 
     drive(backend, script)
 
