@@ -35,7 +35,7 @@ class Module:
         self.tree = ast.parse(path.read_text())
         self.functions = [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)]
 
-    def asked(self):
+    def cluster_calls(self):
         """Yield the verb and the resource of every Cluster.call."""
         for function in self.functions:
             for call in _calls(function, "cluster.call"):
@@ -86,17 +86,21 @@ def granted(role):
 
 
 @pytest.fixture(scope="module")
-def asked():
+def calls_of_launcher():
     """What the launcher asks of the API server."""
-    calls = {pair for path in sorted(FOLDER.rglob("*.py")) for pair in Module(path).asked()}
+    calls = {pair for path in sorted(FOLDER.rglob("*.py")) for pair in Module(path).cluster_calls()}
     assert calls >= OUTSIDE
     return (calls - OUTSIDE) | set(STREAMS)
 
 
-def test_the_calls_are_found(asked):
-    assert asked >= {("create", kind.plural) for kind in KINDS.values()}
-    assert asked >= {("patch", "trainingruntimes"), ("get", "trainingruntimes"), ("list", "events")}
-    assert ("patch", "trainjobs") not in asked
+def test_the_calls_are_found(calls_of_launcher):
+    assert calls_of_launcher >= {("create", kind.plural) for kind in KINDS.values()}
+    assert calls_of_launcher >= {
+        ("patch", "trainingruntimes"),
+        ("get", "trainingruntimes"),
+        ("list", "events"),
+    }
+    assert ("patch", "trainjobs") not in calls_of_launcher
 
 
 @pytest.mark.parametrize("stream", STREAMS.values(), ids=[name for _, name in STREAMS])
@@ -105,13 +109,13 @@ def test_what_is_read_as_it_comes_is_read_there(stream):
     assert address in (FOLDER / file).read_text()
 
 
-def test_all_that_the_launcher_asks_for_is_granted_and_nothing_else(the, asked):
-    assert granted(the("Role", "kubedet-launcher")) == asked
+def test_all_that_the_launcher_asks_for_is_granted_and_nothing_else(the, calls_of_launcher):
+    assert granted(the("Role", "kubedet-launcher")) == calls_of_launcher
 
 
-def test_the_doctor_asks_for_the_same(the, asked):
+def test_the_doctor_asks_for_the_same(the, calls_of_launcher):
     checked = {(verb, what) for (_, what), verbs in PERMISSIONS.items() for verb in verbs}
-    assert checked == asked | granted(the("Role", "kubedet-exec"))
+    assert checked == calls_of_launcher | granted(the("Role", "kubedet-exec"))
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))

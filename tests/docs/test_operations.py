@@ -110,9 +110,9 @@ OTHERS = {
 
 
 def test_the_fields_that_need_a_runtime_of_their_own_are_named():
-    (told,) = re.findall(r"A job that sets one of (.*?), which a TrainJob cannot say", TEXT, re.DOTALL)
+    (described,) = re.findall(r"A job that sets one of (.*?), which a TrainJob cannot say", TEXT, re.DOTALL)
     need = {name for name, value in OTHERS.items() if not fits(**{name: value})}
-    assert set(re.findall(r"`(\w+)`", told)) == need
+    assert set(re.findall(r"`(\w+)`", described)) == need
 
 
 def fits(**fields):

@@ -149,14 +149,14 @@ def test_the_search_finds_documents_and_docstrings(address, tmp_path, words, pla
 @pytest.mark.parametrize("link", ["docs/nothing.md", "docs/data.md#nowhere", "deploy/nothing.yaml"])
 def test_a_broken_link_fails_the_build(pages, tmp_path, link):
     settings = pages.write(tmp_path)
-    told = yaml.safe_load(settings.read_text())
+    configuration = yaml.safe_load(settings.read_text())
     kept = tmp_path / "few"
     (kept / "docs").mkdir(parents=True)
     (kept / "index.md").write_text(f"# Home\n\n[a link]({link})\n\n[another](docs/data.md#where)\n")
     (kept / "docs/data.md").write_text("# Data\n\n## Where\n")
-    told |= {"docs_dir": kept.name, "nav": ["index.md", "docs/data.md"], "extra_css": []}
-    settings.write_text(yaml.safe_dump(told))
-    made = build(settings)
-    assert made.returncode != 0
-    (told,) = [line for line in made.stderr.splitlines() if line.startswith("WARNING")]
-    assert link in told
+    configuration |= {"docs_dir": kept.name, "nav": ["index.md", "docs/data.md"], "extra_css": []}
+    settings.write_text(yaml.safe_dump(configuration))
+    done = build(settings)
+    assert done.returncode != 0
+    (warning,) = [line for line in done.stderr.splitlines() if line.startswith("WARNING")]
+    assert link in warning

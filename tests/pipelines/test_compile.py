@@ -260,13 +260,13 @@ def test_a_registry_is_told_by_the_export(spec):
 
 @of(*MAIN)
 def test_the_train_step_has_its_job_in_one_argument_and_further_fields_in_another(spec):
-    asked = asked_of_the_launcher(spec)
+    job_arguments = asked_of_the_launcher(spec)
     of_run = {"launcher", "nodes", "nproc", "gpus", "image"}
-    assert set(asked) == {*of_run, "claim", "default_image"}
+    assert set(job_arguments) == {*of_run, "claim", "default_image"}
     for name in of_run:
-        assert asked[name] == {"componentInputParameter": f"pipelinechannel--{name}"}
+        assert job_arguments[name] == {"componentInputParameter": f"pipelinechannel--{name}"}
     declared = spec["components"]["comp-train"]["inputDefinitions"]["parameters"]
-    assert not set(asked) & set(declared) and declared["job"]["parameterType"] == "STRUCT"
+    assert not set(job_arguments) & set(declared) and declared["job"]["parameterType"] == "STRUCT"
 
 
 def test_where_a_train_task_is_told_to_run_reaches_its_pods(spec):

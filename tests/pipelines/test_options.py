@@ -35,7 +35,7 @@ def test_the_recipes_own_gate_is_checked():
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         Options("plain"),
         Options(
@@ -47,12 +47,12 @@ def test_the_recipes_own_gate_is_checked():
         ),
     ],
 )  # fmt: skip
-def test_the_command_asks_for_the_same(asked, monkeypatch):
+def test_the_command_asks_for_the_same(options, monkeypatch):
     seen = []
-    monkeypatch.setattr(run, "run", lambda options: seen.append(options) or 0)
-    words = shlex.split(asked.command())
-    if "nproc" not in asked.given:
-        words += ["--nproc", str(asked["nproc"])]  # Its default on the command line depends on the machine.
+    monkeypatch.setattr(run, "run", lambda started: seen.append(started) or 0)
+    words = shlex.split(options.command())
+    if "nproc" not in options.given:
+        words += ["--nproc", str(options["nproc"])]  # Its default on the command line depends on the machine.
     assert cli.main(words[1:]) == 0
     (again,) = seen
-    assert again.name == asked.name and again.arguments() == asked.arguments()
+    assert again.name == options.name and again.arguments() == options.arguments()

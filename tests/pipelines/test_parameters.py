@@ -108,7 +108,7 @@ def test_the_most_partitions_are_those_that_a_run_may_have():
 
 
 def test_what_is_set_off_in_a_terminal_has_spaces():
-    told = replace(
+    changed = replace(
         TABLE["source"], meaning="`a` or `b:C`; see `kubedet d`", default="", default_told="`<x>/<y z>`"
     )
-    assert told.help() == "a or b:C; see `kubedet d` (default: <x>/<y z>)"
+    assert changed.help() == "a or b:C; see `kubedet d` (default: <x>/<y z>)"

@@ -177,12 +177,12 @@ def test_who_may_not_look_does_not_ask_again(cluster):
 def test_an_api_server_that_is_away_is_asked_again_after_a_while(cluster, monkeypatch):
     cluster.put("train(0).executor(0)", main=ended(message="x"))
     cluster.faults.append(Fault("GET", "/pods", status=503, times=2))
-    lines = seen()
-    assert lines.failed() == []
+    of_run = seen()
+    assert of_run.failed() == []
     requests = len(cluster.requests("GET", "/pods"))
-    assert lines.failed() == [] and len(cluster.requests("GET", "/pods")) == requests
+    assert of_run.failed() == [] and len(cluster.requests("GET", "/pods")) == requests
     monkeypatch.setattr(pods.time, "monotonic", lambda: 1e9)
-    assert len(lines.failed()) == 1
+    assert len(of_run.failed()) == 1
 
 
 def test_a_log_without_anything_tells_nothing():

@@ -184,9 +184,9 @@ class _Handler(Streams, BaseHTTPRequestHandler):
             return self._send(404, b"404 page not found\n", "text/plain")
         namespace, resource, name, sub = match["namespace"] or "", *match.group("resource", "name", "sub")
         if resource == "selfsubjectaccessreviews":
-            asked = body["spec"]["resourceAttributes"]
-            what = "/".join(filter(None, [asked["resource"], asked.get("subresource")]))
-            allowed = (asked["verb"], what) not in self.cluster.denied
+            attributes = body["spec"]["resourceAttributes"]
+            what = "/".join(filter(None, [attributes["resource"], attributes.get("subresource")]))
+            allowed = (attributes["verb"], what) not in self.cluster.denied
             return self._json(body | {"status": {"allowed": allowed}})
         verb = "list" if verb == "get" and not name else verb
         what = f"{resource}/{sub}" if sub else resource

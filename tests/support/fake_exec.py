@@ -64,8 +64,8 @@ def _serve(connection, command, tty):
     """Run a command and carry its streams, as the kubelet does."""
     ends = _start(command, tty)
     if ends is None:
-        told = f'exec: "{command[0]}": executable file not found in $PATH'
-        _send(connection, ERROR, json.dumps({"status": "Failure", "message": told, "code": 500}).encode())
+        message = f'exec: "{command[0]}": executable file not found in $PATH'
+        _send(connection, ERROR, json.dumps({"status": "Failure", "message": message, "code": 500}).encode())
         return _send(connection, None, b"")
     process, stdin, outputs = ends
     incoming = frame_buffer(connection.recv, skip_utf8_validation=True)

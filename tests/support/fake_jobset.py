@@ -30,8 +30,8 @@ class JobSetRun:
         self._failures_of_job = jobset.get("failurePolicy") or {}
         self._spec = jobset["replicatedJobs"][0]["template"]["spec"]
         self._template = _merged(self._spec["template"], copy.deepcopy(job["spec"]))
-        wanted = job["spec"].get("trainer") or {}
-        self._nodes = wanted.get("numNodes") or runtime["spec"]["mlPolicy"]["numNodes"]
+        trainer_spec = job["spec"].get("trainer") or {}
+        self._nodes = trainer_spec.get("numNodes") or runtime["spec"]["mlPolicy"]["numNodes"]
         self._jobset_uid = str(uuid.uuid4())
         self._restarts = 0
         self.pods = []
@@ -114,8 +114,8 @@ class JobSetRun:
     def _action(self, pod, code):
         held = [(item["type"], item["status"]) for item in pod.body["status"].get("conditions", [])]
         for rule in (self._spec.get("podFailurePolicy") or {}).get("rules", []):
-            wanted = [(item["type"], item["status"]) for item in rule.get("onPodConditions", [])]
-            if set(wanted) & set(held) or code in rule.get("onExitCodes", {}).get("values", []):
+            conditions = [(item["type"], item["status"]) for item in rule.get("onPodConditions", [])]
+            if set(conditions) & set(held) or code in rule.get("onExitCodes", {}).get("values", []):
                 return rule["action"]
         return "Count"
 
@@ -205,9 +205,13 @@ def _merged(template, spec):
     meta = merged.setdefault("metadata", {})
     node = next(item for item in merged["spec"]["containers"] if item["name"] == "node")
     trainer = spec.get("trainer") or {}
-    for there, here in {"image": "image", "command": "command", "resourcesPerNode": "resources"}.items():
-        if there in trainer:
-            node[here] = trainer[there]
+    for field, container_field in {
+        "image": "image",
+        "command": "command",
+        "resourcesPerNode": "resources",
+    }.items():
+        if field in trainer:
+            node[container_field] = trainer[field]
     if "env" in trainer:
         own = {item["name"] for item in trainer["env"]}
         node["env"] = [*(item for item in node.get("env", []) if item["name"] not in own), *trainer["env"]]

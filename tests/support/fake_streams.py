@@ -15,14 +15,14 @@ class Streams:
         if 0 < since < self.cluster.forgotten:
             return self._error(410, "too old resource version")
         index = since or len(self.cluster.changes)
-        there = [("ADDED", body) for key, body in list(self.cluster.objects.items()) if key[0] == resource]
-        there = [] if since else there
+        pending = [("ADDED", body) for key, body in list(self.cluster.objects.items()) if key[0] == resource]
+        pending = [] if since else pending
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while not self.cluster.closed:
-                for kind, body in there:
+                for kind, body in pending:
                     meta = body["metadata"]
                     labels = meta.get("labels", {})
                     if meta["namespace"] == namespace and selected(
@@ -30,8 +30,8 @@ class Streams:
                     ):
                         self._chunk(json.dumps({"type": kind, "object": body}).encode() + b"\n")
                 time.sleep(0.01)
-                there = self.cluster.changes[index:]
-                index += len(there)
+                pending = self.cluster.changes[index:]
+                index += len(pending)
         self.hang_up()
 
     def log(self, pod, query, fault):
@@ -92,4 +92,6 @@ def _stamp(nanoseconds):
 def selected(selector, value):
     """Whether each `key=value` (or `key`) of a selector holds."""
     pairs = [part.partition("=") for part in selector.split(",") if part]
-    return all(value(key) == wanted.lstrip("=") if equals else value(key) for key, equals, wanted in pairs)
+    return all(
+        value(key) == expected.lstrip("=") if equals else value(key) for key, equals, expected in pairs
+    )

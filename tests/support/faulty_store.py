@@ -240,7 +240,7 @@ def proxy(
 ) -> Iterator[Proxy]:
     """A proxy that s3:// goes through, before the store whose folder is `bucket`."""
     endpoint, folder = object_store_server
-    made = Proxy(endpoint, folder)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)
-    yield made
-    made.stop()
+    proxy = Proxy(endpoint, folder)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    yield proxy
+    proxy.stop()

@@ -114,8 +114,8 @@ def test_list_says_that_there_is_nothing_on_stderr(kubedet):
 def test_list_as_json_has_all_that_is_known(kubedet, submit, fake_cluster):
     submit("one")
     until(lambda: fake_cluster.pod("one-master-0").body["status"]["phase"] == "Running")
-    (found,) = json.loads(kubedet("job", "list", "--output", "json")[1])
-    assert (found["name"], found["phase"], found["pods"][0]["name"]) == ("one", "running", "one-master-0")
+    (status,) = json.loads(kubedet("job", "list", "--output", "json")[1])
+    assert (status["name"], status["phase"], status["pods"][0]["name"]) == ("one", "running", "one-master-0")
 
 
 def test_status_shows_pods_and_says_what_holds_them_back(kubedet, submit, fake_cluster):

@@ -69,8 +69,8 @@ def test_a_job_from_its_beginning_to_its_end(kubedet, submit, fake_cluster, kind
         "running",
         "2/2",
     )
-    (found,) = json.loads(kubedet("job", "list", "-o", "json", *backend)[1])
-    assert (found["kind"], [pod["rank"] for pod in found["pods"]]) == (kind.title, [0, 1])
+    (status,) = json.loads(kubedet("job", "list", "-o", "json", *backend)[1])
+    assert (status["kind"], [pod["rank"] for pod in status["pods"]]) == (kind.title, [0, 1])
     out = plain(kubedet("job", "status", "train", *backend)[1])
     assert out.splitlines()[0] == "train  running" and pod_name(kind, 1) in out
     first = pod_name(kind, 0)

@@ -75,8 +75,8 @@ def test_list(job, runai):
         "NAME": "a", "KIND": "-", "PHASE": "pending", "DONE": "-",
         "PODS": "1/2", "RESTARTS": "-", "AGE": "", "REASON": "Initializing"
     }  # fmt: skip
-    (found,) = json.loads(job("list", "-o", "json")[1])
-    assert (found["name"], found["running"], found["nodes"]) == ("a", 1, 2)
+    (status,) = json.loads(job("list", "-o", "json")[1])
+    assert (status["name"], status["running"], status["nodes"]) == ("a", 1, 2)
 
 
 def test_status(job, runai):
