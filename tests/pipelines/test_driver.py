@@ -121,7 +121,7 @@ def test_the_runs_id_cannot_stand_in_a_mapping(tmp_path):
         take_request(request={"run": dsl.PIPELINE_JOB_ID_PLACEHOLDER})
 
     assert compiled(tmp_path, pipeline) == [
-        "root, told: request: nobody replaces {{$.pipeline_job_uuid}} within a value"
+        "root, take-request: request: nobody replaces {{$.pipeline_job_uuid}} within a value"
     ]
 
 
@@ -132,5 +132,5 @@ def test_what_stands_in_a_mapping_must_be_given(tmp_path):
 
     assert compiled(tmp_path, pipeline) == []
     spec = yaml.safe_load((tmp_path / "p.yaml").read_text())
-    del spec["root"]["dag"]["tasks"]["told"]["inputs"]["parameters"]["pipelinechannel--count"]
-    assert refusals(spec) == ["root, told: request: the step has no input pipelinechannel--count"]
+    del spec["root"]["dag"]["tasks"]["take-request"]["inputs"]["parameters"]["pipelinechannel--count"]
+    assert refusals(spec) == ["root, take-request: request: the step has no input pipelinechannel--count"]
