@@ -128,7 +128,9 @@ def _plain(text: str) -> str:
 def _of_job(name: str, **settings: Any) -> Parameter:
     """Return a parameter that is a field of every job."""
     kind = int if spec_fields.is_number(name) else str
-    return Parameter(name, kind, spec_fields.meaning(name), spec_fields.default(name), metavar="N", **settings)
+    return Parameter(
+        name, kind, spec_fields.meaning(name), spec_fields.default(name), metavar="N", **settings
+    )
 
 
 _ALL = (
