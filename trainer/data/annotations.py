@@ -42,16 +42,17 @@ class Built:
     """Rows and boxes of each table, as "images" and "boxes"."""
 
 
-def build(listing: Listing, config: DataConfig, folder: str) -> Built:
+def build(listing: Listing, config: DataConfig, folder: str, where: str = "the source") -> Built:
     """Write `<folder>/<split>.parquet` for each split of a source's listing.
 
     Args:
         listing: what the source has; its `problems` grow.
-        config: val_fraction, classes, max_images and empty_images are used.
+        config: val_fraction, classes, max_images, empty_images and max_bad_fraction are used.
         folder: URI.
+        where: names the source in messages.
 
     Raises:
-        DataError: unknown class names, no training images, or no box at all.
+        DataError: unknown class names, no training images, no box at all, or too many that cannot be used.
         StorageError: the folder cannot be written.
     """
     categories, labels = _select_classes(listing, config.classes)
@@ -69,9 +70,32 @@ def build(listing: Listing, config: DataConfig, folder: str) -> Built:
         raise DataError(
             "no training images", fix="name a source with a train split that has boxes of data.classes"
         )
-    _check_classes(categories, splits["train"].boxes_of_label, listing.problems)
     counts = {name: {"images": part.images, "boxes": part.boxes} for name, part in splits.items()}
+    check_listed(listing.problems, where, counts, config)
+    _check_classes(categories, splits["train"].boxes_of_label, listing.problems)
     return Built(categories, _hierarchy(listing, categories), counts)
+
+
+def check_listed(
+    problems: Problems, where: str, splits: dict[str, dict[str, int]], config: DataConfig
+) -> None:
+    """Refuse a source whose annotations alone show that too many boxes cannot be used.
+
+    Args:
+        problems: what the source found.
+        where: names the source.
+        splits: "images" and "boxes" of each.
+        config: max_bad_fraction is used.
+
+    Raises:
+        DataError: naming the first of them, and what to do.
+    """
+    unlisted = {
+        reason: count for reason, count in problems.counts.items() if reason in reasons.UNLISTED_BOXES
+    }
+    boxes = sum(split["boxes"] for split in splits.values()) + sum(unlisted.values())
+    examples = {reason: problems.examples[reason] for reason in unlisted}
+    Problems(unlisted, examples).check(where, images=0, boxes=boxes, max_bad_fraction=config.max_bad_fraction)
 
 
 @dataclass

@@ -69,14 +69,14 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
     Args:
         source: see `download`.
         data_root: URI of a folder.
-        config: classes, val_fraction, max_images and empty_images are used.
+        config: classes, val_fraction, max_images, empty_images and max_bad_fraction are used.
 
     Returns:
         kind, version, uri, fingerprint, source, images (URI of the images' folder), splits
         (images and boxes of each), categories, hierarchy, problems; it is in `<uri>/plan.json` too.
 
     Raises:
-        DataError: the source is missing, empty or not of its format.
+        DataError: the source is missing, empty or not of its format, or too many of its boxes cannot be used.
         StorageError: the data root cannot be written.
     """
     origin = sources.parse(source)
@@ -89,9 +89,13 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
     uri = storage.join(root, "raw", name)
     plan_uri = storage.join(uri, "plan.json")
     if storage.exists(plan_uri):
-        return storage.read_json(plan_uri)
+        found: dict[str, Any] = storage.read_json(plan_uri)
+        problems = Problems()
+        problems.merge(found["problems"])
+        annotations.check_listed(problems, origin.uri, found["splits"], config)
+        return found
     storage.remove_stale(uri)
-    built = annotations.build(listing, config, uri)
+    built = annotations.build(listing, config, uri, origin.uri)
     planned = {
         "kind": "plan",
         "version": VERSION,
@@ -264,7 +268,7 @@ def _check(manifest: dict[str, Any], config: DataConfig) -> None:
     problems.check(
         manifest["source"],
         images=images + problems.total(reasons.BAD_IMAGES),
-        boxes=boxes + problems.total([reasons.BOX_UNKNOWN_IMAGE]),
+        boxes=boxes + problems.total(reasons.UNLISTED_BOXES),
         max_bad_fraction=config.max_bad_fraction,
     )
     if images == 0 or not manifest["splits"].get("train", {}).get("images"):

@@ -26,7 +26,10 @@ MAX_PIXELS = 200_000_000
 _PLUGINS = (JpegImageFile, PngImageFile, WebPImageFile, BmpImageFile, GifImageFile, TiffImageFile)
 _FORMATS = [plugin.format for plugin in _PLUGINS]
 SHARES = (1, 1)
-"""Annotated size of an image whose boxes are shares of its sides."""
+"""Annotated size of an image whose boxes are shares of its sides as it is stored."""
+
+SHARES_UPRIGHT = (-1, -1)
+"""The same, of its sides as it is displayed, its orientation applied."""
 
 _ORIENTATION = 0x0112
 _TRANSPOSES = {
@@ -150,7 +153,7 @@ def place_box(
     tools show. But if the annotated size is that of the stored pixels and not of the displayed
     ones, they are in stored pixels and are turned along. If the annotated size is neither, but has
     the same proportions, the image was resized after it was annotated, and the boxes follow. An
-    annotated size of 1 x 1 says that boxes are shares of the stored image's sides.
+    annotated size of SHARES or SHARES_UPRIGHT says that boxes are shares of the image's sides.
 
     Args:
         bbox: [x, y, width, height] as annotated.
@@ -166,6 +169,9 @@ def place_box(
         x, y, w, h = bbox
         bbox = [x * stored[0], y * stored[1], w * stored[0], h * stored[1]]
         bbox = _turn(bbox, *stored, image.orientation)
+    elif annotated == SHARES_UPRIGHT:
+        x, y, w, h = bbox
+        bbox = [x * displayed[0], y * displayed[1], w * displayed[0], h * displayed[1]]
     elif annotated == stored and annotated != displayed:
         bbox = _turn(bbox, *stored, image.orientation)
     elif annotated != displayed and _same_proportions(annotated, displayed):
@@ -181,7 +187,8 @@ def size_agrees(image: NormalImage, annotated_width: int, annotated_height: int)
     """Tell whether the annotated size is absent or that of the image, turned or not."""
     stored = (image.stored_width, image.stored_height)
     annotated = (annotated_width, annotated_height)
-    return 0 in annotated or annotated in (stored, SHARES) or (image.turned and annotated == stored[::-1])
+    told = annotated not in (SHARES, SHARES_UPRIGHT) and 0 not in annotated
+    return not told or annotated == stored or (image.turned and annotated == stored[::-1])
 
 
 def _open(data: bytes) -> Image.Image:

@@ -8,7 +8,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data import statistics
 from trainer.data.cleaning import clean
 from trainer.data.data_views import RawImages, Shards, SourceRows, open_view
-from trainer.data.images import SHARES
+from trainer.data.images import SHARES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
 
 _OF_PIXELS = ("box_side", "box_share", "box_aspect", "image_side", "image_aspect")
@@ -105,14 +105,14 @@ def _describe(view: RawImages | SourceRows, split: str) -> tuple[dict[str, Any],
 def _is_sized(row: dict[str, Any]) -> bool:
     """Whether a row tells how large its image is, in pixels."""
     size = (row["width"], row["height"])
-    return 0 not in size and size != SHARES
+    return 0 not in size and size not in (SHARES, SHARES_UPRIGHT)
 
 
 def _samples(rows: list[dict[str, Any]], labels: int, problems: Problems) -> Iterator[dict[str, Any]]:
     """Yield rows as samples with the boxes that cleaning keeps; unknown sizes are replaced by a large one."""
     for row in rows:
         width, height, unit = row["width"], row["height"], 1
-        if (width, height) == SHARES:
+        if (width, height) in (SHARES, SHARES_UPRIGHT):
             width, height, unit = _STAND_IN, _STAND_IN, _STAND_IN
         elif 0 in (width, height):
             width = height = 2**31

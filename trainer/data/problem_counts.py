@@ -22,8 +22,34 @@ BOX_OUTSIDE = "box outside the image"
 BOX_NOT_FINITE = "box not of four finite numbers"
 BOX_UNKNOWN_CATEGORY = "box of an unknown category"
 BOX_UNKNOWN_IMAGE = "box of an unknown image"
-BAD_BOXES = (BOX_WITHOUT_AREA, BOX_OUTSIDE, BOX_NOT_FINITE, BOX_UNKNOWN_CATEGORY, BOX_UNKNOWN_IMAGE)
+BOX_ABSENT = "annotation without a box"
+BOX_ONLY_SEGMENTATION = "annotation with a segmentation and no box"
+BOX_OF_TEXT = "box of texts, not of numbers"
+BOX_DECIMAL_COMMA = "box with decimal commas"
+BOX_OTHER_LENGTH = "box not of four numbers"
+BOX_IMAGE_ID_TYPE = "image id of another type than that of the image"
+BOX_CATEGORY_ID_TYPE = "category id of another type than that of the category"
+LABEL_LINE = "label line that cannot be used"
+UNLISTED_BOXES = (
+    BOX_UNKNOWN_IMAGE, BOX_ABSENT, BOX_ONLY_SEGMENTATION, BOX_OF_TEXT, BOX_DECIMAL_COMMA, BOX_OTHER_LENGTH,
+    BOX_IMAGE_ID_TYPE, BOX_CATEGORY_ID_TYPE, LABEL_LINE,
+)  # fmt: skip
+"""Reasons for which a box is not even listed: a source sees them without its images."""
+
+BAD_BOXES = (BOX_WITHOUT_AREA, BOX_OUTSIDE, BOX_NOT_FINITE, BOX_UNKNOWN_CATEGORY, *UNLISTED_BOXES)
 """Reasons for which a box is left out."""
+
+_REMEDIES = {
+    BOX_ABSENT: "give each annotation a bbox [x, y, width, height], each VOC object a bndbox",
+    BOX_ONLY_SEGMENTATION: "boxes of the segmentations are taken by --set data.boxes_from=segmentation",
+    BOX_OF_TEXT: "write the numbers of the boxes without quotation marks",
+    BOX_DECIMAL_COMMA: "write the numbers of the boxes with points",
+    BOX_OTHER_LENGTH: "write each bbox as four numbers [x, y, width, height]",
+    BOX_IMAGE_ID_TYPE: "write the ids of images and the image_id of annotations alike, as numbers",
+    BOX_CATEGORY_ID_TYPE: "write the ids of categories and the category_id of annotations as integers",
+    LABEL_LINE: "write lines `class x y width height`, or `class x1 y1 x2 y2 x3 y3 ...`: the class counted "
+    "from 0, and shares of the image's sides from 0 to 1",
+}
 
 BOX_CLIPPED = "box clipped to the image"
 BOX_SMALL = "box smaller than data.min_box_side"
@@ -32,6 +58,7 @@ SIZE_DIFFERS = "image size differs from the annotated one"
 IMAGE_LISTED_TWICE = "image listed twice"
 IMAGE_IN_TWO_SPLITS = "image in two splits"
 IMAGE_WITHOUT_BOXES = "image without boxes left out"
+IMAGE_WITHOUT_ANNOTATION = "image without an annotation file left out"
 CLASS_WITHOUT_BOXES = "class without boxes in train"
 # The last group is only reported: it does not count as bad.
 
@@ -88,10 +115,12 @@ class Problems:
                 f"{reason}: {example}" for reason in reasons for example in self.examples.get(reason, [])
             ]
             shown = "".join(f"\n    {case}" for case in cases[:EXAMPLES])
+            often = max(reasons, key=lambda reason: self.counts.get(reason, 0))
+            remedy = _REMEDIES.get(often, "mend the source")
             raise DataError(
                 f"{where}: {bad} of {listed} {noun} are bad, more than data.max_bad_fraction "
                 f"{max_bad_fraction:g} allows; the first ten:{shown}",
-                fix="mend the source, or let more pass with data.max_bad_fraction",
+                fix=f"{remedy}, or let more pass with data.max_bad_fraction",
             )
 
     def summary(self) -> str:

@@ -4,8 +4,9 @@
     coco:PATH                   a COCO JSON, or a folder with such files; images beside it or by coco_url
     coco:2017                   COCO 2017 from its zips; coco:2017,base=URI from a mirror
     voc:PATH                    a PASCAL VOC folder: Annotations, JPEGImages, ImageSets/Main
+    yolo:PATH                   a YOLO folder with data.yaml, or that file
     openimages:PARAMETERS       Open Images V7; see trainer.data.sources.openimages
-    PATH                        a folder or JSON that is recognised as one of the two
+    PATH                        a folder or file that is recognised as one of these three
 
 PATH may be a URI that `trainer.storage` reads.
 """
@@ -19,12 +20,15 @@ from trainer.data.sources.openimages import OpenImagesSource
 from trainer.data.sources.sample import SampleSource
 from trainer.data.sources.source import Source
 from trainer.data.sources.voc import VocSource
+from trainer.data.sources.yolo import YoloSource
+from trainer.data.sources.yolo_set import file_of
 from trainer.errors import DataError
 
 FORMS = (
-    "sample, openimages:, coco:2017, coco:PATH, voc:PATH, or the path of a COCO JSON, a COCO folder or a "
-    "VOC folder"
+    "sample, openimages:, coco:2017, coco:PATH, voc:PATH, yolo:PATH, or the path of a COCO JSON, or of a "
+    "COCO, VOC or YOLO folder"
 )
+_KINDS = ("coco", "voc", "yolo")
 
 
 def parse(source: str) -> Source:
@@ -40,6 +44,8 @@ def parse(source: str) -> Source:
     uri = _located(path, source)
     if kind == "coco":
         return CocoSource(uri)
+    if kind == "yolo":
+        return YoloSource(uri)
     return VocSource(uri) if kind == "voc" else _recognise(uri, source)
 
 
@@ -70,10 +76,10 @@ def _published(source: str) -> Source | None:
 
 
 def _kind_and_path(source: str) -> tuple[str, str]:
-    """Return "coco", "voc", or "" where that is to be seen, and where it is."""
+    """Return "coco", "voc", "yolo", or "" where that is to be seen, and where it is."""
     text = source.strip()
     kind, _, rest = text.partition(":")
-    path = rest if kind in ("coco", "voc") else text
+    path = rest if kind in _KINDS else text
     if not path.strip():
         raise DataError(f"source {source!r} names nothing", fix=f"use {FORMS}")
     if path == text and storage.scheme(text) not in ("", "file", *storage.OBJECT_STORES, *storage.WEB):
@@ -96,13 +102,18 @@ def _located(path: str, source: str) -> str:
 def _recognise(uri: str, source: str) -> Source:
     if uri.lower().endswith(".json"):
         return CocoSource(uri)
+    if uri.lower().endswith((".yaml", ".yml")):
+        return YoloSource(uri)
     if storage.scheme(uri) not in storage.WEB:
+        if file_of(uri):
+            return YoloSource(uri)
         names = storage.list_states(storage.join(uri, "Annotations"))
         if any(name.lower().endswith(".xml") for name in names):
             return VocSource(uri)
         if annotation_files(uri):
             return CocoSource(uri)
     raise DataError(
-        f"source {source!r} is neither a COCO JSON, a COCO folder nor a VOC folder",
-        fix=f"use {FORMS}; a VOC folder holds Annotations/*.xml, a COCO folder annotations/*.json",
+        f"source {source!r} is neither a COCO JSON nor a COCO, VOC or YOLO folder",
+        fix=f"use {FORMS}; a VOC folder holds Annotations/*.xml, a COCO folder annotations/*.json, a YOLO "
+        "folder data.yaml",
     )

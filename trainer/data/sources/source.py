@@ -9,6 +9,8 @@ import pyarrow as pa
 
 from trainer.data.problem_counts import Problems
 
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
+
 UNKNOWN = -1
 """Category of a box whose category the source does not list."""
 
@@ -36,8 +38,8 @@ class Entry:
     origin: str
     """Where its bytes are; what that means is the source's affair."""
     width: int
-    """As annotated, in pixels; 0 where the source does not say, 1 (and height 1) where boxes are shares
-    of the stored image's sides."""
+    """As annotated, in pixels; 0 where the source does not say, SHARES or SHARES_UPRIGHT (of
+    `trainer.data.images`) where boxes are shares of the image's sides."""
     height: int
     boxes: list[Box]
     original_id: int | str | None = None

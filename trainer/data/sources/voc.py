@@ -29,10 +29,8 @@ from trainer.data import worker_pool
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.folder_listing import Folder
 from trainer.data.sources.row_format import batches_of
-from trainer.data.sources.source import UNKNOWN, Box, Category, Entry, Listing
+from trainer.data.sources.source import IMAGE_SUFFIXES, UNKNOWN, Box, Category, Entry, Listing
 from trainer.errors import DataError
-
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
 
 _IMAGE_FOLDERS = ("JPEGImages", "images", "Images", "Annotations")
 _READERS = 16

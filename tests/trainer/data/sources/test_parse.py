@@ -42,7 +42,7 @@ def test_a_source_means_the_same_from_every_folder(make_coco, monkeypatch):
         ("coco:/no/such/place", "/no/such/place does not exist"),
         ("/no/such/place", "/no/such/place does not exist"),
         ("sampel", "does not exist"),
-        ("yolo:/data", "unknown kind 'yolo'"),
+        ("labelme:/data", "unknown kind 'labelme'"),
         ("gs://bucket/x", "unknown kind 'gs'"),
     ],
 )
@@ -59,6 +59,7 @@ def test_what_is_no_source_is_named_with_what_is(text, message):
         ("coco:2017, base=s3://mirror/", ["s3://mirror"]),
         ("openimages:images=/a/ids.txt,base=s3://mirror", ["/a/ids.txt", "s3://mirror", openimages.PIXELS]),
         ("voc:/no/such/place", ["/no/such/place"]),
+        ("yolo:/no/such/place", ["/no/such/place"]),
         (" s3://bucket/x", ["s3://bucket/x"]),
     ],
 )
@@ -67,7 +68,7 @@ def test_places_are_named_without_a_look(text, places):
 
 
 def test_places_of_no_source_are_refused():
-    for text in ("", "coco:", "yolo:/data", "sample:size=1"):
+    for text in ("", "coco:", "labelme:/data", "sample:size=1"):
         with pytest.raises(DataError):
             sources.places(text)
 
@@ -76,7 +77,7 @@ def test_empty_and_other_folders(tmp_path):
     with pytest.raises(DataError, match="is empty"):
         sources.parse(str(tmp_path))
     (tmp_path / "photo.jpg").write_bytes(b"x")
-    with pytest.raises(DataError, match="neither a COCO JSON, a COCO folder nor a VOC folder"):
+    with pytest.raises(DataError, match="neither a COCO JSON nor a COCO, VOC or YOLO folder"):
         sources.parse(str(tmp_path))
     with pytest.raises(DataError, match="neither"):
         sources.parse(str(tmp_path / "photo.jpg"))

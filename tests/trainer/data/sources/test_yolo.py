@@ -1,0 +1,319 @@
+"""YOLO data sets as Ultralytics, Roboflow and labelling tools lay them out."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from trainer.config import DataConfig
+from trainer.data import problem_counts as reasons
+from trainer.data import sources
+from trainer.data.download import download, plan
+from trainer.data.images import SHARES_UPRIGHT
+from trainer.data.shard_index import ShardDataset
+from trainer.data.shards import shard
+from trainer.data.sources.yolo import YoloSource
+from trainer.errors import DataError
+
+
+@pytest.fixture
+def make_yolo(tmp_path, make_jpeg):
+    """Write images/<split>/<stem>.jpg, labels/<split>/<stem>.txt and data.yaml; return the folder."""
+
+    def make(yaml: str = "", root: str = "yolo", **splits: dict[str, str | None]) -> Path:
+        folder = tmp_path / root
+        for split, labels in splits.items():
+            for number, (stem, text) in enumerate(labels.items()):
+                image = folder / "images" / split / f"{stem}.jpg"
+                image.parent.mkdir(parents=True, exist_ok=True)
+                image.write_bytes(make_jpeg(seed=number))
+                label = folder / "labels" / split / f"{stem}.txt"
+                label.parent.mkdir(parents=True, exist_ok=True)
+                if text is not None:
+                    label.write_text(text)
+        told = yaml or "".join(f"{split}: images/{split}\n" for split in splits) + "names: [cat, dog]\n"
+        (folder / "data.yaml").write_text(told)
+        return folder
+
+    return make
+
+
+def names(root: Path | str) -> dict[str, list[str]]:
+    """File names of each split."""
+    listing = sources.parse(f"yolo:{root}").listing()
+    return {split: [entry.file_name for entry in rows] for split, rows in listing.splits.items()}
+
+
+def entries(root: Path | str, split: str = "train") -> list:
+    return list(YoloSource(str(root)).listing().splits[split])
+
+
+ONE = "0 0.5 0.5 0.25 0.5\n"
+
+
+def test_boxes_are_shares_of_the_image_as_it_is_displayed(make_yolo):
+    (entry,) = entries(make_yolo(train={"a": "1 0.5 0.5 0.25 0.5\n\n0 0.25 0.25 0.5 0.5"}))
+    assert (entry.width, entry.height) == SHARES_UPRIGHT
+    assert [(box.category, box.bbox) for box in entry.boxes] == [
+        (1, (0.375, 0.25, 0.25, 0.5)), (0, (0, 0, 0.5, 0.5)),
+    ]  # fmt: skip
+
+
+def test_outlines_and_corners_become_the_box_around_them(make_yolo):
+    text = "0 0.1 0.2 0.4 0.3 0.2 0.6\n1 0.5 0.1 0.9 0.5 0.5 0.9 0.1 0.5\n"
+    (entry,) = entries(make_yolo(train={"a": text}))
+    assert [[round(value, 9) for value in box.bbox] for box in entry.boxes] == [
+        [0.1, 0.2, 0.3, 0.4], [0.1, 0.1, 0.8, 0.8],
+    ]  # fmt: skip
+
+
+def test_key_points_are_left_out_where_the_set_has_them(make_yolo):
+    root = make_yolo("train: images/train\nnames: [cat]\nkpt_shape: [1, 3]\n",
+                     train={"a": "0 0.5 0.5 0.25 0.5 0.4 0.4 2\n"})  # fmt: skip
+    assert entries(root)[0].boxes[0].bbox == (0.375, 0.25, 0.25, 0.5)
+
+
+def test_missing_and_empty_label_files_are_images_without_objects(make_yolo):
+    root = make_yolo(train={"a": ONE, "b": "", "c": None, "d": "\n \n", "e": ONE + ONE})
+    assert [len(entry.boxes) for entry in entries(root)] == [1, 0, 0, 0, 1]
+    assert all(entry.fault is None for entry in entries(root))
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("0 0.5 0.5 0.25", "3 numbers after the class, not four"),
+        ("0 0.5 0.5 0.25 0.5 0.93", "is the last a confidence"),
+        ("0 0.5 0.5 0.25 0.5 0.1 0.2 0.3", "neither four nor pairs"),
+        ("2 0.5 0.5 0.25 0.5", "is of class 2, but the classes are 0 to 1"),
+        ("0.5 0.5 0.5 0.25 0.5", "is of class 0.5"),
+        ("-1 0.5 0.5 0.25 0.5", "is of class -1"),
+        ("cat 0.5 0.5 0.25 0.5", "'cat', which is no number"),
+        ("0 0,5 0,5 0,25 0,5", "'0,5', a decimal comma"),
+        ("0 nan 0.5 0.25 0.5", "'nan', which is no number"),
+        ("0 320 240 64 48", "320, no share of a side: divide pixels"),
+        ("0 1.5 0.5 0.25 0.5", "1.5, which is outside of 0 to 1"),
+    ],
+)
+def test_wrong_lines_are_named_with_file_line_and_remedy(make_yolo, tmp_path, line, why):
+    root = make_yolo(train={"a": f"{ONE}{line}\n", "b": ONE})
+    place = f"{root}/labels/train/a.txt:2: {line!r}"
+    with pytest.raises(DataError) as caught:
+        plan(f"yolo:{root}", str(tmp_path / "data"), DataConfig())
+    assert place in caught.value.message and why in caught.value.message
+    assert "1 of 3 boxes" in caught.value.message and "class x y width height" in caught.value.fix
+    assert not (tmp_path / "data" / "images").exists()  # No image was fetched.
+    planned = plan(f"yolo:{root}", str(tmp_path / "data"), DataConfig(max_bad_fraction=0.5))
+    assert planned["problems"][reasons.LABEL_LINE]["count"] == 1
+    with pytest.raises(DataError):  # A plan that is there already is no way around it.
+        plan(f"yolo:{root}", str(tmp_path / "data"), DataConfig())
+
+
+def test_a_label_file_in_utf_16_is_named(make_yolo):
+    root = make_yolo(train={"a": ONE, "b": ""})
+    (root / "labels" / "train" / "b.txt").write_bytes(ONE.encode("utf-16"))
+    listing = YoloSource(str(root)).listing()
+    assert [len(entry.boxes) for entry in listing.splits["train"]] == [1, 0]
+    assert "b.txt:1: it is UTF-16" in listing.problems.examples[reasons.LABEL_LINE][0]
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ("[cat, dog]", ["cat", "dog"]),
+        ("{0: cat, 1: dog}", ["cat", "dog"]),
+        ("\n  1: dog\n  0: cat", ["cat", "dog"]),
+        ("[no, 1]", ["no", "1"]),  # In YAML false and a number.
+        ("\n- null\n- 'ë'", ["null", "ë"]),
+    ],
+)
+def test_names_as_list_or_mapping(make_yolo, told, expected):
+    root = make_yolo(f"train: images/train\nnames: {told}\n", train={"a": ONE})
+    listing = YoloSource(str(root)).listing()
+    assert [(category.name, category.original_id) for category in listing.categories] == [
+        (name, number) for number, name in enumerate(expected)
+    ]
+
+
+def test_numbers_with_gaps_keep_their_classes(make_yolo):
+    root = make_yolo("train: images/train\nnames: {2: cat, 7: dog}\n", train={"a": "7 0.5 0.5 0.1 0.1"})
+    listing = YoloSource(str(root)).listing()
+    (entry,) = listing.splits["train"]
+    assert listing.categories[entry.boxes[0].category] == ("dog", 7)
+
+
+@pytest.mark.parametrize(
+    ("yaml", "message"),
+    [
+        ("train: images/train\n", "has no names"),
+        ("train: images/train\nnames: []\n", "names no classes"),
+        ("train: images/train\nnames: [a, a]\n", "classes 0 and 1 are both 'a'"),
+        ("train: images/train\nnames: [[a], b]\n", "what is no name"),
+        ("train: images/train\nnames: {x: a}\n", "'x' where a number should be"),
+        ("train: images/train\nnc: 3\nnames: [a, b]\n", "nc is 3, but names has 2"),
+        ("names: [a]\n", "names no train"),
+        ("train:\nnames: [a]\n", "names no train"),
+        ("train: {a: b}\nnames: [a]\n", "no path and no list of paths"),
+        ("train: images/nowhere\nnames: [a]\n", "no images for train: images/nowhere; looked at"),
+        ("- a\n", "no description of a YOLO set"),
+        ("names: [a\n", "is not YAML"),
+        ("a: &a [*a, *a]\nnames: *a\ntrain: x\n", "what is no name|is not YAML"),
+    ],
+)
+def test_descriptions_that_cannot_be_used(make_yolo, yaml, message):
+    root = make_yolo(yaml, train={"a": ONE})
+    with pytest.raises(DataError, match=message) as caught:
+        YoloSource(str(root)).listing()
+    assert "data.yaml" in caught.value.message and caught.value.fix
+
+
+def test_classes_without_names_are_numbered(make_yolo):
+    root = make_yolo("train: images/train\nnc: 2\n", train={"a": ONE})
+    assert [one.name for one in YoloSource(str(root)).listing().categories] == ["class_0", "class_1"]
+
+
+@pytest.mark.parametrize(
+    "path", ["", ".", "{root}", "../yolo", "yolo", "/content/gone/elsewhere", "../datasets/coco8"]
+)
+def test_path_as_ultralytics_writes_it(make_yolo, path):
+    root = make_yolo(train={"a": ONE}, val={"b": ONE})
+    with (root / "data.yaml").open("a") as file:
+        file.write(f"path: {path.format(root=root)}\ntest:\n")
+    assert names(root) == {"train": ["images/train/a.jpg"], "val": ["images/val/b.jpg"]}
+
+
+def test_roboflow_form(make_yolo):
+    """Folders train, valid and test with images and labels each, and paths that begin with ../."""
+    root = make_yolo(train={"a": ONE}, valid={"b": ONE}, test={"c": ONE})
+    for split in ("train", "valid", "test"):
+        for kind in ("images", "labels"):
+            (root / split).mkdir(exist_ok=True)
+            (root / kind / split).rename(root / split / kind)
+    (root / "data.yaml").write_text(
+        "train: ../train/images\nval: ../valid/images\ntest: ../test/images\n\nnc: 2\n"
+        "names: ['cat', 'dog']\n\nroboflow:\n  workspace: w\n  project: p\n  version: 1\n"
+    )
+    # A set of the same layout beside it is not meant.
+    shutil.copytree(root / "train", root.parent / "train")
+    assert names(root) == {
+        "train": ["train/images/a.jpg"], "val": ["valid/images/b.jpg"], "test": ["test/images/c.jpg"],
+    }  # fmt: skip
+    assert all(entry.boxes for split in ("train", "val", "test") for entry in entries(root, split))
+
+
+@pytest.mark.parametrize("line", ["./images/train/{}.jpg", "images/train/{}.jpg", "data/images/train/{}.jpg",
+                                  "{root}/images/train/{}.jpg", "images\\train\\{}.jpg"])  # fmt: skip
+def test_lists_of_images(make_yolo, line):
+    root = make_yolo("train: train.txt\nval: [val.txt, images/more]\nnames: [cat, dog]\n",
+                     train={"a": ONE, "b": ONE, "c": ""}, more={"d": ONE})  # fmt: skip
+    lines = [line.format(stem, root=root) for stem in ("gone", "a", "c", "a")]
+    (root / "train.txt").write_text("\n".join(lines) + "\n")
+    (root / "val.txt").write_text(line.format("b", root=root) + "\n")
+    listing = YoloSource(str(root)).listing()
+    found = {entry.file_name: entry for entry in listing.splits["train"]}
+    assert [name.rpartition("/")[2] for name in found] == ["gone.jpg", "a.jpg", "c.jpg"]
+    assert [entry.fault and entry.fault[0] for entry in found.values()] == [reasons.IMAGE_MISSING, None, None]
+    assert len(found["images/train/a.jpg"].boxes) == 1 and not found["images/train/c.jpg"].boxes
+    assert listing.problems.counts == {reasons.IMAGE_LISTED_TWICE: 1}
+    assert names(root)["val"] == ["images/train/b.jpg", "images/more/d.jpg"]
+
+
+def test_labels_beside_the_images_and_classes_txt(tmp_path, make_jpeg):
+    """LabelImg's YOLO form: image, label file and classes.txt in one folder."""
+    root = tmp_path / "set"
+    root.mkdir()
+    for stem in ("a", "train_2"):
+        (root / f"{stem}.jpg").write_bytes(make_jpeg())
+        (root / f"{stem}.txt").write_text(ONE)
+    (root / "classes.txt").write_text("cat\ndog\n")
+    assert names(root) == {"train": ["a.jpg", "train_2.jpg"]}
+    assert all(len(entry.boxes) == 1 for entry in entries(root))
+    assert sources.parse(str(root)) == YoloSource(str(root))
+
+
+def test_darknet_form(tmp_path, make_jpeg):
+    """CVAT's "YOLO 1.1": obj.names, train.txt with lines that begin with data/, obj_train_data."""
+    root = tmp_path / "set"
+    (root / "obj_train_data").mkdir(parents=True)
+    (root / "obj_train_data" / "a.jpg").write_bytes(make_jpeg())
+    (root / "obj_train_data" / "a.txt").write_text(ONE)
+    (root / "obj.names").write_text("cat\ndog\n")
+    (root / "obj.data").write_text("classes = 2\ntrain = data/train.txt\nnames = data/obj.names\n")
+    (root / "train.txt").write_text("data/obj_train_data/a.jpg\n")
+    (entry,) = entries(root)
+    assert entry.file_name == "obj_train_data/a.jpg" and len(entry.boxes) == 1
+
+
+def test_a_yaml_of_any_name_is_found_and_several_are_refused(make_yolo):
+    root = make_yolo(train={"a": ONE})
+    (root / "data.yaml").rename(root / "cards.yaml")
+    (root / "hyp.yaml").write_text("lr0: 0.01\n")
+    assert sources.parse(str(root)) == YoloSource(str(root)) and names(root)["train"]
+    assert names(root / "cards.yaml") == names(root)
+    shutil.copy(root / "cards.yaml", root / "other.yaml")
+    with pytest.raises(DataError, match=r"several YOLO sets: cards\.yaml, other\.yaml"):
+        YoloSource(str(root)).listing()
+
+
+def test_a_set_without_labels_and_one_without_images(make_yolo):
+    root = make_yolo(train={"a": None, "b": None})
+    with pytest.raises(DataError, match=r"none of 2 images of train has a label file; .*labels/train/a"):
+        YoloSource(str(root)).listing()
+    shutil.rmtree(root / "images" / "train")
+    (root / "images" / "train").mkdir()
+    (root / "images" / "train" / "notes.md").write_text("x")
+    with pytest.raises(DataError, match="no images in"):
+        YoloSource(str(root)).listing()
+
+
+def test_what_leads_out_of_a_confined_folder_is_not_followed(make_yolo, tmp_path):
+    outside = make_yolo(root="outside", train={"a": ONE})
+    root = make_yolo(f"train: {outside}/images/train\nnames: [cat]\n", train={"b": ONE})
+    assert names(root)["train"] == [f"{outside}/images/train/a.jpg".lstrip("/")]
+    for path in (f"{outside}/images/train", "../outside/images/train"):
+        (root / "data.yaml").write_text(f"train: {path}\nnames: [cat]\n")
+        with pytest.raises(DataError, match="no images for train"):
+            YoloSource(str(root), confined=str(root)).listing()
+    (root / "data.yaml").write_text("train: train.txt\nnames: [cat]\n")
+    (root / "train.txt").write_text(f"{outside}/images/train/a.jpg\nimages/train/b.jpg\n")
+    listing = YoloSource(str(root), confined=str(root)).listing()
+    assert [bool(entry.fault) for entry in listing.splits["train"]] == [True, False]
+
+
+def test_the_state_changes_with_description_images_and_labels(make_yolo, make_jpeg):
+    root = make_yolo(train={"a": ONE, "b": ONE})
+    states = [YoloSource(str(root)).listing().state, YoloSource(str(root)).listing().state]
+    assert states[0] == states[1]
+    (root / "labels" / "train" / "a.txt").write_text("1 0.5 0.5 0.1 0.125\n")
+    states.append(YoloSource(str(root)).listing().state)
+    (root / "images" / "train" / "a.jpg").write_bytes(make_jpeg(seed=9))
+    states.append(YoloSource(str(root)).listing().state)
+    with (root / "data.yaml").open("a") as file:
+        file.write("# changed\n")
+    states.append(YoloSource(str(root)).listing().state)
+    assert len(set(states)) == 4
+
+
+def test_images_in_two_splits_are_told(make_yolo):
+    root = make_yolo("train: images/train\nval: images/train\nnames: [cat, dog]\n", train={"a": ONE})
+    assert YoloSource(str(root)).listing().problems.counts == {reasons.IMAGE_IN_TWO_SPLITS: 1}
+
+
+def test_from_a_bucket_to_shards(make_yolo, bucket, tmp_path):
+    """All the way: a turned photograph keeps its box where people see it."""
+    root = make_yolo(train={"a": ONE, "b": ONE}, val={"c": "1 0.25 0.125 0.5 0.25\n"})
+    turned = Image.new("RGB", (40, 30))
+    exif = turned.getexif()
+    exif[0x0112] = 6  # Displayed as 30 x 40.
+    turned.save(root / "images" / "val" / "c.jpg", exif=exif)
+    shutil.copytree(root, bucket / "my" / "set")
+    raw = download("yolo:s3://bucket/my/set", str(tmp_path / "data"), DataConfig())
+    assert raw["splits"] == {"train": {"images": 2, "boxes": 2}, "val": {"images": 1, "boxes": 1}}
+    index = shard(raw, str(tmp_path / "data"), DataConfig())
+    _, record = ShardDataset(index["uri"], "val").read(0)
+    assert (record["width"], record["height"]) == (30, 40)
+    assert record["annotations"][0]["bbox"] == [0, 0, 15, 10]
+    assert index["problems"] == {reasons.CLASS_WITHOUT_BOXES: 1}
+    with pytest.raises(DataError, match="on the web cannot be listed"):
+        YoloSource("https://example.org/set").listing()
