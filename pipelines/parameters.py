@@ -147,7 +147,7 @@ _ALL = (
     Parameter(
         "source", str,
         "images and boxes: `sample` (drawn by the program), `coco:URI`, `coco:2017`, `voc:URI`, "
-        "`openimages:`, or the URI or path of a COCO or VOC folder",
+        "`yolo:URI`, `openimages:`, or the URI or path of a COCO, VOC or YOLO folder",
         "sample", metavar="URI", trains=False, more=" ([data.md](data.md))", local=Local(),
     ),
     Parameter(

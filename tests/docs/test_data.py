@@ -34,6 +34,8 @@ def folder(tmp_path, monkeypatch, shards):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "VOCdevkit" / "VOC2012").mkdir(parents=True)
     (tmp_path / "VOCdevkit" / "VOC2012" / "x").touch()
+    (tmp_path / "cards").mkdir()
+    (tmp_path / "cards" / "data.yaml").write_text("names: [ace]\ntrain: images\n")
     (tmp_path / "mine" / "annotations").mkdir(parents=True)
     image = {"id": 1, "file_name": "a.jpg", "width": 9, "height": 9, "coco_url": "http://x/a.jpg"}
     box = {"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}
@@ -60,7 +62,7 @@ def test_runs_name_sources_recipes_and_keys_that_exist(folder):
             options = cli.make_parser().parse_args(words[1:])
             seen.append(sources.parse(options.source))
             recipes.load(options.recipe, parse_overrides(options.overrides))
-    assert len(seen) >= 13 and len({type(source) for source in seen}) == 5
+    assert len(seen) >= 15 and len({type(source) for source in seen}) == 6
 
 
 def test_commands_that_look_at_data_work(folder, capsys):
@@ -90,7 +92,7 @@ def test_its_tables_are_whole():
     keys = {name.removeprefix("data.") for name in rows("## What is taken", "## What is missing")}
     known = {field.name for field in dataclasses.fields(DataConfig)}
     assert keys < known and known - keys == {"jpeg_quality", "processes", "threads"}
-    assert set(re.findall(r"`data\.(\w+)", TEXT)) == known
+    assert set(re.findall(r"`data\.(?!yaml)(\w+)", TEXT)) == known
     assert tuple(rows("## What is missing", "## Again and")) == problem_counts.BAD_IMAGES
     assert set(rows("## Copies of shards", "## Looking at")) == {copies.FOLDER, copies.LIMIT}
 

@@ -89,11 +89,11 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
     uri = storage.join(root, "raw", name)
     plan_uri = storage.join(uri, "plan.json")
     if storage.exists(plan_uri):
-        found: dict[str, Any] = storage.read_json(plan_uri)
+        planned_before: dict[str, Any] = storage.read_json(plan_uri)
         problems = Problems()
-        problems.merge(found["problems"])
-        annotations.check_listed(problems, origin.uri, found["splits"], config)
-        return found
+        problems.merge(planned_before["problems"])
+        annotations.check_listed(problems, origin.uri, planned_before["splits"], config)
+        return planned_before
     storage.remove_stale(uri)
     built = annotations.build(listing, config, uri, origin.uri)
     planned = {

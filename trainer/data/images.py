@@ -187,8 +187,8 @@ def size_agrees(image: NormalImage, annotated_width: int, annotated_height: int)
     """Tell whether the annotated size is absent or that of the image, turned or not."""
     stored = (image.stored_width, image.stored_height)
     annotated = (annotated_width, annotated_height)
-    told = annotated not in (SHARES, SHARES_UPRIGHT) and 0 not in annotated
-    return not told or annotated == stored or (image.turned and annotated == stored[::-1])
+    has_size = annotated not in (SHARES, SHARES_UPRIGHT) and 0 not in annotated
+    return not has_size or annotated == stored or (image.turned and annotated == stored[::-1])
 
 
 def _open(data: bytes) -> Image.Image:

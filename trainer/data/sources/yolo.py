@@ -76,26 +76,26 @@ class YoloSource:
                 f"{self.uri}: a YOLO set on the web cannot be listed",
                 fix="put it into a folder or bucket, or into one zip and name that",
             )
-        found = read_set(self.location, self.confined)
-        numbers = list(found.names)
+        yolo_set = read_set(self.location, self.confined)
+        numbers = list(yolo_set.names)
         positions = {number: place for place, number in enumerate(numbers)}
-        categories = [Category(found.names[number], number) for number in numbers]
-        digest = hashlib.sha256(found.content)
+        categories = [Category(yolo_set.names[number], number) for number in numbers]
+        digest = hashlib.sha256(yolo_set.content)
         problems = Problems()
         folders = _LabelFolders()
         rows = {}
         seen: dict[str, str] = {}
-        for split, places in found.splits.items():
-            images = list(_images(found, split, places, folders, problems))
+        for split, places in yolo_set.splits.items():
+            images = list(_images(yolo_set, split, places, folders, problems))
             for image in images:
-                told = f"{split} {image.file_name} {image.version} {image.labels} "
-                digest.update(f"{told}{folders.version(image.labels)}\n".encode("utf-8", "replace"))
+                described = f"{split} {image.file_name} {image.version} {image.labels} "
+                digest.update(f"{described}{folders.version(image.labels)}\n".encode("utf-8", "replace"))
                 if seen.setdefault(image.origin, split) != split:
                     problems.add(
                         reasons.IMAGE_IN_TWO_SPLITS, f"{image.file_name} in {seen[image.origin]} and {split}"
                     )
-            rows[split] = YoloRows(images, positions, found.keypoints, problems)
-        self._check(found, rows)
+            rows[split] = YoloRows(images, positions, yolo_set.keypoints, problems)
+        self._check(yolo_set, rows)
         return Listing(categories, {split: part for split, part in rows.items() if part.images},
                        digest.hexdigest(), problems)  # fmt: skip
 
@@ -103,11 +103,11 @@ class YoloSource:
         """Return an image's bytes."""
         return storage.read_bytes(origin)
 
-    def _check(self, found: YoloSet, rows: Mapping[str, "YoloRows"]) -> None:
+    def _check(self, yolo_set: YoloSet, rows: Mapping[str, "YoloRows"]) -> None:
         train = rows["train"].images
         if not train:
             raise DataError(
-                f"{self.uri}: no images in {', '.join(found.splits['train'])}",
+                f"{self.uri}: no images in {', '.join(yolo_set.splits['train'])}",
                 fix=f"put them there, as {', '.join(IMAGE_SUFFIXES)}",
             )
         if not any(image.labels for image in train):
@@ -191,19 +191,19 @@ class _LabelFolders:
 def _label_places(image: str) -> list[str]:
     """Return where an image's label file may be, the likeliest first."""
     beside = f"{image[: -len(PurePosixPath(image).suffix)]}.txt"
-    before, found, after = beside.rpartition("/images/")
-    return [f"{before}/labels/{after}", beside] if found else [beside]
+    before, separator, after = beside.rpartition("/images/")
+    return [f"{before}/labels/{after}", beside] if separator else [beside]
 
 
 def _images(
-    found: YoloSet, split: str, places: list[str], folders: _LabelFolders, problems: Problems
+    yolo_set: YoloSet, split: str, places: list[str], folders: _LabelFolders, problems: Problems
 ) -> Iterator[_Image]:
     """Yield the images of a split, each once."""
     seen: set[str] = set()
     for place in places:
-        pairs = _listed(found, place) if place.lower().endswith(".txt") else _found(place)
+        pairs = _in_list(yolo_set, place) if place.lower().endswith(".txt") else _in_folder(place)
         for origin, version in pairs:
-            name = _relative(origin, found.root)
+            name = _relative(origin, yolo_set.root)
             if origin in seen:
                 problems.add(reasons.IMAGE_LISTED_TWICE, name)
                 continue
@@ -211,18 +211,18 @@ def _images(
             yield _Image(name, origin, version, folders.find(origin))
 
 
-def _found(folder: str) -> Iterator[tuple[str, str]]:
+def _in_folder(folder: str) -> Iterator[tuple[str, str]]:
     """Yield URI and version of the images in a folder and below."""
     states = ((name, state) for name, state in storage.scan(folder) if name.lower().endswith(IMAGE_SUFFIXES))
     for name, state in sorted(states, key=lambda item: item[0]):
         yield storage.join(folder, name), f"{state.size} {state.version}"
 
 
-def _listed(found: YoloSet, uri: str) -> Iterator[tuple[str, str]]:
+def _in_list(yolo_set: YoloSet, uri: str) -> Iterator[tuple[str, str]]:
     """Yield URI and version of the images that a list names; "" is the version of what is not there."""
     text = storage.read_bytes(uri).decode("utf-8-sig", "replace")
-    bases = list(dict.fromkeys([storage.parent(uri), found.root]))
-    find = partial(resolve, bases=bases, confined=found.confined, is_file=True)
+    bases = list(dict.fromkeys([storage.parent(uri), yolo_set.root]))
+    find = partial(resolve, bases=bases, confined=yolo_set.confined, is_file=True)
     folders: dict[str, tuple[str, dict[str, str]]] = {}
     misses: Counter[str] = Counter()
     for line in filter(None, map(str.strip, text.replace("\\", "/").splitlines())):
@@ -238,7 +238,7 @@ def _listed(found: YoloSet, uri: str) -> Iterator[tuple[str, str]]:
         if name in versions:
             yield storage.join(holder, name), versions[name]
         else:
-            yield f"{holder}/{name}" if holder else f"{found.root}/{line.lstrip('./')}", _MISSING
+            yield f"{holder}/{name}" if holder else f"{yolo_set.root}/{line.lstrip('./')}", _MISSING
 
 
 def _relative(origin: str, root: str) -> str:

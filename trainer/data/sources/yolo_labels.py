@@ -34,11 +34,11 @@ def parse_labels(
         words = line.split()
         if not words:
             continue
-        found = _box(words, positions, keypoints)
-        if isinstance(found, Box):
-            boxes.append(found)
+        box_or_fault = _box(words, positions, keypoints)
+        if isinstance(box_or_fault, Box):
+            boxes.append(box_or_fault)
         else:
-            wrong.append((number, f"{line.strip()[:_SHOWN]!r} {found}"))
+            wrong.append((number, f"{line.strip()[:_SHOWN]!r} {box_or_fault}"))
     # The same line twice is one object.
     return list(dict.fromkeys(boxes)), wrong
 

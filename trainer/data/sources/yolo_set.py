@@ -187,8 +187,8 @@ def _numbered(uri: str, names: list[str], numbered: dict[int, str] | None = None
 
 def _bases(path: str, folder: str, confined: str) -> list[str]:
     """Return the folders that paths may be relative to: what `path` says, if it is there, and the file's."""
-    told = [] if path.strip() in (*_NOTHING, ".", "./") else [resolve(path, [folder], confined)]
-    return list(dict.fromkeys([*filter(None, told), folder]))
+    existing = [] if path.strip() in (*_NOTHING, ".", "./") else [resolve(path, [folder], confined)]
+    return list(dict.fromkeys([*filter(None, existing), folder]))
 
 
 def _places(uri: str, key: str, value: Any, bases: list[str], confined: str, download: str) -> list[str]:
