@@ -22,7 +22,7 @@ LAYERS = (
     ("process", {"distributed", "job_status", "os_errors", "parent_watch", "worker_failures"}),
     ("storage", {"config", "job_status_reporter", "storage"}),
     ("text", {"configuration", "training_log"}),
-    ("data", {"data", "recipes"}),
+    ("data", {"data", "recipes", "weights"}),
     ("model", {"model"}),
     ("state", {"checkpoint", "compilation", "optim"}),
     ("scores", {"evaluation", "resume", "state"}),

@@ -1,0 +1,82 @@
+"""A web server with weights: torchvision's folder of files, and a hub of models with its API."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class WeightsServer:
+    """Serves `files` by path, and the models of a hub; counts what was asked for."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        """Contents by path, without the first slash."""
+        self.requests: list[str] = []
+        """Paths of GET requests that were answered with a file."""
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_HEAD(self) -> None:
+                self._answer(body=False)
+
+            def do_GET(self) -> None:
+                self._answer(body=True)
+
+            def _answer(self, *, body: bool) -> None:
+                content = server.files.get(self.path.lstrip("/"))
+                self.send_response(200 if content is not None else 404)
+                self.send_header("Content-Length", str(len(content or b"")))
+                self.end_headers()
+                if body and content is not None:
+                    server.requests.append(self.path.lstrip("/"))
+                    self.wfile.write(content)
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def add_torchvision_file(self, stem: str, content: bytes) -> str:
+        """Serve a file under a name as torchvision gives it; returns the name."""
+        name = f"{stem}-{hashlib.sha256(content).hexdigest()[:8]}.pth"
+        self.files[f"models/{name}"] = content
+        return name
+
+    def add_model(self, name: str, files: dict[str, bytes], revision: str = "main") -> None:
+        """Serve a model of the hub: its description, and its files at a commit."""
+        siblings = []
+        for file_name, content in files.items():
+            self.files[f"{name}/resolve/{COMMIT}/{file_name}"] = content
+            item = {"rfilename": file_name, "size": len(content)}
+            if file_name.endswith(".safetensors"):
+                item["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+            else:
+                item["blobId"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+            siblings.append(item)
+        description = json.dumps({"id": name, "sha": COMMIT, "siblings": siblings}).encode()
+        self.files[f"api/models/{name}/revision/{revision}?blobs=true"] = description
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def weights_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WeightsServer]:
+    """The server, in place of torchvision's and of the hub's; caches of this user's are not looked into."""
+    server = WeightsServer()
+    monkeypatch.setenv("KUBEDET_TORCHVISION_URL", f"{server.url}/models")
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setenv("TORCH_HOME", "/nonexistent")
+    yield server
+    server.stop()

@@ -1,0 +1,167 @@
+"""The mirror of published weights: filled once, compared with hashes, enough without the internet."""
+
+import hashlib
+import io
+import json
+
+import pytest
+import safetensors.torch
+import torch
+from torchvision.models import ResNet18_Weights
+from weights_server import weights_server
+
+from trainer.errors import ConfigError, StorageError
+from trainer.weights.weights_mirror import check_available, look_up, obtain
+
+__all__ = ["weights_server"]
+
+TENSORS = {"conv1.weight": torch.arange(6.0).view(2, 3)}
+RESNET18 = "torchvision:ResNet18_Weights.IMAGENET1K_V1"
+
+
+@pytest.fixture
+def resnet18(weights_server, monkeypatch):
+    """Weights of torchvision's form at the server, under a name with their own hash."""
+    buffer = io.BytesIO()
+    torch.save(TENSORS, buffer)
+    name = weights_server.add_torchvision_file("resnet18", buffer.getvalue())
+    monkeypatch.setattr(
+        ResNet18_Weights.IMAGENET1K_V1.value, "url", f"https://download.pytorch.org/models/{name}"
+    )
+    return name
+
+
+def test_weights_are_fetched_once_and_then_come_from_the_mirror(weights_server, resnet18, tmp_path):
+    root = str(tmp_path / "root")
+    assert look_up(RESNET18, root).missing == (resnet18,)
+    assert torch.equal(obtain(RESNET18, root).state()["conv1.weight"], TENSORS["conv1.weight"])
+    assert (tmp_path / "root/weights/torchvision" / resnet18).is_file()
+    weights_server.stop()
+    assert look_up(RESNET18, root).complete
+    assert list(obtain(RESNET18, root).state()) == ["conv1.weight"]
+    assert weights_server.requests == [f"models/{resnet18}"]
+
+
+def test_a_mirror_in_a_bucket(weights_server, resnet18, bucket):
+    assert list(obtain(RESNET18, "s3://bucket/root").state()) == ["conv1.weight"]
+    assert (bucket / "root/weights/torchvision" / resnet18).is_file()
+    weights_server.stop()
+    assert list(obtain(RESNET18, "s3://bucket/root").state()) == ["conv1.weight"]
+
+
+def test_a_file_that_was_put_into_the_mirror_by_hand_is_taken(weights_server, resnet18, tmp_path):
+    (tmp_path / "weights/torchvision").mkdir(parents=True)
+    (tmp_path / "weights/torchvision" / resnet18).write_bytes(weights_server.files[f"models/{resnet18}"])
+    assert list(obtain(RESNET18, str(tmp_path)).state()) == ["conv1.weight"]
+    assert not weights_server.requests
+
+
+def test_what_torchvision_has_fetched_itself_is_taken(weights_server, resnet18, tmp_path, monkeypatch):
+    folder = tmp_path / "home/hub/checkpoints"
+    folder.mkdir(parents=True)
+    (folder / resnet18).write_bytes(weights_server.files[f"models/{resnet18}"])
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
+    assert list(obtain(RESNET18, str(tmp_path / "root")).state()) == ["conv1.weight"]
+    assert not weights_server.requests and look_up(RESNET18, str(tmp_path / "root")).complete
+    (folder / resnet18).write_bytes(b"another")
+    obtain(RESNET18, str(tmp_path / "other"))
+    assert weights_server.requests
+
+
+def test_a_damaged_file_of_the_mirror_is_fetched_again(weights_server, resnet18, tmp_path, caplog):
+    obtain(RESNET18, str(tmp_path))
+    (tmp_path / "weights/torchvision" / resnet18).write_bytes(b"damaged")
+    assert list(obtain(RESNET18, str(tmp_path)).state()) == ["conv1.weight"]
+    assert "are damaged: fetching them again" in caplog.text and len(weights_server.requests) == 2
+
+
+def test_another_file_than_was_published_never_reaches_the_mirror(weights_server, tmp_path):
+    weights_server.files["models/resnet50-11ad3fa6.pth"] = b"the page of a proxy"
+    with pytest.raises(StorageError, match=r"SHA-256 begins with \w{8}, not with 11ad3fa6"):
+        obtain("torchvision:ResNet50_Weights.IMAGENET1K_V2", str(tmp_path))
+    assert not list(tmp_path.rglob("*.pth"))
+
+
+def test_where_they_cannot_be_had_key_address_and_remedy_are_told(weights_server, tmp_path):
+    uri = "torchvision:ResNet50_Weights.IMAGENET1K_V2"
+    with pytest.raises(StorageError) as caught:
+        check_available(uri, str(tmp_path))
+    assert caught.value.message.startswith(f"model.weights: {uri} is not in {tmp_path}/weights")
+    assert f"{weights_server.url}/models/resnet50-11ad3fa6.pth" in caught.value.message
+    for remedy in (f"kubedet weights fetch {uri} --data-root {tmp_path}", "--set model.weights=none",
+                   f"{tmp_path}/weights/torchvision/resnet50-11ad3fa6.pth"):  # fmt: skip
+        assert remedy in caught.value.fix
+    assert not caught.value.passing
+    check_available("", str(tmp_path))
+
+
+def test_a_model_of_the_hub_is_mirrored_with_its_description(weights_server, tmp_path):
+    files = {"model.safetensors": safetensors.torch.save(TENSORS), "config.json": b'{"model_type": "d_fine"}'}
+    weights_server.add_model("org/name", files)
+    obtain("hf:org/name", str(tmp_path))
+    place = tmp_path / "weights/hf/org/name/main"
+    listing = json.loads((place / "files.json").read_text())["files"]
+    assert {item["name"]: item["sha256"] for item in listing} == {
+        name: hashlib.sha256(content).hexdigest() for name, content in files.items()
+    }
+    weights_server.stop()
+    weights = obtain("hf:org/name", str(tmp_path))
+    assert weights.config() == {"model_type": "d_fine"} and list(weights.state()) == ["conv1.weight"]
+
+
+def test_a_damaged_model_of_the_hub_is_fetched_again(weights_server, tmp_path):
+    weights_server.add_model("org/name", {"model.safetensors": b"x", "config.json": b'{"a": 1}'})
+    obtain("hf:org/name", str(tmp_path))
+    (tmp_path / "weights/hf/org/name/main/config.json").write_bytes(b"{}")
+    assert obtain("hf:org/name", str(tmp_path)).config() == {"a": 1}
+    (tmp_path / "weights/hf/org/name/main/config.json").write_bytes(b"{}")
+    weights_server.files.clear()
+    with pytest.raises(StorageError, match="cannot be fetched from"):
+        obtain("hf:org/name", str(tmp_path))
+
+
+def test_a_model_whose_fetching_broke_off_is_not_taken_for_whole(weights_server, tmp_path):
+    weights_server.add_model("org/name", {"model.safetensors": b"x", "config.json": b"{}"})
+    cut_off = next(path for path in weights_server.files if path.endswith("/config.json"))
+    content = weights_server.files.pop(cut_off)
+    with pytest.raises(StorageError, match=r"hf:org/name is not in .* cannot be fetched"):
+        obtain("hf:org/name", str(tmp_path))
+    assert not look_up("hf:org/name", str(tmp_path)).complete
+    weights_server.files[cut_off] = content
+    obtain("hf:org/name", str(tmp_path))
+    assert look_up("hf:org/name", str(tmp_path)).complete
+
+
+def test_a_file_of_the_web_with_and_without_its_hash(weights_server, tmp_path):
+    content = safetensors.torch.save(TENSORS)
+    weights_server.files["w.safetensors"] = content
+    uri = f"{weights_server.url}/w.safetensors"
+    for named in (uri, f"{uri}#sha256={hashlib.sha256(content).hexdigest()}"):
+        assert list(obtain(named, str(tmp_path)).state()) == ["conv1.weight"]
+        assert look_up(named, str(tmp_path)).complete
+    with pytest.raises(StorageError, match="not with 00000000"):
+        obtain(f"{uri}#sha256=00000000", str(tmp_path))
+
+
+def test_files_and_folders_are_taken_where_they_are(bucket, tmp_path):
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    safetensors.torch.save_file(TENSORS, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    (bucket / "saved").mkdir()
+    for path in folder.iterdir():
+        (bucket / "saved" / path.name).write_bytes(path.read_bytes())
+    for uri in (str(folder), f"{folder}/", f"file://{folder}", "s3://bucket/saved"):
+        weights = obtain(uri, "unused")
+        assert sorted(weights.paths) == ["config.json", "model.safetensors"], uri
+        assert list(weights.state()) == ["conv1.weight"]
+    assert list(obtain(f"{folder}/model.safetensors", "unused").state()) == ["conv1.weight"]
+
+
+def test_a_place_without_weights_is_told_before_any_training(tmp_path):
+    with pytest.raises(StorageError, match=r"model\.weights: .*neither a file nor a folder with weights"):
+        check_available(str(tmp_path), "unused")
+    with pytest.raises(StorageError, match=r"model\.weights: .*gone\.pt"):
+        check_available(str(tmp_path / "gone.pt"), "unused")
+    with pytest.raises(ConfigError, match="has no weights"):
+        check_available("torchvision:Nothing", "unused")

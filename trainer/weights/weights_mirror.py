@@ -1,0 +1,219 @@
+"""The mirror of published weights, `<data_root>/weights`: what a cluster without internet trains from.
+
+    torchvision/resnet50-11ad3fa6.pth              the first digits of the hash are in the name
+    hf/ORG/NAME/REVISION/files.json (last)         names, hashes and sizes of what lies beside it
+    web/<hash of the address>/files.json (last)
+
+What is in it was compared with its hash when it came, and is compared again whenever it is used. A file of
+torchvision may be put there by hand.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from trainer import storage
+from trainer.errors import KubedetError, StorageError
+from trainer.weights.published_weights import (
+    NONE,
+    PublishedFile,
+    folder,
+    has_manifest,
+    is_published,
+    published_files,
+    source,
+    torchvision_file,
+)
+from trainer.weights.weight_files import SUFFIXES, WeightFiles
+
+FILES = "files.json"
+"""Names the files of a folder whose publisher does not name them for ever; written last."""
+
+_LOG = logging.getLogger("weights")
+
+
+@dataclass(frozen=True)
+class MirroredWeights:
+    """Published weights as a mirror has them."""
+
+    uri: str
+    files: tuple[PublishedFile, ...]
+    """Their files; none where only the publisher knows them and nothing was fetched yet."""
+    missing: tuple[str, ...]
+    """Names of those that are not there."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of them are there."""
+        return bool(self.files) and not self.missing
+
+
+def mirror_of(data_root: str) -> str:
+    """Return the URI of a data root's mirror."""
+    return storage.join(data_root, "weights")
+
+
+def _place(uri: str, data_root: str) -> str:
+    return storage.join(mirror_of(data_root), folder(uri))
+
+
+def look_up(uri: str, data_root: str) -> MirroredWeights:
+    """Tell what a mirror has of published weights. Asks no publisher, and reads no weights.
+
+    Args:
+        uri: see `published_weights`.
+        data_root: whose mirror it is.
+
+    Raises:
+        ConfigError: the URI can name no weights.
+        StorageError: the mirror cannot be read.
+    """
+    place = _place(uri, data_root)
+    if has_manifest(uri):
+        manifest = storage.join(place, FILES)
+        listing = storage.read_json(manifest)["files"] if storage.exists(manifest) else []
+        files = tuple(PublishedFile(**item) for item in listing)
+    else:
+        files = (torchvision_file(uri),)
+    absent = [one.name for one in files if not storage.exists(storage.join(place, one.name))]
+    return MirroredWeights(uri, files, tuple(absent))
+
+
+def obtain(uri: str, data_root: str) -> WeightFiles:
+    """Return the files of weights on this machine, each compared with its hash; fetched where they are missing.
+
+    Call it in one process of a run: others get the tensors from that one.
+
+    Args:
+        uri: of published weights, of a file, or of a folder in save_pretrained's layout.
+        data_root: in whose mirror published weights are kept.
+
+    Raises:
+        ConfigError: the URI can name no weights.
+        StorageError: they are not in the mirror and cannot be fetched, or cannot be read.
+    """
+    if not is_published(uri):
+        return _in_place(uri)
+    mirrored = look_up(uri, data_root)
+    if mirrored.complete:
+        paths = {one.name: _checked(one, uri, data_root) for one in mirrored.files}
+        if None not in paths.values():
+            return WeightFiles(uri, {name: path for name, path in paths.items() if path})
+        _LOG.warning("weights %s in %s are damaged: fetching them again", uri, mirror_of(data_root))
+    mirrored = _fetch(uri, data_root)
+    place = _place(uri, data_root)
+    return WeightFiles(
+        uri, {one.name: storage.local_copy(storage.join(place, one.name)) for one in mirrored.files}
+    )
+
+
+def check_available(uri: str, data_root: str) -> None:
+    """See to it that a training finds its weights: fetch published ones, and look for others.
+
+    Args:
+        uri: what model.weights says; empty is none.
+        data_root: see `obtain`.
+
+    Raises:
+        ConfigError, StorageError: see `obtain`.
+    """
+    if uri:
+        obtain(uri, data_root)
+
+
+def _in_place(uri: str) -> WeightFiles:
+    """Return the files behind a path or an object: itself, or those of a folder."""
+    name = uri.rstrip("/").rpartition("/")[2]
+    if name.endswith(SUFFIXES) or storage.exists(uri):
+        try:
+            return WeightFiles(uri, {name: storage.local_copy(uri)})
+        except StorageError as error:
+            raise StorageError(f"model.weights: {error.message}", fix=error.fix) from None
+    names = [one for one in storage.list_states(uri) if one.endswith((*SUFFIXES, ".json"))]
+    if not any(one.endswith(SUFFIXES) for one in names):
+        raise StorageError(
+            f"model.weights: {uri} is neither a file nor a folder with weights in it",
+            fix="give a .safetensors, .pth or .pt file, a folder with one of them, torchvision:NAME or "
+            f"hf:ORG/NAME; {NONE} trains from scratch",
+        )
+    return WeightFiles(uri, {one: storage.local_copy(storage.join(uri, one)) for one in names})
+
+
+def _checked(one: PublishedFile, uri: str, data_root: str) -> Path | None:
+    """Return a file of the mirror on this machine; None if it is not the one that was published."""
+    path = storage.local_copy(storage.join(_place(uri, data_root), one.name))
+    return path if _fault(path, one) is None else None
+
+
+def _fault(path: Path, one: PublishedFile) -> str | None:
+    """Compare a file with what its publisher says of it; returns what is wrong, if anything is."""
+    digest = hash_of(path)
+    if one.sha256 and not digest.startswith(one.sha256):
+        return f"its SHA-256 begins with {digest[: len(one.sha256)]}, not with {one.sha256}"
+    if one.git_sha1:
+        content = path.read_bytes()
+        blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+        if blob != one.git_sha1:
+            return f"its hash of git is {blob}, not {one.git_sha1}"
+    return None
+
+
+def hash_of(path: Path) -> str:
+    """Return a file's SHA-256 in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fetch(uri: str, data_root: str) -> MirroredWeights:
+    """Fetch published weights into the mirror, the list of their files last."""
+    place = _place(uri, data_root)
+    try:
+        files = tuple(_bring(one, place) for one in published_files(uri))
+    except KubedetError as error:
+        if not isinstance(error, StorageError):
+            raise
+        by_hand = ""
+        if not has_manifest(uri):
+            by_hand = f", or put the file at {storage.join(place, torchvision_file(uri).name)}"
+        raise StorageError(
+            f"model.weights: {uri} is not in {mirror_of(data_root)}, and cannot be fetched from {source(uri)}: "
+            f"{error.message}",
+            fix=f"run `kubedet weights fetch {uri} --data-root {data_root}` where the internet can be reached"
+            f"{by_hand}; --set model.weights={NONE} trains from scratch",
+            passing=False,
+        ) from None
+    if has_manifest(uri):
+        listing = {"kind": "weights", "version": 1, "uri": uri, "files": [asdict(one) for one in files]}
+        storage.write_json(storage.join(place, FILES), listing)
+    return MirroredWeights(uri, files, ())
+
+
+def _bring(one: PublishedFile, place: str) -> PublishedFile:
+    """Bring a file into the mirror; returns it with its whole hash and its size."""
+    known = _in_caches(one)
+    with tempfile.TemporaryDirectory(prefix="kubedet-weights-") as temporary:
+        if known is None:
+            _LOG.info("fetching %s%s", one.url, f", {one.size / 2**20:.0f} MB" if one.size else "")
+        path = known or storage.local_copy(one.url, Path(temporary))
+        fault = _fault(path, one)
+        if fault:
+            raise StorageError(
+                f"{one.url} is not what was published: {fault}",
+                fix="a proxy may have answered in its place: look at what it sends",
+            )
+        storage.upload(path, storage.join(place, one.name))
+        return replace(one, sha256=one.sha256 or hash_of(path), size=path.stat().st_size)
+
+
+def _in_caches(one: PublishedFile) -> Path | None:
+    """Return the file from where torchvision itself keeps what it fetched, if it is there and whole."""
+    home = os.environ.get("TORCH_HOME") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "torch"
+    )
+    path = Path(home) / "hub" / "checkpoints" / one.name
+    usable = one.sha256 and path.is_file() and _fault(path, one) is None
+    return path if usable else None
