@@ -9,8 +9,8 @@ from pipelines.commands.parser import Parser
 from trainer.errors import EXIT_FAILURE, KubedetError
 
 COMMANDS = (
-    "run", "compile", "submit", "schedule", "recipes", "data", "evaluate", "predict", "model", "serve", "job",
-    "menu", "doctor", "manifests", "completion",
+    "run", "compile", "submit", "schedule", "recipes", "data", "weights", "evaluate", "predict", "model",
+    "serve", "job", "menu", "doctor", "manifests", "completion",
 )  # fmt: skip
 """In the order of the help."""
 

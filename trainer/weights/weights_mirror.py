@@ -9,7 +9,6 @@ torchvision may be put there by hand.
 """
 
 import hashlib
-import json
 import logging
 import os
 import tempfile
@@ -57,7 +56,8 @@ def mirror_of(data_root: str) -> str:
     return storage.join(data_root, "weights")
 
 
-def _place(uri: str, data_root: str) -> str:
+def place_of(uri: str, data_root: str) -> str:
+    """Return the URI of the folder that published weights have in a data root's mirror."""
     return storage.join(mirror_of(data_root), folder(uri))
 
 
@@ -72,7 +72,7 @@ def look_up(uri: str, data_root: str) -> MirroredWeights:
         ConfigError: the URI can name no weights.
         StorageError: the mirror cannot be read.
     """
-    place = _place(uri, data_root)
+    place = place_of(uri, data_root)
     if has_manifest(uri):
         manifest = storage.join(place, FILES)
         listing = storage.read_json(manifest)["files"] if storage.exists(manifest) else []
@@ -84,7 +84,7 @@ def look_up(uri: str, data_root: str) -> MirroredWeights:
 
 
 def obtain(uri: str, data_root: str) -> WeightFiles:
-    """Return the files of weights on this machine, each compared with its hash; fetched where they are missing.
+    """Return the files of weights on this machine, compared with their hashes; fetched where there are none.
 
     Call it in one process of a run: others get the tensors from that one.
 
@@ -105,7 +105,7 @@ def obtain(uri: str, data_root: str) -> WeightFiles:
             return WeightFiles(uri, {name: path for name, path in paths.items() if path})
         _LOG.warning("weights %s in %s are damaged: fetching them again", uri, mirror_of(data_root))
     mirrored = _fetch(uri, data_root)
-    place = _place(uri, data_root)
+    place = place_of(uri, data_root)
     return WeightFiles(
         uri, {one.name: storage.local_copy(storage.join(place, one.name)) for one in mirrored.files}
     )
@@ -145,7 +145,7 @@ def _in_place(uri: str) -> WeightFiles:
 
 def _checked(one: PublishedFile, uri: str, data_root: str) -> Path | None:
     """Return a file of the mirror on this machine; None if it is not the one that was published."""
-    path = storage.local_copy(storage.join(_place(uri, data_root), one.name))
+    path = storage.local_copy(storage.join(place_of(uri, data_root), one.name))
     return path if _fault(path, one) is None else None
 
 
@@ -170,7 +170,7 @@ def hash_of(path: Path) -> str:
 
 def _fetch(uri: str, data_root: str) -> MirroredWeights:
     """Fetch published weights into the mirror, the list of their files last."""
-    place = _place(uri, data_root)
+    place = place_of(uri, data_root)
     try:
         files = tuple(_bring(one, place) for one in published_files(uri))
     except KubedetError as error:
@@ -179,9 +179,10 @@ def _fetch(uri: str, data_root: str) -> MirroredWeights:
         by_hand = ""
         if not has_manifest(uri):
             by_hand = f", or put the file at {storage.join(place, torchvision_file(uri).name)}"
+        address = source(uri)
         raise StorageError(
-            f"model.weights: {uri} is not in {mirror_of(data_root)}, and cannot be fetched from {source(uri)}: "
-            f"{error.message}",
+            f"model.weights: {uri} is not in {mirror_of(data_root)}, and cannot be fetched from "
+            f"{address}: {error.message.removeprefix(f'cannot read {address}: ')}",
             fix=f"run `kubedet weights fetch {uri} --data-root {data_root}` where the internet can be reached"
             f"{by_hand}; --set model.weights={NONE} trains from scratch",
             passing=False,

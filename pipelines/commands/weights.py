@@ -1,0 +1,133 @@
+"""`kubedet weights`: published weights that recipes start from, and what a data root has of them."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pipelines import parameters
+from pipelines.commands import Commands
+from trainer import recipes
+from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainer.weights.weights_mirror import MirroredWeights
+
+_NAMES = "recipes, or weights by name: torchvision:NAME, hf:ORG/NAME, https://...; none: those of all recipes"
+
+
+def add(commands: Commands) -> None:
+    """Declare the command and what it can do."""
+    parser = commands.add_parser(
+        "weights", help="fetch and list the published weights that recipes start from",
+        description="Fetch published weights into a data root, where steps and trainings look first, so that "
+        "a cluster without internet has them; or list what recipes need and what is there.",
+    )  # fmt: skip
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    fetch = verbs.add_parser(
+        "fetch", help="fetch weights into DATA_ROOT/weights",
+        description="Fetch weights into DATA_ROOT/weights and compare them with their hashes; what is there "
+        "already is compared, and fetched again if it is damaged. To carry them to a cluster, fetch into a "
+        "folder and copy its weights/ below the cluster's data root. Exit code: 0; 2 where they cannot be "
+        "had.",
+    )  # fmt: skip
+    listing = verbs.add_parser(
+        "list", help="list what recipes need, and what is there",
+        description="List weights with their size, hash, recipes, and whether DATA_ROOT/weights has them. "
+        "Nobody but the data root is asked.",
+    )  # fmt: skip
+    for verb in (fetch, listing):
+        root = parameters.LOCAL["data_root"]
+        verb.add_argument("names", nargs="*", metavar="NAME", help=_NAMES)
+        verb.add_argument(
+            root.option, default=root.default, metavar="URI", help=f"{root.help()}; weights lie in weights/"
+        )
+        verb.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
+    fetch.set_defaults(command=_fetch)
+    listing.set_defaults(command=_list)
+
+
+def _fetch(arguments: argparse.Namespace) -> int:
+    from trainer import log
+    from trainer.weights import weights_mirror
+
+    log.setup()
+    rows = []
+    for uri, needed_by in _choose(arguments.names).items():
+        weights_mirror.obtain(uri, arguments.data_root)
+        mirrored = weights_mirror.look_up(uri, arguments.data_root)
+        rows.append(_row(mirrored, needed_by))
+        if arguments.output == "text":
+            print(f"{uri}: {_size(mirrored)} in {weights_mirror.place_of(uri, arguments.data_root)}")
+    if arguments.output == "json":
+        print(json.dumps(rows, indent=2))
+    elif not rows:
+        print("these recipes start from random weights")
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from trainer.weights import weights_mirror
+
+    weights = [
+        (weights_mirror.look_up(uri, arguments.data_root), needed_by)
+        for uri, needed_by in _choose(arguments.names).items()
+    ]
+    if arguments.output == "json":
+        print(json.dumps([_row(*one) for one in weights], indent=2))
+        return 0
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for head in ("weights", "recipes", "size", "SHA-256", "state"):
+        table.add_column(head, justify="right" if head == "size" else "left", no_wrap=True)
+    for mirrored, needed_by in weights:
+        hashes = " ".join(one.sha256[:8] for one in mirrored.files) or "-"
+        table.add_row(mirrored.uri, ", ".join(needed_by), _size(mirrored), hashes, _state(mirrored))
+    console = Console(highlight=False, markup=False)
+    console.print(f"{weights_mirror.mirror_of(arguments.data_root)}\n", soft_wrap=True)
+    console.print(table, soft_wrap=True)
+    return 0
+
+
+def _choose(names: list[str]) -> dict[str, list[str]]:
+    """Return the weights that are meant, and the recipes that start from each."""
+    from trainer.weights.published_weights import is_published
+
+    needed: dict[str, list[str]] = {}
+    for recipe, uri in _needed():
+        if uri and (not names or recipe in names or uri in names):
+            needed.setdefault(uri, []).append(recipe)
+    for name in names:
+        if is_published(name):
+            needed.setdefault(name, [])
+        elif name not in recipes.RECIPES:
+            raise ConfigError(
+                f"{name!r} is neither a recipe nor the name of published weights",
+                fix=f"use one of {', '.join(recipes.RECIPES)}, torchvision:NAME, hf:ORG/NAME or https://...",
+            )
+    return needed
+
+
+def _needed() -> Iterator[tuple[str, str]]:
+    for name in recipes.RECIPES:
+        yield name, recipes.load(name).model.weights
+
+
+def _row(mirrored: "MirroredWeights", needed_by: list[str]) -> dict[str, Any]:
+    files = [
+        {"name": one.name, "bytes": one.size or None, "sha256": one.sha256, "there": one.name not in absent}
+        for absent in (mirrored.missing,)
+        for one in mirrored.files
+    ]
+    return {"weights": mirrored.uri, "recipes": needed_by, "complete": mirrored.complete, "files": files}
+
+
+def _size(mirrored: "MirroredWeights") -> str:
+    count = sum(one.size for one in mirrored.files)
+    return f"{count / 1e6:,.1f} MB" if count else "-"
+
+
+def _state(mirrored: "MirroredWeights") -> str:
+    return "there" if mirrored.complete else "missing"

@@ -1,0 +1,79 @@
+"""`kubedet weights`: what recipes need, fetched into a data root and listed."""
+
+import io
+import json
+
+import pytest
+import torch
+from torchvision.models import ResNet18_Weights
+from weights_server import weights_server
+
+from pipelines import cli
+from trainer import recipes
+
+__all__ = ["weights_server"]
+
+RESNET18 = "torchvision:ResNet18_Weights.IMAGENET1K_V1"
+
+
+@pytest.fixture
+def weights(capsys):
+    def run(*words):
+        code = cli.main(["weights", *map(str, words)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def recipe(weights_server, monkeypatch):
+    """A recipe that starts from small weights which the server has."""
+    buffer = io.BytesIO()
+    torch.save({"conv1.weight": torch.zeros(2)}, buffer)
+    name = weights_server.add_torchvision_file("resnet18", buffer.getvalue())
+    monkeypatch.setattr(
+        ResNet18_Weights.IMAGENET1K_V1.value, "url", f"https://download.pytorch.org/models/{name}"
+    )
+    load = recipes.load
+    monkeypatch.setitem(recipes.RECIPES, "mine", lambda: load("debug", {"model.weights": RESNET18}))
+    return "mine"
+
+
+def test_what_all_recipes_need_is_listed_with_hashes_and_nothing_is_asked(weights, tmp_path):
+    code, out, _ = weights("list", "--data-root", tmp_path, "-o", "json")
+    rows = {row["weights"]: row for row in json.loads(out)}
+    needed = {recipes.load(name).model.weights for name in recipes.RECIPES} - {""}
+    assert code == 0 and set(rows) == needed
+    assert not any(row["complete"] for row in rows.values())
+    assert all(row["recipes"] for row in rows.values())
+
+
+def test_weights_of_a_recipe_are_fetched_and_then_listed(weights, recipe, weights_server, tmp_path):
+    assert "missing" in weights("list", recipe, "--data-root", tmp_path)[1]
+    code, out, _ = weights("fetch", recipe, "--data-root", tmp_path)
+    assert code == 0 and f"{tmp_path}/weights/torchvision" in out
+    code, out, _ = weights("list", recipe, "--data-root", tmp_path)
+    (line,) = [line for line in out.splitlines() if RESNET18 in line]
+    assert recipe in line and line.split()[-1] == "there"
+    assert weights("fetch", recipe, "--data-root", tmp_path)[0] == 0
+    assert len(weights_server.requests) == 1
+
+
+def test_weights_that_no_recipe_names_can_be_fetched_too(weights, weights_server, tmp_path):
+    weights_server.add_model("org/name", {"model.safetensors": b"tensors", "config.json": b"{}"})
+    code, out, _ = weights("fetch", "hf:org/name", "--data-root", tmp_path, "-o", "json")
+    (row,) = json.loads(out)
+    assert code == 0 and row["complete"] and {file["name"] for file in row["files"]} == {
+        "config.json", "model.safetensors",
+    }  # fmt: skip
+    assert row["recipes"] == []
+
+
+def test_what_cannot_be_fetched_is_one_message_and_code_2(weights, weights_server, tmp_path):
+    code, _, said = weights("fetch", "torchvision:ResNet50_Weights.IMAGENET1K_V2", "--data-root", tmp_path)
+    assert code == 2 and said.count("error:") == 1 and "resnet50-11ad3fa6.pth" in said
+    code, _, said = weights("list", "coco_r51")
+    assert code == 2 and "neither a recipe nor the name of published weights" in said
+    assert weights("fetch", "debug", "--data-root", tmp_path) == (
+        0, "these recipes start from random weights\n", "",
+    )  # fmt: skip
