@@ -19,11 +19,11 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torchvision.models.detection.retinanet import RetinaNet
+from torchvision.models import detection
 
 from benchmarks.common import arguments, report
 from trainer import checkpoint, recipes
-from trainer.config import Config, ModelConfig
+from trainer.config import Config
 from trainer.data.batch import PADDING
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
@@ -32,28 +32,30 @@ from trainer.distributed import World
 from trainer.evaluation.coco_metrics import evaluate
 from trainer.evaluation.inference import predict_split
 from trainer.loop import train
-from trainer.model.detector import Detector
-from trainer.model.loss import Losses
+from trainer.model.architectures.retinanet.retinanet import RetinaNet
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 
 _LOG = logging.getLogger("accuracy")
 METRICS = ("coco/AP", "coco/AP50")
 
 
-class StockDetector(Detector):
+class StockDetector(RetinaNet):
     """The same network, with the losses of torchvision's own model."""
 
-    def __init__(self, config: ModelConfig, num_classes: int) -> None:
+    def __init__(self, config: RetinaNetOptions, num_classes: int) -> None:
         super().__init__(config, num_classes)
         # In a tuple: the weights shall not be registered a second time.
         self._stock = (
-            RetinaNet(
+            detection.RetinaNet(
                 self.backbone, num_classes, head=self.head, anchor_generator=self.anchor_generator
             ),
         )  # fmt: skip
         self.head.regression_head._loss_type = self.box_loss
 
-    def forward(self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None) -> Losses:
-        """Losses of a batch, as `Detector.forward`."""
+    def forward(
+        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Losses of a batch, as `RetinaNet.forward`."""
         features = self.features(self.normalize(images, color))
         size = (images.shape[-2], images.shape[-1])
         anchors = torch.cat(self.anchors([(level.shape[-2], level.shape[-1]) for level in features], size))
@@ -62,12 +64,12 @@ class StockDetector(Detector):
             for one, names in zip(boxes, labels, strict=True)
         ]
         losses = self._stock[0].compute_loss(targets, self.head(features), [anchors] * len(images))
-        return Losses(losses["classification"], losses["bbox_regression"])
+        return {"classification": losses["classification"], "boxes": losses["bbox_regression"]}
 
 
 def run(config: Config, shards: str, output: str, device: torch.device, *, stock: bool) -> dict[str, float]:
     """Train once; the scores of its best checkpoint on the test split."""
-    build = StockDetector if stock else Detector
+    build = StockDetector if stock else RetinaNet
     with mock.patch("trainer.state.build", build):
         result = train(config, shards, output)
     detector, _ = checkpoint.load_model(result["checkpoint"], device)

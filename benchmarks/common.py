@@ -19,9 +19,9 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from trainer import log
-from trainer.config import ModelConfig
 from trainer.errors import ConfigError, KubedetError
 from trainer.model import fused_functions
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.worker_failures import report_error
 
 Times = dict[str, float]
@@ -152,7 +152,7 @@ def random_batch(
 
 
 def stock_model(
-    classes: int, size: int, device: torch.device, config: ModelConfig | None = None
+    classes: int, size: int, device: torch.device, config: RetinaNetOptions | None = None
 ) -> torchvision.models.detection.RetinaNet:
     """A RetinaNet of torchvision with random weights, for squares of that size, in training mode.
 
@@ -166,11 +166,11 @@ def stock_model(
         ConfigError: torchvision has no such network, so that it could not be compared with.
     """
     detection = torchvision.models.detection
-    config = config or ModelConfig()
+    config = config or RetinaNetOptions()
     free = _ANY_MODEL | (_V1_MODEL if config.version == "v1" and config.norm != "group" else set())
     other = [
-        f"model.{part.name}" for part in dataclasses.fields(ModelConfig)
-        if part.name not in free and getattr(config, part.name) != getattr(ModelConfig(), part.name)
+        f"model.{part.name}" for part in dataclasses.fields(RetinaNetOptions)
+        if part.name not in free and getattr(config, part.name) != getattr(RetinaNetOptions(), part.name)
     ]  # fmt: skip
     if other:
         raise ConfigError(

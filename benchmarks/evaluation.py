@@ -45,8 +45,7 @@ from trainer.evaluation import coco_metrics
 from trainer.evaluation.inference import predict_split
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.export.detection_pairing import EXACT, Comparison, Matches
-from trainer.model.batchnorm_folding import fold
-from trainer.model.detector import build
+from trainer.model.architecture import build
 from trainer.model.postprocess import Detections
 
 CLASSES = 80
@@ -99,7 +98,7 @@ def inference(options: argparse.Namespace) -> None:
         stock = _confident(stock_model(CLASSES + 1, options.size, torch.device("cpu")).eval())
         detector = build(config.model, CLASSES).eval()
         detector.load_state_dict(stock.state_dict())
-        detector = fold(detector).to(memory_format=torch.channels_last)
+        detector = detector.folded().to(memory_format=torch.channels_last)
         candidates = {
             "reference_1_thread": lambda: reference(stock, dataset, 1),
             "reference": lambda: reference(stock, dataset, options.threads),

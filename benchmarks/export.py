@@ -32,13 +32,14 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.common import arguments, interleaved, report, stock_model
-from trainer.config import ModelConfig
-from trainer.export.graph import INPUT, DeploymentGraph, best_pairs
 from trainer.export.onnx_file import write_onnx
 from trainer.export.quantize import quantize
 from trainer.export.runtimes import OnnxRuntime, OpenVino
-from trainer.model.batchnorm_folding import fold
-from trainer.model.detector import Detector, build
+from trainer.model.architecture import build
+from trainer.model.architectures.retinanet.retinanet import RetinaNet
+from trainer.model.architectures.retinanet.retinanet_graph import DeploymentGraph, best_pairs
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
+from trainer.model.deployment import INPUT
 
 CLASSES = 80
 SIDE = 1536
@@ -56,9 +57,9 @@ class _Images:
         return None if image is None else {INPUT: image[None]}
 
 
-def _detector(images: Tensor) -> Detector:
+def _detector(images: Tensor) -> RetinaNet:
     """RetinaNet R50 v2 with random weights; on these images about a hundred scores pass."""
-    detector = build(ModelConfig(score_threshold=0.05), CLASSES).eval()
+    detector = build(RetinaNetOptions(score_threshold=0.05), CLASSES).eval()
     with torch.inference_mode():
         logits, _, _ = detector.outputs(detector.normalize(images))
         hundredth = logits[0].flatten().topk(100).values[-1]
@@ -74,7 +75,7 @@ def latency(options: Any) -> None:
     images = torch.randint(0, 256, (1, 3, size, size), dtype=torch.uint8)
     detector = _detector(images)
     graph = DeploymentGraph(detector, size).eval()
-    tuned = fold(copy.deepcopy(detector)).to(memory_format=torch.channels_last)
+    tuned = copy.deepcopy(detector).folded().to(memory_format=torch.channels_last)
     stock = stock_model(CLASSES, size, options.device).eval()
     stock.load_state_dict(detector.state_dict(), strict=False)
     with tempfile.TemporaryDirectory() as temporary:

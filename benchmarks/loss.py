@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torchvision.ops import box_iou
 
 from benchmarks.common import arguments, interleaved, random_batch, report, run, saved_bytes, stock_model
-from trainer.config import ModelConfig
 from trainer.model.anchor_matching import Matches, assign, pad_targets
-from trainer.model.detector import build
+from trainer.model.architecture import build
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.focal import focal_and_gradient_, focal_loss
 from trainer.model.loss import box_loss, classification_loss
 
@@ -34,7 +34,7 @@ class Case:
         self.stock = stock_model(classes, size, device)
         self.pixels, self.boxes, self.labels, self.lists = random_batch(images, size, classes, device)
         sides = [-(-size // stride) for stride in (8, 16, 32, 64, 128)]
-        detector = build(ModelConfig(), classes).to(device)
+        detector = build(RetinaNetOptions(), classes).to(device)
         self.anchors = detector.anchors([(side, side) for side in sides], (size, size))
         self.together = torch.cat(self.anchors)
         self.sizes = [len(level) for level in self.anchors]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import arguments, interleaved, report, run, stock_model
-from trainer.config import ModelConfig
-from trainer.model.detector import build
+from trainer.model.architecture import build
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.postprocess import Detections
 
 GOALS = {"cpu": {"ratio_601": 5}, "cuda": {}}
@@ -55,7 +55,7 @@ def main() -> None:
     for classes in (91, 601):
         stock = stock_model(classes, size, device).eval()
         stock.detections_per_img = 100
-        detector = build(ModelConfig(detections_per_image=100), classes).to(device)
+        detector = build(RetinaNetOptions(detections_per_image=100), classes).to(device)
         sides = [-(-size // stride) for stride in (8, 16, 32, 64, 128)]
         anchors = detector.anchors([(side, side) for side in sides], (size, size))
         logits, offsets = outputs(options.images, [len(level) for level in anchors], classes, device)

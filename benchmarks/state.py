@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.common import arguments, report
 from trainer import recipes
-from trainer.model.detector import build
+from trainer.model.architecture import build
 from trainer.optim import build_optimizer
 
 CASES = {"openimages_r50": 600, "mlperf": 264, "coco_r50": 80}

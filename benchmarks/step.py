@@ -27,9 +27,10 @@ from torch import Tensor
 from benchmarks.common import arguments, interleaved, random_batch, report, run, saved_bytes, stock_model
 from benchmarks.training import PHOTOGRAPHS, Inputs, color_maps, step_of, without_weights
 from trainer import recipes
-from trainer.config import Config, ModelConfig
+from trainer.config import Config
 from trainer.distributed import World
 from trainer.errors import ConfigError
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.state import TrainState
 
 GOALS = {
@@ -102,7 +103,7 @@ def parse(text: str) -> Case:
 
 
 def stock(
-    batch: Any, config: ModelConfig, case: Case, device: torch.device, dtype: torch.dtype | None
+    batch: Any, config: RetinaNetOptions, case: Case, device: torch.device, dtype: torch.dtype | None
 ) -> Candidate:
     """The step of torchvision's reference script (references/detection/engine.py)."""
     pixels, _, _, lists = batch
@@ -143,7 +144,7 @@ def ours(
     pixels, boxes, labels, _ = batch
     state = TrainState(config, classes, World(0, 1, device))
     if network != "off":
-        state.detector.compile_trunk("reduce-overhead" if network == "graphs" else "default")
+        state.detector.compile_network("reduce-overhead" if network == "graphs" else "default")
     step = step_of(state, config, len(pixels))
 
     def candidate(color: Tensor | None) -> Candidate:

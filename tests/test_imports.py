@@ -19,12 +19,15 @@ FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob
 
 LAYERS = (
     ("ground", {"errors", "log", "precision", "stop_signals"}),
-    ("process", {"distributed", "job_status", "os_errors", "parent_watch", "worker_failures"}),
+    (
+        "process",
+        {"architectures", "distributed", "job_status", "os_errors", "parent_watch", "worker_failures"},
+    ),
     ("storage", {"config", "job_status_reporter", "storage"}),
     ("text", {"configuration", "training_log"}),
-    ("data", {"data", "recipes", "weights"}),
+    ("data", {"data", "weights"}),
     ("model", {"model"}),
-    ("state", {"checkpoint", "compilation", "optim"}),
+    ("state", {"checkpoint", "compilation", "optim", "recipes"}),
     ("scores", {"evaluation", "resume", "state"}),
     ("report", {"report", "run_recorder", "step"}),
     ("export", {"export"}),
@@ -92,6 +95,48 @@ def test_every_package_and_top_module_of_trainer_has_one_layer():
 
 def test_arrows_in_trainer_lead_to_lower_layers():
     assert not upward(ROOT / "trainer")
+
+
+ARCHITECTURES = ("trainer", "model", "architectures")
+
+
+def reached_into(root):
+    """Imports by name of an architecture's network by a file of trainer outside of its own file or folder.
+
+    Options may be imported: recipes are made of them.
+    """
+    for path in sorted(root.rglob("*.py")):
+        own = ("trainer", *path.relative_to(root).with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            else:
+                continue
+            for name in names:
+                parts = tuple(name.split("."))
+                inside = parts[:3] == ARCHITECTURES and len(parts) > 3
+                options = any(part.endswith("_options") for part in parts)
+                if inside and not options and own[:4] != parts[:4]:
+                    yield f"{path.relative_to(root)}: {name}"
+
+
+def test_nobody_knows_an_architecture_but_by_the_protocol():
+    assert not list(reached_into(ROOT / "trainer"))
+
+
+def test_reaching_into_an_architecture_is_seen(tmp_path):
+    (tmp_path / "model" / "architectures" / "fcos").mkdir(parents=True)
+    within = tmp_path / "model" / "architectures" / "fcos" / "fcos_graph.py"
+    within.write_text("from trainer.model.architectures.fcos.fcos import Fcos")
+    (tmp_path / "recipes.py").write_text(
+        "from trainer.model.architectures.fcos.fcos_options import FcosOptions"
+    )
+    assert not list(reached_into(tmp_path))
+    (tmp_path / "optim.py").write_text("def f():\n    from trainer.model.architectures import fcos")
+    within.write_text("import trainer.model.architectures.retinanet.retinanet")
+    assert len(list(reached_into(tmp_path))) == 2
 
 
 @pytest.mark.parametrize(

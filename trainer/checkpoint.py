@@ -6,7 +6,6 @@ of every N-th epoch, `checkpoints/epoch-012.pt`.
 """
 
 import io
-import json
 import logging
 import pickle
 from dataclasses import asdict
@@ -19,12 +18,12 @@ from torch import Tensor
 from trainer import configuration, storage
 from trainer.config import Config
 from trainer.errors import CheckpointError
-from trainer.model import class_outputs
-from trainer.model.detector import Detector, build
-from trainer.model.pretrained import torchvision_state
+from trainer.model.architecture import Architecture, build
 
 VERSION = 2
 BEST = "best.pt"
+WEIGHTS = "model.safetensors"
+"""File of the tensors where weights are a folder."""
 _PREFIX, _SUFFIX = "step-", ".pt"
 _LOG = logging.getLogger("checkpoint")
 
@@ -140,7 +139,8 @@ def check_same_run(state: dict[str, Any], config: Config, fingerprint: str, glob
     Raises:
         CheckpointError: naming the keys that differ.
     """
-    saved = json.loads(state["config"])
+    # Read, so that keys that the configuration had not then have their defaults.
+    saved = asdict(configuration.from_json(state["config"], where="the checkpoint's configuration"))
     differing = [
         f"{key}: {old!r} in the checkpoint, {new!r} now"
         for key, old, new in _differences(saved, asdict(config))
@@ -173,7 +173,7 @@ def model_state(state: dict[str, Any]) -> dict[str, Tensor]:
     return state.get("ema") or state["model"]
 
 
-def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Detector, dict[str, Any]]:
+def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architecture, dict[str, Any]]:
     """Build the detector of a checkpoint, in evaluation mode.
 
     Returns:
@@ -195,33 +195,37 @@ def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Detector, 
         ) from None
     keys = ("categories", "step", "epoch", "metrics", "fingerprint")
     return detector.to(device).eval(), {
-        "config": json.loads(state["config"]),
+        "config": asdict(config),
         **{key: state.get(key) for key in keys},
     }
 
 
 def write_weights(uri: str, target: str) -> dict[str, Any]:
-    """Write the evaluated weights of a checkpoint for torchvision's `retinanet_*_fpn` models.
+    """Write the evaluated weights of a checkpoint for the library that its architecture comes from.
 
     Args:
         uri: the checkpoint.
-        target: URI of the file: .safetensors, or anything else for `torch.load`.
+        target: URI of the file: .safetensors, or anything else for `torch.load`; of a folder where the
+            library reads one.
 
     Returns:
-        weights (the URI) and num_classes, which torchvision's model has to be built with.
+        weights (the URI) and num_classes, which the library's model has to be built with.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
         StorageError: the target cannot be written.
     """
     detector, meta = load_model(uri)
-    state = torchvision_state(detector, [category["name"] for category in meta["categories"]])
-    state = {name: value.contiguous() for name, value in state.items()}
-    if target.endswith(".safetensors"):
+    upstream = detector.upstream_weights([category["name"] for category in meta["categories"]])
+    state = {name: value.contiguous() for name, value in upstream.state.items()}
+    for name, content in upstream.files.items():
+        storage.write_bytes(storage.join(target, name), content)
+    if upstream.files:
+        storage.write_bytes(storage.join(target, WEIGHTS), safetensors.torch.save(state, {"format": "pt"}))
+    elif target.endswith(".safetensors"):
         storage.write_bytes(target, safetensors.torch.save(state))
     else:
         buffer = io.BytesIO()
         torch.save(state, buffer)
         storage.write_bytes(target, buffer.getvalue())
-    anchors = len(detector.config.anchor_scales) * len(detector.config.aspect_ratios)
-    return {"weights": target, "num_classes": class_outputs.outputs(state, anchors)}
+    return {"weights": target, "num_classes": upstream.num_classes}

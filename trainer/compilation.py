@@ -10,7 +10,7 @@ from torch import Tensor
 from trainer import storage
 from trainer.distributed import World
 from trainer.model import fused_functions
-from trainer.model.detector import Detector
+from trainer.model.architecture import Architecture
 
 Compile = Literal["off", "loss", "model", "graphs"]
 """What is compiled: nothing; the loss; the network as well; both with CUDA graphs."""
@@ -18,7 +18,7 @@ Compile = Literal["off", "loss", "model", "graphs"]
 _LOG = logging.getLogger("compile")
 
 
-def compile_detector(detector: Detector, mode: Compile, world: World) -> bool:
+def compile_detector(detector: Architecture, mode: Compile, world: World) -> bool:
     """Set up the compilation that the configuration asks for, as far as the machine can, and log it.
 
     Compilation itself happens in the first steps. The weights' names do not change.
@@ -37,7 +37,10 @@ def compile_detector(detector: Detector, mode: Compile, world: World) -> bool:
     ):
         return False
     graphs = mode == "graphs" and world.device.type == "cuda"
-    detector.compile_trunk("reduce-overhead" if graphs else "default")
+    if not detector.compile_network("reduce-overhead" if graphs else "default"):
+        if world.is_main:
+            _LOG.warning("the network of %s cannot be compiled: only the loss is", detector.title)
+        return False
     if world.is_main:
         _LOG.info("the network is compiled%s", ", with CUDA graphs" if graphs else "")
     return graphs

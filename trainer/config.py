@@ -6,28 +6,30 @@ The line under a field says what it means. Named whole configurations are in
 
 from collections.abc import Callable
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic.dataclasses import dataclass
 
+from trainer import architectures
 from trainer.errors import StorageError
 
 URI_CHECK = "check of URIs"
 """Key of the validation context under which a reader gives its check of URIs: a function that raises
 StorageError. So this module need not know of stores."""
 
-_STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+"""How every dataclass of a configuration is read; an architecture's options too."""
 
 
-def _integral(value: Any) -> Any:
+def integral(value: Any) -> Any:
     """Take 100.0 for 100: a pipeline engine turns nested integers into floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Int = Annotated[int, BeforeValidator(_integral)]
-Count = Annotated[int, BeforeValidator(_integral), Field(ge=0)]
-Positive = Annotated[int, BeforeValidator(_integral), Field(ge=1)]
+Int = Annotated[int, BeforeValidator(integral)]
+Count = Annotated[int, BeforeValidator(integral), Field(ge=0)]
+Positive = Annotated[int, BeforeValidator(integral), Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Sizes = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
@@ -54,7 +56,7 @@ Uri = Annotated[str, AfterValidator(_possible)]
 Range = Annotated[Sizes, Field(min_length=2, max_length=2), AfterValidator(_ascending)]
 
 
-@dataclass(config=_STRICT, frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class DataConfig:
     """From a source to shards."""
 
@@ -79,7 +81,7 @@ class DataConfig:
     """Size at which a shard is closed, in bytes."""
     max_side: Positive = 1600
     """Images with a longer side are shrunk to it once, when sharded, in pixels."""
-    jpeg_quality: Annotated[int, BeforeValidator(_integral), Field(ge=1, le=100)] = 95
+    jpeg_quality: Annotated[int, BeforeValidator(integral), Field(ge=1, le=100)] = 95
     """Quality of images that have to be written anew when sharded."""
     decode_check: bool = False
     """Decode every image when sharded, which finds damage that headers do not show, but takes longer."""
@@ -89,11 +91,11 @@ class DataConfig:
     """Connections that download images at the same time."""
 
 
-@dataclass(config=_STRICT, frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class LoaderConfig:
     """From shards to batches on the device."""
 
-    image_size: Annotated[int, BeforeValidator(_integral), Field(ge=96)] = 800
+    image_size: Annotated[int, BeforeValidator(integral), Field(ge=96)] = 800
     """Side of the square that images are fitted into (aspect kept, padded), in pixels. At
     least 96: at 64 P6 is one pixel, and oneDNN's bf16 gradient of P7's weights is then NaN."""
     workers: Positive = 4
@@ -119,66 +121,33 @@ class LoaderConfig:
     """Largest turn of the hue, as a share of the full circle."""
 
 
-Backbone = Literal[
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnext50_32x4d",
-    "resnext101_32x8d",
-    "resnext101_64x4d",
-]
-
-
-@dataclass(config=_STRICT, frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class ModelConfig:
-    """RetinaNet: backbone, feature pyramid, heads, anchors, postprocessing."""
+    """The detector: what all of them have in common. Each has further options of its own.
 
-    version: Literal["v1", "v2"] = "v2"
-    """torchvision's retinanet_*_fpn (v1) or retinanet_*_fpn_v2: in v2 the heads have
-    GroupNorm, P6 comes from C5 instead of P5, and boxes are trained on GIoU, not L1."""
-    backbone: Backbone = "resnet50"
-    """Residual network that extracts the features."""
-    backbone_width: Positive = 64
-    """Channels of the backbone's first stage; 64 is the published network."""
-    norm: Literal["batch", "frozen", "group"] = "batch"
-    """Normalisation of the backbone: BatchNorm, frozen BatchNorm or GroupNorm."""
+    An architecture's options are a subclass, whose class variables say what it can do
+    (`trainer/architectures.py` lists the architectures).
+    """
+
+    stride: ClassVar[int] = 1
+    """Sides of the input square are multiples of it, in pixels."""
+    left_out_formats: ClassVar[tuple[str, ...]] = ()
+    """Export formats that the architecture does not have."""
+
+    architecture: str = architectures.DEFAULT
+    """Kind of detector. Each has its own options: those of another are refused."""
+    weights: Uri = ""
+    """URI of pretrained weights of a detector or backbone, in the layout of the library that the
+    architecture comes from; empty starts from scratch."""
     sync_batchnorm: bool = False
     """Compute BatchNorm statistics over all processes: each layer waits for all, twice a step."""
-    trainable_layers: Annotated[int, BeforeValidator(_integral), Field(ge=0, le=5)] = 5
-    """Backbone stages that are trained, counted from the last; 5 is all of it."""
-    fpn_channels: Positive = 256
-    """Width of the feature pyramid and of the heads."""
-    head_depth: Positive = 4
-    """Convolutions in each head before its last."""
-    anchor_sizes: Annotated[Sizes, Field(min_length=5, max_length=5)] = field(
-        default_factory=lambda: [32.0, 64.0, 128.0, 256.0, 512.0]
-    )
-    """Side of the smallest anchor on P3, P4, ...; five levels."""
-    anchor_scales: Sizes = field(default_factory=lambda: [1.0, 2 ** (1 / 3), 2 ** (2 / 3)])
-    """Sizes at each place, relative to the level's smallest anchor."""
-    aspect_ratios: Sizes = field(default_factory=lambda: [0.5, 1.0, 2.0])
-    """Height over width of the anchors."""
-    box_loss: Literal["default", "l1", "smooth_l1", "giou"] = "default"
-    """Box regression loss; default is the version's."""
-    background_class: bool = False
-    """Keep an output for class 0 that is never a target, as torchvision's own models have it
-    (91 outputs for COCO, 601 for Open Images). Not needed to load their weights, nor to write
-    weights for them: `python -m trainer weights`."""
-    weights: Uri = ""
-    """URI of pretrained weights (.pt, .pth, .safetensors) of a detector or backbone in
-    torchvision's layout, or torchvision:WEIGHTS_NAME; empty starts from scratch."""
     score_threshold: Fraction = 0.05
     """Detections below this score are dropped."""
-    nms_threshold: Fraction = 0.5
-    """Overlap above which the weaker detection of a class is dropped."""
-    topk_candidates: Positive = 1000
-    """Candidates of each pyramid level that reach the suppression."""
     detections_per_image: Positive = 100
     """Detections that are kept for an image."""
 
 
-@dataclass(config=_STRICT, frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class TrainConfig:
     """The optimisation and its book-keeping."""
 
@@ -249,7 +218,7 @@ CocoMetric = Literal[
 ]  # fmt: skip
 
 
-@dataclass(config=_STRICT, frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class EvaluationConfig:
     """Scoring, and the gate that decides on export."""
 
@@ -278,13 +247,13 @@ class EvaluationConfig:
 ExportFormat = Literal["onnx", "onnx-int8", "torch-export", "openvino", "raw"]
 
 
-@dataclass(config=_STRICT, frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class ExportConfig:
     """The exported model and its check."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "detector"
     """Name of the model: versions that pass are kept under `<data_root>/models/NAME`."""
-    opset: Annotated[int, BeforeValidator(_integral), Field(ge=18)] = 18
+    opset: Annotated[int, BeforeValidator(integral), Field(ge=18)] = 18
     """ONNX operator set."""
     formats: Annotated[list[ExportFormat], Field(min_length=1)] = field(default_factory=lambda: ["onnx"])
     """Forms to write: onnx, onnx-int8 (quantised), torch-export, openvino, raw (for TensorRT)."""
@@ -300,7 +269,7 @@ class ExportConfig:
     """Training images on which int8 is calibrated."""
 
 
-@dataclass(config=_STRICT, frozen=True)
+@dataclass(config=STRICT, frozen=True)
 class Config:
     """A whole configuration. Built by a recipe, changed by overrides, written once."""
 
@@ -310,8 +279,8 @@ class Config:
     """From a source to shards."""
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     """From shards to batches on the device."""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """The detector."""
+    model: ModelConfig = field(default_factory=architectures.default_options)
+    """The detector, as the options of its architecture."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """The optimisation and its book-keeping."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

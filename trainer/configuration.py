@@ -3,16 +3,19 @@
 import difflib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from typing import Any
 
+import pydantic_core
 from pydantic import TypeAdapter, ValidationError
 
-from trainer.config import URI_CHECK, Config
+from trainer import architectures
+from trainer.config import URI_CHECK, Config, ModelConfig
 from trainer.errors import ConfigError
 from trainer.storage.uris import check_bucket
 
 _ADAPTER = TypeAdapter(Config)
+_ARCHITECTURE = "model.architecture"
 
 
 def to_json(config: Config) -> str:
@@ -42,15 +45,68 @@ def from_json(text: str | bytes, *, where: str = "configuration") -> Config:
 def _read(text: str | bytes) -> tuple[Config | None, list[str]]:
     """Return the configuration, or None and a line for each of its problems."""
     try:
-        return _ADAPTER.validate_json(text, context={URI_CHECK: check_bucket}), []
+        tree = pydantic_core.from_json(text)
+    except ValueError:
+        tree = None
+    if not isinstance(tree, dict):
+        return _validated(_ADAPTER, text)
+    # Which keys the section has depends on one of its values, which a type can not say.
+    model, problems = _read_model(tree.pop("model", {}))
+    config, others = _validated(_ADAPTER, json.dumps(tree))
+    problems += others
+    if config is None or model is None:
+        return None, problems
+    config = replace(config, model=model)
+    problems = _misfits(config)
+    return (None if problems else config), problems
+
+
+def _validated(adapter: TypeAdapter[Any], text: str | bytes, section: str = "") -> tuple[Any, list[str]]:
+    try:
+        return adapter.validate_json(text, context={URI_CHECK: check_bucket}), []
     except ValidationError as error:
-        return None, _problems(error)
+        return None, _problems(error, section)
 
 
-def _problems(error: ValidationError) -> list[str]:
+def _read_model(tree: Any) -> tuple[ModelConfig | None, list[str]]:
+    """Read the options of the architecture that the section names."""
+    if not isinstance(tree, dict):
+        return None, [f"  model: a section of keys, not {json.dumps(tree)[:80]}"]
+    name = tree.get("architecture", architectures.DEFAULT)
+    try:
+        kind = architectures.options_class(name)
+    except ConfigError as error:
+        return None, [f"  model.architecture: {error.message}: {error.fix}"]
+    known = {field.name for field in fields(kind)}
+    foreign = {key: owners for key in tree if key not in known and (owners := architectures.owners(key))}
+    problems = [
+        f"  model.{key}: a key of the architecture {', '.join(owners)}, not of {name}"
+        for key, owners in foreign.items()
+    ]
+    own = {key: value for key, value in tree.items() if key not in foreign}
+    model, others = _validated(TypeAdapter(kind), json.dumps(own), "model.")
+    return (None if problems else model), problems + others
+
+
+def _misfits(config: Config) -> list[str]:
+    """Name what the architecture can not do, of what the other sections say."""
+    model, size = config.model, config.loader.image_size
+    problems = []
+    if size % model.stride:
+        below = size // model.stride * model.stride
+        problems.append(
+            f"  loader.image_size: {model.architecture} takes multiples of {model.stride}, not {size}; "
+            f"the next are {below} and {below + model.stride}"
+        )
+    if lacking := [name for name in config.export.formats if name in model.left_out_formats]:
+        problems.append(f"  export.formats: {model.architecture} has no form {', '.join(lacking)}")
+    return problems
+
+
+def _problems(error: ValidationError, section: str) -> list[str]:
     lines = []
     for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"]) or "(the whole text)"
+        key = section + ".".join(str(part) for part in item["loc"]) or "(the whole text)"
         if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
             lines.append(f"  {key}: no such key")
         else:
@@ -96,11 +152,16 @@ def parse_overrides(texts: Sequence[str], option: str = "--set") -> dict[str, An
 def with_overrides(config: Config, overrides: dict[str, Any], *, where: str = "overrides") -> Config:
     """Return the configuration with dotted keys replaced, e.g. {"train.lr": 0.02}.
 
+    Another `model.architecture` brings its own defaults along for the whole section.
+
     Raises:
         ConfigError: naming every key that does not exist (with those that are spelled alike) and every
             value that does not fit.
     """
     tree = asdict(config)
+    name = overrides.get(_ARCHITECTURE, config.model.architecture)
+    if isinstance(name, str) and name in architectures.ARCHITECTURES and name != config.model.architecture:
+        tree["model"] = asdict(architectures.options_class(name)())
     leaves = _leaves(tree)
     unknown = [dotted for dotted in overrides if dotted not in leaves]
     for dotted in overrides.keys() - set(unknown):
@@ -112,7 +173,7 @@ def with_overrides(config: Config, overrides: dict[str, Any], *, where: str = "o
     changed, problems = _read(json.dumps(tree))
     if changed is None or unknown:
         problems = [
-            f"  no key {dotted!r}: {_hint(dotted, leaves, list(tree))}" for dotted in unknown
+            f"  no key {dotted!r}: {_hint(dotted, leaves, list(tree), name)}" for dotted in unknown
         ] + problems
         raise ConfigError(
             f"{where} cannot be used:\n" + "\n".join(problems),
@@ -121,7 +182,10 @@ def with_overrides(config: Config, overrides: dict[str, Any], *, where: str = "o
     return changed
 
 
-def _hint(dotted: str, leaves: list[str], sections: list[str]) -> str:
+def _hint(dotted: str, leaves: list[str], sections: list[str], architecture: str) -> str:
+    section, _, key = dotted.partition(".")
+    if section == "model" and (owners := architectures.owners(key)):
+        return f"it is one of the architecture {', '.join(owners)}, not of {architecture}"
     close = difflib.get_close_matches(dotted, leaves, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else "sections are: " + ", ".join(sections)
 

@@ -114,7 +114,7 @@ class _Run:
         state, first, stopping = self.state, self.state.step, False
         start = saved_at = time.monotonic()
         batches = self.loader.batches(state.samples)
-        sums = torch.zeros(4, device=self.world.device)
+        sums = torch.zeros(len(state.detector.loss_names) + 2, device=self.world.device)
         with log.progress(
             job_status.TASK, self.steps, job_status.UNIT, done=first, shown=self.world.is_main
         ) as bar:
@@ -167,13 +167,14 @@ class _Run:
         """Log the means since the last report over all ranks; returns the note for the display."""
         state = self.state
         count = min((state.step - 1) % self.config.train.log_every + 1, steps)
-        total, classification, boxes, norm = (mean(sums, self.world) / count).tolist()
+        total, *losses, norm = (mean(sums, self.world) / count).tolist()
         rate = steps * self.global_batch / seconds
         if self.log:
+            named = zip(state.detector.loss_names, losses, strict=True)
             row = {
                 "step": state.step, "epoch": state.samples / len(self.train_set), "loss": total,
-                "loss_classification": classification, "loss_boxes": boxes, "gradient_norm": norm,
-                "lr": state.optimizer.param_groups[0]["lr"], "images_per_second": rate,
+                **{f"loss_{name}": value for name, value in named}, "gradient_norm": norm,
+                "lr": max(group["lr"] for group in state.optimizer.param_groups), "images_per_second": rate,
             }  # fmt: skip
             self.log.add("train", row)
         if self.recorder:

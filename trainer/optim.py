@@ -8,16 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import TrainConfig
-from trainer.model.detector import Detector
+from trainer.model.architecture import Architecture
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """SGD, Adam or AdamW on all trainable weights; norms and biases are not decayed."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-    ]
+def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.Optimizer:
+    """SGD, Adam or AdamW on the detector's groups of weights."""
+    groups = detector.parameter_groups(config)
     if config.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
     kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
@@ -41,9 +37,9 @@ def learning_rate(step: int, total_steps: int, config: TrainConfig) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Use this learning rate from now on."""
+    """Use this learning rate from now on, in groups of a scale of their own times that."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_scale", 1.0)
 
 
 class MovingAverage:
@@ -53,8 +49,8 @@ class MovingAverage:
     short run is not dominated by its random start (TensorFlow's ExponentialMovingAverage).
     """
 
-    def __init__(self, model: Detector, decay: float) -> None:
-        self.model: Detector = copy.deepcopy(model).eval().requires_grad_(False)
+    def __init__(self, model: Architecture, decay: float) -> None:
+        self.model: Architecture = copy.deepcopy(model).eval().requires_grad_(False)
         """The averaged model, for evaluation."""
         self._decay = decay
         pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from trainer.config import Config, DataConfig, EvaluationConfig, LoaderConfig, ModelConfig, TrainConfig
+from trainer.config import Config, DataConfig, EvaluationConfig, LoaderConfig, TrainConfig
 from trainer.configuration import with_overrides
 from trainer.errors import ConfigError
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 
 
 def debug() -> Config:
@@ -41,8 +42,8 @@ def small() -> Config:
     )  # fmt: skip
 
 
-def _narrow(width: int, anchor_sizes: list[float]) -> ModelConfig:
-    return ModelConfig(
+def _narrow(width: int, anchor_sizes: list[float]) -> RetinaNetOptions:
+    return RetinaNetOptions(
         backbone="resnet18", backbone_width=width, fpn_channels=32, head_depth=2, anchor_sizes=anchor_sizes
     )
 
@@ -64,7 +65,7 @@ def openimages_r50() -> Config:
     return Config(
         recipe="openimages_r50",
         loader=LoaderConfig(image_size=800, workers=4, scale=[0.8, 1.25]),
-        model=ModelConfig(detections_per_image=300),
+        model=RetinaNetOptions(detections_per_image=300),
         train=TrainConfig(
             epochs=12, batch_size=4, optimizer="sgd", lr=0.02, schedule="cosine", warmup_steps=2000
         ),
@@ -76,7 +77,7 @@ def mlperf() -> Config:
     return Config(
         recipe="mlperf",
         loader=LoaderConfig(image_size=800),
-        model=ModelConfig(version="v1", backbone="resnext50_32x4d", norm="frozen", trainable_layers=3),
+        model=RetinaNetOptions(version="v1", backbone="resnext50_32x4d", norm="frozen", trainable_layers=3),
         train=TrainConfig(epochs=8, batch_size=16, optimizer="adam", lr=1e-4, weight_decay=0.0),
     )
 
@@ -86,7 +87,7 @@ def finetune() -> Config:
     return Config(
         recipe="finetune",
         loader=LoaderConfig(image_size=800, scale=[0.7, 1.4], brightness=0.1, contrast=0.1),
-        model=ModelConfig(
+        model=RetinaNetOptions(
             norm="frozen", trainable_layers=3,
             weights="torchvision:RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1",
         ),

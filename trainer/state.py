@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.config import Config
 from trainer.distributed import World, gather, on_one_node
 from trainer.errors import ConfigError
-from trainer.model.detector import Detector, build
+from trainer.model.architecture import Architecture, build, has_running_statistics
 from trainer.model.pretrained import load_pretrained
 from trainer.optim import MovingAverage, build_optimizer
 from trainer.precision import scaler
@@ -55,17 +55,19 @@ class TrainState:
             return self.detector
         # Buffers are not broadcast in a step: training does not read those that change (BatchNorm's running
         # statistics). Rank 0's are saved; `share_buffers` broadcasts them before a validation.
-        buffers: dict[str, Any] = {_SYNC_BUFFERS: False}
+        options: dict[str, Any] = {_SYNC_BUFFERS: False}
+        if self.detector.unused_parameters:
+            options["find_unused_parameters"] = True
         return DistributedDataParallel(
             self.detector,
             device_ids=[self.world.device.index] if self.world.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
-            **buffers,
+            **options,
         )
 
     def share_buffers(self) -> None:
         """Give all ranks the running statistics of rank 0, which are saved. A collective."""
-        if self.world.size == 1 or self.detector.config.norm != "batch":
+        if self.world.size == 1 or not has_running_statistics(self.detector):
             return
         buffers = [value for value in self.evaluated().buffers() if value.is_floating_point()]
         together = torch.cat([value.flatten() for value in buffers])
@@ -73,7 +75,7 @@ class TrainState:
         for value, sent in zip(buffers, together.split([len(b.flatten()) for b in buffers]), strict=True):
             value.copy_(sent.view_as(value))
 
-    def evaluated(self) -> Detector:
+    def evaluated(self) -> Architecture:
         """The detector whose weights are scored and exported, in evaluation mode."""
         return self.ema.model if self.ema else self.detector.eval()
 
@@ -140,7 +142,7 @@ def _check_sync_batchnorm(config: Config, world: World) -> None:
         )  # fmt: skip
 
 
-def _build_detector(config: Config, num_classes: int, world: World) -> Detector:
+def _build_detector(config: Config, num_classes: int, world: World) -> Architecture:
     if config.model.sync_batchnorm:
         _check_sync_batchnorm(config, world)
     detector = build(config.model, num_classes)

@@ -1,9 +1,11 @@
 """An optimiser step on one rank; nothing in it waits for the device."""
 
 import contextlib
+import functools
 import math
+import operator
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +17,6 @@ from trainer.config import TrainConfig
 from trainer.data.batch import Batch
 from trainer.distributed import World, gather, largest
 from trainer.errors import ConfigError, TrainingError
-from trainer.model.loss import Losses
 from trainer.optim import gradient_norm, learning_rate, set_learning_rate
 from trainer.precision import autocast
 from trainer.state import TrainState
@@ -56,7 +57,7 @@ class TrainStep:
         """Do one step, with one forward pass for each batch.
 
         Returns:
-            [4] on the device: total, classification and box loss, norm of the gradient, whose
+            [2 + losses] on the device: total, each loss of the detector, norm of the gradient, whose
             means over the ranks are those of the global batch; and whether any rank was asked to `stop`.
 
         Raises:
@@ -65,7 +66,7 @@ class TrainStep:
         """
         state = self._state
         set_learning_rate(state.optimizer, learning_rate(state.step, self._steps, self._config))
-        losses = torch.zeros(2, device=state.world.device)
+        losses = torch.zeros(len(state.detector.loss_names), device=state.world.device)
         for turn, batch in enumerate(batches):
             losses += self._forward_backward(batch, last=turn == len(batches) - 1)
         state.scaler.unscale_(state.optimizer)
@@ -88,10 +89,10 @@ class TrainStep:
         state.samples += self._global_batch
         return torch.cat([losses.sum()[None], losses, norm]), stopping
 
-    def losses(self, batch: "Batch") -> Losses:
+    def losses(self, batch: "Batch") -> Mapping[str, Tensor]:
         """The forward pass: means over the images of this batch."""
         with autocast(self._state.world.device, self._config.precision):
-            losses: Losses = self._model(batch.images, batch.boxes, batch.labels, batch.color)
+            losses: Mapping[str, Tensor] = self._model(batch.images, batch.boxes, batch.labels, batch.color)
         return losses
 
     def settle(self) -> bool:
@@ -106,15 +107,16 @@ class TrainStep:
         # Gradients are exchanged in the last backward pass of a step only.
         waits = isinstance(self._model, DistributedDataParallel) and not last
         with self._model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
-            losses = self.losses(batch)
+            named = self.losses(batch)
+            losses = [named[name] for name in self._state.detector.loss_names]
             # A mean over these images. The gradients of the ranks are averaged, so that its share
             # in the mean over the global batch is this, however uneven the slices are.
             share = len(batch.image_ids) * self._state.world.size / self._global_batch
-            total = (losses.classification + losses.boxes) * share
+            total = functools.reduce(operator.add, losses) * share
             # Times 1, or nan where it is not finite: then all gradients are nan, and by their exchange
             # those of all ranks, whose optimisers leave out the step without a word between them.
             self._state.scaler.scale(total * (1 + 0 * total.detach())).backward()
-        return torch.stack([losses.classification.detach(), losses.boxes.detach()]) * share
+        return torch.stack([loss.detach() for loss in losses]) * share
 
     def _accept(self, verdict: "Verdict | None") -> bool:
         """Go on, or stop every rank where the optimiser left out a step, naming it and its images."""
@@ -122,7 +124,7 @@ class TrainStep:
             return bool(verdict and verdict.stopping)
         world = self._state.world
         reports = gather((world.rank, verdict.losses, verdict.image_ids), world)
-        raise _not_finite(f"step {verdict.step} of {self._steps}", reports)
+        raise _not_finite(f"step {verdict.step} of {self._steps}", self._state.detector.loss_names, reports)
 
 
 @dataclass(frozen=True)
@@ -196,19 +198,24 @@ class StepGuard:
         return Verdict(step, losses, image_ids, bool(broken), bool(stopping))
 
 
-def _not_finite(place: str, reports: Sequence[tuple[int, list[float], list[int]]]) -> TrainingError:
+def _not_finite(
+    place: str, names: Sequence[str], reports: Sequence[tuple[int, list[float], list[int]]]
+) -> TrainingError:
     """Build the error for a step that was not applied.
 
     Args:
         place: the step.
-        reports: of every rank its number; classification and box loss and the gradient's norm; images.
+        names: of the losses.
+        reports: of every rank its number; its losses and the gradient's norm; images.
     """
+    titles = [*names, "norm of the gradient"]
     bad = [report for report in reports if not all(map(math.isfinite, report[1]))]
     return TrainingError(
         f"loss or gradient not finite at {place}: "
         + "; ".join(
-            f"rank {rank}: classification {values[0]:g}, boxes {values[1]:g}, "
-            f"norm of the gradient {values[2]:g}, image ids {ids}"
+            f"rank {rank}: "
+            + ", ".join(f"{title} {value:g}" for title, value in zip(titles, values, strict=False))
+            + f", image ids {ids}"
             for rank, values, ids in bad
         ),
         fix="lower train.lr, raise train.warmup_steps, set train.clip_norm or train.precision=fp32, "

@@ -1,11 +1,13 @@
 """`kubedet recipes`: the named configurations."""
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import asdict
 
 from pipelines.commands import Commands
-from trainer import configuration, recipes
-from trainer.config import Config
+from pipelines.commands.field_help import Kinds, describe
+from trainer import architectures, configuration, recipes
+from trainer.config import Config, ModelConfig
 
 
 def add(commands: Commands) -> None:
@@ -25,12 +27,16 @@ def add(commands: Commands) -> None:
     parser.set_defaults(command=_recipes)
 
 
+def model_kinds(names: Iterable[str]) -> Kinds:
+    """The kinds of the section `model`: the options of architectures, by their names."""
+    return {ModelConfig: {name: architectures.options_class(name) for name in names}}
+
+
 def _recipes(options: argparse.Namespace) -> int:
     if options.explain is not None:
-        from pipelines.commands.field_help import describe
-
         values = asdict(recipes.load(options.show)) if options.show else None
-        print(describe(Config, options.explain, values))
+        names = [values["model"]["architecture"]] if values else list(architectures.ARCHITECTURES)
+        print(describe(Config, options.explain, values, model_kinds(names)))
         return 0
     if options.show:
         print(configuration.to_json(recipes.load(options.show)), end="")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks import common, step
-from trainer.config import ModelConfig
 from trainer.errors import ConfigError
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.recipes import load
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -81,7 +81,9 @@ def test_stock_steps_are_the_reference_scripts(dtype, channels_last, scale, monk
     """fp16 goes with a gradient scaler, and keeps the layout as it comes."""
     model = Small()
     monkeypatch.setattr(step, "stock_model", lambda *_: model)
-    candidate = step.stock(common.random_batch(2, 32, 3, CPU), ModelConfig(), step.parse("3:32"), CPU, dtype)
+    candidate = step.stock(
+        common.random_batch(2, 32, 3, CPU), RetinaNetOptions(), step.parse("3:32"), CPU, dtype
+    )
     candidate.forward().backward()
     model.zero_grad()
     before = model.conv.weight.detach().clone()

@@ -75,6 +75,7 @@ def make_bundle(folder, *, version="v1", ap=0.5, name="pets", created="2026-11-2
             "names": ["boxes", "scores", "labels", "num"], "rows": ROWS, "boxes": "b", "scores": "s",
             "labels": "l", "num": "n",
         },
+        "architecture": {"name": "retinanet", "title": "RetinaNet v2 on resnet18"},
         "thresholds": {"score": 0.05, "nms": 0.5, "detections_per_image": ROWS},
         "formats": {
             "onnx": {

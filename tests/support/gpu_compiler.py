@@ -31,10 +31,11 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from triton.backends.compiler import GPUTarget
 
 from trainer.compilation import compile_detector
-from trainer.config import ModelConfig
 from trainer.distributed import World
-from trainer.model import detector as detector_module
 from trainer.model import fused_functions
+from trainer.model.architecture import build
+from trainer.model.architectures.retinanet import retinanet
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 
 GPU = torch.device("cuda", 0)
 H200 = types.SimpleNamespace(
@@ -45,7 +46,7 @@ H200 = types.SimpleNamespace(
 _COMPILE = torch.compile
 _ARITHMETIC = re.compile(r"\b(?:add|sub|mul|div|rcp|fma|mad|ex2|lg2|sqrt|rsqrt)\S*\.f32\b")
 """Instructions that round, in the assembler's language for NVIDIA's GPUs (PTX)."""
-NARROW = ModelConfig(
+NARROW = RetinaNetOptions(
     backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1, trainable_layers=1
 )
 
@@ -176,7 +177,7 @@ def pretended(compiler: Compiler) -> Iterator[None]:
         (fused_functions, "missing_tool", _always(None)),
         # A compiler's failure is to be seen, not to be lived with.
         (fused_functions, "guarded", lambda compiled, function: compiled),
-        (detector_module, "guarded", lambda compiled, function: compiled),
+        (retinanet, "guarded", lambda compiled, function: compiled),
     ]  # fmt: skip
     settings = {
         "compile_threads": 1, "fx_graph_cache": False, "use_static_triton_launcher": False,
@@ -194,13 +195,13 @@ def pretended(compiler: Compiler) -> Iterator[None]:
 def main() -> None:
     """One step of a narrow detector, all of it compiled."""
     compiler = Compiler()
-    detector = detector_module.build(NARROW, 5).train().to(memory_format=torch.channels_last)
+    detector = build(NARROW, 5).train().to(memory_format=torch.channels_last)
     images = torch.zeros(2, 3, 128, 128, dtype=torch.uint8)
     boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]).repeat(2, 1, 1), torch.ones(2, 1).long()
     with pretended(compiler), torch.autocast("cpu", torch.bfloat16):
         compile_detector(detector, "graphs", World(0, 1, GPU))
         losses = detector(images, boxes, labels)
-        sum(losses).backward()
+        sum(losses.values()).backward()
     assert fused_functions._Choice.compiles and all(
         p.grad is not None for p in detector.parameters() if p.requires_grad
     )

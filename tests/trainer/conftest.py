@@ -17,7 +17,7 @@ import torch
 from trainer import checkpoint
 from trainer.configuration import to_json
 from trainer.data.shard_index import ShardDataset
-from trainer.model.detector import build
+from trainer.model.architecture import build
 
 
 @pytest.fixture(scope="session")

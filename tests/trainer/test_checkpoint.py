@@ -11,7 +11,7 @@ from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.configuration import from_json, to_json
 from trainer.errors import CheckpointError, StorageError
-from trainer.model.detector import build
+from trainer.model.architecture import build
 
 
 @pytest.fixture
@@ -108,3 +108,13 @@ def test_other_data_or_batch_is_named(contents, tiny, change, named):
 def test_harmless_changes_are_allowed(contents, tiny):
     changed = tiny(train__epochs=9, loader__workers=3, evaluation__batch_size=2, data__threads=2)
     checkpoint.check_same_run(contents, changed, "f", 8)
+
+
+def test_a_checkpoint_from_before_there_was_an_architecture_goes_on_and_loads(contents, tiny, tmp_path):
+    tree = json.loads(contents["config"])
+    del tree["model"]["architecture"]
+    contents["config"] = json.dumps(tree)
+    checkpoint.check_same_run(contents, tiny(), "f", 8)
+    checkpoint.write(contents, str(tmp_path / "best.pt"))
+    _, meta = checkpoint.load_model(str(tmp_path / "best.pt"))
+    assert meta["config"]["model"]["architecture"] == "retinanet"

@@ -9,12 +9,12 @@ from torch._dynamo.backends.distributed import SubmodCompiler
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.compilation import compile_detector, load_compiled, save_compiled
-from trainer.config import ModelConfig
 from trainer.distributed import SINGLE, World
 from trainer.model import fused_functions
-from trainer.model.detector import build
+from trainer.model.architecture import build
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 
-NARROW = ModelConfig(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
+NARROW = RetinaNetOptions(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
 
 
 def tiny_detector():
@@ -47,8 +47,8 @@ def test_the_compiled_network_is_one_graph_with_the_same_result(traced):
     compile_detector(detector, "graphs", SINGLE)
     assert len(traced) == 1 and traced[0]["fullgraph"] is True
     assert list(detector.state_dict()) == names
-    for one, other in zip(plain, detector(images, boxes, labels), strict=True):
-        assert torch.allclose(one, other, rtol=1e-5)
+    for name, loss in detector(images, boxes, labels).items():
+        assert torch.allclose(plain[name], loss, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -61,7 +61,9 @@ def test_uneven_shares_have_a_graph_for_each_size_and_train_alike():
     boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
     for count in (2, 1, 2, 1):  # the passes of a step with three images
         for detector in detectors:
-            sum(detector(images[:count], boxes.expand(count, -1, -1), labels.expand(count, -1))).backward()
+            sum(
+                detector(images[:count], boxes.expand(count, -1, -1), labels.expand(count, -1)).values()
+            ).backward()
     for one, other in zip(*(detector.parameters() for detector in detectors), strict=True):
         assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-6)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
@@ -85,7 +87,7 @@ def test_ddp_cuts_the_compiled_network_and_it_trains_alike(tmp_path, monkeypatch
         for _ in range(2):  # DDP arranges its buckets anew after the first
             for each in (plain, model):
                 each.zero_grad(set_to_none=True)
-                sum(each(images, boxes, labels)).backward()
+                sum(each(images, boxes, labels).values()).backward()
             for one, other in zip(plain.parameters(), detector.parameters(), strict=True):
                 assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-6)
     finally:

@@ -70,6 +70,22 @@ def test_a_uri_that_can_name_no_file_is_told_with_all_else_that_is_wrong():
         from_json(json.dumps(tree))
 
 
+def test_a_configuration_from_before_there_was_an_architecture_is_of_retinanet():
+    tree = asdict(recipes.load("mlperf"))
+    del tree["model"]["architecture"]
+    assert from_json(json.dumps(tree)) == recipes.load("mlperf")
+    assert type(from_json("{}").model).__name__ == "RetinaNetOptions"
+
+
+def test_an_unknown_architecture_is_told_with_those_there_are():
+    with pytest.raises(ConfigError, match=r"model\.architecture: no architecture 'retina'.*retinanet"):
+        recipes.load("debug", {"model.architecture": "retina"})
+    with pytest.raises(ConfigError, match=r"model\.architecture: no architecture 7"):
+        from_json('{"model": {"architecture": 7}}')
+    with pytest.raises(ConfigError, match="model: a section of keys, not 3"):
+        from_json('{"model": 3}')
+
+
 def test_an_unknown_key_suggests_the_nearest():
     with pytest.raises(ConfigError) as caught:
         recipes.load("debug", {"train.epoch": 3})

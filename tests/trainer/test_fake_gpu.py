@@ -14,13 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from waiting import Counter
 
 from trainer import compilation, step
-from trainer.config import ModelConfig, TrainConfig
+from trainer.config import TrainConfig
 from trainer.distributed import World
-from trainer.model.detector import build
+from trainer.model.architecture import build
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.optim import MovingAverage, build_optimizer, gradient_norm
 
 GPU = torch.device("cuda", 0)
-NARROW = ModelConfig(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
+NARROW = RetinaNetOptions(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
 
 
 class Crossings(TorchDispatchMode):
@@ -64,7 +65,7 @@ def test_a_forward_pass_stays_on_the_device(version, precision):
         detector(*images)  # anchors are built once, before
         with Crossings() as crossings, Counter() as counter:
             losses = detector(*images)
-    assert all(loss.device == GPU and loss.requires_grad for loss in losses)
+    assert all(loss.device == GPU and loss.requires_grad for loss in losses.values())
     assert crossings.found == [] and counter.waiting == [] and counter.operations > 200
 
 

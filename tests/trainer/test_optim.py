@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from trainer.config import TrainConfig
-from trainer.optim import MovingAverage, build_optimizer, learning_rate
+from trainer.model.architecture import split_by_decay
+from trainer.optim import MovingAverage, build_optimizer, learning_rate, set_learning_rate
 
 
 def test_warm_up_then_cosine():
@@ -30,9 +31,24 @@ def test_warm_up_is_a_tenth_of_a_short_run():
     assert learning_rate(2, 20, TrainConfig(lr=1.0, warmup_steps=1000)) == pytest.approx(1.0)
 
 
+class Layers(torch.nn.Sequential):
+    """Layers with groups; `scales` are the learning rates of each, relative to the training's."""
+
+    scales = (None,)
+
+    def parameter_groups(self, config):
+        more = [{} if scale is None else {"lr_scale": scale} for scale in self.scales]
+        parts = [self] if len(self.scales) == 1 else self
+        return [
+            group
+            for part, fields in zip(parts, more, strict=True)
+            for group in split_by_decay(part.parameters(), config.weight_decay, **fields)
+        ]
+
+
 @pytest.mark.parametrize(("kind", "expected"), [("sgd", "SGD"), ("adam", "Adam"), ("adamw", "AdamW")])
 def test_norms_and_biases_are_not_decayed(kind, expected):
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    model = Layers(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
     model[0].bias.requires_grad_(False)
     optimizer = build_optimizer(model, TrainConfig(optimizer=kind, weight_decay=0.1))
     assert type(optimizer).__name__ == expected
@@ -40,6 +56,18 @@ def test_norms_and_biases_are_not_decayed(kind, expected):
     decayed, rest = optimizer.param_groups
     assert [p.ndim for p in decayed["params"]] == [4] and decayed["weight_decay"] == 0.1
     assert len(rest["params"]) == 2 and rest["weight_decay"] == 0.0
+
+
+def test_groups_have_a_learning_rate_of_their_own_that_survives_a_resume():
+    model = Layers(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 3))
+    model.scales = (0.1, None)
+    optimizer = build_optimizer(model, TrainConfig())
+    set_learning_rate(optimizer, 0.5)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.05, 0.5, 0.5]
+    resumed = build_optimizer(model, TrainConfig())
+    resumed.load_state_dict(optimizer.state_dict())
+    set_learning_rate(resumed, 0.2)
+    assert [group["lr"] for group in resumed.param_groups] == pytest.approx([0.02, 0.02, 0.2, 0.2])
 
 
 def test_the_average_follows_the_formula_and_copies_counters():

@@ -23,11 +23,11 @@ from trainer.errors import ExportError, StorageError
 from trainer.evaluation.input_checks import class_difference
 from trainer.export import bundle, bundle_signing, sbom
 from trainer.export.formats import FORMATS, Maker, check_formats
-from trainer.export.graph import INPUT, OUTPUTS, RAW_OUTPUTS
 from trainer.export.model_card import model_card
 from trainer.export.preprocess import RULE
 from trainer.export.verify import Check, describe, verify
-from trainer.model.detector import Detector
+from trainer.model.architecture import Architecture
+from trainer.model.deployment import INPUT, OUTPUTS, RAW_OUTPUTS
 from trainer.storage.probe import check_writable
 
 SIGNING_KEY = "KUBEDET_SIGNING_KEY"
@@ -219,7 +219,7 @@ def _log_checks(checks: dict[str, Check]) -> None:
 
 
 def _metadata(
-    detector: Detector, meta: dict[str, Any], config: Config, checkpoint_uri: str,
+    detector: Architecture, meta: dict[str, Any], config: Config, checkpoint_uri: str,
     scored: dict[str, Any], checks: dict[str, Check], folder: Path, rows: int,
 ) -> dict[str, Any]:  # fmt: skip
     size = meta["config"]["loader"]["image_size"]
@@ -252,11 +252,8 @@ def _metadata(
             "labels": "int64 [batch, K], the id of `classes`; -1 where padded",
             "num": "int64 [batch], rows that are not padding",
         },
-        "thresholds": {
-            "score": detector.config.score_threshold,
-            "nms": detector.config.nms_threshold,
-            "detections_per_image": detector.config.detections_per_image,
-        },
+        "architecture": {"name": detector.config.architecture, "title": detector.title},
+        "thresholds": detector.thresholds,
         "formats": formats,
         "trained_on": {
             "shards": meta["fingerprint"], "checkpoint": storage.absolute(checkpoint_uri),

@@ -15,11 +15,11 @@ import torch
 from trainer.config import Config
 from trainer.errors import ExportError
 from trainer.export.detection_pairing import EXACT, QUANTIZED, Tolerance
-from trainer.export.graph import DeploymentGraph, RawGraph
 from trainer.export.onnx_file import write_onnx
 from trainer.export.quantize import CalibrationImages, quantize
 from trainer.export.runtimes import ExportedProgram, OnnxRuntime, OpenVino, Runtime, import_openvino
-from trainer.model.detector import Detector
+from trainer.model.architecture import Architecture
+from trainer.model.deployment import Graph
 
 _LOG = logging.getLogger("export")
 
@@ -28,7 +28,7 @@ class Maker:
     """Writes the files of formats; intermediate results that several of them share are made once."""
 
     def __init__(
-        self, detector: Detector, image_size: int, config: Config, shards_uri: str, folder: Path
+        self, detector: Architecture, image_size: int, config: Config, shards_uri: str, folder: Path
     ) -> None:
         """Prepare.
 
@@ -50,9 +50,9 @@ class Maker:
         shutil.rmtree(self._scratch)
 
     @cached_property
-    def graph(self) -> DeploymentGraph:
+    def graph(self) -> Graph:
         """The deployment graph."""
-        return DeploymentGraph(self.detector, self.image_size)
+        return self.detector.deployment_graph(self.image_size)
 
     @cached_property
     def fp32(self) -> Path:
@@ -73,7 +73,7 @@ class Maker:
 
     def raw(self, path: Path) -> None:
         """Write the graph without suppression."""
-        write_onnx(RawGraph(self.detector, self.image_size), path, self.config.export.opset)
+        write_onnx(self.detector.raw_graph(self.image_size), path, self.config.export.opset)
 
     def program(self, path: Path) -> None:
         """Write the deployment graph as torch.export's program.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trainer.errors import DataError
-from trainer.export.graph import INPUT, OUTPUTS
+from trainer.model.deployment import INPUT, OUTPUTS
 
 TYPES = {"UINT8": np.uint8, "FP32": np.float32, "INT64": np.int64}
 """Data types that a model's tensors have, by the protocol's names."""

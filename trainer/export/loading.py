@@ -14,8 +14,7 @@ from trainer.evaluation.scored_model import ScoredModel
 from trainer.evaluation.truth_and_predictions import EXAMPLES
 from trainer.export import bundle
 from trainer.export.bundle import METADATA, WEIGHTS, Bundle, file_sha256
-from trainer.model.batchnorm_folding import fold
-from trainer.model.detector import Detector, build
+from trainer.model.architecture import Architecture, build
 from trainer.model.postprocess import Detections
 
 _PREFERRED = ("onnx", "openvino", "onnx-int8", "torch-export", "raw")
@@ -91,7 +90,7 @@ def _find_exported(uri: str) -> tuple[Bundle, str] | None:
     )  # fmt: skip
 
 
-def _folded_predict(detector: Detector, device: torch.device, uri: str) -> Callable[[Tensor], Detections]:
+def _folded_predict(detector: Architecture, device: torch.device, uri: str) -> Callable[[Tensor], Detections]:
     """Return a detector's `predict`, with batch normalisation folded for inference.
 
     Raises:
@@ -104,7 +103,7 @@ def _folded_predict(detector: Detector, device: torch.device, uri: str) -> Calla
             + ", ".join(wrong[:EXAMPLES]),
             fix="take a checkpoint from before the training broke",
         )
-    detector = fold(detector)
+    detector = detector.folded()
     return (detector.to(memory_format=torch.channels_last) if device.type == "cpu" else detector).predict
 
 
@@ -135,9 +134,8 @@ def _load_served(source: Bundle, name: str) -> ScoredModel:
         from trainer.export.verify import Served
 
         kind, form = next(item for item in FORMATS.items() if item[1].files[0] == name)
-        trained = configuration.from_json(json.dumps(source.metadata["config"]), where=uri)
         with source.files(source.metadata["formats"][kind]["files"]) as folder:
-            served = Served(form, folder / name, trained.model)
+            served = Served(form, folder / name, source.metadata["thresholds"])
     except ImportError as error:
         raise EvaluationError(
             f"{uri} cannot be run: {error}", fix="install kubedet[export], or score the checkpoint"

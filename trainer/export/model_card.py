@@ -25,9 +25,8 @@ def model_card(metadata: dict[str, Any]) -> str:
 
 
 def _what(metadata: dict[str, Any]) -> str:
-    model = metadata["config"]["model"]
     return (
-        f"An object detector: RetinaNet {model['version']} on {model['backbone']}, "
+        f"An object detector: {metadata['architecture']['title']}, "
         f"{len(metadata['classes'])} classes, input {metadata['input']['input_size']} x "
         f"{metadata['input']['input_size']} pixels. Exported {metadata['created']}."
     )
@@ -86,11 +85,15 @@ def _formats(metadata: dict[str, Any]) -> str:
 def _interface(metadata: dict[str, Any]) -> str:
     tensor, outputs, limits = metadata["input"], metadata["outputs"], metadata["thresholds"]
     shape = ", ".join(map(str, tensor["shape"]))
+    # A detector that finds each object once has no suppression.
+    overlaps = (
+        f"overlaps of a class above an IoU of {limits['nms']:g} are suppressed, " if "nms" in limits else ""
+    )
     lines = [
         f"- `{tensor['name']}`: {tensor['dtype']} [{shape}]. {tensor['preprocessing']}.",
         *(f"- `{name}`: {outputs[name]}." for name in outputs["names"]),
-        f"- Detections below a score of {limits['score']:g} are dropped, overlaps of a class above an IoU of "
-        f"{limits['nms']:g} are suppressed, at most {limits['detections_per_image']} remain.",
+        f"- Detections below a score of {limits['score']:g} are dropped, {overlaps}"
+        f"at most {limits['detections_per_image']} remain.",
     ]
     return "\n".join(lines)
 

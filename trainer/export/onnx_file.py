@@ -12,14 +12,14 @@ import torch
 from onnxscript import opset18
 
 from trainer.errors import ExportError
-from trainer.export.graph import INPUT, DeploymentGraph, RawGraph
+from trainer.model.deployment import INPUT, Graph
 
 # onnxscript's type variables describe graph values, which Python values stand for here.
 op: Any = opset18
 
 
 def _nms_keep(boxes: Any, scores: Any, labels: Any, classes: int, overlap: float, threshold: float) -> Any:
-    """`graph.nms_keep` in ONNX operators: NonMaxSuppression over [B, classes, T] scores.
+    """`deployment.nms_keep` in ONNX operators: NonMaxSuppression over [B, classes, T] scores.
 
     A candidate has its score in the row of its class and 0 elsewhere, below any threshold.
     """
@@ -62,7 +62,7 @@ def _without_traces(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def write_onnx(graph: DeploymentGraph | RawGraph, path: Path, opset: int) -> None:
+def write_onnx(graph: Graph, path: Path, opset: int) -> None:
     """Export a graph with a dynamic batch, all weights inside the file, and check it.
 
     Raises:

@@ -18,7 +18,7 @@ from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import letterbox
 from trainer.errors import ExportError
-from trainer.export.graph import INPUT
+from trainer.model.deployment import INPUT
 
 _LONG, _WIDE = 512, 128
 """Products per output and output channels from which a convolution is faster as a matrix product."""

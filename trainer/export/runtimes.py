@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from trainer.errors import ExportError
-from trainer.export.graph import INPUT
+from trainer.model.deployment import INPUT
 
 
 class Runtime(Protocol):
@@ -71,7 +71,7 @@ class ExportedProgram:
     """A file of torch.export, in PyTorch. It is code: open only files whose origin you know."""
 
     def __init__(self, path: Path, threads: int = 0) -> None:
-        """Open a file; the operator `kubedet::nms_keep` in it is defined in trainer/export/graph.py."""
+        """Open a file; the operator `kubedet::nms_keep` in it is defined in trainer/model/deployment.py."""
         self.threads = threads or torch.get_num_threads()
         self.name = f"torch {torch.__version__}"
         self._module = torch.export.load(path).module()

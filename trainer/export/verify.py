@@ -6,7 +6,7 @@ cases: batches, an image without objects, inputs of a wrong shape; and the laten
 
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from torchvision.ops import batched_nms
 
 from trainer import log
-from trainer.config import Config, ModelConfig
+from trainer.config import Config
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import FILL, letterbox
@@ -29,7 +29,7 @@ from trainer.export.detection_pairing import EXACT, Comparison, Matches, rows
 from trainer.export.formats import FORMATS, Format
 from trainer.export.quantize import evenly_spread
 from trainer.export.runtimes import Runtime
-from trainer.model.detector import Detector
+from trainer.model.architecture import Architecture
 from trainer.model.postprocess import Detections
 
 _BATCH = 8
@@ -59,19 +59,26 @@ class Check:
 class Served:
     """An exported file in its runtime, giving detections."""
 
-    def __init__(self, kind: Format, path: Path, config: ModelConfig) -> None:
-        self.kind, self.runtime, self._config = kind, kind.open(path), config
+    def __init__(self, kind: Format, path: Path, thresholds: Mapping[str, float]) -> None:
+        """Open a file.
+
+        Args:
+            kind: its format.
+            path: the file.
+            thresholds: of the model, see `Architecture.thresholds`; for a graph without suppression.
+        """
+        self.kind, self.runtime, self._thresholds = kind, kind.open(path), thresholds
 
     def predict(self, images: np.ndarray) -> Detections:
         """Detections of uint8 images [B, 3, S, S]."""
         outputs = [torch.from_numpy(part) for part in self.runtime.run(images)]
-        return suppress(outputs[0], outputs[1], self._config) if self.kind.raw else Detections(*outputs)
+        return suppress(outputs[0], outputs[1], self._thresholds) if self.kind.raw else Detections(*outputs)
 
 
 def verify(
     folder: Path,
     names: Sequence[str],
-    detector: Detector,
+    detector: Architecture,
     dataset: ShardDataset,
     config: Config,
     image_size: int,
@@ -94,7 +101,7 @@ def verify(
     served = {}
     for name in names:
         with _running(name, "cannot be opened by the runtime that serves it"):
-            served[name] = Served(FORMATS[name], folder / FORMATS[name].files[0], detector.config)
+            served[name] = Served(FORMATS[name], folder / FORMATS[name].files[0], detector.thresholds)
     indices = evenly_spread(len(dataset), config.export.check_images)
     comparisons = {name: Comparison(FORMATS[name].tolerance) for name in names}
     predictions: dict[str, list[Predictions]] = {name: [Predictions.from_coco([])] for name in ["", *names]}
@@ -138,24 +145,24 @@ def describe(check: Check) -> dict[str, Any]:
     return asdict(check)
 
 
-def suppress(boxes: torch.Tensor, scores: torch.Tensor, config: ModelConfig) -> Detections:
+def suppress(boxes: torch.Tensor, scores: torch.Tensor, thresholds: Mapping[str, float]) -> Detections:
     """Detections from the raw graph's outputs, by the rules of TensorRT's EfficientNMS.
 
     Args:
         boxes: [B, N, 4].
         scores: [B, N, C].
-        config: thresholds and the number of detections.
+        thresholds: `score`, `nms` and `detections_per_image`.
     """
-    limit = config.detections_per_image
+    limit = int(thresholds["detections_per_image"])
     padded = Detections(
         torch.zeros(len(boxes), limit, 4), torch.zeros(len(boxes), limit),
         torch.full((len(boxes), limit), -1), torch.zeros(len(boxes), dtype=torch.int64),
     )  # fmt: skip
     for row in range(len(boxes)):
-        anchor, label = torch.nonzero(scores[row] > config.score_threshold, as_tuple=True)
+        anchor, label = torch.nonzero(scores[row] > thresholds["score"], as_tuple=True)
         score = scores[row, anchor, label]
         # In fp64: the classes are shifted apart, which fp32 rounds.
-        kept = batched_nms(boxes[row, anchor].double(), score.double(), label, config.nms_threshold)[:limit]
+        kept = batched_nms(boxes[row, anchor].double(), score.double(), label, thresholds["nms"])[:limit]
         count = len(kept)
         padded.boxes[row, :count] = boxes[row, anchor[kept]]
         padded.scores[row, :count], padded.labels[row, :count] = score[kept], label[kept]

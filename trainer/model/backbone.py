@@ -6,10 +6,10 @@ from typing import Any
 from torch import nn
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
-from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+from torchvision.ops.feature_pyramid_network import ExtraFPNBlock
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from trainer.config import ModelConfig
+from trainer.model.backbone_options import PyramidOptions
 
 NormLayer = Callable[[int], nn.Module]
 
@@ -48,12 +48,18 @@ def group_norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(max(1, min(32, channels // 8)), channels)
 
 
-def build_backbone(config: ModelConfig) -> BackboneWithFPN:
-    """Build the backbone and the pyramid P3-P7.
+def build_backbone(
+    config: PyramidOptions, first: int, extra: Callable[[int, int], ExtraFPNBlock]
+) -> BackboneWithFPN:
+    """Build the backbone and its pyramid.
+
+    Args:
+        config: which network, how wide, how much of it is trained.
+        first: the first stage whose output the pyramid takes, C2 to C5; the last is always C5.
+        extra: makes what adds coarser levels, of the channels of C5 and of the pyramid.
 
     Returns:
-        A module from [B, 3, H, W] to an ordered dict of five [B, fpn_channels, h, w] with
-        strides 8, 16, 32, 64, 128.
+        A module from [B, 3, H, W] to an ordered dict of [B, fpn_channels, h, w], the finest first.
     """
     block, layers, groups, group_width = _DEPTHS[config.backbone]
     norm_layer: NormLayer = {
@@ -65,18 +71,14 @@ def build_backbone(config: ModelConfig) -> BackboneWithFPN:
         config.backbone_width, norm_layer, block, layers, groups=groups, width_per_group=group_width
     )
     _freeze(body, config.trainable_layers)
-    channels = [config.backbone_width * block.expansion * factor for factor in (2, 4, 8)]
-    width = config.fpn_channels
-    # LastLevelP6P7 takes C5 where its two widths differ and P5 where they are equal.
-    extra = LastLevelP6P7(channels[-1] if config.version == "v2" else width, width)
-    if config.version == "v2":
-        extra.use_P5 = False
+    stages = range(first, 6)
+    channels = [config.backbone_width * block.expansion * 2 ** (stage - 2) for stage in stages]
     return BackboneWithFPN(
         body,
-        return_layers={"layer2": "0", "layer3": "1", "layer4": "2"},
+        return_layers={f"layer{stage - 1}": str(place) for place, stage in enumerate(stages)},
         in_channels_list=channels,
-        out_channels=width,
-        extra_blocks=extra,
+        out_channels=config.fpn_channels,
+        extra_blocks=extra(channels[-1], config.fpn_channels),
         norm_layer=None,
     )
 

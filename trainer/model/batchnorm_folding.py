@@ -11,23 +11,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from trainer.model.detector import Detector
-
 _PAIRS = (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"), ("0", "1"))
 """Names of a convolution and of the layer behind it in torchvision's ResNet, the last in `downsample`."""
 
 
-def fold(detector: Detector) -> Detector:
-    """Fold the batch normalisation of a detector's backbone into its convolutions, in place.
+def fold(body: nn.Module) -> None:
+    """Fold the batch normalisation of a backbone into its convolutions, in place.
 
     Args:
-        detector: in evaluation mode. Its state dict is another one afterwards: it can no longer be
+        body: a ResNet in evaluation mode. Its state dict is another one afterwards: it can no longer be
             trained or saved.
-
-    Returns:
-        The same detector.
     """
-    for parent in detector.backbone.body.modules():
+    for parent in body.modules():
         for names in _PAIRS:
             convolution, norm = (getattr(parent, name, None) for name in names)
             if isinstance(convolution, nn.Conv2d) and isinstance(norm, _BatchNorm | FrozenBatchNorm2d):
@@ -36,4 +31,3 @@ def fold(detector: Detector) -> Detector:
                     convolution.weight, convolution.bias, *statistics, norm.eps, norm.weight, norm.bias
                 )
                 setattr(parent, names[1], nn.Identity())
-    return detector

@@ -5,17 +5,29 @@ the best k has an anchor whose best class is among the best k, so only k anchors
 sorted. One suppression serves all images and classes, whose boxes are shifted apart.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torchvision.ops import nms
 
-from trainer.config import ModelConfig
 from trainer.model import boxes as box_ops
 
 _FIRST_PREFIX = 4
 """Candidates that the suppression tries first, as a multiple of detections_per_image."""
+
+
+class Limits(Protocol):
+    """Thresholds and limits, as the options of architectures have them."""
+
+    @property
+    def score_threshold(self) -> float: ...
+    @property
+    def nms_threshold(self) -> float: ...
+    @property
+    def topk_candidates(self) -> int: ...
+    @property
+    def detections_per_image(self) -> int: ...
 
 
 class Detections(NamedTuple):
@@ -47,7 +59,7 @@ def postprocess(
     offsets: list[Tensor],
     anchors: list[Tensor],
     image_size: tuple[int, int],
-    config: ModelConfig,
+    config: Limits,
 ) -> Detections:
     """Turn outputs into detections, equal to torchvision's RetinaNet.
 
@@ -88,9 +100,7 @@ def _best_pairs(
     return _Candidates(boxes, scores, pair % classes)
 
 
-def _suppress(
-    candidates: _Candidates, classes: int, image_size: tuple[int, int], config: ModelConfig
-) -> Tensor:
+def _suppress(candidates: _Candidates, classes: int, image_size: tuple[int, int], config: Limits) -> Tensor:
     """NMS: [B, T] bool, which candidates are kept; exact for the first `detections_per_image` of them.
 
     Whether a candidate is kept depends on better ones only, so a prefix is enough if it yields enough

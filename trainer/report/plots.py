@@ -71,18 +71,23 @@ def _of_classes(
     return Plot(title, svg(drawn), tuple(legend))
 
 
-_LOSSES = {"loss": "total", "loss_classification": "classes", "loss_boxes": "boxes"}
+_LOSS = "loss_"
+_LOSS_TITLES = {"classification": "classes"}
+"""Titles of losses; of the others their name."""
 
 
 def training(rows: Sequence[dict[str, Any]]) -> list[Plot]:
     """Loss, learning rate and validation precision over the steps of a training run.
 
     Args:
-        rows: of metrics.jsonl: {"kind": "train", "step", "loss", "loss_classification",
-            "loss_boxes", "lr"} and {"kind": "val", "step", "coco/AP", "coco/AP50"}.
+        rows: of metrics.jsonl: {"kind": "train", "step", "loss", "loss_NAME" for each loss,
+            "lr"} and {"kind": "val", "step", "coco/AP", "coco/AP50"}.
     """
+    train = next((row for row in rows if row["kind"] == "train"), {})
+    names = [key.removeprefix(_LOSS) for key in train if key.startswith(_LOSS)]
+    losses = {"loss": "total"} | {_LOSS + name: _LOSS_TITLES.get(name, name) for name in names}
     plots = [
-        _curves("Loss", "train", rows, _LOSSES),
+        _curves("Loss", "train", rows, losses),
         _curves("Validation", "val", rows, {"coco/AP50": "AP50", "coco/AP": "AP"}, marker="o"),
         _curves("Learning rate", "train", rows, {"lr": "learning rate"}),
     ]  # fmt: skip

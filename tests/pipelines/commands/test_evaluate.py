@@ -16,7 +16,7 @@ import torch
 
 from trainer import checkpoint, configuration
 from trainer.data.shard_index import ShardDataset
-from trainer.model.detector import build
+from trainer.model.architecture import build
 
 
 @pytest.fixture

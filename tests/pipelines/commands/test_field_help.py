@@ -8,7 +8,9 @@ import pytest
 from components.launchers.spec import JobSpec
 from pipelines.commands import field_help
 from pipelines.commands.field_help import describe
+from pipelines.commands.recipes import model_kinds
 from trainer import recipes
+from trainer.architectures import ARCHITECTURES
 from trainer.config import Config
 
 
@@ -18,7 +20,7 @@ def leaves(tree, prefix=""):
 
 
 def test_every_key_of_a_recipe_has_a_meaning(kubedet):
-    code, out, _ = kubedet("recipes", "--explain")
+    code, out, _ = kubedet("recipes", "--show", "debug", "--explain")
     assert code == 0
     paragraphs = re.findall(r"^(\S+) = .*\n((?:    .+\n)+)", out, re.MULTILINE)
     assert [name for name, _ in paragraphs] == list(leaves(asdict(recipes.load("debug"))))
@@ -54,5 +56,6 @@ def test_what_is_looked_for_is_found_in_names_and_meanings(kubedet):
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_lines_fit_the_terminal(width, monkeypatch):
     monkeypatch.setattr(field_help.shutil, "get_terminal_size", lambda: type("Size", (), {"columns": width}))
-    lines = [line for line in describe(Config).splitlines() if line.startswith(" ")]
+    text = describe(Config, kinds=model_kinds(ARCHITECTURES))
+    lines = [line for line in text.splitlines() if line.startswith(" ")]
     assert max(map(len, lines)) <= min(width, 110) and len(lines) > 90

@@ -9,7 +9,7 @@ import torch
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import SINGLE
 from trainer.evaluation.inference import in_images, predict_split
-from trainer.model.detector import build
+from trainer.model.architecture import build
 from trainer.model.postprocess import Detections
 
 

@@ -12,7 +12,7 @@ from trainer import checkpoint
 from trainer.data.shard_index import ShardDataset
 from trainer.export import bundle
 from trainer.export.predict import open_bundle
-from trainer.model.detector import build
+from trainer.model.architecture import build
 
 
 @pytest.fixture

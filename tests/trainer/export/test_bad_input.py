@@ -8,7 +8,7 @@ from bundles import make_bundle
 from trainer.__main__ import main
 from trainer.configuration import to_json
 from trainer.export import formats
-from trainer.model.detector import build
+from trainer.model.architecture import build
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from trainer.data.shard_index import ShardDataset
 from trainer.errors import CheckpointError, ConfigError, ExportError, StorageError
 from trainer.export import bundle, formats
 from trainer.export import export as exporting
-from trainer.export.graph import DeploymentGraph
 from trainer.loop import train
 from trainer.model import boxes as box_ops
-from trainer.model.detector import build
+from trainer.model.architecture import build
+from trainer.model.architectures.retinanet.retinanet_graph import DeploymentGraph
 
 SIZE = 96
 

@@ -12,7 +12,7 @@ from trainer.errors import ExportError
 from trainer.export import verify
 from trainer.export.detection_pairing import Matches
 from trainer.export.quantize import evenly_spread
-from trainer.model.detector import build
+from trainer.model.architecture import build
 
 SIZE = 96
 

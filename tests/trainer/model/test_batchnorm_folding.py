@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from trainer.model.batchnorm_folding import fold
-from trainer.model.detector import build
+from trainer.model.architecture import build
 
 
 def with_statistics(detector):
@@ -29,7 +28,7 @@ def test_outputs_stay_what_they_were(tiny, backbone, norm):
     config = tiny(model__backbone=backbone, model__norm=norm)
     detector = with_statistics(build(config.model, 5))
     images = detector.normalize(torch.randint(0, 256, (2, 3, 96, 96), dtype=torch.uint8))
-    folded = fold(copy.deepcopy(detector))
+    folded = copy.deepcopy(detector).folded()
     left = [m for m in folded.modules() if isinstance(m, nn.BatchNorm2d | FrozenBatchNorm2d)]
     assert not left and any(isinstance(m, nn.Identity) for m in folded.modules()) == (norm != "group")
     with torch.no_grad():

@@ -15,9 +15,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainer.config import ModelConfig
 from trainer.model import focal
-from trainer.model.detector import build
+from trainer.model.architecture import build
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 
 LIMIT = 1.1e9
 """Bytes an image, in bf16 at 800x800."""
@@ -26,7 +26,7 @@ SHAPES = [(100, 100), (50, 50), (25, 25), (13, 13), (7, 7)]
 
 def step(classes, images, device):
     """The detector, and a forward pass of it that is still to be run."""
-    detector = build(ModelConfig(), classes).train()
+    detector = build(RetinaNetOptions(), classes).train()
     detector.anchors(SHAPES, (800, 800))
     pixels = torch.zeros(images, 3, 800, 800, dtype=torch.uint8)
     boxes, labels = torch.rand(images, 8, 4), torch.zeros(images, 8, dtype=torch.int64)
@@ -34,7 +34,7 @@ def step(classes, images, device):
     def forward():
         with torch.autocast(device, torch.bfloat16):
             losses = detector(pixels, boxes, labels)
-        return losses.classification + losses.boxes
+        return losses["classification"] + losses["boxes"]
 
     return detector, forward
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torchvision.models.detection import retinanet_resnet50_fpn_v2
 
-from trainer.config import ModelConfig
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.postprocess import postprocess
 
-CONFIG = ModelConfig(detections_per_image=100)
+CONFIG = RetinaNetOptions(detections_per_image=100)
 SIDES = (40, 20, 10, 5, 3)
 SIZE = 320
 

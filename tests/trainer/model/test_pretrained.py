@@ -6,12 +6,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from trainer.config import ModelConfig
 from trainer.errors import CheckpointError, StorageError
-from trainer.model.detector import build
+from trainer.model.architecture import build
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.pretrained import load_pretrained
 
-CONFIG = ModelConfig(backbone="resnet18", backbone_width=8, fpn_channels=16, head_depth=2)
+CONFIG = RetinaNetOptions(backbone="resnet18", backbone_width=8, fpn_channels=16, head_depth=2)
 LOGITS = "head.classification_head.cls_logits.weight"
 
 

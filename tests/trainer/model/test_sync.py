@@ -9,15 +9,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from waiting import Counter
 
-from trainer.config import ModelConfig
 from trainer.data.batch import PADDING
 from trainer.model import conv_gradients, focal
-from trainer.model.detector import build
+from trainer.model.architecture import build
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.focal import conv_focal_loss
 from trainer.optim import build_optimizer
 from trainer.recipes import load
 
-NARROW = ModelConfig(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
+NARROW = RetinaNetOptions(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
 SIZE = 96
 
 
@@ -43,7 +43,7 @@ def count(images, counts, config=NARROW, precision=torch.bfloat16):
     def step():
         with torch.autocast("cpu", precision):
             losses = detector(pixels, boxes, labels, color)
-        (losses.classification + losses.boxes).backward()
+        (losses["classification"] + losses["boxes"]).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -91,7 +91,7 @@ def operations_at_full_size(images, classes):
         with Named() as named:
             with torch.autocast("cpu", torch.bfloat16):
                 losses = detector(pixels, boxes, labels)
-            (losses.classification + losses.boxes).backward()
+            (losses["classification"] + losses["boxes"]).backward()
     return named.count
 
 

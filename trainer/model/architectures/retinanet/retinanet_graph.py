@@ -1,72 +1,15 @@
-"""The deployment graph: the detector with pre- and postprocessing, no shape of which depends on data.
-
-Suppression is one operator of our own: in PyTorch it runs torchvision's, in ONNX it becomes
-NonMaxSuppression over per-class scores (exact; class offsets in fp32 are not).
-"""
-
-from typing import NamedTuple
+"""RetinaNet's deployment graphs: with suppression, and raw for runtimes that have their own."""
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import batched_nms
 
-from trainer.config import ModelConfig
 from trainer.model import boxes as box_ops
-from trainer.model.detector import Detector
-
-INPUT = "images"
-OUTPUTS = ("boxes", "scores", "labels", "num")
-RAW_OUTPUTS = ("boxes", "scores")
+from trainer.model.architectures.retinanet.retinanet import RetinaNet
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
+from trainer.model.deployment import RAW_OUTPUTS, Graph, nms_keep
 
 
-class Served(NamedTuple):
-    """Outputs of the graph, best first, padded to K rows."""
-
-    boxes: Tensor
-    """fp32 [B, K, 4], x1 y1 x2 y2 in pixels of the input square; zeros where padded."""
-    scores: Tensor
-    """fp32 [B, K]; zero where padded."""
-    labels: Tensor
-    """int64 [B, K], contiguous from 0; -1 where padded."""
-    num: Tensor
-    """int64 [B], rows that are not padding."""
-
-
-@torch.library.custom_op("kubedet::nms_keep", mutates_args=())
-def nms_keep(
-    boxes: Tensor, scores: Tensor, labels: Tensor, classes: int, overlap: float, threshold: float
-) -> Tensor:
-    """Suppress candidates within their class (NMS).
-
-    Args:
-        boxes: fp32 [B, T, 4].
-        scores: fp32 [B, T].
-        labels: int64 [B, T].
-        classes: number of classes.
-        overlap: IoU above which the weaker box is dropped.
-        threshold: scores not above it are dropped.
-
-    Returns:
-        fp32 [B, T], 1 where a candidate is kept, else 0.
-    """
-    kept = torch.zeros_like(scores)
-    for row in range(boxes.shape[0]):
-        candidates = torch.nonzero(scores[row] > threshold).flatten()
-        survivors = batched_nms(
-            boxes[row, candidates], scores[row, candidates], labels[row, candidates], overlap
-        )
-        kept[row, candidates[survivors]] = 1.0
-    return kept
-
-
-@nms_keep.register_fake
-def _(
-    boxes: Tensor, scores: Tensor, labels: Tensor, classes: int, overlap: float, threshold: float
-) -> Tensor:
-    return torch.empty_like(scores)
-
-
-class _Levels(nn.Module):
+class _Levels(Graph):
     """The detector up to its outputs, with constant anchors.
 
     The class head's last convolution loses the channels of an unused class 0
@@ -76,10 +19,10 @@ class _Levels(nn.Module):
     anchors: Tensor
     """fp32 [N, 4] of all levels, x1 y1 x2 y2."""
 
-    def __init__(self, detector: Detector, image_size: int) -> None:
+    def __init__(self, detector: RetinaNet, image_size: int) -> None:
         super().__init__()
         self.detector = detector.eval()
-        self.config: ModelConfig = detector.config
+        self.config: RetinaNetOptions = detector.config
         self.image_size = image_size
         self.classes = detector.num_classes
         self.cls_logits = _without_background(detector)
@@ -108,7 +51,7 @@ class _Levels(nn.Module):
         return logits_per_level, head.regression_head(features)
 
 
-def _without_background(detector: Detector) -> nn.Module:
+def _without_background(detector: RetinaNet) -> nn.Module:
     last = detector.head.classification_head.cls_logits
     if not detector.label_offset:
         return last
@@ -126,8 +69,6 @@ def _without_background(detector: Detector) -> nn.Module:
 
 class DeploymentGraph(_Levels):
     """uint8 [B, 3, S, S] in, `Served` out; anchors and thresholds are constants of the graph."""
-
-    names = OUTPUTS
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Detections of a batch of uint8 squares; see `Served`."""

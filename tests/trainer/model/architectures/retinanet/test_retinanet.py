@@ -9,12 +9,12 @@ from torchvision.models.detection import retinanet_resnet50_fpn, retinanet_resne
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from trainer.config import ModelConfig
-from trainer.model.detector import build
+from trainer.model.architecture import build
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 
 SIZE = 128
 CLASSES = 7
-NARROW = ModelConfig(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1, norm="group")
+NARROW = RetinaNetOptions(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1, norm="group")
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def reference(version):
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_equal_to_torchvision(version):
     model = reference(version)
-    ours = build(ModelConfig(version=version), CLASSES)
+    ours = build(RetinaNetOptions(version=version), CLASSES)
     assert ours.state_dict().keys() == model.state_dict().keys()
     ours.load_state_dict(model.state_dict())
     for module in [*model.modules(), *ours.modules()]:
@@ -49,10 +49,10 @@ def test_equal_to_torchvision(version):
     anchors = model.anchor_generator(ImageList(inputs, [(SIZE, SIZE)] * 3), features)
     expected = model.compute_loss(lists, model.head(features), anchors)
     losses = ours(images, boxes, labels)
-    assert torch.allclose(losses.classification, expected["classification"], rtol=1e-5)
-    assert torch.allclose(losses.boxes, expected["bbox_regression"], rtol=1e-5)
+    assert torch.allclose(losses["classification"], expected["classification"], rtol=1e-5)
+    assert torch.allclose(losses["boxes"], expected["bbox_regression"], rtol=1e-5)
     sum(expected.values()).backward()
-    (losses.classification + losses.boxes).backward()
+    (losses["classification"] + losses["boxes"]).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     for name, parameter in ours.named_parameters():
         difference = (parameter.grad - gradients[name]).norm() / gradients[name].norm().clamp(min=1e-12)
@@ -61,7 +61,7 @@ def test_equal_to_torchvision(version):
 
 @pytest.mark.parametrize("background", [False, True])
 def test_detections_equal_to_torchvision(background):
-    config = ModelConfig(background_class=background, detections_per_image=100)
+    config = RetinaNetOptions(background_class=background, detections_per_image=100)
     ours = build(config, CLASSES)
     shapes = [(-(-SIZE // stride), -(-SIZE // stride)) for stride in (8, 16, 32, 64, 128)]
     anchors = ours.anchors(shapes, (SIZE, SIZE))
@@ -92,10 +92,10 @@ def test_detections_equal_to_torchvision(background):
 @pytest.mark.parametrize("backbone", ["resnet18", "resnet34", "resnet101", "resnext50_32x4d"])
 @pytest.mark.parametrize("norm", ["batch", "frozen", "group"])
 def test_backbones_and_norms_train(backbone, norm):
-    detector = build(ModelConfig(backbone=backbone, norm=norm, fpn_channels=32, head_depth=1), 3)
+    detector = build(RetinaNetOptions(backbone=backbone, norm=norm, fpn_channels=32, head_depth=1), 3)
     images, boxes, labels, _ = random_batch([2], SIZE, CLASSES)
     losses = detector(images[:, :, :64, :64], boxes / 2, labels.clamp(max=2))
-    (losses.classification + losses.boxes).backward()
+    (losses["classification"] + losses["boxes"]).backward()
     kinds = {type(module) for module in detector.backbone.body.modules()}
     expected = {"batch": torch.nn.BatchNorm2d, "frozen": FrozenBatchNorm2d, "group": torch.nn.GroupNorm}[norm]
     assert expected in kinds
@@ -126,7 +126,7 @@ def test_trainable_layers(trainable, frozen):
 )
 def test_weights_that_were_trained_without_an_epsilon_get_none(weights, eps):
     """As torchvision's retinanet_resnet50_fpn does, for these weights alone."""
-    config = ModelConfig(version="v1", norm="frozen", weights=weights, fpn_channels=32, head_depth=1)
+    config = RetinaNetOptions(version="v1", norm="frozen", weights=weights, fpn_channels=32, head_depth=1)
     norms = [one for one in build(config, 3).modules() if isinstance(one, FrozenBatchNorm2d)]
     assert len(norms) == 53 and {norm.eps for norm in norms} == {eps}
 
@@ -154,7 +154,7 @@ def test_the_background_output_is_never_a_target_and_never_detected():
     labels = labels.clamp(max=2)
     with_background = detector.train()(images, boxes, labels)
     shifted = plain(images, boxes, labels + 1)
-    assert torch.equal(with_background.classification, shifted.classification)
+    assert torch.equal(with_background["classification"], shifted["classification"])
 
 
 def test_the_colour_map_is_applied_before_normalisation():

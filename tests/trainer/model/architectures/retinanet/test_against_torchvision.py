@@ -13,14 +13,15 @@ from torchvision.models.detection.retinanet import RetinaNet
 from torchvision.ops import box_iou
 
 from trainer import recipes
-from trainer.config import LoaderConfig, ModelConfig
+from trainer.config import LoaderConfig
 from trainer.data.download import download
 from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.distributed import World
 from trainer.model.anchor_matching import match, pad_targets
-from trainer.model.detector import build
+from trainer.model.architecture import build
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 
 SIZE = 128
 SMALL = {"backbone": "resnet18", "backbone_width": 16, "fpn_channels": 32, "head_depth": 1, "norm": "group"}
@@ -28,7 +29,7 @@ SMALL = {"backbone": "resnet18", "backbone_width": 16, "fpn_channels": 32, "head
 
 def network(version, classes):
     torch.manual_seed(0)
-    return build(ModelConfig(version=version, **SMALL), classes)
+    return build(RetinaNetOptions(version=version, **SMALL), classes)
 
 
 def torchvision_says(detector, images, targets):
@@ -64,9 +65,9 @@ def assert_same(detector, images, boxes, labels, targets):
     losses = detector(images, boxes, labels)
     anchors = torch.cat(next(iter(detector._anchors.values())))
     assert torch.equal(match(*pad_targets(boxes, labels), anchors), matched)
-    assert torch.allclose(losses.classification.double(), expected_losses["classification"], rtol=1e-5)
-    assert torch.allclose(losses.boxes.double(), expected_losses["bbox_regression"], rtol=1e-5)
-    sum(losses).backward()
+    assert torch.allclose(losses["classification"].double(), expected_losses["classification"], rtol=1e-5)
+    assert torch.allclose(losses["boxes"].double(), expected_losses["bbox_regression"], rtol=1e-5)
+    sum(losses.values()).backward()
     parameters = dict(detector.named_parameters())
     assert parameters.keys() == gradients.keys()
     for name, expected in gradients.items():

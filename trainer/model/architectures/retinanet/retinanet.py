@@ -1,18 +1,24 @@
-"""The detector as one module: uint8 squares in; losses in training, detections otherwise."""
+"""RetinaNet as one module: uint8 squares in; losses in training, detections otherwise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.retinanet import RetinaNetHead
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 from torchvision.ops.misc import Conv2dNormActivation, FrozenBatchNorm2d
 
-from trainer.config import ModelConfig
 from trainer.data.batch import PADDING
+from trainer.model.architecture import Architecture, UpstreamWeights
+from trainer.model.architectures.retinanet import class_outputs, retinanet_weights
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.backbone import build_backbone, group_norm
+from trainer.model.batchnorm_folding import fold
+from trainer.model.deployment import Graph
 from trainer.model.fused_functions import guarded
-from trainer.model.loss import Losses, retinanet_loss
+from trainer.model.loss import retinanet_loss
 from trainer.model.postprocess import Detections, postprocess
 
 MEAN = (0.485, 0.456, 0.406)
@@ -24,22 +30,18 @@ LEVELS = 5
 _EPS_FREE_WEIGHTS = "torchvision:RetinaNet_ResNet50_FPN_Weights.COCO_V1"
 
 
-class Detector(nn.Module):
-    """RetinaNet in torchvision's state-dict layout (backbone.*, head.*).
+class RetinaNet(Architecture):
+    """RetinaNet in torchvision's state-dict layout (backbone.*, head.*)."""
 
-    Images are uint8 [B, 3, S, S]; boxes are [x1, y1, x2, y2] in pixels of that square;
-    labels are contiguous from 0. Normalisation happens inside.
-    """
-
+    config: RetinaNetOptions
+    loss_names = ("classification", "boxes")
     mean: Tensor
     std: Tensor
 
-    def __init__(self, config: ModelConfig, num_classes: int) -> None:
-        super().__init__()
-        self.config = config
-        self.num_classes = num_classes
+    def __init__(self, config: RetinaNetOptions, num_classes: int) -> None:
+        super().__init__(config, num_classes)
         self.label_offset = int(config.background_class)
-        self.backbone = build_backbone(config)
+        self.backbone = build_backbone(config, first=3, extra=_coarser_levels(config))
         self.head = _build_head(config, num_classes + self.label_offset)
         self.box_loss = _box_loss_kind(config)
         sizes = tuple(
@@ -56,19 +58,13 @@ class Detector(nn.Module):
                 if isinstance(module, FrozenBatchNorm2d):
                     module.eps = 0.0
 
-    def forward(self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None) -> Losses:
-        """Losses of a batch.
-
-        Args:
-            images: uint8 [B, 3, S, S].
-            boxes: fp32 [B, M, 4].
-            labels: int64 [B, M]; PADDING where a row is padding.
-            color: fp32 [B, 3, 4], an affine map of RGB in 0..1 for each image (photometric
-                augmentation), or None.
-        """
+    def forward(
+        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Losses of a batch: focal loss of the classes, regression loss of the boxes."""
         features, offsets = (self._compiled_trunk or self.trunk)(self.normalize(images, color))
         anchors = self.anchors([(level.shape[-2], level.shape[-1]) for level in features], _size(images))
-        return retinanet_loss(
+        losses = retinanet_loss(
             self.box_loss,
             features,
             self.head.classification_head.cls_logits,
@@ -77,6 +73,7 @@ class Detector(nn.Module):
             boxes,
             torch.where(labels == PADDING, PADDING, labels + self.label_offset),
         )
+        return losses._asdict()
 
     def trunk(self, images: Tensor) -> tuple[list[Tensor], Tensor]:
         """The network up to the last classification convolution, for the loss.
@@ -91,8 +88,8 @@ class Detector(nn.Module):
         class_head = self.head.classification_head
         return [class_head.conv(level) for level in features], self.head.regression_head(features)
 
-    def compile_trunk(self, mode: str) -> None:
-        """Compile `trunk` for training, in one of torch.compile's modes; one shape, one graph."""
+    def compile_network(self, mode: str) -> bool:
+        """Compile `trunk`; one shape, one graph. The loss is compiled by itself."""
         compiled = guarded(torch.compile(self.trunk, mode=mode, dynamic=False, fullgraph=True), self.trunk)
 
         def run(images: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -101,6 +98,7 @@ class Detector(nn.Module):
             return compiled(images)
 
         self._compiled_trunk = run
+        return True
 
     @torch.inference_mode()
     def predict(self, images: Tensor) -> Detections:
@@ -164,30 +162,77 @@ class Detector(nn.Module):
                 self._anchors[key] = self.anchor_generator.grid_anchors([list(s) for s in shapes], strides)
         return self._anchors[key]
 
+    def deployment_graph(self, image_size: int) -> Graph:
+        """The detector with pre- and postprocessing."""
+        from trainer.model.architectures.retinanet.retinanet_graph import DeploymentGraph
 
-def build(config: ModelConfig, num_classes: int) -> Detector:
-    """Build a detector with random weights for `num_classes` classes (background not counted)."""
-    detector = Detector(config, num_classes)
-    if (
-        config.sync_batchnorm
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    ):
-        return nn.SyncBatchNorm.convert_sync_batchnorm(detector)
-    return detector
+        return DeploymentGraph(self, image_size)
+
+    def raw_graph(self, image_size: int) -> Graph:
+        """All boxes and scores, for runtimes with a suppression of their own."""
+        from trainer.model.architectures.retinanet.retinanet_graph import RawGraph
+
+        return RawGraph(self, image_size)
+
+    def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
+        """Load weights of torchvision's RetinaNet or ResNet; see `retinanet_weights.fit`."""
+        return retinanet_weights.fit(self, state, source)
+
+    def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
+        """Weights of torchvision's RetinaNet; see `retinanet_weights.torchvision_state`."""
+        state = retinanet_weights.torchvision_state(self, names)
+        return UpstreamWeights(state, class_outputs.outputs(state, self.anchors_at_a_place))
+
+    @property
+    def title(self) -> str:
+        """Version and backbone."""
+        return f"RetinaNet {self.config.version} on {self.config.backbone}"
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Of scores, and of overlaps within a class."""
+        config = self.config
+        return {
+            "score": config.score_threshold,
+            "nms": config.nms_threshold,
+            "detections_per_image": config.detections_per_image,
+        }
+
+    @property
+    def anchors_at_a_place(self) -> int:
+        """Anchors at each place of each level."""
+        return len(self.config.anchor_scales) * len(self.config.aspect_ratios)
+
+    def folded(self) -> Self:
+        """Its batch normalisation is in the convolutions; see `batchnorm_folding.fold`."""
+        fold(self.backbone.body)
+        return self
 
 
 def _size(images: Tensor) -> tuple[int, int]:
     return images.shape[-2], images.shape[-1]
 
 
-def _box_loss_kind(config: ModelConfig) -> str:
+def _box_loss_kind(config: RetinaNetOptions) -> str:
     if config.box_loss != "default":
         return config.box_loss
     return "giou" if config.version == "v2" else "l1"
 
 
-def _build_head(config: ModelConfig, outputs: int) -> RetinaNetHead:
+def _coarser_levels(config: RetinaNetOptions) -> Callable[[int, int], LastLevelP6P7]:
+    """Makes P6 and P7, of C5 in version 2 and of P5 in version 1."""
+
+    def make(channels: int, width: int) -> LastLevelP6P7:
+        # LastLevelP6P7 takes C5 where its two widths differ and P5 where they are equal.
+        levels = LastLevelP6P7(channels if config.version == "v2" else width, width)
+        if config.version == "v2":
+            levels.use_P5 = False
+        return levels
+
+    return make
+
+
+def _build_head(config: RetinaNetOptions, outputs: int) -> RetinaNetHead:
     anchors = len(config.anchor_scales) * len(config.aspect_ratios)
     norm_layer = group_norm if config.version == "v2" else None
     head = RetinaNetHead(config.fpn_channels, anchors, outputs, norm_layer=norm_layer)
@@ -196,7 +241,7 @@ def _build_head(config: ModelConfig, outputs: int) -> RetinaNetHead:
     return head
 
 
-def _head_layer(config: ModelConfig, norm_layer: object) -> nn.Module:
+def _head_layer(config: RetinaNetOptions, norm_layer: object) -> nn.Module:
     layer = Conv2dNormActivation(config.fpn_channels, config.fpn_channels, norm_layer=norm_layer)
     nn.init.normal_(layer[0].weight, std=0.01)
     if layer[0].bias is not None:

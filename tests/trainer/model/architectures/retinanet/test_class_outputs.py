@@ -7,12 +7,13 @@ import torch
 from torchvision.models import get_weight
 from torchvision.models.detection import retinanet_resnet50_fpn_v2
 
-from trainer.config import ModelConfig
-from trainer.model import class_outputs, pretrained
-from trainer.model.detector import build
-from trainer.model.pretrained import load_pretrained, torchvision_state
+from trainer.model import pretrained
+from trainer.model.architecture import build
+from trainer.model.architectures.retinanet import class_outputs
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
+from trainer.model.pretrained import load_pretrained
 
-CONFIG = ModelConfig(backbone="resnet18", backbone_width=8, fpn_channels=16, head_depth=1)
+CONFIG = RetinaNetOptions(backbone="resnet18", backbone_width=8, fpn_channels=16, head_depth=1)
 ANCHORS = 9
 COCO = "torchvision:RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1"
 
@@ -78,7 +79,7 @@ def test_weights_go_to_torchvision_and_back(count, outputs, tmp_path):
     coco = get_weight(COCO.removeprefix("torchvision:")).meta["categories"]
     names = [name for name in coco if name not in ("__background__", "N/A")] if count == 80 else []
     names = names or [f"class {number}" for number in range(count)]
-    state = torchvision_state(trained, names)
+    state = trained.upstream_weights(names).state
     theirs = build(CONFIG, outputs)
     theirs.load_state_dict(state)
     places = [coco.index(name) for name in names] if count == 80 else list(range(1, outputs))
@@ -92,10 +93,10 @@ def test_weights_go_to_torchvision_and_back(count, outputs, tmp_path):
 @pytest.mark.slow
 def test_torchvisions_own_model_takes_the_weights_and_detects_the_same(tmp_path):
     torch.manual_seed(8)
-    trained = build(ModelConfig(score_threshold=0.0), 4).eval()
+    trained = build(RetinaNetOptions(score_threshold=0.0), 4).eval()
     torch.nn.init.normal_(trained.head.classification_head.cls_logits.weight, std=0.02)
     theirs = retinanet_resnet50_fpn_v2(weights=None, weights_backbone=None, num_classes=5).eval()
-    theirs.load_state_dict(torchvision_state(trained, list("abcd")))
+    theirs.load_state_dict(trained.upstream_weights(list("abcd")).state)
     theirs.score_thresh, theirs.detections_per_img = 0.0, 100
     theirs.transform.min_size, theirs.transform.max_size = (128,), 128
     image = torch.randint(0, 256, (1, 3, 128, 128), dtype=torch.uint8)

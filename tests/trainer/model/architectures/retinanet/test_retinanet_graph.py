@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from trainer.config import ModelConfig
 from trainer.export.detection_pairing import EXACT, Comparison
-from trainer.export.graph import DeploymentGraph, RawGraph, best_pairs, nms_keep
 from trainer.export.verify import suppress
-from trainer.model.detector import build
+from trainer.model.architecture import build
+from trainer.model.architectures.retinanet.retinanet_graph import DeploymentGraph, RawGraph, best_pairs
+from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
+from trainer.model.deployment import nms_keep
 from trainer.model.postprocess import Detections
 
 SIZE = 96
@@ -15,7 +16,7 @@ SIZE = 96
 
 def _detector(**changes):
     torch.manual_seed(0)
-    config = ModelConfig(
+    config = RetinaNetOptions(
         backbone="resnet18", backbone_width=8, fpn_channels=16, head_depth=1, score_threshold=0.0,
         anchor_sizes=[8.0, 16.0, 32.0, 48.0, 64.0], **changes,
     )  # fmt: skip
@@ -69,7 +70,7 @@ def test_raw_outputs_and_their_suppression_find_the_same():
         boxes, scores = RawGraph(detector, SIZE)(images)
     assert scores.shape == (3, boxes.shape[1], 7)
     comparison = Comparison(EXACT)
-    comparison.add(detector.predict(images), suppress(boxes, scores, detector.config))
+    comparison.add(detector.predict(images), suppress(boxes, scores, detector.thresholds))
     assert comparison.result().matched > 0.99
 
 

@@ -1,0 +1,109 @@
+"""The register of detectors: what `model.architecture` may be, and where each one is.
+
+Read without PyTorch: of an architecture only the class of its options is imported here, its network when
+it is built (`model/architecture.py`).
+"""
+
+import difflib
+from dataclasses import fields
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from trainer.errors import ConfigError
+
+DEFAULT = "retinanet"
+"""What a configuration without `model.architecture` means: there was no other before there was that key."""
+
+
+class Entry(NamedTuple):
+    """Where an architecture is."""
+
+    options: str
+    """`module:Class` of its options, a subclass of `config.ModelConfig`; imports no PyTorch."""
+    network: str
+    """`module:Class` of its network, a subclass of `model.architecture.Architecture`."""
+    extra: str = ""
+    """The extra that installs what it needs besides; empty where it needs nothing."""
+    packages: tuple[str, ...] = ()
+    """What that extra installs."""
+
+
+_FOLDER = "trainer.model.architectures"
+
+ARCHITECTURES = {
+    "retinanet": Entry(
+        f"{_FOLDER}.retinanet.retinanet_options:RetinaNetOptions", f"{_FOLDER}.retinanet.retinanet:RetinaNet"
+    ),
+}
+"""Every architecture by its name."""
+
+
+def entry(name: Any) -> Entry:
+    """Return the entry of an architecture.
+
+    Args:
+        name: as a configuration has it, which may be anything.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        close = difflib.get_close_matches(str(name), ARCHITECTURES, n=1)
+        raise ConfigError(
+            f"no architecture {name!r}",
+            fix=f"did you mean {close[0]}?" if close else f"use one of: {', '.join(ARCHITECTURES)}",
+        )
+    return ARCHITECTURES[name]
+
+
+def options_class(name: str) -> Any:
+    """Return the dataclass of an architecture's options.
+
+    Raises:
+        ConfigError: there is no such architecture.
+    """
+    return _load(entry(name).options)
+
+
+def network_class(name: str) -> Any:
+    """Return the class of an architecture's network.
+
+    Raises:
+        ConfigError: there is no such architecture, or what it needs is not installed.
+    """
+    require(name)
+    return _load(entry(name).network)
+
+
+def default_options() -> Any:
+    """Return the options of the default architecture, all of them with their defaults."""
+    return options_class(DEFAULT)()
+
+
+def require(name: str) -> None:
+    """Refuse an architecture whose packages are not installed. Imports none of them.
+
+    Raises:
+        ConfigError: there is no such architecture, or a package is missing.
+    """
+    item = entry(name)
+    missing = [package for package in item.packages if find_spec(package) is None]
+    if missing:
+        raise ConfigError(
+            f"model.architecture {name} needs the package {', '.join(missing)}, which is not installed",
+            fix=f"pip install 'kubedet[{item.extra}]', in the image of the training too; "
+            "or take another model.architecture",
+        )
+
+
+def owners(key: str) -> list[str]:
+    """Return the architectures that have an option of that name."""
+    return [name for name in ARCHITECTURES if key in {field.name for field in fields(options_class(name))}]
+
+
+@cache
+def _load(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

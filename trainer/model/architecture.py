@@ -1,0 +1,182 @@
+"""What training, evaluation and export need of a detector, and nothing more.
+
+A detector is a subclass of `Architecture` with a line in `trainer/architectures.py`. Nobody else knows which
+it is: docs/architecture.md says how to add one.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from trainer import architectures
+from trainer.config import ModelConfig, TrainConfig
+from trainer.model.deployment import Graph
+from trainer.model.postprocess import Detections
+
+
+class UpstreamWeights(NamedTuple):
+    """Weights in the layout of the library that an architecture comes from."""
+
+    state: dict[str, Tensor]
+    """Tensors by name."""
+    num_classes: int
+    """Outputs that the library's model has to be built with."""
+    files: Mapping[str, bytes] = {}
+    """What else the library reads, by file name: then the weights are a folder, else one file."""
+
+
+class Architecture(nn.Module, ABC):
+    """A detector: uint8 squares in; losses in training, detections otherwise.
+
+    Images are uint8 [B, 3, S, S]; boxes are [x1, y1, x2, y2] in pixels of that square; labels are
+    contiguous from 0. Normalisation happens inside. All states that training changes are in
+    `state_dict()`, whose names are the library's of the architecture.
+    """
+
+    config: ModelConfig
+    """Options of the architecture."""
+    loss_names: ClassVar[tuple[str, ...]]
+    """Names of the losses, in the order in which they are added."""
+    unused_parameters: ClassVar[bool] = False
+    """Whether a step may leave trained parameters without a gradient, which ranks then have to find."""
+
+    def __init__(self, config: ModelConfig, num_classes: int) -> None:
+        """Build with random weights.
+
+        Args:
+            config: options of the architecture.
+            num_classes: classes, background not counted.
+        """
+        super().__init__()
+        self.config = config
+        self.num_classes = num_classes
+
+    @abstractmethod
+    def forward(
+        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None
+    ) -> Mapping[str, Tensor]:
+        """Losses of a batch, called under the autocast of the network.
+
+        Args:
+            images: uint8 [B, 3, S, S].
+            boxes: fp32 [B, M, 4].
+            labels: int64 [B, M]; PADDING where a row is padding.
+            color: fp32 [B, 3, 4], an affine map of RGB in 0..1 for each image (photometric
+                augmentation), or None.
+
+        Returns:
+            A scalar for each of `loss_names`, a mean over the images; their sum is minimised.
+        """
+
+    @abstractmethod
+    def predict(self, images: Tensor) -> Detections:
+        """Detections in uint8 images [B, 3, S, S], without gradients. Several threads may call it."""
+
+    @abstractmethod
+    def deployment_graph(self, image_size: int) -> Graph:
+        """The graph that is exported: gives what `predict` does, in fp32, for squares of this size."""
+
+    def raw_graph(self, image_size: int) -> Graph:
+        """The graph without suppression, where `config.left_out_formats` does not exclude it."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
+        """Load weights of a detector or backbone in the library's layout, in place.
+
+        Args:
+            state: tensors by name.
+            source: where they come from, for errors.
+
+        Returns:
+            What was loaded and what was not, for the log.
+
+        Raises:
+            CheckpointError: they do not fit, or are of another architecture.
+        """
+
+    @abstractmethod
+    def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
+        """Return the weights in the library's layout; `load_upstream` takes them back.
+
+        Args:
+            names: of the classes, in label order.
+        """
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What the detector is, for people: `RetinaNet v2 on resnet50`."""
+
+    @property
+    @abstractmethod
+    def thresholds(self) -> dict[str, float]:
+        """What decides on detections: `score`, `detections_per_image`, and `nms` where there is one."""
+
+    def compile_network(self, mode: str) -> bool:
+        """Compile, for training, what may be compiled; the names of weights stay.
+
+        Args:
+            mode: one of torch.compile's.
+
+        Returns:
+            Whether anything is compiled.
+        """
+        return False
+
+    def parameter_groups(self, config: TrainConfig) -> list[dict[str, Any]]:
+        """Groups of the trained parameters, as an optimiser takes them.
+
+        A group's `lr_scale`, where it has one, is its learning rate relative to the training's.
+        """
+        return split_by_decay(self.parameters(), config.weight_decay)
+
+    def folded(self) -> Self:
+        """The same function for inference, as fast as it can be. It can not be trained or saved any more."""
+        return self
+
+
+def split_by_decay(
+    parameters: Iterable[nn.Parameter], weight_decay: float, **more: Any
+) -> list[dict[str, Any]]:
+    """Two groups of the trained ones of some parameters: norms and biases are not decayed.
+
+    Args:
+        parameters: trained or not.
+        weight_decay: of the others.
+        more: what else both groups have.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay, **more},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0, **more},
+    ]
+
+
+def build(config: ModelConfig, num_classes: int) -> Architecture:
+    """Build the detector of a configuration with random weights.
+
+    Args:
+        config: options of its architecture.
+        num_classes: classes, background not counted.
+
+    Raises:
+        ConfigError: what the architecture needs is not installed.
+    """
+    detector: Architecture = architectures.network_class(config.architecture)(config, num_classes)
+    if (
+        config.sync_batchnorm
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    ):
+        return nn.SyncBatchNorm.convert_sync_batchnorm(detector)
+    return detector
+
+
+def has_running_statistics(detector: nn.Module) -> bool:
+    """Tell whether training changes buffers, BatchNorm's, which are of each process."""
+    return any(isinstance(module, _BatchNorm) for module in detector.modules())

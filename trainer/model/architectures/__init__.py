@@ -1,0 +1,1 @@
+"""The detectors, a file or folder each; `trainer/architectures.py` lists them."""

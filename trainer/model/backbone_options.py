@@ -1,0 +1,34 @@
+"""Options of a residual backbone with a feature pyramid, for the architectures that have one."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic.dataclasses import dataclass
+
+from trainer.config import STRICT, ModelConfig, Positive, integral
+
+Backbone = Literal[
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnext50_32x4d",
+    "resnext101_32x8d",
+    "resnext101_64x4d",
+]
+
+
+@dataclass(config=STRICT, frozen=True)
+class PyramidOptions(ModelConfig):
+    """A detector on a residual network and its feature pyramid."""
+
+    backbone: Backbone = "resnet50"
+    """Residual network that extracts the features."""
+    backbone_width: Positive = 64
+    """Channels of the backbone's first stage; 64 is the published network."""
+    norm: Literal["batch", "frozen", "group"] = "batch"
+    """Normalisation of the backbone: BatchNorm, frozen BatchNorm or GroupNorm."""
+    trainable_layers: Annotated[int, BeforeValidator(integral), Field(ge=0, le=5)] = 5
+    """Backbone stages that are trained, counted from the last; 5 is all of it."""
+    fpn_channels: Positive = 256
+    """Width of the feature pyramid and of the heads."""

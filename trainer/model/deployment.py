@@ -1,0 +1,81 @@
+"""The deployment graph of a detector: what all of them take and give, and the suppression's operator.
+
+Suppression is one operator of our own: in PyTorch it runs torchvision's, in ONNX it becomes
+NonMaxSuppression over per-class scores (exact; class offsets in fp32 are not).
+"""
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops import batched_nms
+
+INPUT = "images"
+OUTPUTS = ("boxes", "scores", "labels", "num")
+RAW_OUTPUTS = ("boxes", "scores")
+
+
+class Served(NamedTuple):
+    """Outputs of the graph, best first, padded to K rows."""
+
+    boxes: Tensor
+    """fp32 [B, K, 4], x1 y1 x2 y2 in pixels of the input square; zeros where padded."""
+    scores: Tensor
+    """fp32 [B, K]; zero where padded."""
+    labels: Tensor
+    """int64 [B, K], contiguous from 0; -1 where padded."""
+    num: Tensor
+    """int64 [B], rows that are not padding."""
+
+
+class Graph(nn.Module):
+    """A detector with pre- and postprocessing, no shape of which depends on data.
+
+    uint8 [B, 3, S, S] in, `Served` out; a raw graph gives `RAW_OUTPUTS` instead.
+    """
+
+    names: tuple[str, ...] = OUTPUTS
+    """Names of the outputs."""
+    image_size: int
+    """S, pixels."""
+    rows: int
+    """K, the rows of the padded outputs."""
+
+    @abstractmethod
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Outputs for a batch of uint8 squares."""
+
+
+@torch.library.custom_op("kubedet::nms_keep", mutates_args=())
+def nms_keep(
+    boxes: Tensor, scores: Tensor, labels: Tensor, classes: int, overlap: float, threshold: float
+) -> Tensor:
+    """Suppress candidates within their class (NMS).
+
+    Args:
+        boxes: fp32 [B, T, 4].
+        scores: fp32 [B, T].
+        labels: int64 [B, T].
+        classes: number of classes.
+        overlap: IoU above which the weaker box is dropped.
+        threshold: scores not above it are dropped.
+
+    Returns:
+        fp32 [B, T], 1 where a candidate is kept, else 0.
+    """
+    kept = torch.zeros_like(scores)
+    for row in range(boxes.shape[0]):
+        candidates = torch.nonzero(scores[row] > threshold).flatten()
+        survivors = batched_nms(
+            boxes[row, candidates], scores[row, candidates], labels[row, candidates], overlap
+        )
+        kept[row, candidates[survivors]] = 1.0
+    return kept
+
+
+@nms_keep.register_fake
+def _(
+    boxes: Tensor, scores: Tensor, labels: Tensor, classes: int, overlap: float, threshold: float
+) -> Tensor:
+    return torch.empty_like(scores)
