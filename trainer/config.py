@@ -70,6 +70,9 @@ class DataConfig:
     max_images: Count = 0
     """Images of each split to keep at most, chosen by a hash of their names, so that a larger number
     only adds; 0 keeps all."""
+    boxes_from: Literal["bbox", "segmentation"] = "bbox"
+    """Where the boxes of a COCO JSON come from: its bbox, or the segmentation (polygons and RLE) of each
+    annotation that has one."""
     empty_images: Literal["auto", "keep", "drop"] = "auto"
     """Images without a box of the kept classes: auto drops them where the source does not annotate
     every object (Open Images), as their content is unknown."""

@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.commands import Commands
+from pipelines.commands.options import add_overrides
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,10 +29,15 @@ def add(commands: Commands) -> None:
     inspect = verbs.add_parser(
         "inspect", help="count images, boxes, classes and problems",
         description="Count images, boxes, classes and problems of shards, raw images or a source, and tell "
-        "how large they are. Nothing is downloaded but annotations. Exit code: 0; 2 where the data cannot "
-        "be used.",
+        "how large they are. A path without a scheme is recognised: what it was read as and the --source to "
+        "use are told. Nothing is downloaded but annotations. Exit code: 0; 2 where the data cannot be used.",
     )  # fmt: skip
-    inspect.add_argument("uri", metavar="URI", help=f"{_WHAT}, or a source: sample, coco:PATH, voc:PATH, ...")
+    inspect.add_argument(
+        "uri",
+        metavar="URI",
+        help=f"{_WHAT}, or a source: PATH, sample, coco:PATH, voc:PATH, ...",
+    )
+    add_overrides(inspect)
     inspect.add_argument("--all", action="store_true", help=f"all classes, not the first {_SHOWN_CLASSES}")
     inspect.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
     inspect.set_defaults(command=_inspect)
@@ -59,21 +66,35 @@ def add(commands: Commands) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from trainer.data.inspection import inspect
+    from trainer import recipes
+    from trainer.configuration import parse_overrides
+    from trainer.data.inspection import check, inspect
 
-    report = inspect(options.uri)
+    config = recipes.load("small", parse_overrides(options.overrides)).data
+    report = inspect(options.uri, config.boxes_from)
     if options.output == "json":
         print(json.dumps(report, indent=2))
-        return 0
+    else:
+        _show(report, options.all)
+    check(report, config)
+    if report["read_as"] and options.output == "text":
+        print(f"\nto train on it: kubedet run --source {shlex.quote(report['uri'])} --recipe small")
+    return 0
+
+
+def _show(report: dict[str, Any], all_classes: bool) -> None:
+    """Print a report."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
     fingerprint = f" (fingerprint {report['fingerprint']})" if report["fingerprint"] else ""
-    console.print(f"{report['kind']} {report['uri']}{fingerprint}\n", soft_wrap=True)
+    console.print(f"{report['kind']} {report['uri']}{fingerprint}", soft_wrap=True)
+    if report["read_as"]:
+        console.print(f"read as {report['read_as']}", soft_wrap=True)
+    console.print()
     _show_splits(console, report)
-    _show_classes(console, report, None if options.all else _SHOWN_CLASSES)
+    _show_classes(console, report, None if all_classes else _SHOWN_CLASSES)
     _show_problems(console, report)
-    return 0
 
 
 def _show_splits(console: "Console", report: dict[str, Any]) -> None:

@@ -58,8 +58,12 @@ class View(Protocol):
         ...
 
 
-def open_view(text: str) -> "Shards | RawImages | SourceRows":
+def open_view(text: str, boxes_from: str = "bbox") -> "Shards | RawImages | SourceRows":
     """Open what a text names: a folder of shards or of raw images, or a source.
+
+    Args:
+        text: a URI of a folder, or a source as `trainer.data.sources` takes it.
+        boxes_from: of a source, see `trainer.config.DataConfig`.
 
     Raises:
         DataError: it names nothing that is known, or was written by another version of this program.
@@ -77,7 +81,7 @@ def open_view(text: str) -> "Shards | RawImages | SourceRows":
         _refuse_unfinished(folder)
         if remote and not storage.exists(folder) and next(iter(storage.scan(folder)), None) is None:
             raise DataError(f"there is nothing at {text}", fix="check the URI, and the endpoint it leads to")
-    return SourceRows(text)
+    return SourceRows(text, boxes_from)
 
 
 def _refuse_unfinished(folder: str) -> None:
@@ -230,15 +234,20 @@ class SourceRows:
 
     kind = "source"
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, boxes_from: str = "bbox") -> None:
         """List it.
+
+        Args:
+            text: see `trainer.data.sources`.
+            boxes_from: see `trainer.config.DataConfig`.
 
         Raises:
             DataError: it is missing, empty or not of its format.
         """
-        self._source = sources.parse(text)
+        self._source = sources.parse(text, boxes_from)
         self._listing = self._source.listing()
         self.uri = self._source.uri
+        self.read_as = self._listing.read_as
         self.names = [category.name for category in self._listing.categories]
 
     @property

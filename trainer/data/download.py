@@ -69,7 +69,7 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
     Args:
         source: see `download`.
         data_root: URI of a folder.
-        config: classes, val_fraction, max_images, empty_images and max_bad_fraction are used.
+        config: classes, boxes_from, val_fraction, max_images, empty_images and max_bad_fraction are used.
 
     Returns:
         kind, version, uri, fingerprint, source, images (URI of the images' folder), splits
@@ -79,7 +79,7 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
         DataError: the source is missing, empty or not of its format, or too many of its boxes cannot be used.
         StorageError: the data root cannot be written.
     """
-    origin = sources.parse(source)
+    origin = sources.parse(source, config.boxes_from)
     listing = origin.listing()
     name = fingerprint(
         "raw", VERSION, origin.uri, listing.state,

@@ -4,25 +4,29 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer import log
+from trainer.config import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import statistics
 from trainer.data.cleaning import clean
 from trainer.data.data_views import RawImages, Shards, SourceRows, open_view
 from trainer.data.images import SHARES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
+from trainer.errors import DataError
 
 _OF_PIXELS = ("box_side", "box_share", "box_aspect", "image_side", "image_aspect")
 _STAND_IN = 1000
 
 
-def inspect(text: str) -> dict[str, Any]:
+def inspect(text: str, boxes_from: str = "bbox") -> dict[str, Any]:
     """Describe shards, raw images or a source.
 
     Args:
         text: a URI of either folder, or a source as `trainer.data.sources` takes it.
+        boxes_from: of a source, see `trainer.config.DataConfig`.
 
     Returns:
-        kind, uri, fingerprint ("" for a source), classes (names by label), splits (of each: images,
+        kind, uri (of a source what names it fully), read_as (how a source was understood), fingerprint
+        ("" for a source), classes (names by label), splits (of each: images,
         boxes, and of shards shards and bytes), statistics (of each split; see
         `trainer.data.statistics`), problems (counts by reason) and examples (texts by reason).
         Of raw images and sources the boxes are counted that cleaning would keep.
@@ -31,7 +35,7 @@ def inspect(text: str) -> dict[str, Any]:
         DataError: it is missing, empty or not of its format.
         StorageError: it cannot be reached.
     """
-    view = open_view(text)
+    view = open_view(text, boxes_from)
     if isinstance(view, Shards):
         return _describe_shards(view)
     per_split = {split: _describe(view, split) for split in view.splits}
@@ -42,6 +46,7 @@ def inspect(text: str) -> dict[str, Any]:
     return {
         "kind": view.kind,
         "uri": view.uri,
+        "read_as": view.read_as if isinstance(view, SourceRows) else "",
         "fingerprint": view.manifest["fingerprint"] if isinstance(view, RawImages) else "",
         "classes": view.names,
         "splits": {
@@ -54,6 +59,33 @@ def inspect(text: str) -> dict[str, Any]:
     }
 
 
+def check(report: dict[str, Any], config: DataConfig) -> None:
+    """Refuse a source that could not be downloaded and sharded, without fetching its images.
+
+    Args:
+        report: what `inspect` returned; nothing is said against shards and raw images.
+        config: max_bad_fraction is used.
+
+    Raises:
+        DataError: too many images or boxes are bad, or there are none to train on.
+    """
+    if report["kind"] != SourceRows.kind:
+        return
+    problems = Problems(report["problems"], report["examples"])
+    images = sum(split["images"] for split in report["splits"].values())
+    boxes = sum(split["boxes"] for split in report["splits"].values())
+    problems.check(
+        report["uri"],
+        images=images + problems.total(reasons.BAD_IMAGES),
+        boxes=boxes + problems.total(reasons.BAD_BOXES),
+        max_bad_fraction=config.max_bad_fraction,
+    )
+    train = report["splits"].get("train", {"images": 0, "boxes": 0})
+    for noun in ("images", "boxes"):
+        if not train[noun]:
+            raise DataError(f"{report['uri']}: no {noun} to train on", fix="look at its annotations")
+
+
 def _describe_shards(view: Shards) -> dict[str, Any]:
     index = view.index
     left_out = [f"{item['file_name']}: {item['reason']}" for item in index["quarantined"]]
@@ -61,6 +93,7 @@ def _describe_shards(view: Shards) -> dict[str, Any]:
     return {
         "kind": view.kind,
         "uri": view.uri,
+        "read_as": "",
         "fingerprint": index["fingerprint"],
         "classes": view.names,
         "splits": {

@@ -26,17 +26,18 @@ BOX_ABSENT = "annotation without a box"
 BOX_ONLY_SEGMENTATION = "annotation with a segmentation and no box"
 BOX_OF_TEXT = "box of texts, not of numbers"
 BOX_DECIMAL_COMMA = "box with decimal commas"
-BOX_OTHER_LENGTH = "box not of four numbers"
+BOX_OTHER_LENGTH = "box of more or fewer than four numbers"
+SEGMENTATION_UNUSABLE = "segmentation that is neither polygons nor RLE"
 BOX_IMAGE_ID_TYPE = "image id of another type than that of the image"
 BOX_CATEGORY_ID_TYPE = "category id of another type than that of the category"
 LABEL_LINE = "label line that cannot be used"
 UNLISTED_BOXES = (
     BOX_UNKNOWN_IMAGE, BOX_ABSENT, BOX_ONLY_SEGMENTATION, BOX_OF_TEXT, BOX_DECIMAL_COMMA, BOX_OTHER_LENGTH,
-    BOX_IMAGE_ID_TYPE, BOX_CATEGORY_ID_TYPE, LABEL_LINE,
+    BOX_NOT_FINITE, SEGMENTATION_UNUSABLE, BOX_IMAGE_ID_TYPE, BOX_CATEGORY_ID_TYPE, LABEL_LINE,
 )  # fmt: skip
 """Reasons for which a box is not even listed: a source sees them without its images."""
 
-BAD_BOXES = (BOX_WITHOUT_AREA, BOX_OUTSIDE, BOX_NOT_FINITE, BOX_UNKNOWN_CATEGORY, *UNLISTED_BOXES)
+BAD_BOXES = (BOX_WITHOUT_AREA, BOX_OUTSIDE, BOX_UNKNOWN_CATEGORY, *UNLISTED_BOXES)
 """Reasons for which a box is left out."""
 
 _REMEDIES = {
@@ -45,6 +46,9 @@ _REMEDIES = {
     BOX_OF_TEXT: "write the numbers of the boxes without quotation marks",
     BOX_DECIMAL_COMMA: "write the numbers of the boxes with points",
     BOX_OTHER_LENGTH: "write each bbox as four numbers [x, y, width, height]",
+    BOX_NOT_FINITE: "write each bbox as four finite numbers [x, y, width, height]",
+    SEGMENTATION_UNUSABLE: "write polygons [[x1, y1, x2, y2, ...]], or RLE with size and counts; or leave "
+    "data.boxes_from at bbox",
     BOX_IMAGE_ID_TYPE: "write the ids of images and the image_id of annotations alike, as numbers",
     BOX_CATEGORY_ID_TYPE: "write the ids of categories and the category_id of annotations as integers",
     LABEL_LINE: "write lines `class x y width height`, or `class x1 y1 x2 y2 x3 y3 ...`: the class counted "

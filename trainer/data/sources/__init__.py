@@ -12,6 +12,7 @@ PATH may be a URI that `trainer.storage` reads.
 """
 
 import os
+from dataclasses import replace
 
 from trainer import storage
 from trainer.data.sources.coco import CocoSource, annotation_files
@@ -31,15 +32,30 @@ FORMS = (
 _KINDS = ("coco", "voc", "yolo")
 
 
-def parse(source: str) -> Source:
+def parse(source: str, boxes_from: str = "bbox") -> Source:
     """Return the source that a text names.
 
+    Args:
+        source: the text.
+        boxes_from: "bbox" or "segmentation", see `trainer.config.DataConfig`.
+
     Raises:
-        DataError: the text is empty, of an unknown kind, or names nothing that is known.
+        DataError: the text is empty, of an unknown kind, or names nothing that is known; or boxes are to
+            come from segmentations, and sources of its kind have none.
     """
-    published = _published(source)
-    if published:
-        return published
+    parsed = _published(source) or _of_place(source)
+    if boxes_from == "bbox":
+        return parsed
+    if isinstance(parsed, CocoSource | Coco2017Source):
+        return replace(parsed, boxes_from=boxes_from)
+    raise DataError(
+        f"source {parsed.uri}: data.boxes_from={boxes_from} is for COCO's annotations",
+        fix="leave data.boxes_from out; outlines of YOLO sets become boxes by themselves",
+    )
+
+
+def _of_place(source: str) -> Source:
+    """Return the source that a text names by where it is."""
     kind, path = _kind_and_path(source)
     uri = _located(path, source)
     if kind == "coco":

@@ -28,6 +28,8 @@ class CocoSource:
     """A COCO JSON or a folder with such files."""
 
     location: str
+    boxes_from: str = "bbox"
+    """"bbox" or "segmentation", see `trainer.config.DataConfig`."""
     cpu_bound = False
     origins_are_uris = True
 
@@ -47,7 +49,7 @@ class CocoSource:
         Raises:
             DataError: there is none, one is not COCO JSON, or two disagree about the categories.
         """
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(b"" if self.boxes_from == "bbox" else self.boxes_from.encode())
         files = {split: CocoFile.at(uri) for split, uri in self._files().items()}
         categories: list[Category] = []
         for split, file in files.items():
@@ -63,8 +65,10 @@ class CocoSource:
                 for entry in entries:
                     digest.update(locator.place(entry).encode("utf-8", "surrogatepass") + b"\n")
                 overlaps.note(split, entries, problems)
-            splits[split] = CocoRows(file, images, categories, problems, locator.place)
-        return Listing(categories, splits, digest.hexdigest(), problems)
+            splits[split] = CocoRows(file, images, categories, problems, locator.place, self.boxes_from)
+        names = [f"{split} of {_within(file.uri, self.location)}" for split, file in files.items()]
+        read_as = f"COCO JSON: {'; '.join(names)}"
+        return Listing(categories, splits, digest.hexdigest(), problems, read_as=read_as)
 
     def read(self, origin: str) -> bytes:
         """Return an image's bytes."""
@@ -99,6 +103,11 @@ class CocoSource:
                 fix="give the file's name the word train, or name that file as the source",
             )
         return {split: splits[split] for split in ("train", "val", "test") if split in splits}
+
+
+def _within(uri: str, folder: str) -> str:
+    """Return a file's name relative to a folder; its last name if it is not in it."""
+    return uri[len(folder) + 1 :] if uri.startswith(f"{folder}/") else PurePosixPath(uri).name
 
 
 def annotation_files(folder: str) -> list[str]:
@@ -138,9 +147,15 @@ def merge_categories(categories: list[Category], file: CocoFile) -> None:
     for item in file.items("categories"):
         original_id, name = item.get("id"), item.get("name")
         if not isinstance(original_id, int) or not isinstance(name, str) or not name.strip():
+            shown = json.dumps(item)[:80]
+            problem = (
+                f"the id of category {shown} is {_kind(original_id)}"
+                if isinstance(original_id, float | str)
+                else f"category {shown} lacks an integer id or a name"
+            )
             raise DataError(
-                f"{file.uri}: category {json.dumps(item)[:80]} lacks an integer id or a name",
-                fix="give each category both",
+                f"{file.uri}: {problem}",
+                fix="give each category an id, an integer, and a name; category_id of annotations likewise",
             )
         if by_id.get(original_id, name) != name or by_name.get(name, original_id) != original_id:
             raise DataError(
@@ -152,6 +167,10 @@ def merge_categories(categories: list[Category], file: CocoFile) -> None:
             categories.append(Category(name, original_id))
             by_id[original_id], by_name[name] = name, original_id
     categories.sort(key=lambda category: category.original_id)
+
+
+def _kind(original_id: float | str) -> str:
+    return "a text" if isinstance(original_id, str) else "a number with a decimal point"
 
 
 class _Overlaps:

@@ -39,6 +39,8 @@ class Coco2017Source:
     """COCO 2017's training and validation images."""
 
     base: str = BASE
+    boxes_from: str = "bbox"
+    """"bbox" or "segmentation", see `trainer.config.DataConfig`."""
     cpu_bound = False
     origins_are_uris = False
 
@@ -85,9 +87,11 @@ class Coco2017Source:
         merge_categories(categories, files["val"])
         problems = Problems()
         splits = {
-            split: _Split(files[split], zips[split], name, categories, problems)
+            split: _Split(files[split], zips[split], name, categories, problems, self.boxes_from)
             for split, name in _SPLITS.items()
         }
+        if self.boxes_from != "bbox":
+            states.append((self.boxes_from, 0, ""))
         digest = hashlib.sha256(json.dumps(states).encode()).hexdigest()
         return Listing(categories, splits, digest, problems)
 
@@ -107,6 +111,7 @@ class _Split:
     """Of the images in the zip."""
     categories: list[Category]
     problems: Problems = field(repr=False)
+    boxes_from: str
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield rows of SOURCE_ROW.
@@ -123,7 +128,9 @@ class _Split:
             if not entry.version:
                 entry.fault = entry.fault or (reasons.IMAGE_MISSING, f"no {name} in {self.zip_uri}")
 
-        yield from CocoRows(self.file, images, self.categories, self.problems, place).batches()
+        yield from CocoRows(
+            self.file, images, self.categories, self.problems, place, self.boxes_from
+        ).batches()
 
 
 def _annotations(zip_uri: str, name: str) -> CocoFile:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import re
 from array import array
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -10,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from trainer import storage
 from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.coco_json import CocoFile
 from trainer.data.sources.row_format import ROWS
-from trainer.data.sources.source import Entry
+from trainer.data.sources.source import IMAGE_SUFFIXES, Entry
 from trainer.errors import DataError
 
 _PROBES = 20
@@ -70,6 +73,14 @@ class CocoImages:
         is_listed = (self._ids[at] == numbers) & np.array([isinstance(one, int | str) for one in ids], bool)
         return np.where(is_listed, self._places[at], -1)
 
+    def id_of_other_type(self, original_id: Any) -> int | str | None:
+        """Return the id of an image that is the same but for its type, 7 for "7" and 7.0; None if none is."""
+        number_of_it = original_id if isinstance(original_id, int) else integer_like(original_id)
+        for other in (number_of_it, None if number_of_it is None else str(number_of_it)):
+            if other is not None and self.places([other])[0] >= 0:
+                return other
+        return None
+
     def entries(self) -> Iterator[list[Entry]]:
         """Yield the images in the file's order, ROWS at a time; `origin` is the `coco_url`."""
         batch: list[Entry] = []
@@ -109,6 +120,13 @@ def number(original_id: int | str) -> int:
     return original_id if isinstance(original_id, int) else hash(original_id)
 
 
+def integer_like(value: Any) -> int | None:
+    """Return the integer that a text ("7") or a number with a decimal point (7.0) stands for, or None."""
+    if isinstance(value, str):
+        return int(value) if re.fullmatch(r"-?[0-9]{1,18}", value.strip()) else None
+    return int(value) if isinstance(value, float) and value.is_integer() else None
+
+
 def positive(value: Any) -> float:
     """Return a positive finite number as it is, and 0 for anything else."""
     usable = isinstance(value, int | float) and math.isfinite(value) and 0 < value < 1e12
@@ -119,12 +137,36 @@ def _fields(image: dict[str, Any], uri: str) -> tuple[str, str, int, int, int | 
     """Return name, URL, width, height and id of an image."""
     original_id, url = image.get("id"), str(image.get("coco_url") or "")
     name = image.get("file_name") or PurePosixPath(url.partition("?")[0]).name
+    if isinstance(original_id, float):
+        raise DataError(
+            f"{uri}: the id of image {str(name)[:80]!r} is {original_id}, with a decimal point",
+            fix="write the ids of images, and image_id and category_id of annotations, as integers",
+        )
     if not isinstance(original_id, int | str) or not isinstance(name, str) or not name:
         raise DataError(
             f"{uri}: image {json.dumps(image)[:80]} lacks an id or a file_name", fix="give it both"
         )
     size = int(positive(image.get("width"))), int(positive(image.get("height")))
-    return _relative(name, uri), url, *size, original_id
+    url = url if is_fetched(url) else ""
+    if is_fetched(name):  # As Label Studio has it where it reads from a bucket.
+        return _relative(name.partition("://")[2].partition("?")[0], uri), name, *size, original_id
+    absolute = _absolute(name, uri)
+    return _relative(absolute or name, uri), f"/{absolute}" if absolute else url, *size, original_id
+
+
+def is_fetched(text: str) -> bool:
+    """Tell whether an image can be fetched by this; other schemes and paths are not followed."""
+    return storage.scheme(text) in (*storage.WEB, *storage.OBJECT_STORES)
+
+
+def _absolute(name: str, uri: str) -> str:
+    """Return an absolute file_name without its first slash, if it is that of an image on this machine.
+
+    Only an annotation file that is on this machine too may name one.
+    """
+    path = os.path.normpath(name)
+    usable = path.startswith("/") and path.lower().endswith(IMAGE_SUFFIXES) and storage.is_local(uri)
+    return path.lstrip("/") if usable and os.path.isfile(path) else ""
 
 
 def _relative(name: str, uri: str) -> str:
@@ -132,7 +174,8 @@ def _relative(name: str, uri: str) -> str:
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or not path.name or "\0" in name or ":" in path.parts[0]:
         raise DataError(
-            f"{uri}: refused file_name {name!r}, which leads out of the images' folder",
+            f"{uri}: refused file_name {name!r}, which leads out of the images' folder"
+            + (" and is no image on this machine" if path.is_absolute() else ""),
             fix="make file_name relative to the folder of the images",
         )
     return str(path)

@@ -15,6 +15,14 @@ from trainer.errors import DataError
 
 _LISTS = ("images", "annotations", "categories")
 FIX = "name a file with the lists images, annotations and categories"
+_OTHERS = {
+    "shapes": "; it is labelme's file of one image: convert them with labelme2coco",
+    "a list": "; it is a list, as Label Studio's own JSON and CreateML's: export as COCO instead",
+    "_via_img_metadata": "; it is VIA's project: export annotations as COCO there",
+    "features": "; it is GeoJSON",
+}
+"""What a JSON is that has such a key, and is not COCO's."""
+
 _BLOCK = 1024 * 1024
 _NO_NUMBER = re.compile(rb"(?:(?<=[:,\[\s])|\A)-?(?:NaN|Infinity)(?=\s*[,\]}])")
 _DEEPEST = 5000
@@ -60,20 +68,39 @@ class CocoFile:
                     yield item
             if not any_item:
                 self._check_lists()
+        except _OtherEncoding as error:
+            raise DataError(
+                f"{self.uri} is {error}, which JSON is not",
+                fix="save it as UTF-8 (PowerShell: -Encoding utf8)",
+            ) from None
         except (ijson.JSONError, UnicodeDecodeError) as error:
             # The parser's message goes on with an excerpt of the text over several lines.
             raise DataError(f"{self.uri} is not JSON: {str(error).splitlines()[0]}", fix=FIX) from None
 
     def _check_lists(self) -> None:
         """Raise DataError if one of the lists is missing, or there are no images."""
+        lists, keys = set(), {"a list"}
         with self.open() as file:
-            lists = {
-                path for path, event, _ in ijson.parse(_Lenient(file))
-                if event == "start_array" and path in _LISTS
-            }  # fmt: skip
+            for path, event, value in ijson.parse(_Lenient(file)):
+                if event == "start_array" and path in _LISTS:
+                    lists.add(path)
+                elif not path and event == "map_key":
+                    keys = (keys - {"a list"}) | {value}
+        form = next((form for key, form in _OTHERS.items() if key in keys), "")
         for name in _LISTS:
             if name not in lists:
-                raise DataError(f"{self.uri} is not COCO JSON: it has no list {name!r}", fix=FIX)
+                raise DataError(f"{self.uri} is not COCO JSON: it has no list {name!r}{form}", fix=FIX)
+
+
+class _OtherEncoding(Exception):
+    """The file is in another encoding than UTF-8; the message says in which."""
+
+
+def _other_encoding(data: bytes) -> str:
+    """Name the encoding that a file begins in, if it is not UTF-8."""
+    if data.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        return "UTF-32"
+    return "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:2] else ""
 
 
 class _Lenient:
@@ -94,6 +121,9 @@ class _Lenient:
         while size:
             block = self._file.read(_BLOCK)
             if not self._begun:
+                encoding = _other_encoding(block)
+                if encoding:
+                    raise _OtherEncoding(encoding)
                 block, self._begun = block.removeprefix(b"\xef\xbb\xbf"), True
             data = self._rest + block
             # Cut where no token is split.

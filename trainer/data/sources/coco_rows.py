@@ -1,7 +1,6 @@
 """The rows of a COCO JSON: boxes come in any order, and are grouped by image on disk."""
 
 import json
-import math
 from array import array
 from collections.abc import Callable, Iterator
 from tempfile import TemporaryFile
@@ -12,7 +11,8 @@ import pyarrow as pa
 
 from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import Problems
-from trainer.data.sources.coco_images import CocoImages, positive
+from trainer.data.sources.coco_boxes import box_of_bbox, box_of_segmentation
+from trainer.data.sources.coco_images import CocoImages, integer_like, positive
 from trainer.data.sources.coco_json import CocoFile
 from trainer.data.sources.row_format import BOX, ROWS, batch_of
 from trainer.data.sources.source import UNKNOWN, Category, Entry
@@ -26,8 +26,10 @@ _PENDING = 100_000
 _UNLISTED = 1000
 """Unlisted categories that are counted one by one."""
 
+_EXCERPT = 120
+"""Characters of an annotation in a message."""
+
 _RECORD = np.dtype([("image", "<i4"), ("category", "<i4"), ("values", "<f8", 5), ("crowd", "i1")])
-_NAN = (math.nan,) * 4
 
 
 class CocoRows:
@@ -40,6 +42,7 @@ class CocoRows:
         categories: list[Category],
         problems: Problems,
         place: Callable[[Entry], object],
+        boxes_from: str = "bbox",
     ) -> None:
         """Set the file and its images.
 
@@ -49,7 +52,9 @@ class CocoRows:
             categories: those of all files; a box of another one is of an unknown category.
             problems: grows when the rows are gone through for the first time.
             place: sets an image's `origin` and `version`, or its `fault`.
+            boxes_from: "bbox" or "segmentation", see `trainer.config.DataConfig`.
         """
+        self._box_of = box_of_segmentation if boxes_from == "segmentation" else box_of_bbox
         self._file, self._images, self._place = file, images, place
         self._positions = {category.original_id: index for index, category in enumerate(categories)}
         self._problems: Problems | None = problems
@@ -87,8 +92,17 @@ class CocoRows:
         pending = _Pending()
         for item in self._file.items("annotations"):
             category = item.get("category_id")
-            pending.ids.append(item.get("image_id"))
+            box = self._box_of(item)
+            if isinstance(box, str):
+                self._note(box, f"{_excerpt(item)} in {self._file.uri}")
+                continue
             position = self._positions.get(category, UNKNOWN) if isinstance(category, int) else UNKNOWN
+            if position == UNKNOWN and integer_like(category) in self._positions:
+                self._note(
+                    reasons.BOX_CATEGORY_ID_TYPE, f"category_id {json.dumps(category)} in {self._file.uri}"
+                )
+                continue
+            pending.ids.append(item.get("image_id"))
             pending.categories.append(position)
             if (
                 position == UNKNOWN
@@ -96,7 +110,7 @@ class CocoRows:
                 and len(self._problems.unlisted) < _UNLISTED
             ):
                 self._problems.unlisted[json.dumps(category)[:40]] += 1
-            pending.values.extend((*_bbox(item.get("bbox")), positive(item.get("area"))))
+            pending.values.extend((*box, positive(item.get("area"))))
             pending.crowds.append(item.get("iscrowd") in (1, True))
             if len(pending.ids) == _PENDING:
                 yield self._assign_images(pending)
@@ -107,13 +121,24 @@ class CocoRows:
         places = self._images.places(pending.ids)
         if self._problems is not None:
             for row in np.flatnonzero(places < 0).tolist():
-                example = f"image_id {pending.ids[row]} in {self._file.uri}"
-                self._problems.add(reasons.BOX_UNKNOWN_IMAGE, example)
+                image_id = pending.ids[row]
+                other = self._images.id_of_other_type(image_id)
+                example = f"image_id {json.dumps(image_id)[:40]} in {self._file.uri}"
+                if other is None:
+                    self._problems.add(reasons.BOX_UNKNOWN_IMAGE, example)
+                else:
+                    example += f", where the image's id is {json.dumps(other)}"
+                    self._problems.add(reasons.BOX_IMAGE_ID_TYPE, example)
         records = np.empty(len(places), _RECORD)
         records["image"], records["category"] = places, pending.categories
         records["values"] = np.array(pending.values).reshape(-1, 5)
         records["crowd"] = pending.crowds
         return records[places >= 0]
+
+    def _note(self, reason: str, example: str) -> None:
+        """Count a case, when the rows are gone through for the first time."""
+        if self._problems is not None:
+            self._problems.add(reason, example)
 
 
 class _Pending:
@@ -164,10 +189,7 @@ def _lists(records: np.ndarray, first: int, count: int) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.StructArray.from_arrays(columns, fields=list(BOX)))
 
 
-def _bbox(value: Any) -> tuple[float, ...]:
-    """Return a box as four finite numbers, or four NaNs if it is something else."""
-    if not isinstance(value, list) or len(value) != 4:
-        return _NAN
-    if not all(isinstance(part, int | float) and math.isfinite(part) and abs(part) < 1e9 for part in value):
-        return _NAN
-    return tuple(float(part) for part in value)
+def _excerpt(item: dict[str, Any]) -> str:
+    """Return the fields of an annotation that say which it is, and its box."""
+    named = {name: item[name] for name in ("id", "image_id", "bbox") if name in item}
+    return json.dumps(named, ensure_ascii=False)[:_EXCERPT]

@@ -6,11 +6,11 @@ from pathlib import PurePosixPath
 
 from trainer import storage
 from trainer.data import problem_counts as reasons
+from trainer.data.sources.coco_images import is_fetched
 from trainer.data.sources.folder_listing import Folder
 from trainer.data.sources.source import Entry
 from trainer.errors import DataError
 
-_FETCHED = (*storage.WEB, *storage.OBJECT_STORES)
 _SPLIT_FOLDERS = {
     "train": ("train2017", "train2014", "train"),
     "val": ("val2017", "val2014", "val", "valid", "validation"),
@@ -39,7 +39,7 @@ class ImageLocator:
         hits = {place: sum(self._look(place, probe) is not None for probe in probes) for place in places}
         best = max(places, key=lambda place: hits[place], default=None)
         self._best = best if best is not None and hits[best] else None
-        if self._best is None and places and not any(_is_url(probe.origin) for probe in probes):
+        if self._best is None and places and not any(probe.origin for probe in probes):
             raise DataError(
                 f"the images of {uri} are not beside it; looked for {probes[0].file_name} in {self._base} "
                 f"and {storage.parent(self._base)}, and in their folders {', '.join(_folders(uri, split))}",
@@ -52,11 +52,14 @@ class ImageLocator:
         Returns:
             Text that changes when its file does.
         """
-        located = self._look(self._best, entry) if self._best else None
+        if entry.origin.startswith("/"):  # An absolute file_name.
+            located = self._look("/", entry)
+        else:
+            located = self._look(self._best, entry) if self._best else None
         if located:
             entry.origin, entry.version = located
             return f"{entry.file_name} {entry.version}"
-        if _is_url(entry.origin):
+        if is_fetched(entry.origin):
             return f"{entry.file_name} {entry.origin}"
         if self._best is None and self._on_web:
             entry.origin = storage.join(self._base, entry.file_name)
@@ -95,8 +98,3 @@ def _places(uri: str, split: str) -> Iterator[str]:
             yield storage.join(base, "images", name)
             yield storage.join(base, name)
         yield base
-
-
-def _is_url(text: str) -> bool:
-    """Tell whether an image can be fetched by this; other schemes and paths are not followed."""
-    return storage.scheme(text) in _FETCHED

@@ -85,6 +85,8 @@ class Listing:
     hierarchy: Mapping[Any, Collection[int | str]] = field(default_factory=dict)
     """Original ids of all categories above one, for evaluation; empty where they have no order, or
     where each object has boxes of these too."""
+    read_as: str = ""
+    """How the source was understood, for people; "" where its name says it."""
 
 
 class Source(Protocol):

@@ -97,7 +97,7 @@ class YoloSource:
             rows[split] = YoloRows(images, positions, yolo_set.keypoints, problems)
         self._check(yolo_set, rows)
         return Listing(categories, {split: part for split, part in rows.items() if part.images},
-                       digest.hexdigest(), problems)  # fmt: skip
+                       digest.hexdigest(), problems, read_as=_described(yolo_set))  # fmt: skip
 
     def read(self, origin: str) -> bytes:
         """Return an image's bytes."""
@@ -157,6 +157,15 @@ class YoloRows:
             if image.version == _MISSING:
                 entry.fault = (reasons.IMAGE_MISSING, f"no file {image.origin}")
             yield entry
+
+
+def _described(yolo_set: YoloSet) -> str:
+    """Say how a set was read: YOLO, by data.yaml: train of images/train, val of images/val."""
+    splits = [
+        f"{split} of {', '.join(_relative(place, yolo_set.root) for place in places)}"
+        for split, places in yolo_set.splits.items()
+    ]
+    return f"YOLO, by {yolo_set.uri.rpartition('/')[2]}: {'; '.join(splits)}"
 
 
 class _LabelFolders:

@@ -1,5 +1,4 @@
 import json
-import math
 import shutil
 from pathlib import Path
 
@@ -27,10 +26,9 @@ def boxes_of(rows) -> list[list[dict]]:
     return [row["boxes"] for row in rows_of(rows)]
 
 
-def corners(box: dict) -> tuple[float, ...] | None:
-    """x, y, width and height; None where the file has no box of four numbers."""
-    sides = tuple(box[side] for side in "xywh")
-    return None if any(map(math.isnan, sides)) else sides
+def corners(box: dict) -> tuple[float, ...]:
+    """x, y, width and height."""
+    return tuple(box[side] for side in "xywh")
 
 
 @pytest.mark.parametrize(
@@ -152,10 +150,13 @@ def test_odd_annotations_do_not_stop_it(make_coco, edit_json):
     edit_json(root / "annotations" / "instances_train.json", change)
     listed = listing(root)
     boxes = boxes_of(listed.splits["train"])[0][2:]
-    assert [corners(box) for box in boxes] == [None] * 3 + [(1, 2, 3, 4)] * 3
-    assert [box["category"] for box in boxes] == [0, 0, 0, UNKNOWN, UNKNOWN, 0]
-    assert [box["iscrowd"] for box in boxes] == [0, 0, 0, 0, 0, 1]
-    assert listed.problems.counts == {reasons.BOX_UNKNOWN_IMAGE: 2}
+    assert [corners(box) for box in boxes] == [(1, 2, 3, 4)] * 3
+    assert [box["category"] for box in boxes] == [UNKNOWN, UNKNOWN, 0]
+    assert [box["iscrowd"] for box in boxes] == [0, 0, 1]
+    assert listed.problems.counts == {
+        reasons.BOX_NOT_FINITE: 1, reasons.BOX_OF_TEXT: 1, reasons.BOX_ABSENT: 1,
+        reasons.BOX_UNKNOWN_IMAGE: 2,
+    }  # fmt: skip
 
 
 def test_an_image_listed_twice_is_one_with_all_boxes(make_coco, edit_json):
@@ -279,10 +280,12 @@ def test_words_that_are_no_json_wherever_a_block_ends(make_coco, monkeypatch):
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
     for size in (7, 100, 5000):
         monkeypatch.setattr(coco_json, "_BLOCK", size)
-        rows = listing(root).splits["train"]
-        assert [row["file_name"] for row in rows_of(rows)] == ["a.jpg", "NaN, Infinity.jpg"]
-        (first, second), _ = boxes_of(rows)
-        assert corners(first) is None and first["area"] == 0 and corners(second) == (2, 2, 10, 8)
+        listed = listing(root)
+        rows = rows_of(listed.splits["train"])
+        assert [row["file_name"] for row in rows] == ["a.jpg", "NaN, Infinity.jpg"]
+        ((second,), (third, _)) = (row["boxes"] for row in rows)
+        assert corners(second) == (2, 2, 10, 8) and third["area"] == 80
+        assert listed.problems.counts == {reasons.BOX_NOT_FINITE: 1}
 
 
 def test_lists_in_any_order(make_coco, edit_json):
