@@ -46,6 +46,19 @@ def compile_detector(detector: Architecture, mode: Compile, world: World) -> boo
     return graphs
 
 
+def allow_shapes(sizes: int) -> None:
+    """Let the network be compiled once for each shape that a training has; torch gives up after eight.
+
+    Args:
+        sizes: of the square. The passes of a step may differ by an image, so each has two shapes.
+    """
+    # Imported late: it takes seconds.
+    import torch._dynamo
+
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, 2 * sizes)
+
+
 def hold_gradients(parameters: Sequence[Tensor]) -> None:
     """Allocate the gradient of every weight, for steps of several passes with CUDA graphs.
 

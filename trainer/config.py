@@ -32,6 +32,7 @@ Count = Annotated[int, BeforeValidator(integral), Field(ge=0)]
 Positive = Annotated[int, BeforeValidator(integral), Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+Side = Annotated[int, BeforeValidator(integral), Field(ge=96)]
 Sizes = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
 
 
@@ -39,6 +40,18 @@ def _ascending(value: list[float]) -> list[float]:
     if value[0] > value[1]:
         raise ValueError("the first number must not be above the second")
     return value
+
+
+def _multiples(value: list[int]) -> list[int]:
+    wrong = [side for side in value if side % 32]
+    if wrong:
+        raise ValueError(f"{wrong[0]} is no multiple of 32, the stride: use {32 * round(wrong[0] / 32)}")
+    if len(set(value)) < len(value):
+        raise ValueError("a side stands twice: leave one out")
+    return value
+
+
+Squares = Annotated[list[Side], Field(max_length=8), AfterValidator(_multiples)]
 
 
 def _possible(value: str, info: ValidationInfo) -> str:
@@ -98,7 +111,7 @@ class DataConfig:
 class LoaderConfig:
     """From shards to batches on the device."""
 
-    image_size: Annotated[int, BeforeValidator(integral), Field(ge=96)] = 800
+    image_size: Side = 800
     """Side of the square that images are fitted into (aspect kept, padded), in pixels. At
     least 96: at 64 P6 is one pixel, and oneDNN's bf16 gradient of P7's weights is then NaN."""
     workers: Positive = 4
@@ -114,6 +127,9 @@ class LoaderConfig:
     """Probability of a vertical flip."""
     scale: Range = field(default_factory=lambda: [1.0, 1.0])
     """Random size of the image relative to the square; above 1 it is cropped."""
+    scale_draw: Literal["log", "uniform"] = "log"
+    """How that size is drawn: half as large as often as twice as large, or evenly: large-scale
+    jitter is scale=[0.1,2.0] drawn uniform."""
     brightness: NonNegative = 0.0
     """Largest relative change of brightness."""
     contrast: NonNegative = 0.0
@@ -122,6 +138,21 @@ class LoaderConfig:
     """Largest relative change of saturation."""
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Largest turn of the hue, as a share of the full circle."""
+    mosaic: Fraction = 0.0
+    """Probability that four images share the square; their order in the epoch tells which."""
+    mixup: Fraction = 0.0
+    """Probability that another image is blended in, with its boxes."""
+    sizes: Squares = field(default_factory=list)
+    """Sides of the square in training, multiples of 32, of which every step draws one (the first
+    takes the largest); empty is image_size alone. With train.compile=model each is compiled once."""
+    plain_epochs: Count = 0
+    """Last epochs of the training without strong augmentation: only flips, at image_size; no
+    mosaic, mixup, scale, colours and sizes."""
+    sampling: Literal["plain", "repeat_factor", "class_balanced"] = "plain"
+    """How often an epoch reads an image: once; more often the rarer its rarest class is; or so that
+    all classes are drawn alike. An epoch has as many images in all of them."""
+    repeat_threshold: Annotated[float, Field(gt=0, le=1)] = 0.001
+    """Share of the images below which a class is rare for sampling=repeat_factor."""
 
 
 @dataclass(config=STRICT, frozen=True)

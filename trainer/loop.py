@@ -10,13 +10,15 @@ import math
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trainer import checkpoint, configuration, job_status, log, storage
-from trainer.compilation import compile_detector, hold_gradients, load_compiled, save_compiled
+from trainer.compilation import allow_shapes, compile_detector, hold_gradients, load_compiled, save_compiled
 from trainer.config import Config
 from trainer.data.loader import TrainLoader
+from trainer.data.sampling import image_weights
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World, broadcast, mean, process_group
 from trainer.errors import Interrupted
@@ -75,7 +77,8 @@ class _Run:
         self.loader = TrainLoader(
             self.train_set, config.loader, global_batch=self.global_batch,
             batch_size=config.train.batch_size, seed=config.train.seed, world=world,
-            max_bad_fraction=config.data.max_bad_fraction,
+            max_bad_fraction=config.data.max_bad_fraction, epochs=config.train.epochs,
+            weights=self._weights(),
         )  # fmt: skip
         self.steps = math.ceil(config.train.epochs * len(self.train_set) / self.global_batch)
         self.state = TrainState(config, len(self.train_set.categories), world)
@@ -84,6 +87,8 @@ class _Run:
         """Whether compiled code is kept, as far as this process knows."""
         if config.train.compile_cache:
             load_compiled(storage.join(output_uri, _COMPILED))
+        if config.loader.sizes and config.train.compile in ("model", "graphs"):
+            allow_shapes(len(config.loader.sizes) + 1)
         graphs = compile_detector(self.state.detector, config.train.compile, world)
         self.holds_gradients = graphs and self.loader.passes > 1
         if self.holds_gradients:
@@ -103,6 +108,14 @@ class _Run:
                 self.reporter.measure({job_status.AP: self.log.validation[job_status.AP]})
             best = saved["best"] if saved else {}
             self.recorder = Recorder(config, output_uri, self.log, best, self.reporter)
+
+    def _weights(self) -> np.ndarray | None:
+        """How often each sample is read: rank 0 reads the annotations for all."""
+        if self.config.loader.sampling == "plain":
+            return None
+        own = image_weights(self.train_set, self.config.loader) if self.world.is_main else None
+        weights: np.ndarray | None = broadcast(own, self.world)
+        return weights
 
     @property
     def epoch(self) -> int:

@@ -23,6 +23,7 @@ DOCUMENTS = {
         "Kubeflow": "docs/kubeflow.md",
         "Operations": "docs/operations.md",
         "Data": "docs/data.md",
+        "Training": "docs/training.md",
         "Evaluation": "docs/evaluation.md",
         "Serving": "docs/serving.md",
         "Performance": "docs/performance.md",

@@ -11,7 +11,10 @@ from pipelines.commands.options import add_overrides
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from rich.console import Console
+
+    from trainer.data.data_views import Picture
 
 _WHAT = "a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://"
 _SHOWN_CLASSES = 20
@@ -53,7 +56,8 @@ def add(commands: Commands) -> None:
     verify.set_defaults(command=_verify)
     preview = verbs.add_parser(
         "preview", help="draw a contact sheet of images with their boxes",
-        description="Draw images of a split, chosen at random, with their boxes on one PNG.",
+        description="Draw images of a split, chosen at random, with their boxes on one PNG; with --recipe "
+        "the first images of a training's epoch, as it sees them.",
     )  # fmt: skip
     preview.add_argument("uri", metavar="URI", help=f"{_WHAT}, or a source")
     preview.add_argument("-n", type=int, default=16, metavar="N", dest="count", help="images (default: 16)")
@@ -61,6 +65,16 @@ def add(commands: Commands) -> None:
         "--split", default="", metavar="NAME", help="train, val or test (default: the first)"
     )
     preview.add_argument("--seed", type=int, default=0, metavar="N", help="another one shows other images")
+    preview.add_argument(
+        "--recipe",
+        default="",
+        metavar="NAME",
+        help="show what a training with this recipe sees: of shards only",
+    )
+    add_overrides(preview)
+    preview.add_argument(
+        "--epoch", type=int, default=0, metavar="N", help="with --recipe: of this epoch, from 0 (default: 0)"
+    )
     preview.add_argument("-o", "--output", default="preview.png", metavar="FILE", help="default: %(default)s")
     preview.set_defaults(command=_preview)
 
@@ -197,6 +211,25 @@ def _verify(options: argparse.Namespace) -> int:
     return 0
 
 
+def _training_sheet(options: argparse.Namespace) -> "tuple[Image, list[Picture], str]":
+    """What a training sees; another --seed is another seed of the training."""
+    from trainer import configuration, recipes
+    from trainer.data.preview import training_sheet
+
+    if options.split not in ("", "train") or options.epoch < 0:
+        raise ConfigError(
+            f"--recipe shows training samples: not --split {options.split}"
+            if options.epoch >= 0
+            else f"--epoch {options.epoch} is less than zero",
+            fix="leave --split out, and count epochs from 0",
+        )
+    overrides = configuration.parse_overrides(options.overrides)
+    if options.seed:
+        overrides["train.seed"] = options.seed
+    config = recipes.load(options.recipe, overrides)
+    return training_sheet(options.uri, config, options.count, options.epoch)
+
+
 def _preview(options: argparse.Namespace) -> int:
     from trainer import storage
     from trainer.data.preview import contact_sheet
@@ -205,7 +238,12 @@ def _preview(options: argparse.Namespace) -> int:
         raise ConfigError(f"-n {options.count} is less than one", fix="use -n 16")
     if Path(options.output).suffix.lower() != ".png":
         raise ConfigError(f"--output {options.output} is no PNG", fix="use -o preview.png")
-    sheet, pictures, split = contact_sheet(options.uri, options.count, options.split, options.seed)
+    if options.recipe:
+        sheet, pictures, split = _training_sheet(options)
+    elif options.overrides or options.epoch:
+        raise ConfigError("--set and --epoch are of a training", fix="add --recipe NAME, e.g. --recipe small")
+    else:
+        sheet, pictures, split = contact_sheet(options.uri, options.count, options.split, options.seed)
     with storage.new_file(options.output, sync=False) as path:
         sheet.save(path, "PNG")
     bad = [f"  {picture.file_name}: {picture.fault}" for picture in pictures if picture.fault]

@@ -67,7 +67,7 @@ def test_runs_name_sources_recipes_and_keys_that_exist(folder):
 
 def test_commands_that_look_at_data_work(folder, capsys):
     looked = [shlex.split(command) for command in COMMANDS if command.startswith("kubedet data")]
-    assert len(looked) == 5
+    assert len(looked) == 6
     for words in looked:
         assert cli.main(words[1:]) == 0, words
     assert (folder / "sheet.png").stat().st_size > 1000

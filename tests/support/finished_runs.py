@@ -1,7 +1,12 @@
-"""What a training has left in its folder."""
+"""What a training has left in its folder, and how one is stopped on the way."""
+
+import os
+import signal
+
+import torch
 
 from trainer import checkpoint
-from trainer.training_log import read_rows
+from trainer.training_log import TrainingLog, read_rows
 
 
 def losses(output):
@@ -16,3 +21,22 @@ def losses(output):
 def final_weights(output):
     """The newest checkpoint of a run."""
     return checkpoint.read_latest(f"{output}/checkpoints")
+
+
+def assert_same_weights(one, other):
+    for part in ("model", "ema"):
+        assert one[part].keys() == other[part].keys()
+        for name, value in one[part].items():
+            assert torch.equal(value, other[part][name]), (part, name)
+
+
+def stop_after(monkeypatch, step):
+    """Send this process SIGTERM when it has logged a step, as a cluster would at any moment."""
+    add = TrainingLog.add
+
+    def adding(self, kind, row):
+        add(self, kind, row)
+        if kind == "train" and row["step"] == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(TrainingLog, "add", adding)

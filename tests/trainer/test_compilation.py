@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch._dynamo.backends.distributed import SubmodCompiler
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.compilation import compile_detector, load_compiled, save_compiled
+from trainer.compilation import allow_shapes, compile_detector, load_compiled, save_compiled
 from trainer.distributed import SINGLE, World
 from trainer.model import fused_functions
 from trainer.model.architecture import build
@@ -67,6 +67,29 @@ def test_uneven_shares_have_a_graph_for_each_size_and_train_alike():
     for one, other in zip(*(detector.parameters() for detector in detectors), strict=True):
         assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-6)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("traced")
+def test_each_size_of_the_square_has_a_graph_for_each_share_and_no_more(caplog):
+    """Where torch would give up after two: two sizes, each with two numbers of images."""
+    limit = torch._dynamo.config.recompile_limit
+    torch._dynamo.utils.counters.clear()
+    detector = tiny_detector()
+    boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
+    try:
+        torch._dynamo.config.recompile_limit = 2
+        allow_shapes(2)
+        compile_detector(detector, "model", SINGLE)
+        with torch.no_grad():
+            for size in (96, 128, 96, 128):
+                for count in (1, 2):
+                    images = torch.zeros((count, 3, size, size), dtype=torch.uint8)
+                    detector(images, boxes.expand(count, -1, -1), labels.expand(count, -1))
+    finally:
+        torch._dynamo.config.recompile_limit = limit
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 4
+    assert "going on uncompiled" not in caplog.text
 
 
 @pytest.mark.slow

@@ -51,11 +51,29 @@ def test_whole_floats_are_taken_for_integers():
         ({"loader.scale": [1.0, 2.0, 3.0]}, "loader.scale"),
         ({"loader.scale": [2.0, 1.0]}, "loader.scale"),
         ({"model.anchor_sizes": [8.0]}, "model.anchor_sizes"),
+        ({"loader.mosaic": 1.5}, "loader.mosaic"),
+        ({"loader.sampling": "rare"}, "loader.sampling"),
+        ({"loader.repeat_threshold": 0.0}, "loader.repeat_threshold"),
     ],
 )
 def test_values_that_do_not_fit_are_named(overrides, named):
     with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
         recipes.load("debug", overrides)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ([640, 100], "100 is no multiple of 32, the stride: use 96"),
+        ([640, 640], "a side stands twice"),
+        ([32 * side for side in range(3, 12)], "at most 8 items"),
+        ([64], "greater than or equal to 96"),
+    ],
+)
+def test_sizes_that_cannot_be_trained_at_are_told(sizes, told):
+    with pytest.raises(ConfigError) as caught:
+        recipes.load("debug", {"loader.sizes": sizes})
+    assert "loader.sizes" in caught.value.message and told in caught.value.message
 
 
 def test_a_uri_that_can_name_no_file_is_told_with_all_else_that_is_wrong():

@@ -3,13 +3,12 @@
 import json
 import os
 import shutil
-import signal
 import threading
 from pathlib import Path
 
 import pytest
 import torch
-from finished_runs import final_weights, losses
+from finished_runs import assert_same_weights, final_weights, losses, stop_after
 
 from trainer import checkpoint, run_recorder
 from trainer.configuration import to_json
@@ -25,25 +24,6 @@ from trainer.loop import train
 from trainer.training_log import TrainingLog, read_rows
 
 FP32 = {"train__precision": "fp32"}
-
-
-def assert_same_weights(one, other):
-    for part in ("model", "ema"):
-        assert one[part].keys() == other[part].keys()
-        for name, value in one[part].items():
-            assert torch.equal(value, other[part][name]), (part, name)
-
-
-def stop_after(monkeypatch, step):
-    """Send this process SIGTERM when it has logged a step, as a cluster would at any moment."""
-    add = TrainingLog.add
-
-    def adding(self, kind, row):
-        add(self, kind, row)
-        if kind == "train" and row["step"] == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(TrainingLog, "add", adding)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import simplejpeg
 import torch
 from torch import Tensor
 
+from trainer.data.augmentation import Composition, Tile
 from trainer.data.pixel_memory import Scratch
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import FILL, Drawing, View
@@ -105,6 +106,21 @@ def read_sample(dataset: ShardDataset, index: int) -> tuple[Tensor, dict[str, An
     return decode_sample(dataset.uri, data, record), record
 
 
+def blend(square: np.ndarray, layer: np.ndarray, share: int) -> None:
+    """Blend a layer into a square of the same shape, in integers: the same on every machine.
+
+    Args:
+        square: uint8; afterwards the mean of both.
+        layer: uint8.
+        share: of the square, in 1/256.
+    """
+    mean = square * np.uint16(share)
+    mean += layer * np.uint16(256 - share)
+    mean += 128
+    mean >>= 8
+    square[...] = mean
+
+
 class Decoder:
     """Decodes the samples of a split for any number of threads, and counts the damaged ones.
 
@@ -154,6 +170,55 @@ class Decoder:
             else:
                 square.fill(FILL)
         return drawn
+
+    def compose(
+        self, samples: Sequence[Sequence[tuple[bytes, dict[str, Any]]]], picture: Composition,
+        square: np.ndarray,
+    ) -> list[list[bool]]:  # fmt: skip
+        """Decode the samples of a picture and draw it.
+
+        Args:
+            samples: of each layer's tiles, as for `draw`.
+            picture: what is shown of them, and where.
+            square: uint8 [S, S, 3], contiguous, receives it.
+
+        Returns:
+            Which of them could be decoded, layer by layer; the tiles of the others are grey.
+
+        Raises:
+            DataError: too many images are damaged.
+        """
+        size = len(square)
+        spare, decoded = self._scratch("square", size, size), []
+        for number, (tiles, layer_samples) in enumerate(zip(picture.layers, samples, strict=True)):
+            layer = self._scratch("layer", size, size) if number else square
+            decoded.append(
+                [
+                    self._draw_tile(tile, *sample, layer, spare)
+                    for tile, sample in zip(tiles, layer_samples, strict=True)
+                ]
+            )
+            if number:
+                blend(square, layer, picture.share)
+        return decoded
+
+    def _draw_tile(
+        self, tile: Tile, data: bytes, record: dict[str, Any], layer: np.ndarray, spare: np.ndarray
+    ) -> bool:
+        left, top, width, height = tile.area
+        whole = (height, width) == layer.shape[:2]
+        canvas = layer if whole else self._scratch("tile", height, width)
+        sides = (-(-record[side] // tile.view.divisor) for side in ("height", "width"))
+        pixels = self._scratch("image", *sides)
+        drawing = Drawing(pixels, tile.view, canvas, spare)
+        decoded = self._decode(pixels, tile.sample, data, record, tile.view)
+        if decoded:
+            drawing.finish()
+        else:
+            canvas.fill(FILL)
+        if not whole:
+            layer[top : top + height, left : left + width] = canvas
+        return decoded
 
     def _decode(
         self, pixels: np.ndarray, index: int, data: bytes, record: dict[str, Any], view: View

@@ -6,7 +6,7 @@ where the host has too few cores for its GPUs. nvJPEG's pixels differ from libjp
 so evaluation, whose scores must not depend on the machine, uses the host's decoder.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as tv
 
 from trainer.config import LoaderConfig
+from trainer.data.augmentation import Composition
 from trainer.data.transforms import FILL, View
 from trainer.errors import ConfigError, DataError
 
@@ -28,12 +29,14 @@ class Undrawn:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self.jpeg = b""
-        """The stored image."""
-        self.record: dict[str, Any] = {}
-        """Its record: file_name, width, height."""
-        self.view: View | None = None
-        """The view to draw."""
+        self.samples: list[list[tuple[bytes, dict[str, Any]]]] = []
+        """The stored image and the record (file_name, width, height) of every tile of every layer."""
+        self.picture = Composition((), 256)
+        """What is to be drawn."""
+
+    def fill(self, samples: list[list[tuple[bytes, dict[str, Any]]]], picture: Composition) -> None:
+        """Take what the picture is drawn from."""
+        self.samples, self.picture = samples, picture
 
     def __len__(self) -> int:
         """Side of the square, pixels."""
@@ -81,39 +84,41 @@ class DeviceDecoder:
         for future in brought:
             future.result()
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.stream(self._stream):
-            images = draw_views(
-                self._decoded(places), [place.view for place in places if place.view], len(places[0])
+            decoded = iter(
+                self._decoded([sample for place in places for tiles in place.samples for sample in tiles])
             )
+            images = torch.stack([draw_picture(decoded, place.picture, len(place)) for place in places])
             if self._stream is None:
                 return images, None
             whole = torch.cuda.Event()
             whole.record(self._stream)
             return images, whole
 
-    def _decoded(self, places: Sequence[Undrawn]) -> list[Tensor]:
+    def _decoded(self, samples: Sequence[tuple[bytes, dict[str, Any]]]) -> list[Tensor]:
         """All images of a batch, uint8 [3, H, W] each, at their stored sizes."""
         try:
-            images = decode([place.jpeg for place in places], self._device)
+            images = decode([jpeg for jpeg, _ in samples], self._device)
         except RuntimeError:
             # The whole batch fails, and the error does not name the image.
-            images = [self._decoded_alone(place) for place in places]
-        for place, image in zip(places, images, strict=True):
-            decoded_size, stored = tuple(image.shape[1:]), (place.record["height"], place.record["width"])
+            images = [self._decoded_alone(*sample) for sample in samples]
+        for (_, record), image in zip(samples, images, strict=True):
+            decoded_size, stored = tuple(image.shape[1:]), (record["height"], record["width"])
             if decoded_size != stored:
                 raise self._error(
-                    place, f"it is of {decoded_size[1]}x{decoded_size[0]} pixels, not {stored[1]}x{stored[0]}"
+                    record,
+                    f"it is of {decoded_size[1]}x{decoded_size[0]} pixels, not {stored[1]}x{stored[0]}",
                 )
         return images
 
-    def _decoded_alone(self, place: Undrawn) -> Tensor:
+    def _decoded_alone(self, jpeg: bytes, record: dict[str, Any]) -> Tensor:
         try:
-            return decode([place.jpeg], self._device)[0]
+            return decode([jpeg], self._device)[0]
         except RuntimeError as error:
-            raise self._error(place, (str(error) or "no reason given").splitlines()[0]) from None
+            raise self._error(record, (str(error) or "no reason given").splitlines()[0]) from None
 
-    def _error(self, place: Undrawn, reason: str) -> DataError:
+    def _error(self, record: dict[str, Any], reason: str) -> DataError:
         return DataError(
-            f"image {place.record['file_name']} in the shards at {self._uri} cannot be decoded: {reason}",
+            f"image {record['file_name']} in the shards at {self._uri} cannot be decoded: {reason}",
             fix="set loader.decoder=cpu if the GPU's decoder is at fault; if the shard has changed since it "
             "was written, delete that folder and run the shard step again",
         )
@@ -169,32 +174,58 @@ def decode(jpegs: Sequence[bytes], device: torch.device) -> list[Tensor]:
     return list(decode_jpeg(list(jpegs), mode="RGB", device=device))
 
 
-def draw_views(images: Sequence[Tensor], views: Sequence[View], size: int) -> Tensor:
-    """Draw what views show of images, as `transforms.render` does on the host.
+def draw_picture(images: Iterator[Tensor], picture: Composition, size: int) -> Tensor:
+    """Draw a picture, as `transforms.render` and `decoding.blend` do on the host.
 
     Args:
-        images: uint8 [3, H, W] each, as large as they are stored.
-        views: of these images. Where the host's decoder divides the sides, blocks of pixels are
-            averaged here.
+        images: uint8 [3, H, W] each, as large as they are stored; as many are taken as the picture has tiles.
+        picture: what is shown of them, and where.
         size: side S of the square.
 
     Returns:
-        uint8 [B, S, S, 3] on the images' device.
+        uint8 [S, S, 3] on the images' device.
     """
-    squares = torch.full((len(images), size, size, 3), FILL, dtype=torch.uint8, device=images[0].device)
-    for square, image, view in zip(squares, images, views, strict=True):
-        left, top, width, height = view.crop
-        x, y, place_width, place_height = view.place
-        seen = _divided(image, view.divisor)[:, top : top + height, left : left + width]
-        if (height, width) != (place_height, place_width):
-            seen = tv.resize(seen, [place_height, place_width], antialias=True)
-        turned = [axis for axis, flip in ((-1, view.flip), (-2, view.flip_vertical)) if flip]
-        if turned:
-            seen = seen.flip(turned)
-            x = size - x - place_width if view.flip else x
-            y = size - y - place_height if view.flip_vertical else y
-        square[y : y + place_height, x : x + place_width] = seen.permute(1, 2, 0)
-    return squares
+    square: Tensor | None = None
+    for tiles in picture.layers:
+        drawn = [(draw_view(next(images), tile.view, *tile.area[2:]), tile.area) for tile in tiles]
+        layer = torch.empty((size, size, 3), dtype=torch.uint8, device=drawn[0][0].device)
+        for pixels, (left, top, width, height) in drawn:
+            layer[top : top + height, left : left + width] = pixels
+        if square is None:
+            square = layer
+        else:
+            mean = square.int() * picture.share + layer.int() * (256 - picture.share) + 128
+            square = (mean >> 8).to(torch.uint8)
+    assert square is not None
+    return square
+
+
+def draw_view(image: Tensor, view: View, canvas_width: int, canvas_height: int) -> Tensor:
+    """Draw what a view shows of an image.
+
+    Args:
+        image: uint8 [3, H, W], as large as it is stored.
+        view: of this image. Where the host's decoder divides the sides, blocks of pixels are averaged here.
+        canvas_width: of what is drawn, pixels.
+        canvas_height: of what is drawn, pixels.
+
+    Returns:
+        uint8 [canvas_height, canvas_width, 3] on the image's device.
+    """
+    shape = (canvas_height, canvas_width, 3)
+    canvas = torch.full(shape, FILL, dtype=torch.uint8, device=image.device)
+    left, top, width, height = view.crop
+    x, y, place_width, place_height = view.place
+    seen = _divided(image, view.divisor)[:, top : top + height, left : left + width]
+    if (height, width) != (place_height, place_width):
+        seen = tv.resize(seen, [place_height, place_width], antialias=True)
+    turned = [axis for axis, flip in ((-1, view.flip), (-2, view.flip_vertical)) if flip]
+    if turned:
+        seen = seen.flip(turned)
+        x = canvas_width - x - place_width if view.flip else x
+        y = canvas_height - y - place_height if view.flip_vertical else y
+    canvas[y : y + place_height, x : x + place_width] = seen.permute(1, 2, 0)
+    return canvas
 
 
 def _divided(image: Tensor, divisor: int) -> Tensor:

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from trainer.config import LoaderConfig
+from trainer.data.augmentation import Augmentation, Composition, Plan, Tile
 from trainer.data.batch import PADDING, Batch
 from trainer.data.decoding import Decoder
 from trainer.data.device_decode import DeviceDecoder, Undrawn, decoder_for
 from trainer.data.pixel_memory import Memory
-from trainer.data.sample_order import SampleStream, forward_passes, rank_positions
+from trainer.data.sample_order import Place, SampleStream, forward_passes, rank_positions
 from trainer.data.shard_index import ShardDataset
-from trainer.data.transforms import View, color_map, move_boxes, random_view, sample_draws, whole_view
+from trainer.data.transforms import View, move_boxes, sample_draws, whole_view
 from trainer.distributed import World
 
 _ANNOUNCEMENTS = 8
@@ -58,12 +59,26 @@ class TrainLoader:
 
     def __init__(
         self, dataset: ShardDataset, config: LoaderConfig, *, global_batch: int, batch_size: int, seed: int,
-        world: World, max_bad_fraction: float,
+        world: World, max_bad_fraction: float, epochs: int | None = None, weights: np.ndarray | None = None,
     ) -> None:  # fmt: skip
+        """Prepare.
+
+        Args:
+            dataset: the training split.
+            config: sizes, augmentation, threads.
+            global_batch: samples of a step on all ranks.
+            batch_size: most images of a forward pass.
+            seed: of the run.
+            world: this rank.
+            max_bad_fraction: share of the samples that may be damaged.
+            epochs: of the training, before whose end the plain ones come; None where it has no end.
+            weights: how often each sample is read, see `image_weights`; None reads each once an epoch.
+        """
         self._dataset, self._config, self._world = dataset, config, world
         self._global_batch, self._batch_size, self._seed = global_batch, batch_size, seed
         self.passes = forward_passes(global_batch, batch_size, world.size)
-        self._stream = SampleStream(dataset.shard_sizes, seed)
+        self._stream = SampleStream(dataset.shard_sizes, seed, weights)
+        self._augmentation = Augmentation(config, self._stream, dataset.sizes, seed=seed, epochs=epochs)
         self._pixels = Decoder(dataset, max_bad_fraction)
         self._memory = Memory()
         self._decoder = decoder_for(config, world.device, dataset.uri)
@@ -76,10 +91,10 @@ class TrainLoader:
         try:
             while True:
                 while len(pending) < self._config.prefetch:
-                    places = next(source)
+                    size, plans = next(source)
                     pending.append(
                         _Pending(
-                            self._pool, self._load, places, self._config, self._world, self._memory,
+                            self._pool, self._load, plans, size, self._config, self._world, self._memory,
                             self._decoder,
                         )
                     )  # fmt: skip
@@ -95,39 +110,78 @@ class TrainLoader:
             self._decoder.close()
         self._dataset.expect(np.zeros(0, np.int64))
 
-    def _positions(self, start: int) -> Iterator[list[tuple[int, int]]]:
+    def _positions(self, start: int) -> Iterator[tuple[int, list[Plan]]]:
+        """Side of the square and samples of each forward pass."""
         announced = start
         while True:
             if start >= announced:
                 ahead = self._stream.ahead(start)
                 self._dataset.expect(ahead)
                 announced = start + max(1, len(ahead) // _ANNOUNCEMENTS)
+            step, epoch = start // self._global_batch, start // len(self._dataset)
+            size = self._augmentation.size(step, epoch)
             for positions in rank_positions(
                 start, self._global_batch, self._batch_size, world_size=self._world.size,
                 rank=self._world.rank,
             ):  # fmt: skip
-                yield [self._stream[position] for position in positions]
+                yield size, [self._augmentation.plan(position) for position in positions]
             start += self._global_batch
 
-    def _load(self, places: Sequence[tuple[int, int]], squares: Squares) -> list[Loaded]:
+    def _load(self, plans: Sequence[Plan], squares: Squares) -> list[Loaded]:
+        size = len(squares[0])
+        pictures = [self._augmentation.compose(plan, size) for plan in plans]
+        if not any(pictures):
+            return self._load_single([plan.place for plan in plans], squares)
+        loaded: list[Loaded] = []
+        for number, (plan, picture) in enumerate(zip(plans, pictures, strict=True)):
+            part = squares[number : number + 1]
+            loaded += self._load_composed(plan, picture, part) if picture else self._load_single(
+                [plan.place], part
+            )  # fmt: skip
+        return loaded
+
+    def _load_single(self, places: Sequence[Place], squares: Squares) -> list[Loaded]:
+        """Samples that have their squares for themselves."""
         # Step by step for all images: decoding evicts everything else from the processor's caches,
         # and small steps take several times as long after it.
-        samples = [self._dataset.read(index) for _, index in places]
+        size, augmentation = len(squares[0]), self._augmentation
+        indices = [place.sample % len(self._dataset) for place in places]
+        samples = [self._dataset.read(index) for index in indices]
         # The randomness of a sample depends on nothing but seed, epoch and index, so that a
         # resumed run, or one on another number of ranks, sees the same pictures.
         draws = [sample_draws(self._seed, *place) for place in places]
         views = [
-            random_view(record["width"], record["height"], self._config, numbers[:5])
-            for (_, record), numbers in zip(samples, draws, strict=True)
+            augmentation.view(place, record["width"], record["height"], numbers, size)
+            for place, (_, record), numbers in zip(places, samples, draws, strict=True)
         ]
         loaded = [
             Loaded(
-                record["image_id"], *move_boxes(record["annotations"], view, self._config.image_size),
-                view.scale, color_map(self._config, numbers[5:]),
+                record["image_id"], *move_boxes(record["annotations"], view, size), view.scale,
+                augmentation.color(place, numbers),
             )
-            for (_, record), view, numbers in zip(samples, views, draws, strict=True)
+            for place, (_, record), view, numbers in zip(places, samples, views, draws, strict=True)
         ]  # fmt: skip
-        return _draw(self._pixels, [index for _, index in places], samples, views, squares, loaded)
+        return _draw(self._pixels, indices, samples, views, squares, loaded)
+
+    def _load_composed(self, plan: Plan, picture: Composition, squares: Squares) -> list[Loaded]:
+        """A sample that shares its square with others."""
+        samples = [[self._dataset.read(tile.sample) for tile in tiles] for tiles in picture.layers]
+        if isinstance(squares, np.ndarray):
+            decoded = self._pixels.compose(samples, picture, squares[0])
+        else:
+            squares[0].fill(samples, picture)
+            decoded = [[True] * len(tiles) for tiles in picture.layers]
+        boxes, labels = [_NO_TARGETS[0]], [_NO_TARGETS[1]]
+        for tiles, records, sound in zip(picture.layers, samples, decoded, strict=True):
+            for tile, (_, record), whole in zip(tiles, records, sound, strict=True):
+                if whole:
+                    moved, names = move_boxes(record["annotations"], tile.view, tile.area[2:])
+                    boxes.append(moved + np.array(tile.area[:2] * 2, np.float32))
+                    labels.append(names)
+        own = samples[0][0][1]
+        color = self._augmentation.color(plan.place, sample_draws(self._seed, *plan.place))
+        scale = picture.layers[0][0].view.scale
+        return [Loaded(own["image_id"], np.concatenate(boxes), np.concatenate(labels), scale, color)]
 
 
 class EvalLoader:
@@ -153,7 +207,11 @@ class EvalLoader:
                 if number % _BATCHES_AHEAD == 0:
                     coming = self._batches[number : number + 4 * _BATCHES_AHEAD]
                     self._dataset.expect(np.concatenate(coming))
-                pending.append(_Pending(pool, self._load, indices, self._config, self._world, memory))
+                pending.append(
+                    _Pending(
+                        pool, self._load, indices, self._config.image_size, self._config, self._world, memory
+                    )
+                )
                 if len(pending) > self._config.prefetch:
                     yield pending.popleft().batch(self._world.device)
             while pending:
@@ -177,10 +235,9 @@ class _Pending:
 
     def __init__(
         self, pool: ThreadPoolExecutor, load: Callable[[Sequence[Any], Any], list[Loaded]],
-        places: Sequence[Any], config: LoaderConfig, world: World, memory: Memory,
+        places: Sequence[Any], size: int, config: LoaderConfig, world: World, memory: Memory,
         decoder: DeviceDecoder | None = None,
     ) -> None:  # fmt: skip
-        size = config.image_size
         self._pin, self._decoder = world.device.type == "cuda", decoder
         # Long runs, but short enough that every thread has work in the prefetched batches.
         run = min(_RUN, -(-len(places) * config.prefetch // config.workers))
@@ -222,8 +279,9 @@ def _draw(
             sample if decoded else sample._replace(boxes=_NO_TARGETS[0], labels=_NO_TARGETS[1])
             for sample, decoded in zip(loaded, drawn, strict=True)
         ]
-    for square, sample, view in zip(squares, samples, views, strict=True):
-        square.jpeg, square.record, square.view = *sample, view
+    for square, index, sample, view in zip(squares, indices, samples, views, strict=True):
+        whole = Tile(index, view, (0, 0, len(square), len(square)))
+        square.fill([[sample]], Composition(((whole,),), 256))
     return loaded
 
 

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from trainer.data.data_views import Box, Picture, open_view
+from trainer.config import Config
+from trainer.data.data_views import Box, Picture, Shards, open_view
+from trainer.data.shard_index import ShardDataset
+from trainer.data.training_pictures import training_pictures
 from trainer.errors import DataError
 
 TILE = 320
@@ -48,6 +51,32 @@ def contact_sheet(
     if not pictures:
         raise DataError(f"the split {split!r} of {text} holds no images", fix="name another with --split")
     return _sheet(pictures, view.names), pictures, split
+
+
+def training_sheet(
+    uri: str, config: Config, count: int, epoch: int = 0
+) -> tuple[Image.Image, list[Picture], str]:
+    """Draw training samples as an epoch of a training sees them; see `contact_sheet`.
+
+    Args:
+        uri: of shards.
+        config: of the training.
+        count: how many, at most.
+        epoch: from 0.
+
+    Raises:
+        ConfigError: the training has no such epoch.
+        DataError: these are no shards, or an image cannot be read.
+        StorageError: they cannot be reached.
+    """
+    view = open_view(uri)
+    if not isinstance(view, Shards):
+        raise DataError(
+            f"{uri} is {view.kind}: a training reads shards",
+            fix="name a folder DATA_ROOT/shards/FINGERPRINT; `kubedet run --until shards` makes one",
+        )
+    pictures = training_pictures(ShardDataset(view.uri, "train"), config, count, epoch)
+    return _sheet(pictures, view.names), pictures, f"train as epoch {epoch} sees them"
 
 
 def _sheet(pictures: Sequence[Picture], names: Sequence[str]) -> Image.Image:

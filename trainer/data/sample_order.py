@@ -2,10 +2,12 @@
 
 Shards are permuted, then samples are shuffled within windows of shards: random enough to
 train on and local enough to read from object storage. Nothing else depends on it, so a run
-resumes from one number, the samples read so far, at any number of workers and processes.
+resumes from one number, the samples read so far, at any number of workers and processes. Where
+images are weighted (`sampling`), an epoch still has as many places as there are samples.
 """
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,18 +17,30 @@ WINDOW = 64
 """Shards whose samples are mixed."""
 
 
-def epoch_order(shard_sizes: list[int], seed: int, epoch: int) -> np.ndarray:
+class Place(NamedTuple):
+    """A sample in the stream."""
+
+    epoch: int
+    sample: int
+    """Of the sample in its split; plus the number of samples for each time that its epoch has had it."""
+
+
+def epoch_order(
+    shard_sizes: list[int], seed: int, epoch: int, weights: np.ndarray | None = None
+) -> np.ndarray:
     """Order of one epoch.
 
     Args:
         shard_sizes: samples of each shard; sample indices run through the shards in order.
         seed: seed of the run.
         epoch: number of the epoch, from 0.
+        weights: how often each sample is read in relation to others; None reads each once.
 
     Returns:
-        int64 [samples], a permutation of all sample indices.
+        int64 [samples]: without weights a permutation of all sample indices; with weights see `Place`.
     """
     generator = np.random.default_rng([seed, epoch])
+    counts = None if weights is None else _turns(weights, seed, epoch)
     starts = np.concatenate([[0], np.cumsum(shard_sizes)])
     shards = generator.permutation(len(shard_sizes))
     windows = []
@@ -34,8 +48,33 @@ def epoch_order(shard_sizes: list[int], seed: int, epoch: int) -> np.ndarray:
         window = np.concatenate(
             [np.arange(starts[shard], starts[shard + 1]) for shard in shards[first : first + WINDOW]]
         )
+        if counts is not None:
+            window = _repeated(window, counts[window], len(counts))
         windows.append(generator.permutation(window))
     return np.concatenate(windows) if windows else np.zeros(0, dtype=np.int64)
+
+
+def _turns(weights: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+    """How often an epoch reads each sample: int64 [samples], whose sum is the number of samples.
+
+    By systematic sampling (Madow 1949) over the samples in random order: each is read as often as its share
+    of the weights says, rounded up or down so that the mean over epochs is exact.
+    """
+    generator = np.random.default_rng([seed, epoch, 1])
+    order = generator.permutation(len(weights))
+    ends = np.minimum(np.cumsum(weights[order]) * (len(weights) / weights.sum()), len(weights))
+    ends[-1] = len(weights)
+    # A start of 20 bits adds to any such number without rounding.
+    start = generator.integers(1 << 20) / (1 << 20)
+    counts = np.zeros(len(weights), np.int64)
+    counts[order] = np.diff(np.floor(ends + start), prepend=0.0)
+    return counts
+
+
+def _repeated(indices: np.ndarray, counts: np.ndarray, samples: int) -> np.ndarray:
+    """Each index as often as it counts, every further time `samples` larger."""
+    firsts = np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(indices, counts) + (np.arange(len(firsts)) - firsts) * samples
 
 
 class SampleStream:
@@ -45,16 +84,18 @@ class SampleStream:
     read twice within an epoch whatever the batch size.
     """
 
-    def __init__(self, shard_sizes: list[int], seed: int) -> None:
+    def __init__(self, shard_sizes: list[int], seed: int, weights: np.ndarray | None = None) -> None:
+        """See `epoch_order`."""
         self._shard_sizes = shard_sizes
         self._seed = seed
+        self._weights = weights
         self._samples = sum(shard_sizes)
         self._orders: dict[int, np.ndarray] = {}
 
-    def __getitem__(self, position: int) -> tuple[int, int]:
-        """Epoch and sample index at a position of the stream (0 is the run's first sample)."""
+    def __getitem__(self, position: int) -> Place:
+        """The sample at a position of the stream (0 is the run's first sample)."""
         epoch, offset = divmod(position, self._samples)
-        return epoch, int(self._order(epoch)[offset])
+        return Place(epoch, int(self._order(epoch)[offset]))
 
     def ahead(self, position: int) -> np.ndarray:
         """Indices of the samples from a position on, as many as a window has: int64 [N]."""
@@ -63,13 +104,13 @@ class SampleStream:
         indices = self._order(epoch)[offset : offset + count]
         if len(indices) < count:
             indices = np.concatenate([indices, self._order(epoch + 1)[: count - len(indices)]])
-        return indices
+        return indices if self._weights is None else indices % self._samples
 
     def _order(self, epoch: int) -> np.ndarray:
         if epoch not in self._orders:
             # A batch touches two epochs at most; older orders are no longer needed.
             self._orders = {key: order for key, order in self._orders.items() if abs(key - epoch) <= 1}
-            self._orders[epoch] = epoch_order(self._shard_sizes, self._seed, epoch)
+            self._orders[epoch] = epoch_order(self._shard_sizes, self._seed, epoch, self._weights)
         return self._orders[epoch]
 
 

@@ -212,6 +212,17 @@ class ShardDataset:
         rows = [row for sidecar in _sidecars(self.uri, names) for row in sidecar["rows"]]
         return ground_truth(rows, Classes(self.categories, self._hierarchy))
 
+    def classes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Which classes samples have, crowd regions left out: index and label of each pair, int64 [K]."""
+        pairs, first = [np.zeros((0, 2), np.int64)], 0
+        for sidecar in _sidecars(self.uri, [shard["name"].removesuffix(".tar") for shard in self.shards]):
+            for number, row in enumerate(sidecar["rows"], first):
+                labels = {box["category_id"] for box in row["annotations"] if not box["iscrowd"]}
+                pairs.append(np.array([(number, label) for label in sorted(labels)], np.int64).reshape(-1, 2))
+            first += len(sidecar["rows"])
+        samples, labels_of_samples = np.concatenate(pairs).T
+        return samples, labels_of_samples
+
     def expect(self, indices: np.ndarray) -> None:
         """Announce which samples are read next: their shards are prefetched, all others closed."""
         shards, first = np.unique(self.samples["shard"][indices], return_index=True)

@@ -61,8 +61,8 @@ def whole_view(width: int, height: int, size: int) -> View:
     return View(1, (0, 0, width, height), place, False, False, scale)
 
 
-def sample_draws(seed: int, epoch: int, index: int) -> list[float]:
-    """All randomness of a sample in an epoch: a function of these three and of nothing else.
+def sample_draws(seed: int, epoch: int, index: int, *part: int) -> list[float]:
+    """All randomness of a sample in an epoch: a function of these numbers and of nothing else.
 
     A hash takes a tenth of the time that setting up a generator does, and its outputs for neighbouring
     samples are as independent (BLAKE2b: RFC 7693).
@@ -71,15 +71,22 @@ def sample_draws(seed: int, epoch: int, index: int) -> list[float]:
         seed: of the run.
         epoch: number of the epoch, from 0.
         index: of the sample in its split.
+        part: what of the sample they are for, where it needs more than nine.
 
     Returns:
         Nine numbers, uniform in [0, 1): five for `random_view`, four for `color_map`.
     """
-    digest = blake2b(b"%d %d %d" % (seed, epoch, index), digest_size=_DRAWS.size).digest()
+    key = b"%d %d %d" % (seed, epoch, index)
+    for number in part:
+        key += b" %d" % number
+    digest = blake2b(key, digest_size=_DRAWS.size).digest()
     return [word * 2.0**-32 for word in _DRAWS.unpack(digest)]
 
 
-def random_view(width: int, height: int, config: LoaderConfig, draws: Sequence[float]) -> View:
+def random_view(
+    width: int, height: int, config: LoaderConfig, draws: Sequence[float],
+    canvas: tuple[int, int] | None = None,
+) -> View:  # fmt: skip
     """Scale jitter with crop or padding at a random place, and flips.
 
     Args:
@@ -87,15 +94,21 @@ def random_view(width: int, height: int, config: LoaderConfig, draws: Sequence[f
         height: of the stored image, pixels.
         config: sizes and probabilities.
         draws: five numbers, uniform in [0, 1).
+        canvas: width and height of what it is drawn on, whose longer side the image has before the
+            jitter; by default the square of `config.image_size`.
     """
     jitter, place_x, place_y, flip, flip_vertical = draws
+    canvas_width, canvas_height = canvas or (config.image_size, config.image_size)
     low, high = config.scale
-    # Uniform in log scale: as often half as large as twice as large.
-    scale = config.image_size / max(height, width) * low * (high / low) ** jitter
+    scale = max(canvas_width, canvas_height) / max(height, width)
+    if config.scale_draw == "log":
+        scale = scale * low * (high / low) ** jitter
+    else:
+        scale *= low + (high - low) * jitter
     # libjpeg decodes by halves for less than it costs to decode and resize.
     divisor = next(number for number in (8, 4, 2, 1) if number * scale <= 1 or number == 1)
-    left, crop_width, x, place_width = _span(width, scale, divisor, config.image_size, place_x)
-    top, crop_height, y, place_height = _span(height, scale, divisor, config.image_size, place_y)
+    left, crop_width, x, place_width = _span(width, scale, divisor, canvas_width, place_x)
+    top, crop_height, y, place_height = _span(height, scale, divisor, canvas_height, place_y)
     return View(
         divisor, (left, top, crop_width, crop_height), (x, y, place_width, place_height),
         flip < config.flip, flip_vertical < config.flip_vertical, scale,
@@ -143,29 +156,29 @@ class Drawing:
         Args:
             pixels: uint8 [H, W, 3], contiguous: will hold the image, see `render`.
             view: of it.
-            square: uint8 [S, S, 3], contiguous, receives it.
-            spare: uint8 [S, S, 3], for use while it is drawn.
+            square: uint8 [S, S, 3], contiguous, receives it; it may be a tile that is no square.
+            spare: uint8, contiguous, at least as many bytes, for use while it is drawn.
         """
         left, top, width, height = view.crop
         x, y, place_width, place_height = view.place
-        size = len(square)
-        x = size - x - place_width if view.flip else x
-        y = size - y - place_height if view.flip_vertical else y
+        whole_height, whole_width = square.shape[:2]
+        x = whole_width - x - place_width if view.flip else x
+        y = whole_height - y - place_height if view.flip_vertical else y
         below, right = y + place_height, x + place_width
         if y:
             square[:y].fill(FILL)
-        if below < size:
+        if below < whole_height:
             square[below:].fill(FILL)
         if x:
             square[y:below, :x].fill(FILL)
-        if right < size:
+        if right < whole_width:
             square[y:below, right:].fill(FILL)
         resized = (height, width) != (place_height, place_width)
         turned = view.flip or view.flip_vertical
         seen, place = pixels[top : top + height, left : left + width], square[y:below, x:right]
         self._resized: tuple[Tensor, Tensor] | None = None
         self._copies: list[tuple[np.ndarray, np.ndarray]] = []
-        if resized and place_width == size and not turned:
+        if resized and place_width == whole_width and not turned:
             self._resized = _as_images(seen), _as_images(place)
             return
         if resized:
@@ -211,7 +224,9 @@ def _reversing_copies(source: np.ndarray, target: np.ndarray) -> list[tuple[np.n
     return copies
 
 
-def move_boxes(annotations: Sequence[dict[str, Any]], view: View, size: int) -> tuple[np.ndarray, np.ndarray]:
+def move_boxes(
+    annotations: Sequence[dict[str, Any]], view: View, canvas: int | tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
     """Transform the boxes of an image to its square; drop crowd regions and boxes that are mostly outside.
 
     Box by box: up to a hundred boxes this takes less time than NumPy's calls on arrays.
@@ -219,12 +234,13 @@ def move_boxes(annotations: Sequence[dict[str, Any]], view: View, size: int) -> 
     Args:
         annotations: of the image: bbox (x, y, width, height in its pixels), category_id, iscrowd.
         view: of the image.
-        size: side of the square, pixels.
+        canvas: side of the square, or width and height of a tile, pixels.
 
     Returns:
         Boxes fp32 [M, 4], x1 y1 x2 y2 in pixels of the square, and labels int64 [M].
     """
-    (factor_x, factor_y), (plus_x, plus_y) = _box_map(view, size)
+    right, below = (canvas, canvas) if isinstance(canvas, int) else canvas
+    (factor_x, factor_y), (plus_x, plus_y) = _box_map(view, right, below)
     boxes: list[float] = []
     labels: list[int] = []
     for item in annotations:
@@ -239,7 +255,7 @@ def move_boxes(annotations: Sequence[dict[str, Any]], view: View, size: int) -> 
             x1, x2 = x2, x1
         if y2 < y1:
             y1, y2 = y2, y1
-        x1, y1, x2, y2 = max(x1, 0), max(y1, 0), min(x2, size), min(y2, size)
+        x1, y1, x2, y2 = max(x1, 0), max(y1, 0), min(x2, right), min(y2, below)
         width, height = x2 - x1, y2 - y1
         if width > 1 and height > 1 and width * height >= MIN_VISIBLE * whole:
             boxes += (x1, y1, x2, y2)
@@ -247,7 +263,7 @@ def move_boxes(annotations: Sequence[dict[str, Any]], view: View, size: int) -> 
     return np.array(boxes, np.float32).reshape(-1, 4), np.array(labels, np.int64)
 
 
-def _box_map(view: View, size: int) -> tuple[tuple[float, float], tuple[float, float]]:
+def _box_map(view: View, right: int, below: int) -> tuple[tuple[float, float], tuple[float, float]]:
     """The affine map of a view from coordinates of the stored image: factors and offsets of x and y."""
     left, top, width, height = view.crop
     x, y, place_width, place_height = view.place
@@ -255,9 +271,9 @@ def _box_map(view: View, size: int) -> tuple[tuple[float, float], tuple[float, f
     plus_x, plus_y = x - left * factor_x, y - top * factor_y
     factor_x, factor_y = factor_x / view.divisor, factor_y / view.divisor
     if view.flip:
-        factor_x, plus_x = -factor_x, size - plus_x
+        factor_x, plus_x = -factor_x, right - plus_x
     if view.flip_vertical:
-        factor_y, plus_y = -factor_y, size - plus_y
+        factor_y, plus_y = -factor_y, below - plus_y
     return (factor_x, factor_y), (plus_x, plus_y)
 
 

@@ -13,7 +13,7 @@ import torch
 from trainer.config import LoaderConfig
 from trainer.data import device_decode
 from trainer.data.decoding import decode
-from trainer.data.device_decode import check, decoder_for, draw_views
+from trainer.data.device_decode import check, decoder_for, draw_view
 from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import random_view, render, sample_draws
@@ -75,7 +75,7 @@ def test_a_view_is_drawn_as_on_the_host(width, height, seed):
     view = random_view(width, height, CONFIG, sample_draws(seed, 0, 0)[:5])
     jpeg, square = smooth(width, height), np.empty((96, 96, 3), np.uint8)
     render(decode(jpeg, width, height, view.divisor, bgr=view.flip), view, square)
-    (drawn,) = draw_views([decode(jpeg, width, height)], [view], 96)
+    drawn = draw_view(decode(jpeg, width, height), view, 96, 96)
     difference = (drawn.int() - torch.from_numpy(square).int()).abs().float()
     # Blocks averaged are not quite what the decoder gives when it divides the sides itself.
     assert difference.mean() < (0.01 if view.divisor == 1 else 1.5)

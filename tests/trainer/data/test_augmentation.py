@@ -1,0 +1,235 @@
+"""Sizes, mosaics and mix-up: boxes follow the pixels, draws follow from seed, epoch and index."""
+
+import dataclasses
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from trainer import recipes
+from trainer.config import LoaderConfig
+from trainer.data import device_decode
+from trainer.data.augmentation import Augmentation
+from trainer.data.batch import PADDING
+from trainer.data.download import download
+from trainer.data.loader import TrainLoader
+from trainer.data.sample_order import SampleStream
+from trainer.data.shard_index import ShardDataset
+from trainer.data.shards import shard
+from trainer.data.transforms import FILL, random_view, sample_draws
+from trainer.distributed import World
+
+CPU = torch.device("cpu")
+STRONG = LoaderConfig(
+    image_size=128, workers=2, prefetch=2, scale=[0.7, 1.4], brightness=0.2, flip_vertical=0.5, mosaic=0.5,
+    mixup=0.5, sizes=[96, 128, 160],
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dataset(shards):
+    return ShardDataset(shards, "train")
+
+
+@pytest.fixture(scope="module")
+def rectangles(tmp_path_factory):
+    """Black images with one white rectangle each, which is the box."""
+    folder = tmp_path_factory.mktemp("rectangles")
+    generator = np.random.default_rng(0)
+    images, boxes = [], []
+    for number in range(1, 25):
+        width, height = (int(side) for side in generator.integers(100, 300, 2))
+        w, h = (int(side * share) for side, share in zip((width, height), generator.uniform(0.3, 0.6, 2),
+                                                         strict=True))  # fmt: skip
+        x, y = int(generator.integers(0, width - w)), int(generator.integers(0, height - h))
+        pixels = np.zeros((height, width), np.uint8)
+        pixels[y : y + h, x : x + w] = 255
+        Image.fromarray(pixels).save(folder / f"{number}.jpg", quality=98)
+        images.append({"id": number, "file_name": f"{number}.jpg", "width": width, "height": height})
+        boxes.append({"id": number, "image_id": number, "category_id": 1, "bbox": [x, y, w, h],
+                      "area": w * h, "iscrowd": 0})  # fmt: skip
+    form = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "white"}]}
+    (folder / "train.json").write_text(json.dumps(form))
+    config = recipes.load("debug", {"data.processes": 1}).data
+    raw = download(f"coco:{folder}/train.json", str(folder / "root"), config)
+    return ShardDataset(shard(raw, str(folder / "root"), config)["uri"], "train")
+
+
+def take(dataset, config, count, start=0, whole=4, batch=4, rank=0, size=1, epochs=None, weights=None):
+    loader = TrainLoader(
+        dataset, config, global_batch=whole, batch_size=batch, seed=5, world=World(rank, size, CPU),
+        max_bad_fraction=0.0, epochs=epochs, weights=weights,
+    )  # fmt: skip
+    batches = loader.batches(start)
+    try:
+        return [next(batches) for _ in range(count)]
+    finally:
+        batches.close()
+        loader.close()
+
+
+def targets(batch, row):
+    return [
+        (label, *box)
+        for label, box in zip(batch.labels[row].tolist(), batch.boxes[row].tolist(), strict=True)
+        if label != PADDING
+    ]
+
+
+def pictures(batches):
+    """Every sample by itself: id, size, pixels, targets, colours."""
+    return [
+        (image_id, batch.images.shape[-1], batch.images[row].numpy().tobytes(), targets(batch, row),
+         batch.color[row].tolist())
+        for batch in batches for row, image_id in enumerate(batch.image_ids)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [
+    {"mosaic": 1.0, "mixup": 0.0}, {"mosaic": 0.0, "mixup": 1.0}, {"mosaic": 1.0, "mixup": 1.0},
+    {"mosaic": 0.0, "mixup": 0.0, "scale": [0.1, 2.0], "scale_draw": "uniform"},
+])  # fmt: skip
+def test_boxes_follow_the_pixels(rectangles, changes):
+    """What is bright is in a box, but for boxes of which too little is left; what a box holds is bright."""
+    config = dataclasses.replace(STRONG, brightness=0.0, sizes=[], image_size=320, **changes)
+    # With half of each picture a rectangle on black is still lighter than grey on black.
+    floor = 130 if config.mixup else 190
+    found = lost = 0
+    for batch in take(rectangles, config, 6):
+        for row in range(4):
+            image = batch.images[row, 0].int()
+            covered = torch.zeros_like(image, dtype=torch.bool)
+            for _, x1, y1, x2, y2 in targets(batch, row):
+                assert 0 <= x1 < x2 <= 320 and 0 <= y1 < y2 <= 320
+                inside = image[round(y1) + 2 : round(y2) - 2, round(x1) + 2 : round(x2) - 2]
+                assert not inside.numel() or inside.min() >= (95 if config.mixup else floor)
+                covered[max(0, round(y1) - 2) : round(y2) + 2, max(0, round(x1) - 2) : round(x2) + 2] = True
+                found += 1
+            lost += int(((image > max(floor, FILL + 40)) & ~covered).sum())
+    assert found > (60 if config.mosaic else 20)
+    # Slivers of boxes of which less than a quarter is seen.
+    assert lost < 24 * 320 * 320 * 0.01
+
+
+def test_a_mosaic_shows_four_images_and_mixup_both(rectangles):
+    plain = dataclasses.replace(STRONG, brightness=0.0, sizes=[], image_size=320, scale=[1.0, 1.0])
+    four = take(rectangles, dataclasses.replace(plain, mosaic=1.0, mixup=0.0), 6)
+    five = take(rectangles, dataclasses.replace(plain, mosaic=1.0, mixup=1.0), 6)
+    none = take(rectangles, dataclasses.replace(plain, mosaic=0.0, mixup=0.0), 6)
+    counts = [[len(targets(batch, row)) for batch in batches for row in range(4)]
+              for batches in (none, four, five)]  # fmt: skip
+    assert counts[0] == [1] * 24 and 3 < np.mean(counts[1]) <= 4 and 4 < np.mean(counts[2]) <= 5
+
+
+def test_large_scale_jitter_is_drawn_evenly():
+    evenly = dataclasses.replace(STRONG, scale=[0.1, 2.0], scale_draw="uniform")
+    log = dataclasses.replace(evenly, scale_draw="log")
+    evens, logs = (
+        [random_view(128, 128, config, sample_draws(0, 0, index)[:5]).scale for index in range(2000)]
+        for config in (evenly, log)
+    )
+    assert np.quantile(evens, [0, 0.5, 1]) == pytest.approx([0.1, 1.05, 2.0], abs=0.05)
+    assert np.median(logs) == pytest.approx(np.sqrt(0.1 * 2), abs=0.05)
+
+
+def test_the_draw_is_a_function_of_seed_epoch_and_index(dataset):
+    """Workers, passes, ranks and the place where the stream is entered change nothing."""
+    weights = np.linspace(0.5, 3, len(dataset))
+    whole = pictures(take(dataset, STRONG, 16, weights=weights))
+    assert len({size for _, size, *_ in whole}) == 3
+    other = dataclasses.replace(STRONG, workers=3, prefetch=1)
+    assert pictures(take(dataset, other, 16, weights=weights)) == whole
+    assert pictures(take(dataset, STRONG, 9, start=28, weights=weights)) == whole[28:]
+    assert pictures(take(dataset, STRONG, 32, batch=2, weights=weights)) == whole
+    ranks = [take(dataset, STRONG, 16, rank=rank, size=2, weights=weights) for rank in (0, 1)]
+    assert pictures([batch for pair in zip(*ranks, strict=True) for batch in pair]) == whole
+    uneven = [take(dataset, STRONG, 16, rank=rank, size=3, weights=weights) for rank in range(3)]
+    assert pictures([batch for step in zip(*uneven, strict=True) for batch in step]) == whole
+
+
+def test_an_image_that_an_epoch_reads_twice_is_seen_differently(dataset):
+    weights = np.ones(len(dataset))
+    weights[3] = 40.0
+    twice = [picture for picture in pictures(take(dataset, STRONG, 6, weights=weights))
+             if picture[0] == dataset.image_ids[3]]  # fmt: skip
+    assert len(twice) > 10 and len({picture[2] for picture in twice}) == len(twice)
+
+
+def test_the_first_step_has_the_largest_size_and_all_occur(dataset):
+    config = dataclasses.replace(STRONG, sizes=[96, 160, 128], mosaic=0.0, mixup=0.0)
+    augmentation = Augmentation(config, SampleStream([9], 0), np.full((9, 2), 50), seed=3, epochs=None)
+    sizes = [augmentation.size(step, 0) for step in range(600)]
+    assert sizes[0] == 160
+    assert all(150 < count < 250 for count in Counter(sizes).values()) and set(sizes) == {96, 128, 160}
+    other = Augmentation(config, SampleStream([9], 0), np.full((9, 2), 50), seed=4, epochs=None)
+    assert [other.size(step, 0) for step in range(600)] != sizes
+
+
+def test_the_last_epochs_are_plain(dataset):
+    """Three epochs of 24 in steps of 4, the last one plain: only flips, and colours that stay."""
+    config = dataclasses.replace(STRONG, plain_epochs=1)
+    batches = take(dataset, config, 18, epochs=3)
+    assert pictures(batches[:12]) == pictures(take(dataset, STRONG, 12))
+    last = pictures(batches[12:])
+    alone = dataclasses.replace(STRONG, mosaic=0.0, mixup=0.0, sizes=[], scale=[1.0, 1.0], brightness=0.0)
+    expected = [
+        (image_id, 128, batch.images[row].numpy().tobytes(), targets(batch, row), np.eye(3, 4).tolist())
+        for batch in take(dataset, alone, 6, start=48)
+        for row, image_id in enumerate(batch.image_ids)
+    ]
+    assert last == expected
+    assert all(batch.color is None for batch in take(dataset, alone, 1))
+
+
+def test_a_batch_over_the_border_of_the_plain_epochs(dataset):
+    config = dataclasses.replace(STRONG, plain_epochs=1)
+    batch = take(dataset, config, 4, whole=7, batch=7, epochs=2)[3]  # positions 21 to 27
+    assert batch.color.shape == (7, 3, 4)
+    plain = [(color == torch.eye(3, 4)).all().item() for color in batch.color]
+    assert plain == [False] * 3 + [True] * 4
+
+
+def test_a_damaged_image_leaves_a_grey_tile_without_boxes(rectangles, monkeypatch):
+    config = dataclasses.replace(STRONG, brightness=0.0, sizes=[], image_size=320, mosaic=1.0, mixup=0.0)
+    read, chosen = rectangles.read, int(rectangles.image_ids[2])
+    whole = take(rectangles, config, 6)
+
+    def damaged(index):
+        data, record = read(index)
+        return (data[:20] if record["image_id"] == chosen else data), record
+
+    monkeypatch.setattr(rectangles, "read", damaged)
+    loader = TrainLoader(
+        rectangles, config, global_batch=4, batch_size=4, seed=5, world=World(0, 1, CPU),
+        max_bad_fraction=0.1,
+    )  # fmt: skip
+    batches = loader.batches(0)
+    broken = [next(batches) for _ in range(6)]
+    batches.close(), loader.close()
+    fewer = 0
+    for one, other in zip(whole, broken, strict=True):
+        for row in range(4):
+            before, after = targets(one, row), targets(other, row)
+            assert set(after) <= set(before)
+            fewer += len(before) - len(after)
+            assert torch.equal(one.images[row], other.images[row]) == (before == after)
+    assert fewer >= 2
+
+
+def test_the_device_draws_the_same_pictures(dataset, monkeypatch):
+    from simplejpeg import decode_jpeg
+
+    monkeypatch.setattr(device_decode, "check", lambda device: None)
+    monkeypatch.setattr(
+        device_decode, "decode",
+        lambda jpegs, device: [torch.from_numpy(decode_jpeg(one, colorspace="RGB")).permute(2, 0, 1)
+                               for one in jpegs],
+    )  # fmt: skip
+    on_device = take(dataset, dataclasses.replace(STRONG, decoder="gpu"), 8)
+    for host, device in zip(take(dataset, STRONG, 8), on_device, strict=True):
+        assert host.image_ids == device.image_ids and torch.equal(host.boxes, device.boxes)
+        assert host.images.shape == device.images.shape
+        assert (host.images.int() - device.images.int()).abs().float().mean() < 4

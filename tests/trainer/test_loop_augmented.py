@@ -1,0 +1,59 @@
+"""A training with all that changes the pictures: resumed bit for bit, on any number of processes."""
+
+import pytest
+import torch
+from finished_runs import assert_same_weights, final_weights, losses, stop_after
+from steps import steps_of
+
+from trainer.distributed import World
+from trainer.errors import Interrupted
+from trainer.loop import train
+
+STRONG = {
+    "loader__sizes": [96, 128], "loader__mosaic": 0.5, "loader__mixup": 0.3, "loader__plain_epochs": 1,
+    "loader__sampling": "repeat_factor", "loader__repeat_threshold": 0.9, "train__epochs": 3,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory, shards, tiny):
+    output = str(tmp_path_factory.mktemp("unbroken"))
+    return output, train(tiny(**STRONG), shards, output)
+
+
+@pytest.mark.parametrize(("signalled", "stopped"), [(2, 3), (11, 12), (13, 14)])
+def test_resumed_bit_for_bit(signalled, stopped, unbroken, shards, tiny, tmp_path, monkeypatch):
+    """Stopped within an epoch, before the plain one begins, and within that."""
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        stop_after(patch, signalled)
+        train(tiny(**STRONG), shards, str(tmp_path))
+    result = train(tiny(**STRONG), shards, str(tmp_path))
+    assert result["resumed_from"] == stopped and result["metrics"] == unbroken[1]["metrics"]
+    assert losses(str(tmp_path)) == losses(unbroken[0])
+    assert_same_weights(final_weights(str(tmp_path)), final_weights(unbroken[0]))
+
+
+def test_it_is_another_training_than_without(unbroken, shards, tiny, tmp_path):
+    train(tiny(train__epochs=1), shards, str(tmp_path))
+    assert losses(str(tmp_path)) != {step: losses(unbroken[0])[step] for step in range(1, 7)}
+
+
+def test_ranks_share_steps_of_one_size(shards, tiny, tmp_path):
+    """What two processes read of some steps is what one reads, size for size."""
+    config = tiny(**STRONG, train__global_batch=4, train__batch_size=2)
+
+    def read(rank, size):
+        world = World(rank, size, torch.device("cpu"))
+        with steps_of(config, shards, str(tmp_path / f"{size}-{rank}")) as (run, _):
+            run.loader._world, run.loader.passes = world, 4 // size // 2
+            batches = run.loader.batches(0)
+            read = [[next(batches) for _ in range(run.loader.passes)] for _ in range(14)]
+            batches.close()
+        return read
+
+    alone, ranks = read(0, 1), [read(rank, 2) for rank in (0, 1)]
+    sizes = [step[0].images.shape[-1] for step in alone]
+    assert set(sizes) == {96, 128} and sizes[0] == 128 and set(sizes[12:]) == {96}
+    for step, whole in enumerate(alone):
+        parts = [batch for rank in ranks for batch in rank[step]]
+        assert torch.equal(torch.cat([b.images for b in whole]), torch.cat([b.images for b in parts]))

@@ -1,0 +1,165 @@
+"""What augmentation makes of each sample and step: squares of several sizes, mosaics, mix-up, and its end.
+
+A mosaic shows four images around a point near the square's middle (Bochkovskiy et al. 2020,
+arXiv:2004.10934); mix-up blends another image in and keeps the boxes of both (Zhang et al. 2018,
+arXiv:1710.09412; for detection Zhang et al. 2019, arXiv:1902.04103). The others come from the next
+positions of the stream, so that they are near in the shards too. Everything follows from seed, epoch
+and index; the size from seed and step, so that it is the same on all ranks.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+
+from trainer.config import LoaderConfig
+from trainer.data.sample_order import Place, SampleStream
+from trainer.data.transforms import View, color_map, random_view, sample_draws
+
+REACH = 256
+"""Positions of the stream after a sample's from which the others come."""
+_CENTRE = (0.3, 0.4)
+"""Where a mosaic's centre is at least, and the range beyond, as shares of the side."""
+_BLEND = (0.4, 0.2)
+"""What share the first image has at least in mix-up, and the range beyond."""
+_IDENTITY = np.eye(3, 4, dtype=np.float32)
+
+
+class Plan(NamedTuple):
+    """A sample of a batch, and the samples that share its picture."""
+
+    place: Place
+    mosaic: tuple[int, ...] = ()
+    """Indices in the split of the three others of a mosaic; empty where it is none."""
+    mixed: int = -1
+    """Index in the split of what is blended in; -1 where nothing is."""
+    draws: tuple[float, ...] = ()
+    """Numbers in [0, 1): the mosaic's centre (x, y), and the share in mix-up."""
+
+
+class Tile(NamedTuple):
+    """A view of an image in a part of the square."""
+
+    sample: int
+    """Of the sample in its split."""
+    view: View
+    """In pixels of the tile."""
+    area: tuple[int, int, int, int]
+    """Left, top, width, height of the tile in the square."""
+
+
+class Composition(NamedTuple):
+    """A picture of several samples."""
+
+    layers: tuple[tuple[Tile, ...], ...]
+    """One, or two that are blended; each covers the square."""
+    share: int
+    """Of the first layer, in 1/256."""
+
+
+class Augmentation:
+    """Decides how each sample of a split is shown in a training."""
+
+    def __init__(
+        self, config: LoaderConfig, stream: SampleStream, sizes: np.ndarray, *, seed: int, epochs: int | None
+    ) -> None:  # fmt: skip
+        """Prepare.
+
+        Args:
+            config: sizes and probabilities.
+            stream: of the training.
+            sizes: width and height of the samples in their split, [N, 2].
+            seed: of the run.
+            epochs: of the whole training; None where it has no end.
+        """
+        self._config, self._stream, self._sizes, self._seed = config, stream, sizes, seed
+        self._plain = dataclasses.replace(
+            config, scale=[1.0, 1.0], brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0
+        )
+        self._plain_from = (
+            epochs - config.plain_epochs if epochs is not None and config.plain_epochs else None
+        )
+        self._reach = min(REACH, max(1, len(sizes) - 1))
+
+    def plain(self, epoch: int) -> bool:
+        """Whether an epoch is one of the last, without strong augmentation."""
+        return self._plain_from is not None and epoch >= self._plain_from
+
+    def size(self, step: int, epoch: int) -> int:
+        """Side of the square in a step (from 0) that begins in an epoch.
+
+        The first step takes the largest, so that a size that does not fit into memory ends a run at once.
+        """
+        sizes = self._config.sizes
+        if not sizes or self.plain(epoch):
+            return self._config.image_size
+        if step == 0:
+            return max(sizes)
+        digest = blake2b(b"size %d %d" % (self._seed, step), digest_size=4).digest()
+        return sizes[int.from_bytes(digest, "little") * len(sizes) >> 32]
+
+    def plan(self, position: int) -> Plan:
+        """The sample at a position of the stream, and those that share its picture."""
+        place = self._stream[position]
+        config = self._config
+        if not (config.mosaic or config.mixup) or self.plain(place.epoch):
+            return Plan(place)
+        mosaic, mixup, *others, x, y, share = sample_draws(self._seed, *place, 0)
+        indices = [self._index(self._stream[position + 1 + int(draw * self._reach)]) for draw in others]
+        return Plan(
+            place,
+            tuple(indices[:3]) if mosaic < config.mosaic else (),
+            indices[3] if mixup < config.mixup else -1,
+            (x, y, share),
+        )
+
+    def _index(self, place: Place) -> int:
+        """Index of a sample in its split."""
+        return place.sample % len(self._sizes)
+
+    def view(self, place: Place, width: int, height: int, draws: Sequence[float], size: int) -> View:
+        """The view of a sample that has the square of a size for itself; see `sample_draws`."""
+        config = self._plain if self.plain(place.epoch) else self._config
+        return random_view(width, height, config, draws[:5], (size, size))
+
+    def color(self, place: Place, draws: Sequence[float]) -> np.ndarray | None:
+        """The colour map of a sample; see `color_map`."""
+        if not self.plain(place.epoch):
+            return color_map(self._config, draws[5:])
+        # A batch that begins before the plain epochs has maps for all of its images.
+        return None if color_map(self._config, draws[5:]) is None else _IDENTITY
+
+    def compose(self, plan: Plan, size: int) -> Composition | None:
+        """The picture of a sample in a square; None where it has the square for itself."""
+        if not plan.mosaic and plan.mixed < 0:
+            return None
+        own = self._index(plan.place)
+        x, y, share = plan.draws
+        if plan.mosaic:
+            areas = _quarters(size, *(round(size * (_CENTRE[0] + _CENTRE[1] * draw)) for draw in (x, y)))
+            shown = zip((own, *plan.mosaic), areas, range(1, 5), strict=True)
+            first = tuple(self._tile(plan.place, index, area, part) for index, area, part in shown)
+        else:
+            draws = sample_draws(self._seed, *plan.place)
+            width, height = self._sizes[own].tolist()
+            first = (Tile(own, self.view(plan.place, width, height, draws, size), (0, 0, size, size)),)
+        if plan.mixed < 0:
+            return Composition((first,), 256)
+        second = self._tile(plan.place, plan.mixed, (0, 0, size, size), 5)
+        return Composition((first, (second,)), round(256 * (_BLEND[0] + _BLEND[1] * share)))
+
+    def _tile(self, place: Place, index: int, area: tuple[int, int, int, int], part: int) -> Tile:
+        draws = sample_draws(self._seed, *place, part)
+        width, height = self._sizes[index].tolist()
+        return Tile(index, random_view(width, height, self._config, draws[:5], area[2:]), area)
+
+
+def _quarters(size: int, x: int, y: int) -> list[tuple[int, int, int, int]]:
+    """The four parts of a square around a point."""
+    return [
+        (left, top, width, height)
+        for top, height in ((0, y), (y, size - y))
+        for left, width in ((0, x), (x, size - x))
+    ]
