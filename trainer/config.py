@@ -146,11 +146,10 @@ class LoaderConfig:
     """Sides of the square in training, multiples of 32, of which every step draws one (the first
     takes the largest); empty is image_size alone. With train.compile=model each is compiled once."""
     plain_epochs: Count = 0
-    """Last epochs of the training without strong augmentation: only flips, at image_size; no
-    mosaic, mixup, scale, colours and sizes."""
+    """Last epochs without strong augmentation: only flips, at image_size."""
     sampling: Literal["plain", "repeat_factor", "class_balanced"] = "plain"
-    """How often an epoch reads an image: once; more often the rarer its rarest class is; or so that
-    all classes are drawn alike. An epoch has as many images in all of them."""
+    """How often an epoch reads an image: once; more often where it has a class that is rare; or so
+    that all classes are drawn alike."""
     repeat_threshold: Annotated[float, Field(gt=0, le=1)] = 0.001
     """Share of the images below which a class is rare for sampling=repeat_factor."""
 
