@@ -40,7 +40,7 @@ def plan(
         StorageError: the data root cannot be read or written.
     """
     check(partitions)
-    config = recipes.load(recipe, overrides).data
+    config = recipes.load_here(recipe, overrides).data
     is_known = data_versions.known(source, data_root, config, version) is not None
     uri = "" if is_known else storage.join(download.plan(source, data_root, config)["uri"], "plan.json")
     numbered = ({"plan": uri, "partition": part, "partitions": partitions} for part in range(partitions))

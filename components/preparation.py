@@ -50,7 +50,9 @@ def download(
     Returns:
         Of the raw images.
     """
-    manifest = partitions.fetched(parts, source, data_root, recipes.load(recipe, overrides).data, version)
+    manifest = partitions.fetched(
+        parts, source, data_root, recipes.load_here(recipe, overrides).data, version
+    )
     counts = {
         f"{split}_{key}": n
         for split, split_counts in manifest["splits"].items()

@@ -76,7 +76,7 @@ def check(options: Options) -> None:
             raise ConfigError(f"--nproc must be 1 or more, not {options['nproc']}", fix="use --nproc 1")
 
     def gate_of_recipe() -> None:
-        config = recipes.load(options["recipe"], options["overrides"])
+        config = recipes.load_here(options["recipe"], options["overrides"])
         for rule in [] if options["gate"] else config.evaluation.gate:
             parse(rule)
 

@@ -166,6 +166,10 @@ class ModelConfig:
     """Sides of the input square are multiples of it, in pixels."""
     left_out_formats: ClassVar[tuple[str, ...]] = ()
     """Export formats that the architecture does not have."""
+    library: ClassVar[str] = ""
+    """Library whose weights it takes, torchvision or transformers; empty takes any."""
+    published: ClassVar[str] = ""
+    """What the names of torchvision's weights of this detector begin with; empty where it has none."""
 
     architecture: str = architectures.DEFAULT
     """Kind of detector. Each has its own options: those of another are refused."""

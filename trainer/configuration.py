@@ -16,6 +16,8 @@ from trainer.storage.uris import check_bucket
 
 _ADAPTER = TypeAdapter(Config)
 _ARCHITECTURE = "model.architecture"
+_LIBRARIES = {"torchvision:": "torchvision", "hf:": "transformers"}
+"""Whose weights URIs name."""
 
 
 def to_json(config: Config) -> str:
@@ -100,7 +102,22 @@ def _misfits(config: Config) -> list[str]:
         )
     if lacking := [name for name in config.export.formats if name in model.left_out_formats]:
         problems.append(f"  export.formats: {model.architecture} has no form {', '.join(lacking)}")
+    if stranger := _stranger(model):
+        problems.append(f"  model.weights: {model.weights} are {stranger}, not of {model.architecture}")
     return problems
+
+
+def _stranger(model: ModelConfig) -> str:
+    """What else weights are of, as far as their URI tells; empty where they may fit."""
+    scheme, colon, name = model.weights.partition(":")
+    library = _LIBRARIES.get(scheme + colon, "")
+    if library and model.library not in ("", library):
+        return f"weights of {library}"
+    for architecture in architectures.ARCHITECTURES if library == "torchvision" else ():
+        published = architectures.options_class(architecture).published
+        if published and name.startswith(published) and published != model.published:
+            return f"of the architecture {architecture}"
+    return ""
 
 
 def _problems(error: ValidationError, section: str) -> list[str]:

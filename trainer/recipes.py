@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from trainer import architectures
 from trainer.config import Config, DataConfig, EvaluationConfig, LoaderConfig, TrainConfig
 from trainer.configuration import with_overrides
 from trainer.errors import ConfigError
@@ -110,3 +111,14 @@ def load(name: str, overrides: dict[str, Any] | None = None) -> Config:
     if name not in RECIPES:
         raise ConfigError(f"no recipe {name!r}", fix=f"use one of: {', '.join(RECIPES)}")
     return with_overrides(RECIPES[name](), overrides or {}, where=f"overrides of recipe {name}")
+
+
+def load_here(name: str, overrides: dict[str, Any] | None = None) -> Config:
+    """Return what `load` does, where it is to be used: before hours of work that come first.
+
+    Raises:
+        ConfigError: as `load`, or what the detector needs is not installed here.
+    """
+    config = load(name, overrides)
+    architectures.require(config.model.architecture)
+    return config

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from components import data_versions, partitions
-from trainer import recipes, storage
+from components import data_versions, partitions, preparation
+from trainer import architectures, recipes, storage
 from trainer.data import shards
 from trainer.errors import ConfigError, StorageError
 
@@ -77,3 +77,13 @@ def test_a_part_that_was_not_fetched_is_missed(tmp_path):
 def test_numbers_that_cannot_be(count, tmp_path):
     with pytest.raises(ConfigError, match="is not from 1 to 256"):
         partitions.plan(SOURCE, str(tmp_path), *ASKED, "", count)
+
+
+def test_a_detector_that_is_not_installed_is_refused_before_any_data(tmp_path, monkeypatch):
+    line = architectures.ARCHITECTURES["retinanet"]._replace(extra="detr", packages=("no_such_package",))
+    monkeypatch.setitem(architectures.ARCHITECTURES, "retinanet", line)
+    with pytest.raises(ConfigError, match="retinanet needs the package no_such_package"):
+        partitions.plan(SOURCE, str(tmp_path), *ASKED, "", 2)
+    with pytest.raises(ConfigError, match="retinanet needs the package no_such_package"):
+        preparation.prepare(SOURCE, *ASKED, str(tmp_path), "", str(tmp_path / "page.html"))
+    assert not list(tmp_path.iterdir())

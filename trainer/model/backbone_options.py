@@ -1,6 +1,6 @@
 """Options of a residual backbone with a feature pyramid, for the architectures that have one."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
@@ -21,6 +21,8 @@ Backbone = Literal[
 @dataclass(config=STRICT, frozen=True)
 class PyramidOptions(ModelConfig):
     """A detector on a residual network and its feature pyramid."""
+
+    library: ClassVar[str] = "torchvision"
 
     backbone: Backbone = "resnet50"
     """Residual network that extracts the features."""

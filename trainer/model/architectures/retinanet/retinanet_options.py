@@ -1,7 +1,7 @@
 """RetinaNet's options."""
 
 from dataclasses import field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -13,6 +13,8 @@ from trainer.model.backbone_options import PyramidOptions
 @dataclass(config=STRICT, frozen=True)
 class RetinaNetOptions(PyramidOptions):
     """RetinaNet: backbone, feature pyramid, heads, anchors, postprocessing."""
+
+    published: ClassVar[str] = "RetinaNet_"
 
     architecture: Literal["retinanet"] = "retinanet"
     """Kind of detector. Each has its own options: those of another are refused."""

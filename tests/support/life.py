@@ -1,0 +1,45 @@
+"""A detector's whole life: trained, stopped, resumed, evaluated, exported and scored as exported."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finished_runs import assert_same_weights, final_weights, losses, stop_after
+
+from trainer.config import Config
+from trainer.errors import Interrupted
+from trainer.evaluate import evaluate
+from trainer.export.export import export
+from trainer.loop import train
+
+
+def live(config: Config, shards: str, folder: Path, stop: int, formats: list[str]) -> dict[str, Any]:
+    """Train, once without a break and once with one; evaluate, export, and score what was exported.
+
+    Args:
+        config: of the detector.
+        shards: data.
+        folder: where all of it goes.
+        stop: step after which the second training is stopped.
+        formats: to export to.
+
+    Returns:
+        What the export returns.
+    """
+    whole, broken = str(folder / "whole"), str(folder / "broken")
+    first = train(config, shards, whole)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        stop_after(patch, stop)
+        train(config, shards, broken)
+    second = train(config, shards, broken)
+    assert stop <= second["resumed_from"] < second["steps"]
+    assert losses(broken) == losses(whole) and second["metrics"] == first["metrics"]
+    assert_same_weights(final_weights(whole), final_weights(broken))
+    evaluation = evaluate(first["checkpoint"], shards, str(folder / "evaluation"), config)
+    config = replace(config, export=replace(config.export, formats=formats))
+    made = export(first["checkpoint"], shards, str(folder / "model"), config)
+    for file in (*(f"model.{suffix}" for suffix in ("onnx", "safetensors")),):
+        served = evaluate(str(folder / "model" / file), shards, str(folder / file), config)
+        assert served["metrics"]["coco/AP"] == pytest.approx(evaluation["metrics"]["coco/AP"], abs=1e-3)
+    return made

@@ -1,0 +1,108 @@
+"""The protocol: a detector that nobody knows goes all the way."""
+
+import dataclasses
+import json
+from dataclasses import asdict
+
+import pytest
+from life import live
+from toy_detector import ToyOptions
+
+from trainer import architectures, recipes
+from trainer.architectures import Entry
+from trainer.configuration import from_json, with_overrides
+from trainer.errors import CheckpointError, ConfigError
+from trainer.loop import train
+from trainer.model.architecture import build, has_running_statistics
+from trainer.training_log import read_rows
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch):
+    """Register the toy, which is one line."""
+    monkeypatch.setitem(
+        architectures.ARCHITECTURES, "toy", Entry("toy_detector:ToyOptions", "toy_detector:Toy")
+    )
+
+
+@pytest.fixture
+def config(tiny):
+    """A tiny training of the toy."""
+    return dataclasses.replace(tiny(), model=ToyOptions(score_threshold=0.1))
+
+
+def test_a_toy_of_one_file_and_one_line_lives_the_whole_life(config, shards, tmp_path):
+    made = live(config, shards, tmp_path, 7, ["onnx", "torch-export"])
+    assert set(made["formats"]) == {"onnx", "torch-export"}
+    rows = [row for row in read_rows(str(tmp_path / "whole")) if row["kind"] == "train"]
+    assert all(row["loss"] == pytest.approx(row["loss_objects"] + row["loss_boxes"]) for row in rows)
+    described = json.loads((tmp_path / "model" / "model_metadata.json").read_text())
+    assert described["architecture"] == {"name": "toy", "title": "a toy"}
+    assert described["thresholds"] == {"score": 0.1, "detections_per_image": 100}
+    assert described["outputs"]["rows"] == 36
+    card = (tmp_path / "model" / "MODEL_CARD.md").read_text()
+    assert "An object detector: a toy, 5 classes" in card and "suppressed" not in card
+    assert "loss_objects" not in card and "objects" in (tmp_path / "evaluation" / "report.html").read_text()
+
+
+def test_options_of_another_architecture_are_refused_by_name(config):
+    tree = asdict(config)
+    tree["model"] |= {"anchor_sizes": [1.0], "depth": 3}
+    with pytest.raises(ConfigError) as caught:
+        from_json(json.dumps(tree))
+    assert "model.anchor_sizes: a key of the architecture retinanet, not of toy" in caught.value.message
+    assert "model.depth: no such key" in caught.value.message
+    with pytest.raises(
+        ConfigError, match=r"'model\.width': it is one of the architecture toy, not of retina"
+    ):
+        recipes.load("debug", {"model.width": 3})
+
+
+def test_another_architecture_brings_its_own_defaults(config):
+    changed = recipes.load("finetune", {"model.architecture": "toy", "model.width": 5})
+    assert changed.model == ToyOptions(width=5)
+    assert with_overrides(config, {"model.architecture": "toy"}).model == config.model
+
+
+def test_sizes_and_formats_that_it_cannot_do_are_told_with_the_configuration(config):
+    with pytest.raises(ConfigError) as caught:
+        with_overrides(config, {"loader.image_size": 100, "export.formats": ["onnx", "raw"]})
+    assert "loader.image_size: toy takes multiples of 16, not 100; the next are 96 and 112" in str(
+        caught.value
+    )
+    assert "export.formats: toy has no form raw" in str(caught.value)
+
+
+def test_what_is_not_installed_is_told_before_anything_is_built(monkeypatch, config, shards, tmp_path):
+    there = architectures.ARCHITECTURES["toy"]
+    monkeypatch.setitem(
+        architectures.ARCHITECTURES, "toy", there._replace(extra="detr", packages=("no_such_package",))
+    )
+    assert from_json("{}") and with_overrides(config, {"model.width": 3}).model.width == 3
+    with pytest.raises(ConfigError) as caught:
+        train(config, shards, str(tmp_path))
+    assert "toy needs the package no_such_package" in str(caught.value)
+    assert "kubedet[detr]" in caught.value.fix
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(config, tiny, shards, tmp_path):
+    train(
+        dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=1)), shards, str(tmp_path)
+    )
+    with pytest.raises(
+        CheckpointError, match=r"model\.architecture: 'toy' in the checkpoint, 'retinanet' now"
+    ):
+        train(tiny(), shards, str(tmp_path))
+
+
+def test_buffers_that_training_changes_are_known(config, tiny):
+    assert not has_running_statistics(build(config.model, 3))
+    assert has_running_statistics(build(tiny().model, 3))
+    assert not has_running_statistics(build(tiny(model__norm="frozen").model, 3))
+
+
+def test_weights_of_another_library_are_told_with_the_configuration():
+    with pytest.raises(
+        ConfigError, match=r"model\.weights: hf:a/b are weights of transformers, not of retinanet"
+    ):
+        recipes.load("finetune", {"model.weights": "hf:a/b"})
