@@ -170,6 +170,8 @@ class ModelConfig:
     """Library whose weights it takes, torchvision or transformers; empty takes any."""
     published: ClassVar[str] = ""
     """What the names of torchvision's weights of this detector begin with; empty where it has none."""
+    federated: ClassVar[bool] = False
+    """Whether the losses can leave out classes of which nothing is known in an image."""
 
     architecture: str = architectures.DEFAULT
     """Kind of detector. Each has its own options: those of another are refused."""
@@ -216,6 +218,9 @@ class TrainConfig:
     """Factor of each multistep drop."""
     warmup_steps: Count = 1000
     """Steps of linear warm-up; never more than a tenth of the training."""
+    negatives: Literal["all", "verified"] = "all"
+    """What an image has no box of and is trained as absent: all classes, or those that people
+    looked for in it (federated loss; Open Images with labels=all)."""
     clip_norm: NonNegative = 0.0
     """Largest norm of the gradient; 0 does not clip."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"

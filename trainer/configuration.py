@@ -100,6 +100,10 @@ def _misfits(config: Config) -> list[str]:
             f"  loader.image_size: {model.architecture} takes multiples of {model.stride}, not {size}; "
             f"the next are {below} and {below + model.stride}"
         )
+    if config.train.negatives == "verified" and not model.federated:
+        problems.append(
+            f"  train.negatives: {model.architecture} can not leave out classes: only 'all', not \"verified\""
+        )
     if lacking := [name for name in config.export.formats if name in model.left_out_formats]:
         problems.append(f"  export.formats: {model.architecture} has no form {', '.join(lacking)}")
     if stranger := _stranger(model):

@@ -18,7 +18,7 @@ from trainer import checkpoint, configuration, job_status, log, storage
 from trainer.compilation import allow_shapes, compile_detector, hold_gradients, load_compiled, save_compiled
 from trainer.config import Config
 from trainer.data.loader import TrainLoader
-from trainer.data.sampling import image_weights
+from trainer.data.sampling import check_verified, image_weights
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World, broadcast, mean, process_group
 from trainer.errors import Interrupted
@@ -74,11 +74,13 @@ class _Run:
         self.val_set = ShardDataset(shards_uri, "val") if "val" in self.train_set.splits else None
         saved = newest_checkpoint(self.checkpoints, world) if resume == "auto" else None
         self.global_batch = step_size(config, saved, len(self.train_set), world)
+        if config.train.negatives == "verified":
+            check_verified(self.train_set)
         self.loader = TrainLoader(
             self.train_set, config.loader, global_batch=self.global_batch,
             batch_size=config.train.batch_size, seed=config.train.seed, world=world,
             max_bad_fraction=config.data.max_bad_fraction, epochs=config.train.epochs,
-            weights=self._weights(),
+            weights=self._weights(), verified=config.train.negatives == "verified",
         )  # fmt: skip
         self.steps = math.ceil(config.train.epochs * len(self.train_set) / self.global_batch)
         self.state = TrainState(config, len(self.train_set.categories), world)

@@ -92,7 +92,10 @@ class TrainStep:
     def losses(self, batch: "Batch") -> Mapping[str, Tensor]:
         """The forward pass: means over the images of this batch."""
         with autocast(self._state.world.device, self._config.precision):
-            losses: Mapping[str, Tensor] = self._model(batch.images, batch.boxes, batch.labels, batch.color)
+            inputs = [batch.images, batch.boxes, batch.labels, batch.color]
+            losses: Mapping[str, Tensor] = self._model(
+                *inputs, *([batch.verified] if batch.verified is not None else [])
+            )
         return losses
 
     def settle(self) -> bool:

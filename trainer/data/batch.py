@@ -25,6 +25,9 @@ class Batch(NamedTuple):
     """Ids of the images, on the host."""
     scales: list[float]
     """Pixels of the square for one pixel of each stored image."""
+    verified: Tensor | None = None
+    """bool [B, C]: the classes whose absence is known where an image has no box of them; None where that is
+    known of all."""
 
     def to(self, device: torch.device) -> "Batch":
         """Copy to the device, for its present stream.
@@ -44,8 +47,9 @@ class Batch(NamedTuple):
         with torch.cuda.stream(copying):
             images, boxes, labels = (copy_to_device(part) for part in (self.images, self.boxes, self.labels))
             color = copy_to_device(self.color) if self.color is not None else None
+            verified = copy_to_device(self.verified) if self.verified is not None else None
         computing.wait_stream(copying)
-        return Batch(images, boxes, labels, color, self.image_ids, self.scales)
+        return Batch(images, boxes, labels, color, self.image_ids, self.scales, verified)
 
 
 @functools.cache

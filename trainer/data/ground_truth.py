@@ -45,6 +45,27 @@ class Classes:
                 labels |= {label} | (self._above if present else self._below).get(label, set())
         return sorted(labels)
 
+    def negatives(self, record: Mapping[str, Any]) -> list[int]:
+        """Return the labels of which an image is known to have no object but those with boxes.
+
+        They are what people found to be absent, with the classes below, and what they found and therefore
+        boxed. Not so the classes above one that is there, whose objects have no boxes of their own; nor those
+        with a box around a group, which is no target.
+
+        Args:
+            record: of a sample: its annotations, and `extra` with {"verified": {NAME: 1 or 0}}.
+        """
+        answers = record.get("extra", {}).get("verified", {})
+        known = [(self._labels[name], value) for name, value in answers.items() if name in self._labels]
+        present = {box["category_id"] for box in record["annotations"]} | {
+            label for label, value in known if value
+        }
+        groups = {box["category_id"] for box in record["annotations"] if box["iscrowd"]}
+        absent = {label for label, value in known if not value} - present
+        below = {one for label in absent for one in self._below.get(label, ())}
+        above = {one for label in present for one in self._above.get(label, ())}
+        return sorted((present | absent | below) - above - groups)
+
 
 class GroundTruthWriter:
     """Takes the samples of shards in order, and writes them as one JSON file."""

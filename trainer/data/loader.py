@@ -45,6 +45,8 @@ class Loaded(NamedTuple):
     """Pixels of the square for one pixel of the stored image."""
     color: np.ndarray | None
     """fp32 [3, 4], or None."""
+    verified: np.ndarray | None = None
+    """bool [C], or None."""
 
 
 Squares: TypeAlias = np.ndarray | Sequence[Undrawn]
@@ -60,6 +62,7 @@ class TrainLoader:
     def __init__(
         self, dataset: ShardDataset, config: LoaderConfig, *, global_batch: int, batch_size: int, seed: int,
         world: World, max_bad_fraction: float, epochs: int | None = None, weights: np.ndarray | None = None,
+        verified: bool = False,
     ) -> None:  # fmt: skip
         """Prepare.
 
@@ -73,7 +76,9 @@ class TrainLoader:
             max_bad_fraction: share of the samples that may be damaged.
             epochs: of the training, before whose end the plain ones come; None where it has no end.
             weights: how often each sample is read, see `image_weights`; None reads each once an epoch.
+            verified: whether batches tell which classes may be negatives of an image.
         """
+        self._verified = verified
         self._dataset, self._config, self._world = dataset, config, world
         self._global_batch, self._batch_size, self._seed = global_batch, batch_size, seed
         self.passes = forward_passes(global_batch, batch_size, world.size)
@@ -157,7 +162,7 @@ class TrainLoader:
         loaded = [
             Loaded(
                 record["image_id"], *move_boxes(record["annotations"], view, size), view.scale,
-                augmentation.color(place, numbers),
+                augmentation.color(place, numbers), self._negatives([record]),
             )
             for place, (_, record), view, numbers in zip(places, samples, views, draws, strict=True)
         ]  # fmt: skip
@@ -181,7 +186,18 @@ class TrainLoader:
         own = samples[0][0][1]
         color = self._augmentation.color(plan.place, sample_draws(self._seed, *plan.place))
         scale = picture.layers[0][0].view.scale
-        return [Loaded(own["image_id"], np.concatenate(boxes), np.concatenate(labels), scale, color)]
+        verified = self._negatives([record for tiles in samples for _, record in tiles])
+        targets = np.concatenate(boxes), np.concatenate(labels)
+        return [Loaded(own["image_id"], *targets, scale, color, verified)]
+
+    def _negatives(self, records: Sequence[dict[str, Any]]) -> np.ndarray | None:
+        """Classes that may be negatives in a picture: those that may be in each of its images."""
+        if not self._verified:
+            return None
+        flags = np.zeros((len(records), len(self._dataset.categories)), bool)
+        for row, record in zip(flags, records, strict=True):
+            row[self._dataset.names.negatives(record)] = True
+        return np.logical_and.reduce(flags, axis=0)
 
 
 class EvalLoader:
@@ -303,8 +319,11 @@ def collate(loaded: Sequence[Loaded], images: Tensor, *, pin: bool) -> Batch:
     boxes, labels = torch.from_numpy(padded), torch.from_numpy(names)
     maps = [sample.color for sample in loaded if sample.color is not None]
     color = torch.from_numpy(np.stack(maps)) if maps else None
+    flags = [sample.verified for sample in loaded if sample.verified is not None]
+    verified = torch.from_numpy(np.stack(flags)) if flags else None
     if pin:
         boxes, labels = boxes.pin_memory(), labels.pin_memory()
         color = color.pin_memory() if color is not None else None
+        verified = verified.pin_memory() if verified is not None else None
     ids, scales = [sample.image_id for sample in loaded], [sample.scale for sample in loaded]
-    return Batch(images, boxes, labels, color, ids, scales)
+    return Batch(images, boxes, labels, color, ids, scales, verified)

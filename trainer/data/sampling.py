@@ -4,6 +4,10 @@ import numpy as np
 
 from trainer.config import LoaderConfig
 from trainer.data.shard_index import ShardDataset
+from trainer.errors import DataError
+
+_LOOKED_AT = 64
+"""Images that are enough to see what a source tells."""
 
 
 def image_weights(dataset: ShardDataset, config: LoaderConfig) -> np.ndarray | None:
@@ -22,6 +26,22 @@ def image_weights(dataset: ShardDataset, config: LoaderConfig) -> np.ndarray | N
     if config.sampling == "repeat_factor":
         return repeat_factors(images, labels, len(dataset), config.repeat_threshold)
     return class_shares(images, labels, len(dataset))
+
+
+def check_verified(dataset: ShardDataset) -> None:
+    """Check that images tell which classes people looked for in them, by a few of them.
+
+    Raises:
+        DataError: none does.
+        StorageError: they cannot be read.
+    """
+    few = np.unique(np.linspace(0, len(dataset) - 1, _LOOKED_AT).astype(int)).tolist()
+    if not any("verified" in dataset.read(index)[1].get("extra", {}) for index in few):
+        raise DataError(
+            f"train.negatives=verified: of {len(few)} images in {dataset.uri} none says which classes were "
+            "looked for in it",
+            fix="take a source that does (openimages:labels=all), or set train.negatives=all",
+        )
 
 
 def repeat_factors(images: np.ndarray, labels: np.ndarray, samples: int, threshold: float) -> np.ndarray:

@@ -170,7 +170,8 @@ class ShardDataset:
                 f"no split {split!r} in the shards {uri}", fix=f"splits are: {split_names or 'none'}"
             )
         self.categories: list[dict[str, Any]] = index["categories"]
-        self._hierarchy: dict[str, list[int]] = index.get("hierarchy", {})
+        self.names = Classes(self.categories, index.get("hierarchy", {}))
+        """The classes with their hierarchy."""
         self.fingerprint: str = index["fingerprint"]
         self.splits: dict[str, dict[str, Any]] = index["splits"]
         self.class_counts: dict[str, dict[str, int]] = index["class_counts"]
@@ -210,7 +211,7 @@ class ShardDataset:
             return storage.read_json(storage.join(self.uri, "annotations", f"{self.split}.json"))
         names = [shard["name"].removesuffix(".tar") for shard in self.shards]
         rows = [row for sidecar in _sidecars(self.uri, names) for row in sidecar["rows"]]
-        return ground_truth(rows, Classes(self.categories, self._hierarchy))
+        return ground_truth(rows, self.names)
 
     def classes(self) -> tuple[np.ndarray, np.ndarray]:
         """Which classes samples have, crowd regions left out: index and label of each pair, int64 [K]."""

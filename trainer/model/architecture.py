@@ -57,8 +57,9 @@ class Architecture(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None
-    ) -> Mapping[str, Tensor]:
+        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None,
+        verified: Tensor | None = None,
+    ) -> Mapping[str, Tensor]:  # fmt: skip
         """Losses of a batch, called under the autocast of the network.
 
         Args:
@@ -67,6 +68,8 @@ class Architecture(nn.Module, ABC):
             labels: int64 [B, M]; PADDING where a row is padding.
             color: fp32 [B, 3, 4], an affine map of RGB in 0..1 for each image (photometric
                 augmentation), or None.
+            verified: bool [B, C], the classes that may be negatives of each image (a target of another one
+                counts all the same), or None, which is all of them. Given only where `config.federated`.
 
         Returns:
             A scalar for each of `loss_names`, a mean over the images; their sum is minimised.

@@ -42,6 +42,32 @@ def focal_and_gradient_(logits: Tensor, labels: Tensor, weights: Tensor) -> Tens
     Returns:
         [R] in the type of the weights.
     """
+    positive, loss, slope = _terms(logits, labels, weights)
+    logits.copy_(torch.where(positive, -slope, slope))
+    return loss.sum(dim=1) * weights
+
+
+@fused
+def federated_focal_and_gradient_(
+    logits: Tensor, labels: Tensor, weights: Tensor, verified: Tensor
+) -> Tensor:
+    """The same, but of the negatives only those that are known (Zhou et al. 2021, arXiv:2103.07461).
+
+    Args:
+        logits: see `focal_and_gradient_`; each image has R / B rows, one image after the other.
+        labels: see there.
+        weights: see there.
+        verified: bool [B, C], the classes that may be negatives of each image; a positive always counts.
+    """
+    positive, loss, slope = _terms(logits, labels, weights)
+    rows = len(logits) // len(verified)
+    counted = positive | verified[:, None].expand(-1, rows, -1).reshape(logits.shape)
+    logits.copy_(torch.where(counted, torch.where(positive, -slope, slope), 0.0))
+    return torch.where(counted, loss, 0.0).sum(dim=1) * weights
+
+
+def _terms(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where each logit [R, C] is positive, its loss before the weight, and d loss / dz."""
     values = logits.to(torch.promote_types(logits.dtype, torch.float32))
     classes = torch.arange(values.shape[1], dtype=labels.dtype, device=labels.device)
     positive = labels[:, None] == classes
@@ -60,43 +86,48 @@ def focal_and_gradient_(logits: Tensor, labels: Tensor, weights: Tensor) -> Tens
     softplus = z.clamp(min=0) + log1p
     factor = torch.where(positive, ALPHA, 1 - ALPHA) * (sigmoid * sigmoid)
     slope = factor * (2 * opposite * softplus + sigmoid) * weights[:, None]
-    loss = (factor * softplus).sum(dim=1) * weights
-    logits.copy_(torch.where(positive, -slope, slope))
-    return loss
+    return positive, factor * softplus, slope
+
+
+def _focal_and_gradient_(logits: Tensor, labels: Tensor, weights: Tensor, verified: Tensor | None) -> Tensor:
+    if verified is None:
+        return focal_and_gradient_(logits, labels, weights)
+    return federated_focal_and_gradient_(logits, labels, weights, verified)
 
 
 class _FocalLoss(torch.autograd.Function):
     """Focal loss of logits, which are left as they are."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor, verified: Tensor | None) -> Tensor:
         # The gradient is not multiplied with the loss scale yet: fp16 lacks the range for it.
         kept = torch.float32 if logits.dtype == torch.float16 else logits.dtype
         gradient = logits.detach().to(kept, copy=True)
-        loss = focal_and_gradient_(gradient, labels, weights).sum()
+        loss = _focal_and_gradient_(gradient, labels, weights, verified).sum()
         ctx.save_for_backward(gradient)
         ctx.dtype = logits.dtype
         return loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        return (gradient * grad).to(ctx.dtype), None, None
+        return (gradient * grad).to(ctx.dtype), None, None, None
 
 
-def focal_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+def focal_loss(logits: Tensor, labels: Tensor, weights: Tensor, verified: Tensor | None = None) -> Tensor:
     """Weighted sum of the focal losses of rows of logits.
 
     Args:
         logits: [R, C], a row for each anchor.
         labels: int [R], class of each row, BACKGROUND or IGNORED.
         weights: [R], fp32 (fp64 for fp64 logits), factor of each row's loss.
+        verified: see `federated_focal_and_gradient_`; None counts all negatives.
 
     Returns:
         Scalar in fp32 (fp64 for fp64 logits), differentiable by the logits, once.
     """
-    return _FocalLoss.apply(logits, labels, torch.where(labels == IGNORED, 0.0, weights))
+    return _FocalLoss.apply(logits, labels, torch.where(labels == IGNORED, 0.0, weights), verified)
 
 
 class _ConvFocalLoss(torch.autograd.Function):
@@ -106,6 +137,7 @@ class _ConvFocalLoss(torch.autograd.Function):
     def forward(
         ctx: Any,
         dtype: torch.dtype,
+        verified: Tensor | None,
         weight: Tensor,
         bias: Tensor,
         labels: tuple[Tensor, ...],
@@ -113,7 +145,7 @@ class _ConvFocalLoss(torch.autograd.Function):
         *levels: Tensor,
     ) -> Tensor:
         kernel, offset = weight.detach().to(dtype), bias.detach().to(dtype)
-        output_mask = [any(ctx.needs_input_grad[5:]), *ctx.needs_input_grad[1:3]]
+        output_mask = [any(ctx.needs_input_grad[6:]), *ctx.needs_input_grad[2:4]]
         weight_grad: Tensor | None = None
         bias_grad: Tensor | None = None
         loss = torch.zeros((), dtype=torch.promote_types(dtype, torch.float32), device=weight.device)
@@ -129,7 +161,8 @@ class _ConvFocalLoss(torch.autograd.Function):
                 # and compile once for square levels and once for others.
                 rows = logits.permute(0, 2, 3, 1).view(level_labels[images].numel(), -1).data
                 chunk = level_labels[images].flatten().data, level_weights[images].flatten().data
-                loss += focal_and_gradient_(rows, *chunk).sum()
+                known = None if verified is None else verified[images].data
+                loss += _focal_and_gradient_(rows, *chunk, known).sum()
                 if any(output_mask):
                     of_features, of_kernel, of_bias = conv_backward(logits, features, kernel, output_mask)
                     parts.append(of_features)
@@ -145,7 +178,7 @@ class _ConvFocalLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         scaled = [None if part is None else part * grad for part in ctx.saved_tensors]
-        return None, scaled[0], scaled[1], None, None, *scaled[2:]
+        return None, None, scaled[0], scaled[1], None, None, *scaled[2:]
 
 
 def _added(total: Tensor | None, part: Tensor, like: Tensor) -> Tensor:
@@ -190,8 +223,9 @@ def _merged_rows(rows: list[Tensor], levels: list[Tensor], fill: float) -> list[
 
 
 def conv_focal_loss(
-    levels: list[Tensor], weight: Tensor, bias: Tensor, labels: list[Tensor], weights: list[Tensor]
-) -> Tensor:
+    levels: list[Tensor], weight: Tensor, bias: Tensor, labels: list[Tensor], weights: list[Tensor],
+    verified: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The class head's last convolution and the focal loss of its output, computed chunk by chunk.
 
     Equal to `focal_loss` of the convolution's output, at the memory of a few images' logits.
@@ -212,6 +246,7 @@ def conv_focal_loss(
         bias: [A * C].
         labels: int [B, h * w * A] for each level: class, BACKGROUND or IGNORED.
         weights: fp32 [B, h * w * A] for each level, factor of each anchor's loss.
+        verified: bool [B, C], see `federated_focal_and_gradient_`; None counts all negatives.
 
     Returns:
         Scalar fp32, differentiable by levels, weight and bias, once.
@@ -225,7 +260,7 @@ def conv_focal_loss(
         labels = _merged_rows(labels, levels, IGNORED)
         counted = _merged_rows(counted, levels, 0.0)
         levels = _merged(levels, 0.0)
-    return _ConvFocalLoss.apply(dtype, weight, bias, tuple(labels), tuple(counted), *levels)
+    return _ConvFocalLoss.apply(dtype, verified, weight, bias, tuple(labels), tuple(counted), *levels)
 
 
 def supports(device: torch.device) -> bool:

@@ -31,6 +31,7 @@ def retinanet_loss(
     anchors: list[Tensor],
     boxes: Tensor,
     labels: Tensor,
+    verified: Tensor | None = None,
 ) -> Losses:
     """Both losses of a batch. Call it under the autocast of the network.
 
@@ -42,18 +43,20 @@ def retinanet_loss(
         anchors: [n, 4] fp32 of each level, pixels; the n = h * w * A add up to N.
         boxes: [B, M, 4] targets, pixels.
         labels: [B, M] int64 classes, PADDING where a row is padding.
+        verified: [B, C] bool, the classes that may be negatives of each image; None is all of them.
     """
     sizes = [len(level) for level in anchors]
     together = torch.cat(anchors)
     with torch.autocast(offsets.device.type, enabled=False):
         matches = assign(*pad_targets(boxes, labels), together)
         box = box_loss(offsets, kind, together, matches)
-    return Losses(classification=classification_loss(features, last, matches, sizes), boxes=box)
+    return Losses(classification=classification_loss(features, last, matches, sizes, verified), boxes=box)
 
 
 def classification_loss(
-    features: list[Tensor], last: nn.Conv2d, matches: Matches, sizes: list[int]
-) -> Tensor:
+    features: list[Tensor], last: nn.Conv2d, matches: Matches, sizes: list[int],
+    verified: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Focal loss of the class head, from the input of its last convolution; a scalar.
 
     Args:
@@ -61,17 +64,18 @@ def classification_loss(
         last: the convolution to A * C channels.
         matches: for all levels after one another.
         sizes: anchors of each level.
+        verified: see `retinanet_loss`.
     """
     labels = [part.contiguous() for part in matches.labels.split(sizes, dim=1)]
     weights = [part.contiguous() for part in matches.weights.split(sizes, dim=1)]
     assert last.bias is not None
     device = matches.labels.device
     if supports(device):
-        return conv_focal_loss(features, last.weight, last.bias, labels, weights)
+        return conv_focal_loss(features, last.weight, last.bias, labels, weights, verified)
     total = torch.zeros((), device=device)
     for level, names, factors in zip(features, labels, weights, strict=True):
         logits = last(level).permute(0, 2, 3, 1).reshape(names.numel(), -1)
-        total = total + focal_loss(logits, names.flatten(), factors.flatten())
+        total = total + focal_loss(logits, names.flatten(), factors.flatten(), verified)
     return total
 
 

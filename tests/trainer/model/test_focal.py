@@ -171,3 +171,57 @@ def test_autocast_decides_the_arithmetic_and_the_form():
     assert rounded != exact and torch.allclose(rounded, exact, rtol=0.02)
     with torch.autocast("cpu", torch.float16):
         assert not supports(exact.device)
+
+
+def masked_torchvision_loss(logits, labels, weights, verified):
+    """The same loss by torchvision, with the negatives of classes that are not known left out."""
+    positive = torch.zeros_like(logits)
+    rows = labels >= 0
+    positive[rows, labels[rows].long()] = 1
+    each = sigmoid_focal_loss(logits, positive, reduction="none")
+    counted = (positive > 0) | verified.repeat_interleave(len(logits) // len(verified), dim=0)
+    return ((each * counted).sum(dim=1) * weights * (labels != IGNORED)).sum()
+
+
+def test_federated_loss_counts_verified_classes_and_positives():
+    logits = (torch.randn(60, 7) * 3).requires_grad_()
+    labels, weights, verified = labels_for(60, 7), torch.rand(60), torch.rand(3, 7) < 0.4
+    loss = focal_loss(logits, labels, weights, verified)
+    expected = masked_torchvision_loss(logits, labels, weights, verified)
+    assert torch.allclose(loss, expected, rtol=1e-5)
+    (ours,), (theirs,) = (torch.autograd.grad(value * 3, logits) for value in (loss, expected))
+    assert (ours - theirs).norm() < 1e-5 * theirs.norm()
+    unknown = ~verified.repeat_interleave(20, dim=0)
+    unknown[labels >= 0, labels[labels >= 0].long()] = False
+    assert unknown.any() and (ours[unknown] == 0).all()
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 10**9])
+def test_federated_loss_in_chunks_of_five_levels(chunk_bytes, monkeypatch):
+    monkeypatch.setattr(focal, "CHUNK_BYTES", chunk_bytes)
+    last = nn.Conv2d(6, 2 * 4, 3, padding=1)
+    shapes = [(9, 4), (5, 7), (3, 2), (2, 1), (1, 1)]
+    levels = [torch.randn(3, 6, *shape, requires_grad=True) for shape in shapes]
+    labels = [torch.randint(-2, 4, (3, height * width * 2), dtype=torch.int32) for height, width in shapes]
+    weights = [torch.rand(part.shape) for part in labels]
+    verified = torch.tensor([[True, False, False, True], [False] * 4, [True] * 4])
+    loss = conv_focal_loss(levels, last.weight, last.bias, labels, weights, verified)
+    expected = 0
+    for level, names, factors in zip(levels, labels, weights, strict=True):
+        rows = last(level).permute(0, 2, 3, 1).reshape(names.numel(), -1)
+        expected = expected + masked_torchvision_loss(rows, names.flatten(), factors.flatten(), verified)
+    assert torch.allclose(loss, expected, rtol=1e-5)
+    parameters = [*levels, last.weight, last.bias]
+    ours, theirs = (torch.autograd.grad(value, parameters) for value in (loss, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one - other).norm() < 1e-5 * other.norm()
+
+
+def test_with_all_classes_verified_it_is_the_same_to_the_bit():
+    last, levels, labels, weights = head_case()
+    plain = conv_focal_loss(levels, last.weight, last.bias, labels, weights)
+    verified = torch.ones(len(levels[0]), last.out_channels // 2, dtype=torch.bool)
+    federated = conv_focal_loss(levels, last.weight, last.bias, labels, weights, verified)
+    assert torch.equal(plain, federated)
+    for one, other in zip(*(torch.autograd.grad(value, levels) for value in (plain, federated)), strict=True):
+        assert torch.equal(one, other)

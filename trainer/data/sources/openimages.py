@@ -44,10 +44,11 @@ ROTATIONS = {
     "test": "2018_04/test/test-images-with-rotation.csv",
 }
 LABELS = {
+    "train": "v5/train-annotations-human-imagelabels-boxable.csv",
     "validation": "v7/oidv7-val-annotations-human-imagelabels.csv",
     "test": "v7/oidv7-test-annotations-human-imagelabels.csv",
 }
-"""Verified classes of images. Those of train are of no use: training takes boxes."""
+"""Verified classes of images."""
 
 _SPLITS = {"train": "train", "validation": "val", "test": "test"}
 _URIS = ("images", "base", "pixels")
@@ -68,8 +69,9 @@ class OpenImagesSource:
     its own instead, to train on; none reads no hierarchy."""
     rotation: Literal["none", "apply"] = "none"
     """apply turns images and boxes upright; without it they stay as they are stored."""
-    labels: Literal["keep", "none"] = "keep"
-    """keep takes the verified classes of validation and test images, for evaluation."""
+    labels: Literal["keep", "all", "none"] = "keep"
+    """keep takes the verified classes of validation and test images, for evaluation; all those of train
+    too, for train.negatives=verified."""
     base: str = BASE
     """URI of the folder with the CSV files."""
     pixels: str = PIXELS
@@ -135,7 +137,7 @@ class OpenImagesSource:
                 self._file(BOXES[split], states), storage.join(self.pixels, split), kept, present, absent,
                 listed=listed[split] if listed else None,
                 rotations=self._file(ROTATIONS[split], states) if self.rotation == "apply" else "",
-                labels=self._file(LABELS[split], states) if self.labels == "keep" and split in LABELS else "",
+                labels=self._file(LABELS[split], states) if self._takes_labels(split) else "",
             )  # fmt: skip
         state = hashlib.sha256(json.dumps(states).encode()).hexdigest()
         hierarchy = {} if self.hierarchy == "expand" else above
@@ -144,6 +146,9 @@ class OpenImagesSource:
     def read(self, origin: str) -> bytes:
         """Return an image's bytes."""
         return storage.read_bytes(origin)
+
+    def _takes_labels(self, split: str) -> bool:
+        return self.labels == "all" or (self.labels == "keep" and split != "train")
 
     def _file(self, name: str, states: list[tuple[Any, ...]]) -> str:
         """Return the URI of one of the files, and note its state."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.retinanet import RetinaNetHead
@@ -59,8 +60,9 @@ class RetinaNet(Architecture):
                     module.eps = 0.0
 
     def forward(
-        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None
-    ) -> dict[str, Tensor]:
+        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None,
+        verified: Tensor | None = None,
+    ) -> dict[str, Tensor]:  # fmt: skip
         """Losses of a batch: focal loss of the classes, regression loss of the boxes."""
         features, offsets = (self._compiled_trunk or self.trunk)(self.normalize(images, color))
         anchors = self.anchors([(level.shape[-2], level.shape[-1]) for level in features], _size(images))
@@ -72,6 +74,8 @@ class RetinaNet(Architecture):
             anchors,
             boxes,
             torch.where(labels == PADDING, PADDING, labels + self.label_offset),
+            # The background, where there is one, is never an object.
+            verified if verified is None else F.pad(verified, (self.label_offset, 0), value=True),
         )
         return losses._asdict()
 

@@ -15,6 +15,7 @@ class RetinaNetOptions(PyramidOptions):
     """RetinaNet: backbone, feature pyramid, heads, anchors, postprocessing."""
 
     published: ClassVar[str] = "RetinaNet_"
+    federated: ClassVar[bool] = True
 
     architecture: Literal["retinanet"] = "retinanet"
     """Kind of detector. Each has its own options: those of another are refused."""

@@ -1,0 +1,90 @@
+"""Which classes an image's absence of boxes tells of, from Open Images' files to batches and a training."""
+
+import numpy as np
+import pytest
+import torch
+from openimages_mirror import MIDS
+
+from trainer import recipes
+from trainer.config import LoaderConfig
+from trainer.data.download import download
+from trainer.data.loader import TrainLoader
+from trainer.data.sampling import check_verified
+from trainer.data.shard_index import ShardDataset
+from trainer.data.shards import shard
+from trainer.distributed import World
+from trainer.errors import ConfigError, DataError
+from trainer.loop import train
+from trainer.model.architecture import build
+from trainer.training_log import read_rows
+
+NAMES = list(MIDS)
+
+
+@pytest.fixture
+def open_images(mirror, tmp_path):
+    """Shards of the small Open Images, with the verified classes of train."""
+    config = recipes.load("debug", {"data.processes": 1, "data.max_bad_fraction": 0.2}).data
+    source = f"openimages:base={mirror}/base/,pixels={mirror}/pixels,labels=all"
+    root = str(tmp_path / "root")
+    return shard(download(source, root, config), root, config)["uri"]
+
+
+def batches(uri, count, **changes):
+    loader = TrainLoader(
+        ShardDataset(uri, "train"), LoaderConfig(image_size=96, workers=1, **changes), global_batch=2,
+        batch_size=2, seed=0, world=World(0, 1, torch.device("cpu")), max_bad_fraction=0.0, verified=True,
+    )  # fmt: skip
+    source = loader.batches(0)
+    try:
+        return [next(source) for _ in range(count)]
+    finally:
+        source.close()
+        loader.close()
+
+
+def test_batches_tell_the_verified_classes(open_images):
+    """Cat with a box and no Dog, a group of Man; Dog against the verdict; Tree; Animal with a box."""
+    expected = {1: ["Cat", "Dog"], 2: ["Dog"], 3: ["Dog", "Tree, large"], 4: ["Animal", "Dog"]}
+    ids = sorted(ShardDataset(open_images, "train").image_ids.tolist())
+    found = {}
+    for batch in batches(open_images, 2):
+        assert batch.verified.shape == (2, 6) and batch.verified.dtype == torch.bool
+        for image_id, row in zip(batch.image_ids, batch.verified, strict=True):
+            found[ids.index(image_id) + 1] = sorted(NAMES[label] for label in np.flatnonzero(row))
+    assert found == expected
+
+
+def test_of_a_mosaic_only_what_is_known_of_all_four(open_images):
+    for batch in batches(open_images, 4, mosaic=1.0):
+        assert not batch.verified[:, [NAMES.index(name) for name in ("Person", "Man")]].any()
+        assert batch.verified.sum() <= 4
+
+
+def test_a_training_leaves_the_other_classes_alone(open_images, tiny, tmp_path):
+    """Nothing pulls down the scores of a class that no image knows; without it, all images do."""
+    changes = {"train__epochs": 4, "train__batch_size": 2, "train__precision": "fp32",
+               "train__weight_decay": 0.0, "train__ema_decay": 0.0}  # fmt: skip
+    unknown = NAMES.index("Person")
+    biases = {}
+    for negatives in ("verified", "all"):
+        output = str(tmp_path / negatives)
+        train(tiny(**changes, train__negatives=negatives), open_images, output, resume="none")
+        assert len(read_rows(output)) >= 8
+        state = torch.load(f"{output}/checkpoints/step-00000008.pt", weights_only=True)["model"]
+        biases[negatives] = state["head.classification_head.cls_logits.bias"].view(-1, 6)[:, unknown]
+    torch.manual_seed(tiny().train.seed)
+    start = build(tiny().model, 6).state_dict()["head.classification_head.cls_logits.bias"].view(-1, 6)
+    assert torch.equal(biases["verified"], start[:, unknown])
+    assert (biases["all"] < start[:, unknown]).all()
+
+
+def test_data_and_detectors_that_cannot_are_refused(shards, tiny, tmp_path, monkeypatch):
+    with pytest.raises(DataError, match=r"of 24 images in .* none says which classes were looked") as caught:
+        train(tiny(train__negatives="verified"), shards, str(tmp_path))
+    assert "labels=all" in caught.value.fix and "train.negatives=all" in caught.value.fix
+    with pytest.raises(DataError, match="none says"):
+        check_verified(ShardDataset(shards, "train"))
+    monkeypatch.setattr(type(tiny().model), "federated", False)
+    with pytest.raises(ConfigError, match=r"train\.negatives: retinanet can not leave out classes"):
+        tiny(train__negatives="verified")
