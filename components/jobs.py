@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from components import launchers, object_store
+from components import launchers, object_store, tracker_settings
 from components.launchers import spec_fields
 from components.launchers.spec import JobSpec, from_fields, training
 from trainer.errors import ConfigError
@@ -106,7 +106,7 @@ class Request:
 
     def _surroundings(self, job: dict[str, Any]) -> dict[str, Any]:
         """Return environment and volumes as in the step's own pod; those of the job take precedence."""
-        env = object_store.settings() | _mapping(job, "env")
+        env = object_store.settings() | tracker_settings.settings() | _mapping(job, "env")
         secret_env = _list(job, "secret_env")
         defined = {*env, *(item.get("name") for item in secret_env if isinstance(item, dict))}
         secret_env += [

@@ -15,6 +15,8 @@ _EXTRA = {
     "pipelines": "pipeline",
     "trainer.export": "export",
     "trainer.export.server": "serve",
+    "trainer.trackers.mlflow_tracker": "mlflow",
+    "trainer.trackers.wandb_tracker": "wandb",
 }
 """Modules of ours that need an extra."""
 

@@ -35,6 +35,7 @@ _MAY_CHANGE = {
     "loader.prefetch",
     "loader.decoder",
     "train.epochs",
+    "train.trackers",
     "train.log_every",
     "train.validate_every",
     "train.checkpoint_steps",

@@ -239,6 +239,9 @@ class TrainConfig:
     """Decay of the moving average of the weights that is evaluated; 0 keeps none."""
     seed: Count = 0
     """Seed of weights, order and augmentation; ranks offset it."""
+    trackers: list[Literal["mlflow", "wandb"]] = field(default_factory=list)
+    """Where metrics go besides metrics.jsonl and TensorBoard: MLflow, Weights & Biases (extras, set up
+    by their own variables). MLflow also where MLFLOW_TRACKING_URI or MLFLOW_RUN_ID is set."""
     log_every: Positive = 20
     """Steps between two log lines."""
     validate_every: Positive = 1

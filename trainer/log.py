@@ -60,7 +60,7 @@ def setup(level: int = logging.INFO) -> None:
         level = max(level, logging.WARNING)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # The storage logs its retries itself, once.
-    for noisy in ("torch.distributed", "onnxscript", "onnx_ir", "matplotlib", "fontTools"):
+    for noisy in ("torch.distributed", "onnxscript", "onnx_ir", "matplotlib", "fontTools", "wandb", "mlflow"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

@@ -29,6 +29,7 @@ from trainer.run_recorder import CHECKPOINTS, Recorder
 from trainer.state import TrainState
 from trainer.step import TrainStep, compress_gradients
 from trainer.stop_signals import StopRequest, stop_request
+from trainer.trackers.experiment_tracking import Tracking, open_tracking
 from trainer.training_log import TrainingLog
 
 _LOG = logging.getLogger("train")
@@ -59,6 +60,10 @@ def train(config: Config, shards_uri: str, output_uri: str, *, resume: str = "au
             return run.fit(stop)
         except Interrupted:
             run.settle()  # The message says that the state is saved.
+            run.tracking.finish("stopped")
+            raise
+        except BaseException:
+            run.tracking.finish("failed")
             raise
         finally:
             run.close()
@@ -103,9 +108,13 @@ class _Run:
             holds_gradients=self.holds_gradients,
         )  # fmt: skip
         self.log = self.recorder = None
+        self.tracking = Tracking({})
         self.reporter = Reporter.from_environment() if world.is_main else Reporter()
         if world.is_main:
-            self.log = TrainingLog(output_uri, self.state.step, self.state.validated)
+            self.tracking = open_tracking(
+                config, output_uri, self.train_set.fingerprint, resumed=resume == "auto"
+            )
+            self.log = TrainingLog(output_uri, self.state.step, self.state.validated, self.tracking.add)
             if self.log.validation:
                 self.reporter.measure({job_status.AP: self.log.validation[job_status.AP]})
             best = saved["best"] if saved else {}
@@ -273,6 +282,8 @@ class _Run:
         if self.world.is_main and self.log:
             self.log.publish()
             storage.write_json(storage.join(self.output, "result.json"), result)
+            best_metrics = {f"best/{name.removeprefix('coco/')}": v for name, v in result["metrics"].items()}
+            self.tracking.finish("finished", {"checkpoint": result["checkpoint"], **best_metrics})
         self.reporter.close()
         # The first pod that succeeds ends an elastic job, and the controller stops the others: so no process
         # ends before rank 0 has written everything.

@@ -4,6 +4,7 @@ import json
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,22 @@ class TrainingLog:
     threads may share them.
     """
 
-    def __init__(self, output_uri: str, step: int, validated: int = 0) -> None:
+    def __init__(
+        self,
+        output_uri: str,
+        step: int,
+        validated: int = 0,
+        listener: Callable[[str, dict[str, Any]], None] | None = None,
+    ) -> None:
         """Open the log of a run that stands at `step`; later rows of a lost run are dropped.
 
         Args:
             output_uri: the run's folder.
             step: optimiser steps done.
             validated: step of the last validation that the run remembers: later ones it repeats.
+            listener: called with kind and row after each was written.
         """
-        self._uri = output_uri
+        self._uri, self._listener = output_uri, listener
         self._lock = threading.Lock()
         self._local = storage.is_local(output_uri)
         self._folder = storage.local_path(output_uri) if self._local else Path(tempfile.mkdtemp())
@@ -53,6 +61,8 @@ class TrainingLog:
             for name, value in row.items():
                 if name != "step":
                     self._board.add_scalar(f"{kind}/{name.removeprefix('coco/')}", value, row["step"])
+        if self._listener:
+            self._listener(kind, row)
 
     def publish(self) -> None:
         """Upload the files to the run's folder."""

@@ -24,6 +24,7 @@ DOCUMENTS = {
         "Operations": "docs/operations.md",
         "Data": "docs/data.md",
         "Training": "docs/training.md",
+        "Weights and trackers": "docs/weights.md",
         "Evaluation": "docs/evaluation.md",
         "Serving": "docs/serving.md",
         "Performance": "docs/performance.md",

@@ -76,6 +76,14 @@ def test_no_secret_value_of_the_step_stands_in_the_job(monkeypatch):
     assert spec.env == {"AWS_ENDPOINT_URL": "https://store:9000"}
 
 
+def test_pods_are_told_of_the_trackers_that_kubeflow_tells_the_step_of_and_of_no_token(monkeypatch):
+    told = {"MLFLOW_TRACKING_URI": "http://mlflow", "MLFLOW_RUN_ID": "1", "MLFLOW_EXPERIMENT_ID": "2"}
+    for name, value in {**told, "MLFLOW_TRACKING_TOKEN": "s", "WANDB_API_KEY": "s"}.items():
+        monkeypatch.setenv(name, value)
+    assert on_cluster().spec(COMMAND).env == told
+    assert on_cluster(job={"env": {"MLFLOW_RUN_ID": "3"}}).spec(COMMAND).env == told | {"MLFLOW_RUN_ID": "3"}
+
+
 def test_what_the_job_names_itself_wins(monkeypatch):
     monkeypatch.setenv("AWS_REGION", "eu-1")
     own = {"name": "AWS_ACCESS_KEY_ID", "secret": "mine", "key": "id"}

@@ -1,0 +1,108 @@
+"""A training's metrics at MLflow, in its own store, through its own client."""
+
+import http.server
+import threading
+
+import pytest
+
+from trainer.errors import Interrupted
+from trainer.loop import train
+from trainer.training_log import read_rows
+
+mlflow = pytest.importorskip("mlflow")
+
+
+@pytest.fixture
+def client(tmp_path, monkeypatch):
+    """MLflow's store of files, and the variables that lead a training to it."""
+    for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    uri = f"file://{tmp_path}/store"
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    return mlflow.MlflowClient(tracking_uri=uri)
+
+
+def runs_of(client):
+    experiments = [one.experiment_id for one in client.search_experiments() if one.name == "kubedet"]
+    return list(client.search_runs(experiments)) if experiments else []
+
+
+def test_a_training_is_a_run_with_parameters_metrics_by_step_and_its_best(client, tiny, shards, tmp_path):
+    output = tmp_path / "first/train"
+    result = train(tiny(train__epochs=1), shards, str(output))
+    (run,) = runs_of(client)
+    assert run.info.run_name == "first" and run.info.status == "FINISHED"
+    assert run.data.params["train.epochs"] == "1" and run.data.params["model.backbone"] == "resnet18"
+    assert run.data.tags["kubedet.recipe"] == "debug"
+    assert run.data.tags["kubedet.checkpoint"] == result["checkpoint"]
+    assert run.data.metrics["best/AP"] == result["metrics"]["coco/AP"]
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    rows = [row for row in read_rows(str(output)) if row["kind"] == "train"]
+    assert {one.step: one.value for one in history} == {row["step"]: row["loss"] for row in rows}
+    assert client.get_metric_history(run.info.run_id, "val/AP")
+
+
+def test_a_run_that_is_gone_on_with_is_one_run(client, tiny, shards, tmp_path, monkeypatch):
+    config = tiny(train__epochs=2, train__checkpoint_steps=2)
+    stopped = threading.Event()
+
+    def stop(self):
+        if self.state.step == 3 and not stopped.is_set():
+            stopped.set()
+            raise Interrupted("stopped")
+        return epoch_ended(self)
+
+    from trainer.loop import _Run
+
+    epoch_ended = _Run._epoch_ended
+    monkeypatch.setattr(_Run, "_epoch_ended", stop)
+    with pytest.raises(Interrupted):
+        train(config, shards, str(tmp_path / "train"))
+    assert [run.info.status for run in runs_of(client)] == ["KILLED"]
+    train(config, shards, str(tmp_path / "train"))
+    (run,) = runs_of(client)
+    assert run.info.status == "FINISHED"
+    steps = {one.step for one in client.get_metric_history(run.info.run_id, "train/loss")}
+    assert steps == set(range(1, 13))
+
+
+def test_a_run_that_kubeflow_began_gets_the_metrics_and_is_left_open(
+    client, tiny, shards, tmp_path, monkeypatch
+):
+    theirs = client.create_run(client.create_experiment("pipelines"), run_name="step")
+    monkeypatch.setenv("MLFLOW_RUN_ID", theirs.info.run_id)
+    train(tiny(train__epochs=1), shards, str(tmp_path))
+    run = client.get_run(theirs.info.run_id)
+    assert "best/AP" in run.data.metrics and run.info.status == "RUNNING" and not runs_of(client)
+
+
+class _Refusing(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_error(401, "wrong key")
+
+    do_POST = do_GET
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.mark.parametrize("fault", ["down", "wrong key"])
+def test_a_server_that_refuses_or_is_down_is_one_warning(
+    fault, tiny, shards, tmp_path, monkeypatch, caplog, port
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "wrong")
+    server = None
+    if fault == "wrong key":
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _Refusing)
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        result = train(tiny(train__epochs=1), shards, str(tmp_path / "train"))
+    finally:
+        if server:
+            server.shutdown()
+    assert result["steps"] == 6 and (tmp_path / "train/result.json").is_file()
+    warnings = [record.message for record in caplog.records if record.name == "trackers"]
+    assert len(warnings) == 1 and "mlflow does not take metrics" in warnings[0]

@@ -1,0 +1,88 @@
+"""Metrics to an MLflow server or store, by MLflow's own client.
+
+Its variables are MLflow's: MLFLOW_TRACKING_URI, MLFLOW_RUN_ID (a run that somebody else began and will end,
+as Kubeflow Pipelines does for a step), MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME, ...
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.tracking import MlflowClient
+
+from trainer.trackers.experiment_tracking import Row, State, TrackedRun
+
+EXPERIMENT = "kubedet"
+"""Name of the experiment where the environment names none."""
+
+_OF_A_RUN, _EXPERIMENT_ID, _EXPERIMENT_NAME = (
+    "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME",
+)  # fmt: skip
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
+"""Of MLflow's client, where nobody says otherwise: by default it tries for minutes."""
+_MOST_METRICS, _MOST_PARAMETERS, _LONGEST_VALUE = 1000, 100, 500
+"""What MLflow takes in one request."""
+_STATES: dict[State, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+
+
+class MlflowTracker:
+    """One run at MLflow."""
+
+    def __init__(self) -> None:
+        for name, value in _PATIENCE.items():
+            os.environ.setdefault(name, value)
+        self._client: MlflowClient | None = None
+        self._id, self._ours = "", True
+
+    def start(self, run: TrackedRun, run_id: str) -> str:
+        """Begin a run, or go on with one; parameters that it has already stay as they are."""
+        self._client = client = MlflowClient()
+        foreign = os.environ.get(_OF_A_RUN, "")
+        self._ours = not foreign
+        self._id = foreign or run_id or self._id
+        if self._id:
+            logged = client.get_run(self._id).data.params
+            if self._ours:
+                client.update_run(self._id, status="RUNNING")
+        else:
+            created = client.create_run(self._experiment(client), run_name=run.name)
+            self._id, logged = created.info.run_id, {}
+        parameters = [
+            Param(name, str(value)[:_LONGEST_VALUE])
+            for name, value in run.parameters.items()
+            if name not in logged
+        ]
+        for start in range(0, len(parameters), _MOST_PARAMETERS):
+            client.log_batch(self._id, params=parameters[start : start + _MOST_PARAMETERS])
+        client.log_batch(self._id, tags=[RunTag(f"kubedet.{key}", text) for key, text in run.tags.items()])
+        return self._id
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Log rows, by step and with the time at which they came about."""
+        assert self._client is not None
+        metrics = [
+            Metric(name, value, round(row.time * 1000), row.step)
+            for row in rows
+            for name, value in row.values.items()
+        ]
+        for start in range(0, len(metrics), _MOST_METRICS):
+            self._client.log_batch(self._id, metrics=metrics[start : start + _MOST_METRICS])
+
+    def finish(self, state: State, summary: Mapping[str, Any]) -> None:
+        """Log the best weights' figures, and end the run unless it is somebody else's."""
+        assert self._client is not None
+        for name, value in summary.items():
+            if isinstance(value, str):
+                self._client.set_tag(self._id, f"kubedet.{name}", value)
+            else:
+                self._client.log_metric(self._id, name, value)
+        if self._ours:
+            self._client.set_terminated(self._id, _STATES[state])
+
+    def _experiment(self, client: MlflowClient) -> str:
+        if os.environ.get(_EXPERIMENT_ID):
+            return os.environ[_EXPERIMENT_ID]
+        name = os.environ.get(_EXPERIMENT_NAME) or EXPERIMENT
+        experiment = client.get_experiment_by_name(name)
+        return experiment.experiment_id if experiment else client.create_experiment(name)
