@@ -35,6 +35,7 @@ def folder(tmp_path, monkeypatch, shards):
     (tmp_path / "VOCdevkit" / "VOC2012").mkdir(parents=True)
     (tmp_path / "VOCdevkit" / "VOC2012" / "x").touch()
     (tmp_path / "cards").mkdir()
+    (tmp_path / "cards.zip").touch()
     (tmp_path / "cards" / "data.yaml").write_text("names: [ace]\ntrain: images\n")
     (tmp_path / "mine" / "annotations").mkdir(parents=True)
     image = {"id": 1, "file_name": "a.jpg", "width": 9, "height": 9, "coco_url": "http://x/a.jpg"}
@@ -62,7 +63,7 @@ def test_runs_name_sources_recipes_and_keys_that_exist(folder):
             options = cli.make_parser().parse_args(words[1:])
             seen.append(sources.parse(options.source))
             recipes.load(options.recipe, parse_overrides(options.overrides))
-    assert len(seen) >= 15 and len({type(source) for source in seen}) == 6
+    assert len(seen) >= 16 and len({type(source) for source in seen}) == 7
 
 
 def test_commands_that_look_at_data_work(folder, capsys):

@@ -3,33 +3,32 @@
     sample                      images the program draws; sample:images=300,seed=0,size=160
     coco:PATH                   a COCO JSON, or a folder with such files; images beside it or by coco_url
     coco:2017                   COCO 2017 from its zips; coco:2017,base=URI from a mirror
-    voc:PATH                    a PASCAL VOC folder: Annotations, JPEGImages, ImageSets/Main
+    voc:PATH                    PASCAL VOC's XML: Annotations, JPEGImages, ImageSets/Main, or beside images
     yolo:PATH                   a YOLO folder with data.yaml, or that file
     openimages:PARAMETERS       Open Images V7; see trainer.data.sources.openimages
     PATH                        a folder or file that is recognised as one of these three
 
-PATH may be a URI that `trainer.storage` reads.
+PATH may be a URI that `trainer.storage` reads, and a zip or tar of such a folder.
 """
 
 import os
 from dataclasses import replace
 
 from trainer import storage
-from trainer.data.sources.coco import CocoSource, annotation_files
+from trainer.data.sources.archive_source import ArchiveSource
+from trainer.data.sources.archives import is_archive
+from trainer.data.sources.coco import CocoSource
 from trainer.data.sources.coco_2017 import Coco2017Source
 from trainer.data.sources.openimages import OpenImagesSource
+from trainer.data.sources.recognition import KINDS, kind_of
 from trainer.data.sources.sample import SampleSource
 from trainer.data.sources.source import Source
-from trainer.data.sources.voc import VocSource
-from trainer.data.sources.yolo import YoloSource
-from trainer.data.sources.yolo_set import file_of
 from trainer.errors import DataError
 
 FORMS = (
     "sample, openimages:, coco:2017, coco:PATH, voc:PATH, yolo:PATH, or the path of a COCO JSON, or of a "
-    "COCO, VOC or YOLO folder"
+    "COCO, VOC or YOLO folder, or a zip or tar of one"
 )
-_KINDS = ("coco", "voc", "yolo")
 
 
 def parse(source: str, boxes_from: str = "bbox") -> Source:
@@ -46,7 +45,7 @@ def parse(source: str, boxes_from: str = "bbox") -> Source:
     parsed = _published(source) or _of_place(source)
     if boxes_from == "bbox":
         return parsed
-    if isinstance(parsed, CocoSource | Coco2017Source):
+    if isinstance(parsed, CocoSource | Coco2017Source | ArchiveSource):
         return replace(parsed, boxes_from=boxes_from)
     raise DataError(
         f"source {parsed.uri}: data.boxes_from={boxes_from} is for COCO's annotations",
@@ -58,11 +57,16 @@ def _of_place(source: str) -> Source:
     """Return the source that a text names by where it is."""
     kind, path = _kind_and_path(source)
     uri = _located(path, source)
-    if kind == "coco":
-        return CocoSource(uri)
-    if kind == "yolo":
-        return YoloSource(uri)
-    return VocSource(uri) if kind == "voc" else _recognise(uri, source)
+    if is_archive(uri):
+        return ArchiveSource(kind, uri)
+    kind = kind or kind_of(uri)
+    if kind:
+        return KINDS[kind](uri, "")
+    raise DataError(
+        f"source {source!r} is neither a COCO JSON nor a COCO, VOC or YOLO folder",
+        fix=f"use {FORMS}; a VOC folder holds XML files, a COCO folder annotations/*.json, a YOLO folder "
+        "data.yaml",
+    )
 
 
 def places(source: str) -> list[str]:
@@ -95,7 +99,7 @@ def _kind_and_path(source: str) -> tuple[str, str]:
     """Return "coco", "voc", "yolo", or "" where that is to be seen, and where it is."""
     text = source.strip()
     kind, _, rest = text.partition(":")
-    path = rest if kind in _KINDS else text
+    path = rest if kind in KINDS else text
     if not path.strip():
         raise DataError(f"source {source!r} names nothing", fix=f"use {FORMS}")
     if path == text and storage.scheme(text) not in ("", "file", *storage.OBJECT_STORES, *storage.WEB):
@@ -113,23 +117,3 @@ def _located(path: str, source: str) -> str:
     if os.path.isdir(uri) and not os.listdir(uri):
         raise DataError(f"source {source!r}: the folder {uri} is empty", fix="put the data set there")
     return uri
-
-
-def _recognise(uri: str, source: str) -> Source:
-    if uri.lower().endswith(".json"):
-        return CocoSource(uri)
-    if uri.lower().endswith((".yaml", ".yml")):
-        return YoloSource(uri)
-    if storage.scheme(uri) not in storage.WEB:
-        if file_of(uri):
-            return YoloSource(uri)
-        names = storage.list_states(storage.join(uri, "Annotations"))
-        if any(name.lower().endswith(".xml") for name in names):
-            return VocSource(uri)
-        if annotation_files(uri):
-            return CocoSource(uri)
-    raise DataError(
-        f"source {source!r} is neither a COCO JSON nor a COCO, VOC or YOLO folder",
-        fix=f"use {FORMS}; a VOC folder holds Annotations/*.xml, a COCO folder annotations/*.json, a YOLO "
-        "folder data.yaml",
-    )

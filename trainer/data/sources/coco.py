@@ -30,6 +30,8 @@ class CocoSource:
     location: str
     boxes_from: str = "bbox"
     """"bbox" or "segmentation", see `trainer.config.DataConfig`."""
+    confined: str = ""
+    """Folder that no file_name may lead out of; "" where absolute ones are taken."""
     cpu_bound = False
     origins_are_uris = True
 
@@ -50,7 +52,9 @@ class CocoSource:
             DataError: there is none, one is not COCO JSON, or two disagree about the categories.
         """
         digest = hashlib.sha256(b"" if self.boxes_from == "bbox" else self.boxes_from.encode())
-        files = {split: CocoFile.at(uri) for split, uri in self._files().items()}
+        files = {
+            split: CocoFile.at(uri, confined=bool(self.confined)) for split, uri in self._files().items()
+        }
         categories: list[Category] = []
         for split, file in files.items():
             with file.open() as data:

@@ -39,7 +39,7 @@ class CocoImages:
         self._lines = TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 (lives as long as this does)
         ids, names = array("q"), array("q")
         for image in file.items("images"):
-            fields = _fields(image, file.uri)
+            fields = _fields(image, file)
             ids.append(number(fields[-1]))
             names.append(hash(fields[0]))
             self._lines.write(json.dumps(fields) + "\n")
@@ -133,8 +133,9 @@ def positive(value: Any) -> float:
     return float(value) if usable else 0.0
 
 
-def _fields(image: dict[str, Any], uri: str) -> tuple[str, str, int, int, int | str]:
+def _fields(image: dict[str, Any], file: CocoFile) -> tuple[str, str, int, int, int | str]:
     """Return name, URL, width, height and id of an image."""
+    uri = file.uri
     original_id, url = image.get("id"), str(image.get("coco_url") or "")
     name = image.get("file_name") or PurePosixPath(url.partition("?")[0]).name
     if isinstance(original_id, float):
@@ -150,7 +151,7 @@ def _fields(image: dict[str, Any], uri: str) -> tuple[str, str, int, int, int | 
     url = url if is_fetched(url) else ""
     if is_fetched(name):  # As Label Studio has it where it reads from a bucket.
         return _relative(name.partition("://")[2].partition("?")[0], uri), name, *size, original_id
-    absolute = _absolute(name, uri)
+    absolute = "" if file.confined else _absolute(name)
     return _relative(absolute or name, uri), f"/{absolute}" if absolute else url, *size, original_id
 
 
@@ -159,13 +160,10 @@ def is_fetched(text: str) -> bool:
     return storage.scheme(text) in (*storage.WEB, *storage.OBJECT_STORES)
 
 
-def _absolute(name: str, uri: str) -> str:
-    """Return an absolute file_name without its first slash, if it is that of an image on this machine.
-
-    Only an annotation file that is on this machine too may name one.
-    """
+def _absolute(name: str) -> str:
+    """Return an absolute file_name without its first slash, if it is that of an image on this machine."""
     path = os.path.normpath(name)
-    usable = path.startswith("/") and path.lower().endswith(IMAGE_SUFFIXES) and storage.is_local(uri)
+    usable = path.startswith("/") and path.lower().endswith(IMAGE_SUFFIXES)
     return path.lstrip("/") if usable and os.path.isfile(path) else ""
 
 

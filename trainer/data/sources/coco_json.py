@@ -39,16 +39,22 @@ class CocoFile:
     uri: str
     """For messages."""
     open: Callable[[], AbstractContextManager[BufferedIOBase]]
+    confined: bool = True
+    """Whether absolute names of images are refused: not where the file is this machine's."""
 
     @classmethod
-    def at(cls, uri: str) -> "CocoFile":
+    def at(cls, uri: str, *, confined: bool = False) -> "CocoFile":
         """Name the file at a URI; one that is not local is copied to the local cache.
+
+        Args:
+            uri: the file.
+            confined: whether it is not trusted although it is local.
 
         Raises:
             StorageError: it is missing or cannot be reached.
         """
         path = storage.local_copy(uri)
-        return cls(uri, lambda: path.open("rb"))
+        return cls(uri, lambda: path.open("rb"), confined or not storage.is_local(uri))
 
     def items(self, name: str) -> Iterator[dict[str, Any]]:
         """Yield the objects of one of the lists images, annotations and categories.

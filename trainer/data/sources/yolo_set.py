@@ -16,7 +16,7 @@ from trainer import storage
 from trainer.data.sources.source import split_of
 from trainer.errors import DataError
 
-_YAML = (".yaml", ".yml")
+YAML = (".yaml", ".yml")
 _NAMES = ("classes.txt", "obj.names")
 _SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 _NOTHING = ("", "~", "null", "None")
@@ -54,7 +54,7 @@ def file_of(folder: str) -> str:
     for name in ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml"):
         if name in names:
             return storage.join(folder, name)
-    described = [name for name in names if name.lower().endswith(_YAML) and _describes(folder, name)]
+    described = [name for name in names if name.lower().endswith(YAML) and _describes(folder, name)]
     if len(described) > 1:
         raise DataError(
             f"{folder} holds several YOLO sets: {', '.join(described)}", fix="name one of these files"
@@ -77,13 +77,13 @@ def read_set(location: str, confined: str = "") -> YoloSet:
         DataError: there is no such file, or it is not of its form.
         StorageError: it cannot be reached.
     """
-    uri = location if location.lower().endswith((*_YAML, *_NAMES)) else file_of(location)
+    uri = location if location.lower().endswith((*YAML, *_NAMES)) else file_of(location)
     if not uri:
         raise DataError(f"yolo:{location}: no data.yaml in it", fix=FIX)
     if storage.size(uri) > _LARGEST:
         raise DataError(f"{uri} is too large to describe a data set", fix=FIX)
     content = storage.read_bytes(uri)
-    if uri.lower().endswith(_YAML):
+    if uri.lower().endswith(YAML):
         return _of_yaml(uri, content, confined)
     names = _lines(content)
     folder = storage.parent(uri)

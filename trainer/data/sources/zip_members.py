@@ -56,7 +56,7 @@ class Zip:
         try:
             with storage.open_reader(uri) as file, zipfile.ZipFile(file) as archive:
                 self._end = archive.start_dir
-                for item in _checked(uri, archive):
+                for item in checked_members(uri, archive):
                     self._members[item.filename] = _Member(
                         item.header_offset, item.compress_size, item.file_size, item.CRC,
                         item.compress_type, len(item.orig_filename.encode("utf-8", "replace")),
@@ -127,7 +127,7 @@ def open_member(uri: str, name: str) -> Iterator[BufferedIOBase]:
     """
     try:
         with zipfile.ZipFile(storage.local_copy(uri)) as archive:
-            _checked(uri, archive)
+            checked_members(uri, archive)
             with archive.open(name) as file:
                 assert isinstance(file, BufferedIOBase)
                 yield file
@@ -135,8 +135,12 @@ def open_member(uri: str, name: str) -> Iterator[BufferedIOBase]:
         raise DataError(f"{name} in {uri} cannot be read: {error}", fix="fetch the zip again") from None
 
 
-def _checked(uri: str, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+def checked_members(uri: str, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     """Return a zip's members without its folders, in the order in which they are stored.
+
+    Args:
+        uri: names the zip in messages.
+        archive: the zip.
 
     Raises:
         DataError: one is refused.

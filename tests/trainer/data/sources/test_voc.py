@@ -2,9 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from trainer.config import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
-from trainer.data.sources import voc
+from trainer.data.download import plan
+from trainer.data.sources import annotation_texts
 from trainer.data.sources.source import UNKNOWN
 from trainer.data.sources.voc import VocSource
 from trainer.errors import DataError
@@ -50,8 +52,6 @@ def entries(root: Path, split: str = "train") -> list:
         ("5.5 6 14.5 25", (4.5, 5, 10, 20)),
         ("7 7 7 7", (6, 6, 0, 0)),  # coinciding corners have no area
         ("9 6 5 25", (8, 5, 0, 20)),
-        ("nan 6 5 25", ()),
-        ("x 6 5 25", ()),
     ],
 )
 def test_corners_become_boxes(make_voc, corners, bbox):
@@ -78,10 +78,29 @@ def test_classes_are_those_of_all_splits_in_alphabetical_order(make_voc):
     assert next(iter(listing.splits["train"])).boxes[0].category == 1
 
 
-def test_an_object_without_name_or_box(make_voc):
-    (entry,) = entries(make_voc({"a": xml(obj(), obj(name=""), "<object><name>cat</name></object>")}))
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        ("<object><name>cat</name></object>", reasons.BOX_ABSENT),
+        ("<object><name>cat</name><bndbox/></object>", reasons.BOX_ABSENT),
+        (obj(box="5,5 6 14 25"), reasons.BOX_DECIMAL_COMMA),
+        (obj(box="x 6 5 25"), reasons.BOX_NOT_FINITE),
+        (obj(box="nan 6 5 25"), reasons.BOX_NOT_FINITE),
+    ],
+)
+def test_objects_without_a_box_are_named_before_images_are_fetched(make_voc, tmp_path, item, reason):
+    root = make_voc({"a": xml(obj(), item), "b": xml(obj())})
+    listing = VocSource(str(root)).listing()
+    assert [len(entry.boxes) for entry in listing.splits["train"]] == [1, 1]
+    assert listing.problems.examples == {reason: [f"object 2 (cat) in {root}/Annotations/a.xml"]}
+    with pytest.raises(DataError, match=f"1 of 3 boxes are bad.*\\n.*{reason}"):
+        plan(f"voc:{root}", str(tmp_path / "data"), DataConfig())
+    assert not (tmp_path / "data" / "images").exists()
+
+
+def test_an_object_without_name(make_voc):
+    (entry,) = entries(make_voc({"a": xml(obj(), obj(name=""))}))
     assert entry.boxes[1].category == UNKNOWN
-    assert entry.boxes[2].bbox == ()
 
 
 def test_split_lists(make_voc):
@@ -163,7 +182,7 @@ def test_an_image_in_two_splits_is_noted(make_voc):
 
 def test_a_folder_that_is_not_voc(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(DataError, match=r"no Annotations/\*\.xml"):
+    with pytest.raises(DataError, match="no XML files in it"):
         sources.parse(f"voc:{tmp_path}").listing()
     (tmp_path / "Annotations").mkdir()
     (tmp_path / "Annotations" / "a.xml").write_text(xml(obj()))
@@ -174,9 +193,11 @@ def test_a_folder_that_is_not_voc(tmp_path):
 def test_the_state_does_not_depend_on_which_file_is_read_first(make_voc, monkeypatch):
     root = make_voc({f"{number}": xml(obj()) for number in range(5)})
     listing = VocSource(str(root)).listing()
-    run = voc.worker_pool.run
-    monkeypatch.setattr(voc, "_BATCH", 2)
-    monkeypatch.setattr(voc.worker_pool, "run", lambda *given, **named: reversed(list(run(*given, **named))))
+    run = annotation_texts.worker_pool.run
+    monkeypatch.setattr(annotation_texts, "_BATCH", 2)
+    monkeypatch.setattr(
+        annotation_texts.worker_pool, "run", lambda *given, **named: reversed(list(run(*given, **named)))
+    )
     again = VocSource(str(root)).listing()
     assert again.state == listing.state
     assert [entry.file_name for entry in again.splits["train"]] == [f"{number}.jpg" for number in range(5)]

@@ -1,0 +1,277 @@
+"""A zip or tar of a data set: read like the folder that it was, and never trusted."""
+
+import io
+import json
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from pipelines import cli
+from trainer.config import DataConfig
+from trainer.data import problem_counts as reasons
+from trainer.data import sources
+from trainer.data.download import download, plan
+from trainer.data.sources import archives
+from trainer.data.sources.archive_source import ArchiveSource
+from trainer.errors import DataError, StorageError
+
+XML = (
+    "<annotation><filename>a.jpg</filename><size><width>40</width><height>30</height></size><object>"
+    "<name>cat</name><bndbox><xmin>1</xmin><ymin>2</ymin><xmax>3</xmax><ymax>4</ymax></bndbox></object>"
+    "</annotation>"
+)
+FORMS = ("zip", "tar", "tar.gz", "tgz", "tar.bz2", "tar.xz")
+
+
+def pack(folder: Path, form: str, top: str = "") -> Path:
+    """Pack the files of a folder, below a folder `top`, as operating systems do."""
+    path = folder.parent / f"{folder.name}.{form}"
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    if form == "zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in files:
+                archive.write(file, f"{top}{file.relative_to(folder).as_posix()}")
+            archive.writestr(f"__MACOSX/{top}._data.yaml", b"x")
+            archive.writestr(f"{top}.DS_Store", b"x")
+    else:
+        modes = {"tar": "w", "tar.gz": "w:gz", "tgz": "w:gz", "tar.bz2": "w:bz2", "tar.xz": "w:xz"}
+        with tarfile.open(path, modes[form]) as archive:
+            archive.add(folder, top.rstrip("/") or ".")
+    return path
+
+
+@pytest.fixture
+def make_set(tmp_path, make_coco, make_jpeg):
+    """A small set of each kind, whose one image of train has one or two boxes."""
+
+    def make(kind: str) -> Path:
+        if kind == "coco":
+            return make_coco(train=["a.jpg"], val=["b.jpg"])
+        root = tmp_path / kind
+        for split, stem in (("train", "a"), ("val", "b")):
+            (root / split).mkdir(parents=True)
+            (root / split / f"{stem}.jpg").write_bytes(make_jpeg())
+            if kind == "voc":
+                (root / split / f"{stem}.xml").write_text(XML)
+            else:
+                (root / split / f"{stem}.txt").write_text("0 0.5 0.5 0.25 0.5\n")
+        if kind == "yolo":
+            (root / "data.yaml").write_text("train: train\nval: val\nnames: [cat]\n")
+        return root
+
+    return make
+
+
+def rows(text: str, split: str = "train") -> list[dict]:
+    return [
+        row for batch in sources.parse(text).listing().splits[split].batches() for row in batch.to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("kind", ["coco", "voc", "yolo"])
+@pytest.mark.parametrize(("form", "top"), [("zip", ""), ("zip", "my set/"), ("tar.gz", "a/b/"), ("tar", "")])
+def test_sets_of_each_kind_are_read_like_their_folder(make_set, tmp_path, make_jpeg, kind, form, top):
+    folder = make_set(kind)
+    archive = pack(folder, form, top)
+    plain = rows(str(folder))
+    for text in (f"{kind}:{archive}", str(archive)):
+        source = sources.parse(text)
+        packed = rows(text)
+        assert source.uri == f"{kind}:{archive}"
+        same = ("file_name", "width", "height", "boxes", "fault_reason", "original_id")
+        assert [[row[name] for name in same] for row in packed] == [
+            [row[name] for name in same] for row in plain
+        ]
+        assert source.read(packed[0]["origin"]) == make_jpeg()
+    raw = download(f"{kind}:{archive}", str(tmp_path / "data"), DataConfig())
+    assert {split: counts["images"] for split, counts in raw["splits"].items()} == {"train": 1, "val": 1}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_archives(make_set, form):
+    assert len(rows(str(pack(make_set("yolo"), form)))) == 1
+
+
+def test_what_is_found_does_not_depend_on_the_machine(make_set, tmp_path, monkeypatch):
+    archive = pack(make_set("yolo"), "zip")
+    listing = sources.parse(str(archive)).listing()
+    before, state = rows(str(archive)), listing.state
+    monkeypatch.setattr(archives, "_unpacked", {})  # As in another pod.
+    again = sources.parse(str(archive))
+    assert rows(str(archive)) == before and again.listing().state == state
+    assert before[0]["origin"] == f"{archive}#train/a.jpg" and str(tmp_path / "yolo") in str(archive)
+    assert again.read(before[0]["origin"])
+
+
+def test_an_archive_that_changes_is_read_anew(make_set):
+    folder = make_set("yolo")
+    states = [sources.parse(str(pack(folder, "zip"))).listing().state]
+    (folder / "train" / "a.txt").write_text("0 0.5 0.5 0.125 0.25\n")
+    states.append(sources.parse(str(pack(folder, "zip"))).listing().state)
+    assert states[0] != states[1]
+    assert rows(str(folder.parent / "yolo.zip"))[0]["boxes"][0]["w"] == 0.125
+
+
+def test_an_archive_in_a_bucket(make_set, bucket):
+    (bucket / "set.zip").write_bytes(pack(make_set("voc"), "zip").read_bytes())
+    (row,) = rows("s3://bucket/set.zip")
+    assert row["origin"] == "s3://bucket/set.zip#train/a.jpg"
+    assert sources.parse("voc:s3://bucket/set.zip").read(row["origin"])
+
+
+def test_messages_name_the_archive(make_set, tmp_path):
+    folder = make_set("yolo")
+    (folder / "train" / "a.txt").write_text("0 0.5 0.5\n")
+    archive = pack(folder, "zip")
+    with pytest.raises(DataError, match=f"{archive}/train/a.txt:1: '0 0.5 0.5' has 2 numbers"):
+        plan(str(archive), str(tmp_path / "data"), DataConfig())
+    (folder / "data.yaml").write_text("train: gone\nnames: [cat]\n")
+    with pytest.raises(DataError, match=f"{pack(folder, 'zip')}/data.yaml: there are no images for train"):
+        sources.parse(str(archive)).listing()
+
+
+def zip_of(path: Path, *names: str, link: bool = False) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            item = zipfile.ZipInfo(name)
+            item.external_attr = (0o120777 if link else 0o100644) << 16
+            archive.writestr(item, "/etc/passwd")
+    return path
+
+
+def tar_of(path: Path, name: str, kind: bytes = tarfile.REGTYPE) -> Path:
+    with tarfile.open(path, "w") as archive:
+        item = tarfile.TarInfo(name)
+        item.type, item.linkname = kind, "/etc/passwd"
+        archive.addfile(item, io.BytesIO(b""))
+    return path
+
+
+@pytest.mark.parametrize("name", ["../x.jpg", "/x.jpg", "a/../../x.jpg", "..\\x.jpg", "C:\\x.jpg", "C:x.jpg"])
+def test_names_that_climb_out_are_refused(tmp_path, name):
+    before = {path.name for path in tmp_path.parent.iterdir()}
+    for archive in (zip_of(tmp_path / "x.zip", name), tar_of(tmp_path / "x.tar", name)):
+        with pytest.raises(DataError, match=r"refused .*: its name leads out of"):
+            sources.parse(f"yolo:{archive}").listing()
+    assert {path.name for path in tmp_path.parent.iterdir()} == before
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+def test_links_and_devices_are_refused(tmp_path, kind):
+    with pytest.raises(DataError, match="it is a link or device"):
+        sources.parse(f"yolo:{tar_of(tmp_path / 'x.tar', 'a.jpg', kind)}").listing()
+    with pytest.raises(DataError, match="it is a link"):
+        sources.parse(f"yolo:{zip_of(tmp_path / 'x.zip', 'a.jpg', link=True)}").listing()
+
+
+def test_more_than_the_disk_holds_or_an_archive_can_is_refused(tmp_path, make_set, monkeypatch):
+    bombs = [tmp_path / "bomb.zip", tmp_path / "bomb.tar.gz"]
+    with zipfile.ZipFile(bombs[0], "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.jpg", bytes(40_000_000))
+    with tarfile.open(bombs[1], "w:gz") as archive:
+        item = tarfile.TarInfo("a.jpg")
+        item.size = 40_000_000
+        archive.addfile(item, io.BytesIO(bytes(item.size)))
+    for bomb in bombs:
+        with pytest.raises(DataError, match="40,000,000 bytes are packed into"):
+            sources.parse(f"yolo:{bomb}").listing()
+    archive = pack(make_set("yolo"), "zip")
+    monkeypatch.setattr(archives, "_RESERVE", 2**60)
+    with pytest.raises(DataError, match=r"GB unpacked, but .* has 0\.00 GB") as caught:
+        sources.parse(str(archive)).listing()
+    assert "TMPDIR" in caught.value.fix
+    monkeypatch.setattr(archives, "_RESERVE", 0)
+    monkeypatch.setattr(archives, "_MOST_FILES", 1)
+    with pytest.raises(DataError, match="one of more than 1 files"):
+        sources.parse(str(archive)).listing()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 nothing more", b"x" * 5000])
+def test_what_is_no_archive(tmp_path, content):
+    for name in ("x.zip", "x.tgz"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match="neither a zip nor a tar"):
+            sources.parse(str(tmp_path / name)).listing()
+
+
+def test_a_damaged_archive(make_set):
+    archive = pack(make_set("yolo"), "tar.gz")
+    archive.write_bytes(archive.read_bytes()[:-200])
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        sources.parse(str(archive)).listing()
+
+
+def test_an_archive_without_a_set(tmp_path):
+    with pytest.raises(DataError, match="holds no data set that is known"):
+        sources.parse(str(zip_of(tmp_path / "x.zip", "a/photo.jpg"))).listing()
+    with pytest.raises(DataError, match="no COCO JSON in it"):
+        sources.parse(f"coco:{zip_of(tmp_path / 'x.zip', 'a/photo.jpg')}").listing()
+
+
+def test_nothing_in_an_archive_leads_to_files_outside(make_set, tmp_path, make_jpeg):
+    (tmp_path / "mine.jpg").write_bytes(make_jpeg())
+    folder = make_set("coco")
+    path = folder / "annotations" / "instances_train.json"
+    form = json.loads(path.read_text())
+    form["images"][0]["file_name"] = str(tmp_path / "mine.jpg")
+    path.write_text(json.dumps(form))
+    assert rows(str(folder))[0]["origin"] == str(tmp_path / "mine.jpg")
+    with pytest.raises(DataError, match="refused file_name"):
+        sources.parse(str(pack(folder, "zip"))).listing()
+    yolo = make_set("yolo")
+    (yolo / "data.yaml").write_text(f"train: {yolo}/train\nnames: [cat]\n")
+    with pytest.raises(DataError, match="no images for train"):
+        sources.parse(str(pack(yolo, "zip"))).listing()
+    with pytest.raises(StorageError, match="refused name"):
+        ArchiveSource("yolo", str(yolo.parent / "yolo.zip")).read(
+            f"{yolo.parent}/yolo.zip#../../../etc/passwd"
+        )
+
+
+def test_segmentations_in_an_archive(make_set, tmp_path):
+    folder = make_set("coco")
+    source = sources.parse(str(pack(folder, "zip")), "segmentation")
+    (batch,) = source.listing().splits["train"].batches()
+    assert batch["boxes"].to_pylist()[0][0]["w"] == 4
+    with pytest.raises(DataError, match="is for COCO's annotations"):
+        sources.parse(str(pack(make_set("yolo"), "zip")), "segmentation").listing()
+
+
+def test_names_in_utf_8_that_do_not_say_so(tmp_path, make_jpeg):
+    """As the Finder of macOS writes them."""
+    path = tmp_path / "x.zip"
+    members = {
+        "data.yaml": "train: images\nnames: [cat]\n",
+        "images/\u00fcber.jpg": make_jpeg(),
+        "images/\u00fcber.txt": "0 0.5 0.5 0.1 0.1\n",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    plain = path.read_bytes()
+    # The same archive without the flag, in the headers and in the directory.
+    patched = bytearray(plain)
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = -1
+        while (at := patched.find(signature, at + 1)) >= 0:
+            patched[at + offset + 1] &= ~0x08
+    path.write_bytes(bytes(patched))
+    (row,) = rows(str(path))
+    assert row["file_name"] == "images/\u00fcber.jpg" and len(row["boxes"]) == 1
+
+
+def test_inspect_says_how_it_read_a_path_and_what_to_train_on(make_set, capsys):
+    for kind, words in (
+        ("coco", "COCO JSON: train of annotations/instances_train.json; val of"),
+        ("voc", "VOC: XML files beside the images, train of train; val of val"),
+        ("yolo", "YOLO, by data.yaml: train of train; val of val"),
+    ):
+        folder = make_set(kind)
+        for path in (folder, pack(folder, "zip")):
+            assert cli.main(["data", "inspect", str(path)]) == 0
+            out = capsys.readouterr().out
+            assert f"read as {words}" in out.replace("\n", " ")
+            assert f"kubedet run --source {kind}:{path} --recipe small" in out
+    assert reasons.IMAGE_WITHOUT_ANNOTATION not in out

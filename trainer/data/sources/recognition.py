@@ -1,0 +1,60 @@
+"""Finds out what kind of data set a folder or file is."""
+
+from collections.abc import Callable, Iterator
+
+from trainer import storage
+from trainer.data.sources.coco import CocoSource, annotation_files
+from trainer.data.sources.source import Source
+from trainer.data.sources.voc import VocSource
+from trainer.data.sources.yolo import YoloSource
+from trainer.data.sources.yolo_set import YAML, file_of
+
+_PEEK = 64 * 1024
+_COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
+
+KINDS: dict[str, Callable[[str, str], Source]] = {
+    "coco": lambda location, confined: CocoSource(location, confined=confined),
+    "voc": lambda location, confined: VocSource(location),
+    "yolo": lambda location, confined: YoloSource(location, confined=confined),
+}
+"""Sources by the word that names their kind: made of a location and a folder that no name may leave."""
+
+
+def kind_of(uri: str) -> str:
+    """Return the kind of a folder or file, one of KINDS; "" where it is none.
+
+    Raises:
+        DataError: a folder holds several sets.
+        StorageError: it cannot be read.
+    """
+    if uri.lower().endswith((".json", *YAML)):
+        return "coco" if uri.lower().endswith(".json") else "yolo"
+    return "" if storage.scheme(uri) in storage.WEB else next(_kinds(uri), "")
+
+
+def _kinds(folder: str) -> Iterator[str]:
+    """Yield the kinds that a folder may be of, the surest first."""
+    described = file_of(folder)
+    if described.lower().endswith(YAML):
+        yield "yolo"
+    if _has_xml(storage.join(folder, "Annotations"), recursive=False):
+        yield "voc"
+    files = annotation_files(folder)
+    if files and (len(files) > 1 or _looks_like_coco(files[0])):
+        yield "coco"
+    if described:
+        yield "yolo"
+    if _has_xml(folder, recursive=True):
+        yield "voc"
+    if files:
+        yield "coco"
+
+
+def _has_xml(folder: str, *, recursive: bool) -> bool:
+    return any(name.lower().endswith(".xml") for name, _ in storage.scan(folder, recursive=recursive))
+
+
+def _looks_like_coco(uri: str) -> bool:
+    """Tell whether a JSON begins like COCO's; there may be one of another kind beside a set."""
+    head = storage.read_range(uri, 0, min(_PEEK, storage.size(uri)))
+    return any(key in head for key in _COCO_KEYS)

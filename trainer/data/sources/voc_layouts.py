@@ -1,0 +1,252 @@
+"""Where the XML files and images of a VOC data set lie, and which split each is of.
+
+VOC's own layout has Annotations, JPEGImages and ImageSets/Main. Any other is a tree of folders: XML files
+beside their images, as LabelImg writes them, or in folders of their own, and folders train, valid, test.
+"""
+
+import re
+from collections import Counter, defaultdict
+from pathlib import PurePosixPath
+from typing import Protocol
+
+from trainer import storage
+from trainer.data.sources.folder_listing import Folder
+from trainer.data.sources.source import IMAGE_SUFFIXES, split_of
+from trainer.errors import DataError
+
+_IMAGE_FOLDERS = ("JPEGImages", "images", "Images", "Annotations")
+_SPLIT_FOLDER = re.compile(
+    r"(train|training|val|valid|validation|test|testing)(?:[-_ ]?(?:set|data|images|imgs|labels|\d{4}))?",
+    re.I,
+)
+_ORDER = ("train", "val", "test")
+
+
+class VocLayout(Protocol):
+    """A VOC data set's files. A key stands for an image and its annotation."""
+
+    splits: dict[str, list[str]]
+    """Keys of each split."""
+    read_as: str
+    """How it was understood, for people."""
+
+    def annotation(self, key: str) -> str:
+        """Return the URI of the XML file; "" if there is none."""
+        ...
+
+    def image(self, key: str, named: str) -> tuple[str, str, str] | None:
+        """Return name, URI and version of the image, or None.
+
+        Args:
+            key: the image's.
+            named: file name that the annotation tells, which decides between images of the same stem.
+        """
+        ...
+
+    def looked(self, key: str) -> str:
+        """Say where an image that is not there was looked for."""
+        ...
+
+    def unannotated(self) -> list[str]:
+        """Return the names of images that belong to no annotation, where that can be told."""
+        ...
+
+
+def layout_of(root: str) -> VocLayout:
+    """Find the files of the set in a folder.
+
+    Raises:
+        DataError: it has no XML files or no images.
+        StorageError: it cannot be read.
+    """
+    names = Folder(storage.join(root, "Annotations"), str, _is_xml)
+    images = _images(root) if len(names) else None
+    return _Tree(root) if images is None else _Published(root, names, images)
+
+
+class _Published:
+    """VOC's own layout; a key is the stem of the files."""
+
+    def __init__(self, root: str, names: Folder, images: Folder) -> None:
+        self._annotations = names.uri
+        self._files = {name[:-4]: name for name in names.names()}
+        self._images = images
+        lists = _listed_splits(root, sorted(self._files))
+        self.splits = lists or {"train": sorted(self._files)}
+        folder = self._images.uri.rpartition("/")[2]
+        self.read_as = f"VOC: Annotations and {folder}" + (", splits of ImageSets/Main" if lists else "")
+
+    def annotation(self, key: str) -> str:
+        return storage.join(self._annotations, self._files[key]) if key in self._files else ""
+
+    def image(self, key: str, named: str) -> tuple[str, str, str] | None:
+        # The file that the annotation names if it has the same stem, else any of that stem.
+        file = self._images.find(named if PurePosixPath(named).stem == key else "", key.lower())
+        return file and (file[0], storage.join(self._images.uri, file[0]), file[1])
+
+    def looked(self, key: str) -> str:
+        return f"no file {key}.* in {self._images.uri}"
+
+    def unannotated(self) -> list[str]:
+        return []  # The lists tell what belongs to the set; the folder may hold more.
+
+
+class _Tree:
+    """Folders of any depth; a key is the path of the XML file without its extension."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._xml: dict[str, str] = {}
+        self._places: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        """Path and version of the images of each stem, in lower case."""
+        for name, state in storage.scan(root):
+            path = PurePosixPath(name)
+            if any(part.startswith(".") or part == "__MACOSX" for part in path.parts):
+                continue
+            if _is_xml(name):
+                self._xml[name[:-4]] = name
+            elif name.lower().endswith(IMAGE_SUFFIXES):
+                self._places[path.stem.lower()].append((name, f"{state.size} {state.version}"))
+        if not self._xml:
+            raise DataError(
+                f"voc:{root}: no XML files in it",
+                fix="name the folder that holds Annotations, JPEGImages and ImageSets, or the images with "
+                "their XML files beside them",
+            )
+        if not self._places:
+            raise DataError(
+                f"voc:{root}: no images in JPEGImages, nor beside the XML files",
+                fix=f"put the images there, as {', '.join(IMAGE_SUFFIXES)}",
+            )
+        for paths in self._places.values():
+            paths.sort()
+        self.splits, self._by_lists = self._split()
+        self._used: set[str] = set()
+        beside = sum(map(self._is_beside, self._xml))
+        layout = "XML files beside the images" if 2 * beside > len(self._xml) else "XML files and images"
+        folders = [f"{split} of {', '.join(self._folders(keys))}" for split, keys in self.splits.items()]
+        how = "; ".join(folders) if len(folders) > 1 and not self._by_lists else ""
+        self.read_as = f"VOC: {layout}" + (
+            ", splits of ImageSets/Main" if self._by_lists else how and f", {how}"
+        )
+
+    def annotation(self, key: str) -> str:
+        return storage.join(self._root, self._xml[key]) if key in self._xml else ""
+
+    def image(self, key: str, named: str) -> tuple[str, str, str] | None:
+        place = self._image_of(key, named)
+        if place is None:
+            return None
+        self._used.add(place[0])
+        return place[0], storage.join(self._root, place[0]), place[1]
+
+    def looked(self, key: str) -> str:
+        path = PurePosixPath(key)
+        if len(self._places.get(path.name.lower(), ())) > 1:
+            return f"several images {path.name}.*, and none beside {key}.xml"
+        return f"no file {path.name}.* beside {key}.xml or in another folder of its split"
+
+    def unannotated(self) -> list[str]:
+        if self._by_lists:
+            return []
+        return sorted(name for paths in self._places.values() for name, _ in paths if name not in self._used)
+
+    def _split(self) -> tuple[dict[str, list[str]], bool]:
+        """Return the keys of each split, by lists or by folders, and whether it was by lists."""
+        keys_of: dict[str, list[str]] = defaultdict(list)
+        for key in sorted(self._xml):
+            keys_of[PurePosixPath(key).name].append(key)
+        lists = _listed_splits(self._root, list(keys_of))
+        if lists:
+            keys = {stem: keys_of.get(stem, [stem]) for stems in lists.values() for stem in stems}
+            return {
+                split: [key for stem in stems for key in keys[stem]] for split, stems in lists.items()
+            }, True
+        by_folder: dict[str, list[str]] = defaultdict(list)
+        for key in sorted(self._xml):
+            place = None if _split_of_path(key) else self._image_of(key, "")
+            split = _split_of_path(place[0] if place else key)
+            by_folder[split or "train"].append(key)
+        return {split: by_folder[split] for split in _ORDER if split in by_folder}, False
+
+    def _image_of(self, key: str, named: str) -> tuple[str, str] | None:
+        """Return path and version of an image: beside its XML file, else the nearest of its split."""
+        path = PurePosixPath(key)
+        places = self._places.get(path.name.lower(), [])
+        split = _split_of_path(key)
+        same_split = [place for place in places if split in (None, _split_of_path(place[0]))]
+        distances = [_distance(path.parent, PurePosixPath(name).parent) for name, _ in same_split]
+        nearest = [place for place, far in zip(same_split, distances, strict=True) if far == min(distances)]
+        exact = [place for place in nearest if PurePosixPath(place[0]).name == PurePosixPath(named).name]
+        nearest = exact or nearest
+        folders = {str(PurePosixPath(name).parent) for name, _ in nearest}
+        return nearest[0] if len(folders) == 1 else None
+
+    def _is_beside(self, key: str) -> bool:
+        place = self._image_of(key, "")
+        return place is not None and PurePosixPath(place[0]).parent == PurePosixPath(key).parent
+
+    def _folders(self, keys: list[str]) -> list[str]:
+        counts = Counter(str(PurePosixPath(key).parent) for key in keys)
+        return [folder for folder, _ in counts.most_common(3)]
+
+
+def _is_xml(name: str) -> bool:
+    return name.lower().endswith(".xml")
+
+
+def _split_of_path(path: str) -> str | None:
+    """Return the split that a folder in a path names, the outermost first; None if none does."""
+    for part in PurePosixPath(path).parts[:-1]:
+        if _SPLIT_FOLDER.fullmatch(part):
+            return split_of(part)
+    return None
+
+
+def _distance(folder: PurePosixPath, other: PurePosixPath) -> int:
+    """Return how many folders lie between two."""
+    common = sum(1 for one, two in zip(folder.parts, other.parts, strict=False) if one == two)
+    return len(folder.parts) + len(other.parts) - 2 * common
+
+
+def _images(root: str) -> Folder | None:
+    """Return the folder with the images, in which names of the same stem count as equal; or None."""
+    for name in _IMAGE_FOLDERS:
+        folder = Folder(storage.join(root, name), _stem, lambda file: file.lower().endswith(IMAGE_SUFFIXES))
+        if len(folder):
+            return folder
+    return None
+
+
+def _stem(name: str) -> str:
+    return PurePosixPath(name).stem.lower()
+
+
+def _listed_splits(root: str, stems: list[str]) -> dict[str, list[str]]:
+    """Return the image names of each split in ImageSets/Main; {} where it lists none."""
+    folder = storage.join(root, "ImageSets", "Main")
+    states = storage.list_states(folder)
+    all_stems = set(stems)
+    lists = {
+        split: _read_split(storage.join(folder, f"{split}.txt"), all_stems)
+        for split in ("train", "val", "test", "trainval")
+        if f"{split}.txt" in states
+    }
+    both = lists.pop("trainval", [])
+    if not lists.get("train"):
+        held_out = {stem for names in lists.values() for stem in names}
+        lists["train"] = [stem for stem in both if stem not in held_out]
+    return {split: names for split, names in lists.items() if names}
+
+
+def _read_split(uri: str, all_stems: set[str]) -> list[str]:
+    text = storage.read_bytes(uri).decode("utf-8-sig", "replace")
+    stems = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        # Some lists add a column of 1, 0, -1, an extension or a folder to the name.
+        name = line if line in all_stems else re.sub(r"\s+-?[01]$", "", line)
+        if name not in all_stems:
+            name = name.rpartition("/")[2]
+            name = name[: name.rindex(".")] if name.lower().endswith(IMAGE_SUFFIXES) else name
+        stems.append(name)
+    return list(dict.fromkeys(stems))
