@@ -58,7 +58,7 @@ def test_what_can_be_run_passes():
         ({"source": "coco:/home/me/coco"}, "source: no pod finds /home/me/coco"),
         ({"source": "openimages:images=/home/me/ids.txt"}, "source: no pod finds /home/me/ids.txt"),
         ({"source": "openimages:split=val"}, "source openimages: cannot use 'split=val'; parameters: "),
-        ({"source": "yolo:s3://bucket/x"}, "unknown kind 'yolo'; use sample, "),
+        ({"source": "labelme:s3://bucket/x"}, "unknown kind 'labelme'; use sample, "),
         (
             {"data_root": "s3://a..b/x"},
             "data_root: s3://a..b/x: no bucket can be named 'a..b': it contains '..'",
