@@ -52,7 +52,7 @@ SOURCE = ["--source", "sample:images=24,seed=5,size=96"]
         (["--gate", "coco/AP50 is good"], "coco/AP50 is good"),
         (["--set", 'evaluation.gate=["coco/AP > high"]'], "coco/AP > high"),
         (["--source", "coco:/nonexistent"], "/nonexistent does not exist"),
-        (["--source", "yolo:here"], "unknown kind 'yolo'"),
+        (["--source", "labelme:here"], "unknown kind 'labelme'"),
     ],
 )
 def test_mistakes_are_refused_before_anything_starts(arguments, message, tmp_path):
