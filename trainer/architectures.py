@@ -36,6 +36,7 @@ ARCHITECTURES = {
     "retinanet": Entry(
         f"{_FOLDER}.retinanet.retinanet_options:RetinaNetOptions", f"{_FOLDER}.retinanet.retinanet:RetinaNet"
     ),
+    "fcos": Entry(f"{_FOLDER}.fcos.fcos_options:FcosOptions", f"{_FOLDER}.fcos.fcos:Fcos"),
 }
 """Every architecture by its name."""
 

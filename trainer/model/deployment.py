@@ -79,3 +79,50 @@ def _(
     boxes: Tensor, scores: Tensor, labels: Tensor, classes: int, overlap: float, threshold: float
 ) -> Tensor:
     return torch.empty_like(scores)
+
+
+def best_pairs(logits: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Best pairs of anchor and class of one level: logits, anchors and labels, each [B, k], best first.
+
+    In two stages, first anchors by their best class: a pair among the best k has an anchor
+    among the best k, so it is exact, and sorting anchors x classes is avoided. The logits stay
+    in the convolution's order: at hundreds of classes a transposition costs more than the rest.
+
+    Args:
+        logits: [B, A, C, P], A anchors at each of P places.
+        limit: k at most.
+
+    Returns:
+        logits, and int64 the anchor (numbered by place and then by scale) and the class of each.
+    """
+    _, each, classes, places = logits.shape
+    total = each * places
+    if total > limit:
+        # In the order of the memory: what is fetched for a class lies side by side.
+        column = torch.topk(logits.amax(dim=2).flatten(1), limit, dim=1).indices.sort(dim=1).values
+    else:
+        column = torch.arange(total, device=logits.device).expand(logits.shape[0], -1)
+    scale, place = torch.div(column, places, rounding_mode="floor"), column % places
+    rows = torch.arange(classes, device=logits.device)[:, None] * places
+    candidate_logits = logits.flatten(1).gather(
+        1, ((scale * (classes * places) + place)[:, None, :] + rows).flatten(1)
+    )
+    best, pair = torch.topk(candidate_logits, min(limit, candidate_logits.shape[1]), dim=1)
+    candidates = column.shape[1]
+    anchor = (place * each + scale).gather(1, pair % candidates)
+    return best, anchor, torch.div(pair, candidates, rounding_mode="floor")
+
+
+def served(boxes: Tensor, scores: Tensor, labels: Tensor, rows: int) -> tuple[Tensor, ...]:
+    """The best candidates as a graph gives them: `Served`, but plain: programs can be saved with it.
+
+    Args:
+        boxes: [B, T, 4].
+        scores: [B, T], 0 where a candidate is none.
+        labels: int64 [B, T].
+        rows: K, at most T.
+    """
+    best, index = torch.topk(scores, rows, dim=1)
+    real = best > 0
+    chosen = boxes.gather(1, index[:, :, None].expand(-1, -1, 4)) * real[:, :, None]
+    return chosen, best, torch.where(real, labels.gather(1, index), -1), real.sum(dim=1)

@@ -5,6 +5,7 @@ the best k has an anchor whose best class is among the best k, so only k anchors
 sorted. One suppression serves all images and classes, whose boxes are shifted apart.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -80,6 +81,27 @@ def postprocess(
     candidates = _Candidates(boxes.gather(1, _rows(order)), scores, labels.gather(1, order))
     kept = _suppress(candidates, logits[0].shape[2], image_size, config)
     return _select(candidates, kept, config.detections_per_image)
+
+
+def padded(images: Sequence[Mapping[str, Tensor]], rows: int, first: int) -> Detections:
+    """Detections of a batch from torchvision's lists.
+
+    Args:
+        images: `boxes` [n, 4], `scores` [n] and `labels` [n] of each image, best first, n at most `rows`.
+        rows: K.
+        first: label of the first class.
+    """
+    device = images[0]["scores"].device
+    batch = Detections(
+        torch.zeros(len(images), rows, 4, device=device), torch.zeros(len(images), rows, device=device),
+        torch.full((len(images), rows), -1, device=device),
+        torch.tensor([len(one["scores"]) for one in images], device=device),
+    )  # fmt: skip
+    for row, one in enumerate(images):
+        count = len(one["scores"])
+        batch.boxes[row, :count], batch.scores[row, :count] = one["boxes"], one["scores"]
+        batch.labels[row, :count] = one["labels"] - first
+    return batch
 
 
 def _best_pairs(

@@ -106,3 +106,12 @@ def test_weights_of_another_library_are_told_with_the_configuration():
         ConfigError, match=r"model\.weights: hf:a/b are weights of transformers, not of retinanet"
     ):
         recipes.load("finetune", {"model.weights": "hf:a/b"})
+
+
+def test_published_weights_of_another_detector_are_told_with_the_configuration():
+    wrong = {"model.weights": "torchvision:FCOS_ResNet50_FPN_Weights.COCO_V1"}
+    with pytest.raises(ConfigError, match=r"FCOS_\S+ are of the architecture fcos, not of retinanet"):
+        recipes.load("finetune", wrong)
+    assert recipes.load("finetune", wrong | {"model.architecture": "fcos"}).model.weights
+    backbone = {"model.architecture": "fcos", "model.weights": "torchvision:ResNet50_Weights.IMAGENET1K_V1"}
+    assert recipes.load("coco_r50", backbone)

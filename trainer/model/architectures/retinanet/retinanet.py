@@ -1,7 +1,6 @@
 """RetinaNet as one module: uint8 squares in; losses in training, detections otherwise."""
 
 from collections.abc import Callable, Sequence
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -12,32 +11,27 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 from torchvision.ops.misc import Conv2dNormActivation, FrozenBatchNorm2d
 
 from trainer.data.batch import PADDING
-from trainer.model.architecture import Architecture, UpstreamWeights
-from trainer.model.architectures.retinanet import class_outputs, retinanet_weights
+from trainer.model import class_outputs
+from trainer.model.architecture import UpstreamWeights
+from trainer.model.architectures.retinanet import retinanet_weights
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.backbone import build_backbone, group_norm
-from trainer.model.batchnorm_folding import fold
 from trainer.model.deployment import Graph
 from trainer.model.fused_functions import guarded
 from trainer.model.loss import retinanet_loss
 from trainer.model.postprocess import Detections, postprocess
+from trainer.model.pyramid_detector import PyramidDetector
 
-MEAN = (0.485, 0.456, 0.406)
-"""Mean of the ImageNet images, RGB in 0..1 (torchvision's presets)."""
-STD = (0.229, 0.224, 0.225)
-"""Standard deviation of the same."""
 LEVELS = 5
 
 _EPS_FREE_WEIGHTS = "torchvision:RetinaNet_ResNet50_FPN_Weights.COCO_V1"
 
 
-class RetinaNet(Architecture):
+class RetinaNet(PyramidDetector):
     """RetinaNet in torchvision's state-dict layout (backbone.*, head.*)."""
 
     config: RetinaNetOptions
     loss_names = ("classification", "boxes")
-    mean: Tensor
-    std: Tensor
 
     def __init__(self, config: RetinaNetOptions, num_classes: int) -> None:
         super().__init__(config, num_classes)
@@ -49,8 +43,6 @@ class RetinaNet(Architecture):
             tuple(int(size * scale) for scale in config.anchor_scales) for size in config.anchor_sizes
         )
         self.anchor_generator = AnchorGenerator(sizes, (tuple(config.aspect_ratios),) * LEVELS)
-        self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1) * 255, persistent=False)
-        self.register_buffer("std", torch.tensor(STD).view(1, 3, 1, 1) * 255, persistent=False)
         self._compiled_trunk: Callable[[Tensor], tuple[list[Tensor], Tensor]] | None = None
         self._anchors: dict[tuple[tuple[int, int], torch.device], list[Tensor]] = {}
         if config.weights == _EPS_FREE_WEIGHTS:
@@ -117,19 +109,6 @@ class RetinaNet(Architecture):
         """Detections from the heads' outputs of each level, with the background output left out."""
         classes = [level[:, :, self.label_offset :] for level in logits]
         return postprocess(classes, offsets, anchors, image_size, self.config)
-
-    def normalize(self, images: Tensor, color: Tensor | None = None) -> Tensor:
-        """fp32 network input from uint8 images, in the memory format of the weights."""
-        values = images.float()
-        if color is not None:
-            # In fp32: autocast would leave eight bits of a colour's precision.
-            with torch.autocast(images.device.type, enabled=False):
-                mapped = color[:, :, :3] @ values.flatten(2) + color[:, :, 3:] * 255
-            values = mapped.clamp_(0, 255).view_as(values)
-        values = (values - self.mean) / self.std
-        if self.backbone.body.conv1.weight.is_contiguous(memory_format=torch.channels_last):
-            values = values.contiguous(memory_format=torch.channels_last)
-        return values
 
     def features(self, images: Tensor) -> list[Tensor]:
         """Pyramid P3..P7 of normalised images [B, 3, S, S], each [B, fpn_channels, h, w]."""
@@ -206,11 +185,6 @@ class RetinaNet(Architecture):
     def anchors_at_a_place(self) -> int:
         """Anchors at each place of each level."""
         return len(self.config.anchor_scales) * len(self.config.aspect_ratios)
-
-    def folded(self) -> Self:
-        """Its batch normalisation is in the convolutions; see `batchnorm_folding.fold`."""
-        fold(self.backbone.body)
-        return self
 
 
 def _size(images: Tensor) -> tuple[int, int]:

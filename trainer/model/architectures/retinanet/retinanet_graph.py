@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from trainer.model import boxes as box_ops
 from trainer.model.architectures.retinanet.retinanet import RetinaNet
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.model.deployment import RAW_OUTPUTS, Graph, nms_keep
+from trainer.model.deployment import RAW_OUTPUTS, Graph, best_pairs, nms_keep, served
 
 
 class _Levels(Graph):
@@ -70,7 +70,7 @@ def _without_background(detector: RetinaNet) -> nn.Module:
 class DeploymentGraph(_Levels):
     """uint8 [B, 3, S, S] in, `Served` out; anchors and thresholds are constants of the graph."""
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Detections of a batch of uint8 squares; see `Served`."""
         levels, offsets = self.outputs(images)
         parts, start = [], 0
@@ -87,11 +87,7 @@ class DeploymentGraph(_Levels):
         kept = nms_keep(
             boxes, scores, labels, self.classes, self.config.nms_threshold, self.config.score_threshold
         )
-        best, index = torch.topk(scores * kept, self.rows, dim=1)
-        real = best > 0
-        chosen = boxes.gather(1, index[:, :, None].expand(-1, -1, 4)) * real[:, :, None]
-        names = torch.where(real, labels.gather(1, index), -1)
-        return chosen, best, names, real.sum(dim=1)
+        return served(boxes, scores * kept, labels, self.rows)
 
 
 class RawGraph(_Levels):
@@ -108,35 +104,3 @@ class RawGraph(_Levels):
         # [B, A, C, h * w] -> [B, h * w * A, C], the order of the anchors.
         logits = torch.cat([level.permute(0, 3, 1, 2).flatten(1, 2) for level in levels], dim=1)
         return box_ops.decode(offsets, self.anchors).clamp(0, self.image_size), torch.sigmoid(logits)
-
-
-def best_pairs(logits: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Best pairs of anchor and class of one level: logits, anchors and labels, each [B, k], best first.
-
-    In two stages, first anchors by their best class: a pair among the best k has an anchor
-    among the best k, so it is exact, and sorting anchors x classes is avoided. The logits stay
-    in the convolution's order: at hundreds of classes a transposition costs more than the rest.
-
-    Args:
-        logits: [B, A, C, P], A anchors at each of P places.
-        limit: k at most.
-
-    Returns:
-        logits, and int64 the anchor (numbered by place and then by scale) and the class of each.
-    """
-    _, each, classes, places = logits.shape
-    total = each * places
-    if total > limit:
-        # In the order of the memory: what is fetched for a class lies side by side.
-        column = torch.topk(logits.amax(dim=2).flatten(1), limit, dim=1).indices.sort(dim=1).values
-    else:
-        column = torch.arange(total, device=logits.device).expand(logits.shape[0], -1)
-    scale, place = torch.div(column, places, rounding_mode="floor"), column % places
-    rows = torch.arange(classes, device=logits.device)[:, None] * places
-    candidate_logits = logits.flatten(1).gather(
-        1, ((scale * (classes * places) + place)[:, None, :] + rows).flatten(1)
-    )
-    best, pair = torch.topk(candidate_logits, min(limit, candidate_logits.shape[1]), dim=1)
-    candidates = column.shape[1]
-    anchor = (place * each + scale).gather(1, pair % candidates)
-    return best, anchor, torch.div(pair, candidates, rounding_mode="floor")

@@ -6,16 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torchvision.models.detection import RetinaNet_ResNet50_FPN_V2_Weights
 
-from trainer.model import upstream_fitting
-from trainer.model.architectures.retinanet import class_outputs
+from trainer.model import class_outputs, upstream_fitting
 
 if TYPE_CHECKING:
     from trainer.model.architectures.retinanet.retinanet import RetinaNet
-
-_COCO_NAMES = RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1.meta["categories"]
-_UNUSED = ("__background__", "N/A")
 
 
 def fit(detector: RetinaNet, state: dict[str, Tensor], source: str) -> str:
@@ -34,9 +29,9 @@ def fit(detector: RetinaNet, state: dict[str, Tensor], source: str) -> str:
     """
     named = upstream_fitting.as_detector(state, source, "RetinaNet", "head.classification_head.")
     named = {_new_head_name(name): value for name, value in named.items()}
-    return upstream_fitting.load(
-        detector, _without_unused_classes(named, detector), source, (class_outputs.LAYER,)
-    )
+    if not detector.label_offset:
+        named = class_outputs.without_unused(named, detector.num_classes, detector.anchors_at_a_place)
+    return upstream_fitting.load(detector, named, source, (class_outputs.LAYER,))
 
 
 def torchvision_state(detector: RetinaNet, names: Sequence[str]) -> dict[str, Tensor]:
@@ -52,25 +47,7 @@ def torchvision_state(detector: RetinaNet, names: Sequence[str]) -> dict[str, Te
     state = detector.state_dict()
     if detector.label_offset:
         return state
-    places = {name: place for place, name in enumerate(_COCO_NAMES) if name not in _UNUSED}
-    if set(names) == set(places):
-        return class_outputs.spread(
-            state, [places[name] for name in names], len(_COCO_NAMES), detector.anchors_at_a_place
-        )
-    count = detector.num_classes
-    return class_outputs.spread(state, range(1, count + 1), count + 1, detector.anchors_at_a_place)
-
-
-def _without_unused_classes(state: dict[str, Tensor], detector: RetinaNet) -> dict[str, Tensor]:
-    """Drop background and unused ids of torchvision's layout where the rest is our classes."""
-    if class_outputs.LAYER + "bias" not in state or detector.label_offset:
-        return state
-    anchors, count = detector.anchors_at_a_place, detector.num_classes
-    outputs = class_outputs.outputs(state, anchors)
-    real = [place for place, name in enumerate(_COCO_NAMES) if name not in _UNUSED]
-    if (outputs, count) == (len(_COCO_NAMES), len(real)):
-        return class_outputs.select(state, real, anchors)
-    return class_outputs.select(state, range(1, outputs), anchors) if outputs == count + 1 else state
+    return class_outputs.spread(state, *class_outputs.places(names), detector.anchors_at_a_place)
 
 
 def _new_head_name(name: str) -> str:

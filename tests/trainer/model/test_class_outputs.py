@@ -7,9 +7,8 @@ import torch
 from torchvision.models import get_weight
 from torchvision.models.detection import retinanet_resnet50_fpn_v2
 
-from trainer.model import pretrained
+from trainer.model import class_outputs, pretrained
 from trainer.model.architecture import build
-from trainer.model.architectures.retinanet import class_outputs
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.pretrained import load_pretrained
 

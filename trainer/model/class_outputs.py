@@ -9,7 +9,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torchvision.models.detection import RetinaNet_ResNet50_FPN_V2_Weights
 
+_COCO_NAMES = RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1.meta["categories"]
+_UNUSED = ("__background__", "N/A")
+COCO_OUTPUTS = len(_COCO_NAMES)
+"""Outputs of torchvision's detectors of COCO: an output for each id up to 90, though only 80 are classes."""
+COCO_PLACES = {name: place for place, name in enumerate(_COCO_NAMES) if name not in _UNUSED}
+"""The output of each class of COCO in them."""
 LAYER = "head.classification_head.cls_logits."
 """Prefix of the names of that convolution's weight and bias."""
 UNUSED_BIAS = -20.0
@@ -60,3 +67,42 @@ def spread(state: dict[str, Tensor], classes: Sequence[int], total: int, anchors
         target = value.new_full((anchors, total, *value.shape[1:]), unused)
         wider[LAYER + kind] = target.index_copy(1, index.to(value.device), parts).flatten(0, 1)
     return wider
+
+
+def places(names: Sequence[str]) -> tuple[list[int], int]:
+    """Where torchvision's detectors have their classes, of which they count the background as class 0.
+
+    Classes named as COCO's get the ids that torchvision's published weights give them.
+
+    Args:
+        names: of the classes, in label order.
+
+    Returns:
+        The output of each class, and how many outputs there are.
+    """
+    if set(names) == set(COCO_PLACES):
+        return [COCO_PLACES[name] for name in names], COCO_OUTPUTS
+    return list(range(1, len(names) + 1)), len(names) + 1
+
+
+def chosen(total: int, count: int) -> list[int]:
+    """Which of torchvision's outputs are classes, in label order.
+
+    Args:
+        total: outputs that weights have.
+        count: classes.
+
+    Returns:
+        An output for each class; none where the two do not belong together.
+    """
+    if (total, count) == (COCO_OUTPUTS, len(COCO_PLACES)):
+        return list(COCO_PLACES.values())
+    return list(range(1, total)) if total == count + 1 else []
+
+
+def without_unused(state: dict[str, Tensor], count: int, anchors: int) -> dict[str, Tensor]:
+    """Weights without the outputs of background and unused ids, where the rest is `count` classes."""
+    if LAYER + "bias" not in state:
+        return state
+    kept = chosen(outputs(state, anchors), count)
+    return select(state, kept, anchors) if kept else state

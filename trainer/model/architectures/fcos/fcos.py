@@ -1,0 +1,148 @@
+"""FCOS, with torchvision's heads, losses and postprocessing on our squares and padded batches."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection._utils import BoxLinearCoder
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.fcos import FCOS, FCOSClassificationHead, FCOSHead, FCOSRegressionHead
+from torchvision.models.detection.image_list import ImageList
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
+from trainer.model import class_outputs, upstream_fitting
+from trainer.model.architecture import UpstreamWeights
+from trainer.model.architectures.fcos.fcos_options import FcosOptions
+from trainer.model.backbone import build_backbone, group_norm
+from trainer.model.deployment import Graph
+from trainer.model.postprocess import Detections, padded
+from trainer.model.pyramid_detector import PyramidDetector, unpadded
+
+STRIDES = (8, 16, 32, 64, 128)
+_PLACES = 1
+"""Predictions at each place of a level."""
+
+
+class Fcos(PyramidDetector):
+    """FCOS in torchvision's state-dict layout (backbone.*, head.*).
+
+    Its losses are divided by the places that learn an object, over all images of a forward pass, as
+    torchvision does: how a global batch is cut into passes and processes changes them a little.
+    """
+
+    config: FcosOptions
+    loss_names = ("classification", "boxes", "centerness")
+
+    def __init__(self, config: FcosOptions, num_classes: int) -> None:
+        super().__init__(config, num_classes)
+        self.backbone = build_backbone(config, first=3, extra=lambda _, width: LastLevelP6P7(width, width))
+        self.head = _Head(config.fpn_channels, num_classes, config.head_depth)
+        stock = FCOS(
+            self.backbone, num_classes, head=self.head,
+            anchor_generator=AnchorGenerator(tuple((size,) for size in STRIDES), ((1.0,),) * len(STRIDES)),
+            center_sampling_radius=config.center_radius, score_thresh=config.score_threshold,
+            nms_thresh=config.nms_threshold, detections_per_img=config.detections_per_image,
+            topk_candidates=config.topk_candidates,
+        )  # fmt: skip
+        # In a tuple: its weights are ours, and shall not be registered a second time.
+        self._stock = (stock,)
+
+    def forward(
+        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Losses of a batch: focal loss, GIoU loss, and cross-entropy of the distance from the centre."""
+        inputs = self.normalize(images, color)
+        features = list(self.backbone(inputs).values())
+        outputs = self.head(features)
+        with torch.autocast(inputs.device.type, enabled=False):
+            losses = self._stock[0].compute_loss(
+                unpadded(boxes, labels, first=0), outputs, self.anchors(inputs, features), _counts(features)
+            )
+        return {
+            "classification": losses["classification"],
+            "boxes": losses["bbox_regression"],
+            "centerness": losses["bbox_ctrness"],
+        }
+
+    @torch.inference_mode()
+    def predict(self, images: Tensor) -> Detections:
+        """Detections in uint8 images [B, 3, S, S], by torchvision's postprocessing."""
+        inputs = self.normalize(images)
+        features = list(self.backbone(inputs).values())
+        counts = _counts(features)
+        outputs = {name: list(part.split(counts, dim=1)) for name, part in self.head(features).items()}
+        anchors = [list(each.split(counts)) for each in self.anchors(inputs, features)]
+        sizes = [(images.shape[-2], images.shape[-1])] * len(images)
+        detections = self._stock[0].postprocess_detections(outputs, anchors, sizes)
+        return padded(detections, self.config.detections_per_image, first=0)
+
+    def anchors(self, images: Tensor, features: list[Tensor]) -> list[Tensor]:
+        """A square of a stride's side at each place, [N, 4] fp32 for each image.
+
+        Args:
+            images: [B, 3, S, S].
+            features: of each level, [B, channels, h, w].
+        """
+        sizes = [(images.shape[-2], images.shape[-1])] * len(images)
+        anchors: list[Tensor] = self._stock[0].anchor_generator(
+            ImageList(images.float(), sizes), [level.float() for level in features]
+        )
+        return anchors
+
+    def deployment_graph(self, image_size: int) -> Graph:
+        """The detector with pre- and postprocessing."""
+        from trainer.model.architectures.fcos.fcos_graph import FcosGraph
+
+        return FcosGraph(self, image_size)
+
+    def raw_graph(self, image_size: int) -> Graph:
+        """All boxes and scores, for runtimes with a suppression of their own."""
+        from trainer.model.architectures.fcos.fcos_graph import RawFcosGraph
+
+        return RawFcosGraph(self, image_size)
+
+    def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
+        """Load weights of torchvision's FCOS or of a ResNet; see `upstream_fitting`."""
+        named = upstream_fitting.as_detector(state, source, "FCOS", "head.regression_head.bbox_ctrness.")
+        named = class_outputs.without_unused(named, self.num_classes, _PLACES)
+        return upstream_fitting.load(self, named, source, (class_outputs.LAYER,))
+
+    def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
+        """Weights for torchvision's `fcos_resnet50_fpn`, whose labels count from 1."""
+        places, total = class_outputs.places(names)
+        return UpstreamWeights(class_outputs.spread(self.state_dict(), places, total, _PLACES), total)
+
+    @property
+    def title(self) -> str:
+        """Name and backbone."""
+        return f"FCOS on {self.config.backbone}"
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Of scores, and of overlaps within a class."""
+        config = self.config
+        return {
+            "score": config.score_threshold,
+            "nms": config.nms_threshold,
+            "detections_per_image": config.detections_per_image,
+        }
+
+
+class _Head(FCOSHead):
+    """torchvision's head for any width, whose outputs are fp32: eight bits cannot place a box."""
+
+    def __init__(self, channels: int, classes: int, depth: int) -> None:
+        nn.Module.__init__(self)
+        self.box_coder = BoxLinearCoder(normalize_by_size=True)
+        self.classification_head = FCOSClassificationHead(
+            channels, _PLACES, classes, depth, norm_layer=group_norm
+        )
+        self.regression_head = FCOSRegressionHead(channels, _PLACES, depth, norm_layer=group_norm)
+
+    def forward(self, features: list[Tensor]) -> dict[str, Tensor]:
+        return {name: part.float() for name, part in super().forward(features).items()}
+
+
+def _counts(features: list[Tensor]) -> list[int]:
+    """Places of each level."""
+    return [level.shape[-2] * level.shape[-1] for level in features]
