@@ -48,8 +48,9 @@ class Fcos(PyramidDetector):
         self._stock = (stock,)
 
     def forward(
-        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None
-    ) -> dict[str, Tensor]:
+        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None,
+        verified: Tensor | None = None,
+    ) -> dict[str, Tensor]:  # fmt: skip
         """Losses of a batch: focal loss, GIoU loss, and cross-entropy of the distance from the centre."""
         inputs = self.normalize(images, color)
         features = list(self.backbone(inputs).values())
