@@ -30,7 +30,7 @@ LAYERS = (
     ("model", {"model"}),
     ("state", {"checkpoint", "compilation", "optim", "recipes"}),
     ("scores", {"evaluation", "resume", "state"}),
-    ("report", {"report", "run_recorder", "step"}),
+    ("report", {"batch_fitting", "report", "run_recorder", "step"}),
     ("export", {"export"}),
     ("baseline", {"baseline"}),
     ("commands", {"doctor", "evaluate", "launch", "loop"}),

@@ -36,6 +36,8 @@ _MAY_CHANGE = {
     "loader.decoder",
     "train.epochs",
     "train.trackers",
+    "train.patience",
+    "train.find_batch_size",
     "train.log_every",
     "train.validate_every",
     "train.checkpoint_steps",

@@ -18,7 +18,7 @@ Compile = Literal["off", "loss", "model", "graphs"]
 _LOG = logging.getLogger("compile")
 
 
-def compile_detector(detector: Architecture, mode: Compile, world: World) -> bool:
+def compile_detector(detector: Architecture, mode: Compile, world: World, sizes: int = 1) -> bool:
     """Set up the compilation that the configuration asks for, as far as the machine can, and log it.
 
     Compilation itself happens in the first steps. The weights' names do not change.
@@ -27,6 +27,7 @@ def compile_detector(detector: Architecture, mode: Compile, world: World) -> boo
         detector: the network that is trained, on its device.
         mode: see `Compile`; "graphs" means "model" where there is no GPU.
         world: this process and its device; rank 0 logs.
+        sizes: how many sizes of the square the training has.
 
     Returns:
         Whether the network runs as CUDA graphs: see `hold_gradients`.
@@ -36,6 +37,8 @@ def compile_detector(detector: Architecture, mode: Compile, world: World) -> boo
         "graphs",
     ):
         return False
+    if sizes > 1:
+        _allow_shapes(sizes)
     graphs = mode == "graphs" and world.device.type == "cuda"
     if not detector.compile_network("reduce-overhead" if graphs else "default"):
         if world.is_main:
@@ -46,7 +49,7 @@ def compile_detector(detector: Architecture, mode: Compile, world: World) -> boo
     return graphs
 
 
-def allow_shapes(sizes: int) -> None:
+def _allow_shapes(sizes: int) -> None:
     """Let the network be compiled once for each shape that a training has; torch gives up after eight.
 
     Args:

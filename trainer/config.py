@@ -200,10 +200,16 @@ class TrainConfig:
     """Images of one optimiser step over all processes, however many there are: each takes an
     even share in as many forward passes as it needs. 0 is batch_size x accumulate x processes
     at the start of the run."""
+    find_batch_size: bool = False
+    """Search, on a GPU, for the most images of a forward pass that fit into its memory, instead of
+    batch_size. The global batch, of which batch_size is a factor where it is 0, stays."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Update rule."""
     lr: Annotated[float, Field(gt=0)] = 0.01
     """Peak learning rate."""
+    lr_batch: Count = 0
+    """Global batch that lr was chosen for: with another one lr grows with it, for SGD like it, for
+    Adam and AdamW like its root. 0 leaves lr as it is."""
     momentum: Fraction = 0.9
     """Momentum of SGD."""
     weight_decay: NonNegative = 1e-4
@@ -246,6 +252,8 @@ class TrainConfig:
     """Steps between two log lines."""
     validate_every: Positive = 1
     """Epochs between two validations."""
+    patience: Count = 0
+    """Epochs without a better validation after which the training ends early; 0 trains to the end."""
     checkpoint_steps: Count = 0
     """Steps between checkpoints inside an epoch; 0 saves by time alone."""
     checkpoint_minutes: NonNegative = 10.0

@@ -5,6 +5,7 @@ batch: stopped anywhere and resumed, on as many processes as there are then, it 
 the same global batches and, but for rounding, the same losses.
 """
 
+import dataclasses
 import logging
 import math
 import time
@@ -15,15 +16,17 @@ import torch
 from torch import Tensor
 
 from trainer import checkpoint, configuration, job_status, log, storage
-from trainer.compilation import allow_shapes, compile_detector, hold_gradients, load_compiled, save_compiled
+from trainer.batch_fitting import fitting_batch
+from trainer.compilation import compile_detector, hold_gradients, load_compiled, save_compiled
 from trainer.config import Config
 from trainer.data.loader import TrainLoader
 from trainer.data.sampling import check_verified, image_weights
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World, broadcast, mean, process_group
-from trainer.errors import Interrupted
+from trainer.errors import ConfigError, Interrupted
 from trainer.evaluation.inference import predict_split
 from trainer.job_status_reporter import Reporter
+from trainer.optim import peak_learning_rate
 from trainer.resume import newest_checkpoint, step_size
 from trainer.run_recorder import CHECKPOINTS, Recorder
 from trainer.state import TrainState
@@ -47,7 +50,8 @@ def train(config: Config, shards_uri: str, output_uri: str, *, resume: str = "au
 
     Returns:
         checkpoint (URI of the best), metric (the one that chose), metrics, best_step, steps,
-        epochs, seconds, images_per_second, resumed_from (step or None), processes.
+        epochs, ended_early (by train.patience), seconds, images_per_second, resumed_from (step or None),
+        processes.
 
     Raises:
         Interrupted: stopped by SIGTERM or SIGINT, after saving.
@@ -79,33 +83,38 @@ class _Run:
         self.val_set = ShardDataset(shards_uri, "val") if "val" in self.train_set.splits else None
         saved = newest_checkpoint(self.checkpoints, world) if resume == "auto" else None
         self.global_batch = step_size(config, saved, len(self.train_set), world)
-        if config.train.negatives == "verified":
-            check_verified(self.train_set)
+        self._check_data()
+        self.state = TrainState(config, len(self.train_set.categories), world)
+        self.batch = fitting_batch(config, self.state, self.global_batch, saved)
         self.loader = TrainLoader(
             self.train_set, config.loader, global_batch=self.global_batch,
-            batch_size=config.train.batch_size, seed=config.train.seed, world=world,
+            batch_size=self.batch["images"], seed=config.train.seed, world=world,
             max_bad_fraction=config.data.max_bad_fraction, epochs=config.train.epochs,
             weights=self._weights(), verified=config.train.negatives == "verified",
         )  # fmt: skip
         self.steps = math.ceil(config.train.epochs * len(self.train_set) / self.global_batch)
-        self.state = TrainState(config, len(self.train_set.categories), world)
         self.resumed_from = self._resume(saved) if saved else None
+        self.ended_early = False
+        """Whether the training ended before its last step, by `train.patience`."""
         self.has_compiled = False
         """Whether compiled code is kept, as far as this process knows."""
         if config.train.compile_cache:
             load_compiled(storage.join(output_uri, _COMPILED))
-        if config.loader.sizes and config.train.compile in ("model", "graphs"):
-            allow_shapes(len(config.loader.sizes) + 1)
-        graphs = compile_detector(self.state.detector, config.train.compile, world)
+        graphs = compile_detector(
+            self.state.detector, config.train.compile, world, sizes=1 + len(config.loader.sizes)
+        )
         self.holds_gradients = graphs and self.loader.passes > 1
         if self.holds_gradients:
             hold_gradients(self.state.parameters)
         model = self.state.distributed()
         if config.train.gradient_compression:
             compress_gradients(model)
+        peak, explanation = peak_learning_rate(config.train, self.global_batch)
+        if world.is_main:
+            _LOG.info(explanation)
         self.train_step = TrainStep(
-            self.state, model, config.train, steps=self.steps, global_batch=self.global_batch,
-            holds_gradients=self.holds_gradients,
+            self.state, model, dataclasses.replace(config.train, lr=peak), steps=self.steps,
+            global_batch=self.global_batch, holds_gradients=self.holds_gradients,
         )  # fmt: skip
         self.log = self.recorder = None
         self.tracking = Tracking({})
@@ -119,6 +128,17 @@ class _Run:
                 self.reporter.measure({job_status.AP: self.log.validation[job_status.AP]})
             best = saved["best"] if saved else {}
             self.recorder = Recorder(config, output_uri, self.log, best, self.reporter)
+
+    def _check_data(self) -> None:
+        """Raise an error if the data lack what the configuration needs of them."""
+        train = self.config.train
+        if train.patience and self.val_set is None:
+            raise ConfigError(
+                f"train.patience={train.patience} needs a validation split, which {self.train_set.uri} lacks",
+                fix="set train.patience=0, or make shards with data.val_fraction above 0",
+            )
+        if train.negatives == "verified":
+            check_verified(self.train_set)
 
     def _weights(self) -> np.ndarray | None:
         """How often each sample is read: rank 0 reads the annotations for all."""
@@ -156,7 +176,7 @@ class _Run:
                     # The state is being saved: a signal may end a validation at once.
                     with stop.at_once(self._interrupted):
                         self._validate()
-                if state.step == self.steps:
+                if state.step == self.steps or self._out_of_patience():
                     break
                 step_sums, stopping = self.train_step(
                     [next(batches) for _ in range(self.loader.passes)], stop=stop.requested
@@ -186,6 +206,21 @@ class _Run:
         due = self.epoch % self.config.train.validate_every == 0 or self.state.step == self.steps
         fresh = self.state.validated < self.state.step
         return self.val_set is not None and self._epoch_ended() and due and fresh
+
+    def _out_of_patience(self) -> bool:
+        """Whether validations have not become better for too long; waits for the score of one just made."""
+        patience, state = self.config.train.patience, self.state
+        if not patience or not self._epoch_ended() or state.validated < state.step:
+            return False
+        self.settle()
+        best = self.recorder.best if self.recorder else {}
+        self.ended_early = broadcast(bool(best) and self.epoch - best["epoch"] >= patience, self.world)
+        if self.ended_early and self.world.is_main:
+            _LOG.info(
+                "no better %s since epoch %d: the training ends after epoch %d of %d (train.patience=%d)",
+                self.config.evaluation.metric, best["epoch"], self.epoch, self.config.train.epochs, patience,
+            )  # fmt: skip
+        return self.ended_early
 
     def _report(self, sums: Tensor, seconds: float, steps: int) -> str:
         """Log the means since the last report over all ranks; returns the note for the display."""
@@ -233,6 +268,7 @@ class _Run:
             "categories": self.train_set.categories,
             "fingerprint": self.train_set.fingerprint,
             "global_batch": self.global_batch,
+            "batch": self.batch,
             "epoch": self.epoch,
             **self.state.state_dict(),
         }
@@ -272,8 +308,9 @@ class _Run:
             "metric": self.config.evaluation.metric,
             "metrics": best.get("metrics", {}),
             "best_step": best.get("step"),
-            "steps": self.steps,
-            "epochs": self.config.train.epochs,
+            "steps": self.state.step,
+            "epochs": self.epoch if self.ended_early else self.config.train.epochs,
+            "ended_early": self.ended_early,
             "seconds": seconds,
             "images_per_second": steps * self.global_batch / seconds if steps else 0.0,
             "resumed_from": self.resumed_from,

@@ -20,6 +20,26 @@ def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.
     return kind(groups, lr=config.lr, fused=True)
 
 
+def peak_learning_rate(config: TrainConfig, global_batch: int) -> tuple[float, str]:
+    """The peak for the images that a step has, and how it follows them, in words.
+
+    SGD: linear (Goyal et al. 2017, arXiv:1706.02677); Adam and AdamW: by the root (Malladi et al. 2022,
+    arXiv:2205.10287).
+    """
+    images = f"{global_batch} images a step"
+    if not config.lr_batch:
+        return config.lr, (
+            f"the learning rate's peak is {config.lr:g} whatever the {images}; train.lr_batch=N would scale "
+            "it from the N that it was chosen for"
+        )
+    ratio = global_batch / config.lr_batch
+    scale, rule = (ratio, "") if config.optimizer == "sgd" else (math.sqrt(ratio), "the root of ")
+    return config.lr * scale, (
+        f"the learning rate's peak is {config.lr * scale:g} for {images}: {config.lr:g} for "
+        f"{config.lr_batch}, times {rule}{global_batch}/{config.lr_batch} ({config.optimizer})"
+    )
+
+
 def learning_rate(step: int, total_steps: int, config: TrainConfig) -> float:
     """Learning rate of step `step` (from 0) of `total_steps`.
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch._dynamo.backends.distributed import SubmodCompiler
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.compilation import allow_shapes, compile_detector, load_compiled, save_compiled
+from trainer.compilation import compile_detector, load_compiled, save_compiled
 from trainer.distributed import SINGLE, World
 from trainer.model import fused_functions
 from trainer.model.architecture import build
@@ -79,8 +79,7 @@ def test_each_size_of_the_square_has_a_graph_for_each_share_and_no_more(caplog):
     boxes, labels = torch.tensor([[[10.0, 10.0, 60.0, 70.0]]]), torch.tensor([[1]])
     try:
         torch._dynamo.config.recompile_limit = 2
-        allow_shapes(2)
-        compile_detector(detector, "model", SINGLE)
+        compile_detector(detector, "model", SINGLE, sizes=2)
         with torch.no_grad():
             for size in (96, 128, 96, 128):
                 for count in (1, 2):

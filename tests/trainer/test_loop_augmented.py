@@ -1,5 +1,7 @@
 """A training with all that changes the pictures: resumed bit for bit, on any number of processes."""
 
+import logging
+
 import pytest
 import torch
 from finished_runs import assert_same_weights, final_weights, losses, stop_after
@@ -8,6 +10,7 @@ from steps import steps_of
 from trainer.distributed import World
 from trainer.errors import Interrupted
 from trainer.loop import train
+from trainer.training_log import read_rows
 
 STRONG = {
     "loader__sizes": [96, 128], "loader__mosaic": 0.5, "loader__mixup": 0.3, "loader__plain_epochs": 1,
@@ -57,3 +60,17 @@ def test_ranks_share_steps_of_one_size(shards, tiny, tmp_path):
     for step, whole in enumerate(alone):
         parts = [batch for rank in ranks for batch in rank[step]]
         assert torch.equal(torch.cat([b.images for b in whole]), torch.cat([b.images for b in parts]))
+
+
+def test_the_scaled_learning_rate_is_told_and_used(shards, tiny, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "train")
+    common = {"train__epochs": 1, "train__optimizer": "adamw", "train__lr": 1e-3}
+    train(tiny(**common), shards, str(tmp_path / "plain"))
+    assert "the learning rate's peak is 0.001 whatever the 4 images a step" in caplog.text
+    train(tiny(**common, train__lr_batch=1), shards, str(tmp_path / "scaled"))
+    assert "the learning rate's peak is 0.002 for 4 images a step: 0.001 for 1" in caplog.text
+    plain, scaled = (
+        [row["lr"] for row in read_rows(str(tmp_path / name)) if row["kind"] == "train"]
+        for name in ("plain", "scaled")
+    )
+    assert scaled == pytest.approx([2 * rate for rate in plain])

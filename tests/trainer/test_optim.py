@@ -8,7 +8,7 @@ import torch
 
 from trainer.config import TrainConfig
 from trainer.model.architecture import split_by_decay
-from trainer.optim import MovingAverage, build_optimizer, learning_rate, set_learning_rate
+from trainer.optim import MovingAverage, build_optimizer, learning_rate, peak_learning_rate, set_learning_rate
 
 
 def test_warm_up_then_cosine():
@@ -25,6 +25,22 @@ def test_multistep_drops_where_torchvision_drops():
     epochs = [learning_rate(epoch * 100, 2600, config) for epoch in range(26)]
     assert epochs[:16] == [0.01] * 16
     assert epochs[16:22] == pytest.approx([0.001] * 6) and epochs[22:] == pytest.approx([0.0001] * 4)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "lr_batch", "images", "peak", "told"),
+    [
+        ("sgd", 0, 64, 0.01, "0.01 whatever the 64 images a step; train.lr_batch=N would scale it"),
+        ("sgd", 32, 32, 0.01, "0.01 for 32 images a step: 0.01 for 32, times 32/32 (sgd)"),
+        ("sgd", 32, 8, 0.0025, "0.0025 for 8 images a step: 0.01 for 32, times 8/32 (sgd)"),
+        ("adamw", 16, 64, 0.02, "0.02 for 64 images a step: 0.01 for 16, times the root of 64/16 (adamw)"),
+        ("adam", 16, 4, 0.005, "times the root of 4/16 (adam)"),
+    ],
+)
+def test_the_learning_rate_follows_the_global_batch(optimizer, lr_batch, images, peak, told):
+    config = TrainConfig(lr=0.01, optimizer=optimizer, lr_batch=lr_batch)
+    rate, words = peak_learning_rate(config, images)
+    assert rate == pytest.approx(peak) and told in words
 
 
 def test_warm_up_is_a_tenth_of_a_short_run():

@@ -1,0 +1,129 @@
+"""The search for the most images of a pass, on a memory that ends where the test says."""
+
+import logging
+
+import pytest
+import torch
+from finished_runs import assert_same_weights, final_weights, losses, stop_after
+
+from trainer import batch_fitting
+from trainer.batch_fitting import Trial, fitting_batch, largest_fitting, pass_sizes
+from trainer.distributed import SINGLE
+from trainer.errors import ConfigError, Interrupted, TrainingError
+from trainer.loop import train
+from trainer.model.architectures.retinanet.retinanet import RetinaNet
+from trainer.state import TrainState
+
+
+@pytest.mark.parametrize("boundary", range(14))
+def test_the_largest_that_fits_is_found_by_halving(boundary):
+    tried = []
+
+    def fits(images):
+        tried.append(images)
+        return images <= boundary
+
+    sizes = pass_sizes(13)
+    assert sizes == [1, 2, 3, 4, 5, 7, 13]
+    fitting = [size for size in sizes if size <= boundary]
+    assert largest_fitting(sizes, fits) == (fitting[-1] if fitting else None)
+    assert len(tried) <= 3 and len(set(tried)) == len(tried)
+
+
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+
+@pytest.fixture
+def small_memory(monkeypatch):
+    """A device of that many images: a forward pass of more runs out of memory."""
+    forward, passes = RetinaNet.forward, []
+
+    def limit(most, error=FULL):
+        def limited(self, images, *targets):
+            passes.append(len(images))
+            if len(images) > most:
+                raise error
+            return forward(self, images, *targets)
+
+        monkeypatch.setattr(RetinaNet, "forward", limited)
+        monkeypatch.setattr(batch_fitting, "memory", lambda device: 2**30)
+        return passes
+
+    return limit
+
+
+def state_of(config):
+    return TrainState(config, 5, SINGLE)
+
+
+def test_it_keeps_the_global_batch_and_leaves_the_state_as_it_was(small_memory, tiny, caplog):
+    caplog.set_level(logging.INFO, "train")
+    config = tiny(train__find_batch_size=True, train__global_batch=12, loader__sizes=[96, 160])
+    state = state_of(config)
+    before = {name: value.clone() for name, value in state.detector.state_dict().items()}
+    random = torch.get_rng_state()
+    small_memory(5)
+    found = fitting_batch(config, state, 12, None)
+    assert found == {"images": 4, "processes": 1, "memory": 2**30}
+    assert "up to 4 images of 160 pixels fit" in caplog.text and "has 3 passes" in caplog.text
+    assert all(torch.equal(value, before[name]) for name, value in state.detector.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(parameter.grad is None for parameter in state.parameters)
+
+
+def test_errors_of_libraries_below_torch_count_and_others_do_not(small_memory, tiny):
+    config = tiny(train__find_batch_size=True)
+    small_memory(1, RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"))
+    assert fitting_batch(config, state_of(config), 4, None)["images"] == 1
+    small_memory(1, RuntimeError("a size does not match"))
+    with pytest.raises(RuntimeError, match="does not match"):
+        fitting_batch(config, state_of(config), 4, None)
+
+
+def test_where_not_even_one_image_fits_it_is_said(small_memory, tiny):
+    config = tiny(train__find_batch_size=True)
+    small_memory(0)
+    with pytest.raises(TrainingError, match="not even one image of 96 pixels fits") as caught:
+        fitting_batch(config, state_of(config), 4, None)
+    assert "loader.image_size" in caught.value.fix
+
+
+def test_a_resumed_run_takes_what_was_found_on_as_much_memory(small_memory, tiny):
+    config = tiny(train__find_batch_size=True)
+    passes = small_memory(2)
+    state = state_of(config)
+    found = fitting_batch(config, state, 4, None)
+    tried = len(passes)
+    assert fitting_batch(config, state, 4, {"batch": found}) == found and len(passes) == tried
+    other = {"batch": {**found, "memory": 2**34, "images": 4}}
+    assert fitting_batch(config, state, 4, other) == found and len(passes) > tried
+    # What was configured before is not what was found.
+    assert fitting_batch(config, state, 4, {"batch": {"images": 4}}) == found
+
+
+def test_on_a_cpu_it_says_that_it_does_nothing(shards, tiny, tmp_path, caplog):
+    config = tiny(train__find_batch_size=True, train__epochs=1)
+    result = train(config, shards, str(tmp_path / "asked"))
+    assert "train.find_batch_size does nothing on a CPU" in caplog.text
+    train(tiny(train__epochs=1), shards, str(tmp_path / "not"))
+    assert result["steps"] == 6
+    assert losses(str(tmp_path / "asked")) == losses(str(tmp_path / "not"))
+
+
+def test_a_training_goes_on_with_it_bit_for_bit(small_memory, shards, tiny, tmp_path, monkeypatch):
+    config = tiny(train__find_batch_size=True, train__global_batch=4, train__batch_size=1)
+    passes = small_memory(2)
+    train(config, shards, str(tmp_path / "whole"))
+    assert set(passes[3:]) == {2}, "after the trials two passes of two"
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        stop_after(patch, 3)
+        train(config, shards, str(tmp_path / "parts"))
+    monkeypatch.setattr(Trial, "__call__", pytest.fail)
+    train(config, shards, str(tmp_path / "parts"))
+    assert losses(str(tmp_path / "parts")) == losses(str(tmp_path / "whole"))
+    assert_same_weights(final_weights(str(tmp_path / "parts")), final_weights(str(tmp_path / "whole")))
+
+
+def test_layers_that_wait_for_each_other_are_refused(tiny):
+    with pytest.raises(ConfigError, match=r"train\.find_batch_size: not with model\.sync_batchnorm"):
+        tiny(train__find_batch_size=True, model__sync_batchnorm=True)

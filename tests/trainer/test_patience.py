@@ -1,0 +1,86 @@
+"""A training ends early where validations do not become better, at the same step however it was stopped."""
+
+import dataclasses
+import logging
+
+import pytest
+from finished_runs import assert_same_weights, final_weights, losses, stop_after
+
+from trainer import run_recorder
+from trainer.data.shard_index import ShardDataset
+from trainer.errors import ConfigError, Interrupted
+from trainer.loop import train
+from trainer.training_log import read_rows
+
+SCORES = {1: 0.2, 2: 0.4, 3: 0.3, 4: 0.4, 5: 0.35, 6: 0.5}
+"""By epoch: none after the second is better before the sixth."""
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    """Validations score as SCORES says."""
+    evaluate, score, current = run_recorder.evaluate_coco, run_recorder.Recorder._score, []
+
+    def noting(self, truth, predictions):
+        current[:] = [SCORES[self._saved["epoch"]]]
+        score(self, truth, predictions)
+
+    def scoring(*given, **options):
+        found = evaluate(*given, **options)
+        return dataclasses.replace(found, metrics={**found.metrics, "coco/AP": current[0]})
+
+    monkeypatch.setattr(run_recorder.Recorder, "_score", noting)
+    monkeypatch.setattr(run_recorder, "evaluate_coco", scoring)
+
+
+def test_it_ends_after_as_many_epochs_without_a_better_score(scored, shards, tiny, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "train")
+    result = train(tiny(train__epochs=6, train__patience=2), shards, str(tmp_path))
+    assert result["ended_early"] and (result["steps"], result["epochs"]) == (24, 4)
+    assert result["best_step"] == 12 and result["metrics"]["coco/AP"] == 0.4
+    assert "no better coco/AP since epoch 2: the training ends after epoch 4 of 6" in caplog.text
+    assert [row["epoch"] for row in read_rows(str(tmp_path)) if row["kind"] == "val"] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("patience", "epochs"), [(0, 6), (4, 6), (3, 5)])
+def test_with_more_patience_it_goes_on(scored, patience, epochs, shards, tiny, tmp_path):
+    result = train(tiny(train__epochs=6, train__patience=patience), shards, str(tmp_path))
+    assert (result["epochs"], result["ended_early"]) == (epochs, epochs < 6)
+
+
+@pytest.mark.parametrize("signalled", [12, 24])
+def test_stopped_and_resumed_it_ends_at_the_same_step(scored, signalled, shards, tiny, tmp_path, monkeypatch):
+    config = tiny(train__epochs=6, train__patience=2)
+    whole = train(config, shards, str(tmp_path / "whole"))
+    parts = str(tmp_path / "parts")
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        stop_after(patch, signalled)
+        train(config, shards, parts)
+    result = train(config, shards, parts)
+    assert {**result, "seconds": 0, "images_per_second": 0, "checkpoint": "", "resumed_from": 0} == {
+        **whole, "seconds": 0, "images_per_second": 0, "checkpoint": "", "resumed_from": 0,
+    }  # fmt: skip
+    assert losses(parts) == losses(str(tmp_path / "whole"))
+    assert_same_weights(final_weights(parts), final_weights(str(tmp_path / "whole")))
+
+
+def test_a_run_that_ended_early_is_found_finished_until_it_may_go_on(scored, shards, tiny, tmp_path):
+    config = tiny(train__epochs=6, train__patience=2)
+    train(config, shards, str(tmp_path))
+    again = train(config, shards, str(tmp_path))
+    assert again["resumed_from"] == again["steps"] == 24 and again["ended_early"]
+    on = train(tiny(train__epochs=6, train__patience=4), shards, str(tmp_path))
+    assert on["resumed_from"] == 24 and on["steps"] == 36 and not on["ended_early"]
+
+
+def test_without_a_validation_split_it_is_refused(shards, tiny, tmp_path, monkeypatch):
+    opened = ShardDataset.__init__
+
+    def without_val(self, *given):
+        opened(self, *given)
+        self.splits = {"train": self.splits["train"]}
+
+    monkeypatch.setattr(ShardDataset, "__init__", without_val)
+    with pytest.raises(ConfigError, match=r"train\.patience=2 needs a validation split") as caught:
+        train(tiny(train__patience=2), shards, str(tmp_path))
+    assert "data.val_fraction" in caught.value.fix
