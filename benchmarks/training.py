@@ -29,6 +29,7 @@ class Inputs(NamedTuple):
     color: Tensor | None = None
     image_ids: Sequence[int] = ()
     """One for each image."""
+    verified: Tensor | None = None
 
 
 def step_of(state: TrainState, config: Config, images: int) -> TrainStep:

@@ -17,6 +17,7 @@ _EXTRA = {
     "trainer.export.server": "serve",
     "trainer.trackers.mlflow_tracker": "mlflow",
     "trainer.trackers.wandb_tracker": "wandb",
+    "trainer.model.architectures.detr": "detr",
 }
 """Modules of ours that need an extra."""
 

@@ -5,7 +5,7 @@ ARG BASE=kubedet-trainer:0.2.0
 FROM ${BASE} AS plan
 USER root
 COPY pyproject.toml constraints.txt images/plan.py /src/
-RUN python3 /src/plan.py --project /src --output /plan --extras pipeline,export,signing,registry,mlflow,wandb
+RUN python3 /src/plan.py --project /src --output /plan --extras pipeline,export,signing,registry,mlflow,wandb,detr
 
 FROM ${BASE}
 USER root
@@ -15,7 +15,7 @@ RUN --mount=type=secret,id=pipconf --mount=type=secret,id=ca \
 
 USER 1000:1000
 RUN --mount=type=tmpfs,target=/tmp --mount=type=bind,source=images/check.py,target=/check.py \
-    python /check.py --extras pipeline,export,signing,registry,mlflow,wandb
+    python /check.py --extras pipeline,export,signing,registry,mlflow,wandb,detr
 
 ARG BASE VERSION=0 REVISION=unknown
 LABEL org.opencontainers.image.title="kubedet-component" \

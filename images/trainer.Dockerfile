@@ -8,7 +8,7 @@ ARG BASE=python:3.11-slim
 FROM ${BASE} AS plan
 USER root
 COPY pyproject.toml constraints.txt images/plan.py /src/
-RUN python3 /src/plan.py --project /src --output /plan --extras mlflow,wandb
+RUN python3 /src/plan.py --project /src --output /plan --extras mlflow,wandb,detr
 
 FROM ${BASE} AS wheel
 USER root
@@ -56,7 +56,7 @@ ENV HOME=/tmp USER=kubedet PYTHONUNBUFFERED=1
 USER 1000:1000
 WORKDIR /tmp
 RUN --mount=type=tmpfs,target=/tmp --mount=type=bind,source=images/check.py,target=/check.py \
-    python /check.py --extras mlflow,wandb
+    python /check.py --extras mlflow,wandb,detr
 
 ARG BASE VERSION=0 REVISION=unknown
 LABEL org.opencontainers.image.title="kubedet-trainer" \

@@ -31,12 +31,19 @@ class Entry(NamedTuple):
 
 
 _FOLDER = "trainer.model.architectures"
+_DETR_PACKAGES = ("transformers", "scipy")
 
 ARCHITECTURES = {
     "retinanet": Entry(
         f"{_FOLDER}.retinanet.retinanet_options:RetinaNetOptions", f"{_FOLDER}.retinanet.retinanet:RetinaNet"
     ),
     "fcos": Entry(f"{_FOLDER}.fcos.fcos_options:FcosOptions", f"{_FOLDER}.fcos.fcos:Fcos"),
+    "dfine": Entry(
+        f"{_FOLDER}.detr.detr_options:DFineOptions", f"{_FOLDER}.detr.detr:DFine", "detr", _DETR_PACKAGES
+    ),
+    "rtdetr": Entry(
+        f"{_FOLDER}.detr.detr_options:RTDetrOptions", f"{_FOLDER}.detr.detr:RTDetr", "detr", _DETR_PACKAGES
+    ),
 }
 """Every architecture by its name."""
 

@@ -82,8 +82,7 @@ def _read_model(tree: Any) -> tuple[ModelConfig | None, list[str]]:
     known = {field.name for field in fields(kind)}
     foreign = {key: owners for key in tree if key not in known and (owners := architectures.owners(key))}
     problems = [
-        f"  model.{key}: a key of the architecture {', '.join(owners)}, not of {name}"
-        for key, owners in foreign.items()
+        f"  model.{key}: a key of {', '.join(owners)}, not of {name}" for key, owners in foreign.items()
     ]
     own = {key: value for key, value in tree.items() if key not in foreign}
     model, others = _validated(TypeAdapter(kind), json.dumps(own), "model.")
@@ -211,7 +210,8 @@ def with_overrides(config: Config, overrides: dict[str, Any], *, where: str = "o
 def _hint(dotted: str, leaves: list[str], sections: list[str], architecture: str) -> str:
     section, _, key = dotted.partition(".")
     if section == "model" and (owners := architectures.owners(key)):
-        return f"it is one of the architecture {', '.join(owners)}, not of {architecture}"
+        kinds = "architecture" if len(owners) == 1 else "architectures"
+        return f"it is one of the {kinds} {', '.join(owners)}, not of {architecture}"
     close = difflib.get_close_matches(dotted, leaves, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else "sections are: " + ", ".join(sections)
 

@@ -7,6 +7,7 @@ import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from trainer.config import TrainConfig
 from trainer.data.batch import Batch
 from trainer.distributed import World, gather, largest
 from trainer.errors import ConfigError, TrainingError
+from trainer.model.global_batch import Part, parts
 from trainer.optim import gradient_norm, learning_rate, set_learning_rate
 from trainer.precision import autocast
 from trainer.state import TrainState
@@ -67,8 +69,8 @@ class TrainStep:
         state = self._state
         set_learning_rate(state.optimizer, learning_rate(state.step, self._steps, self._config))
         losses = torch.zeros(len(state.detector.loss_names), device=state.world.device)
-        for turn, batch in enumerate(batches):
-            losses += self._forward_backward(batch, last=turn == len(batches) - 1)
+        for turn, (batch, part) in enumerate(zip(batches, self._parts(batches), strict=True)):
+            losses += self._forward_backward(batch, part, last=turn == len(batches) - 1)
         state.scaler.unscale_(state.optimizer)
         norm = gradient_norm(state.parameters, self._config.clip_norm).float()[None]
         checked = torch.cat([losses, norm])
@@ -89,14 +91,30 @@ class TrainStep:
         state.samples += self._global_batch
         return torch.cat([losses.sum()[None], losses, norm]), stopping
 
-    def losses(self, batch: "Batch") -> Mapping[str, Tensor]:
-        """The forward pass: means over the images of this batch."""
+    def losses(self, batch: "Batch", part: Part | None = None) -> Mapping[str, Tensor]:
+        """The forward pass: means over the images of this batch.
+
+        Args:
+            batch: images and targets.
+            part: what it is of the step's global batch, for detectors that need it; None is all of it.
+        """
+        more: dict[str, Any] = {}
+        if self._state.detector.needs_part:
+            more["part"] = part or self._parts([batch], images=len(batch.image_ids))[0]
+        if batch.verified is not None:
+            more["verified"] = batch.verified
         with autocast(self._state.world.device, self._config.precision):
-            inputs = [batch.images, batch.boxes, batch.labels, batch.color]
             losses: Mapping[str, Tensor] = self._model(
-                *inputs, *([batch.verified] if batch.verified is not None else [])
+                batch.images, batch.boxes, batch.labels, batch.color, **more
             )
         return losses
+
+    def _parts(self, batches: Sequence[Batch], images: int = 0) -> Sequence[Part | None]:
+        """What each batch is of the step's global batch, where the detector needs it. A collective then."""
+        state = self._state
+        if not state.detector.needs_part:
+            return [None] * len(batches)
+        return parts(batches, self._config.seed, state.step, images or self._global_batch, state.world)
 
     def settle(self) -> bool:
         """Wait for the last step, as before its state is saved; whether any rank was asked to stop.
@@ -106,11 +124,11 @@ class TrainStep:
         """
         return self._accept(self._guard.settle())
 
-    def _forward_backward(self, batch: "Batch", *, last: bool) -> Tensor:
+    def _forward_backward(self, batch: "Batch", part: Part | None, *, last: bool) -> Tensor:
         # Gradients are exchanged in the last backward pass of a step only.
         waits = isinstance(self._model, DistributedDataParallel) and not last
         with self._model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
-            named = self.losses(batch)
+            named = self.losses(batch, part)
             losses = [named[name] for name in self._state.detector.loss_names]
             # A mean over these images. The gradients of the ranks are averaged, so that its share
             # in the mean over the global batch is this, however uneven the slices are.

@@ -43,6 +43,8 @@ class Architecture(nn.Module, ABC):
     """Names of the losses, in the order in which they are added."""
     unused_parameters: ClassVar[bool] = False
     """Whether a step may leave trained parameters without a gradient, which ranks then have to find."""
+    needs_part: ClassVar[bool] = False
+    """Whether `forward` takes an argument `part`: what the batch is of the step's (`global_batch.Part`)."""
 
     def __init__(self, config: ModelConfig, num_classes: int) -> None:
         """Build with random weights.

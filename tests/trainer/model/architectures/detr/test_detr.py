@@ -1,0 +1,206 @@
+"""D-FINE and RT-DETRv2: what transformers computes, on any slices of a batch."""
+
+import importlib
+
+import pytest
+import torch
+from transformers import DFineForObjectDetection, RTDetrV2ForObjectDetection
+
+from trainer.config import TrainConfig
+from trainer.model.architecture import build
+from trainer.model.architectures.detr import detr_sizes
+from trainer.model.architectures.detr.denoising import denoising
+from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
+
+UPSTREAM = {"dfine": DFineForObjectDetection, "rtdetr": RTDetrV2ForObjectDetection}
+
+
+def whole_model(detector):
+    """transformers' own model with the same weights."""
+    model = detector.upstream(detector.library_config)
+    model.model.load_state_dict(detector.model.state_dict())
+    return model.to(next(detector.parameters()).dtype).train()
+
+
+def use_our_noise(monkeypatch, sample, part, number):
+    """Have transformers take our denoising queries, whose random numbers are hashes."""
+
+    def ours(targets, num_classes, num_queries, class_embed, **_):
+        noise = denoising(
+            sample.centred(), sample.labels, part.counts, part.keys, num_classes, part.most,
+            queries=number, label_noise=0.5, box_noise=1.0,
+        )  # fmt: skip
+        hidden = torch.zeros(noise.labels.shape[1] + num_queries, noise.labels.shape[1] + num_queries)
+        hidden = hidden.masked_fill(~noise.visible(num_queries), -torch.inf).double()
+        described = {
+            "dn_positive_idx": [queries for queries, _ in noise.matched],
+            "dn_num_group": noise.groups,
+            "dn_num_split": [noise.labels.shape[1], num_queries],
+        }
+        return class_embed(noise.labels), noise.references, hidden, described
+
+    for name in ("d_fine.modeling_d_fine", "rt_detr_v2.modeling_rt_detr_v2"):
+        module = importlib.import_module(f"transformers.models.{name}")
+        monkeypatch.setattr(module, "get_contrastive_denoising_training_group", ours)
+
+
+@pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
+@pytest.mark.parametrize("number", [0, 20])
+def test_losses_and_gradients_are_those_of_transformers(architecture, number, network, batch, monkeypatch):
+    # It rounds the distributions' targets to fp32, whatever the model is in.
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    detector, sample = network(architecture, denoising=number).double().train(), batch([5, 2, 3])
+    theirs, part = whole_model(detector), sample.part()
+    use_our_noise(monkeypatch, sample, part, number)
+    targets = [
+        {"class_labels": labels[:count], "boxes": boxes[:count]}
+        for labels, boxes, count in zip(sample.labels, sample.centred(), sample.counts, strict=True)
+    ]
+    expected = theirs(pixel_values=sample.images.double() / 255, labels=targets)
+    losses = detector(sample.images, sample.boxes.double(), sample.labels, part=part)
+    assert tuple(losses) == detector.loss_names
+    for name, loss in losses.items():
+        kinds = [value for key, value in expected.loss_dict.items() if key.startswith(f"loss_{name}")]
+        assert loss.item() == pytest.approx(sum(kinds).item(), abs=1e-6, rel=1e-6), name
+        assert loss.item() > 0
+    sum(losses.values()).backward()
+    expected.loss.backward()
+    gradients = {name: value.grad for name, value in theirs.model.named_parameters()}
+    for name, parameter in detector.model.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None, f"{name}: other ranks would wait for it"
+            torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
+@pytest.mark.parametrize("counts", [[5, 2, 3, 0], [0, 0, 0, 4], [0, 0, 0, 0]])
+def test_slices_of_a_batch_add_up_to_it(architecture, counts, network, batch, monkeypatch):
+    """In whatever parts the images come, on whatever processes: boxes and random numbers are the step's."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    detector, sample = network(architecture).double().train(), batch(counts)
+    for module in detector.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.eval()  # A batch's own statistics are no sum over images.
+
+    def gradient(slices):
+        detector.zero_grad()
+        total = 0.0
+        for rows in slices:
+            part = sample.part(rows)
+            boxes = sample.boxes[rows].double()
+            losses = detector(sample.images[rows], boxes, sample.labels[rows], part=part)
+            share = sum(losses.values()) * len(part.counts) / len(counts)
+            share.backward()
+            total += share.item()
+        return total, [p.grad.clone() for p in detector.parameters() if p.requires_grad]
+
+    whole, gradients = gradient([slice(0, 4)])
+    parts, others = gradient([slice(0, 1), slice(1, 4)])
+    assert parts == pytest.approx(whole, rel=1e-9)
+    for one, other in zip(gradients, others, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
+def test_every_trained_weight_gets_a_gradient_without_any_box(architecture, network, batch):
+    """Ranks exchange gradients of all weights: one that lacks some would let the others wait."""
+    detector, sample = network(architecture).train(), batch([0, 0])
+    losses = detector(sample.images, sample.boxes, sample.labels, part=sample.part())
+    assert losses["bbox"].item() == 0 and losses["vfl"].item() > 0
+    sum(losses.values()).backward()
+    lacking = [n for n, p in detector.named_parameters() if p.requires_grad and p.grad is None]
+    assert not lacking
+
+
+def test_random_numbers_follow_from_the_step(network, batch):
+    detector, sample = network("dfine").train(), batch([3, 1])
+
+    def losses(step):
+        torch.rand(3)  # No state is read.
+        with torch.no_grad():
+            values = detector(sample.images, sample.boxes, sample.labels, part=sample.part(step=step))
+        return [value.item() for value in values.values()]
+
+    assert losses(1) == losses(1) != losses(2)
+
+
+@pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
+def test_detections_are_those_of_transformers(architecture, network, batch):
+    detector, sample = network(architecture, score_threshold=0.0).eval(), batch([1, 1])
+    theirs = whole_model(detector).eval()
+    with torch.no_grad():
+        expected = theirs(pixel_values=sample.images / 255)
+    detections = detector.predict(sample.images)
+    flat = expected.logits.sigmoid().flatten(1)
+    torch.testing.assert_close(detections.scores, flat.topk(detections.scores.shape[1]).values)
+    for row in range(2):
+        for box, score, label in zip(*(part[row, :5] for part in detections[:3]), strict=True):
+            query = (expected.logits[row, :, label].sigmoid() - score).abs().argmin()
+            x, y, width, height = expected.pred_boxes[row, query].tolist()
+            sides = torch.tensor([x - width / 2, y - height / 2, x + width / 2, y + height / 2])
+            torch.testing.assert_close(box, sides.clamp(0, 1) * 128, rtol=1e-3, atol=1e-2)
+    assert (detections.num == detections.scores.shape[1]).all()
+
+
+def test_detections_below_the_threshold_are_padding(network, batch):
+    detector = network("dfine").eval()
+    images = batch([1, 1]).images
+    scores = detector.predict(images).scores.flatten().sort(descending=True).values
+    limited = network("dfine", score_threshold=scores[3:5].mean().item()).eval().predict(images)
+    assert limited.num.sum() == 4
+    for row, count in enumerate(limited.num.tolist()):
+        assert (limited.labels[row, :count] >= 0).all() and (limited.labels[row, count:] == -1).all()
+        assert not limited.boxes[row, count:].any() and not limited.scores[row, count:].any()
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float32])
+def test_trains_under_autocast(precision, network, batch):
+    detector, sample = network("dfine").train(), batch([3, 1])
+    exact = detector(sample.images, sample.boxes, sample.labels, part=sample.part())
+    with torch.autocast("cpu", dtype=precision, enabled=precision != torch.float32):
+        losses = detector(sample.images, sample.boxes, sample.labels, part=sample.part())
+    sum(losses.values()).backward()
+    for name, loss in losses.items():
+        assert loss.dtype == torch.float32
+        assert loss.item() == pytest.approx(exact[name].item(), rel=0.1, abs=0.02), name
+    assert all(p.grad.isfinite().all() for p in detector.parameters() if p.requires_grad)
+
+
+def test_the_backbone_has_a_learning_rate_of_its_own(network):
+    detector = network("dfine", backbone_lr=0.25, frozen_stem=True, frozen_norm=True)
+    groups = detector.parameter_groups(TrainConfig(weight_decay=0.1))
+    backbone = {id(p) for p in detector.model.backbone.parameters() if p.requires_grad}
+    slow = {id(p) for group in groups if group.get("lr_scale") == 0.25 for p in group["params"]}
+    every = [id(p) for group in groups for p in group["params"]]
+    assert slow == backbone and slow
+    trained = {id(p) for p in detector.parameters() if p.requires_grad}
+    assert len(every) == len(set(every)) and set(every) == trained
+    assert not any("embedder" in n for n, p in detector.named_parameters() if p.requires_grad)
+
+
+MILLIONS = {"n": 3.8, "s": 10.3, "m": 19.6, "l": 31.2, "x": 62.7}
+"""Weights of the published sizes: 4, 10, 19, 31 and 62 million (D-FINE's README)."""
+RESNETS = {"r18": 20.2, "r34": 31.4, "r50": 42.9, "r101": 76.6}
+"""RT-DETRv2's README: 20, 31, 42 and 76 million."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(DFineOptions(size=size) for size in ("n", "s")),
+        *(pytest.param(DFineOptions(size=size), marks=pytest.mark.slow) for size in ("m", "l", "x")),
+        RTDetrOptions(size="r18"),
+        *(pytest.param(RTDetrOptions(size=size), marks=pytest.mark.slow) for size in ("r34", "r50", "r101")),
+    ],
+    ids=lambda options: options.size,
+)
+def test_sizes_are_the_published_ones(options):
+    detector = build(options, 80)
+    count = sum(p.numel() for p in detector.parameters()) / 1e6
+    assert count == pytest.approx((MILLIONS | RESNETS)[options.size], abs=0.1)
+
+
+def test_a_narrower_network_has_a_name_of_its_own(network):
+    assert network("dfine").title == "D-FINE-N, 0.25 times as wide"
+    assert build(RTDetrOptions(size="r18"), 2).title == "RT-DETRv2 on ResNet18-vd"
+    assert detr_sizes.dfine("n", 0.5)["backbone_config"]["stage_out_channels"] == [32, 128, 256, 512]

@@ -1,0 +1,58 @@
+"""The deployment graph of D-FINE and RT-DETRv2: the same detections in every runtime, without suppression."""
+
+import importlib.util
+
+import onnx
+import pytest
+import torch
+
+from trainer.export.onnx_file import write_onnx
+from trainer.export.runtimes import ExportedProgram, OnnxRuntime, OpenVino
+
+
+@pytest.fixture
+def graph(network):
+    """The graph of a narrow network, which detects something everywhere."""
+    return lambda architecture: network(architecture, score_threshold=0.0).deployment_graph(128)
+
+
+def assert_same(runtime, graph, images):
+    for batch in (images[:1], images):
+        served = [torch.from_numpy(part) for part in runtime.run(batch.numpy())]
+        for ours, theirs in zip(graph.detector.predict(batch), served, strict=True):
+            torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
+def test_it_is_the_network_in_every_runtime(architecture, graph, batch, tmp_path):
+    made, images = graph(architecture), batch([1, 1, 1]).images
+    path = tmp_path / "model.onnx"
+    write_onnx(made, path, 18)
+    assert_same(OnnxRuntime(path), made, images)
+    kinds = {node.op_type for node in onnx.load(path).graph.node}
+    assert "GridSample" in kinds and "NonMaxSuppression" not in kinds
+    if importlib.util.find_spec("openvino"):
+        import openvino
+
+        openvino.save_model(openvino.convert_model(str(path)), str(tmp_path / "model.xml"), False)
+        assert_same(OpenVino(tmp_path / "model.xml"), made, images)
+
+
+@pytest.mark.slow
+def test_it_is_the_network_as_a_program(graph, batch, tmp_path):
+    made, images = graph("dfine"), batch([1, 1, 1]).images
+    example = (torch.zeros(2, 3, 128, 128, dtype=torch.uint8),)
+    shapes = ({0: torch.export.Dim("batch", min=1)},)
+    torch.export.save(torch.export.export(made, example, dynamic_shapes=shapes), tmp_path / "model.pt2")
+    assert_same(ExportedProgram(tmp_path / "model.pt2"), made, images)
+
+
+@pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
+def test_the_graph_gives_what_the_network_predicts(architecture, graph, batch):
+    made, images = graph(architecture), batch([1, 1]).images
+    assert made.rows == 90 and made.image_size == 128
+    with torch.no_grad():
+        outputs = made(images)
+    for ours, theirs in zip(made.detector.predict(images), outputs, strict=True):
+        assert torch.equal(ours, theirs)

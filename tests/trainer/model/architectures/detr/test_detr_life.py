@@ -1,0 +1,100 @@
+"""D-FINE and RT-DETRv2 in our loop: resumed bit for bit, on any processes, evaluated and exported."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from finished_runs import final_weights, losses
+from life import live
+
+from trainer import recipes
+from trainer.configuration import to_json
+from trainer.loop import train
+from trainer.training_log import read_rows
+
+
+@pytest.fixture
+def narrow(tiny):
+    """A tiny training of one of both."""
+
+    def config(architecture, **overrides):
+        size = {"dfine": "n", "rtdetr": "r18"}[architecture]
+        model = {
+            "model.architecture": architecture, "model.size": size, "model.width": 0.25,
+            "model.queries": 20, "model.denoising": 10, "model.score_threshold": 0.02,
+        }  # fmt: skip
+        base = recipes.load("debug", model)
+        others = tiny(**{"train__lr": 1e-3, "train__clip_norm": 0.5, **overrides})
+        return dataclasses.replace(others, model=base.model)
+
+    return config
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_trains_in_every_precision(precision, narrow, shards, tmp_path):
+    result = train(narrow("dfine", train__epochs=1, train__precision=precision), shards, str(tmp_path))
+    assert result["steps"] == 6 and len(result["metrics"]) == 12
+    rows = [row for row in read_rows(str(tmp_path)) if row["kind"] == "train"]
+    for row in rows:
+        parts = [row[f"loss_{name}"] for name in ("vfl", "bbox", "giou", "fgl", "ddf")]
+        assert sum(parts) == pytest.approx(row["loss"], rel=1e-5)
+    assert rows[-1]["loss"] < rows[0]["loss"]
+
+
+def test_several_passes_equal_a_larger_batch(narrow, shards, tmp_path, monkeypatch):
+    """Passes of 1, 2 and 2 images: boxes are counted over all five."""
+    # A batch's own statistics are no sum over images.
+    monkeypatch.setattr(
+        torch.nn.BatchNorm2d, "train", lambda self, mode=True: torch.nn.Module.train(self, False)
+    )
+    common = {"train__precision": "fp32", "train__epochs": 1, "train__lr": 1e-5}
+    train(narrow("dfine", **common, train__batch_size=5), shards, str(tmp_path / "whole"))
+    split = {"train__batch_size": 2, "train__global_batch": 5}
+    train(narrow("dfine", **common, **split), shards, str(tmp_path / "parts"))
+    one, other = losses(str(tmp_path / "whole")), losses(str(tmp_path / "parts"))
+    assert len(one) == len(other) >= 4
+    for step in one:
+        assert other[step] == pytest.approx(one[step], rel=2e-3), step
+
+
+@pytest.mark.slow
+def test_a_whole_life(narrow, shards, tmp_path):
+    """Trained, stopped and resumed to the same bits, evaluated, exported, and scored as exported."""
+    config = narrow("dfine", train__epochs=4, export__max_ap_change_int8=1.0)
+    made = live(config, shards, tmp_path, 7, ["onnx", "onnx-int8"])
+    for name, check in made["formats"].items():
+        assert check["images"] == 4 and check["matches"]["detections"] > 20
+        if name != "onnx-int8":
+            assert check["matches"]["matched"] >= 0.98 and abs(check["ap_change"]) <= 1e-3
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_on_the_same_global_batch(narrow, shards, tmp_path):
+    """Each has three of six images, of which one process has three in each of two passes."""
+    common = {
+        "train__precision": "fp32", "train__epochs": 1, "train__lr": 1e-4, "train__global_batch": 6,
+        "train__batch_size": 3,
+    }  # fmt: skip
+    config = narrow("dfine", **common)
+    path = tmp_path / "config.json"
+    path.write_text(to_json(config))
+    command = [sys.executable, "-m", "trainer", "launch", "--nproc", "2", "--", "train"]
+    command += ["--config", str(path), "--shards", shards, "--output", str(tmp_path / "two")]
+    two = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ}
+    )
+    train(config, shards, str(tmp_path / "one"))
+    output = two.communicate(timeout=240)[0]
+    assert two.returncode == 0, output
+    one, other = losses(str(tmp_path / "one")), losses(str(tmp_path / "two"))
+    assert len(one) == len(other) == 4
+    for step in one:
+        assert other[step] == pytest.approx(one[step], rel=1e-3), step
+    single, double = (final_weights(str(tmp_path / name)) for name in ("one", "two"))
+    for name, value in single["model"].items():
+        if "running" not in name and "tracked" not in name:  # Of each process, from its own images.
+            scale = value.float().abs().max().clamp(min=1e-2)
+            assert (value - double["model"][name]).float().abs().max() / scale < 0.05, name

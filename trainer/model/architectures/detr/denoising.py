@@ -1,0 +1,91 @@
+"""Denoising queries of a training batch (Zhang et al. 2022, arXiv:2203.03605): targets with noise.
+
+The layout is transformers' (groups of a positive and a negative query for each box of the image that has
+most), but the noise of an image is a hash of seed, step and image: it does not depend on the other
+images of the batch, on the number of processes or on any state.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainer.data.batch import PADDING
+from trainer.model.global_batch import uniform
+
+_NUMBERS = 10
+"""Random numbers of a query: whether its label is another, which one, and sign and size for four sides."""
+_EPSILON = 1e-5
+
+
+class Denoising(NamedTuple):
+    """Denoising queries of a batch, which come before the others; Q of them in an image."""
+
+    labels: Tensor
+    """int64 [B, Q]; the number of classes where a query is padding."""
+    references: Tensor
+    """[B, Q, 4] centre and size relative to the image, as logits."""
+    matched: list[tuple[Tensor, Tensor]]
+    """Of each image the positive queries, and the target of each: int64."""
+    groups: int
+    """How often each target occurs among the positive queries."""
+
+    def visible(self, queries: int) -> Tensor:
+        """Which query may look at which, bool [Q + queries, Q + queries]: groups see themselves and the rest.
+
+        Args:
+            queries: the other queries, which see none of these.
+        """
+        own = self.labels.shape[1]
+        group = torch.arange(own, device=self.labels.device) // (own // self.groups)
+        whole = torch.ones(own + queries, own + queries, dtype=torch.bool, device=group.device)
+        whole[own:, :own] = False
+        whole[:own, :own] = group[:, None] == group[None]
+        return whole
+
+
+def denoising(
+    boxes: Tensor, labels: Tensor, counts: list[int], keys: Tensor, classes: int, most: int,
+    *, queries: int, label_noise: float, box_noise: float,
+) -> Denoising:  # fmt: skip
+    """Make the denoising queries of a batch.
+
+    Args:
+        boxes: [B, M, 4] centre and size relative to the image; targets first, then padding.
+        labels: int64 [B, M], PADDING where a row is padding.
+        counts: targets of each image.
+        keys: int64 [B], of the images, see `global_batch.Part`.
+        classes: number of classes.
+        most: targets of the image that has most of them in the whole step, at least 1.
+        queries: pairs that there are about; more where an image has more targets.
+        label_noise: share of labels of which half are drawn anew.
+        box_noise: how far sides move, relative to half of the box.
+    """
+    groups = max(1, queries // most)
+    batch, device = len(labels), labels.device
+    padded_boxes = boxes.new_zeros(batch, most, 4)
+    padded_labels = labels.new_full((batch, most), PADDING)
+    rows = min(most, labels.shape[1])
+    padded_boxes[:, :rows], padded_labels[:, :rows] = boxes[:, :rows], labels[:, :rows]
+    boxes, labels = padded_boxes.repeat(1, 2 * groups, 1), padded_labels.repeat(1, 2 * groups)
+    total = labels.shape[1]
+    noise = uniform(keys, total * _NUMBERS).view(batch, total, _NUMBERS).to(boxes.dtype)
+    real = labels != PADDING
+    labels = torch.where(real, labels, classes)
+    redrawn = (noise[..., 0] < label_noise / 2) & real
+    labels = torch.where(redrawn, (noise[..., 1] * classes).long().clamp(max=classes - 1), labels)
+    negative = (torch.arange(total, device=device) // most % 2)[:, None]
+    sign = torch.where(noise[..., 2:6] < 0.5, -1.0, 1.0)
+    moves = sign * (noise[..., 6:10] + negative) * box_noise
+    half = boxes[..., 2:] / 2
+    corners = torch.cat([boxes[..., :2] - half, boxes[..., :2] + half], dim=-1)
+    corners = (corners + moves * half.repeat(1, 1, 2)).clamp(0, 1)
+    noisy = torch.cat(
+        [(corners[..., :2] + corners[..., 2:]) / 2, corners[..., 2:] - corners[..., :2]], dim=-1
+    )
+    references = torch.log(noisy.clamp(min=_EPSILON) / (1 - noisy).clamp(min=_EPSILON))
+    places = torch.arange(groups, device=device)[:, None] * 2 * most + torch.arange(most, device=device)
+    matched = [
+        (places[:, :count].flatten(), torch.arange(count, device=device).repeat(groups)) for count in counts
+    ]
+    return Denoising(labels, references, matched, groups)

@@ -1,0 +1,100 @@
+"""What a batch is of a step's global batch, for detectors whose loss is no mean over images.
+
+A loss that is divided by the number of boxes needs that of the whole step, on all processes; and random
+numbers that a detector draws must be the same however the images are spread.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.data.batch import PADDING, Batch
+from trainer.distributed import World
+
+_GOLDEN = -7046029254386353131  # 2^64 / golden ratio, odd: the step of SplitMix64.
+_MIX = ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1))
+"""Shifts and factors of SplitMix64's output function."""
+
+
+class Part(NamedTuple):
+    """One batch of a step."""
+
+    keys: Tensor
+    """int64 [B], from which the random numbers of each image follow: a hash of seed, step and image."""
+    counts: list[int]
+    """Targets of each image."""
+    mean: Tensor
+    """Targets of an image on average over the global batch: a scalar."""
+    most: int
+    """Targets of the image of the global batch that has most."""
+    images: int
+    """Images of the global batch."""
+
+
+def parts(batches: Sequence[Batch], seed: int, step: int, images: int, world: World) -> list[Part]:
+    """What each batch of this rank's is of the step's. A collective.
+
+    Args:
+        batches: of this rank in the step.
+        seed: of the run.
+        step: number of the step.
+        images: of the global batch.
+        world: this process.
+    """
+    each = [(batch.labels != PADDING).sum(dim=1) for batch in batches]
+    own = torch.cat(each)
+    total, most = own.sum(), own.max()
+    if world.size > 1:
+        dist.all_reduce(total)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+    # One copy to the host for all of them.
+    *counts, highest = torch.cat([own, most[None]]).tolist()
+    split, first = [], 0
+    for batch in batches:
+        last = first + len(batch.image_ids)
+        keys = random_keys(seed, step, batch.image_ids, batch.images.device)
+        split.append(Part(keys, counts[first:last], total.double() / images, highest, images))
+        first = last
+    return split
+
+
+def random_keys(seed: int, step: int, image_ids: Sequence[int], device: torch.device) -> Tensor:
+    """Key of each image in a step, int64 [B]: a hash of seed, step and image.
+
+    Args:
+        seed: of the run.
+        step: number of the optimiser's step.
+        image_ids: of the images.
+        device: where the keys are needed.
+    """
+    run = _mixed(_mixed(torch.tensor([seed])) ^ step)
+    return _mixed(run ^ torch.tensor(image_ids, dtype=torch.int64)).to(device, non_blocking=True)
+
+
+def uniform(keys: Tensor, count: int) -> Tensor:
+    """Random numbers in [0, 1) that follow from keys alone: fp32 [B, count], the same on every device.
+
+    SplitMix64 (Steele et al. 2014), its integers wrapping around, counted from each key.
+
+    Args:
+        keys: int64 [B].
+        count: numbers for each key.
+    """
+    counter = torch.arange(1, count + 1, device=keys.device) * _GOLDEN
+    # The upper 24 bits, which fp32 holds exactly.
+    return _shifted(_mixed(keys[:, None] + counter), 40).float() / 2**24
+
+
+def _mixed(values: Tensor) -> Tensor:
+    values = values + _GOLDEN
+    for shift, factor in _MIX:
+        values = (values ^ _shifted(values, shift)) * factor
+    return values
+
+
+def _shifted(values: Tensor, bits: int) -> Tensor:
+    """Shift to the right without the sign, which torch's `>>` would copy."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
