@@ -27,12 +27,13 @@ def export_and_publish(
         published version.
 
     Raises:
-        ConfigError: export.name cannot be used; said before any work.
+        ConfigError: export.name cannot be used, said before any work; or the model of this name has
+            other classes.
         KubedetError: as `export`, `published_models.publish` and `register_model` raise them.
     """
     signing_key = mounted_key(signing)
     settings = configuration.from_json(storage.read_bytes(trained["config"]), where=trained["config"])
-    published_models.check_name(settings.export.name)
+    name = published_models.name_for(settings.export.name, trained["shards"])
     folder = storage.join(trained["output"], "model")
     evaluation = storage.join(trained["output"], "evaluation")
     exported = export(
@@ -41,7 +42,7 @@ def export_and_publish(
     )  # fmt: skip
     # The shards are <data_root>/shards/<fingerprint>.
     data_root = storage.parent(storage.parent(trained["shards"]))
-    published = published_models.publish(folder, data_root, settings.export.name)
+    published = published_models.publish(folder, data_root, name, other_classes=settings.export.other_classes)
     exported = {"kind": "exported model", "version": 1, **exported, "model": published["model"]}
     if registry:
         from components.model_registry import register_model

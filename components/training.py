@@ -12,6 +12,7 @@ from trainer.configuration import to_json, with_overrides
 from trainer.data.sample_order import global_batch
 from trainer.errors import ConfigError, LaunchError
 from trainer.evaluation.gate import check, split_rules
+from trainer.export import published_models
 
 
 def folder_of(output: str, data_root: str, data: dict[str, Any], run_id: str) -> str:
@@ -55,8 +56,8 @@ def prepare(
             training of days that they name a class that there is not.
 
     Raises:
-        ConfigError: no such recipe or key, a value that does not fit, a job that cannot be, or
-            a folder that its pods would not find.
+        ConfigError: no such recipe or key, a value that does not fit, a job that cannot be, a folder
+            that its pods would not find, or other classes than the model of this name has.
         DataError: there are fewer images than one step of all processes reads.
         EvaluationError: the gate's rules cannot be used with these data.
     """
@@ -70,9 +71,21 @@ def prepare(
     check(
         split_rules(rules) or config.evaluation.gate, [category["name"] for category in index["categories"]]
     )
+    config = _named(config, shards, [category["name"] for category in index["categories"]])
     config = _with_global_batch(config, job, index["splits"].get("train", {}).get("samples", 0))
     storage.write_bytes(uri, to_json(config).encode())
     return job
+
+
+def _named(config: Config, shards: str, classes: list[str]) -> Config:
+    """Name the model after its data where nobody does; refuse classes that it could not be published with."""
+    name = published_models.name_for(config.export.name, shards)
+    # The shards are <data_root>/shards/<fingerprint>.
+    data_root = storage.parent(storage.parent(shards))
+    published_models.check_classes(
+        data_root, name, classes, other_classes=config.export.other_classes, fix=published_models.ANOTHER_NAME
+    )
+    return with_overrides(config, {"export.name": name})
 
 
 def _with_global_batch(config: Config, job: JobSpec, samples: int) -> Config:

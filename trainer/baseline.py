@@ -70,7 +70,7 @@ def find(config: Config, shards_uri: str) -> Baseline | None:
     if named == NONE:
         return None
     if not named:
-        return _current(data_root(shards_uri), config.export.name)
+        return _current(data_root(shards_uri), published.name_for(config.export.name, shards_uri))
     return _named(named)
 
 

@@ -304,8 +304,11 @@ ExportFormat = Literal["onnx", "onnx-int8", "torch-export", "openvino", "raw"]
 class ExportConfig:
     """The exported model and its check."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "detector"
-    """Name of the model: versions that pass are kept under `<data_root>/models/NAME`."""
+    name: Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")] = ""
+    """Name of the model: versions that pass are kept under `<data_root>/models/NAME`; empty is that of the
+    data (cards for yolo:/data/cards)."""
+    other_classes: bool = False
+    """Whether a version may have other classes than the one before it under its name."""
     opset: Annotated[int, BeforeValidator(integral), Field(ge=18)] = 18
     """ONNX operator set."""
     formats: Annotated[list[ExportFormat], Field(min_length=1)] = field(default_factory=lambda: ["onnx"])

@@ -34,6 +34,12 @@ def add(commands: Commands) -> None:
     promote.add_argument("version", metavar="VERSION", help="one of its versions, in full")
     rollback = _add(actions, "rollback", _rollback, "go back to the version before the current one", root)
     rollback.add_argument("name", metavar="NAME", help="of the model, as `kubedet model list` shows it")
+    for switch in (promote, rollback):
+        switch.add_argument(
+            "--other-classes",
+            action="store_true",
+            help="even if its classes are not those of the current version",
+        )
     layout = _add(actions, "layout", _layout, "write a Triton repository and a KServe service", one_model)
     layout.add_argument("-o", "--output", required=True, metavar="URI", help="folder to write to")
     layout.add_argument(
@@ -111,7 +117,9 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _promote(arguments: argparse.Namespace) -> int:
     from trainer.export import published_models
 
-    current = published_models.promote(arguments.data_root, arguments.name, arguments.version)
+    current = published_models.promote(
+        arguments.data_root, arguments.name, arguments.version, other_classes=arguments.other_classes
+    )
     print(f"current version of {arguments.name}: {current['version']}")
     return 0
 
@@ -119,7 +127,9 @@ def _promote(arguments: argparse.Namespace) -> int:
 def _rollback(arguments: argparse.Namespace) -> int:
     from trainer.export import published_models
 
-    current = published_models.rollback(arguments.data_root, arguments.name)
+    current = published_models.rollback(
+        arguments.data_root, arguments.name, other_classes=arguments.other_classes
+    )
     print(f"current version of {arguments.name}: {current['version']}")
     return 0
 

@@ -3,11 +3,13 @@
 import json
 
 import pytest
+from bundles import make_bundle
 
 from components.jobs import Request
 from components.training import folder_of, prepare, result
 from trainer.configuration import from_json
 from trainer.errors import ConfigError, DataError, EvaluationError, LaunchError
+from trainer.export import published_models
 
 RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 
@@ -15,7 +17,10 @@ RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 @pytest.fixture
 def indexed(tmp_path):
     """A folder of shards with 100 training images, as far as its index tells."""
-    index = {"splits": {"train": {"samples": 100}}, "categories": [{"id": 1, "name": "square"}]}
+    index = {
+        "splits": {"train": {"samples": 100}}, "categories": [{"id": 1, "name": "square"}],
+        "source": "coco:/data/my cards/annotations/instances_train.json",
+    }  # fmt: skip
     (tmp_path / "index.json").write_text(json.dumps(index))
     return str(tmp_path)
 
@@ -24,6 +29,7 @@ def test_prepare_writes_the_one_configuration(indexed, tmp_path):
     job = prepare(indexed, str(tmp_path), "debug", {"train.epochs": 3.0}, Request(own={"nproc": 2}))
     config = from_json((tmp_path / "config.json").read_text())
     assert config.train.epochs == 3
+    assert config.export.name == "my-cards"  # After the data, as nobody names it.
     assert job.nproc == 2 and str(tmp_path / "config.json") in job.command
 
 
@@ -44,6 +50,23 @@ def test_a_rule_on_a_class_that_there_is_not_is_refused_before_the_training(inde
         prepare(indexed, str(tmp_path), "debug", {"evaluation.gate": ["AP[circle] >= 0.3"]}, Request())
     assert not (tmp_path / "config.json").exists()
     prepare(indexed, str(tmp_path), "debug", {}, Request(), rules="AP[square] >= 0.3")
+
+
+def test_other_classes_than_the_model_of_this_name_has_are_refused_before_the_training(tmp_path):
+    shards = tmp_path / "shards" / "f00d"
+    shards.mkdir(parents=True)
+    index = {"splits": {"train": {"samples": 100}}, "source": "yolo:s3://bucket/pets.zip",
+             "categories": [{"id": 0, "name": "cat"}, {"id": 1, "name": "horse"}]}  # fmt: skip
+    (shards / "index.json").write_text(json.dumps(index))
+    published_models.publish(make_bundle(tmp_path / "b"), str(tmp_path), "pets")
+    with pytest.raises(
+        ConfigError, match=r"pets v1.*dog <b> only in that version; horse only in this"
+    ) as caught:
+        prepare(str(shards), str(tmp_path / "run"), "debug", {}, Request())
+    assert "--set export.name=NAME" in caught.value.fix
+    assert not (tmp_path / "run").exists()
+    for overrides in ({"export.name": "others"}, {"export.other_classes": True}):
+        prepare(str(shards), str(tmp_path / "run"), "debug", overrides, Request())
 
 
 def test_a_folder_that_the_pods_would_not_find_is_refused(indexed, tmp_path):

@@ -23,8 +23,8 @@ def folder(tmp_path, monkeypatch):
     """A folder with what the guide's commands start from."""
     monkeypatch.chdir(tmp_path)
     for version, run in (("v1", "a"), ("v2", "b")):
-        artefact = make_bundle(tmp_path / "runs" / run / "model", version=version, name="detector")
-        published_models.publish(artefact, str(tmp_path / "data_root"), "detector")
+        artefact = make_bundle(tmp_path / "runs" / run / "model", version=version, name="cards")
+        published_models.publish(artefact, str(tmp_path / "data_root"), "cards")
     (tmp_path / "images").mkdir()
     Image.new("RGB", (192, 96), "white").save(tmp_path / "images" / "a.jpg")
     return tmp_path

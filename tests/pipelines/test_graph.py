@@ -138,11 +138,11 @@ def test_a_model_is_signed_published_and_registered_once(registry, key, tmp_path
     assert done.returncode == 0, output
     assert "refuses: 500" in output
     (model,), (version,), (artifact,) = registry.models, registry.versions, registry.artifacts
-    published = tmp_path / "data" / "models" / "detector" / version["name"]
-    assert model["name"] == "detector" and artifact["uri"] == str(published)
+    published = tmp_path / "data" / "models" / "sample" / version["name"]
+    assert model["name"] == "sample" and artifact["uri"] == str(published)
     assert artifact["modelSourceId"] == "the-run"
     options = ["--public-key", str(key / "public.pem"), "--data-root", str(tmp_path / "data")]
-    assert cli.main(["model", "verify", "detector", *options]) == 0
+    assert cli.main(["model", "verify", "sample", *options]) == 0
     assert "signed by the key of" in capsys.readouterr().out
     # Nothing that the run wrote or said holds the key.
     body = (key / "private.pem").read_text().splitlines()[1].encode()

@@ -54,7 +54,9 @@ def bright_model(path, size=SIZE):
     path.write_bytes(model.SerializeToString())
 
 
-def make_bundle(folder, *, version="v1", ap=0.5, name="pets", created="2026-11-21T08:00:00+00:00"):
+def make_bundle(
+    folder, *, version="v1", ap=0.5, name="pets", created="2026-11-21T08:00:00+00:00", classes=CLASSES
+):
     """Write a whole bundle to a folder."""
     folder.mkdir(parents=True)
     bright_model(folder / "model.onnx")
@@ -66,7 +68,7 @@ def make_bundle(folder, *, version="v1", ap=0.5, name="pets", created="2026-11-2
     }  # fmt: skip
     metadata = {
         "kind": "model", "version": 2, "name": name, "model_version": version, "created": created,
-        "classes": CLASSES,
+        "classes": classes,
         "input": {
             "name": "images", "dtype": "uint8", "shape": ["batch", 3, SIZE, SIZE], "input_size": SIZE,
             "preprocessing": "a rule",

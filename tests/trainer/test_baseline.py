@@ -34,7 +34,7 @@ def write_pointer(root, **changes):
 
 
 def find(root, **overrides):
-    overrides = {f"evaluation.{key}": value for key, value in overrides.items()}
+    overrides = {f"evaluation.{key}": value for key, value in overrides.items()} | {"export.name": "detector"}
     return baseline.find(recipes.load("debug", overrides), str(root / "shards" / "abc"))
 
 

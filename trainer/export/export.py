@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -25,6 +25,7 @@ from trainer.export import bundle, bundle_signing, sbom
 from trainer.export.formats import FORMATS, Maker, check_formats
 from trainer.export.model_card import model_card
 from trainer.export.preprocess import RULE
+from trainer.export.published_models import name_for
 from trainer.export.verify import Check, describe, verify
 from trainer.model.architecture import Architecture
 from trainer.model.deployment import INPUT, OUTPUTS, RAW_OUTPUTS
@@ -76,6 +77,8 @@ def export(
         return kept
     detector, meta = checkpoint.load_model(checkpoint_uri)
     index = storage.read_json(storage.join(shards_uri, "index.json"))
+    name = name_for(config.export.name, shards_uri)
+    config = replace(config, export=replace(config.export, name=name))
     dataset = _check_set(shards_uri, index)
     _check_classes(meta["categories"], dataset.categories, checkpoint_uri, shards_uri)
     size = meta["config"]["loader"]["image_size"]

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainer import storage
+from trainer.data.sources.set_names import name_of
 from trainer.errors import ConfigError, StorageError
 from trainer.export import bundle
 from trainer.export.bundle import Bundle
@@ -16,6 +17,12 @@ from trainer.export.bundle import Bundle
 CURRENT = "current"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST_HISTORY = 100
+_SHOWN = 10
+ANOTHER_NAME = (
+    "name this data set's model: --set export.name=NAME; or, if those who use the model know of it, "
+    "--set export.other_classes=true"
+)
+"""What to do where the data have other classes than the model."""
 
 
 def check_name(name: str) -> None:
@@ -37,7 +44,66 @@ def folder(data_root: str, name: str) -> str:
     return storage.join(data_root, "models", name)
 
 
-def publish(source_uri: str, data_root: str, name: str, version: str = "") -> dict[str, Any]:
+def name_for(name: str, shards_uri: str) -> str:
+    """Return a model's name: the one that is configured, else that of the data.
+
+    Args:
+        name: export.name.
+        shards_uri: what it is trained on.
+
+    Raises:
+        ConfigError: the name cannot be one.
+        StorageError: the shards cannot be read.
+    """
+    name = name or name_of(storage.read_json(storage.join(shards_uri, "index.json"))["source"])
+    check_name(name)
+    return name
+
+
+def check_classes(data_root: str, name: str, classes: list[str], *, other_classes: bool, fix: str) -> None:
+    """Refuse classes that are not those of a model's current version: its clients would misread the labels.
+
+    Args:
+        data_root: URI under which data is kept.
+        name: the model's name.
+        classes: names by label.
+        other_classes: whether they may be other ones.
+        fix: what to do.
+
+    Raises:
+        ConfigError: naming what differs.
+        StorageError: the current version cannot be read.
+    """
+    record = current(data_root, name)
+    if record is None or other_classes:
+        return
+    before = record.get("classes")
+    if before is None:  # Written by an earlier version of this program.
+        uri = storage.join(folder(data_root, name), record["version"])
+        if not bundle.exists(uri):
+            return
+        before = [category["name"] for category in bundle.load(uri).metadata["classes"]]
+    if before == classes:
+        return
+    parts = [
+        f"{', '.join(sorted(some)[:_SHOWN])} only in {whose}"
+        for some, whose in (
+            (set(before) - set(classes), "that version"),
+            (set(classes) - set(before), "this one"),
+        )
+        if some
+    ]
+    differing = "; ".join(parts) or "the same in another order"
+    raise ConfigError(
+        f"the classes are not those of {name} {record['version']}, the current version of this model in "
+        f"{data_root}: {differing}",
+        fix=fix,
+    )
+
+
+def publish(
+    source_uri: str, data_root: str, name: str, version: str = "", *, other_classes: bool = False
+) -> dict[str, Any]:
     """Copy a bundle to its version's folder and make it current.
 
     A version that is there is kept: `current` may name it, and must never name one half-written.
@@ -47,41 +113,57 @@ def publish(source_uri: str, data_root: str, name: str, version: str = "") -> di
         data_root: URI under which data is kept.
         name: the model's name.
         version: "" for the bundle's own.
+        other_classes: whether its classes may be other ones than those of the current version.
 
     Returns:
         What `current` holds now.
 
     Raises:
-        ConfigError: the name cannot be used.
+        ConfigError: the name cannot be used, or the classes are other ones.
         StorageError: the bundle is damaged, or the data root cannot be written; `current` is as before.
     """
     source = bundle.load(source_uri)
     version = version or source.metadata["model_version"]
     check_name(version)
     target = storage.join(folder(data_root, name), version)
+    check_classes(
+        data_root, name, _classes(source), other_classes=other_classes, fix=ANOTHER_NAME
+    )  # before it is copied
     if not bundle.exists(target):
         bundle.copy(source, target)
-    return promote(data_root, name, version)
+    return promote(data_root, name, version, other_classes=True)
 
 
-def promote(data_root: str, name: str, version: str) -> dict[str, Any]:
+def promote(data_root: str, name: str, version: str, *, other_classes: bool = False) -> dict[str, Any]:
     """Make a version current, after comparing all its files with their checksums.
+
+    Args:
+        data_root: URI under which data is kept.
+        name: the model's name.
+        version: one of its versions.
+        other_classes: whether its classes may be other ones than those of the current version.
 
     Returns:
         What `current` holds now: kind, name, version, model (the bundle's URI), checkpoint (URI),
-        evaluation (a folder's URI or ""), metrics, fingerprint (of the shards), promoted (time),
-        history (versions before it, oldest first).
+        evaluation (a folder's URI or ""), metrics, classes (names by label), fingerprint
+        (of the shards), promoted (time), history (versions before it, oldest first).
 
     Raises:
         StorageError: there is no such version or it is damaged; `current` is as before.
     """
-    return _switch(data_root, name, version, _history(data_root, name, version))
+    return _switch(data_root, name, version, _history(data_root, name, version), other_classes)
 
 
-def rollback(data_root: str, name: str) -> dict[str, Any]:
+def rollback(data_root: str, name: str, *, other_classes: bool = False) -> dict[str, Any]:
     """Make the previous version current again.
 
+    Args:
+        data_root: URI under which data is kept.
+        name: the model's name.
+        other_classes: see `promote`.
+
     Raises:
+        ConfigError: its classes are other ones.
         StorageError: there is none, or it is damaged; `current` is as before.
     """
     history = (current(data_root, name) or {}).get("history", [])
@@ -90,7 +172,7 @@ def rollback(data_root: str, name: str) -> dict[str, Any]:
             f"no version of {name} was current before this one",
             fix="choose one by name: kubedet model promote NAME VERSION",
         )
-    return _switch(data_root, name, history[-1], history[:-1])
+    return _switch(data_root, name, history[-1], history[:-1], other_classes)
 
 
 def current(data_root: str, name: str) -> dict[str, Any] | None:
@@ -175,12 +257,22 @@ def _history(data_root: str, name: str, version: str) -> list[str]:
     return [*before["history"], before["version"]][-_MOST_HISTORY:]
 
 
-def _switch(data_root: str, name: str, version: str, history: list[str]) -> dict[str, Any]:
+def _classes(chosen: Bundle) -> list[str]:
+    return [category["name"] for category in chosen.metadata["classes"]]
+
+
+def _switch(
+    data_root: str, name: str, version: str, history: list[str], other_classes: bool
+) -> dict[str, Any]:
     check_name(version)
     uri = storage.join(folder(data_root, name), version)
     if not bundle.exists(uri):
         raise _no_version(data_root, name, version)
     chosen = bundle.load(uri)
+    check_classes(
+        data_root, name, _classes(chosen), other_classes=other_classes,
+        fix="give --other-classes if those who use the model know of it",
+    )  # fmt: skip
     chosen.check()
     record = {
         "kind": "current model",
@@ -190,6 +282,7 @@ def _switch(data_root: str, name: str, version: str, history: list[str]) -> dict
         "checkpoint": chosen.metadata["trained_on"]["checkpoint"],
         "evaluation": chosen.metadata["metrics"]["evaluation"],
         "metrics": chosen.metadata["metrics"]["values"],
+        "classes": _classes(chosen),
         "fingerprint": chosen.metadata["trained_on"]["shards"],
         "promoted": datetime.now(UTC).isoformat(timespec="seconds"),
         "history": history,

@@ -128,3 +128,38 @@ def test_versions_in_an_object_store(tmp_path, bucket):
     published_models.publish(_bundle(tmp_path, "v2"), "s3://bucket/root", "pets")
     assert published_models.rollback("s3://bucket/root", "pets")["model"] == "s3://bucket/root/models/pets/v1"
     assert published_models.names("s3://bucket/root") == ["pets"]
+
+
+def test_a_version_with_other_classes_is_refused_unless_it_is_wanted(tmp_path, root):
+    published_models.publish(_bundle(tmp_path, "v1"), root, "pets")
+    others = [{"id": 0, "name": "cat", "original_id": 7}, {"id": 1, "name": "ace", "original_id": 9}]
+    other = make_bundle(tmp_path / "other", version="v2", classes=others)
+    with pytest.raises(ConfigError, match=r"not those of pets v1.*dog <b> only in that .*; ace only in this"):
+        published_models.publish(other, root, "pets")
+    assert published_models.version_names(root, "pets") == ["v1"]  # Nothing was copied.
+    turned = make_bundle(
+        tmp_path / "turned",
+        version="v3",
+        classes=bundle.load(_bundle(tmp_path, "x")).metadata["classes"][::-1],
+    )
+    with pytest.raises(ConfigError, match="the same in another order"):
+        published_models.publish(turned, root, "pets")
+    assert published_models.publish(other, root, "pets", other_classes=True)["classes"] == ["cat", "ace"]
+    for switch in (lambda **kw: published_models.rollback(root, "pets", **kw),
+                   lambda **kw: published_models.promote(root, "pets", "v1", **kw)):  # fmt: skip
+        with pytest.raises(ConfigError) as caught:
+            switch()
+        assert "--other-classes" in caught.value.fix
+        assert published_models.current(root, "pets")["version"] == "v2"
+    assert published_models.rollback(root, "pets", other_classes=True)["version"] == "v1"
+
+
+def test_what_an_earlier_program_made_current_is_compared_too(tmp_path, root):
+    published_models.publish(_bundle(tmp_path, "v1"), root, "pets")
+    path = tmp_path / "data_root" / "models" / "pets" / "current"
+    record = json.loads(path.read_text())
+    del record["classes"]
+    path.write_text(json.dumps(record))
+    others = [{"id": 0, "name": "ace", "original_id": 1}]
+    with pytest.raises(ConfigError, match="not those of pets v1"):
+        published_models.publish(make_bundle(tmp_path / "o", version="v2", classes=others), root, "pets")
