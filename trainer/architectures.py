@@ -37,6 +37,10 @@ ARCHITECTURES = {
     "retinanet": Entry(
         f"{_FOLDER}.retinanet.retinanet_options:RetinaNetOptions", f"{_FOLDER}.retinanet.retinanet:RetinaNet"
     ),
+    "faster_rcnn": Entry(
+        f"{_FOLDER}.faster_rcnn.faster_rcnn_options:FasterRcnnOptions",
+        f"{_FOLDER}.faster_rcnn.faster_rcnn:FasterRcnn",
+    ),
     "fcos": Entry(f"{_FOLDER}.fcos.fcos_options:FcosOptions", f"{_FOLDER}.fcos.fcos:Fcos"),
     "dfine": Entry(
         f"{_FOLDER}.detr.detr_options:DFineOptions", f"{_FOLDER}.detr.detr:DFine", "detr", _DETR_PACKAGES

@@ -49,7 +49,10 @@ def group_norm(channels: int) -> nn.GroupNorm:
 
 
 def build_backbone(
-    config: PyramidOptions, first: int, extra: Callable[[int, int], ExtraFPNBlock]
+    config: PyramidOptions,
+    first: int,
+    extra: Callable[[int, int], ExtraFPNBlock],
+    norm_layer: NormLayer | None = None,
 ) -> BackboneWithFPN:
     """Build the backbone and its pyramid.
 
@@ -57,18 +60,19 @@ def build_backbone(
         config: which network, how wide, how much of it is trained.
         first: the first stage whose output the pyramid takes, C2 to C5; the last is always C5.
         extra: makes what adds coarser levels, of the channels of C5 and of the pyramid.
+        norm_layer: makes the normalisation within the pyramid; None has none.
 
     Returns:
         A module from [B, 3, H, W] to an ordered dict of [B, fpn_channels, h, w], the finest first.
     """
     block, layers, groups, group_width = _DEPTHS[config.backbone]
-    norm_layer: NormLayer = {
+    of_body: NormLayer = {
         "batch": nn.BatchNorm2d,
         "frozen": FrozenBatchNorm2d,
         "group": group_norm,
     }[config.norm]
     body = _WidthResNet(
-        config.backbone_width, norm_layer, block, layers, groups=groups, width_per_group=group_width
+        config.backbone_width, of_body, block, layers, groups=groups, width_per_group=group_width
     )
     _freeze(body, config.trainable_layers)
     stages = range(first, 6)
@@ -79,7 +83,7 @@ def build_backbone(
         in_channels_list=channels,
         out_channels=config.fpn_channels,
         extra_blocks=extra(channels[-1], config.fpn_channels),
-        norm_layer=None,
+        norm_layer=norm_layer,
     )
 
 

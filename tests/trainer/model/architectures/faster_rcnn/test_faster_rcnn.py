@@ -1,0 +1,167 @@
+"""Faster R-CNN v2 against torchvision's: same layout, losses, gradients and detections; graph and life."""
+
+import dataclasses
+
+import pytest
+import torch
+from life import live
+from targets import random_batch
+from torchvision.models.detection import fasterrcnn_resnet50_fpn_v2
+
+from trainer.errors import CheckpointError
+from trainer.export.detection_pairing import EXACT, Comparison
+from trainer.model.architecture import build
+from trainer.model.architectures.faster_rcnn.faster_rcnn_options import FasterRcnnOptions
+from trainer.model.architectures.fcos.fcos_options import FcosOptions
+from trainer.model.class_outputs import COCO_PLACES
+from trainer.model.postprocess import Detections
+
+SIZE, CLASSES = 128, 4
+NARROW = FasterRcnnOptions(
+    backbone="resnet18", backbone_width=16, fpn_channels=16, head_depth=1, head_width=32, norm="group",
+    anchor_sizes=[8.0, 16.0, 32.0, 48.0, 64.0], proposals=40, trained_proposals=32,
+)  # fmt: skip
+LOSSES = {"classification": "loss_classifier", "boxes": "loss_box_reg", "objectness": "loss_objectness",
+          "proposals": "loss_rpn_box_reg"}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def sharpened(detector):
+    """Random weights whose scores are not all alike, nor as good as 1."""
+    torch.nn.init.normal_(detector.roi_heads.box_predictor.cls_score.weight, std=0.03)
+    torch.nn.init.normal_(detector.rpn.head.cls_logits.weight, std=0.01)
+    torch.nn.init.normal_(detector.rpn.head.bbox_pred.weight, std=0.01)
+    return detector.eval()
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Ours and torchvision's, of the published size with the same weights; fewer proposals."""
+    torch.manual_seed(0)
+    stock = fasterrcnn_resnet50_fpn_v2(
+        weights=None, weights_backbone=None, num_classes=CLASSES + 1, box_batch_size_per_image=32,
+        rpn_pre_nms_top_n_train=100, rpn_post_nms_top_n_train=100, rpn_pre_nms_top_n_test=50,
+        rpn_post_nms_top_n_test=50,
+    )  # fmt: skip
+    # Which draws the side of the image, though there is but one.
+    stock.transform.torch_choice = lambda sides: sides[0]
+    stock.transform.min_size, stock.transform.max_size = (SIZE,), SIZE
+    ours = build(FasterRcnnOptions(proposals=50, trained_proposals=32), CLASSES)
+    assert ours.state_dict().keys() == stock.state_dict().keys()
+    ours.load_state_dict(sharpened(stock).state_dict())
+    return ours, stock
+
+
+def same_input(monkeypatch, ours, stock, images):
+    """Give both the same network input: fifty random layers blow its last bit up a thousandfold."""
+    theirs, _ = stock.transform([image / 255 for image in images])
+    assert torch.allclose(ours.normalize(images), theirs.tensors, atol=1e-5)
+    monkeypatch.setattr(ours, "normalize", lambda images, color=None: theirs.tensors)
+
+
+def test_losses_and_gradients_are_torchvisions(pair, monkeypatch):
+    ours, stock = (model.train() for model in pair)
+    for module in [*stock.modules(), *ours.modules()]:
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.eval()
+    images, boxes, labels, lists = random_batch([3, 0], SIZE, CLASSES)
+    same_input(monkeypatch, ours, stock, images)
+    torch.manual_seed(1)  # Both draw what they are trained on.
+    expected = stock(
+        [image / 255 for image in images], [{**one, "labels": one["labels"] + 1} for one in lists]
+    )
+    torch.manual_seed(1)
+    losses = ours(images, boxes, labels)
+    assert set(losses) == set(ours.loss_names)
+    for name, loss in losses.items():
+        assert torch.allclose(loss, expected[LOSSES[name]], rtol=1e-5), name
+    sum(expected.values()).backward()
+    sum(losses.values()).backward()
+    gradients = {name: parameter.grad for name, parameter in stock.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        difference = (parameter.grad - gradients[name]).norm() / gradients[name].norm().clamp(min=1e-12)
+        assert difference < 1e-5, name
+
+
+def test_detections_and_the_graphs_are_torchvisions(pair, monkeypatch):
+    ours, stock = (model.eval() for model in pair)
+    images = torch.randint(0, 256, (2, 3, SIZE, SIZE), dtype=torch.uint8)
+    same_input(monkeypatch, ours, stock, images)
+    with torch.no_grad():
+        expected = stock([image / 255 for image in images])
+    detections = ours.predict(images)
+    assert detections.num.tolist() == [len(one["scores"]) for one in expected] and detections.num.min() > 10
+    for row, one in enumerate(expected):
+        count = len(one["scores"])
+        assert torch.equal(detections.labels[row, :count], one["labels"] - 1)
+        assert torch.allclose(detections.scores[row, :count], one["scores"], rtol=1e-6)
+        assert torch.allclose(detections.boxes[row, :count], one["boxes"], atol=1e-4)
+    monkeypatch.undo()
+    comparison = Comparison(EXACT)
+    with torch.no_grad():
+        comparison.add(ours.predict(images), Detections(*ours.deployment_graph(SIZE)(images)))
+    assert comparison.result().matched > 0.99
+
+
+def test_an_image_with_fewer_proposals_than_places_finds_as_much_in_the_graph():
+    config = dataclasses.replace(NARROW, anchor_sizes=[64.0] * 5, proposals=300, score_threshold=0.01)
+    detector = sharpened(build(config, CLASSES))
+    images = torch.cat([torch.randint(0, 256, (1, 3, 96, 96)), torch.zeros(1, 3, 96, 96)]).to(torch.uint8)
+    comparison = Comparison(EXACT)
+    with torch.no_grad():
+        graph = detector.deployment_graph(96)
+        _, real = graph.proposals(list(detector.backbone(detector.normalize(images)).values()))
+        comparison.add(detector.predict(images), Detections(*graph(images)))
+    assert 0 < real.sum(dim=1).min() < graph.places and comparison.result().matched > 0.99
+
+
+def test_weights_come_from_torchvision_and_go_back(pair):
+    ours, _ = pair
+    upstream = ours.upstream_weights([f"class {number}" for number in range(CLASSES)])
+    assert upstream.num_classes == CLASSES + 1
+    again = build(FasterRcnnOptions(), CLASSES)
+    assert "new" not in again.load_upstream(upstream.state, "x")
+    assert all(torch.equal(value, ours.state_dict()[name]) for name, value in again.state_dict().items())
+    assert "the classification layer is new" in build(FasterRcnnOptions(), 9).load_upstream(
+        upstream.state, "x"
+    )
+
+
+def test_classes_of_coco_have_the_places_that_torchvision_gives_them():
+    ours = build(NARROW, len(COCO_PLACES))
+    upstream = ours.upstream_weights(list(COCO_PLACES))
+    predictor = "roi_heads.box_predictor."
+    score, boxes = (upstream.state[predictor + name] for name in ("cls_score.bias", "bbox_pred.weight"))
+    assert upstream.num_classes == len(score) == 91 and len(boxes) == 364
+    person = ours.roi_heads.box_predictor.bbox_pred.weight[4:8]
+    assert torch.equal(boxes[4:8], person) and score[12] == -20 and not boxes[48:52].any()
+    again = build(NARROW, len(COCO_PLACES))
+    again.load_upstream(upstream.state, "x")
+    assert all(torch.equal(value, ours.state_dict()[name]) for name, value in again.state_dict().items())
+
+
+def test_weights_of_another_detector_are_refused():
+    fcos = build(FcosOptions(backbone="resnet18", fpn_channels=32), CLASSES).state_dict()
+    with pytest.raises(CheckpointError, match="of another detector than Faster R-CNN"):
+        build(NARROW, CLASSES).load_upstream(fcos, "x.pt")
+
+
+def test_in_bf16_boxes_are_placed_in_fp32():
+    detector = build(NARROW, CLASSES).train()
+    images, boxes, labels, _ = random_batch([3, 1], SIZE, CLASSES)
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = detector(images, boxes, labels)
+    assert all(loss.dtype == torch.float32 and loss.isfinite() for loss in losses.values())
+    sum(losses.values()).backward()
+    assert all(p.grad is not None for p in detector.parameters() if p.requires_grad)
+
+
+@pytest.mark.slow
+def test_its_life(tiny, shards, tmp_path):
+    model = dataclasses.replace(NARROW, norm="batch")
+    config = dataclasses.replace(tiny(train__clip_norm=1.0, train__epochs=1), model=model)
+    live(config, shards, tmp_path, 3, ["onnx"])

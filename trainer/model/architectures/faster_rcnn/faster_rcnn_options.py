@@ -1,0 +1,41 @@
+"""Faster R-CNN's options."""
+
+from dataclasses import field
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from trainer.config import STRICT, Fraction, Positive, Sizes
+from trainer.model.backbone_options import PyramidOptions
+
+
+@dataclass(config=STRICT, frozen=True)
+class FasterRcnnOptions(PyramidOptions):
+    """Faster R-CNN v2: a first stage proposes boxes, a second one says what is in them."""
+
+    stride: ClassVar[int] = 32
+    published: ClassVar[str] = "FasterRCNN_"
+    left_out_formats: ClassVar[tuple[str, ...]] = ("raw",)
+
+    architecture: Literal["faster_rcnn"] = "faster_rcnn"
+    """Kind of detector. Each has its own options: those of another are refused."""
+    anchor_sizes: Annotated[Sizes, Field(min_length=5, max_length=5)] = field(
+        default_factory=lambda: [32.0, 64.0, 128.0, 256.0, 512.0]
+    )
+    """Side of the anchors on P2, P3, ...; five levels."""
+    aspect_ratios: Sizes = field(default_factory=lambda: [0.5, 1.0, 2.0])
+    """Height over width of the anchors."""
+    proposals: Positive = 1000
+    """Proposals of each level before their suppression, and of an image after it; twice as many in
+    training."""
+    trained_proposals: Positive = 512
+    """Proposals of an image that the second stage is trained on, a quarter of them objects."""
+    head_depth: Positive = 4
+    """Convolutions of the second stage."""
+    head_width: Positive = 1024
+    """Features of a proposal behind them."""
+    nms_threshold: Fraction = 0.5
+    """Overlap above which the weaker detection of a class is dropped."""
+    topk_candidates: Positive = 2000
+    """Pairs of proposal and class that reach the suppression in an exported model."""
