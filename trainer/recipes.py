@@ -6,6 +6,8 @@ from trainer import architectures
 from trainer.config import Config, DataConfig, EvaluationConfig, LoaderConfig, TrainConfig
 from trainer.configuration import with_overrides
 from trainer.errors import ConfigError
+from trainer.model.architectures.faster_rcnn.faster_rcnn_options import FasterRcnnOptions
+from trainer.model.architectures.fcos.fcos_options import FcosOptions
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 
 
@@ -83,6 +85,43 @@ def mlperf() -> Config:
     )
 
 
+def fcos_r50() -> Config:
+    """FCOS on COCO: torchvision's recipe of 26 epochs for 8 GPUs (39.2 AP, published).
+
+    Source: torchvision's references/detection/README.md and FCOS_ResNet50_FPN_Weights.COCO_V1. There the
+    shorter side has 800 pixels, here the image fits into a square of 1024.
+    """
+    return Config(
+        recipe="fcos_r50",
+        loader=LoaderConfig(image_size=1024),
+        model=FcosOptions(
+            norm="frozen", trainable_layers=3, weights="torchvision:ResNet50_Weights.IMAGENET1K_V1"
+        ),
+        train=TrainConfig(
+            epochs=26, batch_size=2, optimizer="sgd", lr=0.01, momentum=0.9, weight_decay=1e-4,
+            schedule="multistep", milestones=[16 / 26, 22 / 26], lr_batch=16,
+        ),
+    )  # fmt: skip
+
+
+def faster_rcnn_r50() -> Config:
+    """Faster R-CNN v2 on COCO: torchvision's recipe of 400 epochs for 32 GPUs (46.7 AP, published).
+
+    Source: pull request 5763 of pytorch/vision and FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1. Its
+    large-scale jitter and its length are for random weights, which it starts from. There the shorter side
+    has 800 pixels in the evaluation, here the image fits into a square of 1024.
+    """
+    return Config(
+        recipe="faster_rcnn_r50",
+        loader=LoaderConfig(image_size=1024, scale=[0.1, 2.0], scale_draw="uniform"),
+        model=FasterRcnnOptions(sync_batchnorm=True),
+        train=TrainConfig(
+            epochs=400, batch_size=2, optimizer="sgd", lr=0.1, momentum=0.9, weight_decay=4e-5,
+            schedule="multistep", milestones=[352 / 400, 384 / 400], validate_every=10, lr_batch=64,
+        ),
+    )  # fmt: skip
+
+
 def finetune() -> Config:
     """From torchvision's COCO weights to a set of one's own, on one or a few GPUs."""
     return Config(
@@ -99,7 +138,10 @@ def finetune() -> Config:
     )  # fmt: skip
 
 
-RECIPES = {recipe.__name__: recipe for recipe in (debug, small, coco_r50, openimages_r50, mlperf, finetune)}
+RECIPES = {
+    recipe.__name__: recipe
+    for recipe in (debug, small, coco_r50, openimages_r50, mlperf, finetune, fcos_r50, faster_rcnn_r50)
+}
 
 
 def load(name: str, overrides: dict[str, Any] | None = None) -> Config:

@@ -29,9 +29,20 @@ def test_numbers_of_the_published_recipes():
     )
     assert openimages.loader.workers == 4
     # A sigmoid head never learns a background: 600 outputs for Open Images, 80 for COCO.
-    assert not any(recipe().model.background_class for recipe in recipes.RECIPES.values())
+    assert not any(asdict(recipe().model).get("background_class") for recipe in recipes.RECIPES.values())
     assert (mlperf.model.backbone, mlperf.loader.image_size) == ("resnext50_32x4d", 800)
     assert (mlperf.train.optimizer, mlperf.train.lr) == ("adam", 1e-4)
+
+
+def test_numbers_of_torchvisions_published_recipes():
+    fcos, faster = recipes.load("fcos_r50"), recipes.load("faster_rcnn_r50")
+    assert (fcos.train.epochs, fcos.train.lr, fcos.train.lr_batch) == (26, 0.01, 16)
+    assert [fcos.train.epochs * share for share in fcos.train.milestones] == [16, 22]
+    assert (fcos.model.norm, fcos.model.trainable_layers, fcos.model.score_threshold) == ("frozen", 3, 0.2)
+    assert (faster.train.epochs, faster.train.lr, faster.train.weight_decay) == (400, 0.1, 4e-5)
+    assert [faster.train.epochs * share for share in faster.train.milestones] == [352, 384]
+    assert faster.model.sync_batchnorm and not faster.model.weights and faster.train.lr_batch == 64
+    assert (faster.loader.scale, faster.loader.scale_draw) == ([0.1, 2.0], "uniform")
 
 
 def test_whole_floats_are_taken_for_integers():
