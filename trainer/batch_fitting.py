@@ -5,20 +5,22 @@ numbers and take what fits on each of them. A run that resumes on as many GPUs o
 number that it had, so that it goes on bit for bit.
 """
 
+import functools
 import itertools
 import logging
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from trainer.config import Config
+from trainer.data.batch import Batch
 from trainer.distributed import gather
 from trainer.errors import TrainingError
 from trainer.model import fused_functions
-from trainer.precision import autocast
 from trainer.state import TrainState
+from trainer.step import TrainStep
 
 SHARE = 0.9
 """Of the memory that a pass may take: the allocator loses some between blocks of several sizes."""
@@ -144,12 +146,12 @@ class Trial:
         state, config = self._state, self._config.train
         copies = range(_OPTIMIZER_COPIES[config.optimizer])
         kept = [torch.empty_like(parameter) for parameter in state.parameters for _ in copies]
-        with autocast(state.world.device, config.precision):
-            losses = state.detector(*self._inputs(images))
-        state.scaler.scale(sum(losses.values())).backward()
+        step = TrainStep(state, state.detector, config, steps=1, global_batch=images * state.world.size)
+        losses = step.losses(self._batch(images))
+        state.scaler.scale(functools.reduce(operator.add, losses.values())).backward()
         del kept
 
-    def _inputs(self, images: int) -> list[Tensor]:
+    def _batch(self, images: int) -> Batch:
         """A batch as the loader gives it: grey squares full of boxes."""
         device, classes = self._state.world.device, self._state.detector.num_classes
         squares = torch.full((images, 3, self.side, self.side), 114, dtype=torch.uint8, device=device)
@@ -159,14 +161,13 @@ class Trial:
         step = self.side / 8
         boxes = torch.cat([corners * step, corners * step + 0.9 * step], dim=1).to(device, torch.float32)
         labels = torch.arange(_TARGETS, device=device) % classes
-        color = torch.eye(3, 4, device=device).expand(images, 3, 4)
-        inputs = [
+        verified = torch.ones(images, classes, dtype=torch.bool, device=device)
+        return Batch(
             squares.contiguous(memory_format=torch.channels_last), boxes.expand(images, -1, -1).contiguous(),
-            labels.expand(images, -1).contiguous(), color,
-        ]  # fmt: skip
-        if self._config.train.negatives == "verified":
-            inputs.append(torch.ones(images, classes, dtype=torch.bool, device=device))
-        return inputs
+            labels.expand(images, -1).contiguous(), torch.eye(3, 4, device=device).repeat(images, 1, 1),
+            image_ids=list(range(images)), scales=[1.0] * images,
+            verified=verified if self._config.train.negatives == "verified" else None,
+        )  # fmt: skip
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -12,6 +12,8 @@ from trainer.errors import ConfigError, Interrupted
 from trainer.loop import train
 from trainer.training_log import read_rows
 
+QUICK = {"train__epochs": 6, "train__batch_size": 8}
+"""Three steps an epoch."""
 SCORES = {1: 0.2, 2: 0.4, 3: 0.3, 4: 0.4, 5: 0.35, 6: 0.5}
 """By epoch: none after the second is better before the sixth."""
 
@@ -35,22 +37,22 @@ def scored(monkeypatch):
 
 def test_it_ends_after_as_many_epochs_without_a_better_score(scored, shards, tiny, tmp_path, caplog):
     caplog.set_level(logging.INFO, "train")
-    result = train(tiny(train__epochs=6, train__patience=2), shards, str(tmp_path))
-    assert result["ended_early"] and (result["steps"], result["epochs"]) == (24, 4)
-    assert result["best_step"] == 12 and result["metrics"]["coco/AP"] == 0.4
+    result = train(tiny(**QUICK, train__patience=2), shards, str(tmp_path))
+    assert result["ended_early"] and (result["steps"], result["epochs"]) == (12, 4)
+    assert result["best_step"] == 6 and result["metrics"]["coco/AP"] == 0.4
     assert "no better coco/AP since epoch 2: the training ends after epoch 4 of 6" in caplog.text
     assert [row["epoch"] for row in read_rows(str(tmp_path)) if row["kind"] == "val"] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(("patience", "epochs"), [(0, 6), (4, 6), (3, 5)])
 def test_with_more_patience_it_goes_on(scored, patience, epochs, shards, tiny, tmp_path):
-    result = train(tiny(train__epochs=6, train__patience=patience), shards, str(tmp_path))
+    result = train(tiny(**QUICK, train__patience=patience), shards, str(tmp_path))
     assert (result["epochs"], result["ended_early"]) == (epochs, epochs < 6)
 
 
-@pytest.mark.parametrize("signalled", [12, 24])
+@pytest.mark.parametrize("signalled", [7, 12])
 def test_stopped_and_resumed_it_ends_at_the_same_step(scored, signalled, shards, tiny, tmp_path, monkeypatch):
-    config = tiny(train__epochs=6, train__patience=2)
+    config = tiny(**QUICK, train__patience=2)
     whole = train(config, shards, str(tmp_path / "whole"))
     parts = str(tmp_path / "parts")
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
@@ -65,12 +67,12 @@ def test_stopped_and_resumed_it_ends_at_the_same_step(scored, signalled, shards,
 
 
 def test_a_run_that_ended_early_is_found_finished_until_it_may_go_on(scored, shards, tiny, tmp_path):
-    config = tiny(train__epochs=6, train__patience=2)
+    config = tiny(**QUICK, train__patience=2)
     train(config, shards, str(tmp_path))
     again = train(config, shards, str(tmp_path))
-    assert again["resumed_from"] == again["steps"] == 24 and again["ended_early"]
-    on = train(tiny(train__epochs=6, train__patience=4), shards, str(tmp_path))
-    assert on["resumed_from"] == 24 and on["steps"] == 36 and not on["ended_early"]
+    assert again["resumed_from"] == again["steps"] == 12 and again["ended_early"]
+    on = train(tiny(**QUICK, train__patience=4), shards, str(tmp_path))
+    assert on["resumed_from"] == 12 and on["steps"] == 18 and not on["ended_early"]
 
 
 def test_without_a_validation_split_it_is_refused(shards, tiny, tmp_path, monkeypatch):

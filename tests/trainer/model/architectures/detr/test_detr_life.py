@@ -7,11 +7,12 @@ import sys
 
 import pytest
 import torch
-from finished_runs import final_weights, losses
+from finished_runs import final_weights, losses, stop_after
 from life import live
 
-from trainer import recipes
+from trainer import batch_fitting, recipes
 from trainer.configuration import to_json
+from trainer.errors import Interrupted
 from trainer.loop import train
 from trainer.training_log import read_rows
 
@@ -58,6 +59,22 @@ def test_several_passes_equal_a_larger_batch(narrow, shards, tmp_path, monkeypat
     assert len(one) == len(other) >= 4
     for step in one:
         assert other[step] == pytest.approx(one[step], rel=2e-3), step
+
+
+def test_squares_of_several_sizes_mosaics_and_mixed_images(narrow, shards, tmp_path, monkeypatch):
+    """Resumed to the same bits too; the search for a batch size leaves the random numbers as they were."""
+    config = narrow(
+        "dfine", train__epochs=1, train__batch_size=6, loader__sizes=[96, 128], loader__mosaic=0.5,
+        loader__mixup=0.5,
+    )  # fmt: skip
+    train(config, shards, str(tmp_path / "whole"))
+    searched = dataclasses.replace(config, train=dataclasses.replace(config.train, find_batch_size=True))
+    monkeypatch.setattr(batch_fitting, "memory", lambda device: 2**30)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        stop_after(patch, 1)
+        train(searched, shards, str(tmp_path / "parts"))
+    train(searched, shards, str(tmp_path / "parts"))
+    assert losses(str(tmp_path / "parts")) == losses(str(tmp_path / "whole"))
 
 
 @pytest.mark.slow
