@@ -47,10 +47,10 @@ def test_a_toy_of_one_file_and_one_line_lives_the_whole_life(config, shards, tmp
 
 def test_options_of_another_architecture_are_refused_by_name(config):
     tree = asdict(config)
-    tree["model"] |= {"anchor_sizes": [1.0], "depth": 3}
+    tree["model"] |= {"anchor_scales": [1.0], "depth": 3}
     with pytest.raises(ConfigError) as caught:
         from_json(json.dumps(tree))
-    assert "model.anchor_sizes: a key of retinanet, not of toy" in caught.value.message
+    assert "model.anchor_scales: a key of retinanet, not of toy" in caught.value.message
     assert "model.depth: no such key" in caught.value.message
     with pytest.raises(ConfigError, match=r"'model\.width': it is one of the .*toy, not of retina"):
         recipes.load("debug", {"model.width": 3})
