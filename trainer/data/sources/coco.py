@@ -118,7 +118,8 @@ def annotation_files(folder: str) -> list[str]:
     """Return the URIs of the COCO JSON files in a folder; those of box annotations if there are any.
 
     They are looked for in annotations/, the folder itself, coco/, and in the folders of splits
-    (train, valid, val, test), in this order; the first place that has any is taken.
+    (train, valid, val, test), in this order; the first place that has any is taken. In the folders of
+    splits a file may have any name, where it is the only one of its folder.
     """
     places: tuple[tuple[str, ...], ...] = (
         ("annotations",), ("Annotations",), (), ("coco",), ("train", "valid", "val", "test"),
@@ -135,7 +136,8 @@ def annotation_files(folder: str) -> list[str]:
             uri for uri in uris
             if PurePosixPath(uri).name.startswith("instances_") or uri.endswith("_annotations.coco.json")
         ]  # fmt: skip
-        if boxes or any(split_of(PurePosixPath(uri).name) for uri in uris) or len(uris) == 1:
+        one_each = len(place) > 1 and len(uris) == len({storage.parent(uri) for uri in uris})
+        if boxes or one_each or any(split_of(PurePosixPath(uri).name) for uri in uris) or len(uris) == 1:
             return boxes or uris
     return []
 

@@ -151,7 +151,7 @@ def _fields(image: dict[str, Any], file: CocoFile) -> tuple[str, str, int, int, 
     url = url if is_fetched(url) else ""
     if is_fetched(name):  # As Label Studio has it where it reads from a bucket.
         return _relative(name.partition("://")[2].partition("?")[0], uri), name, *size, original_id
-    absolute = "" if file.confined else _absolute(name)
+    absolute = "" if file.confined else _absolute(name, uri)
     return _relative(absolute or name, uri), f"/{absolute}" if absolute else url, *size, original_id
 
 
@@ -160,9 +160,14 @@ def is_fetched(text: str) -> bool:
     return storage.scheme(text) in (*storage.WEB, *storage.OBJECT_STORES)
 
 
-def _absolute(name: str) -> str:
-    """Return an absolute file_name without its first slash, if it is that of an image on this machine."""
-    path = os.path.normpath(name)
+def _absolute(name: str, uri: str) -> str:
+    """Return an absolute file_name without its first slash, if it is that of an image on this machine.
+
+    So is one that leads out of the folder of the annotation file.
+    """
+    if not name.startswith("/") and ".." not in name.split("/"):
+        return ""
+    path = os.path.normpath(os.path.join(storage.parent(uri), name))
     usable = path.startswith("/") and path.lower().endswith(IMAGE_SUFFIXES)
     return path.lstrip("/") if usable and os.path.isfile(path) else ""
 

@@ -9,8 +9,8 @@ from trainer.data.sources.voc import VocSource
 from trainer.data.sources.yolo import YoloSource
 from trainer.data.sources.yolo_set import YAML, file_of
 
-_PEEK = 64 * 1024
-_COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
+_PEEK = 1024 * 1024
+_COCO_KEYS = (b'"images"', b'"annotations"')  # Label Studio's notes.json has categories.
 
 KINDS: dict[str, Callable[[str, str], Source]] = {
     "coco": lambda location, confined: CocoSource(location, confined=confined),

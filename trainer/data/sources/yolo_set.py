@@ -18,6 +18,8 @@ from trainer.errors import DataError
 
 YAML = (".yaml", ".yml")
 _NAMES = ("classes.txt", "obj.names")
+_BESIDE = (("labels",), ("train",), ("images", "train"), ("labels", "train"))
+"""Folders in which labelling tools leave classes.txt beside the label files."""
 _SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 _NOTHING = ("", "~", "null", "None")
 _LARGEST = 16 * 1024 * 1024
@@ -62,8 +64,8 @@ def file_of(folder: str) -> str:
     lists = [*described, *(name for name in _NAMES if name in names)]
     if lists:
         return storage.join(folder, lists[0])
-    beside = storage.join(folder, "labels", _NAMES[0])  # LabelImg's place
-    return beside if storage.exists(beside) else ""
+    places = (storage.join(folder, *path, _NAMES[0]) for path in _BESIDE)
+    return next((uri for uri in places if storage.exists(uri)), "")
 
 
 def read_set(location: str, confined: str = "") -> YoloSet:
@@ -85,10 +87,25 @@ def read_set(location: str, confined: str = "") -> YoloSet:
     content = storage.read_bytes(uri)
     if uri.lower().endswith(YAML):
         return _of_yaml(uri, content, confined)
-    names = _lines(content)
-    folder = storage.parent(uri)
-    root = storage.parent(folder) if folder.endswith("/labels") else folder
-    return YoloSet(uri, content, root, _numbered(uri, names), _unnamed_splits(root), confined=confined)
+    root = storage.parent(uri)
+    for path in sorted(_BESIDE, key=len, reverse=True):
+        if root.endswith("/" + "/".join(path)):
+            root = root.removesuffix("/" + "/".join(path))
+            break
+    splits = _unnamed_splits(root)
+    for places in splits.values():
+        _check_same_classes(uri, content, places)
+    return YoloSet(uri, content, root, _numbered(uri, _lines(content)), splits, confined=confined)
+
+
+def _check_same_classes(uri: str, content: bytes, places: list[str]) -> None:
+    """Refuse other classes beside the images of a split: the numbers would mean something else there."""
+    for other in (storage.join(place, _NAMES[0]) for place in places if not place.endswith(".txt")):
+        if storage.exists(other) and _lines(storage.read_bytes(other)) != _lines(content):
+            raise DataError(
+                f"{uri} and {other} name different classes",
+                fix="let both have the same lines, in the same order",
+            )
 
 
 def resolve(text: str, bases: list[str], confined: str, *, is_file: bool = False) -> str:

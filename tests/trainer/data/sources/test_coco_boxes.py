@@ -253,6 +253,9 @@ def test_absolute_file_names_that_exist_are_taken(make_coco, edit_json, tmp_path
     rows = batch.to_pylist()
     assert [row["file_name"] for row in rows] == ["a.jpg", str(outside).lstrip("/")]
     assert rows[1]["version"] and source.read(rows[1]["origin"]) == make_jpeg(seed=5)
+    add("../../photos/b.jpg")  # From the folder of the JSON.
+    (batch,) = source.listing().splits["train"].batches()
+    assert batch.to_pylist()[1]["origin"] == str(outside)
     for name in (secret, tmp_path / "photos" / "gone.jpg"):  # No image, and not there.
         add(name)
         with pytest.raises(DataError, match=r"refused file_name.* and is no image on this machine"):

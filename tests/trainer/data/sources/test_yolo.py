@@ -232,6 +232,21 @@ def test_labels_beside_the_images_and_classes_txt(tmp_path, make_jpeg):
     assert sources.parse(str(root)) == YoloSource(str(root))
 
 
+def test_classes_txt_in_the_folder_of_each_split(tmp_path, make_jpeg):
+    """LabelImg's YOLO form, where the splits were labelled one after the other."""
+    root = tmp_path / "set"
+    for split in ("train", "valid"):
+        (root / split).mkdir(parents=True)
+        (root / split / f"{split}.jpg").write_bytes(make_jpeg())
+        (root / split / f"{split}.txt").write_text(ONE)
+        (root / split / "classes.txt").write_text("cat\ndog\n")
+    assert sources.parse(str(root)) == YoloSource(str(root))
+    assert names(root) == {"train": ["train/train.jpg"], "val": ["valid/valid.jpg"]}
+    (root / "valid" / "classes.txt").write_text("dog\ncat\n")
+    with pytest.raises(DataError, match="name different classes"):
+        YoloSource(str(root)).listing()
+
+
 def test_darknet_form(tmp_path, make_jpeg):
     """CVAT's "YOLO 1.1": obj.names, train.txt with lines that begin with data/, obj_train_data."""
     root = tmp_path / "set"
