@@ -9,7 +9,8 @@ says what is in it last. What concerns servers is imported when first used.
     store.py         files on servers, by obstore: where they are, looking, listing, deleting
     reads.py         their bytes, in pieces side by side, checked; reader.py: as a file
     writes.py        objects written whole
-    attempts.py      requests that are tried again; parallel.py: threads that wait, many reads side by side
+    attempts.py      requests that are tried again; parallel.py: threads that wait
+    concurrent_reads.py  many small files side by side, by libcurl; addresses.py: from where
     environment.py   where stores are, and with which keys; failures.py: errors with their remedies
     web.py           what of the web obstore cannot read
     cache.py         local copies, in the folder of copies.py
@@ -42,7 +43,7 @@ from trainer.storage.uris import (
 )
 
 if TYPE_CHECKING:
-    from trainer.storage.parallel import Many
+    from trainer.storage.concurrent_reads import Many
 
 __all__ = [
     "OBJECT_STORES", "WEB", "FileState", "absolute", "check_place", "climbs", "create", "delete", "exists",
@@ -99,7 +100,7 @@ def many(threads: int) -> "Many":
     Args:
         threads: for calls, and for reads that do not succeed at once.
     """
-    from trainer.storage.parallel import Many
+    from trainer.storage.concurrent_reads import Many
 
     return Many(threads)
 

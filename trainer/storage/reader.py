@@ -52,7 +52,7 @@ class _Reader(io.RawIOBase):
         self._workers = Workers(self._ahead, "read")
         self._piece = partial(reads.piece, place, content)
         self._pieces: dict[int, Any] = {}
-        self._check = reads.Check(place, content, "")
+        self._check = reads.Check(place.uri, content)
         self._place = self._hashed = 0
         self._last = -1
         # Whether there are parts to be had shows with the first.

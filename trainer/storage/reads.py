@@ -56,7 +56,10 @@ def read_bytes(uri: str, sha256: str = "") -> bytes:
             file = io.BytesIO()
             copy_whole(uri, file, sha256)
             return file.getvalue()
-        return next(checked(place, content, sha256, [data]))
+        check = Check(place.uri, content, sha256)
+        check.update(data)
+        check.compare()
+        return data
 
     return attempts.repeated(read)
 
@@ -133,9 +136,13 @@ def begin(place: Place) -> tuple[Content, bytes | None]:
 
 
 def _content(answer: "obstore.GetResult") -> Content:
-    sha256 = answer.attributes.get("sha256", "")
     meta = answer.meta
-    return Content(meta["size"], meta["e_tag"] or "", sha256 if _SHA256.fullmatch(sha256) else "")
+    return Content(meta["size"], meta["e_tag"] or "", known_hash(answer.attributes.get("sha256", "")))
+
+
+def known_hash(attribute: str) -> str:
+    """Return the hash that goes with an object as its attribute; "" for none, and for what is no hash."""
+    return attribute if _SHA256.fullmatch(attribute) else ""
 
 
 def piece(place: Place, content: Content | None, start: int, stop: int) -> Any:
@@ -184,7 +191,7 @@ def copy_whole(uri: str, file: BinaryIO | IO[bytes], sha256: str) -> None:
             if scheme(uri) not in WEB or not failures.is_whole(error):
                 raise
             content, blocks = Content(-1, "", ""), web.blocks(uri)
-        check = Check(place, content, sha256)
+        check = Check(place.uri, content, sha256)
         for block in blocks:
             check.update(block)
             _write(file, block)
@@ -196,7 +203,7 @@ def copy_whole(uri: str, file: BinaryIO | IO[bytes], sha256: str) -> None:
 
 def checked(place: Place, content: Content, sha256: str, blocks: Iterable[Any]) -> Iterator[Any]:
     """Pass the blocks of a whole file on; raise `Damaged` before the last one if they are not its content."""
-    check, last = Check(place, content, sha256), b""
+    check, last = Check(place.uri, content, sha256), b""
     for block in blocks:
         check.update(block)
         if last:
@@ -222,10 +229,10 @@ _unhashed: set[str] = set()
 class Check:
     """The hash of a file, while its bytes arrive in order."""
 
-    def __init__(self, place: Place, content: Content, sha256: str) -> None:
-        self._place = place
+    def __init__(self, uri: str, content: Content, sha256: str = "") -> None:
+        self._uri = uri
         self._name, self._expected = "sha256", sha256 or content.sha256
-        self._folder = place.uri.rpartition("/")[0]
+        self._folder = uri.rpartition("/")[0]
         etag = _MD5.fullmatch(content.etag)
         if not self._expected and etag and self._folder not in _unhashed:
             self._name, self._expected = "md5", etag[1]
@@ -236,31 +243,34 @@ class Check:
         if self._hash is not None:
             self._hash.update(data)
 
+    def is_same(self) -> bool:
+        """Tell whether the content has the hash that is known, if one is."""
+        return self._hash is None or self._hash.hexdigest() == self._expected
+
     def compare(self) -> None:
         """Raise `Damaged` if the content is another one."""
-        if self._hash is None or self._hash.hexdigest() == self._expected:
+        if self._hash is None or self.is_same():
             return
-        if self._name == "md5" and not _is_hash(self._place):
+        if self._name == "md5" and not _is_hash(self._uri):
             _unhashed.add(self._folder)
             return
         raise failures.Damaged(
-            f"{self._place.uri} is damaged: its {self._name} is {self._hash.hexdigest()}, "
-            f"not {self._expected}",
+            f"{self._uri} is damaged: its {self._name} is {self._hash.hexdigest()}, not {self._expected}",
             fix="it was read again and differs still: delete it and have it written again",
         )
 
 
-def _is_hash(place: Place) -> bool:
+def _is_hash(uri: str) -> bool:
     """Tell whether a file's ETag, which looks like an MD5, is one: of a store of S3 that encrypts nothing.
 
     (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html; Google's stores tell it besides.)
     """
     try:
-        if scheme(place.uri) in WEB:
-            headers = web.head(place.uri)
+        if scheme(uri) in WEB:
+            headers = web.head(uri)
         else:
-            bucket, key = split(place.uri)
-            headers = environment.client(scheme(place.uri)).stat_object(bucket, key).metadata or {}
+            bucket, key = split(uri)
+            headers = environment.client(scheme(uri)).stat_object(bucket, key).metadata or {}
     except (HTTPError, ValueError):
         return True
     encrypted = headers.get("x-amz-server-side-encryption", "AES256") != "AES256" or any(
