@@ -86,6 +86,11 @@ def call(uri: str, verb: str, server: str, request: Callable[[], Result]) -> Res
         pause(backoff(attempt))
 
 
+def note_answer(server: str) -> None:
+    """Note that a server has begun to answer: what breaks from now on may come back."""
+    _answered.add(server)
+
+
 def backoff(attempt: int) -> float:
     """Return a random wait in seconds before attempt number `attempt` (from 1)."""
     return random.uniform(0, min(PATIENCE.wait, 0.2 * 2 ** min(attempt, 16)))

@@ -2,6 +2,7 @@
 
 import io
 import tempfile
+from concurrent.futures import Future
 from functools import partial
 from typing import IO, Any
 
@@ -22,11 +23,11 @@ def open_reader(uri: str, ahead: int) -> IO[bytes]:
     """
     place = locate(uri)
     try:
-        content, data = reads.begin(place)
-        if data is not None:
+        content, data = reads.begin(place, large=True)
+        if len(data) == content.size:
             next(reads.checked(place, content, "", [data]))
             return io.BytesIO(data)
-        return io.BufferedReader(_Reader(place, content, ahead), _BUFFER)
+        return io.BufferedReader(_Reader(place, content, data, ahead), _BUFFER)
     except failures.Whole:
         pass
     file = tempfile.TemporaryFile(prefix="kubedet-", buffering=0)  # noqa: SIM115 (the caller closes it)
@@ -46,18 +47,18 @@ class _Reader(io.RawIOBase):
     are given.
     """
 
-    def __init__(self, place: Place, content: reads.Content, ahead: int) -> None:
+    def __init__(self, place: Place, content: reads.Content, data: Any, ahead: int) -> None:
         super().__init__()
         self._content, self._ahead = content, max(1, ahead)
         self._workers = Workers(self._ahead, "read")
         self._piece = partial(reads.piece, place, content)
-        self._pieces: dict[int, Any] = {}
+        self._pieces: dict[int, Future[Any]] = {}
         self._check = reads.Check(place.uri, content)
         self._place = self._hashed = 0
         self._last = -1
-        # Whether there are parts to be had shows with the first.
-        self._pieces[0] = self._workers.submit(self._piece, 0, min(reads.PIECE, content.size))
-        self._workers.result(self._pieces[0])
+        if len(data) == reads.PIECE:
+            self._pieces[0] = Future()
+            self._pieces[0].set_result(data)
 
     def readable(self) -> bool:
         return True

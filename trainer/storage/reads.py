@@ -7,6 +7,7 @@ where a server gives a file only whole, from start to end.
 
 import hashlib
 import io
+import itertools
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -50,7 +51,7 @@ def read_bytes(uri: str, sha256: str = "") -> bytes:
     def read() -> bytes:
         try:
             content, data = begin(place)
-            if data is None:
+            if len(data) < content.size:
                 return b"".join(checked(place, content, sha256, pieces(place, content, 0, content.size)))
         except failures.Whole:
             file = io.BytesIO()
@@ -59,7 +60,7 @@ def read_bytes(uri: str, sha256: str = "") -> bytes:
         check = Check(place.uri, content, sha256)
         check.update(data)
         check.compare()
-        return data
+        return bytes(data)
 
     return attempts.repeated(read)
 
@@ -86,8 +87,8 @@ def copy(uri: str, path: Path, sha256: str = "") -> None:
     def read() -> None:
         with path.open("wb", buffering=0) as file:
             try:
-                content, data = begin(place)
-                blocks = pieces(place, content, 0, content.size) if data is None else [data]
+                content, data = begin(place, large=True)
+                blocks = itertools.chain([data], pieces(place, content, len(data), content.size))
                 for block in checked(place, content, sha256, blocks):
                     _write(file, block)
             except failures.Whole:
@@ -118,21 +119,39 @@ def pieces(place: Place, content: Content, start: int, stop: int) -> Iterator[An
         workers.close()
 
 
-def begin(place: Place) -> tuple[Content, bytes | None]:
-    """Ask for a file; returns what is known of it, and its bytes where they are no more than a piece."""
+def begin(place: Place, *, large: bool = False) -> tuple[Content, Any]:
+    """Ask for a file; returns what is known of it, and the first of its bytes, at most a piece.
 
-    def ask() -> tuple[Content, bytes | None]:
-        answer = place.get()
+    Args:
+        place: of the file.
+        large: expected: a piece is asked for, and not all, of which most would be thrown away. Not in the
+            web, where servers that give no parts are common.
+    """
+    large = large and scheme(place.uri) not in WEB
+
+    def ask() -> tuple[Content, Any]:
+        answer = _first_piece(place) if large else place.get()
         content = _content(answer)
-        return content, bytes(answer.bytes()) if content.size <= PIECE else None
+        taken = large or content.size <= PIECE
+        return content, answer.bytes() if taken else b""
 
     if place.server in _unsized:
         raise failures.whole(place.uri)
     try:
         return place.call("read", ask)
     except failures.Whole:
-        _unsized.add(place.server)
+        if not large:
+            _unsized.add(place.server)
         raise
+
+
+def _first_piece(place: Place) -> "obstore.GetResult":
+    try:
+        return place.get(range=(0, PIECE))
+    except Exception as error:
+        if failures.status(error) != 416:  # of an empty file
+            raise
+        return place.get()
 
 
 def _content(answer: "obstore.GetResult") -> Content:

@@ -47,7 +47,9 @@ class Place(NamedTuple):
         """Begin to read; the options are obstore's."""
         if self.store is None:
             raise failures.whole(self.uri)
-        return obstore.get(self.store, self.key, options=options or None)  # type: ignore[arg-type]
+        result = obstore.get(self.store, self.key, options=options or None)  # type: ignore[arg-type]
+        attempts.note_answer(self.server)
+        return result
 
     def call(self, verb: str, request: Callable[[], Result]) -> Result:
         """Make a request as `attempts.call` does; of a bucket in another region it is told in which."""
