@@ -149,7 +149,7 @@ def explain(error: Exception, uri: str, verb: str) -> tuple[StorageError, bool]:
 
 
 def _explained(error: Exception, text: str, code: int, uri: str, verb: str) -> StorageError:  # noqa: PLR0911
-    if isinstance(error, PreconditionError) or code == 412:
+    if isinstance(error, PreconditionError) or code in (412, 416):
         return changed(uri)
     if is_whole(error):
         return whole(uri)

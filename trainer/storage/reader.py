@@ -23,7 +23,7 @@ def open_reader(uri: str, ahead: int) -> IO[bytes]:
     """
     place = locate(uri)
     try:
-        content, data = reads.begin(place, large=True)
+        content, data = reads.begin(place)
         if len(data) == content.size:
             next(reads.checked(place, content, "", [data]))
             return io.BytesIO(data)
@@ -56,9 +56,13 @@ class _Reader(io.RawIOBase):
         self._check = reads.Check(place.uri, content)
         self._place = self._hashed = 0
         self._last = -1
+        first: Future[Any] = Future()
         if len(data) == reads.PIECE:
-            self._pieces[0] = Future()
-            self._pieces[0].set_result(data)
+            first.set_result(data)
+        else:  # Whether there are parts to be had shows with the first.
+            first = self._workers.submit(self._piece, 0, min(reads.PIECE, content.size))
+            self._workers.result(first)
+        self._pieces[0] = first
 
     def readable(self) -> bool:
         return True

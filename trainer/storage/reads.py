@@ -52,7 +52,8 @@ def read_bytes(uri: str, sha256: str = "") -> bytes:
         try:
             content, data = begin(place)
             if len(data) < content.size:
-                return b"".join(checked(place, content, sha256, pieces(place, content, 0, content.size)))
+                rest = pieces(place, content, len(data), content.size)
+                return b"".join(checked(place, content, sha256, itertools.chain([data], rest)))
         except failures.Whole:
             file = io.BytesIO()
             copy_whole(uri, file, sha256)
@@ -87,7 +88,7 @@ def copy(uri: str, path: Path, sha256: str = "") -> None:
     def read() -> None:
         with path.open("wb", buffering=0) as file:
             try:
-                content, data = begin(place, large=True)
+                content, data = begin(place)
                 blocks = itertools.chain([data], pieces(place, content, len(data), content.size))
                 for block in checked(place, content, sha256, blocks):
                     _write(file, block)
@@ -119,29 +120,33 @@ def pieces(place: Place, content: Content, start: int, stop: int) -> Iterator[An
         workers.close()
 
 
-def begin(place: Place, *, large: bool = False) -> tuple[Content, Any]:
+def begin(place: Place) -> tuple[Content, Any]:
     """Ask for a file; returns what is known of it, and the first of its bytes, at most a piece.
 
-    Args:
-        place: of the file.
-        large: expected: a piece is asked for, and not all, of which most would be thrown away. Not in the
-            web, where servers that give no parts are common.
+    A store is asked for a piece: of all, most of a large object would be sent to be thrown away. In the web,
+    where servers that give no parts are common, all is asked for.
     """
-    large = large and scheme(place.uri) not in WEB
 
     def ask() -> tuple[Content, Any]:
-        answer = _first_piece(place) if large else place.get()
+        parted = scheme(place.uri) not in WEB and place.server not in _unparted
+        answer = _first_piece(place) if parted else place.get()
         content = _content(answer)
-        taken = large or content.size <= PIECE
-        return content, answer.bytes() if taken else b""
+        if parted or content.size <= PIECE:
+            return content, answer.bytes()
+        if place.server in _unparted:
+            raise failures.whole(place.uri)
+        return content, b""
 
     if place.server in _unsized:
         raise failures.whole(place.uri)
     try:
         return place.call("read", ask)
     except failures.Whole:
-        if not large:
+        if scheme(place.uri) in WEB:
             _unsized.add(place.server)
+        elif place.server not in _unparted:
+            _unparted.add(place.server)
+            return begin(place)
         raise
 
 
@@ -149,9 +154,9 @@ def _first_piece(place: Place) -> "obstore.GetResult":
     try:
         return place.get(range=(0, PIECE))
     except Exception as error:
-        if failures.status(error) != 416:  # of an empty file
+        if failures.status(error) != 416:
             raise
-        return place.get()
+    return place.get()  # of an empty file there is no part
 
 
 def _content(answer: "obstore.GetResult") -> Content:
@@ -240,6 +245,9 @@ def _write(file: BinaryIO | IO[bytes], block: Any) -> None:
 
 _unsized: set[str] = set()
 """Servers that do not tell how long their answers are."""
+
+_unparted: set[str] = set()
+"""Stores that answer with all where a part was asked for."""
 
 _unhashed: set[str] = set()
 """Servers' folders whose ETags look like an MD5 and are none: those of a store that encrypts with keys."""
