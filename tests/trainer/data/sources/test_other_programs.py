@@ -1,8 +1,7 @@
 """Data sets that other programs wrote with their own exporters.
 
-Each program needs an environment of its own: KUBEDET_TEST_TOOLS names a folder of environments that are
-called as their packages (supervision, label-studio-sdk, datumaro, fiftyone, labelImg). Without it these tests are
-skipped.
+Each program needs an environment of its own: KUBEDET_TEST_TOOLS names a folder of environments that
+are called as their packages (supervision, label-studio-sdk and so on). Without it these tests are skipped.
 """
 
 import os
