@@ -42,7 +42,7 @@ def compile_detector(detector: Architecture, mode: Compile, world: World, sizes:
     graphs = mode == "graphs" and world.device.type == "cuda"
     if not detector.compile_network("reduce-overhead" if graphs else "default"):
         if world.is_main:
-            _LOG.warning("the network of %s cannot be compiled: only the loss is", detector.title)
+            _LOG.warning("the network of %s is not compiled: no part of it may be", detector.title)
         return False
     if world.is_main:
         _LOG.info("the network is compiled%s", ", with CUDA graphs" if graphs else "")

@@ -10,14 +10,17 @@ BODY = "backbone.body."
 """Prefix of the names of a backbone's tensors in torchvision's detectors."""
 
 
-def as_detector(state: dict[str, Tensor], source: str, kind: str, head: str) -> dict[str, Tensor]:
+def as_detector(
+    state: dict[str, Tensor], source: str, kind: str, head: str, foreign: str = ""
+) -> dict[str, Tensor]:
     """Name tensors as torchvision's detectors do; those of a classifier's last layer are dropped.
 
     Args:
         state: of a detector, or of a ResNet.
         source: where they come from, for errors.
         kind: the detector's name, for errors.
-        head: prefix of names that all detectors of this kind have, and no other.
+        head: prefix of names that all detectors of this kind have.
+        foreign: prefix of names that only detectors of another kind have, which have those too.
 
     Raises:
         CheckpointError: they are of something else.
@@ -31,9 +34,12 @@ def as_detector(state: dict[str, Tensor], source: str, kind: str, head: str) -> 
             fix=f"the tensors must be named {BODY}conv1.weight, ... or conv1.weight, ...",
         )
     backbone_alone = all(name.startswith("backbone.") for name in state)
-    if not backbone_alone and not any(name.startswith(head) for name in state):
+    reason = "" if any(name.startswith(head) for name in state) else f"no tensor of theirs is named {head}..."
+    if foreign and any(name.startswith(foreign) for name in state):
+        reason = f"tensors of theirs are named {foreign}..."
+    if reason and not backbone_alone:
         raise CheckpointError(
-            f"weights {source} are of another detector than {kind}: no tensor of theirs is named {head}...",
+            f"weights {source} are of another detector than {kind}: {reason}",
             fix="take weights of that detector or of a backbone, or set model.architecture to theirs",
         )
     return state
@@ -73,7 +79,7 @@ def load(detector: nn.Module, state: dict[str, Tensor], source: str, class_layer
         raise CheckpointError(
             f"weights {source} do not fit the model:\n  "
             + "\n  ".join((wrong + [f"{name}: missing" for name in missing])[:10]),
-            fix="set model.version, backbone, norm and the widths as in the weights, or take others",
+            fix="set model.backbone, norm and widths (retinanet: version) as in the weights, or take others",
         )
     fitting = {name: value for name, value in state.items() if name in expected and name not in replaced}
     detector.load_state_dict(fitting, strict=False)

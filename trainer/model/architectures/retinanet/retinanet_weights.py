@@ -27,7 +27,9 @@ def fit(detector: RetinaNet, state: dict[str, Tensor], source: str) -> str:
     Raises:
         CheckpointError: they do not fit.
     """
-    named = upstream_fitting.as_detector(state, source, "RetinaNet", "head.classification_head.")
+    named = upstream_fitting.as_detector(
+        state, source, "RetinaNet", "head.classification_head.", foreign="head.regression_head.bbox_ctrness."
+    )
     named = {_new_head_name(name): value for name, value in named.items()}
     if not detector.label_offset:
         named = class_outputs.without_unused(named, detector.num_classes, detector.anchors_at_a_place)

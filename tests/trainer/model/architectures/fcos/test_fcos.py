@@ -122,6 +122,8 @@ def test_weights_of_another_detector_are_refused():
     retinanet = build(recipes.load("debug").model, CLASSES).state_dict()
     with pytest.raises(CheckpointError, match="of another detector than FCOS"):
         build(NARROW, CLASSES).load_upstream(retinanet, "x.pt")
+    with pytest.raises(CheckpointError, match="of another detector than RetinaNet"):
+        build(recipes.load("debug").model, CLASSES).load_upstream(build(NARROW, CLASSES).state_dict(), "x.pt")
 
 
 def test_in_bf16_boxes_are_placed_in_fp32():
