@@ -1,21 +1,25 @@
-"""A detector's whole life: trained, stopped, resumed, evaluated, exported and scored as exported."""
+"""A detector's whole life: trained, stopped, resumed, evaluated, exported; its weights out and in again."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from finished_runs import assert_same_weights, final_weights, losses, stop_after
 
+from trainer import checkpoint
 from trainer.config import Config
 from trainer.errors import Interrupted
 from trainer.evaluate import evaluate
 from trainer.export.export import export
 from trainer.loop import train
+from trainer.model.architecture import build
+from trainer.model.pretrained import load_pretrained
 
 
 def live(config: Config, shards: str, folder: Path, stop: int, formats: list[str]) -> dict[str, Any]:
-    """Train, once without a break and once with one; evaluate, export, and score what was exported.
+    """Train, once without a break and once with one; evaluate, export, score what was exported, give weights.
 
     Args:
         config: of the detector.
@@ -42,4 +46,9 @@ def live(config: Config, shards: str, folder: Path, stop: int, formats: list[str
     for file in ("model.onnx", "model.safetensors"):
         served = evaluate(str(folder / "model" / file), shards, str(folder / file), config)
         assert served["metrics"]["coco/AP"] == pytest.approx(evaluation["metrics"]["coco/AP"], abs=1e-3)
+    given = checkpoint.write_weights(first["checkpoint"], str(folder / "weights.safetensors"))
+    trained, _ = checkpoint.load_model(first["checkpoint"])
+    again = build(config.model, trained.num_classes)
+    load_pretrained(again, given["weights"])
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in trained.state_dict().items())
     return made
