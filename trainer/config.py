@@ -185,6 +185,10 @@ class ModelConfig:
     detections_per_image: Positive = 100
     """Detections that are kept for an image."""
 
+    def misfit(self) -> str:
+        """Tell why weights cannot fit, as far as their name tells; empty where they may."""
+        return ""
+
 
 @dataclass(config=STRICT, frozen=True)
 class TrainConfig:

@@ -112,6 +112,8 @@ def _misfits(config: Config) -> list[str]:
         problems.append(f"  export.formats: {model.architecture} has no form {', '.join(lacking)}")
     if stranger := _stranger(model):
         problems.append(f"  model.weights: {model.weights} are {stranger}, not of {model.architecture}")
+    elif problem := model.misfit():
+        problems.append(f"  model.weights: {problem}")
     return problems
 
 

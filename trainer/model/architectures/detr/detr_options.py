@@ -1,12 +1,12 @@
 """Options of D-FINE and RT-DETRv2."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from trainer.config import STRICT, Count, Fraction, ModelConfig, Positive
-from trainer.model.architectures.detr.detr_sizes import STRIDE
+from trainer.model.architectures.detr.detr_sizes import STRIDE, published_size
 
 
 @dataclass(config=STRICT, frozen=True)
@@ -17,6 +17,8 @@ class DetrOptions(ModelConfig):
     left_out_formats: ClassVar[tuple[str, ...]] = ("raw",)
     library: ClassVar[str] = "transformers"
 
+    size: str = ""
+    """Published size."""
     width: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Channels relative to the published size; below 1 no published weights fit."""
     queries: Positive = 300
@@ -30,6 +32,23 @@ class DetrOptions(ModelConfig):
     """Leave the backbone's first convolutions as they are in the pretrained weights; as above."""
     backbone_lr: Fraction = 0.1
     """Learning rate of the backbone, relative to train.lr."""
+
+    def misfit(self) -> str:
+        """Tell what published weights are of, by their name alone, where it is another size or width."""
+        named = published_size(self.weights)
+        if named and named != (self.architecture, self.size):
+            architecture, size = named
+            return (
+                f"{self.weights} are of model.architecture={architecture} and model.size={size}, not of "
+                f"{self.architecture} and {self.size}"
+            )
+        if named and self.width != 1:
+            return f"{self.weights} are of the published width, not {self.width:g} of it (model.width)"
+        return ""
+
+    def freezing(self) -> dict[str, Any]:
+        """Return the options that keep weights as they were loaded, each with the value that does not."""
+        return {key: False for key in ("frozen_norm", "frozen_stem") if getattr(self, key)}
 
 
 @dataclass(config=STRICT, frozen=True)

@@ -5,6 +5,7 @@ D-FINE: the files `configs/dfine/dfine_hgnetv2_{n,s,m,l,x}_coco.yml` of github.c
 `rtdetrv2_pytorch/configs/rtdetrv2` of github.com/lyuwenyu/RT-DETR (068dfde). Both are under Apache-2.0.
 """
 
+import re
 from typing import Any
 
 STRIDE = 32
@@ -46,6 +47,9 @@ _DFINE: dict[str, dict[str, Any]] = {
 """Where a size differs from L: width of the queries, width of the layers between, points that a query looks
 at on each level, decoder's layers, width and depth of the pyramid's blocks, scale of the distributions."""
 
+_HUB = "hf:"
+_NAMES = {"nano": "n", "small": "s", "medium": "m", "large": "l", "xlarge": "x"}
+"""Sizes as the hub's names have them."""
 _RESNET: dict[str, dict[str, Any]] = {
     "r18": {"depths": [2, 2, 2, 2], "basic": True, "layers": 3, "expansion": 0.5},
     "r34": {"depths": [3, 4, 6, 3], "basic": True, "layers": 4, "expansion": 0.5},
@@ -119,6 +123,18 @@ def rtdetr(size: str, width: float = 1.0) -> dict[str, Any]:
         "d_model": min(hidden, 256),
         **_widths(entry, hidden, 3, width),
     }
+
+
+def published_size(uri: str) -> tuple[str, str] | None:
+    """Architecture and size of published weights by their name on the hub; None where it tells none."""
+    words = re.split(r"[-_/:@]", uri.lower()) if uri.startswith(_HUB) else []
+    if "dfine" in words:
+        sizes = (_NAMES.get(word, word) for word in words[words.index("dfine") + 1 :])
+        return next((("dfine", size) for size in sizes if size in _DFINE), None)
+    if "rtdetr" in words:
+        sizes = (word.removesuffix("vd") for word in words)
+        return next((("rtdetr", size) for size in sizes if size in _RESNET), None)
+    return None
 
 
 def _widths(entry: dict[str, Any], hidden: int, levels: int, width: float) -> dict[str, Any]:

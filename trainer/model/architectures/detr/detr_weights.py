@@ -4,6 +4,7 @@ On a disk some tensors have other names than in memory: transformers itself tran
 """
 
 import contextlib
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,14 @@ _CLASSES = ("enc_score_head.", "decoder.class_embed.", "denoising_class_embed.")
 """Beginnings of the names of the tensors that know of the classes, in the inner model."""
 _INNER, _BACKBONE = "model.", "model.backbone.model."
 _WEIGHTS = "model.safetensors"
+_CLASSIFIER = ("fc.", "head.", "last_conv.")
+_RENAMED = (
+    (re.compile(r"^stem\."), "embedder."),
+    (re.compile(r"^stages\."), "encoder.stages."),
+    (re.compile(r"\.conv\."), ".convolution."),
+    (re.compile(r"\.bn\."), ".normalization."),
+)
+"""PPHGNetV2 by its authors, by D-FINE's and by timm -> by transformers."""
 _COUNTER = "num_batches_tracked"
 """Of a BatchNorm; a frozen one has none, and nothing depends on it."""
 _SHOWN = 5
@@ -48,8 +57,12 @@ def load(
     """
     backbone = not any(name.startswith(_INNER) for name in state)
     if backbone:
-        # Of a classifier: its backbone's names have no prefix, its last layer is of no use.
-        state = {_BACKBONE + name: value for name, value in state.items() if not name.startswith("fc.")}
+        # Of a classifier: its backbone's names have no prefix, its last layers are of no use.
+        state = {
+            _BACKBONE + _library_name(name): value
+            for name, value in state.items()
+            if not name.startswith(_CLASSIFIER)
+        }
     with _quiet():
         whole, report = upstream.from_pretrained(
             None, config=config, state_dict=state, output_loading_info=True, ignore_mismatched_sizes=True
@@ -95,6 +108,14 @@ def folder(model: nn.Module, upstream: Any, config: Any, names: Sequence[str]) -
         state = safetensors.torch.load_file(Path(temporary) / _WEIGHTS)
         files = {"config.json": (Path(temporary) / "config.json").read_bytes()}
     return UpstreamWeights(state, len(names), files)
+
+
+def _library_name(name: str) -> str:
+    """Name of a backbone's tensor in transformers."""
+    if name.startswith(("stem.", "stages.")):
+        for pattern, replacement in _RENAMED:
+            name = pattern.sub(replacement, name)
+    return name
 
 
 def _first(wrong: set[str], missing: set[str], foreign: set[str], report: dict[str, Any]) -> str:

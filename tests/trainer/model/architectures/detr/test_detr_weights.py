@@ -80,11 +80,22 @@ def whole(detector):
     return model
 
 
-def test_a_backbones_weights(network, file_of):
+AUTHORS = (("embedder.", "stem."), ("encoder.", ""), (".convolution.", ".conv."), (".normalization.", ".bn."))
+"""Names of PPHGNetV2's tensors in transformers, and by its authors, as D-FINE's file and timm have them."""
+
+
+@pytest.mark.parametrize("by_its_authors", [False, True])
+def test_a_backbones_weights(by_its_authors, network, file_of):
     detector = network("dfine")
     torch.manual_seed(9)
     backbone = HGNetV2Backbone(detector.library_config.backbone_config)
-    said = detector.load_upstream(file_of(backbone), "file")
+    state = file_of(backbone)
+    for ours, theirs in AUTHORS if by_its_authors else ():
+        state = {name.replace(ours, theirs): value for name, value in state.items()}
+    if by_its_authors:
+        assert {"stem.stem1.conv.weight", "stages.1.downsample.bn.weight"} <= state.keys()
+        state |= {"head.fc.weight": torch.zeros(3), "head.last_conv.0.weight": torch.zeros(3)}
+    said = detector.load_upstream(state, "file")
     assert "all but the backbone is new" in said
     for name, value in backbone.state_dict().items():
         if not name.endswith("num_batches_tracked"):
