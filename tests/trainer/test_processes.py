@@ -31,12 +31,21 @@ def launch(config, shards, output, nproc, env=None):
     )
 
 
+AUGMENTED = {
+    "loader__sizes": [96, 128], "loader__mosaic": 0.5, "loader__mixup": 0.3, "loader__plain_epochs": 1,
+    "loader__sampling": "class_balanced", "train__patience": 5, "train__lr_batch": 10,
+    "train__find_batch_size": True,
+}  # fmt: skip
+
+
 @pytest.mark.slow
-def test_two_processes_equal_one_on_the_same_global_batch(shards, tiny, tmp_path):
+@pytest.mark.parametrize("features", [{}, AUGMENTED], ids=["plain", "augmented"])
+def test_two_processes_equal_one_on_the_same_global_batch(features, shards, tiny, tmp_path):
     """Of each five images one process has two, in passes of 1 and 1, the other three, of 1 and 2."""
     # At a tenth of the rate: at the whole of it rounding grows to several per cent within ten steps.
     common = {
-        **FP32, "model__norm": "group", "train__ema_decay": 0.9, "train__global_batch": 5, "train__lr": 3e-4
+        **FP32, "model__norm": "group", "train__ema_decay": 0.9, "train__global_batch": 5, "train__lr": 3e-4,
+        **features,
     }  # fmt: skip
     two = launch(tiny(**common, train__batch_size=2), shards, str(tmp_path / "two"), nproc=2)
     train(tiny(**common, train__batch_size=5), shards, str(tmp_path / "one"))

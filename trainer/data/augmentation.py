@@ -81,6 +81,8 @@ class Augmentation:
         self._plain_from = (
             epochs - config.plain_epochs if epochs is not None and config.plain_epochs else None
         )
+        self.composes = bool(config.mosaic or config.mixup)
+        """Whether any picture has several samples."""
         self._reach = min(REACH, max(1, len(sizes) - 1))
 
     def plain(self, epoch: int) -> bool:
@@ -102,9 +104,8 @@ class Augmentation:
 
     def plan(self, position: int) -> Plan:
         """The sample at a position of the stream, and those that share its picture."""
-        place = self._stream[position]
-        config = self._config
-        if not (config.mosaic or config.mixup) or self.plain(place.epoch):
+        place, config = self._stream[position], self._config
+        if not self.composes or self.plain(place.epoch):
             return Plan(place)
         mosaic, mixup, *others, x, y, share = sample_draws(self._seed, *place, 0)
         indices = [self._index(self._stream[position + 1 + int(draw * self._reach)]) for draw in others]
@@ -119,15 +120,14 @@ class Augmentation:
         """Index of a sample in its split."""
         return place.sample % len(self._sizes)
 
-    def view(self, place: Place, width: int, height: int, draws: Sequence[float], size: int) -> View:
-        """The view of a sample that has the square of a size for itself; see `sample_draws`."""
-        config = self._plain if self.plain(place.epoch) else self._config
-        return random_view(width, height, config, draws[:5], (size, size))
+    def config(self, epoch: int) -> LoaderConfig:
+        """What a view and the colours of a sample are drawn by in an epoch."""
+        return self._plain if self.plain(epoch) else self._config
 
-    def color(self, place: Place, draws: Sequence[float]) -> np.ndarray | None:
-        """The colour map of a sample; see `color_map`."""
-        if not self.plain(place.epoch):
-            return color_map(self._config, draws[5:])
+    def color(self, config: LoaderConfig, draws: Sequence[float]) -> np.ndarray | None:
+        """The colour map of a sample by what `config` gave; see `color_map`."""
+        if config is self._config:
+            return color_map(config, draws[5:])
         # A batch that begins before the plain epochs has maps for all of its images.
         return None if color_map(self._config, draws[5:]) is None else _IDENTITY
 
@@ -144,7 +144,8 @@ class Augmentation:
         else:
             draws = sample_draws(self._seed, *plan.place)
             width, height = self._sizes[own].tolist()
-            first = (Tile(own, self.view(plan.place, width, height, draws, size), (0, 0, size, size)),)
+            view = random_view(width, height, self._config, draws[:5], (size, size))
+            first = (Tile(own, view, (0, 0, size, size)),)
         if plan.mixed < 0:
             return Composition((first,), 256)
         second = self._tile(plan.place, plan.mixed, (0, 0, size, size), 5)

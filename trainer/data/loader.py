@@ -21,7 +21,7 @@ from trainer.data.device_decode import DeviceDecoder, Undrawn, decoder_for
 from trainer.data.pixel_memory import Memory
 from trainer.data.sample_order import Place, SampleStream, forward_passes, rank_positions
 from trainer.data.shard_index import ShardDataset
-from trainer.data.transforms import View, move_boxes, sample_draws, whole_view
+from trainer.data.transforms import View, move_boxes, random_view, sample_draws, whole_view
 from trainer.distributed import World
 
 _ANNOUNCEMENTS = 8
@@ -133,6 +133,8 @@ class TrainLoader:
             start += self._global_batch
 
     def _load(self, plans: Sequence[Plan], squares: Squares) -> list[Loaded]:
+        if not self._augmentation.composes:
+            return self._load_single([plan[0] for plan in plans], squares)
         size = len(squares[0])
         pictures = [self._augmentation.compose(plan, size) for plan in plans]
         if not any(pictures):
@@ -150,21 +152,23 @@ class TrainLoader:
         # Step by step for all images: decoding evicts everything else from the processor's caches,
         # and small steps take several times as long after it.
         size, augmentation = len(squares[0]), self._augmentation
-        indices = [place.sample % len(self._dataset) for place in places]
+        canvas, count = (size, size), len(self._dataset)
+        indices = [index % count for _, index in places]
+        configs = [augmentation.config(epoch) for epoch, _ in places]
         samples = [self._dataset.read(index) for index in indices]
         # The randomness of a sample depends on nothing but seed, epoch and index, so that a
         # resumed run, or one on another number of ranks, sees the same pictures.
         draws = [sample_draws(self._seed, *place) for place in places]
         views = [
-            augmentation.view(place, record["width"], record["height"], numbers, size)
-            for place, (_, record), numbers in zip(places, samples, draws, strict=True)
+            random_view(record["width"], record["height"], config, numbers[:5], canvas)
+            for (_, record), config, numbers in zip(samples, configs, draws, strict=True)
         ]
         loaded = [
             Loaded(
                 record["image_id"], *move_boxes(record["annotations"], view, size), view.scale,
-                augmentation.color(place, numbers), self._negatives([record]),
+                augmentation.color(config, numbers), self._negatives([record]) if self._verified else None,
             )
-            for place, (_, record), view, numbers in zip(places, samples, views, draws, strict=True)
+            for (_, record), config, view, numbers in zip(samples, configs, views, draws, strict=True)
         ]  # fmt: skip
         return _draw(self._pixels, indices, samples, views, squares, loaded)
 
@@ -184,7 +188,8 @@ class TrainLoader:
                     boxes.append(moved + np.array(tile.area[:2] * 2, np.float32))
                     labels.append(names)
         own = samples[0][0][1]
-        color = self._augmentation.color(plan.place, sample_draws(self._seed, *plan.place))
+        config = self._augmentation.config(plan.place.epoch)
+        color = self._augmentation.color(config, sample_draws(self._seed, *plan.place))
         scale = picture.layers[0][0].view.scale
         verified = self._negatives([record for tiles in samples for _, record in tiles])
         targets = np.concatenate(boxes), np.concatenate(labels)
@@ -319,8 +324,11 @@ def collate(loaded: Sequence[Loaded], images: Tensor, *, pin: bool) -> Batch:
     boxes, labels = torch.from_numpy(padded), torch.from_numpy(names)
     maps = [sample.color for sample in loaded if sample.color is not None]
     color = torch.from_numpy(np.stack(maps)) if maps else None
-    flags = [sample.verified for sample in loaded if sample.verified is not None]
-    verified = torch.from_numpy(np.stack(flags)) if flags else None
+    verified = None
+    if loaded[0].verified is not None:
+        verified = torch.from_numpy(
+            np.stack([sample.verified for sample in loaded if sample.verified is not None])
+        )
     if pin:
         boxes, labels = boxes.pin_memory(), labels.pin_memory()
         color = color.pin_memory() if color is not None else None
