@@ -1,17 +1,20 @@
 """What the page about data says is what the program does."""
 
 import dataclasses
+import io
 import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 from minio.lifecycleconfig import LifecycleConfig
 from minio.xml import unmarshal
+from PIL import Image
 
 from pipelines import cli
 from trainer import recipes
@@ -30,12 +33,17 @@ SHARDS = "data_root/shards/0123abcd"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, shards):
-    """A folder in which the page's names are: a COCO and a VOC set, and shards."""
+    """A folder in which the page's names are: COCO, VOC and YOLO sets, one in a zip, and shards."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "VOCdevkit" / "VOC2012").mkdir(parents=True)
     (tmp_path / "VOCdevkit" / "VOC2012" / "x").touch()
     (tmp_path / "cards").mkdir()
-    (tmp_path / "cards.zip").touch()
+    picture = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(picture, "JPEG")
+    with zipfile.ZipFile(tmp_path / "cards.zip", "w") as archive:
+        archive.writestr("data.yaml", "names: [ace]\ntrain: images\n")
+        archive.writestr("images/a.jpg", picture.getvalue())
+        archive.writestr("labels/a.txt", "0 0.5 0.5 0.5 0.5\n")
     (tmp_path / "cards" / "data.yaml").write_text("names: [ace]\ntrain: images\n")
     (tmp_path / "mine" / "annotations").mkdir(parents=True)
     image = {"id": 1, "file_name": "a.jpg", "width": 9, "height": 9, "coco_url": "http://x/a.jpg"}
@@ -63,12 +71,12 @@ def test_runs_name_sources_recipes_and_keys_that_exist(folder):
             options = cli.make_parser().parse_args(words[1:])
             seen.append(sources.parse(options.source))
             recipes.load(options.recipe, parse_overrides(options.overrides))
-    assert len(seen) >= 16 and len({type(source) for source in seen}) == 7
+    assert len(seen) >= 17 and len({type(source) for source in seen}) == 7
 
 
 def test_commands_that_look_at_data_work(folder, capsys):
     looked = [shlex.split(command) for command in COMMANDS if command.startswith("kubedet data")]
-    assert len(looked) == 6
+    assert len(looked) == 8
     for words in looked:
         assert cli.main(words[1:]) == 0, words
     assert (folder / "sheet.png").stat().st_size > 1000

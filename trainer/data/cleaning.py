@@ -9,6 +9,9 @@ from trainer.data.problem_counts import Problems
 MIN_SIDE = 0.1
 """Boxes with a shorter side than this, in pixels, count as having no area."""
 
+_ROUNDING = 1e-6
+"""Pixels outside of the image that arithmetic leaves where boxes are shares of its sides: no mistake."""
+
 
 def clean(
     annotations: list[dict[str, Any]],
@@ -70,4 +73,6 @@ def _judge(
     right, bottom = min(x + w, float(width)), min(y + h, float(height))
     if right - left < MIN_SIDE or bottom - top < MIN_SIDE:
         return reasons.BOX_OUTSIDE, None
-    return reasons.BOX_CLIPPED, [left, top, right - left, bottom - top]
+    outside = max(left - x, top - y, x + w - right, y + h - bottom)
+    reason = reasons.BOX_CLIPPED if outside > _ROUNDING else None
+    return reason, [left, top, right - left, bottom - top]

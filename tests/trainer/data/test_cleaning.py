@@ -79,3 +79,12 @@ def test_boxes_below_a_side_are_left_out_and_are_no_error():
     kept = clean(boxes, 20, 10, 2, problems, "x.jpg", min_side=4)
     assert [box["bbox"] for box in kept] == [[1, 1, 4, 4]]
     assert problems.counts == {reasons.BOX_SMALL: 2} and reasons.BOX_SMALL not in reasons.BAD_BOXES
+
+
+def test_what_arithmetic_leaves_outside_is_not_counted():
+    problems = Problems()
+    box = {"category_id": 0, "bbox": [0.1, -1e-13, 9.9, 10 + 2e-13], "area": 0.0, "iscrowd": 0}
+    (kept,) = clean([box], 10, 10, 1, problems, "a.jpg")
+    assert kept["bbox"] == [0.1, 0, 9.9, 10] and problems.counts == {}
+    clean([box | {"bbox": [0.1, 0, 9.91, 10]}], 10, 10, 1, problems, "a.jpg")
+    assert problems.counts == {reasons.BOX_CLIPPED: 1}

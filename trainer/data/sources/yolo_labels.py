@@ -13,6 +13,9 @@ from trainer.data.sources.source import Box
 _SLACK = 0.01
 """How far a coordinate may be outside, as rounding leaves it; what is outside is cut off."""
 
+_ROUNDING = 1e-5
+"""What is less far outside is no mistake: labels have six digits, and half of a width is subtracted."""
+
 _SHOWN = 60
 
 
@@ -60,11 +63,23 @@ def _box(words: list[str], positions: Mapping[int, int], keypoints: bool) -> Box
         return problem
     if len(coordinates) == 4:
         x, y, width, height = coordinates
-        bbox = (x - width / 2, y - height / 2, width, height)
+        if min(x - width / 2, y - height / 2) >= 0 and max(x + width / 2, y + height / 2) <= 1:
+            return Box(positions[int(label)], (x - width / 2, y - height / 2, width, height), 0.0, 0)
+        edges = (x - width / 2, x + width / 2), (y - height / 2, y + height / 2)
     else:
-        left, top = min(coordinates[::2]), min(coordinates[1::2])
-        bbox = (left, top, max(coordinates[::2]) - left, max(coordinates[1::2]) - top)
-    return Box(positions[int(label)], bbox, 0.0, 0)
+        edges = (
+            (min(coordinates[::2]), max(coordinates[::2])),
+            (min(coordinates[1::2]), max(coordinates[1::2])),
+        )
+    (left, right), (top, bottom) = (tuple(map(_rounded, pair)) for pair in edges)
+    return Box(positions[int(label)], (left, top, right - left, bottom - top), 0.0, 0)
+
+
+def _rounded(edge: float) -> float:
+    """Return the image's edge for what is outside of it by no more than six digits leave."""
+    if -_ROUNDING < edge < 0 or 1 < edge < 1 + _ROUNDING:
+        return float(edge > 0.5)
+    return edge
 
 
 def _misfit(coordinates: list[float]) -> str:

@@ -68,6 +68,17 @@ def test_outlines_and_corners_become_the_box_around_them(make_yolo):
     ]  # fmt: skip
 
 
+def test_what_rounding_leaves_outside_is_no_clipped_box(make_yolo):
+    text = "0 0.333333 0.5 0.666667 1\n0 0.833334 0.5 0.333333 1.000002\n0 0.9 0.5 0.21 0.5\n"
+    (entry,) = entries(make_yolo(train={"a": text}))
+    sides = [(box.bbox[0], round(box.bbox[0] + box.bbox[2], 9)) for box in entry.boxes]
+    assert sides == [
+        (0, pytest.approx(0.6666665)),
+        (pytest.approx(0.6666675), 1),
+        (pytest.approx(0.795), 1.005),
+    ]
+
+
 def test_key_points_are_left_out_where_the_set_has_them(make_yolo):
     root = make_yolo("train: images/train\nnames: [cat]\nkpt_shape: [1, 3]\n",
                      train={"a": "0 0.5 0.5 0.25 0.5 0.4 0.4 2\n"})  # fmt: skip
