@@ -215,7 +215,6 @@ def _check(problems: Problems, raw: dict[str, Any], config: DataConfig) -> None:
     problems.check(
         f"shards of {raw['source']}",
         images=sum(split["images"] for split in raw["splits"].values()) + before.total(reasons.BAD_IMAGES),
-        boxes=sum(split["boxes"] for split in raw["splits"].values())
-        + before.total([reasons.BOX_UNKNOWN_IMAGE]),
+        boxes=sum(split["boxes"] for split in raw["splits"].values()) + before.total(reasons.UNLISTED_BOXES),
         max_bad_fraction=config.max_bad_fraction,
     )
