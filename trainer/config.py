@@ -46,12 +46,12 @@ def _multiples(value: list[int]) -> list[int]:
     wrong = [side for side in value if side % 32]
     if wrong:
         raise ValueError(f"{wrong[0]} is no multiple of 32, the stride: use {32 * round(wrong[0] / 32)}")
-    if len(set(value)) < len(value):
-        raise ValueError("a side stands twice: leave one out")
+    if len(set(value)) > 8:
+        raise ValueError(f"{len(set(value))} different sides: 8 are the most, as each may be compiled")
     return value
 
 
-Squares = Annotated[list[Side], Field(max_length=8), AfterValidator(_multiples)]
+Squares = Annotated[list[Side], AfterValidator(_multiples)]
 
 
 def _possible(value: str, info: ValidationInfo) -> str:
@@ -143,8 +143,9 @@ class LoaderConfig:
     mixup: Fraction = 0.0
     """Probability that another image is blended in, with its boxes."""
     sizes: Squares = field(default_factory=list)
-    """Sides of the square in training, multiples of 32, of which every step draws one (the first
-    takes the largest); empty is image_size alone. With train.compile=model each is compiled once."""
+    """Sides of the square in training, multiples of 32, of which every step draws one, and one that
+    stands twice twice as often; at most 8 different ones, as train.compile=model compiles each
+    once. The first step takes the largest. Empty is image_size alone."""
     plain_epochs: Count = 0
     """Last epochs without strong augmentation: only flips, at image_size."""
     sampling: Literal["plain", "repeat_factor", "class_balanced"] = "plain"

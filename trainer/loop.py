@@ -101,7 +101,7 @@ class _Run:
         if config.train.compile_cache:
             load_compiled(storage.join(output_uri, _COMPILED))
         graphs = compile_detector(
-            self.state.detector, config.train.compile, world, sizes=1 + len(config.loader.sizes)
+            self.state.detector, config.train.compile, world, sizes=1 + len(set(config.loader.sizes))
         )
         self.holds_gradients = graphs and self.loader.passes > 1
         if self.holds_gradients:
