@@ -143,9 +143,8 @@ class LoaderConfig:
     mixup: Fraction = 0.0
     """Probability that another image is blended in, with its boxes."""
     sizes: Squares = field(default_factory=list)
-    """Sides of the square in training, multiples of 32, of which every step draws one, and one that
-    stands twice twice as often; at most 8 different ones, as train.compile=model compiles each
-    once. The first step takes the largest. Empty is image_size alone."""
+    """Sides of the square, multiples of 32, at most 8 different ones: a step draws one, the first
+    takes the largest; one that stands twice is drawn twice as often. Empty is image_size alone."""
     plain_epochs: Count = 0
     """Last epochs without strong augmentation: only flips, at image_size."""
     sampling: Literal["plain", "repeat_factor", "class_balanced"] = "plain"
@@ -230,8 +229,8 @@ class TrainConfig:
     warmup_steps: Count = 1000
     """Steps of linear warm-up; never more than a tenth of the training."""
     negatives: Literal["all", "verified"] = "all"
-    """What an image has no box of and is trained as absent: all classes, or those that people
-    looked for in it (federated loss; Open Images with labels=all)."""
+    """Classes without a box that are trained as absent: all, or those that people looked for in
+    the image (federated loss; Open Images with labels=all)."""
     clip_norm: NonNegative = 0.0
     """Largest norm of the gradient; 0 does not clip."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
