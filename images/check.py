@@ -41,16 +41,20 @@ def _check_versions(extras: list[str]) -> None:
     """Compare versions with the requirements: whoever keeps a base's torch sees here if it is too old."""
     wrong = []
     for text in requires("kubedet") or []:
-        asked = Requirement(text)
-        if asked.marker and not any(asked.marker.evaluate({"extra": extra}) for extra in ["", *extras]):
+        requirement = Requirement(text)
+        if requirement.marker and not any(
+            requirement.marker.evaluate({"extra": extra}) for extra in ["", *extras]
+        ):
             continue
         try:
-            found = version(asked.name)
+            installed = version(requirement.name)
         except PackageNotFoundError:
-            wrong.append(f"{asked.name} is not installed")
+            wrong.append(f"{requirement.name} is not installed")
             continue
-        if not asked.specifier.contains(found, prereleases=True):
-            wrong.append(f"{asked.name} {found} is installed, kubedet needs {asked.specifier}")
+        if not requirement.specifier.contains(installed, prereleases=True):
+            wrong.append(
+                f"{requirement.name} {installed} is installed, kubedet needs {requirement.specifier}"
+            )
     if wrong:
         sys.exit("\n".join(f"error: {problem}" for problem in wrong))
 
@@ -64,13 +68,13 @@ def modules_for(extras: list[str]) -> list[str]:
 def _modules(package: str, absent: list[str]) -> list[str]:
     if package in absent:
         return []
-    found = [package]
+    names = [package]
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
         if module.ispkg:
-            found += _modules(module.name, absent)
+            names += _modules(module.name, absent)
         elif module.name not in absent and not module.name.endswith("__main__"):
-            found.append(module.name)
-    return found
+            names.append(module.name)
+    return names
 
 
 def _check_torch() -> None:

@@ -42,12 +42,12 @@ def plan(project: dict, pins: dict[str, str], installed: dict[str, str], extras:
 
 def _of_extras(project: dict, extras: list[str]) -> list[str]:
     """Return what extras need. One that takes in another names this very project, which no index has."""
-    found = []
+    steps = []
     for extra in extras:
         for line in project["optional-dependencies"][extra]:
             own = re.fullmatch(rf"{re.escape(project['name'])}\[(.+)\]", line)
-            found += _of_extras(project, own[1].split(",")) if own else [line]
-    return found
+            steps += _of_extras(project, own[1].split(",")) if own else [line]
+    return steps
 
 
 def _lines(versions: dict[str, str]) -> str:

@@ -95,10 +95,10 @@ def _write(path: Path, text: str) -> None:
 def _with_links(text: str, place: Path, pages: Path) -> str:
     """Return a document whose links to folders, modules and files lead to what the site has of them."""
 
-    def changed(found: re.Match[str]) -> str:
-        target = (ROOT / place / found[1]).resolve()
+    def changed(link: re.Match[str]) -> str:
+        target = (ROOT / place / link[1]).resolve()
         if target.is_dir():
-            return f"{found[1]}/README.md"
+            return f"{link[1]}/README.md"
         if target.suffix == ".py":
             name = target.relative_to(ROOT)
             return "/".join([".."] * len(place.parts) + ["api", *name.parts]).replace(".py", ".md")
@@ -106,7 +106,7 @@ def _with_links(text: str, place: Path, pages: Path) -> str:
             copy = pages / target.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(target, copy)
-        return found[1]
+        return link[1]
 
     return _LINK.sub(changed, text)
 
@@ -140,18 +140,18 @@ def _examples() -> str:
 
 def _modules(folder: Path, pages: Path) -> list:
     """Write the pages of a package; returns its part of the navigation."""
-    found = []
+    documents = []
     for path in sorted(folder.iterdir(), key=lambda path: (path.is_dir(), path.name)):
         if path.is_dir() and (path / "__init__.py").exists():
-            found.append({path.name: _modules(path, pages)})
+            documents.append({path.name: _modules(path, pages)})
         elif path.suffix == ".py" and path.stem != "__main__":
             package = path.stem == "__init__"
             name = ".".join(path.relative_to(ROOT).parts[: -1 if package else None]).removesuffix(".py")
             page = Path("api", *path.relative_to(ROOT).parts).with_suffix(".md")
             page = page.with_name("index.md") if package else page
             _write(pages / page, f"# `{name}`\n\n::: {name}\n")
-            found.append({name if package else path.stem: str(page)})
-    return found
+            documents.append({name if package else path.stem: str(page)})
+    return documents
 
 
 if __name__ == "__main__":

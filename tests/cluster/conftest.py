@@ -33,14 +33,16 @@ def cluster(request):
     namespace = os.environ.get("KUBEDET_NAMESPACE", "kubeflow")
     api = client.ApiClient()
     kind = KINDS[request.param]
-    found = Cluster(client.CoreV1Api(api), client.CustomObjectsApi(api), namespace, kind)
+    test_cluster = Cluster(client.CoreV1Api(api), client.CustomObjectsApi(api), namespace, kind)
     try:
-        found.custom.list_namespaced_custom_object(kind.group, kind.version, namespace, kind.plural, limit=1)
+        test_cluster.custom.list_namespaced_custom_object(
+            kind.group, kind.version, namespace, kind.plural, limit=1
+        )
     except client.ApiException as error:
         if error.status != 404:
             raise
         pytest.skip(f"the cluster does not know {kind.title}s")
-    return found
+    return test_cluster
 
 
 @pytest.fixture(scope="session")

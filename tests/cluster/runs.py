@@ -43,18 +43,18 @@ class Runs:
 
     def parameters(self, epochs=3, source="sample:images=48,seed=3,size=96", alone=False, **more):
         """The pipeline's parameters for a training of a few seconds; alone without those of a training."""
-        found = {
+        parameters = {
             "source": source, "data_root": self.work, "overrides": {**CONFIG, "train.epochs": epochs},
             "image": os.environ["KUBEDET_IMAGE"], "job": JOB, "gate": "coco/AP >= 0",
             "launcher": self.cluster.kind.name, **more,
         }  # fmt: skip
         for name in ("image", "job", "gate", "launcher") if alone else ():
-            del found[name]
+            del parameters[name]
         if os.environ.get("KUBEDET_PVC"):
-            found["claim"] = os.environ["KUBEDET_PVC"]
+            parameters["claim"] = os.environ["KUBEDET_PVC"]
         if os.environ.get("KUBEDET_CREDENTIALS"):
-            found.setdefault("credentials", os.environ["KUBEDET_CREDENTIALS"])
-        return found
+            parameters.setdefault("credentials", os.environ["KUBEDET_CREDENTIALS"])
+        return parameters
 
     def submit(self, *words, verb="submit", **parameters):
         """Start `kubedet submit --wait` (or another verb); returns at once."""
@@ -73,8 +73,8 @@ class Runs:
         """The id of the run that a command has begun."""
         command.wait_for("run ")
         pattern = re.compile(r"^run ([0-9a-f-]{36})$")
-        found = until(lambda: [m[1] for line in command.lines if (m := pattern.match(line))], f"{command}")
-        return found[0]
+        matches = until(lambda: [m[1] for line in command.lines if (m := pattern.match(line))], f"{command}")
+        return matches[0]
 
     def client(self):
         """kfp's own client."""
@@ -84,22 +84,22 @@ class Runs:
 
     def pods(self, run_id):
         """Pods of a run by the name of their node in the workflow, e.g. root.steps.train.executor."""
-        found = self.cluster.core.list_namespaced_pod(
+        pods = self.cluster.core.list_namespaced_pod(
             self.cluster.namespace, label_selector=f"{LABEL}={run_id}"
         )
-        named = {pod.metadata.annotations["workflows.argoproj.io/node-name"]: pod for pod in found.items}
+        named = {pod.metadata.annotations["workflows.argoproj.io/node-name"]: pod for pod in pods.items}
         return {node.partition(".")[2]: pod for node, pod in named.items()}
 
     def pod(self, run_id, step):
         """The running pod of a step; waits for it."""
 
-        def found():
+        def running_pod():
             for node, pod in self.pods(run_id).items():
                 if f".{step}(" in node and "executor" in node and pod.status.phase == "Running":
                     return pod.metadata.name
             return None
 
-        return until(found, f"a running pod of {step}", MINUTES)
+        return until(running_pod, f"a running pod of {step}", MINUTES)
 
     def log(self, run_id, step):
         """What a step's pods have printed, all attempts."""

@@ -76,8 +76,8 @@ def test_stop_status_and_logs(user, cluster):
     cluster.running(name, 1)
     until(lambda: user.runs("job", "logs", name)[0].heard("up"), "the log")
     status, code = user.runs("job", "status", name, "-o", "json")
-    found = json.loads("\n".join(status.lines))
-    assert (code, found["phase"], [pod["rank"] for pod in found["pods"]]) == (0, "running", [0])
+    job_status = json.loads("\n".join(status.lines))
+    assert (code, job_status["phase"], [pod["rank"] for pod in job_status["pods"]]) == (0, "running", [0])
     ran, code = user.runs("job", "exec", name, "--", "python", "-c", "print(6 * 7); raise SystemExit(5)")
     assert (code, ran.lines[-1]) == (5, "42"), str(ran)
     assert user.runs("job", "stop", name)[1] == 0

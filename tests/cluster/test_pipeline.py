@@ -32,9 +32,9 @@ def host():
 @pytest.fixture
 def runs(host, cluster, pipeline_work):
     """Runs of one test, on data that all of them share."""
-    found = Runs(host, cluster, pipeline_work)
-    yield found
-    found.leave()
+    cluster_runs = Runs(host, cluster, pipeline_work)
+    yield cluster_runs
+    cluster_runs.leave()
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def test_kfp_run_create_and_its_alias(runs, file, verb):
 def test_kubedet_submit_waits_for_the_end_of_a_run_of_twelve_pods(runs):
     command = runs.submit()
     assert command.end(MINUTES) == 0, str(command)
-    found = runs.pods(runs.id_of(command))
-    assert len(found) == 12, sorted(found)
+    task_pods = runs.pods(runs.id_of(command))
+    assert len(task_pods) == 12, sorted(task_pods)
     for title in ("Prepare the data", "Train", "Evaluate and decide", "Export", "Clean up"):
         assert command.heard(f"{title}: succeeded"), str(command)
 
@@ -83,10 +83,10 @@ def test_work_that_three_pods_share_trains_on_two_nodes(runs):
 
 def test_a_recurring_run_finds_its_data_and_compares_with_the_first_ones_model(runs, user):
     name = f"kubedet-test-{os.getpid()}-{runs.cluster.kind.name}"
-    there = {"source": "sample:images=48,seed=5,size=96", "gate": "coco/AP >= baseline - 1.0"}
-    made = runs.submit("--cron", "* * * * *", "--name", name, verb="schedule", **there)
-    assert made.end() == 0, str(made)
-    schedule_id = re.search(r"recurringrun/details/([0-9a-f-]{36})", str(made))[1]
+    parameters = {"source": "sample:images=48,seed=5,size=96", "gate": "coco/AP >= baseline - 1.0"}
+    command = runs.submit("--cron", "* * * * *", "--name", name, verb="schedule", **parameters)
+    assert command.end() == 0, str(command)
+    schedule_id = re.search(r"recurringrun/details/([0-9a-f-]{36})", str(command))[1]
     try:
         first, second = until(lambda: _ended(runs, schedule_id, 2), "two runs", 2 * MINUTES)
     finally:

@@ -97,10 +97,10 @@ def queued(user, queue):
 def workload(cluster, name):
     """The Workload of a job, or None."""
     uid = cluster.job(name)["metadata"]["uid"]
-    found = cluster.custom.list_namespaced_custom_object(
+    workloads = cluster.custom.list_namespaced_custom_object(
         GROUP, VERSION, cluster.namespace, "workloads", label_selector=f"{GROUP}/job-uid={uid}"
     )["items"]
-    return found[0] if found else None
+    return workloads[0] if workloads else None
 
 
 def status(user, name):
@@ -129,12 +129,14 @@ def test_jobs_that_wait_for_quota_say_their_place_and_why(user, cluster, queue, 
     waiting.wait_for(f"1st in queue {queue}: ")
     third, third_name = queued(SLEEP)
     assert user.runs("job", "submit", "--spec", str(third))[1] == 0
-    found = until(lambda: (told := status(user, third_name))["message"].startswith("2nd") and told, "a place")
-    assert (found["phase"], found["reason"], found["queue"]) == ("suspended", "Queued", queue)
+    job_status = until(
+        lambda: (reported := status(user, third_name))["message"].startswith("2nd") and reported, "a place"
+    )
+    assert (job_status["phase"], job_status["reason"], job_status["queue"]) == ("suspended", "Queued", queue)
     time.sleep(10)  # Longer than start_timeout.
-    found = status(user, second_name)
-    assert found["message"].startswith(f"1st in queue {queue}: ")
-    assert "insufficient unused quota for cpu" in found["message"]
+    job_status = status(user, second_name)
+    assert job_status["message"].startswith(f"1st in queue {queue}: ")
+    assert "insufficient unused quota for cpu" in job_status["message"]
     assert not cluster.pods(second_name)
     assert user.runs("job", "stop", first_name)[1] == 0
     assert waiting.end() == 0, str(waiting)
@@ -208,10 +210,10 @@ def test_a_queue_that_does_not_exist_ends_the_job(user, cluster, queue, queued):
 
 def test_the_doctor_looks_at_the_queue(user, cluster, queue):
     command, _ = user.runs("doctor", "--namespace", cluster.namespace, "--queue", queue, "-o", "json")
-    found = {item["title"]: item for item in json.loads("\n".join(command.lines))}
-    assert found[f"queue {queue}"]["state"] == "ok", str(command)
-    assert found["Kueue"]["detail"].startswith("Kueue v"), str(command)
-    served = found[f"{cluster.kind.title}s in Kueue"]["state"] == "ok"
+    findings = {item["title"]: item for item in json.loads("\n".join(command.lines))}
+    assert findings[f"queue {queue}"]["state"] == "ok", str(command)
+    assert findings["Kueue"]["detail"].startswith("Kueue v"), str(command)
+    served = findings[f"{cluster.kind.title}s in Kueue"]["state"] == "ok"
     assert served is not UNSERVED, str(command)
 
 

@@ -16,10 +16,10 @@ PATIENCE = 300.0
 """Seconds that a test waits for anything: image pulls included."""
 
 
-def until(found, what, seconds=PATIENCE):
+def until(condition, what, seconds=PATIENCE):
     """Ask until there is an answer that counts; returns it."""
     end = time.monotonic() + seconds
-    while not (answer := found()):
+    while not (answer := condition()):
         assert time.monotonic() < end, f"not within {seconds:.0f} s: {what}"
         time.sleep(0.5)
     return answer
@@ -168,11 +168,11 @@ class Cluster:
 
     def pod(self, name, rank):
         """The name of a job's running pod of a rank; waits for it."""
-        found = until(
+        matches = until(
             lambda: [pod for pod in self.pods(name) if _runs(pod) and self.rank(pod) == rank],
             f"a running pod of {name} with rank {rank}",
         )
-        return found[0].metadata.name
+        return matches[0].metadata.name
 
     def delete_pod(self, name):
         """Take a pod away at once, as a node that is lost."""

@@ -44,8 +44,10 @@ def built():
     options = shlex.split(os.environ.get("KUBEDET_DOCKER_OPTIONS", ""))
     environment = {**os.environ, "TAG": TAG, "REGISTRY": "", "PUSH": ""}
     command = [ROOT / "images" / "build.sh", *options]
-    made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=3000)
-    assert made.returncode == 0, (made.stdout + made.stderr)[-4000:]
+    completed = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=3000
+    )
+    assert completed.returncode == 0, (completed.stdout + completed.stderr)[-4000:]
     names = {part: f"kubedet-{part}:{TAG}" for part in ("trainer", "component")}
     yield names
     docker("rmi", *names.values(), check=False)
@@ -58,8 +60,8 @@ def image(request, built):
 
 @pytest.mark.parametrize("user", ["1000", "2000:2000"])
 def test_it_runs_caged(image, user):
-    told = docker("run", "--rm", *CAGED, f"--user={user}", image, "python", "-m", "trainer", "--help")
-    assert "usage: python -m trainer" in told.stdout
+    help_text = docker("run", "--rm", *CAGED, f"--user={user}", image, "python", "-m", "trainer", "--help")
+    assert "usage: python -m trainer" in help_text.stdout
 
 
 def test_its_user_is_not_root(image):

@@ -52,20 +52,22 @@ def imported(path):
 
 def extras_of(image):
     """What the image's Dockerfile tells the check."""
-    found = re.search(r"check\.py --extras (\S+)", (ROOT / "images" / f"{image}.Dockerfile").read_text())
-    return found[1].split(",") if found else []
+    extras_match = re.search(
+        r"check\.py --extras (\S+)", (ROOT / "images" / f"{image}.Dockerfile").read_text()
+    )
+    return extras_match[1].split(",") if extras_match else []
 
 
 @pytest.mark.parametrize("image", ["trainer", "component"])
 def test_an_image_has_what_its_modules_import(check, image):
     extras = extras_of(image)
-    there = closure(extras) | set(sys.stdlib_module_names) | {"trainer", "components", "pipelines"}
+    provided = closure(extras) | set(sys.stdlib_module_names) | {"trainer", "components", "pipelines"}
     modules = check.modules_for(extras)
     assert len(modules) > 80
     missing = {}
     for name in modules:
         path = Path(importlib.util.find_spec(name).origin)
-        if absent := set(imported(path)) - there:
+        if absent := set(imported(path)) - provided:
             missing[name] = absent
     assert not missing
 
@@ -85,14 +87,14 @@ def test_a_module_that_cannot_be_imported_ends_the_build(check, monkeypatch):
 
 
 def test_all_wrong_versions_are_named(check, monkeypatch):
-    asked = [
+    imports = [
         "numpy>=999",
         "no-such-package",
         "minio>=7",
         "kfp>=999; extra == 'pipeline'",
         "absent; extra == 'dev'",
     ]
-    monkeypatch.setattr(check, "requires", lambda name: asked)
+    monkeypatch.setattr(check, "requires", lambda name: imports)
     with pytest.raises(SystemExit) as caught:
         check._check_versions(["pipeline"])
     lines = str(caught.value).splitlines()
@@ -122,5 +124,5 @@ def test_an_image_without_a_compiler_says_what_it_costs(check, monkeypatch, caps
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     check._check_compiler()
-    told = capsys.readouterr().out
-    assert told.startswith("warning: there is no compiler (g++ or clang++)") and "uncompiled loss" in told
+    output = capsys.readouterr().out
+    assert output.startswith("warning: there is no compiler (g++ or clang++)") and "uncompiled loss" in output

@@ -19,13 +19,13 @@ def instructions(name):
 
 def stages(name):
     """Return the instructions of each stage, the final one last; what stands before the first is left out."""
-    found = []
+    problems = []
     for word, rest in instructions(name):
         if word == "FROM":
-            found.append([])
-        if found:
-            found[-1].append((word, rest))
-    return found
+            problems.append([])
+        if problems:
+            problems[-1].append((word, rest))
+    return problems
 
 
 @pytest.fixture(params=["trainer", "component"])

@@ -63,8 +63,8 @@ def test_it_keeps_the_global_batch_and_leaves_the_state_as_it_was(small_memory, 
     before = {name: value.clone() for name, value in state.detector.state_dict().items()}
     random = torch.get_rng_state()
     small_memory(5)
-    found = fitting_batch(config, state, 12, None)
-    assert found == {"images": 4, "processes": 1, "memory": 2**30}
+    fitted = fitting_batch(config, state, 12, None)
+    assert fitted == {"images": 4, "processes": 1, "memory": 2**30}
     assert "up to 4 images of 160 pixels fit" in caplog.text and "has 3 passes" in caplog.text
     assert all(torch.equal(value, before[name]) for name, value in state.detector.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
@@ -92,13 +92,13 @@ def test_a_resumed_run_takes_what_was_found_on_as_much_memory(small_memory, tiny
     config = tiny(train__find_batch_size=True)
     passes = small_memory(2)
     state = state_of(config)
-    found = fitting_batch(config, state, 4, None)
+    fitted = fitting_batch(config, state, 4, None)
     tried = len(passes)
-    assert fitting_batch(config, state, 4, {"batch": found}) == found and len(passes) == tried
-    other = {"batch": {**found, "memory": 2**34, "images": 4}}
-    assert fitting_batch(config, state, 4, other) == found and len(passes) > tried
+    assert fitting_batch(config, state, 4, {"batch": fitted}) == fitted and len(passes) == tried
+    other = {"batch": {**fitted, "memory": 2**34, "images": 4}}
+    assert fitting_batch(config, state, 4, other) == fitted and len(passes) > tried
     # What was configured before is not what was found.
-    assert fitting_batch(config, state, 4, {"batch": {"images": 4}}) == found
+    assert fitting_batch(config, state, 4, {"batch": {"images": 4}}) == fitted
 
 
 def test_on_a_cpu_it_says_that_it_does_nothing(shards, tiny, tmp_path, caplog):

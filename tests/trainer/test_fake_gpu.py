@@ -29,13 +29,13 @@ class Crossings(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.found = []
+        self.synchronisations = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         tensors = [x for x in torch.utils._pytree.tree_leaves((args, kwargs, result)) if torch.is_tensor(x)]
         if len({tensor.device.type for tensor in tensors}) > 1:
-            self.found.append(str(func))
+            self.synchronisations.append(str(func))
         return result
 
 

@@ -80,14 +80,14 @@ def test_compiled_and_eager_matches_are_equal_to_the_bit(images, targets):
     boxes = torch.stack([random_boxes(targets, generator) for _ in range(images)])
     boxes[:, ::2] = anchors[: targets // 2] + torch.rand(targets // 2, 1, generator=generator) * 12
     labels = torch.randint(PADDING, 3, (images, targets), generator=generator)
-    given = [each.cuda() for each in (boxes, labels, anchors)]
-    eager = match(*given)
+    on_device = [each.cuda() for each in (boxes, labels, anchors)]
+    eager = match(*on_device)
     try:
-        assert fused_functions.choose(True, given[0].device)
-        compiled = match(*given)
+        assert fused_functions.choose(True, on_device[0].device)
+        compiled = match(*on_device)
         assert fused_functions._Choice.compiles, "the compiler failed"
     finally:
-        fused_functions.choose(False, given[0].device)
+        fused_functions.choose(False, on_device[0].device)
     assert torch.equal(compiled, eager) and torch.equal(compiled.cpu(), match(boxes, labels, anchors))
     assert {BACKGROUND, IGNORED} < set(compiled.unique().tolist())
 

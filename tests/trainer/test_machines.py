@@ -25,8 +25,8 @@ ENDPOINT = ["--rdzv-endpoint", "first:29500", "--rdzv-backend"]
         (("1:4", None, "first:29500"), ["--nnodes", "1:4", *ENDPOINT, "c10d"]),
     ],
 )
-def test_where_machines_meet(given, options, no_pet):
-    nnodes, node_rank, endpoint = given
+def test_where_machines_meet(variables, options, no_pet):
+    nnodes, node_rank, endpoint = variables
     assert meeting(nnodes=nnodes, node_rank=node_rank, endpoint=endpoint) == options
 
 
@@ -46,8 +46,8 @@ def test_variables_tell_what_is_not_given(no_pet):
         (("1:4", 0, "first"), r"machines that come and go \(1:4\) have no fixed number"),
     ],
 )
-def test_machines_that_would_never_meet(given, said, no_pet):
-    nnodes, node_rank, endpoint = given
+def test_machines_that_would_never_meet(variables, said, no_pet):
+    nnodes, node_rank, endpoint = variables
     with pytest.raises(ConfigError, match=said) as error:
         meeting(nnodes=nnodes, node_rank=node_rank, endpoint=endpoint)
     assert error.value.fix
@@ -112,14 +112,14 @@ def sbatch(tmp_path, port, no_pet):
     calls = programs / "calls"
 
     def run(*arguments, **environment):
-        given = {
+        variables = {
             **os.environ, "PATH": f"{programs}:{Path(sys.executable).parent}:/usr/bin:/bin",
             "SLURM_JOB_NODELIST": "node-[a-b]", "SLURM_NNODES": "2", "SLURM_JOB_ID": "17",
             "SLURM_CALLS": str(calls), "PORT": str(port), "NPROC": "1", **environment,
         }  # fmt: skip
         done = subprocess.run(
             ["bash", str(SLURM), *arguments],
-            env=given,
+            env=variables,
             capture_output=True,
             text=True,
             timeout=500,

@@ -28,8 +28,8 @@ def scored(monkeypatch):
         score(self, truth, predictions)
 
     def scoring(*given, **options):
-        found = evaluate(*given, **options)
-        return dataclasses.replace(found, metrics={**found.metrics, "coco/AP": current[0]})
+        evaluated = evaluate(*given, **options)
+        return dataclasses.replace(evaluated, metrics={**evaluated.metrics, "coco/AP": current[0]})
 
     monkeypatch.setattr(run_recorder.Recorder, "_score", noting)
     monkeypatch.setattr(run_recorder, "evaluate_coco", scoring)

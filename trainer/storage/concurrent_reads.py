@@ -124,21 +124,21 @@ class Many:
             Exception: what a call raised, StorageErrors apart.
         """
         end = None if seconds is None else time.monotonic() + seconds
-        given: list[tuple[Any, Any]] = []
-        while self.busy and not given:
+        ended: list[tuple[Any, Any]] = []
+        while self.busy and not ended:
             self._turn(end)
             while self._results:
                 tag, result = self._results[0]
-                if isinstance(result, BaseException) and not isinstance(result, StorageError) and given:
+                if isinstance(result, BaseException) and not isinstance(result, StorageError) and ended:
                     break  # it is raised by the next call, when these were given
                 self._results.popleft()
                 self.busy -= 1
                 if isinstance(result, BaseException) and not isinstance(result, StorageError):
                     raise result
-                given.append((tag, result))
+                ended.append((tag, result))
             if end is not None and time.monotonic() >= end:
                 break
-        return given
+        return ended
 
     def _address(self, uri: str) -> Address | None:
         """Return where libcurl finds a file; None where it needs care."""

@@ -83,10 +83,10 @@ class Copies:
         except OSError:
             return None
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        found = os.fstat(descriptor)
-        if found.st_size != size or not found.st_nlink:  # evicted before it was locked
+        status = os.fstat(descriptor)
+        if status.st_size != size or not status.st_nlink:  # evicted before it was locked
             os.close(descriptor)
-            if found.st_nlink:
+            if status.st_nlink:
                 self.drop(name)
             return None
         with suppress(OSError):  # of another user, or a disk that is read-only
@@ -148,28 +148,28 @@ class Copies:
 
     def _copies(self) -> list[tuple[float, int, Path]]:
         """Time of last use, size and path of all copies, the least recently used first."""
-        found = []
+        copies = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
                     if _COPY.match(entry.name) and entry.is_file(follow_symlinks=False):
                         state = entry.stat()
-                        found.append((state.st_mtime, state.st_size, Path(entry.path)))
-        return sorted(found)
+                        copies.append((state.st_mtime, state.st_size, Path(entry.path)))
+        return sorted(copies)
 
     def _make_room(self, size: int) -> bool:
         """Evict what was not used for longest until another copy fits; False if all is in use."""
         # In this order: what arrives meanwhile is counted twice rather than not at all.
         coming = sum(self._coming(path) for path in self.folder.glob(f"*{_PART}") if path.is_dir())
         copies = self._copies()
-        excess = sum(found for _, found, _ in copies) + coming + size - self.limit()
+        excess = sum(length for _, length, _ in copies) + coming + size - self.limit()
         disk = shutil.disk_usage(self.folder)
         excess = max(excess, size + min(_LEFT_FREE, disk.total // 20) - disk.free)
-        for _, found, path in copies:
+        for _, length, path in copies:
             if excess <= 0:
                 break
             if _evict(path):
-                excess -= found
+                excess -= length
         return excess <= 0
 
     def _coming(self, part: Path) -> int:

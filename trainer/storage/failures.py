@@ -114,8 +114,8 @@ def no_store(uri: str, verb: str) -> StorageError:
 
 def status(error: BaseException) -> int:
     """Return the HTTP status that an error is about; 0 where there is none."""
-    found = re.search(r"status code: (\d{3})", str(error))
-    return int(found[1]) if found else 0
+    match = re.search(r"status code: (\d{3})", str(error))
+    return int(match[1]) if match else 0
 
 
 def is_whole(error: BaseException) -> bool:
@@ -258,8 +258,8 @@ def _explain_tls(text: str, uri: str, verb: str) -> StorageError:
 
 def _told(text: str, name: str) -> str:
     """Return what stands in an element of a store's answer."""
-    found = re.search(f"<{name}>([^<]*)</{name}>", text)
-    return html.unescape(found[1]) if found else ""
+    match = re.search(f"<{name}>([^<]*)</{name}>", text)
+    return html.unescape(match[1]) if match else ""
 
 
 def _first_line(text: str) -> str:

@@ -30,10 +30,10 @@ def read_bytes(uri: str, sha256: str) -> bytes:
     """Return a file's content, whose hash must be `sha256` where it is not ""."""
     with explained(uri, "read"):
         data = local_path(uri).read_bytes()
-    found = sha256 and hashlib.sha256(data).hexdigest()
-    if found != sha256:
+    digest = sha256 and hashlib.sha256(data).hexdigest()
+    if digest != sha256:
         raise StorageError(
-            f"{uri} is damaged: its sha256 is {found}, not {sha256}",
+            f"{uri} is damaged: its sha256 is {digest}, not {sha256}",
             fix="delete it and have it written again",
         )
     return data
@@ -143,8 +143,8 @@ def _walk(folder: Path, prefix: str, recursive: bool) -> Iterator[tuple[str, Fil
                 yield prefix + entry.name, _state(entry.stat())
 
 
-def _state(found: os.stat_result) -> FileState:
-    return FileState(found.st_size, found.st_mtime, str(found.st_mtime_ns))
+def _state(digest: os.stat_result) -> FileState:
+    return FileState(digest.st_size, digest.st_mtime, str(digest.st_mtime_ns))
 
 
 def _flush_to_disk(path: Path) -> None:

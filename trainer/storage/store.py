@@ -198,20 +198,20 @@ def _options(purpose: Purpose, proxy: str) -> tuple[tuple[str, Any], ...]:
 
 
 def _library_options(options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
-    given = dict(options)
+    values = dict(options)
     client: dict[str, Any] = {
         "allow_http": True,
-        "connect_timeout": timedelta(seconds=given["connect"]),
-        "read_timeout": timedelta(seconds=given["silence"]),
-        "timeout": timedelta(seconds=given["total"]),
-        "root_certificate": given["authorities"],
+        "connect_timeout": timedelta(seconds=values["connect"]),
+        "read_timeout": timedelta(seconds=values["silence"]),
+        "timeout": timedelta(seconds=values["total"]),
+        "root_certificate": values["authorities"],
         "user_agent": "kubedet",
     }
-    if given["proxy"]:
-        client["proxy_url"] = given["proxy"]
-    wait = given["wait"]
+    if values["proxy"]:
+        client["proxy_url"] = values["proxy"]
+    wait = values["wait"]
     waits = {"init_backoff": timedelta(seconds=wait / 10), "max_backoff": timedelta(seconds=wait), "base": 2}
-    retries = {"max_retries": 3, "backoff": waits, "retry_timeout": timedelta(seconds=given["total"])}
+    retries = {"max_retries": 3, "backoff": waits, "retry_timeout": timedelta(seconds=values["total"])}
     return {"client_options": client, "retry_config": retries}
 
 
@@ -219,16 +219,16 @@ def _library_options(options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
 def _bucket_store(
     settings: environment.Settings, region: str, bucket: str, options: tuple[tuple[str, Any], ...]
 ) -> ObjectStore:
-    given: dict[str, Any] = {"region": region, "skip_signature": not settings.source}
+    arguments: dict[str, Any] = {"region": region, "skip_signature": not settings.source}
     if not environment.is_default(settings):
         # Of the two names for an endpoint the one that the environment cannot overrule.
-        given["aws_endpoint_url_s3"] = settings.url
+        arguments["aws_endpoint_url_s3"] = settings.url
     if settings.source:
-        given["credential_provider"] = environment.library_keys(settings)
+        arguments["credential_provider"] = environment.library_keys(settings)
     else:
         # Where nothing is signed, a hash goes with what is written all the same.
-        given["checksum_algorithm"] = "SHA256"
-    return S3Store(bucket, **given, **_library_options(options))
+        arguments["checksum_algorithm"] = "SHA256"
+    return S3Store(bucket, **arguments, **_library_options(options))
 
 
 @lru_cache(maxsize=64)
@@ -261,8 +261,8 @@ def _refuse_forks() -> None:
 
 def _objects(place: Place) -> Iterator["obstore.ObjectMeta"]:
     """Yield the objects right below a prefix."""
-    found = place.call("list", lambda: obstore.list_with_delimiter(_store(place), place.key or None))
-    yield from found["objects"]
+    listing = place.call("list", lambda: obstore.list_with_delimiter(_store(place), place.key or None))
+    yield from listing["objects"]
 
 
 def _all_objects(place: Place) -> Iterator["obstore.ObjectMeta"]:

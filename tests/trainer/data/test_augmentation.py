@@ -97,7 +97,7 @@ def test_boxes_follow_the_pixels(rectangles, changes):
     config = dataclasses.replace(STRONG, brightness=0.0, sizes=[], image_size=320, **changes)
     # With half of each picture a rectangle on black is still lighter than grey on black.
     floor = 130 if config.mixup else 190
-    found = lost = 0
+    visible = lost = 0
     for batch in take(rectangles, config, 6):
         for row in range(4):
             image = batch.images[row, 0].int()
@@ -107,9 +107,9 @@ def test_boxes_follow_the_pixels(rectangles, changes):
                 inside = image[round(y1) + 2 : round(y2) - 2, round(x1) + 2 : round(x2) - 2]
                 assert not inside.numel() or inside.min() >= (95 if config.mixup else floor)
                 covered[max(0, round(y1) - 2) : round(y2) + 2, max(0, round(x1) - 2) : round(x2) + 2] = True
-                found += 1
+                visible += 1
             lost += int(((image > max(floor, FILL + 40)) & ~covered).sum())
-    assert found > (60 if config.mosaic else 20)
+    assert visible > (60 if config.mosaic else 20)
     # Slivers of boxes of which less than a quarter is seen.
     assert lost < 24 * 320 * 320 * 0.01
 

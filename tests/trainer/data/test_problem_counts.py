@@ -21,12 +21,12 @@ def of(**counts: int) -> Problems:
 def test_what_share_may_be_bad(bad, listed, fraction, passes):
     for name, counts in (("IMAGE_MISSING", {"images": listed}), ("BOX_OUTSIDE", {"boxes": listed})):
         counted = of(**{name: bad})
-        given = {"images": 0, "boxes": 0, "max_bad_fraction": fraction} | counts
+        arguments = {"images": 0, "boxes": 0, "max_bad_fraction": fraction} | counts
         if passes:
-            counted.check("the source", **given)
+            counted.check("the source", **arguments)
         else:
             with pytest.raises(DataError, match=f"the source: {bad} of {listed} (images|boxes) are bad"):
-                counted.check("the source", **given)
+                counted.check("the source", **arguments)
 
 
 def test_an_error_names_ten_cases_and_what_is_harmless_counts_for_nothing():

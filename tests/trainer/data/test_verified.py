@@ -47,12 +47,12 @@ def test_batches_tell_the_verified_classes(open_images):
     """Cat with a box and no Dog, a group of Man; Dog against the verdict; Tree; Animal with a box."""
     expected = {1: ["Cat", "Dog"], 2: ["Dog"], 3: ["Dog", "Tree, large"], 4: ["Animal", "Dog"]}
     ids = sorted(ShardDataset(open_images, "train").image_ids.tolist())
-    found = {}
+    verified_classes = {}
     for batch in batches(open_images, 2):
         assert batch.verified.shape == (2, 6) and batch.verified.dtype == torch.bool
         for image_id, row in zip(batch.image_ids, batch.verified, strict=True):
-            found[ids.index(image_id) + 1] = sorted(NAMES[label] for label in np.flatnonzero(row))
-    assert found == expected
+            verified_classes[ids.index(image_id) + 1] = sorted(NAMES[label] for label in np.flatnonzero(row))
+    assert verified_classes == expected
 
 
 def test_of_a_mosaic_only_what_is_known_of_all_four(open_images):

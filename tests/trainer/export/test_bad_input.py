@@ -17,9 +17,9 @@ def export(untrained, shards, tiny, tmp_path, capsys):
     (tmp_path / "config.json").write_text(to_json(tiny()))
 
     def run(*words, checkpoint="", target="model", **changes):
-        given = ["--checkpoint", checkpoint or untrained(**changes), "--shards", shards]
-        given += ["--output", str(tmp_path / target), "--config", str(tmp_path / "config.json")]
-        code = main(["export", *given, *words])
+        arguments = ["--checkpoint", checkpoint or untrained(**changes), "--shards", shards]
+        arguments += ["--output", str(tmp_path / target), "--config", str(tmp_path / "config.json")]
+        code = main(["export", *arguments, *words])
         return code, capsys.readouterr().err
 
     return run

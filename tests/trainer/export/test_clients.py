@@ -33,10 +33,10 @@ def test_health_and_metadata(client):
 @pytest.mark.parametrize("names", [None, ["num", "scores"]])
 def test_inference(client, binary, names):
     images = np.stack([np.zeros((3, SIZE, SIZE), np.uint8), np.full((3, SIZE, SIZE), 51, np.uint8)])
-    given = http.InferInput("images", [2, 3, SIZE, SIZE], "UINT8")
-    given.set_data_from_numpy(images, binary_data=binary)
+    infer_input = http.InferInput("images", [2, 3, SIZE, SIZE], "UINT8")
+    infer_input.set_data_from_numpy(images, binary_data=binary)
     outputs = names and [http.InferRequestedOutput(name, binary_data=binary) for name in names]
-    answer = client.infer("pets", [given], outputs=outputs, request_id="a7")
+    answer = client.infer("pets", [infer_input], outputs=outputs, request_id="a7")
     assert answer.get_response()["id"] == "a7"
     scores = answer.as_numpy("scores")
     assert scores.dtype == np.float32 and scores.shape == (2, 5)
@@ -49,10 +49,10 @@ def test_inference(client, binary, names):
 
 
 def test_a_refusal_is_told(client):
-    given = http.InferInput("images", [1, 3, 8, 8], "UINT8")
-    given.set_data_from_numpy(np.zeros((1, 3, 8, 8), np.uint8))
+    infer_input = http.InferInput("images", [1, 3, 8, 8], "UINT8")
+    infer_input.set_data_from_numpy(np.zeros((1, 3, 8, 8), np.uint8))
     with pytest.raises(Exception, match=r"must have the shape \[1\.\.64, 3, 96, 96\]"):
-        client.infer("pets", [given])
+        client.infer("pets", [infer_input])
 
 
 @pytest.mark.parametrize("kind", ["onnx", "openvino"])

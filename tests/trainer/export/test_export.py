@@ -73,9 +73,9 @@ def test_what_is_there_is_neither_made_nor_checked_again(trained, shards, tiny, 
     target, written = str(tmp_path / "model"), []
     real = exporting.verify
 
-    def counted(*given):
-        written.append(given)
-        return real(*given)
+    def counted(*inputs):
+        written.append(inputs)
+        return real(*inputs)
 
     monkeypatch.setattr(exporting, "verify", counted)
     first = exporting.export(trained, shards, target, tiny())
@@ -106,9 +106,9 @@ def test_the_files_are_what_they_should_be(exported):
     assert all(tensor.data_type == onnx.TensorProto.INT8 for tensor in weights)
     producers = {output: node for node in quantised.node for output in node.output}
     for node in convolutions:  # Each input comes from a DequantizeLinear, by channel for the weights.
-        given = [producers[name] for name in node.input[:2]]
-        assert [one.op_type for one in given] == ["DequantizeLinear"] * 2
-        assert [a.i for a in given[1].attribute if a.name == "axis"] == [0]
+        inputs = [producers[name] for name in node.input[:2]]
+        assert [one.op_type for one in inputs] == ["DequantizeLinear"] * 2
+        assert [a.i for a in inputs[1].attribute if a.name == "axis"] == [0]
     # By channel: a scale for each output. And of the convolutions alone: no other weight has eight bits.
     values = {tensor.name: tensor for tensor in quantised.initializer}
     for node in (producers[node.input[1]] for node in convolutions):
@@ -253,8 +253,8 @@ def test_the_whole_way_around_a_bundle(untrained, shards, tiny, tmp_path, monkey
     }  # fmt: skip
     (tmp_path / "evaluation" / "metrics.json").write_text(json.dumps(scored))
     config = tiny(export__min_match=0.0, export__max_ap_change=1.0, export__name="pets")
-    given, target, scores = untrained(), str(tmp_path / "model"), str(tmp_path / "evaluation")
-    result = exporting.export(given, shards, target, config, evaluation_uri=scores)
+    inputs, target, scores = untrained(), str(tmp_path / "model"), str(tmp_path / "evaluation")
+    result = exporting.export(inputs, shards, target, config, evaluation_uri=scores)
     metadata = bundle.load(str(tmp_path / "model")).metadata
     assert metadata["metrics"] == {
         "split": "test", "images": 4, "values": {"coco/AP": 0.25}, "evaluation": str(tmp_path / "evaluation"),
@@ -267,7 +267,7 @@ def test_the_whole_way_around_a_bundle(untrained, shards, tiny, tmp_path, monkey
     assert "- coco/AP 0.250 >= 0.1: passed" in card and "| 3 | star | 4 | 7 | 0.300 | 0.500 | 0.410 |" in card
     assert "| 0 | circle | 1 | 0 | - | - | - |" in card and "train 24 images with" in card
     assert metadata["name"] == "pets" and metadata["model_version"] == result["model_version"]
-    again = exporting.export(given, shards, target, config)
+    again = exporting.export(inputs, shards, target, config)
     assert again["model_version"] == result["model_version"]  # The same files are the same version.
 
 

@@ -32,8 +32,8 @@ def config(tiny):
 
 
 def test_a_toy_of_one_file_and_one_line_lives_the_whole_life(config, shards, tmp_path):
-    made = live(config, shards, tmp_path, 7, ["onnx", "torch-export"])
-    assert set(made["formats"]) == {"onnx", "torch-export"}
+    lived = live(config, shards, tmp_path, 7, ["onnx", "torch-export"])
+    assert set(lived["formats"]) == {"onnx", "torch-export"}
     rows = [row for row in read_rows(str(tmp_path / "whole")) if row["kind"] == "train"]
     assert all(row["loss"] == pytest.approx(row["loss_objects"] + row["loss_boxes"]) for row in rows)
     described = json.loads((tmp_path / "model" / "model_metadata.json").read_text())
@@ -72,9 +72,9 @@ def test_sizes_and_formats_that_it_cannot_do_are_told_with_the_configuration(con
 
 
 def test_what_is_not_installed_is_told_before_anything_is_built(monkeypatch, config, shards, tmp_path):
-    there = architectures.ARCHITECTURES["toy"]
+    toy_line = architectures.ARCHITECTURES["toy"]
     monkeypatch.setitem(
-        architectures.ARCHITECTURES, "toy", there._replace(extra="detr", packages=("no_such_package",))
+        architectures.ARCHITECTURES, "toy", toy_line._replace(extra="detr", packages=("no_such_package",))
     )
     assert from_json("{}") and with_overrides(config, {"model.width": 3}).model.width == 3
     with pytest.raises(ConfigError) as caught:

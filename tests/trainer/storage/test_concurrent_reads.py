@@ -22,22 +22,22 @@ from trainer.storage.addresses import Addresses
 
 @pytest.fixture
 def server(hurried) -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.stop()
+    started = Server()
+    yield started
+    started.stop()
 
 
 def read(uris, threads=4, at_once=8):
     """What comes of each, with at most so many under way."""
-    found = {}
+    contents = {}
     with many_of(threads) as many:
         for number, uri in enumerate(uris):
             many.read(number, uri)
             while many.busy >= at_once:
-                found.update(many.wait())
+                contents.update(many.wait())
         while many.busy:
-            found.update(many.wait())
-    return [found[number] for number in range(len(uris))]
+            contents.update(many.wait())
+    return [contents[number] for number in range(len(uris))]
 
 
 @pytest.fixture
@@ -142,18 +142,18 @@ def test_a_server_that_dies_and_comes_back_is_waited_for(proxy, hurried):
         storage.write_bytes(uri, data)
     port = proxy.port
     with ThreadPoolExecutor(1) as thread, many_of(4) as many:
-        found = {}
+        contents = {}
         for number, uri in enumerate(uris[:10]):
             many.read(number, uri)
-        found.update(many.wait())
+        contents.update(many.wait())
         proxy.stop()
         back = thread.submit(lambda: (time.sleep(1), proxy.start(port)))
         for number, uri in enumerate(uris[10:], 10):
             many.read(number, uri)
         while many.busy:
-            found.update(many.wait())
+            contents.update(many.wait())
         back.result()
-    assert [found[number] for number in range(20)] == content
+    assert [contents[number] for number in range(20)] == content
 
 
 def test_a_large_file_among_small_ones(bucket, monkeypatch):
@@ -199,10 +199,12 @@ def test_calls_run_beside_the_reads_and_give_what_they_return(server):
         many.call("sum", sum, [1, 2])
         many.call("error", storage.read_bytes, "/nowhere/at/all")
         many.read("file", server.url)
-        found = {}
+        contents = {}
         while many.busy:
-            found.update(many.wait())
-    assert found["sum"] == 3 and found["file"] == b"hello" and isinstance(found["error"], MissingError)
+            contents.update(many.wait())
+    assert (
+        contents["sum"] == 3 and contents["file"] == b"hello" and isinstance(contents["error"], MissingError)
+    )
 
 
 def test_a_call_that_fails_otherwise_is_raised():
@@ -326,6 +328,6 @@ def test_a_server_that_cannot_be_asked_holds_up_no_other(server, monkeypatch):
     monkeypatch.setattr("trainer.storage.environment.settings", slow)
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     began = time.monotonic()
-    found = read([*(f"s3://bucket/{number}" for number in range(16)), server.url], threads=16, at_once=32)
-    assert found[-1] == b"hello" and all(isinstance(one, StorageError) for one in found[:-1])
+    contents = read([*(f"s3://bucket/{number}" for number in range(16)), server.url], threads=16, at_once=32)
+    assert contents[-1] == b"hello" and all(isinstance(one, StorageError) for one in contents[:-1])
     assert time.monotonic() - began < 3

@@ -41,8 +41,8 @@ def bare(monkeypatch, tmp_path):
 def test_where(kind, environment, url, region, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    found = settings(kind)
-    assert (found.url, found.region, found.source) == (url, region, "")
+    read_settings = settings(kind)
+    assert (read_settings.url, read_settings.region, read_settings.source) == (url, region, "")
 
 
 def test_who(monkeypatch, tmp_path):
@@ -61,13 +61,18 @@ def test_who(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden-b")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "hidden-t")
-    found = settings("s3")
-    assert (found.source, found.key, found.secret, found.token) == ("keys", "a", "hidden-b", "hidden-t")
+    read_settings = settings("s3")
+    assert (read_settings.source, read_settings.key, read_settings.secret, read_settings.token) == (
+        "keys",
+        "a",
+        "hidden-b",
+        "hidden-t",
+    )
     monkeypatch.setenv("MINIO_ACCESS_KEY", "c")
     monkeypatch.setenv("MINIO_SECRET_KEY", "hidden-d")
-    found = settings("minio")
-    assert (found.key, found.secret, found.token) == ("c", "hidden-d", "")
-    assert "hidden" not in repr(found) + repr(settings("s3"))
+    read_settings = settings("minio")
+    assert (read_settings.key, read_settings.secret, read_settings.token) == ("c", "hidden-d", "")
+    assert "hidden" not in repr(read_settings) + repr(settings("s3"))
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     assert settings("s3").source == settings("minio").source == ""
     assert credentials(settings("s3")) is None

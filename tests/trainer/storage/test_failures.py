@@ -53,9 +53,9 @@ def test_a_look_at_an_object_says_why_it_is_refused(proxy):
 
 
 def test_a_region_in_the_headers_is_told(proxy):
-    told = (("Content-Type", "application/xml"), ("x-amz-bucket-region", "ap-south-1"))
+    answer_headers = (("Content-Type", "application/xml"), ("x-amz-bucket-region", "ap-south-1"))
     for method in ("GET", "HEAD"):
-        proxy.fail("status", method=method, status=301, code="PermanentRedirect", headers=told)
+        proxy.fail("status", method=method, status=301, code="PermanentRedirect", headers=answer_headers)
     with pytest.raises(StorageError, match="is in region ap-south-1") as caught:
         storage.read_bytes("s3://bucket/x")
     assert "ap-south-1" in caught.value.fix
@@ -185,9 +185,9 @@ def test_trying_again_is_told_once(proxy, bucket, hurried, caplog):
     storage.write_bytes("s3://bucket/x", b"")
     proxy.fail("status", times=9)
     storage.read_bytes("s3://bucket/x")
-    told = [record.getMessage() for record in caplog.records if record.name == "storage"]
-    assert len(told) == 1
-    assert "cannot read s3://bucket/x: SlowDown: status 503; trying again for" in told[0]
+    answer_headers = [record.getMessage() for record in caplog.records if record.name == "storage"]
+    assert len(answer_headers) == 1
+    assert "cannot read s3://bucket/x: SlowDown: status 503; trying again for" in answer_headers[0]
 
 
 def test_waits_grow_and_differ():

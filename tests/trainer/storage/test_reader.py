@@ -26,8 +26,8 @@ def data(bucket, monkeypatch):
 def test_from_start_to_end(proxy, data):
     with storage.open_reader("s3://bucket/big") as file:
         assert b"".join(iter(lambda: file.read(10_000), b"")) == data
-    asked = [[*line.split(), ""][2] for line in proxy.requests]
-    assert len(asked) == len(set(asked)) == 16  # each piece once
+    ranges = [[*line.split(), ""][2] for line in proxy.requests]
+    assert len(ranges) == len(set(ranges)) == 16  # each piece once
 
 
 def test_anywhere(proxy, data):

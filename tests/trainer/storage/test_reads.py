@@ -36,9 +36,9 @@ def ranges(proxy):
 
 def test_a_large_object_is_read_in_pieces_side_by_side(proxy, data, tmp_path):
     assert storage.read_bytes("s3://bucket/big") == data
-    asked = ranges(proxy)
+    requested = ranges(proxy)
     # The first tells how large it is.
-    assert asked[0] == "0-65535" and len(asked) == len(set(asked)) == 16
+    assert requested[0] == "0-65535" and len(requested) == len(set(requested)) == 16
     assert storage.local_copy("s3://bucket/big", tmp_path).read_bytes() == data
 
 
@@ -72,7 +72,7 @@ def test_a_broken_piece_goes_on_where_it_broke(proxy, data, kind):
     assert storage.read_bytes("s3://bucket/big") == data
     assert len(ranges(proxy)) == 19
     # This the library does by itself.
-    starts = {int(asked.partition("-")[0]) for asked in ranges(proxy)}
+    starts = {int(requested.partition("-")[0]) for requested in ranges(proxy)}
     assert 10 * KB in starts and len(starts) == 19
 
 

@@ -271,9 +271,9 @@ def test_what_is_known_of_a_file(bucket, server, hurried, tmp_path):
     os.utime(tmp_path / "x", ns=(0, 1_500_000_000_000_000_001))
     assert storage.state(str(tmp_path / "x")) == (5, 1.5e9, "1500000000000000001")
     storage.write_bytes("s3://bucket/x", b"12345")
-    found = storage.state("s3://bucket/x")
-    assert found.size == 5 and found.etag == hashlib.md5(b"12345").hexdigest()
-    assert abs(found.modified - time.time()) < 60
+    file_state = storage.state("s3://bucket/x")
+    assert file_state.size == 5 and file_state.etag == hashlib.md5(b"12345").hexdigest()
+    assert abs(file_state.modified - time.time()) < 60
     assert storage.state(f"{server}/ok") == (5, None, '"1"')
     for nothing in (str(tmp_path / "none"), str(tmp_path), "s3://bucket/none", f"{server}/none"):
         assert storage.state(nothing) is None

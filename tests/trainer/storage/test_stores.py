@@ -41,8 +41,8 @@ def test_a_large_file_in_parts_and_pieces(any_store, tmp_path):
     with storage.open_reader(uri) as file:
         file.seek(-7, os.SEEK_END)
         assert file.read() == content[-7:]
-    found = client("s3").stat_object(any_store.removeprefix("s3://"), "large")
-    assert found.metadata["x-amz-meta-sha256"] == hashlib.sha256(content).hexdigest()
+    object_stat = client("s3").stat_object(any_store.removeprefix("s3://"), "large")
+    assert object_stat.metadata["x-amz-meta-sha256"] == hashlib.sha256(content).hexdigest()
 
 
 def test_an_upload_that_is_interrupted_leaves_nothing(any_store, interrupt_part):

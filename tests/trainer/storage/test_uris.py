@@ -93,10 +93,10 @@ def test_a_store_with_laxer_rules_keeps_its_buckets(monkeypatch, uri, environmen
 def test_only_who_has_a_store_of_another_kind_is_told_how_to_say_so(monkeypatch):
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
-    told = {}
+    problems = {}
     for uri in ("s3://My_Bucket/x", "s3://a..b/x"):
         with pytest.raises(StorageError) as caught:
             check_place(uri)
-        told[uri] = caught.value.fix
-    assert "AWS_ENDPOINT_URL" in told["s3://My_Bucket/x"]
-    assert "AWS_ENDPOINT_URL" not in told["s3://a..b/x"]
+        problems[uri] = caught.value.fix
+    assert "AWS_ENDPOINT_URL" in problems["s3://My_Bucket/x"]
+    assert "AWS_ENDPOINT_URL" not in problems["s3://a..b/x"]

@@ -16,9 +16,9 @@ from trainer.storage import reads
 @pytest.fixture
 def server(hurried, monkeypatch) -> Iterator[Server]:
     monkeypatch.setattr(reads, "_unsized", set())
-    made = Server()
-    yield made
-    made.stop()
+    started = Server()
+    yield started
+    started.stop()
 
 
 CLOSED = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello"

@@ -41,8 +41,8 @@ def test_a_large_file_is_sent_in_parts(proxy, bucket, small_parts, tmp_path):
     storage.upload(tmp_path / "x", "s3://bucket/x")
     assert (bucket / "x").read_bytes() == content
     assert len(sent(proxy, "PUT", "partNumber=")) == 16
-    found = client("s3").stat_object("bucket", "x")
-    assert found.metadata["x-amz-meta-sha256"] == hashlib.sha256(content).hexdigest()
+    object_stat = client("s3").stat_object("bucket", "x")
+    assert object_stat.metadata["x-amz-meta-sha256"] == hashlib.sha256(content).hexdigest()
     assert storage.read_bytes("s3://bucket/x") == content
 
 

@@ -32,8 +32,8 @@ def make_yolo(tmp_path, make_jpeg):
                 label.parent.mkdir(parents=True, exist_ok=True)
                 if text is not None:
                     label.write_text(text)
-        told = yaml or "".join(f"{split}: images/{split}\n" for split in splits) + "names: [cat, dog]\n"
-        (folder / "data.yaml").write_text(told)
+        data_yaml = yaml or "".join(f"{split}: images/{split}\n" for split in splits) + "names: [cat, dog]\n"
+        (folder / "data.yaml").write_text(data_yaml)
         return folder
 
     return make
@@ -139,8 +139,8 @@ def test_a_label_file_in_utf_16_is_named(make_yolo):
         ("\n- null\n- 'ë'", ["null", "ë"]),
     ],
 )
-def test_names_as_list_or_mapping(make_yolo, told, expected):
-    root = make_yolo(f"train: images/train\nnames: {told}\n", train={"a": ONE})
+def test_names_as_list_or_mapping(make_yolo, data_yaml, expected):
+    root = make_yolo(f"train: images/train\nnames: {data_yaml}\n", train={"a": ONE})
     listing = YoloSource(str(root)).listing()
     assert [(category.name, category.original_id) for category in listing.categories] == [
         (name, number) for number, name in enumerate(expected)
@@ -222,10 +222,16 @@ def test_lists_of_images(make_yolo, line):
     (root / "train.txt").write_text("\n".join(lines) + "\n")
     (root / "val.txt").write_text(line.format("b", root=root) + "\n")
     listing = YoloSource(str(root)).listing()
-    found = {entry.file_name: entry for entry in listing.splits["train"]}
-    assert [name.rpartition("/")[2] for name in found] == ["gone.jpg", "a.jpg", "c.jpg"]
-    assert [entry.fault and entry.fault[0] for entry in found.values()] == [reasons.IMAGE_MISSING, None, None]
-    assert len(found["images/train/a.jpg"].boxes) == 1 and not found["images/train/c.jpg"].boxes
+    entry_by_name = {entry.file_name: entry for entry in listing.splits["train"]}
+    assert [name.rpartition("/")[2] for name in entry_by_name] == ["gone.jpg", "a.jpg", "c.jpg"]
+    assert [entry.fault and entry.fault[0] for entry in entry_by_name.values()] == [
+        reasons.IMAGE_MISSING,
+        None,
+        None,
+    ]
+    assert (
+        len(entry_by_name["images/train/a.jpg"].boxes) == 1 and not entry_by_name["images/train/c.jpg"].boxes
+    )
     assert listing.problems.counts == {reasons.IMAGE_LISTED_TWICE: 1}
     assert names(root)["val"] == ["images/train/b.jpg", "images/more/d.jpg"]
 

@@ -81,8 +81,8 @@ def test_squares_of_several_sizes_mosaics_and_mixed_images(narrow, shards, tmp_p
 def test_a_whole_life(narrow, shards, tmp_path):
     """Trained, stopped and resumed to the same bits, evaluated, exported, and scored as exported."""
     config = narrow("dfine", train__epochs=4, export__max_ap_change_int8=1.0)
-    made = live(config, shards, tmp_path, 7, ["onnx", "onnx-int8"])
-    for name, check in made["formats"].items():
+    lived = live(config, shards, tmp_path, 7, ["onnx", "onnx-int8"])
+    for name, check in lived["formats"].items():
         assert check["images"] == 4 and check["matches"]["detections"] > 20
         if name != "onnx-int8":
             assert check["matches"]["matched"] >= 0.98 and abs(check["ap_change"]) <= 1e-3
