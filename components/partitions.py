@@ -22,8 +22,9 @@ Part = str
 
 
 def plan(
-    source: str, data_root: str, recipe: str, overrides: dict[str, Any], version: str, partitions: int
-) -> list[Part]:
+    source: str, data_root: str, recipe: str, overrides: dict[str, Any], version: str, partitions: int,
+    trains: bool = False,
+) -> list[Part]:  # fmt: skip
     """List a source, write its annotations as tables, and divide the work.
 
     Args:
@@ -33,14 +34,21 @@ def plan(
         overrides: dotted configuration keys and their values.
         version: see `data_versions.fetch`.
         partitions: how many, 1 to MOST.
+        trains: whether a training follows: its pretrained weights are then fetched first.
 
     Raises:
         ConfigError: no such number of partitions, or the version cannot be a name.
+        CheckpointError: the weights do not fit the detector.
         DataError: the source cannot be used.
         StorageError: the data root cannot be read or written.
     """
     check(partitions)
-    config = recipes.load_here(recipe, overrides).data
+    whole = recipes.load_here(recipe, overrides)
+    if trains:
+        from trainer.model.pretrained import check_pretrained  # PyTorch, for whom nothing else here needs it.
+
+        check_pretrained(whole.model, data_root)
+    config = whole.data
     is_known = data_versions.known(source, data_root, config, version) is not None
     uri = "" if is_known else storage.join(download.plan(source, data_root, config)["uri"], "plan.json")
     numbered = ({"plan": uri, "partition": part, "partitions": partitions} for part in range(partitions))

@@ -14,6 +14,7 @@ def plan(
     data_version: str,
     partitions: int,
     credentials: str,
+    trains: bool,
 ) -> list:
     """List a source, write its annotations as tables, and divide the work.
 
@@ -25,11 +26,12 @@ def plan(
         data_version: see the pipeline's parameters.
         partitions: see the pipeline's parameters.
         credentials: see the pipeline's parameters.
+        trains: whether a training follows: its pretrained weights are then fetched first.
 
     Returns:
         The parts, each as JSON.
     """
     from components import steps
 
-    arguments = (source, data_root, recipe, overrides, data_version, partitions)
+    arguments = (source, data_root, recipe, overrides, data_version, partitions, trains)
     return steps.run("plan", "components.partitions:plan", *arguments, secret=credentials)

@@ -8,6 +8,7 @@ from typing import Any
 from components import data_versions, partitions
 from trainer import recipes, storage
 from trainer.data import shards
+from trainer.model.pretrained import check_pretrained
 from trainer.report.shards_page import page
 
 Published = tuple[dict[str, Any], dict[str, Any]]
@@ -15,8 +16,9 @@ Published = tuple[dict[str, Any], dict[str, Any]]
 
 
 def prepare(
-    source: str, recipe: str, overrides: dict[str, Any], data_root: str, version: str, page_path: str
-) -> tuple[Published, Published]:
+    source: str, recipe: str, overrides: dict[str, Any], data_root: str, version: str, page_path: str,
+    trains: bool = False,
+) -> tuple[Published, Published]:  # fmt: skip
     """Bring a source's images and annotations under the data root, and write them as shards.
 
     Args:
@@ -26,10 +28,13 @@ def prepare(
         data_root: see `trainer.data.download.download`.
         version: name for the data as they are now, or a known one; empty is none.
         page_path: local file that receives the statistics, as a page.
+        trains: whether a training follows: its pretrained weights are then fetched first.
 
     Returns:
         Of the raw images and of the shards.
     """
+    if trains:
+        check_pretrained(recipes.load_here(recipe, overrides).model, data_root)
     raw = download([], source, recipe, overrides, data_root, version)
     return raw, shard([], raw[0], recipe, overrides, data_root, page_path)
 

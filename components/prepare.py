@@ -13,6 +13,7 @@ def prepare(
     data_root: str,
     data_version: str,
     credentials: str,
+    trains: bool,
     raw: dsl.Output[dsl.Dataset],
     shards: dsl.Output[dsl.Dataset],
     statistics: dsl.Output[dsl.HTML],
@@ -28,13 +29,14 @@ def prepare(
         data_root: see the pipeline's parameters.
         data_version: see the pipeline's parameters.
         credentials: see the pipeline's parameters.
+        trains: whether a training follows: its pretrained weights are then fetched first.
         raw: manifest of the raw images.
         shards: manifest of the shards.
         statistics: what they hold, as a page.
     """
     from components import steps
 
-    arguments = (source, recipe, overrides, data_root, data_version, statistics.path)
+    arguments = (source, recipe, overrides, data_root, data_version, statistics.path, trains)
     raw_published, shards_published = steps.run(
         "prepare", "components.preparation:prepare", *arguments, secret=credentials
     )

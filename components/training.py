@@ -10,9 +10,11 @@ from trainer import recipes, storage
 from trainer.config import Config
 from trainer.configuration import to_json, with_overrides
 from trainer.data.sample_order import global_batch
+from trainer.data.shard_index import data_root_of
 from trainer.errors import ConfigError, LaunchError
 from trainer.evaluation.gate import check, split_rules
 from trainer.export import published_models
+from trainer.weights.weights_mirror import check_available
 
 
 def folder_of(output: str, data_root: str, data: dict[str, Any], run_id: str) -> str:
@@ -60,8 +62,11 @@ def prepare(
             that its pods would not find, or other classes than the model of this name has.
         DataError: there are fewer images than one step of all processes reads.
         EvaluationError: the gate's rules cannot be used with these data.
+        StorageError: the pretrained weights are not there and cannot be fetched.
     """
     config = recipes.load(recipe, overrides)
+    if not storage.exists(storage.join(output, "config.json")):  # A run that was begun has its own weights.
+        check_available(config.model.weights, data_root_of(shards))
     uri = storage.join(output, "config.json")
     arguments = ("train", "--config", uri, "--shards", shards, "--output", storage.join(output, "train"))
     job = request.spec(arguments)

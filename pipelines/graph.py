@@ -87,7 +87,7 @@ def train_detector(values: Mapping[str, Any], form: Form) -> None:
     clean_up = cleanup(launcher="" if form.until else values["launcher"], run_id=_RUN_ID)
     _run(clean_up, CLEANUP[clean_up.name], *_WAITING)
     with dsl.ExitHandler(clean_up, name="steps"):
-        shards = _prepare_in_parts(pods, form, values) if form.shared else _prepare(pods, values)
+        shards = _prepare_in_parts(pods, form, values) if form.shared else _prepare(pods, form, values)
         if not form.until:
             _evaluate_and_export(pods, _train(pods, shards, values), values)
 
@@ -115,9 +115,10 @@ def _evaluate_and_export(pods: _Pods, model: Any, values: Mapping[str, Any]) -> 
         kubernetes.use_secret_as_volume(exported, values["signing"], FOLDER, optional=True)
 
 
-def _prepare(pods: _Pods, values: Mapping[str, Any]) -> Any:
+def _prepare(pods: _Pods, form: Form, values: Mapping[str, Any]) -> Any:
     """Download and shard in one pod; returns the shards' manifest."""
-    task = prepare(**_select(values, "source", "data_version", "data_root", *_SETTINGS))
+    settings = _select(values, "source", "data_version", "data_root", *_SETTINGS)
+    task = prepare(trains=not form.until, **settings)
     return pods.step(task).outputs["shards"]
 
 
@@ -126,7 +127,7 @@ def _prepare_in_parts(pods: _Pods, form: Form, values: Mapping[str, Any]) -> Any
     settings = _select(values, *_SETTINGS)
     stored = settings | _select(values, "data_root")
     of_source = stored | _select(values, "source", "data_version")
-    planned = pods.step(plan(partitions=values["partitions"], **of_source))
+    planned = pods.step(plan(partitions=values["partitions"], trains=not form.until, **of_source))
     with dsl.ParallelFor(planned.output, name="fetching", parallelism=form.parallelism) as part:
         fetched = pods.step(fetch(part=part, **settings))
     raw = pods.step(download(parts=dsl.Collected(fetched.output), **of_source)).outputs["raw"]

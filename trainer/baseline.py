@@ -5,6 +5,7 @@ from typing import Any
 
 from trainer import storage
 from trainer.config import Config
+from trainer.data.shard_index import data_root_of
 from trainer.errors import EvaluationError
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.export import published_models as published
@@ -47,11 +48,6 @@ class Baseline:
         return self.summary["fingerprint"], self.summary["split"]
 
 
-def data_root(shards_uri: str) -> str:
-    """Return the data root that shards lie in: <data_root>/shards/<fingerprint>."""
-    return storage.parent(storage.parent(shards_uri))
-
-
 def find(config: Config, shards_uri: str) -> Baseline | None:
     """Find the baseline that the configuration names.
 
@@ -70,7 +66,7 @@ def find(config: Config, shards_uri: str) -> Baseline | None:
     if named == NONE:
         return None
     if not named:
-        return _current(data_root(shards_uri), published.name_for(config.export.name, shards_uri))
+        return _current(data_root_of(shards_uri), published.name_for(config.export.name, shards_uri))
     return _named(named)
 
 

@@ -18,6 +18,9 @@ URI_CHECK = "check of URIs"
 """Key of the validation context under which a reader gives its check of URIs: a function that raises
 StorageError. So this module need not know of stores."""
 
+NO_WEIGHTS = "none"
+"""Value of model.weights for random ones: as an override it turns the freezing of layers off as well."""
+
 STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 """How every dataclass of a configuration is read; an architecture's options too."""
 
@@ -65,7 +68,12 @@ def _possible(value: str, info: ValidationInfo) -> str:
     return value
 
 
+def _none_is_empty(value: str) -> str:
+    return "" if value == NO_WEIGHTS else value
+
+
 Uri = Annotated[str, AfterValidator(_possible)]
+WeightsUri = Annotated[Uri, AfterValidator(_none_is_empty)]
 Range = Annotated[Sizes, Field(min_length=2, max_length=2), AfterValidator(_ascending)]
 
 
@@ -175,9 +183,9 @@ class ModelConfig:
 
     architecture: str = architectures.DEFAULT
     """Kind of detector. Each has its own options: those of another are refused."""
-    weights: Uri = ""
-    """URI of pretrained weights of a detector or backbone, in the layout of the library that the
-    architecture comes from; empty starts from scratch."""
+    weights: WeightsUri = ""
+    """Pretrained weights of a detector or backbone, in the layout of the library that the architecture
+    comes from: torchvision:NAME, hf:ORG/NAME, or a URI of a file or folder; none starts from scratch."""
     sync_batchnorm: bool = False
     """Compute BatchNorm statistics over all processes: each layer waits for all, twice a step."""
     score_threshold: Fraction = 0.05
@@ -188,6 +196,10 @@ class ModelConfig:
     def misfit(self) -> str:
         """Tell why weights cannot fit, as far as their name tells; empty where they may."""
         return ""
+
+    def freezing(self) -> dict[str, Any]:
+        """Return the options that keep weights as they were loaded, each with the value that does not."""
+        return {}
 
 
 @dataclass(config=STRICT, frozen=True)

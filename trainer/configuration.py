@@ -10,12 +10,13 @@ import pydantic_core
 from pydantic import TypeAdapter, ValidationError
 
 from trainer import architectures
-from trainer.config import URI_CHECK, Config, ModelConfig
+from trainer.config import NO_WEIGHTS, URI_CHECK, Config, ModelConfig
 from trainer.errors import ConfigError
 from trainer.storage.uris import check_bucket
 
 _ADAPTER = TypeAdapter(Config)
 _ARCHITECTURE = "model.architecture"
+_WEIGHTS = "model.weights"
 _LIBRARIES = {"torchvision:": "torchvision", "hf:": "transformers"}
 """Whose weights URIs name."""
 
@@ -179,7 +180,8 @@ def parse_overrides(texts: Sequence[str], option: str = "--set") -> dict[str, An
 def with_overrides(config: Config, overrides: dict[str, Any], *, where: str = "overrides") -> Config:
     """Return the configuration with dotted keys replaced, e.g. {"train.lr": 0.02}.
 
-    Another `model.architecture` brings its own defaults along for the whole section.
+    Another `model.architecture` brings its own defaults along for the whole section, and
+    `model.weights=none` trains what pretrained weights are frozen for.
 
     Raises:
         ConfigError: naming every key that does not exist (with those that are spelled alike) and every
@@ -198,6 +200,10 @@ def with_overrides(config: Config, overrides: dict[str, Any], *, where: str = "o
             node = node[section]
         node[name] = overrides[dotted]
     changed, problems = _read(json.dumps(tree))
+    if changed and overrides.get(_WEIGHTS) == NO_WEIGHTS:
+        frozen = changed.model.freezing().items()
+        trained = {key: value for key, value in frozen if f"model.{key}" not in overrides}
+        changed = replace(changed, model=replace(changed.model, **trained))
     if changed is None or unknown:
         problems = [
             f"  no key {dotted!r}: {_hint(dotted, leaves, list(tree), name)}" for dotted in unknown
@@ -207,6 +213,24 @@ def with_overrides(config: Config, overrides: dict[str, Any], *, where: str = "o
             fix=f"correct these; `kubedet recipes --show {config.recipe}` lists all keys and values",
         )
     return changed
+
+
+def check_frozen(config: Config) -> None:
+    """Refuse to keep random weights as they are: nothing could come of them.
+
+    Not a part of reading: a model that was trained so can still be used.
+
+    Raises:
+        ConfigError: naming the options that freeze, where there are no pretrained weights.
+    """
+    frozen = config.model.freezing()
+    if frozen and not config.model.weights:
+        now = " and ".join(f"model.{key}={getattr(config.model, key)}" for key in frozen)
+        raise ConfigError(
+            f"{now} would freeze random weights: model.weights names none",
+            fix=f"name some, or train all: --set {_WEIGHTS}={NO_WEIGHTS}, or --set "
+            + " --set ".join(f"model.{key}={value}" for key, value in frozen.items()),
+        )
 
 
 def _hint(dotted: str, leaves: list[str], sections: list[str], architecture: str) -> str:

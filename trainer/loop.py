@@ -21,7 +21,7 @@ from trainer.compilation import compile_detector, hold_gradients, load_compiled,
 from trainer.config import Config
 from trainer.data.loader import TrainLoader
 from trainer.data.sampling import check_verified, image_weights
-from trainer.data.shard_index import ShardDataset
+from trainer.data.shard_index import ShardDataset, data_root_of
 from trainer.distributed import World, broadcast, mean, process_group
 from trainer.errors import ConfigError, Interrupted
 from trainer.evaluation.inference import predict_split
@@ -84,7 +84,10 @@ class _Run:
         saved = newest_checkpoint(self.checkpoints, world) if resume == "auto" else None
         self.global_batch = step_size(config, saved, len(self.train_set), world)
         self._check_data()
-        self.state = TrainState(config, len(self.train_set.categories), world)
+        if saved is None:
+            configuration.check_frozen(config)
+        classes, data_root = len(self.train_set.categories), data_root_of(shards_uri)
+        self.state = TrainState(config, classes, world, data_root=data_root, new=saved is None)
         self.batch = fitting_batch(config, self.state, self.global_batch, saved)
         self.loader = TrainLoader(
             self.train_set, config.loader, global_batch=self.global_batch,

@@ -4,7 +4,7 @@ from typing import Any
 
 from trainer import architectures
 from trainer.config import Config, DataConfig, EvaluationConfig, LoaderConfig, TrainConfig
-from trainer.configuration import with_overrides
+from trainer.configuration import check_frozen, with_overrides
 from trainer.errors import ConfigError
 from trainer.model.architectures.detr.detr_options import DFineOptions
 from trainer.model.architectures.faster_rcnn.faster_rcnn_options import FasterRcnnOptions
@@ -236,11 +236,14 @@ def load(name: str, overrides: dict[str, Any] | None = None) -> Config:
     """Return the recipe of that name with dotted overrides applied.
 
     Raises:
-        ConfigError: there is no such recipe, no such key, or a value does not fit.
+        ConfigError: there is no such recipe, no such key, a value does not fit, or random weights
+            would be frozen.
     """
     if name not in RECIPES:
         raise ConfigError(f"no recipe {name!r}", fix=f"use one of: {', '.join(RECIPES)}")
-    return with_overrides(RECIPES[name](), overrides or {}, where=f"overrides of recipe {name}")
+    config = with_overrides(RECIPES[name](), overrides or {}, where=f"overrides of recipe {name}")
+    check_frozen(config)
+    return config
 
 
 def load_here(name: str, overrides: dict[str, Any] | None = None) -> Config:

@@ -14,7 +14,7 @@ from trainer.config import Config
 from trainer.distributed import World, gather, on_one_node
 from trainer.errors import ConfigError
 from trainer.model.architecture import Architecture, build, has_running_statistics
-from trainer.model.pretrained import load_pretrained
+from trainer.model.pretrained import DATA_ROOT, load_in_every_process
 from trainer.optim import MovingAverage, build_optimizer
 from trainer.precision import scaler
 
@@ -31,11 +31,25 @@ _SYNC_BUFFERS = (
 class TrainState:
     """The state of a run in one process: all of it is in `state_dict`."""
 
-    def __init__(self, config: Config, num_classes: int, world: World) -> None:
-        """Build the state of step 0, with the same weights in every process."""
+    def __init__(
+        self, config: Config, num_classes: int, world: World, *, data_root: str = DATA_ROOT, new: bool = True
+    ) -> None:
+        """Build the state of step 0, with the same weights in every process.
+
+        Args:
+            config: the whole configuration.
+            num_classes: classes of the shards.
+            world: the processes.
+            data_root: in whose mirror published weights are.
+            new: whether the run begins; one that goes on has its weights from a checkpoint.
+        """
         torch.manual_seed(config.train.seed)
         self.world, self._seed = world, config.train.seed
         self.detector = _build_detector(config, num_classes, world)
+        if new and config.model.weights:
+            load_in_every_process(self.detector, config.model.weights, data_root, world)
+        if config.train.channels_last:
+            self.detector = self.detector.to(memory_format=torch.channels_last)
         # All ranks draw the same weights; from here on each rank has its own random numbers.
         torch.manual_seed(config.train.seed + 1 + world.rank)
         self.optimizer = build_optimizer(self.detector, config.train)
@@ -145,10 +159,4 @@ def _check_sync_batchnorm(config: Config, world: World) -> None:
 def _build_detector(config: Config, num_classes: int, world: World) -> Architecture:
     if config.model.sync_batchnorm:
         _check_sync_batchnorm(config, world)
-    detector = build(config.model, num_classes)
-    if config.model.weights:
-        load_pretrained(detector, config.model.weights)
-    detector = detector.to(world.device)
-    if config.train.channels_last:
-        detector = detector.to(memory_format=torch.channels_last)
-    return detector.train()
+    return build(config.model, num_classes).to(world.device).train()

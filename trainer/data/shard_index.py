@@ -143,6 +143,11 @@ class _Tables:
         return np.concatenate([np.zeros(0, SAMPLE), *self._rows])
 
 
+def data_root_of(shards_uri: str) -> str:
+    """Return the data root that shards lie in: <data_root>/shards/<fingerprint>."""
+    return storage.parent(storage.parent(shards_uri))
+
+
 class ShardDataset:
     """The samples of one split, read at random by any number of threads.
 

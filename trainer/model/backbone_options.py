@@ -1,6 +1,6 @@
 """Options of a residual backbone with a feature pyramid, for the architectures that have one."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
@@ -17,6 +17,8 @@ Backbone = Literal[
     "resnext101_64x4d",
 ]
 
+_STAGES = 5
+
 
 @dataclass(config=STRICT, frozen=True)
 class PyramidOptions(ModelConfig):
@@ -30,7 +32,12 @@ class PyramidOptions(ModelConfig):
     """Channels of the backbone's first stage; 64 is the published network."""
     norm: Literal["batch", "frozen", "group"] = "batch"
     """Normalisation of the backbone: BatchNorm, frozen BatchNorm or GroupNorm."""
-    trainable_layers: Annotated[int, BeforeValidator(integral), Field(ge=0, le=5)] = 5
+    trainable_layers: Annotated[int, BeforeValidator(integral), Field(ge=0, le=_STAGES)] = _STAGES
     """Backbone stages that are trained, counted from the last; 5 is all of it."""
     fpn_channels: Positive = 256
     """Width of the feature pyramid and of the heads."""
+
+    def freezing(self) -> dict[str, Any]:
+        """Return the options that keep weights as they were loaded, each with the value that does not."""
+        frozen = {"norm": "batch"} if self.norm == "frozen" else {}
+        return frozen | ({"trainable_layers": _STAGES} if self.trainable_layers < _STAGES else {})

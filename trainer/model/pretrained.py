@@ -1,22 +1,23 @@
-"""Pretrained weights: reads them, whatever detector they are for."""
+"""Pretrained weights: loads them, whatever detector they are for, once for all processes of a run."""
 
 import logging
-from pathlib import Path
 
-import safetensors.torch
 import torch
-from torch import Tensor
-from torchvision.models import get_weight
+import torch.distributed as dist
 
-from trainer import storage
-from trainer.errors import CheckpointError
-from trainer.model.architecture import Architecture
+from trainer.config import ModelConfig
+from trainer.distributed import World, broadcast
+from trainer.errors import KubedetError
+from trainer.model.architecture import Architecture, build
+from trainer.weights.weights_mirror import obtain
 
-_TORCHVISION = "torchvision:"
+DATA_ROOT = "./data_root"
+"""In whose mirror published weights are kept where nobody says otherwise, as for `kubedet run`."""
+
 _LOG = logging.getLogger("weights")
 
 
-def load_pretrained(detector: Architecture, uri: str) -> None:
+def load_pretrained(detector: Architecture, uri: str, data_root: str = DATA_ROOT) -> None:
     """Load weights of a detector or a backbone into `detector`, in place.
 
     Tensors of the class outputs are left as they are where their shape differs (other classes): they
@@ -24,49 +25,56 @@ def load_pretrained(detector: Architecture, uri: str) -> None:
 
     Args:
         detector: the detector to fill.
-        uri: `torchvision:NAME` (e.g. torchvision:ResNet50_Weights.IMAGENET1K_V2), or a URI of
-            a .pt, .pth or .safetensors file in the layout of the architecture's library.
+        uri: of published weights (`torchvision:NAME`, `hf:ORG/NAME`, https://...), or of a .pt, .pth or
+            .safetensors file, or a folder with one, in the layout of the architecture's library.
+        data_root: in whose mirror published weights are looked for, and to which they are fetched.
 
     Raises:
         CheckpointError: the file is no state dict, or does not fit the model.
-        StorageError: the file cannot be read.
+        ConfigError: there are no published weights of that name.
+        StorageError: the weights are not there and cannot be fetched, or cannot be read.
     """
-    _LOG.info("%s", detector.load_upstream(_read(uri), uri))
+    _LOG.info("%s", detector.load_upstream(obtain(uri, data_root).state(), uri))
 
 
-def _read(uri: str) -> dict[str, Tensor]:
-    if uri.startswith(_TORCHVISION):
+def load_in_every_process(detector: Architecture, uri: str, data_root: str, world: World) -> None:
+    """Load weights in rank 0, and give them to all others: one of any number of machines fetches them.
+
+    A collective. An error of rank 0 is raised in every process.
+
+    Args:
+        detector: the detector to fill, on its device, in the default memory format.
+        uri: see `load_pretrained`.
+        data_root: see `load_pretrained`.
+        world: the processes.
+
+    Raises:
+        CheckpointError, ConfigError, StorageError: see `load_pretrained`.
+    """
+    failure: KubedetError | None = None
+    if world.is_main:
         try:
-            weight = get_weight(uri.removeprefix(_TORCHVISION))
-        except ValueError as error:
-            raise CheckpointError(
-                f"torchvision has no weights {uri.removeprefix(_TORCHVISION)!r}: {error}",
-                fix="use a name such as torchvision:RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1",
-            ) from None
-        try:
-            return dict(weight.get_state_dict(progress=False, check_hash=True))
-        except OSError as error:
-            raise CheckpointError(
-                f"weights {uri} cannot be downloaded: {error}",
-                fix="allow access to the weights' host, or copy the file to your storage and give its URI",
-            ) from None
-    path = storage.local_copy(uri)
-    try:
-        return _read_file(path)
-    except Exception as error:  # torch.load has no common error of its own
-        raise CheckpointError(
-            f"weights {uri} cannot be read: {str(error).splitlines()[0]}",
-            fix="give a .safetensors file, or a .pt/.pth file that holds nothing but tensors",
-        ) from None
+            load_pretrained(detector, uri, data_root)
+        except KubedetError as error:
+            failure = error
+    failure = broadcast(failure, world)
+    if failure:
+        raise failure
+    if world.size > 1:
+        with torch.no_grad():
+            for value in detector.state_dict().values():
+                dist.broadcast(value, src=0)
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        return safetensors.torch.load_file(path)
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    for wrapper in ("model", "state_dict"):
-        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
-            state = state[wrapper]
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError("it is not a dictionary of tensors")
-    return state
+def check_pretrained(config: ModelConfig, data_root: str) -> None:
+    """See to it that a training can start from its weights: fetch them, and load them once.
+
+    Args:
+        config: options of the detector.
+        data_root: see `load_pretrained`.
+
+    Raises:
+        CheckpointError, ConfigError, StorageError: see `load_pretrained`.
+    """
+    if config.weights:
+        load_pretrained(build(config, num_classes=1), config.weights, data_root)

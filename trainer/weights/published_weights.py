@@ -18,9 +18,6 @@ from urllib.parse import quote, urlsplit
 from trainer import storage
 from trainer.errors import ConfigError, StorageError
 
-NONE = "none"
-"""Value of model.weights for random ones: it turns the freezing of layers off as well."""
-
 TORCHVISION = "torchvision:"
 HUB = "hf:"
 

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from trainer import storage
+from trainer.config import NO_WEIGHTS
 from trainer.errors import KubedetError, StorageError
 from trainer.weights.published_weights import (
-    NONE,
     PublishedFile,
     folder,
     has_manifest,
@@ -112,7 +112,7 @@ def obtain(uri: str, data_root: str) -> WeightFiles:
 
 
 def check_available(uri: str, data_root: str) -> None:
-    """See to it that a training finds its weights: fetch published ones, and look for others.
+    """See to it that a training finds its weights: those that are in no mirror yet are fetched.
 
     Args:
         uri: what model.weights says; empty is none.
@@ -121,7 +121,7 @@ def check_available(uri: str, data_root: str) -> None:
     Raises:
         ConfigError, StorageError: see `obtain`.
     """
-    if uri:
+    if uri and not (is_published(uri) and look_up(uri, data_root).complete):
         obtain(uri, data_root)
 
 
@@ -138,7 +138,7 @@ def _in_place(uri: str) -> WeightFiles:
         raise StorageError(
             f"model.weights: {uri} is neither a file nor a folder with weights in it",
             fix="give a .safetensors, .pth or .pt file, a folder with one of them, torchvision:NAME or "
-            f"hf:ORG/NAME; {NONE} trains from scratch",
+            f"hf:ORG/NAME; {NO_WEIGHTS} trains from scratch",
         )
     return WeightFiles(uri, {one: storage.local_copy(storage.join(uri, one)) for one in names})
 
@@ -184,7 +184,7 @@ def _fetch(uri: str, data_root: str) -> MirroredWeights:
             f"model.weights: {uri} is not in {mirror_of(data_root)}, and cannot be fetched from "
             f"{address}: {error.message.removeprefix(f'cannot read {address}: ')}",
             fix=f"run `kubedet weights fetch {uri} --data-root {data_root}` where the internet can be reached"
-            f"{by_hand}; --set model.weights={NONE} trains from scratch",
+            f"{by_hand}; --set model.weights={NO_WEIGHTS} trains from scratch",
             passing=False,
         ) from None
     if has_manifest(uri):

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from trainer.config import STRICT, Fraction, Positive, Sizes, Uri
+from trainer.config import STRICT, Fraction, Positive, Sizes
 from trainer.model.backbone_options import PyramidOptions
 
 
@@ -38,9 +38,6 @@ class RetinaNetOptions(PyramidOptions):
     """Keep an output for class 0 that is never a target, as torchvision's own models have it
     (91 outputs for COCO, 601 for Open Images). Not needed to load their weights, nor to write
     weights for them: `python -m trainer weights`."""
-    weights: Uri = ""
-    """URI of pretrained weights (.pt, .pth, .safetensors) of a detector or backbone in
-    torchvision's layout, or torchvision:WEIGHTS_NAME; empty starts from scratch."""
     nms_threshold: Fraction = 0.5
     """Overlap above which the weaker detection of a class is dropped."""
     topk_candidates: Positive = 1000
