@@ -22,7 +22,15 @@ LAYERS = (
     ("ground", {"errors", "log", "precision", "stop_signals"}),
     (
         "process",
-        {"architectures", "distributed", "job_status", "os_errors", "parent_watch", "worker_failures"},
+        {
+            "architectures",
+            "config_types",
+            "distributed",
+            "job_status",
+            "os_errors",
+            "parent_watch",
+            "worker_failures",
+        },
     ),
     ("storage", {"config", "job_status_reporter", "storage"}),
     ("text", {"configuration", "trackers", "training_log"}),

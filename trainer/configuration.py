@@ -10,7 +10,8 @@ import pydantic_core
 from pydantic import TypeAdapter, ValidationError
 
 from trainer import architectures
-from trainer.config import NO_WEIGHTS, URI_CHECK, Config, ModelConfig
+from trainer.config import Config, ModelConfig
+from trainer.config_types import NO_WEIGHTS, URI_CHECK
 from trainer.errors import ConfigError
 from trainer.storage.uris import check_bucket
 

@@ -3,21 +3,46 @@
 import copy
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from trainer.config import TrainConfig
 from trainer.model.architecture import Architecture
 
+_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
+
 
 def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.Optimizer:
     """SGD, Adam or AdamW on the detector's groups of weights."""
-    groups = detector.parameter_groups(config)
+    groups = _with_decay_of_norms_and_biases(detector, config)
     if config.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
     kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     return kind(groups, lr=config.lr, fused=True)
+
+
+def _with_decay_of_norms_and_biases(detector: Architecture, config: TrainConfig) -> list[dict[str, Any]]:
+    """The detector's groups, in which norms and biases are not decayed, divided further where they are."""
+    groups = detector.parameter_groups(config)
+    if not config.norm_weight_decay and not config.bias_weight_decay:
+        return groups
+    norms = {
+        id(parameter)
+        for module in detector.modules()
+        if isinstance(module, _NORMS)
+        for parameter in module.parameters(recurse=False)
+    }
+    parts = []
+    for group in groups:
+        small = [p for p in group["params"] if p.ndim <= 1]
+        parts.append({**group, "params": [p for p in group["params"] if p.ndim > 1]})
+        for decay, is_norm in ((config.norm_weight_decay, True), (config.bias_weight_decay, False)):
+            of_kind = [p for p in small if (id(p) in norms) == is_norm]
+            parts.append({**group, "params": of_kind, "weight_decay": decay})
+    return [part for part in parts if part["params"]]
 
 
 def peak_learning_rate(config: TrainConfig, global_batch: int) -> tuple[float, str]:
@@ -47,6 +72,8 @@ def learning_rate(step: int, total_steps: int, config: TrainConfig) -> float:
     `final_lr` x peak, or drops by `gamma` at the milestones.
     """
     warmup = min(config.warmup_steps, total_steps // 10)
+    if config.warmup_epochs:
+        warmup = round(min(config.warmup_epochs / config.epochs, 1) * total_steps)
     if step < warmup:
         return config.lr * (0.001 + 0.999 * (step + 1) / warmup)
     if config.schedule == "multistep":

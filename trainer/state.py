@@ -18,6 +18,8 @@ from trainer.model.pretrained import DATA_ROOT, load_in_every_process
 from trainer.optim import MovingAverage, build_optimizer
 from trainer.precision import scaler
 
+_ENOUGH_FOR_STATISTICS = 4
+"""Images of a process from which on BatchNorm can do without those of others, as a rule."""
 _LOG = logging.getLogger("train")
 
 # The option got a new name after torch 2.11.
@@ -147,7 +149,8 @@ def _check_sync_batchnorm(config: Config, world: World) -> None:
             "model.sync_batchnorm needs GPUs: PyTorch has no SyncBatchNorm for CPUs",
             fix="set model.sync_batchnorm=false; model.norm=group needs no statistics over processes",
         )
-    if world.is_main and on_one_node(world):
+    share = -(-config.train.global_batch // world.size) or config.train.batch_size
+    if world.is_main and on_one_node(world) and min(share, config.train.batch_size) >= _ENOUGH_FOR_STATISTICS:
         _LOG.warning(
             "model.sync_batchnorm makes each of the BatchNorm layers wait for all %d processes, forward "
             "and backward: on one node it is only slower, unless train.batch_size (%d) is too small for "

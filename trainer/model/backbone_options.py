@@ -5,7 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from trainer.config import STRICT, ModelConfig, Positive, integral
+from trainer.config import ModelConfig
+from trainer.config_types import STRICT, Positive, integral
 
 Backbone = Literal[
     "resnet18",

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from trainer import storage
-from trainer.config import NO_WEIGHTS
+from trainer.config_types import NO_WEIGHTS
 from trainer.errors import KubedetError, StorageError
 from trainer.weights.published_weights import (
     PublishedFile,
