@@ -22,13 +22,17 @@ from trainer import log
 from trainer.errors import ConfigError, KubedetError
 from trainer.model import fused_functions
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
+from trainer.model.backbone import freeze
 from trainer.worker_failures import report_error
 
 Times = dict[str, float]
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-_ANY_MODEL = {"weights", "score_threshold", "nms_threshold", "topk_candidates", "detections_per_image"}
+_ANY_MODEL = {
+    "weights", "score_threshold", "nms_threshold", "topk_candidates", "detections_per_image",
+    "trainable_layers", "sync_batchnorm",
+}  # fmt: skip
 """What two networks that train alike may differ in."""
-_V1_MODEL = {"version", "backbone", "norm", "trainable_layers"}
+_V1_MODEL = {"version", "backbone", "norm"}
 """What torchvision lets one choose besides, for its older network."""
 
 
@@ -179,6 +183,7 @@ def stock_model(
         )
     if config.version == "v2":
         model = detection.retinanet_resnet50_fpn_v2(weights=None, weights_backbone=None, num_classes=classes)
+        freeze(model.backbone.body, config.trainable_layers)
     else:
         norm = FrozenBatchNorm2d if config.norm == "frozen" else torch.nn.BatchNorm2d
         backbone = detection.backbone_utils.resnet_fpn_backbone(

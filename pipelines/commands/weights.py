@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 _NAMES = "recipes, or weights by name: torchvision:NAME, hf:ORG/NAME, https://...; none: those of all recipes"
 
+_WIDTH = 160
+"""Of the table, in characters: a name that is cut off cannot be given to `fetch`."""
+
 
 def add(commands: Commands) -> None:
     """Declare the command and what it can do."""
@@ -85,9 +88,9 @@ def _list(arguments: argparse.Namespace) -> int:
     for mirrored, needed_by in weights:
         hashes = " ".join(one.sha256[:8] for one in mirrored.files) or "-"
         table.add_row(mirrored.uri, ", ".join(needed_by), _size(mirrored), hashes, _state(mirrored))
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, width=_WIDTH)
     console.print(f"{weights_mirror.mirror_of(arguments.data_root)}\n", soft_wrap=True)
-    console.print(table, soft_wrap=True)
+    console.print(table)
     return 0
 
 

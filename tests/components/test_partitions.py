@@ -4,11 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
+from weights_server import weights_server
 
-from components import data_versions, partitions, preparation
+from components import data_versions, partitions, preparation, training
+from components.jobs import Request
 from trainer import architectures, recipes, storage
 from trainer.data import shards
 from trainer.errors import ConfigError, StorageError
+from trainer.model.architecture import build
+
+__all__ = ["weights_server"]
 
 GIVEN = {"data.processes": 1, "data.threads": 2, "data.shard_bytes": 20_000}
 CONFIG = recipes.load("debug", GIVEN).data
@@ -77,6 +84,35 @@ def test_a_part_that_was_not_fetched_is_missed(tmp_path):
 def test_numbers_that_cannot_be(count, tmp_path):
     with pytest.raises(ConfigError, match="is not from 1 to 256"):
         partitions.plan(SOURCE, str(tmp_path), *ASKED, "", count)
+
+
+def test_weights_that_cannot_be_had_are_told_before_any_data(weights_server, tmp_path):
+    asked = ("debug", {**GIVEN, "model.weights": "torchvision:ResNet50_Weights.IMAGENET1K_V2"})
+    for step in (
+        lambda: partitions.plan(SOURCE, str(tmp_path), *asked, "", 2, trains=True),
+        lambda: preparation.prepare(SOURCE, *asked, str(tmp_path), "", str(tmp_path / "page"), trains=True),
+    ):
+        with pytest.raises(StorageError, match=r"model\.weights: .* cannot be fetched") as caught:
+            step()
+        assert "model.weights=none" in caught.value.fix
+    assert not list(tmp_path.iterdir())
+    # A pipeline that ends with the shards trains nothing.
+    assert partitions.plan(SOURCE, str(tmp_path), *asked, "", 2)
+
+
+def test_weights_lie_in_the_mirror_when_the_data_are_there(weights_server, tmp_path):
+    torch.manual_seed(0)
+    body = build(recipes.load("debug").model, 3).backbone.body.state_dict()
+    weights_server.files["w.safetensors"] = safetensors.torch.save(body)
+    asked = ("debug", {**GIVEN, "model.weights": f"{weights_server.url}/w.safetensors"})
+    root = str(tmp_path / "root")
+    _, written = preparation.prepare(SOURCE, *asked, root, "", str(tmp_path / "page"), trains=True)
+    weights_server.files.clear()
+    training.prepare(written[0]["uri"], str(tmp_path / "run"), *asked, Request(own={"nproc": 1}))
+    asked[1]["model.weights"] += "2"
+    with pytest.raises(StorageError, match=r"model\.weights: .*w\.safetensors2 is not in .*root/weights"):
+        training.prepare(written[0]["uri"], str(tmp_path / "other"), *asked, Request(own={"nproc": 1}))
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_detector_that_is_not_installed_is_refused_before_any_data(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from trainer.configuration import parse_overrides
 from trainer.trackers.experiment_tracking import END_SECONDS, RUN_IDS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "weights.md").read_text()
-COMMANDS = re.findall(r"^    (?:\w+=\S+ )*(kubedet .*)$", TEXT, re.MULTILINE)
+COMMANDS = re.findall(r"^(?:    )?(?:\w+=\S+ )*(kubedet .*)$", TEXT, re.MULTILINE)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -24,6 +24,16 @@ def test_its_commands_can_be_given(command, capsys):
     arguments = cli.make_parser().parse_args(words)
     if words[0] == "run":
         recipes.load(arguments.recipe or "debug", parse_overrides(arguments.overrides))
+
+
+def test_its_recipes_are_those_with_a_figure_and_a_source():
+    part = TEXT[TEXT.index("## Recipes to") : TEXT.index("## Trackers")]
+    rows = re.findall(r"^\| `(\w+)` \| .*?\((https://\S+)\)", part, re.MULTILINE)
+    assert dict(rows).keys() == {"coco_r50", "mlperf"}
+    for name, source in rows:
+        assert source in recipes.RECIPES[name].__doc__
+        assert f"{recipes.load(name).train.global_batch}" in part
+    assert f"square of {recipes.load('coco_r50').loader.image_size}" in part
 
 
 def test_it_says_how_long_a_training_waits_for_trackers():

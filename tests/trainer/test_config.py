@@ -1,5 +1,6 @@
 """The configuration: strict loading, overrides, recipes."""
 
+import dataclasses
 import json
 from dataclasses import asdict
 
@@ -20,8 +21,14 @@ def test_every_recipe_survives_writing_and_reading(name):
 
 def test_numbers_of_the_published_recipes():
     coco, openimages, mlperf = (recipes.load(n) for n in ("coco_r50", "openimages_r50", "mlperf"))
-    assert (coco.train.epochs, coco.train.batch_size, coco.train.lr) == (26, 4, 0.01)
-    assert (coco.train.optimizer, coco.train.momentum, coco.train.weight_decay) == ("sgd", 0.9, 1e-4)
+    # https://github.com/pytorch/vision/pull/5756
+    train = coco.train
+    assert (train.optimizer, train.lr, train.epochs, train.global_batch) == ("adamw", 1e-4, 26, 16)
+    assert (train.weight_decay, train.bias_weight_decay, train.norm_weight_decay) == (0.05, 0.05, 0.0)
+    assert (train.schedule, [round(26 * at) for at in train.milestones]) == ("multistep", [16, 22])
+    assert coco.model.sync_batchnorm and coco.model.trainable_layers == 3 and coco.model.norm == "batch"
+    assert coco.model.weights == "torchvision:ResNet50_Weights.IMAGENET1K_V2" == openimages.model.weights
+    assert coco.loader.scale == [480 / 800, 1.0]
     assert (openimages.train.lr, openimages.train.schedule, openimages.train.batch_size) == (
         0.02,
         "cosine",
@@ -31,7 +38,51 @@ def test_numbers_of_the_published_recipes():
     # A sigmoid head never learns a background: 600 outputs for Open Images, 80 for COCO.
     assert not any(asdict(recipe().model).get("background_class") for recipe in recipes.RECIPES.values())
     assert (mlperf.model.backbone, mlperf.loader.image_size) == ("resnext50_32x4d", 800)
-    assert (mlperf.train.optimizer, mlperf.train.lr) == ("adam", 1e-4)
+    # https://github.com/mlcommons/training/tree/master/single_stage_detector
+    assert mlperf.model.weights == "torchvision:ResNeXt50_32X4D_Weights.IMAGENET1K_V1"
+    assert (mlperf.model.norm, mlperf.model.trainable_layers) == ("frozen", 3)
+    train = mlperf.train
+    assert (train.optimizer, train.lr, train.weight_decay, train.global_batch) == ("adam", 1e-4, 0, 256)
+    assert (train.warmup_epochs, train.schedule, train.milestones) == (1, "multistep", [])
+    for recipe in (recipes.coco_r50, recipes.mlperf):
+        assert "https://github.com/" in recipe.__doc__ and "It was not run with this code." in recipe.__doc__
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_no_recipe_freezes_random_weights_and_every_one_can_train_from_scratch(name):
+    config = recipes.load(name, {"model.weights": "none"})
+    assert config.model.weights == "" and not config.model.freezing()
+    published = recipes.load(name).model
+    assert config.model == dataclasses.replace(published, weights="", **published.freezing())
+
+
+def test_none_trains_all_but_what_is_named_beside_it():
+    config = recipes.load("mlperf", {"model.weights": "none", "model.norm": "group"})
+    assert (config.model.norm, config.model.trainable_layers) == ("group", 5)
+    with pytest.raises(ConfigError) as caught:
+        recipes.load("mlperf", {"model.weights": "none", "model.trainable_layers": 3})
+    assert "model.trainable_layers=3 would freeze random weights" in caught.value.message
+    assert "--set model.weights=none" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("debug", {"model.norm": "frozen"}),
+        ("debug", {"model.trainable_layers": 4}),
+        ("mlperf", {"model.weights": ""}),
+        ("debug", {"model.architecture": "dfine", "model.frozen_norm": True}),
+    ],
+)
+def test_to_freeze_random_weights_is_refused(name, overrides):
+    with pytest.raises(ConfigError, match="would freeze random weights"):
+        recipes.load(name, overrides)
+
+
+def test_a_model_that_was_trained_with_frozen_random_weights_can_still_be_read():
+    tree = asdict(recipes.load("mlperf"))
+    tree["model"]["weights"] = ""
+    assert from_json(json.dumps(tree)).model.norm == "frozen"
 
 
 def test_numbers_of_torchvisions_published_recipes():

@@ -1,5 +1,6 @@
 """Training: resumed bit for bit, stopped cleanly, refused clearly."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -11,9 +12,11 @@ import torch
 from finished_runs import assert_same_weights, final_weights, losses, stop_after
 
 from trainer import checkpoint, run_recorder
+from trainer.checkpoint import load_model
 from trainer.configuration import to_json
 from trainer.errors import (
     CheckpointError,
+    ConfigError,
     DataError,
     Interrupted,
     StorageError,
@@ -21,8 +24,10 @@ from trainer.errors import (
 )
 from trainer.evaluate import evaluate
 from trainer.loop import train
+from trainer.model.architecture import build
 from trainer.training_log import TrainingLog, read_rows
 
+NAME = "backbone.body.layer4.0.conv1.weight"
 FP32 = {"train__precision": "fp32"}
 
 
@@ -133,13 +138,38 @@ def test_several_passes_equal_a_larger_batch(whole, parts, shards, tiny, tmp_pat
     [
         {"train__precision": "fp16"},
         {"train__optimizer": "sgd", "train__schedule": "multistep", "train__ema_decay": 0.0},
-        {"train__optimizer": "adam", "model__version": "v1", "model__norm": "frozen"},
+        {"train__optimizer": "adam", "model__version": "v1", "train__warmup_epochs": 0.5},
         {"model__background_class": True, "train__channels_last": False, "model__box_loss": "smooth_l1"},
     ],
 )
 def test_other_ways_to_train(overrides, shards, tiny, tmp_path):
     result = train(tiny(**overrides, train__epochs=1), shards, str(tmp_path))
     assert result["steps"] == 6 and len(result["metrics"]) == 12
+
+
+def test_frozen_layers_of_pretrained_weights_stay_and_a_resumed_run_needs_no_weights(shards, tiny, tmp_path):
+    weights = tmp_path / "weights.pt"
+    frozen = {"model__norm": "frozen", "model__trainable_layers": 2, "model__weights": str(weights)}
+    body = build(tiny().model, 1).state_dict()
+    torch.save({name: value for name, value in body.items() if name.startswith("backbone.body.")}, weights)
+    train(tiny(**frozen, train__epochs=1), shards, str(tmp_path / "run"))
+    weights.unlink()
+    train(tiny(**frozen, train__epochs=2), shards, str(tmp_path / "run"))
+    trained = load_model(str(tmp_path / "run/best.pt"))[0].state_dict()
+    for name, value in trained.items():
+        part = name.removeprefix("backbone.body.").split(".")[0]
+        if part in ("conv1", "bn1", "layer1", "layer2"):
+            assert torch.equal(value, body[name]), name
+    assert not torch.equal(trained[NAME], body[NAME])
+    with pytest.raises(StorageError, match=r"model\.weights: .*weights\.pt"):
+        train(tiny(**frozen), shards, str(tmp_path / "another"))
+
+
+def test_random_weights_are_not_frozen_whatever_the_file_says(shards, tiny, tmp_path):
+    config = tiny()
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, norm="frozen"))
+    with pytest.raises(ConfigError, match=r"model\.norm=frozen would freeze random weights"):
+        train(config, shards, str(tmp_path))
 
 
 def test_weights_of_every_second_epoch_are_kept(shards, tiny, tmp_path):

@@ -5,10 +5,12 @@ import itertools
 
 import pytest
 import torch
+from torchvision.ops._utils import split_normalization_params
 
 from trainer.config import TrainConfig
-from trainer.model.architecture import split_by_decay
+from trainer.model.architecture import build, split_by_decay
 from trainer.optim import MovingAverage, build_optimizer, learning_rate, peak_learning_rate, set_learning_rate
+from trainer.recipes import load
 
 
 def test_warm_up_then_cosine():
@@ -72,6 +74,44 @@ def test_norms_and_biases_are_not_decayed(kind, expected):
     decayed, rest = optimizer.param_groups
     assert [p.ndim for p in decayed["params"]] == [4] and decayed["weight_decay"] == 0.1
     assert len(rest["params"]) == 2 and rest["weight_decay"] == 0.0
+
+
+def test_norms_and_biases_are_decayed_where_a_recipe_says_so():
+    model = Layers(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.GroupNorm(2, 4))
+    config = TrainConfig(weight_decay=0.1, bias_weight_decay=0.05)
+    decays = {
+        id(p): group["weight_decay"]
+        for group in build_optimizer(model, config).param_groups for p in group["params"]
+    }  # fmt: skip
+    assert decays == {
+        id(p): 0.1 if name == "0.weight" else 0.05 if name == "0.bias" else 0.0
+        for name, p in model.named_parameters()
+    }
+    groups = build_optimizer(model, TrainConfig(weight_decay=0.1, norm_weight_decay=0.1)).param_groups
+    assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [
+        (1, 0.1),
+        (4, 0.1),
+        (1, 0.0),
+    ]
+
+
+def test_the_groups_of_torchvision():
+    """references/detection/train.py: all but norms are decayed, by torchvision's own division."""
+    config = load("coco_r50")
+    detector = build(dataclasses.replace(config.model, weights="", sync_batchnorm=False), 3)
+    norms, others = split_normalization_params(detector)
+    decays = {
+        id(p): group["weight_decay"]
+        for group in build_optimizer(detector, config.train).param_groups for p in group["params"]
+    }  # fmt: skip
+    assert decays == {id(p): 0.0 for p in norms} | {id(p): 0.05 for p in others}
+
+
+def test_warm_up_in_epochs_then_no_change():
+    config = TrainConfig(lr=1.0, epochs=6, warmup_epochs=1.0, schedule="multistep", milestones=[])
+    rates = [learning_rate(step, 600, config) for step in range(600)]
+    assert rates[0] == pytest.approx(0.011, abs=1e-3) and rates[98] < 1.0
+    assert rates[99:] == [1.0] * 501
 
 
 def test_groups_have_a_learning_rate_of_their_own_that_survives_a_resume():

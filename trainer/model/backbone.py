@@ -74,7 +74,7 @@ def build_backbone(
     body = _WidthResNet(
         config.backbone_width, of_body, block, layers, groups=groups, width_per_group=group_width
     )
-    _freeze(body, config.trainable_layers)
+    freeze(body, config.trainable_layers)
     stages = range(first, 6)
     channels = [config.backbone_width * block.expansion * 2 ** (stage - 2) for stage in stages]
     return BackboneWithFPN(
@@ -87,7 +87,8 @@ def build_backbone(
     )
 
 
-def _freeze(body: ResNet, trainable_layers: int) -> None:
+def freeze(body: ResNet, trainable_layers: int) -> None:
+    """Leave the weights of the first stages as they are, all but the last `trainable_layers` of five."""
     stages = ["layer4", "layer3", "layer2", "layer1", "conv1"][:trainable_layers]
     if "conv1" in stages:
         stages.append("bn1")

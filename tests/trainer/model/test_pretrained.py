@@ -1,15 +1,22 @@
 """Pretrained weights: detectors and backbones, other classes, old names, wrong files."""
 
 import dataclasses
+import hashlib
 
 import pytest
 import safetensors.torch
 import torch
+import torch.distributed as dist
+from torch import multiprocessing
+from weights_server import weights_server
 
-from trainer.errors import CheckpointError, StorageError
+from trainer.distributed import World
+from trainer.errors import CheckpointError, ConfigError, StorageError
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.model.pretrained import load_pretrained
+from trainer.model.pretrained import check_pretrained, load_in_every_process, load_pretrained
+
+__all__ = ["weights_server"]
 
 CONFIG = RetinaNetOptions(backbone="resnet18", backbone_width=8, fpn_channels=16, head_depth=2)
 LOGITS = "head.classification_head.cls_logits.weight"
@@ -88,7 +95,65 @@ def test_wrong_weights_are_said(uri, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w.txt").write_text("no weights")
     torch.save({"linear.weight": torch.zeros(2)}, tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises((CheckpointError, ConfigError), match=said):
         load_pretrained(build(CONFIG, 3), uri)
     with pytest.raises(StorageError, match="gone"):
         load_pretrained(build(CONFIG, 3), str(tmp_path / "gone.pt"))
+
+
+def test_a_folder_in_the_layout_of_save_pretrained(source, tmp_path):
+    safetensors.torch.save_file(source, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    detector = build(CONFIG, 3)
+    load_pretrained(detector, str(tmp_path))
+    assert torch.equal(detector.state_dict()[LOGITS], source[LOGITS])
+
+
+def rank(number, uri, folder, results):
+    """One process of two, each with other random weights, and a data root that only rank 0's exists for."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=2)
+    torch.manual_seed(number)
+    detector = build(CONFIG, 3)
+    try:
+        world = World(number, 2, torch.device("cpu"))
+        load_in_every_process(detector, uri, f"{folder}/root-{number}", world)
+        results.put((number, {name: value.numpy() for name, value in detector.state_dict().items()}, ""))
+    except StorageError as error:
+        results.put((number, {}, error.message))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def in_two_processes(uri, folder):
+    results = multiprocessing.get_context("spawn").SimpleQueue()
+    spawned = multiprocessing.spawn(rank, (uri, str(folder), results), nprocs=2, join=False)
+    answers = [results.get() for _ in range(2)]
+    spawned.join()
+    return {number: (state, said) for number, state, said in answers}
+
+
+@pytest.mark.slow
+def test_one_process_fetches_for_all(source, weights_server, tmp_path):
+    content = safetensors.torch.save(source)
+    weights_server.files["w.safetensors"] = content
+    uri = f"{weights_server.url}/w.safetensors#sha256={hashlib.sha256(content).hexdigest()}"
+    states = in_two_processes(uri, tmp_path)
+    for number in (0, 1):
+        state, said = states[number]
+        assert not said and all((state[name] == value.numpy()).all() for name, value in source.items())
+    assert weights_server.requests == ["w.safetensors"] and not (tmp_path / "root-1").exists()
+
+
+@pytest.mark.slow
+def test_what_keeps_one_process_from_its_weights_ends_all_of_them_alike(weights_server, tmp_path):
+    answers = in_two_processes(f"{weights_server.url}/gone.safetensors", tmp_path)
+    assert answers[0] == answers[1] and "model.weights" in answers[0][1]
+
+
+def test_weights_that_do_not_fit_are_told_before_any_training(source, weights_server, tmp_path):
+    weights_server.files["w.safetensors"] = safetensors.torch.save(source)
+    uri = f"{weights_server.url}/w.safetensors"
+    check_pretrained(dataclasses.replace(CONFIG, weights=uri), str(tmp_path))
+    with pytest.raises(CheckpointError, match="do not fit the model"):
+        check_pretrained(dataclasses.replace(CONFIG, weights=uri, fpn_channels=32), str(tmp_path))
+    check_pretrained(CONFIG, str(tmp_path))
