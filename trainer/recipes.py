@@ -124,7 +124,8 @@ def fcos_r50() -> Config:
         ),
         train=TrainConfig(
             epochs=26, batch_size=2, optimizer="sgd", lr=0.01, momentum=0.9, weight_decay=1e-4,
-            schedule="multistep", milestones=[16 / 26, 22 / 26], lr_batch=16,
+            norm_weight_decay=1e-4, bias_weight_decay=1e-4, schedule="multistep",
+            milestones=[16 / 26, 22 / 26], lr_batch=16,
         ),
     )  # fmt: skip
 
@@ -142,7 +143,8 @@ def faster_rcnn_r50() -> Config:
         model=FasterRcnnOptions(sync_batchnorm=True),
         train=TrainConfig(
             epochs=400, batch_size=2, optimizer="sgd", lr=0.1, momentum=0.9, weight_decay=4e-5,
-            schedule="multistep", milestones=[352 / 400, 384 / 400], validate_every=10, lr_batch=64,
+            norm_weight_decay=4e-5, bias_weight_decay=4e-5, schedule="multistep",
+            milestones=[352 / 400, 384 / 400], validate_every=10, lr_batch=64,
         ),
     )  # fmt: skip
 

@@ -69,6 +69,14 @@ def spec(compiled):
     return compiled[0]
 
 
+@of("bucket", "shared", "data")
+def test_weights_are_fetched_by_the_first_step_where_a_training_follows(spec):
+    tasks = [task for graph in graphs(spec) for task in graph.get("dag", {}).get("tasks", {}).items()]
+    (first,) = [task for name, task in tasks if name in ("prepare", "plan")]
+    constant = first["inputs"]["parameters"]["trains"]["runtimeValue"]["constant"]
+    assert constant is (spec["form"] != "data")
+
+
 def graphs(spec):
     return [spec["root"], *spec["components"].values()]
 
