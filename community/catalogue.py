@@ -10,7 +10,7 @@ GROUP = "kubedet"
 IMAGE = f"ghcr.io/kubeflow/pipelines-components-{GROUP}:main"
 """What the community's builder makes of our Containerfile; its checks allow images of that registry alone."""
 
-EXTRAS = "pipeline,signing,registry,mlflow,wandb"
+EXTRAS = "pipeline,signing,registry,mlflow,wandb,detr"
 """What the steps need of kubedet, as in `images/component.Dockerfile`."""
 
 STABILITY = "alpha"
