@@ -19,6 +19,10 @@ SECRET_KEYS = {
     "AWS_ENDPOINT_URL": "AWS_ENDPOINT_URL",
     "AWS_REGION": "AWS_REGION",
     "MINIO_ENDPOINT": "MINIO_ENDPOINT",
+    "GOOGLE_SERVICE_ACCOUNT_KEY": "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "AZURE_STORAGE_ACCOUNT_NAME": "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_ACCOUNT_KEY": "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_SAS_TOKEN": "AZURE_STORAGE_SAS_TOKEN",
     # What Kubeflow's own Secret `mlpipeline-minio-artifact` holds.
     "accesskey": "MINIO_ACCESS_KEY",
     "secretkey": "MINIO_SECRET_KEY",
@@ -33,6 +37,12 @@ SETTINGS = (
     "MINIO_ENDPOINT",
     "MINIO_SECURE",
     "MINIO_REGION",
+    "GOOGLE_BASE_URL",
+    "GOOGLE_SKIP_SIGNATURE",
+    "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_ENDPOINT",
+    "AZURE_STORAGE_USE_EMULATOR",
+    "AZURE_SKIP_SIGNATURE",
     "AWS_CA_BUNDLE",
     "AWS_SKIP_SIGNATURE",
     "SSL_CERT_FILE",
@@ -48,6 +58,7 @@ _KEYS = ("AWS_ACCESS_KEY_ID", "MINIO_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE",
          "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
          "AWS_SHARED_CREDENTIALS_FILE")  # fmt: skip
 _SCHEMES = ("s3://", "minio://")
+"""What these keys are for: of gs:// and az:// the storage itself says what is missing."""
 
 
 def secret_variables() -> dict[str, str]:

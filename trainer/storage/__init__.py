@@ -1,4 +1,4 @@
-"""Bytes behind URIs: local paths, object stores (s3://, minio://) and, to read, http(s)://.
+"""Bytes behind URIs: local paths, object stores (s3://, minio://, gs://, az://) and, to read, http(s)://.
 
 Whoever writes goes through `write_bytes`, `write_json`, `new_file`, `upload` or `create`: the file
 appears whole under its name or not at all. Whoever makes a folder of files writes the one that
@@ -11,7 +11,8 @@ says what is in it last. What concerns servers is imported when first used.
     writes.py        objects written whole
     attempts.py      requests that are tried again; parallel.py: threads that wait
     concurrent_reads.py  many small files side by side, by libcurl; addresses.py: from where
-    environment.py   where stores are, and with which keys; failures.py: errors with their remedies
+    environment.py   where stores are, and with which keys; clouds.py: of Google's and
+                     Azure's; failures.py: errors with their remedies
     web.py           what of the web obstore cannot read
     cache.py         local copies, in the folder of copies.py
 """
@@ -296,5 +297,5 @@ def _module(name: str, uri: str) -> Any:
         return importlib.import_module(f"trainer.storage.{name}")
     raise StorageError(
         f"unknown scheme {scheme(uri)!r} in {uri}",
-        fix="use a path, file:, s3://bucket/key, minio://bucket/key or, to read, https://",
+        fix="use a path, file:, s3://bucket/key, minio://, gs:// or az:// likewise or, to read, https://",
     )

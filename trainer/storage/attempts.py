@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from trainer.storage import failures
+from trainer.storage.clouds import is_panic
 from trainer.storage.parallel import Workers, is_given_up, pause
 
 Result = TypeVar("Result")
@@ -68,7 +69,9 @@ def call(uri: str, verb: str, server: str, request: Callable[[], Result]) -> Res
             result = _interruptible(request)
             _answered.add(server)
             return result
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
             problem, answered = failures.explain(error, uri, verb)
             if answered:
                 _answered.add(server)

@@ -4,9 +4,15 @@
               AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN
     minio://  MINIO_ENDPOINT (http unless it says https:// or MINIO_SECURE is true), MINIO_REGION,
               MINIO_ACCESS_KEY, MINIO_SECRET_KEY; each falls back to its AWS_ twin
-    both      AWS_CA_BUNDLE, SSL_CERT_FILE or REQUESTS_CA_BUNDLE; HTTP_PROXY, HTTPS_PROXY, NO_PROXY
+    gs://     GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS (a file), GOOGLE_SERVICE_ACCOUNT_KEY
+              (its JSON), GOOGLE_BEARER_TOKEN, GOOGLE_SKIP_SIGNATURE, GOOGLE_BASE_URL; else gcloud's login,
+              or GKE's workload identity (clouds.py)
+    az://     AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN or
+              AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET or AZURE_FEDERATED_TOKEN_FILE (workload
+              identity); AZURE_STORAGE_ENDPOINT, AZURE_STORAGE_USE_EMULATOR, AZURE_SKIP_SIGNATURE
+    all       AWS_CA_BUNDLE, SSL_CERT_FILE or REQUESTS_CA_BUNDLE; HTTP_PROXY, HTTPS_PROXY, NO_PROXY
 
-Without keys in the environment a pod's role is used (AWS_WEB_IDENTITY_TOKEN_FILE,
+For s3:// and minio://: without keys in the environment a pod's role is used (AWS_WEB_IDENTITY_TOKEN_FILE,
 AWS_CONTAINER_CREDENTIALS_RELATIVE_URI or _FULL_URI), then the credentials file of the AWS tools
 (AWS_SHARED_CREDENTIALS_FILE, AWS_PROFILE); else requests are anonymous. AWS_SKIP_SIGNATURE=true
 makes them anonymous in any case.

@@ -13,7 +13,8 @@ from obstore.exceptions import BaseError, InvalidPathError, PreconditionError
 
 from trainer.errors import MissingError, StorageError
 from trainer.os_errors import missing
-from trainer.storage.uris import WEB, scheme
+from trainer.storage.clouds import IDENTITY, is_panic
+from trainer.storage.uris import CLOUDS, WEB, scheme
 
 BUSY = (408, 429, 500, 502, 503, 504)
 """HTTP statuses after which the same request may succeed."""
@@ -52,7 +53,7 @@ _FIXES = {
     "XMinioAdminBucketQuotaExceeded": "the bucket's quota is used up: free space or raise it",
     "KeyTooLongError": "choose a folder with a shorter name",
 }
-_ABSENT = ("NoSuchKey", "NoSuchObject", "ResourceNotFound", "NoSuchVersion")
+_ABSENT = ("NoSuchKey", "BlobNotFound", "NoSuchObject", "ResourceNotFound", "NoSuchVersion")
 _AGAIN = (
     "BadDigest", "IncompleteBody", "InternalError", "InvalidPart", "NoSuchUpload", "OperationAborted",
     "RequestTimeout", "SlowDown", "ServiceUnavailable", "XAmzContentSHA256Mismatch",
@@ -125,11 +126,11 @@ def is_whole(error: BaseException) -> bool:
     return isinstance(error, Whole) or any(part in text for part in said)
 
 
-def explain(error: Exception, uri: str, verb: str) -> tuple[StorageError, bool]:
+def explain(error: BaseException, uri: str, verb: str) -> tuple[StorageError, bool]:
     """Turn what obstore raises into an error that names the URI and the remedy.
 
     Args:
-        error: of obstore.
+        error: of obstore; PanicException too, where it breaks down.
         uri: what was asked for.
         verb: what was to be done with it.
 
@@ -148,7 +149,13 @@ def explain(error: Exception, uri: str, verb: str) -> tuple[StorageError, bool]:
     return _explained(error, text, code, uri, verb), answered
 
 
-def _explained(error: Exception, text: str, code: int, uri: str, verb: str) -> StorageError:  # noqa: PLR0911
+def _explained(error: BaseException, text: str, code: int, uri: str, verb: str) -> StorageError:  # noqa: PLR0911
+    if "token request" in text and scheme(uri) in CLOUDS:
+        fix = IDENTITY[scheme(uri)]
+        passing = code in BUSY or (not code and ": HTTP" not in text)
+        return StorageError(
+            f"cannot {verb} {uri}: no identity: {_first_line(text)}", fix=fix, passing=passing
+        )
     if isinstance(error, PreconditionError) or code in (412, 416):
         return changed(uri)
     if is_whole(error):
@@ -157,11 +164,16 @@ def _explained(error: Exception, text: str, code: int, uri: str, verb: str) -> S
         return _explain_answer(f"<Code>PermanentRedirect</Code>{text}", 301, uri, verb)
     if code:
         return web_refusal(code, uri, verb) if scheme(uri) in WEB else _explain_answer(text, code, uri, verb)
+    if isinstance(error, FileNotFoundError):  # one of several that Azure was asked to delete
+        return absent(uri)
     if isinstance(error, InvalidPathError) or "Could not parse path" in text:
         fix = "rename the object: no '.', no '..' and nothing empty between slashes"
         return StorageError(f"refused name under {uri}: {_first_line(text)}", fix=fix)
     if isinstance(error, BaseError):
         return _explain_network(text, uri, verb)
+    if is_panic(error):
+        fix = "check the endpoint and the keys in the environment"
+        return StorageError(f"cannot {verb} {uri}: {_first_line(text)}", fix=fix)
     if isinstance(error, ValueError):
         fix = "correct the URI or the environment"
         return StorageError(f"cannot {verb} {uri}: {_first_line(text)}", fix=fix)
@@ -171,10 +183,15 @@ def _explained(error: Exception, text: str, code: int, uri: str, verb: str) -> S
 def _explain_answer(text: str, status: int, uri: str, verb: str) -> StorageError:
     """Explain what an object store refuses."""
     code, message = _told(text, "Code"), _told(text, "Message")
+    code = "NoSuchBucket" if code == "ContainerNotFound" else code
     if code in _ABSENT or (status == 404 and code != "NoSuchBucket" and verb == "read"):
         return absent(uri)
     if not code and status == 404:
         code = "NoSuchBucket"
+    if scheme(uri) in CLOUDS and status in (301, 307, 400, 401, 403):
+        what = ": ".join(filter(None, (code, message.partition("\n")[0][:300] or f"status {status}")))
+        fix = f"check what this identity may do; {IDENTITY[scheme(uri)]}"
+        return StorageError(f"cannot {verb} {uri}: {what}", fix=fix)
     code = code if code in _FIXES else _STATUS.get(status, code)
     if code == "NoSuchBucket":
         message = "no such bucket"

@@ -20,7 +20,7 @@ from urllib3.exceptions import HTTPError
 from trainer.storage import attempts, environment, failures, web
 from trainer.storage.parallel import Workers
 from trainer.storage.store import Place, locate, split
-from trainer.storage.uris import WEB, scheme
+from trainer.storage.uris import CLOUDS, WEB, scheme
 
 PIECE = 4 * 1024 * 1024
 """Bytes of one request: large enough that 20 ms of waiting do not matter, small enough to repeat."""
@@ -292,6 +292,8 @@ def _is_hash(uri: str) -> bool:
 
     (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html; Google's stores tell it besides.)
     """
+    if scheme(uri) in CLOUDS:
+        return False  # Google's is none where a key of one's own encrypts, and obstore hands no headers on
     try:
         if scheme(uri) in WEB:
             headers = web.head(uri)

@@ -1,4 +1,4 @@
-"""Files on servers, by obstore: s3:// and minio://, and http(s)://.
+"""Files on servers, by obstore: s3://, minio://, gs:// and az://, and http(s)://.
 
 Where they are, what is known of them, listing and deleting; `reads.py` and `writes.py` move the bytes. Every
 request goes through `attempts.call`.
@@ -21,8 +21,8 @@ from obstore.store import HTTPStore, ObjectStore, S3Store
 from urllib3.exceptions import HTTPError
 
 from trainer.errors import StorageError
-from trainer.storage import attempts, environment, failures, web
-from trainer.storage.uris import WEB, FileState, check_bucket, climbs, scheme
+from trainer.storage import attempts, clouds, environment, failures, web
+from trainer.storage.uris import CLOUDS, WEB, FileState, check_bucket, climbs, scheme
 
 Result = TypeVar("Result")
 Purpose = Literal["read", "stream", "write"]
@@ -95,7 +95,8 @@ def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
     Raises:
         StorageError: it cannot be listed, or a name leads out of the folder.
     """
-    if scheme(uri) in WEB:
+    kind = scheme(uri)
+    if kind in WEB:
         fix = "name one file, or use a local folder or an object store"
         raise StorageError(f"cannot list {uri}", fix=fix)
     place = locate(uri, folder=True)
@@ -110,7 +111,7 @@ def scan(uri: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
             fix = "rename the object: no '..' and no first '/'"
             raise StorageError(f"refused name {name!r} under {uri}", fix=fix)
         yield name, _file_state(meta)
-    if empty:
+    if empty and kind not in CLOUDS:
         _check_listing(place)
 
 
@@ -149,6 +150,10 @@ def locate(uri: str, purpose: Purpose = "read", *, folder: bool = False) -> Plac
     if kind in WEB:
         return _web_place(uri, purpose)
     bucket, key = split(uri, folder=folder)
+    if kind in CLOUDS:
+        cloud = clouds.settings(kind)
+        options = _options(purpose, environment.proxy_of(cloud.url))
+        return Place(uri, _cloud_store(cloud, bucket, options), key, cloud.url)
     settings = environment.settings(kind)
     environment.check(settings)
     region = settings.region or _region(settings.url, bucket)
@@ -229,6 +234,11 @@ def _bucket_store(
         # Where nothing is signed, a hash goes with what is written all the same.
         arguments["checksum_algorithm"] = "SHA256"
     return S3Store(bucket, **arguments, **_library_options(options))
+
+
+@lru_cache(maxsize=32)
+def _cloud_store(settings: clouds.Settings, bucket: str, options: tuple[tuple[str, Any], ...]) -> ObjectStore:
+    return clouds.store(settings, bucket, **_library_options(options))
 
 
 @lru_cache(maxsize=64)

@@ -11,7 +11,9 @@ from urllib.parse import unquote, urlsplit
 
 from trainer.errors import StorageError
 
-OBJECT_STORES = ("s3", "minio")
+CLOUDS = ("gs", "az")
+"""Object stores that are no S3."""
+OBJECT_STORES = ("s3", "minio", *CLOUDS)
 WEB = ("http", "https")
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
@@ -90,8 +92,9 @@ def check_bucket(uri: str, *, strict: bool = False) -> None:
 
     Args:
         uri: any; nothing is said against those of other schemes.
-        strict: whether the store takes what Amazon S3 takes and no more. Others know capitals, `_`
-            and `:` too, as buckets of Amazon's early years did; the minio client lets these pass.
+        strict: whether the store takes what Amazon S3 takes and no more. Others of S3 know capitals, `_`
+            and `:` too, as buckets of Amazon's early years did; the minio client lets these pass. Google's
+            and Azure's have rules of their own.
             (https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html)
 
     Raises:
@@ -102,13 +105,42 @@ def check_bucket(uri: str, *, strict: bool = False) -> None:
     bucket = uri.partition("://")[2].partition("/")[0]
     if not bucket:
         raise StorageError(f"{uri} names no bucket", fix=f"use {scheme(uri)}://bucket/key")
-    if wrong := _wrong(bucket, strict):
+    if scheme(uri) in CLOUDS:
+        check_cloud_bucket(uri, bucket)
+    elif wrong := _wrong(bucket, strict):
         known_elsewhere = strict and not _wrong(bucket, False)
         raise StorageError(
             f"{uri}: no bucket can be named {bucket!r}: {', '.join(wrong)}",
             fix="a name has 3 to 63 of a-z 0-9 . - and begins and ends with a letter or digit"
             + ("; for another store than Amazon's set AWS_ENDPOINT_URL" if known_elsewhere else ""),
         )
+
+
+def check_cloud_bucket(uri: str, bucket: str) -> None:
+    """Refuse what can name no bucket of Google's, or no container of Azure's.
+
+    (https://cloud.google.com/storage/docs/buckets#naming;
+    https://learn.microsoft.com/rest/api/storageservices/naming-and-referencing-containers--blobs--and-metadata)
+
+    Raises:
+        StorageError: saying what such a name is.
+    """
+    if scheme(uri) == "gs":
+        what, inside, most = "bucket", "a-z 0-9 . _ -", 222 if "." in bucket else 63
+        good = bool(re.fullmatch("[a-z0-9][a-z0-9._-]*[a-z0-9]", bucket)) and not _is_address(bucket)
+        good = good and all(0 < len(part) <= 63 for part in bucket.split("."))
+    else:
+        what, inside, most = "container", "a-z 0-9 -", 63
+        good = bool(re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", bucket)) or bucket in ("$root", "$web")
+    if not good or not 3 <= len(bucket) <= most:
+        fix = f"a name has 3 to {most} of {inside} and begins and ends with a letter or digit"
+        raise StorageError(f"{uri}: no {what} can be named {bucket!r}", fix=fix)
+
+
+def _is_address(text: str) -> bool:
+    with suppress(ValueError):
+        return bool(IPv4Address(text))
+    return False
 
 
 @lru_cache(maxsize=64)
@@ -121,9 +153,7 @@ def _wrong(bucket: str, strict: bool) -> tuple[str, ...]:
     if not re.fullmatch("[A-Za-z0-9](.*[A-Za-z0-9])?", bucket, re.DOTALL):
         wrong.append("it does not begin and end with a letter or digit")
     wrong += [f"it contains {pair!r}" for pair in ("..", ".-", "-.") if pair in bucket]
-    with suppress(ValueError):
-        IPv4Address(bucket)
-        wrong.append("it is an IP address")
+    wrong += ["it is an IP address"] if _is_address(bucket) else []
     wrong += [f"it ends in {end}" for end in ("-s3alias", "--ol-s3") if bucket.endswith(end)]
     if strict and bucket.startswith("xn--"):
         wrong.append("it begins with xn--")
@@ -136,7 +166,9 @@ def check_place(uri: str) -> None:
     Raises:
         StorageError: the name of its bucket cannot be one.
     """
-    if scheme(uri) in OBJECT_STORES:
+    if scheme(uri) in CLOUDS:
+        check_bucket(uri)
+    elif scheme(uri) in OBJECT_STORES:
         from trainer.storage import environment
 
         check_bucket(uri, strict=environment.is_amazon(scheme(uri)))

@@ -12,7 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from azure_store import ACCOUNT, KEY, Account, azure_store
 from faulty_store import hurried, proxy
+from google_store import google_store, service_account
+from minio import Minio
 from minio.error import MinioException
 
 from benchmarks import local_store
@@ -50,7 +53,49 @@ def seaweedfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield endpoint
 
 
-@pytest.fixture(params=["rclone", "moto", "seaweedfs", "given"])
+@pytest.fixture
+def bare_clouds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An environment that says nothing of Google's and Azure's clouds, which are not asked for either."""
+    for name in list(os.environ):
+        if name.startswith(("GOOGLE_", "GCE_", "AZURE_", "AZURITE_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def google_bucket(
+    bare_clouds: None, moto_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """The URI of an empty bucket behind Google's API."""
+    bucket = f"kubedet-test-{secrets.token_hex(6)}"
+    address = moto_server.removeprefix("http://")
+    _patiently(lambda: Minio(address, "key", "secretsecret", secure=False).make_bucket(bucket))
+    with google_store(moto_server) as endpoint:
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", service_account(tmp_path, endpoint))
+        yield f"gs://{bucket}"
+
+
+@pytest.fixture
+def azure_account(bare_clouds: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+    """A storage account with the empty container `container`."""
+    with azure_store() as account:
+        account.containers["container"] = {}
+        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", account.url)
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
+        yield account
+
+
+@pytest.fixture(params=["google", "azure"])
+def any_cloud(request: pytest.FixtureRequest) -> str:
+    """The URI of a bucket of Google's or a container of Azure's, empty."""
+    if request.param == "azure":
+        request.getfixturevalue("azure_account")
+        return "az://container"
+    return str(request.getfixturevalue("google_bucket"))
+
+
+@pytest.fixture(params=["rclone", "moto", "seaweedfs", "google", "azure", "given"])
 def any_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URI of a bucket, empty and of this test alone, in each store that can be had.
 
@@ -58,6 +103,13 @@ def any_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     http://127.0.0.1:9000; keys and region come from the AWS_ variables as they do for users. A bucket
     with a random name is made in it, and removed with all that is in it.
     """
+    if request.param == "google":
+        yield request.getfixturevalue("google_bucket")
+        return
+    if request.param == "azure":
+        request.getfixturevalue("azure_account")
+        yield "az://container"
+        return
     ours = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "MINIO_"))}
     if request.param == "given":
         endpoint = os.environ.get(GIVEN, "")

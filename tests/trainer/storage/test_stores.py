@@ -10,6 +10,7 @@ from trainer.data.download import download
 from trainer.data.shards import shard
 from trainer.errors import MissingError, StorageError
 from trainer.storage.environment import client
+from trainer.storage.store import locate
 
 
 def test_a_file_and_its_folder(any_store):
@@ -41,15 +42,15 @@ def test_a_large_file_in_parts_and_pieces(any_store, tmp_path):
     with storage.open_reader(uri) as file:
         file.seek(-7, os.SEEK_END)
         assert file.read() == content[-7:]
-    object_stat = client("s3").stat_object(any_store.removeprefix("s3://"), "large")
-    assert object_stat.metadata["x-amz-meta-sha256"] == hashlib.sha256(content).hexdigest()
+    assert locate(uri).get().attributes["sha256"] == hashlib.sha256(content).hexdigest()
 
 
 def test_an_upload_that_is_interrupted_leaves_nothing(any_store, interrupt_part):
     interrupt_part(2)
     with pytest.raises(KeyboardInterrupt):
         storage.write_bytes(f"{any_store}/x", bytes(18 * 2**20))
-    assert client("s3")._list_multipart_uploads(any_store.removeprefix("s3://")).uploads == []
+    if storage.scheme(any_store) == "s3":  # Azure removes blocks of no blob by itself, after a week
+        assert client("s3")._list_multipart_uploads(any_store.removeprefix("s3://")).uploads == []
     assert not storage.exists(f"{any_store}/x")
 
 

@@ -1,0 +1,152 @@
+"""Google's and Azure's stores: who one is there, and what is told where nobody knows."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from trainer import storage
+from trainer.errors import StorageError
+from trainer.storage import clouds
+from trainer.storage.reads import Check, Content
+
+GOOGLE = {"client_email": "", "private_key": "", "private_key_id": "", "disable_oauth": True}
+
+
+@pytest.fixture
+def metadata_server(monkeypatch):
+    """Whoever listens where identities are given in Google's cloud; says what was asked for."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            body = json.dumps({"access_token": "t", "expires_in": 3600, "token_type": "Bearer"}).encode()
+            self.send_response(200)
+            self.send_header("Metadata-Flavor", "Google")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(clouds, "_present", set())
+    yield asked
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("uri", "variables", "names"),
+    [
+        ("gs://bucket/x", {"GCE_METADATA_IP": "127.0.0.1:9"}, "GOOGLE_SERVICE_ACCOUNT"),
+        ("gs://bucket/x", {"GOOGLE_SERVICE_ACCOUNT": "/none.json"}, "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("gs://bucket/x", {"GOOGLE_APPLICATION_CREDENTIALS": "/none.json"}, "GOOGLE_SERVICE_ACCOUNT"),
+        ("gs://bucket/x", {"GOOGLE_SERVICE_ACCOUNT_KEY": "[]"}, "GOOGLE_SERVICE_ACCOUNT"),
+        ("gs://bucket/x", {"GOOGLE_SERVICE_ACCOUNT_KEY": "{}"}, "GOOGLE_SERVICE_ACCOUNT"),
+        ("az://container/x", {}, "AZURE_STORAGE_ACCOUNT_NAME"),
+        ("az://container/x", {"AZURE_STORAGE_ACCOUNT_NAME": "a/b"}, "AZURE_STORAGE_ACCOUNT_KEY"),
+        ("az://container/x", {"AZURE_STORAGE_ACCOUNT_KEY": "!"}, "AZURE_FEDERATED_TOKEN_FILE"),
+        ("az://container/x", {"AZURE_STORAGE_SAS_TOKEN": "x"}, "AZURE_STORAGE_SAS_TOKEN"),
+        ("az://container/x", {"AZURE_STORAGE_TOKEN": "a\nb"}, "environment"),
+    ],
+)
+def test_who_is_nobody_is_told_at_once_what_to_set(bare_clouds, monkeypatch, uri, variables, names):
+    monkeypatch.setattr(clouds, "_present", set())
+    monkeypatch.setattr(clouds, "_TRIES", 2)
+    if variables and uri.startswith("az"):
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "kubedet")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    began = time.monotonic()
+    for action in (storage.read_bytes, lambda uri: storage.write_bytes(uri, b"")):
+        with pytest.raises(StorageError) as caught:
+            action(uri)
+        assert names in caught.value.fix and not caught.value.passing
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize(
+    "url", ["http://", "host:9000", "http://h:99999", "http://a b/", "file:///x", "http://h\n"]
+)
+@pytest.mark.parametrize("kind", ["gs", "az"])
+def test_an_endpoint_that_cannot_be_used_is_named(bare_clouds, monkeypatch, kind, url):
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(GOOGLE | {"gcs_base_url": url}))
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "kubedet")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "c2VjcmV0")
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", url)
+    with pytest.raises(StorageError, match=f"of {kind}:// cannot be used") as caught:
+        storage.exists(f"{kind}://bucket/x")
+    assert "https://host:port" in caught.value.fix
+
+
+def test_workload_identity_of_google_needs_no_variable(
+    bare_clouds, metadata_server, google_bucket, monkeypatch
+):
+    monkeypatch.setenv("GOOGLE_BASE_URL", clouds.settings("gs").url)
+    monkeypatch.delenv("GOOGLE_SERVICE_ACCOUNT")
+    storage.write_bytes(f"{google_bucket}/x", b"1")
+    assert storage.read_bytes(f"{google_bucket}/x") == b"1"
+    assert metadata_server[0] == "/" and all("token" in path for path in metadata_server[1:])
+
+
+def test_many_files_are_read_with_care(any_cloud):
+    for number in range(5):
+        storage.write_bytes(f"{any_cloud}/{number}", b"%d" % number)
+    with storage.many(2) as many:
+        for number in range(5):
+            many.read(number, f"{any_cloud}/{number}")
+        found = {}
+        while many.busy:
+            found.update(many.wait())
+    assert found == {number: b"%d" % number for number in range(5)}
+
+
+def test_of_two_that_create_one_succeeds(any_cloud, monkeypatch):
+    from trainer.storage import writes
+
+    storage.write_bytes(f"{any_cloud}/lock", b"first")
+    monkeypatch.setattr(writes, "state", lambda uri: None)  # both looked before either wrote
+    assert not storage.create(f"{any_cloud}/lock", b"second")
+    assert storage.read_bytes(f"{any_cloud}/lock") == b"first"
+
+
+def test_what_was_altered_in_the_store_is_found(azure_account, hurried):
+    storage.write_bytes("az://container/x", b"whole")
+    azure_account.containers["container"]["x"].data = b"holed"
+    with pytest.raises(StorageError, match="az://container/x is damaged: its sha256"):
+        storage.read_bytes("az://container/x")
+
+
+def test_keys_that_are_refused_are_told_as_that(azure_account, monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "another")
+    with pytest.raises(StorageError, match="AuthenticationFailed") as caught:
+        storage.read_bytes("az://container/x")
+    assert "AZURE_STORAGE_ACCOUNT_KEY" in caught.value.fix and "AWS_" not in caught.value.fix
+
+
+def test_an_etag_of_google_is_no_hash():
+    check = Check("gs://bucket/x", Content(1, '"0cc175b9c0f1b6a831c399e269772661"', ""))
+    check.update(b"b")
+    check.compare()
+
+
+@pytest.mark.parametrize("uri", ["gs://Bucket/x", "gs://ab/x", "gs://10.0.0.1/x", "gs://a..b/x",
+                                 f"gs://{'a' * 64}/x",
+                                 "az://a--b/x", "az://a_b/x", "az://Ab1/x", "gs:///x", "az://"])  # fmt: skip
+def test_names_that_no_bucket_can_have(uri):
+    with pytest.raises(StorageError, match=r"can be named|names no bucket"):
+        storage.check_place(uri)
+
+
+@pytest.mark.parametrize(
+    "uri", ["gs://my_bucket-1/x", f"gs://{'a' * 60}.example.org", "az://abc-1/X_y", "az://$root/x"]
+)
+def test_names_that_they_have(uri):
+    storage.check_place(uri)
