@@ -128,19 +128,22 @@ def check_available(uri: str, data_root: str) -> None:
 def _in_place(uri: str) -> WeightFiles:
     """Return the files behind a path or an object: itself, or those of a folder."""
     name = uri.rstrip("/").rpartition("/")[2]
-    if name.endswith(SUFFIXES) or storage.exists(uri):
+    in_web = storage.scheme(uri) in storage.WEB
+    # A folder may be called as a file of weights is: so it is asked what is there.
+    is_file = in_web or storage.exists(uri)
+    names = [] if is_file else [one for one in storage.list_states(uri) if one.endswith((*SUFFIXES, ".json"))]
+    if any(one.endswith(SUFFIXES) for one in names):
+        return WeightFiles(uri, {one: storage.local_copy(storage.join(uri, one)) for one in names})
+    if is_file or name.endswith(SUFFIXES):
         try:
             return WeightFiles(uri, {name: storage.local_copy(uri)})
         except StorageError as error:
             raise StorageError(f"model.weights: {error.message}", fix=error.fix) from None
-    names = [one for one in storage.list_states(uri) if one.endswith((*SUFFIXES, ".json"))]
-    if not any(one.endswith(SUFFIXES) for one in names):
-        raise StorageError(
-            f"model.weights: {uri} is neither a file nor a folder with weights in it",
-            fix="give a .safetensors, .pth or .pt file, a folder with one of them, torchvision:NAME or "
-            f"hf:ORG/NAME; {NO_WEIGHTS} trains from scratch",
-        )
-    return WeightFiles(uri, {one: storage.local_copy(storage.join(uri, one)) for one in names})
+    raise StorageError(
+        f"model.weights: {uri} is neither a file nor a folder with weights in it",
+        fix="give a .safetensors, .pth or .pt file, a folder with one of them, torchvision:NAME or "
+        f"hf:ORG/NAME; {NO_WEIGHTS} trains from scratch",
+    )
 
 
 def _checked(one: PublishedFile, uri: str, data_root: str) -> Path | None:
