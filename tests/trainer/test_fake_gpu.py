@@ -66,7 +66,7 @@ def test_a_forward_pass_stays_on_the_device(version, precision):
         with Crossings() as crossings, Counter() as counter:
             losses = detector(*images)
     assert all(loss.device == GPU and loss.requires_grad for loss in losses.values())
-    assert crossings.found == [] and counter.waiting == [] and counter.operations > 200
+    assert crossings.synchronisations == [] and counter.waiting == [] and counter.operations > 200
 
 
 @pytest.mark.parametrize("kind", ["adam", "adamw"])  # of fused SGD torch knows no shapes
@@ -89,13 +89,13 @@ def test_what_follows_the_gradients_stays_on_the_device(kind, monkeypatch):
             average.update(number)
         if number == 0:
             guard._pending.clear()  # reading it is for the host
-    assert crossings.found == [] and counter.waiting == [] and counter.operations > 5
+    assert crossings.synchronisations == [] and counter.waiting == [] and counter.operations > 5
 
 
 @pytest.mark.usefixtures("fake")
 def test_a_copy_is_seen():
     with Crossings() as crossings:
         torch.ones(3, device="cpu").to(GPU)
-    assert len(crossings.found) == 1
+    assert len(crossings.synchronisations) == 1
     with pytest.raises(RuntimeError, match="device"):
         torch.ones(3, device="cpu") + torch.ones(3)

@@ -96,7 +96,8 @@ def test_a_checkpoint_of_another_architecture_is_refused(config, tiny, shards, t
 def test_buffers_that_training_changes_are_known(config, tiny):
     assert not has_running_statistics(build(config.model, 3))
     assert has_running_statistics(build(tiny().model, 3))
-    assert not has_running_statistics(build(tiny(model__norm="frozen").model, 3))
+    frozen = dataclasses.replace(tiny().model, norm="frozen")
+    assert not has_running_statistics(build(frozen, 3))
 
 
 def test_weights_of_another_library_are_told_with_the_configuration():

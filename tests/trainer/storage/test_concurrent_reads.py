@@ -66,7 +66,8 @@ def test_objects_of_a_store_are_signed_checked_and_equal(any_store, monkeypatch)
     for uri, data in content.items():
         storage.write_bytes(uri, data)
     with monkeypatch.context() as patched:
-        patched.setattr(storage, "read_bytes", None)
+        if any_store.startswith("s3://"):  # of others obstore signs no addresses
+            patched.setattr(storage, "read_bytes", None)
         assert read(list(content)) == list(content.values())
 
 
