@@ -16,7 +16,7 @@ ENDPOINT = ["--rdzv-endpoint", "first:29500", "--rdzv-backend"]
 
 
 @pytest.mark.parametrize(
-    ("given", "options"),
+    ("variables", "options"),
     [
         ((None, None, None), []),
         (("1", None, None), ["--nnodes", "1"]),
@@ -39,7 +39,7 @@ def test_variables_tell_what_is_not_given(no_pet):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("variables", "said"),
     [
         (("2", 0, None), "2 machines are to meet, and nobody says where"),
         (("2", 2, "first"), "--node-rank 2 is none of 2 machines"),

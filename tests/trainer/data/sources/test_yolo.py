@@ -130,7 +130,7 @@ def test_a_label_file_in_utf_16_is_named(make_yolo):
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("data_yaml", "expected"),
     [
         ("[cat, dog]", ["cat", "dog"]),
         ("{0: cat, 1: dog}", ["cat", "dog"]),
