@@ -49,7 +49,7 @@ class Settings:
     kind: str
     """The scheme: "gs" or "az"."""
     url: str
-    """http(s)://host[:port][/path]"""
+    """`http(s)://host:port/path`, of which port and path may be absent."""
     variables: tuple[tuple[str, str], ...] = field(repr=False)
     """What obstore reads of the environment."""
 
