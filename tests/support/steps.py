@@ -14,6 +14,7 @@ from trainer.data.batch import Batch
 from trainer.distributed import SINGLE, World
 from trainer.errors import TrainingError
 from trainer.loop import _Run
+from trainer.model.global_batch import Part
 
 
 @contextmanager
@@ -39,8 +40,8 @@ def losing(run: _Run, more: float) -> Iterator[None]:
     """Add a number to the box loss, which by itself leaves the gradients as they are."""
     forward = run.train_step.losses
 
-    def losses(batch: Batch) -> dict[str, Tensor]:
-        values = forward(batch)
+    def losses(batch: Batch, part: Part | None = None) -> dict[str, Tensor]:
+        values = forward(batch, part)
         return {**values, "boxes": values["boxes"] + more}
 
     run.train_step.losses = losses

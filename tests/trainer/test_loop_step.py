@@ -68,7 +68,7 @@ class Graphs:
     def __init__(self):
         self.own = None
 
-    def __call__(self, detector, mode, world):
+    def __call__(self, detector, mode, world, **_):
         detector.register_forward_pre_hook(self.run)
         return True
 

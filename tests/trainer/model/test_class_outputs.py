@@ -1,6 +1,7 @@
 """Outputs trimmed and widened: the same scores for the classes that stay."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,7 +58,8 @@ def test_published_weights_are_trimmed_to_the_real_classes(monkeypatch):
     torch.manual_seed(5)
     published = build(CONFIG, 91)
     torch.nn.init.normal_(published.head.classification_head.cls_logits.bias)
-    monkeypatch.setattr(pretrained, "_read", lambda uri: published.state_dict())
+    files = SimpleNamespace(state=published.state_dict)
+    monkeypatch.setattr(pretrained, "obtain", lambda uri, data_root: files)
     detector = build(CONFIG, 80)
     load_pretrained(detector, COCO)
     assert torch.allclose(logits(detector), logits(published)[:, :, real], atol=1e-5)

@@ -43,7 +43,7 @@ def test_a_source_means_the_same_from_every_folder(make_coco, monkeypatch):
         ("/no/such/place", "/no/such/place does not exist"),
         ("sampel", "does not exist"),
         ("labelme:/data", "unknown kind 'labelme'"),
-        ("gs://bucket/x", "unknown kind 'gs'"),
+        ("ftp://bucket/x", "unknown kind 'ftp'"),
     ],
 )
 def test_what_is_no_source_is_named_with_what_is(text, message):
