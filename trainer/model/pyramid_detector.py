@@ -1,6 +1,6 @@
 """What detectors on a residual network with a feature pyramid share, in torchvision's layout."""
 
-from typing import Self
+from typing import Protocol, Self, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +15,14 @@ MEAN = (0.485, 0.456, 0.406)
 """Mean of the ImageNet images, RGB in 0..1 (torchvision's presets)."""
 STD = (0.229, 0.224, 0.225)
 """Standard deviation of the same."""
+
+
+class _Suppressing(Protocol):
+    """Options of a detector that ends with non-maximum suppression."""
+
+    score_threshold: float
+    nms_threshold: float
+    detections_per_image: int
 
 
 class PyramidDetector(Architecture):
@@ -42,6 +50,20 @@ class PyramidDetector(Architecture):
         if self.backbone.body.conv1.weight.is_contiguous(memory_format=torch.channels_last):
             values = values.contiguous(memory_format=torch.channels_last)
         return values
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Of scores, and of overlaps within a class."""
+        config = cast(_Suppressing, self.config)
+        return {
+            "score": config.score_threshold,
+            "nms": config.nms_threshold,
+            "detections_per_image": config.detections_per_image,
+        }
+
+    def blank(self, image_size: int) -> Tensor:
+        """An image without content, uint8 [1, 3, S, S], from which a graph learns its levels."""
+        return torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8, device=self.mean.device)
 
     def folded(self) -> Self:
         """Its batch normalisation is in the convolutions; see `batchnorm_folding.fold`."""

@@ -122,16 +122,6 @@ class FasterRcnn(PyramidDetector):
         """Name and backbone."""
         return f"Faster R-CNN v2 on {self.config.backbone}"
 
-    @property
-    def thresholds(self) -> dict[str, float]:
-        """Of scores, and of overlaps within a class."""
-        config = self.config
-        return {
-            "score": config.score_threshold,
-            "nms": config.nms_threshold,
-            "detections_per_image": config.detections_per_image,
-        }
-
 
 class _ProposalHead(RPNHead):
     """torchvision's, with outputs in fp32: eight bits cannot place a box."""

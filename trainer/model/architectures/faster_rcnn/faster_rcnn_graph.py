@@ -34,7 +34,7 @@ class FasterRcnnGraph(Graph):
         self.detector = detector.eval()
         self.config, self.image_size = detector.config, image_size
         with torch.no_grad():
-            blank = torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8, device=detector.mean.device)
+            blank = detector.blank(image_size)
             features = list(detector.backbone(detector.normalize(blank)).values())
             listed = ImageList(blank.float(), [(image_size, image_size)])
             (anchors,) = detector.rpn.anchor_generator(listed, features)

@@ -118,16 +118,6 @@ class Fcos(PyramidDetector):
         """Name and backbone."""
         return f"FCOS on {self.config.backbone}"
 
-    @property
-    def thresholds(self) -> dict[str, float]:
-        """Of scores, and of overlaps within a class."""
-        config = self.config
-        return {
-            "score": config.score_threshold,
-            "nms": config.nms_threshold,
-            "detections_per_image": config.detections_per_image,
-        }
-
 
 class _Head(FCOSHead):
     """torchvision's head for any width, whose outputs are fp32: eight bits cannot place a box."""

@@ -18,7 +18,7 @@ class _Places(Graph):
         self.detector = detector.eval()
         self.config, self.image_size = detector.config, image_size
         with torch.no_grad():
-            blank = torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8, device=detector.mean.device)
+            blank = detector.blank(image_size)
             features = list(detector.backbone(detector.normalize(blank)).values())
             self.register_buffer("anchors", detector.anchors(blank, features)[0])
         places = [level.shape[-2] * level.shape[-1] for level in features]

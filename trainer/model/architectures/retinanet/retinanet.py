@@ -172,16 +172,6 @@ class RetinaNet(PyramidDetector):
         return f"RetinaNet {self.config.version} on {self.config.backbone}"
 
     @property
-    def thresholds(self) -> dict[str, float]:
-        """Of scores, and of overlaps within a class."""
-        config = self.config
-        return {
-            "score": config.score_threshold,
-            "nms": config.nms_threshold,
-            "detections_per_image": config.detections_per_image,
-        }
-
-    @property
     def anchors_at_a_place(self) -> int:
         """Anchors at each place of each level."""
         return len(self.config.anchor_scales) * len(self.config.aspect_ratios)

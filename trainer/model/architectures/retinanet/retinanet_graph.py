@@ -28,7 +28,7 @@ class _Levels(Graph):
         self.cls_logits = _without_background(detector)
         # Outside of inference mode: no exporter can trace its tensors.
         with torch.no_grad():
-            blank = torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8)
+            blank = detector.blank(image_size)
             features = detector.features(detector.normalize(blank))
         shapes = [(level.shape[-2], level.shape[-1]) for level in features]
         anchors = detector.anchors(shapes, (image_size, image_size))

@@ -7,6 +7,7 @@ import torch
 from life import live
 from targets import random_batch
 from torchvision.models.detection import fcos_resnet50_fpn
+from torchvision_pair import assert_same_detections, assert_same_losses, in_training, same_input
 
 from trainer import recipes
 from trainer.errors import CheckpointError
@@ -17,6 +18,7 @@ from trainer.model.architectures.fcos.fcos_options import FcosOptions
 from trainer.model.postprocess import Detections
 
 SIZE, CLASSES = 128, 7
+LOSSES = {"classification": "classification", "boxes": "bbox_regression", "centerness": "bbox_ctrness"}
 NARROW = FcosOptions(
     backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1, norm="group", score_threshold=0.0
 )
@@ -47,48 +49,20 @@ def pair():
     return ours, stock
 
 
-def same_input(monkeypatch, ours, stock, images):
-    """Give both the same network input: fifty random layers blow its last bit up a thousandfold."""
-    theirs, _ = stock.transform([image / 255 for image in images])
-    assert torch.allclose(ours.normalize(images), theirs.tensors, atol=1e-5)
-    monkeypatch.setattr(ours, "normalize", lambda images, color=None: theirs.tensors)
-
-
 def test_losses_and_gradients_are_torchvisions(pair, monkeypatch):
-    ours, stock = (model.train() for model in pair)
-    for module in [*stock.modules(), *ours.modules()]:
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.eval()
+    ours, stock = in_training(pair)
     images, boxes, labels, lists = random_batch([3, 0, 1], SIZE, CLASSES)
     same_input(monkeypatch, ours, stock, images)
     expected = stock([image / 255 for image in images], lists)
     losses = ours(images, boxes, labels)
-    assert set(losses) == set(ours.loss_names)
-    for name, theirs in (("classification", "classification"), ("boxes", "bbox_regression"),
-                         ("centerness", "bbox_ctrness")):  # fmt: skip
-        assert torch.allclose(losses[name], expected[theirs], rtol=1e-5), name
-    sum(expected.values()).backward()
-    sum(losses.values()).backward()
-    gradients = {name: parameter.grad for name, parameter in stock.named_parameters()}
-    for name, parameter in ours.named_parameters():
-        difference = (parameter.grad - gradients[name]).norm() / gradients[name].norm().clamp(min=1e-12)
-        assert difference < 1e-5, name
+    assert_same_losses(ours, stock, losses, expected, LOSSES)
 
 
 def test_detections_are_torchvisions(pair, monkeypatch):
     ours, stock = (sharpened(model) for model in pair)
     ours.load_state_dict(stock.state_dict())
     images = torch.randint(0, 256, (2, 3, SIZE, SIZE), dtype=torch.uint8)
-    same_input(monkeypatch, ours, stock, images)
-    with torch.no_grad():
-        expected = stock([image / 255 for image in images])
-    detections = ours.predict(images)
-    assert detections.num.tolist() == [len(one["scores"]) for one in expected] and detections.num.min() > 10
-    for row, one in enumerate(expected):
-        count = len(one["scores"])
-        assert torch.equal(detections.labels[row, :count], one["labels"])
-        assert torch.allclose(detections.scores[row, :count], one["scores"], rtol=1e-6)
-        assert torch.allclose(detections.boxes[row, :count], one["boxes"], atol=1e-4)
+    assert_same_detections(monkeypatch, ours, stock, images, first=0)
 
 
 def test_both_graphs_find_what_the_detector_finds():

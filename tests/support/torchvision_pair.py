@@ -1,0 +1,54 @@
+"""A detector of ours beside torchvision's with the same weights: same input, gradients and detections."""
+
+import torch
+
+
+def same_input(monkeypatch, ours, stock, images):
+    """Give both the same network input: fifty random layers blow its last bit up a thousandfold."""
+    theirs, _ = stock.transform([image / 255 for image in images])
+    assert torch.allclose(ours.normalize(images), theirs.tensors, atol=1e-5)
+    monkeypatch.setattr(ours, "normalize", lambda images, color=None: theirs.tensors)
+
+
+def in_training(pair):
+    """Both in training, but for the statistics of their BatchNorm."""
+    for model in pair:
+        for module in model.train().modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.eval()
+    return pair
+
+
+def assert_same_losses(ours, stock, losses, expected, names):
+    """Compare losses and the gradients of their sums.
+
+    Args:
+        ours: detector.
+        stock: torchvision's.
+        losses: of ours, by name.
+        expected: torchvision's, by its names.
+        names: torchvision's name of each of ours.
+    """
+    assert set(losses) == set(ours.loss_names) == set(names)
+    for name, loss in losses.items():
+        assert torch.allclose(loss, expected[names[name]], rtol=1e-5), name
+    sum(expected.values()).backward()
+    sum(losses.values()).backward()
+    gradients = {name: parameter.grad for name, parameter in stock.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        difference = (parameter.grad - gradients[name]).norm() / gradients[name].norm().clamp(min=1e-12)
+        assert difference < 1e-5, name
+
+
+def assert_same_detections(monkeypatch, ours, stock, images, first):
+    """Compare detections in images; `first` is torchvision's label of the first class."""
+    same_input(monkeypatch, ours, stock, images)
+    with torch.no_grad():
+        expected = stock([image / 255 for image in images])
+    detections = ours.predict(images)
+    assert detections.num.tolist() == [len(one["scores"]) for one in expected] and detections.num.min() > 10
+    for row, one in enumerate(expected):
+        count = len(one["scores"])
+        assert torch.equal(detections.labels[row, :count], one["labels"] - first)
+        assert torch.allclose(detections.scores[row, :count], one["scores"], rtol=1e-6)
+        assert torch.allclose(detections.boxes[row, :count], one["boxes"], atol=1e-4)
