@@ -23,6 +23,8 @@ SECRET_KEYS = {
     "AZURE_STORAGE_ACCOUNT_NAME": "AZURE_STORAGE_ACCOUNT_NAME",
     "AZURE_STORAGE_ACCOUNT_KEY": "AZURE_STORAGE_ACCOUNT_KEY",
     "AZURE_STORAGE_SAS_TOKEN": "AZURE_STORAGE_SAS_TOKEN",
+    # For private and gated models of the Hugging Face hub, which steps and trainings may start from.
+    "HF_TOKEN": "HF_TOKEN",
     # What Kubeflow's own Secret `mlpipeline-minio-artifact` holds.
     "accesskey": "MINIO_ACCESS_KEY",
     "secretkey": "MINIO_SECRET_KEY",

@@ -65,6 +65,10 @@ class MissingError(StorageError):
     """A URI with nothing behind it: asking again gives the same answer."""
 
 
+class RefusedError(StorageError):
+    """A file that a web server does not give to whoever asks: without a token, or with another's."""
+
+
 class CheckpointError(KubedetError):
     """A checkpoint or weights file that does not fit the model or the run."""
 

@@ -19,6 +19,12 @@ class WeightsServer:
         """Contents by path, without the first slash."""
         self.requests: list[str] = []
         """Paths of GET requests that were answered with a file."""
+        self.tokens: dict[str, str] = {}
+        """Of a path's first words, the token without which it is refused."""
+        self.shown: list[tuple[str, str]] = []
+        """Path and `Authorization` of every request; empty where there was none."""
+        self.elsewhere = ""
+        """Address of another server that requests for tensors are sent on to."""
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -31,8 +37,20 @@ class WeightsServer:
                 self._answer(body=True)
 
             def _answer(self, *, body: bool) -> None:
-                content = server.files.get(self.path.lstrip("/"))
-                self.send_response(200 if content is not None else 404)
+                path, shown = self.path.lstrip("/"), self.headers.get("Authorization", "")
+                server.shown.append((path, shown))
+                content, status = server.files.get(path), 200
+                if wanted := next((token for part, token in server.tokens.items() if part in path), ""):
+                    status = 200 if shown == f"Bearer {wanted}" else 403 if shown else 401
+                if status != 200 or content is None:
+                    status, content = (404 if status == 200 else status), None
+                elif server.elsewhere and path.endswith(".safetensors"):
+                    self.send_response(302)
+                    self.send_header("Location", f"{server.elsewhere}/{path}")
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
+                self.send_response(status)
                 self.send_header("Content-Length", str(len(content or b"")))
                 self.end_headers()
                 if body and content is not None:

@@ -12,7 +12,7 @@ says what is in it last. What concerns servers is imported when first used.
     attempts.py      requests that are tried again; parallel.py: threads that wait
     concurrent_reads.py  many small files side by side, by libcurl; addresses.py: from where
     environment.py   where stores are, and with which keys; clouds.py: of Google's and
-                     Azure's; failures.py: errors with their remedies
+                     Azure's; hub.py: the Hugging Face hub; failures.py: errors with their remedies
     web.py           what of the web obstore cannot read
     cache.py         local copies, in the folder of copies.py
 """

@@ -10,6 +10,7 @@
     az://     AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN or
               AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET or AZURE_FEDERATED_TOKEN_FILE (workload
               identity); AZURE_STORAGE_ENDPOINT, AZURE_STORAGE_USE_EMULATOR, AZURE_SKIP_SIGNATURE
+    https://  HF_TOKEN, shown to the Hugging Face hub alone, whose address HF_ENDPOINT may name (hub.py)
     all       AWS_CA_BUNDLE, SSL_CERT_FILE or REQUESTS_CA_BUNDLE; HTTP_PROXY, HTTPS_PROXY, NO_PROXY
 
 For s3:// and minio://: without keys in the environment a pod's role is used (AWS_WEB_IDENTITY_TOKEN_FILE,

@@ -11,7 +11,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from obstore.exceptions import BaseError, InvalidPathError, PreconditionError
 
-from trainer.errors import MissingError, StorageError
+from trainer.errors import MissingError, RefusedError, StorageError
 from trainer.os_errors import missing
 from trainer.storage.clouds import IDENTITY, is_panic
 from trainer.storage.uris import CLOUDS, WEB, scheme
@@ -222,7 +222,8 @@ def web_refusal(status: int, uri: str, verb: str) -> StorageError:
     fix = "the server is busy or broken: run again later"
     if not busy:
         fix = "the server refuses: check the address and who may read it"
-    return StorageError(f"cannot {verb} {uri}: the server answers {status}", fix=fix, passing=busy)
+    kind = RefusedError if status in (401, 403) else StorageError
+    return kind(f"cannot {verb} {uri}: the server answers {status}", fix=fix, passing=busy)
 
 
 def _explain_network(text: str, uri: str, verb: str) -> StorageError:

@@ -7,7 +7,7 @@ request goes through `attempts.call`.
 import itertools
 import os
 import posixpath
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -21,7 +21,7 @@ from obstore.store import HTTPStore, ObjectStore, S3Store
 from urllib3.exceptions import HTTPError
 
 from trainer.errors import StorageError
-from trainer.storage import attempts, clouds, environment, failures, web
+from trainer.storage import attempts, clouds, environment, failures, hub, web
 from trainer.storage.uris import CLOUDS, WEB, FileState, check_bucket, climbs, scheme
 
 Result = TypeVar("Result")
@@ -172,7 +172,7 @@ def _web_place(uri: str, purpose: Purpose) -> Place:
             raise ValueError("it names no host")
     except ValueError as error:
         raise StorageError(f"{uri} is no address: {error}", fix="correct it") from error
-    options = _options(purpose, environment.proxy_of(origin))
+    options = _options(purpose, environment.proxy_of(origin), hub.authorization(origin))
     key = unquote(address.path).removeprefix("/")
     if not key or posixpath.normpath(key) != key or key.startswith("/"):
         return Place(uri, None, "", origin)
@@ -186,7 +186,9 @@ def _store(place: Place) -> ObjectStore:
     return place.store
 
 
-def _options(purpose: Purpose, proxy: str) -> tuple[tuple[str, Any], ...]:
+def _options(
+    purpose: Purpose, proxy: str, headers: Mapping[str, str] | None = None
+) -> tuple[tuple[str, Any], ...]:
     """Return what all stores of a process have in common, as the environment is now."""
     patience = attempts.PATIENCE
     # An attempt has half of the time: what hangs is tried again, and goes on where it was.
@@ -199,6 +201,7 @@ def _options(purpose: Purpose, proxy: str) -> tuple[tuple[str, Any], ...]:
         ("wait", min(1.0, patience.wait)),
         ("proxy", proxy),
         ("authorities", environment.authorities()),
+        ("headers", tuple((headers or {}).items())),
     )
 
 
@@ -214,6 +217,9 @@ def _library_options(options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     }
     if values["proxy"]:
         client["proxy_url"] = values["proxy"]
+    if values["headers"]:
+        # Dropped by the library where it is sent on to another server.
+        client["default_headers"] = dict(values["headers"])
     wait = values["wait"]
     waits = {"init_backoff": timedelta(seconds=wait / 10), "max_backoff": timedelta(seconds=wait), "base": 2}
     retries = {"max_retries": 3, "backoff": waits, "retry_timeout": timedelta(seconds=values["total"])}

@@ -11,7 +11,7 @@ from typing import Any
 
 import urllib3
 
-from trainer.storage import attempts, environment, failures
+from trainer.storage import attempts, environment, failures, hub
 from trainer.storage.uris import FileState
 
 _BLOCK = 256 * 1024
@@ -65,7 +65,8 @@ def blocks(uri: str) -> Iterator[bytes]:
 def _answer(method: str, uri: str) -> Iterator[urllib3.BaseHTTPResponse]:
     patience = attempts.PATIENCE
     timeout = urllib3.Timeout(connect=patience.connect, read=patience.silence)
-    headers = {"Accept-Encoding": "identity"}
+    # urllib3 drops the token of the hub where it is sent on to another server.
+    headers = {"Accept-Encoding": "identity", **hub.authorization(uri)}
     try:
         response = environment.web_client(uri).request(
             method, uri, headers=headers, timeout=timeout, preload_content=False, retries=2

@@ -16,18 +16,16 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from trainer import storage
-from trainer.errors import ConfigError, StorageError
+from trainer.errors import ConfigError, KubedetError, MissingError, RefusedError, StorageError
+from trainer.storage import hub
 
 TORCHVISION = "torchvision:"
 HUB = "hf:"
 
 TORCHVISION_URL = "KUBEDET_TORCHVISION_URL"
 """Environment variable: the folder of the web that has torchvision's files, where it is a mirror of yours."""
-HUB_URL = "HF_ENDPOINT"
-"""Environment variable, the hub's own: its address, where it is a mirror of yours."""
 
 _TORCHVISION_HOME = "https://download.pytorch.org/models"
-_HUB_HOME = "https://huggingface.co"
 _MODEL = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?")
 _PREFIX = re.compile(r"-([0-9a-f]{8,})\.\w+$")
 """The first digits of the SHA-256 at the end of the names that torchvision gives its files."""
@@ -108,7 +106,7 @@ def source(uri: str) -> str:
         return torchvision_file(uri).url
     if uri.startswith(HUB):
         name, revision = _model(uri)
-        return f"{_hub()}/{name}/tree/{revision}"
+        return f"{hub.address()}/{name}/tree/{revision}"
     return _bare(uri)
 
 
@@ -137,8 +135,21 @@ def _bare(uri: str) -> str:
     return urlsplit(uri)._replace(fragment="").geturl()
 
 
-def _hub() -> str:
-    return (os.environ.get(HUB_URL) or _HUB_HOME).rstrip("/")
+def remedy(uri: str, error: KubedetError) -> str:
+    """Return what to do where a hub refuses its files to whoever asks; empty for any other reason."""
+    if not uri.startswith(HUB) or not isinstance(error, (RefusedError, MissingError)):
+        return ""
+    page = f"{hub.address()}/{_model(uri)[0]}"
+    if not hub.has_token():
+        return (
+            f"see whether {page} is there; for a private or gated model set {hub.TOKEN}, in a cluster "
+            "as a key of the Secret that `credentials` names"
+        )
+    return (
+        f"see on {page} whether the account of {hub.TOKEN} may read it: a gated model's conditions are "
+        "accepted there, a fine-grained token needs the right to read gated repositories, an expired one is "
+        "refused"
+    )
 
 
 def _model(uri: str) -> tuple[str, str]:
@@ -154,13 +165,13 @@ def _model(uri: str) -> tuple[str, str]:
 
 def _hub_files(uri: str) -> tuple[PublishedFile, ...]:
     name, revision = _model(uri)
-    address = f"{_hub()}/api/models/{name}/revision/{quote(revision)}?blobs=true"
+    address = f"{hub.address()}/api/models/{name}/revision/{quote(revision)}?blobs=true"
     try:
         description = json.loads(storage.read_bytes(address))
         commit, listing = description["sha"], {item["rfilename"]: item for item in description["siblings"]}
     except (ValueError, KeyError, TypeError):
         raise StorageError(
-            f"{address} does not answer as a hub of models does", fix=f"check {HUB_URL}, if it is set"
+            f"{address} does not answer as a hub of models does", fix=f"check {hub.ADDRESS}, if it is set"
         ) from None
     if _TENSORS not in listing:
         raise StorageError(
@@ -168,7 +179,7 @@ def _hub_files(uri: str) -> tuple[PublishedFile, ...]:
             fix="choose a model that is published as safetensors in one file",
         )
     names = [_TENSORS, *(beside for beside in _BESIDE if beside in listing)]
-    base = f"{_hub()}/{name}/resolve/{commit}"
+    base = f"{hub.address()}/{name}/resolve/{commit}"
     return tuple(_hub_file(file_name, f"{base}/{file_name}", listing[file_name]) for file_name in names)
 
 

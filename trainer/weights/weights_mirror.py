@@ -24,6 +24,7 @@ from trainer.weights.published_weights import (
     has_manifest,
     is_published,
     published_files,
+    remedy,
     source,
     torchvision_file,
 )
@@ -183,11 +184,14 @@ def _fetch(uri: str, data_root: str) -> MirroredWeights:
         if not has_manifest(uri):
             by_hand = f", or put the file at {storage.join(place, torchvision_file(uri).name)}"
         address = source(uri)
+        elsewhere = (
+            f"run `kubedet weights fetch {uri} --data-root {data_root}` where the internet can be reached"
+        )
         raise StorageError(
             f"model.weights: {uri} is not in {mirror_of(data_root)}, and cannot be fetched from "
             f"{address}: {error.message.removeprefix(f'cannot read {address}: ')}",
-            fix=f"run `kubedet weights fetch {uri} --data-root {data_root}` where the internet can be reached"
-            f"{by_hand}; --set model.weights={NO_WEIGHTS} trains from scratch",
+            fix=f"{remedy(uri, error) or elsewhere}{by_hand}; "
+            f"--set model.weights={NO_WEIGHTS} trains from scratch",
             passing=False,
         ) from None
     if has_manifest(uri):

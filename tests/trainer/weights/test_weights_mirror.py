@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 from torchvision.models import ResNet18_Weights
-from weights_server import weights_server
+from weights_server import WeightsServer, weights_server
 
 from trainer.errors import ConfigError, StorageError
 from trainer.weights.weights_mirror import check_available, look_up, obtain
@@ -165,3 +165,76 @@ def test_a_place_without_weights_is_told_before_any_training(tmp_path):
         check_available(str(tmp_path / "gone.pt"), "unused")
     with pytest.raises(ConfigError, match="has no weights"):
         check_available("torchvision:Nothing", "unused")
+
+
+TOKEN = "hf_SecretOfTheTest"
+
+
+@pytest.fixture
+def gated(weights_server, monkeypatch):
+    """A model whose files, but not whose description, need a token; its tensors lie at another server."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    store = WeightsServer()
+    files = {"model.safetensors": safetensors.torch.save(TENSORS), "config.json": b"{}"}
+    weights_server.add_model("org/gated", files)
+    store.add_model("org/gated", files)
+    weights_server.tokens["org/gated/resolve/"] = TOKEN
+    weights_server.elsewhere = store.url
+    yield weights_server, store
+    store.stop()
+
+
+def test_a_gated_model_comes_with_the_token_which_only_the_hub_sees(gated, tmp_path, monkeypatch, caplog):
+    server, store = gated
+    caplog.set_level("DEBUG")
+    monkeypatch.setenv("HF_TOKEN", f"{TOKEN}\n")  # As a Secret made from a file has it.
+    assert list(obtain("hf:org/gated", str(tmp_path)).state()) == ["conv1.weight"]
+    assert {shown for _, shown in server.shown} == {f"Bearer {TOKEN}"}
+    assert store.requests and {shown for _, shown in store.shown} == {""}
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert TOKEN not in caplog.text and TOKEN.encode() not in written
+
+
+def test_no_other_server_sees_the_token(gated, tmp_path, monkeypatch):
+    _, store = gated
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    path = next(path for path in store.files if path.endswith(".safetensors"))
+    obtain(f"{store.url}/{path}", str(tmp_path))
+    # And where the length is not told, or the address has a query, it is no other.
+    store.files[f"{path}?download=true"] = store.files[path]
+    obtain(f"{store.url}/{path}?download=true", str(tmp_path))
+    assert store.requests and {shown for _, shown in store.shown} == {""}
+
+
+@pytest.mark.parametrize(
+    ("token", "status", "words"),
+    [
+        ("", 401, ["for a private or gated model set HF_TOKEN", "/org/gated is there"]),
+        ("hf_AnotherSecret", 403, ["conditions are accepted there", "/org/gated whether the account"]),
+    ],
+)
+def test_a_refusal_of_the_hub_tells_the_page_and_what_is_missing(
+    token, status, words, gated, tmp_path, monkeypatch, caplog
+):
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(StorageError, match=f"the server answers {status}") as caught:
+        check_available("hf:org/gated", str(tmp_path))
+    assert caught.value.message.startswith("model.weights: hf:org/gated is not in")
+    assert all(each in caught.value.fix for each in [*words, "--set model.weights=none"])
+    assert not token or token not in f"{caught.value}{caplog.text}"
+    assert not caught.value.passing and not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_model_that_the_hub_hides_may_need_another_token(weights_server, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with pytest.raises(StorageError, match="hf:org/hidden is not in") as caught:
+        obtain("hf:org/hidden", str(tmp_path))
+    assert "whether the account of HF_TOKEN may read it" in caught.value.fix
+
+
+def test_what_can_be_no_token_is_refused_without_telling_it(weights_server, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_Secret of two words")
+    with pytest.raises(StorageError, match="HF_TOKEN in the environment is no token") as caught:
+        obtain("hf:org/name", str(tmp_path))
+    assert "Secret" not in str(caught.value)
