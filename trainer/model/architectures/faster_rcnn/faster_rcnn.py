@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import (
     FasterRCNN,
@@ -20,6 +21,7 @@ from trainer.model.architecture import UpstreamWeights
 from trainer.model.architectures.faster_rcnn.faster_rcnn_options import FasterRcnnOptions
 from trainer.model.backbone import build_backbone, group_norm
 from trainer.model.deployment import Graph
+from trainer.model.global_batch import Part, uniform
 from trainer.model.postprocess import Detections, padded
 from trainer.model.pyramid_detector import PyramidDetector, unpadded
 
@@ -32,11 +34,12 @@ _POOLED = 7
 class FasterRcnn(PyramidDetector):
     """Faster R-CNN v2 in torchvision's state-dict layout (backbone.*, rpn.*, roi_heads.*).
 
-    Its losses are means over the anchors and proposals that torchvision draws in a forward pass, by the
-    random numbers of the process, which a checkpoint holds.
+    Its losses are means over the anchors and proposals that are drawn in a forward pass: of each image by
+    random numbers that follow from seed, step and image, the same on any number of processes.
     """
 
     config: FasterRcnnOptions
+    needs_part = True
     loss_names = ("classification", "boxes", "objectness", "proposals")
 
     def __init__(self, config: FasterRcnnOptions, num_classes: int) -> None:
@@ -60,12 +63,16 @@ class FasterRcnn(PyramidDetector):
             box_nms_thresh=config.nms_threshold, box_detections_per_img=config.detections_per_image,
         )  # fmt: skip
         self.rpn, self.roi_heads = stock.rpn, stock.roi_heads
+        self.rpn.fg_bg_sampler = BalancedDraw(self.rpn.fg_bg_sampler, stage=0)
+        self.roi_heads.fg_bg_sampler = BalancedDraw(self.roi_heads.fg_bg_sampler, stage=1)
 
     def forward(
         self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None,
-        verified: Tensor | None = None,
+        verified: Tensor | None = None, part: Part | None = None,
     ) -> dict[str, Tensor]:  # fmt: skip
-        """Losses of a batch: of both stages, what is there and where."""
+        """Losses of a batch: of both stages, what is there and where; `part` has the keys of its images."""
+        assert part is not None
+        self.rpn.fg_bg_sampler.keys = self.roi_heads.fg_bg_sampler.keys = part.keys
         inputs = self.normalize(images, color)
         targets = unpadded(boxes, labels, first=1)
         features, listed = self.backbone(inputs), _listed(inputs)
@@ -121,6 +128,41 @@ class FasterRcnn(PyramidDetector):
     def title(self) -> str:
         """Name and backbone."""
         return f"Faster R-CNN v2 on {self.config.backbone}"
+
+
+class BalancedDraw(BalancedPositiveNegativeSampler):
+    """torchvision's draw of positives and negatives, by numbers of each image's own."""
+
+    keys: Tensor
+    """int64 [B], of the images that come next, see `global_batch.Part`."""
+
+    def __init__(self, stock: BalancedPositiveNegativeSampler, stage: int) -> None:
+        """Draw as many as `stock`; the draws of two stages are independent of each other."""
+        super().__init__(stock.batch_size_per_image, stock.positive_fraction)
+        self._stage = stage
+
+    def __call__(self, matched: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Masks of the drawn positives and of the drawn negatives, uint8 [N] of each image.
+
+        Args:
+            matched: of each image [N]: 1 and more is positive, 0 negative, below it neither.
+        """
+        positives, negatives = [], []
+        for number, places in enumerate(matched):
+            order = uniform(self.keys[number : number + 1] + self._stage, len(places))[0]
+            most = int(self.batch_size_per_image * self.positive_fraction)
+            positives.append(_first(order, places >= 1, most))
+            left = self.batch_size_per_image - int(positives[-1].sum())
+            negatives.append(_first(order, places == 0, left))
+        return positives, negatives
+
+
+def _first(order: Tensor, wanted: Tensor, most: int) -> Tensor:
+    """Mask of the wanted places that come first in an order, uint8 [N]."""
+    places = wanted.nonzero()[:, 0]
+    mask = torch.zeros_like(wanted, dtype=torch.uint8)
+    mask[places[order[places].argsort(stable=True)[:most]]] = 1
+    return mask
 
 
 class _ProposalHead(RPNHead):

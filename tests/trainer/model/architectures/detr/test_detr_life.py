@@ -1,17 +1,14 @@
 """D-FINE and RT-DETRv2 in our loop: resumed bit for bit, on any processes, evaluated and exported."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
-from finished_runs import final_weights, losses, stop_after
+from finished_runs import losses, stop_after
 from life import live
+from two_processes import assert_two_equal_one
 
 from trainer import batch_fitting, recipes
-from trainer.configuration import to_json
 from trainer.errors import Interrupted
 from trainer.loop import train
 from trainer.training_log import read_rows
@@ -95,23 +92,4 @@ def test_two_processes_equal_one_on_the_same_global_batch(narrow, shards, tmp_pa
         "train__precision": "fp32", "train__epochs": 1, "train__lr": 1e-4, "train__global_batch": 6,
         "train__batch_size": 3,
     }  # fmt: skip
-    config = narrow("dfine", **common)
-    path = tmp_path / "config.json"
-    path.write_text(to_json(config))
-    command = [sys.executable, "-m", "trainer", "launch", "--nproc", "2", "--", "train"]
-    command += ["--config", str(path), "--shards", shards, "--output", str(tmp_path / "two")]
-    two = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ}
-    )
-    train(config, shards, str(tmp_path / "one"))
-    output = two.communicate(timeout=240)[0]
-    assert two.returncode == 0, output
-    one, other = losses(str(tmp_path / "one")), losses(str(tmp_path / "two"))
-    assert len(one) == len(other) == 4
-    for step in one:
-        assert other[step] == pytest.approx(one[step], rel=1e-3), step
-    single, double = (final_weights(str(tmp_path / name)) for name in ("one", "two"))
-    for name, value in single["model"].items():
-        if "running" not in name and "tracked" not in name:  # Of each process, from its own images.
-            scale = value.float().abs().max().clamp(min=1e-2)
-            assert (value - double["model"][name]).float().abs().max() / scale < 0.05, name
+    assert_two_equal_one(narrow("dfine", **common), shards, tmp_path, steps=4, weights=0.05)

@@ -7,14 +7,18 @@ import torch
 from life import live
 from targets import random_batch
 from torchvision.models.detection import fasterrcnn_resnet50_fpn_v2
+from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 from torchvision_pair import assert_same_detections, assert_same_losses, in_training, same_input
+from two_processes import assert_two_equal_one
 
 from trainer.errors import CheckpointError
 from trainer.export.detection_pairing import EXACT, Comparison
 from trainer.model.architecture import build
+from trainer.model.architectures.faster_rcnn.faster_rcnn import BalancedDraw
 from trainer.model.architectures.faster_rcnn.faster_rcnn_options import FasterRcnnOptions
 from trainer.model.architectures.fcos.fcos_options import FcosOptions
 from trainer.model.class_outputs import COCO_PLACES
+from trainer.model.global_batch import Part, random_keys
 from trainer.model.postprocess import Detections
 
 SIZE, CLASSES = 128, 4
@@ -29,6 +33,13 @@ LOSSES = {"classification": "loss_classifier", "boxes": "loss_box_reg", "objectn
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+def part(labels):
+    """A whole step of these images."""
+    counts = (labels >= 0).sum(dim=1).tolist()
+    keys = random_keys(0, 1, list(range(len(counts))), labels.device)
+    return Part(keys, counts, torch.tensor(sum(counts) / len(counts)), max(counts), len(counts))
 
 
 def sharpened(detector):
@@ -61,13 +72,45 @@ def test_losses_and_gradients_are_torchvisions(pair, monkeypatch):
     ours, stock = in_training(pair)
     images, boxes, labels, lists = random_batch([3, 0], SIZE, CLASSES)
     same_input(monkeypatch, ours, stock, images)
-    torch.manual_seed(1)  # Both draw what they are trained on.
+    losses = ours(images, boxes, labels, part=part(labels))
+    for stage in ("rpn", "roi_heads"):  # Both are trained on what ours draws.
+        monkeypatch.setattr(getattr(stock, stage), "fg_bg_sampler", getattr(ours, stage).fg_bg_sampler)
     expected = stock(
         [image / 255 for image in images], [{**one, "labels": one["labels"] + 1} for one in lists]
     )
-    torch.manual_seed(1)
-    losses = ours(images, boxes, labels)
     assert_same_losses(ours, stock, losses, expected, LOSSES)
+
+
+def test_a_draw_is_as_large_as_torchvisions_and_follows_from_each_image():
+    stock = BalancedPositiveNegativeSampler(8, 0.5)
+    matched = [
+        torch.cat([torch.full((count,), value) for value, count in ((1, many), (0, few), (-1, 5))])
+        for many, few in ((40, 90), (2, 90), (40, 1), (0, 0), (3, 3))
+    ]
+    ours = BalancedDraw(stock, stage=0)
+    ours.keys = random_keys(0, 7, list(range(len(matched))), torch.device("cpu"))
+    drawn, expected = ours(matched), stock(matched)
+    for side, other, wanted in zip(drawn, expected, (1, 0), strict=True):
+        for mask, theirs, places in zip(side, other, matched, strict=True):
+            assert mask.dtype == theirs.dtype and mask.sum() == theirs.sum()
+            assert (places[mask.bool()] == wanted).all()
+    # Of an image the same whatever else is in the batch; of another step or stage another.
+    whole, keys = drawn[0][0], ours.keys
+    ours.keys = keys[:1]
+    assert torch.equal(ours(matched[:1])[0][0], whole)
+    other = BalancedDraw(stock, stage=1)
+    other.keys = keys
+    ours.keys = random_keys(0, 8, [0], torch.device("cpu"))
+    assert not any(torch.equal(draw(matched[:1])[0][0], whole) for draw in (ours, other))
+
+
+def test_every_place_is_drawn_as_often():
+    draw = BalancedDraw(BalancedPositiveNegativeSampler(10, 0.5), stage=0)
+    matched = [torch.arange(20) % 2] * 3000
+    draw.keys = random_keys(0, 1, list(range(3000)), torch.device("cpu"))
+    counts = sum(mask.long() for side in draw(matched) for mask in side)
+    # Each five of ten; three standard deviations of 3000 throws are 82.
+    assert counts.min() > 1400 and counts.max() < 1600
 
 
 def test_detections_and_the_graphs_are_torchvisions(pair, monkeypatch):
@@ -128,7 +171,7 @@ def test_in_bf16_boxes_are_placed_in_fp32():
     detector = build(NARROW, CLASSES).train()
     images, boxes, labels, _ = random_batch([3, 1], SIZE, CLASSES)
     with torch.autocast("cpu", torch.bfloat16):
-        losses = detector(images, boxes, labels)
+        losses = detector(images, boxes, labels, part=part(labels))
     assert all(loss.dtype == torch.float32 and loss.isfinite() for loss in losses.values())
     sum(losses.values()).backward()
     assert all(p.grad is not None for p in detector.parameters() if p.requires_grad)
@@ -139,3 +182,14 @@ def test_its_life(tiny, shards, tmp_path):
     model = dataclasses.replace(NARROW, norm="batch")
     config = dataclasses.replace(tiny(train__clip_norm=1.0, train__epochs=1), model=model)
     live(config, shards, tmp_path, 3, ["onnx"])
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_on_the_same_global_batch(tiny, shards, tmp_path):
+    """Each has three of six images, of which one process has three in each of two passes."""
+    config = tiny(
+        train__precision="fp32", train__epochs=1, train__lr=1e-4, train__clip_norm=1.0,
+        train__global_batch=6, train__batch_size=3,
+    )  # fmt: skip
+    model = dataclasses.replace(NARROW, norm="batch")
+    assert_two_equal_one(dataclasses.replace(config, model=model), shards, tmp_path, steps=4, weights=0.05)
