@@ -9,10 +9,12 @@ import functools
 import itertools
 import logging
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from trainer.config import Config
 from trainer.data.batch import Batch
@@ -123,7 +125,8 @@ class Trial:
         random = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         buffers = [buffer.clone() for buffer in state.detector.buffers()]
         try:
-            self._step(images)
+            with _statistics_of_their_own(state.detector):
+                self._step(images)
             peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
             return peak <= SHARE * self._bytes
         except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -168,6 +171,22 @@ class Trial:
             image_ids=list(range(images)), scales=[1.0] * images,
             verified=verified if self._config.train.negatives == "verified" else None,
         )  # fmt: skip
+
+
+@contextmanager
+def _statistics_of_their_own(detector: nn.Module) -> Iterator[None]:
+    """Let no layer wait for other processes, of which one may have run out of memory half way.
+
+    SyncBatchNorm keeps as much for the backward pass as BatchNorm, but for a few numbers of a channel.
+    """
+    waiting = [module for module in detector.modules() if isinstance(module, nn.SyncBatchNorm)]
+    for module in waiting:
+        module.__class__ = nn.BatchNorm2d
+    try:
+        yield
+    finally:
+        for module in waiting:
+            module.__class__ = nn.SyncBatchNorm
 
 
 def _is_out_of_memory(error: Exception) -> bool:

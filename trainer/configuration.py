@@ -101,11 +101,6 @@ def _misfits(config: Config) -> list[str]:
             f"  loader.image_size: {model.architecture} takes multiples of {model.stride}, not {size}; "
             f"the next are {below} and {below + model.stride}"
         )
-    if config.train.find_batch_size and model.sync_batchnorm:
-        problems.append(
-            "  train.find_batch_size: not with model.sync_batchnorm, whose layers wait for each other where "
-            "memory runs out on one: set train.batch_size"
-        )
     if config.train.negatives == "verified" and not model.federated:
         problems.append(
             f"  train.negatives: {model.architecture} can not leave out classes: only 'all', not \"verified\""

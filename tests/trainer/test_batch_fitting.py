@@ -5,11 +5,12 @@ import logging
 import pytest
 import torch
 from finished_runs import assert_same_weights, final_weights, losses, stop_after
+from torch import nn
 
 from trainer import batch_fitting
 from trainer.batch_fitting import Trial, fitting_batch, largest_fitting, pass_sizes
 from trainer.distributed import SINGLE
-from trainer.errors import ConfigError, Interrupted, TrainingError
+from trainer.errors import Interrupted, TrainingError
 from trainer.loop import train
 from trainer.model.architectures.retinanet.retinanet import RetinaNet
 from trainer.state import TrainState
@@ -124,6 +125,26 @@ def test_a_training_goes_on_with_it_bit_for_bit(small_memory, shards, tiny, tmp_
     assert_same_weights(final_weights(str(tmp_path / "parts")), final_weights(str(tmp_path / "whole")))
 
 
-def test_layers_that_wait_for_each_other_are_refused(tiny):
-    with pytest.raises(ConfigError, match=r"train\.find_batch_size: not with model\.sync_batchnorm"):
-        tiny(train__find_batch_size=True, model__sync_batchnorm=True)
+@pytest.fixture
+def process_group(tmp_path):
+    """A group of this process alone, in which SyncBatchNorm asks for others all the same."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_layers_that_wait_for_other_processes_do_not_in_a_trial(tiny, process_group):
+    """Where memory ran out on one, the others would wait for it for ever."""
+    config = tiny(train__find_batch_size=True)
+    state = state_of(config)
+    state.detector = nn.SyncBatchNorm.convert_sync_batchnorm(state.detector)
+    before = {name: value.clone() for name, value in state.detector.state_dict().items()}
+    trial = Trial(config, state, 2**30)
+    assert trial(2)
+    waiting = [module for module in state.detector.modules() if isinstance(module, nn.SyncBatchNorm)]
+    assert len(waiting) > 10
+    assert all(torch.equal(value, before[name]) for name, value in state.detector.state_dict().items())
+    with pytest.raises(ValueError, match="SyncBatchNorm"):  # As they are, they would ask, on GPUs alone.
+        trial._step(2)

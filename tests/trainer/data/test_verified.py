@@ -79,12 +79,12 @@ def test_a_training_leaves_the_other_classes_alone(open_images, tiny, tmp_path):
     assert (biases["all"] < start[:, unknown]).all()
 
 
-def test_data_and_detectors_that_cannot_are_refused(shards, tiny, tmp_path, monkeypatch):
+def test_data_and_detectors_that_cannot_are_refused(shards, tiny, tmp_path):
     with pytest.raises(DataError, match=r"of 24 images in .* none says which classes were looked") as caught:
         train(tiny(train__negatives="verified"), shards, str(tmp_path))
     assert "labels=all" in caught.value.fix and "train.negatives=all" in caught.value.fix
     with pytest.raises(DataError, match="none says"):
         check_verified(ShardDataset(shards, "train"))
-    monkeypatch.setattr(type(tiny().model), "federated", False)
-    with pytest.raises(ConfigError, match=r"train\.negatives: retinanet can not leave out classes"):
-        tiny(train__negatives="verified")
+    for recipe, architecture in (("fcos_r50", "fcos"), ("faster_rcnn_r50", "faster_rcnn")):
+        with pytest.raises(ConfigError, match=rf"train\.negatives: {architecture} can not leave out classes"):
+            recipes.load(recipe, {"train.negatives": "verified"})

@@ -68,7 +68,7 @@ class Detr(Architecture):
             boxes: fp32 [B, M, 4], targets before padding.
             labels: int64 [B, M].
             color: fp32 [B, 3, 4] or None.
-            verified: None: all classes of an image are negatives but those of its targets.
+            verified: bool [B, C] or None, the classes of each image that queries learn to be absent.
             part: what the batch is of the step's global batch.
         """
         assert part is not None
@@ -88,7 +88,7 @@ class Detr(Architecture):
         with torch.autocast(images.device.type, enabled=False):
             exact = outputs.exact()
             mean = part.mean.to(images.device, exact.logits.dtype)
-            targets = Targets(centred, labels, part.counts, mean, part.images)
+            targets = Targets(centred, labels, part.counts, mean, part.images, verified)
             losses = self._criterion(exact, targets, noise)
         return {name: losses[name] for name in self.loss_names}
 

@@ -21,6 +21,9 @@ from trainer.model.architectures.detr.denoising import Denoising
 _TEMPERATURE = 5.0
 """Of the distributions that earlier layers learn from the last one (Peng et al. 2024, GO-LSD)."""
 
+_ABSENT = -100.0
+"""A logit whose chance, squared, is nothing in fp32."""
+
 
 class Outputs(NamedTuple):
     """What a network gives in training. L layers, B images, Q queries, the first D denoising's."""
@@ -62,6 +65,8 @@ class Targets(NamedTuple):
     """Targets of an image on average over the global batch, a scalar."""
     images: int
     """Images of the global batch."""
+    verified: Tensor | None = None
+    """bool [B, C], the classes of each image that may be negatives; None is all of them."""
 
 
 class _Set(NamedTuple):
@@ -172,10 +177,25 @@ class Criterion:
             for labels, boxes, count in zip(targets.labels, targets.boxes, targets.counts, strict=True)
         ]
         for kind in ("vfl", "boxes"):
-            values = self._losses.get_loss(kind, part.outputs, upstream, part.indices, part.boxes)
+            outputs = self._known(part, targets) if kind == "vfl" else part.outputs
+            values = self._losses.get_loss(kind, outputs, upstream, part.indices, part.boxes)
             self._weighed(losses, values)
         if "pred_corners" in part.outputs:
             self._weighed(losses, self._local(part, upstream))
+
+    def _known(self, part: _Set, targets: Targets) -> dict[str, Tensor]:
+        """The outputs, with what cannot be judged as sure to be absent: no loss and no gradient comes of it.
+
+        A negative weighs as much as it is believed, which transformers' loss reads from the logit.
+        """
+        if targets.verified is None:
+            return part.outputs
+        logits = part.outputs["logits"]
+        known = targets.verified[:, None].expand_as(logits).clone()
+        image, query = self._losses._get_source_permutation_idx(part.indices)
+        matched = [labels[index] for labels, (_, index) in zip(targets.labels, part.indices, strict=True)]
+        known[image, query, torch.cat(matched)] = True
+        return {**part.outputs, "logits": torch.where(known, logits, _ABSENT)}
 
     def _weighed(self, losses: dict[str, Tensor], values: dict[str, Tensor]) -> None:
         for name, value in values.items():

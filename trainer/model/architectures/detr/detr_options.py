@@ -16,6 +16,7 @@ class DetrOptions(ModelConfig):
     stride: ClassVar[int] = STRIDE
     left_out_formats: ClassVar[tuple[str, ...]] = ("raw",)
     library: ClassVar[str] = "transformers"
+    federated: ClassVar[bool] = True
 
     size: str = ""
     """Published size."""

@@ -157,10 +157,10 @@ class BalancedDraw(BalancedPositiveNegativeSampler):
         return positives, negatives
 
 
-def _first(order: Tensor, wanted: Tensor, most: int) -> Tensor:
-    """Mask of the wanted places that come first in an order, uint8 [N]."""
-    places = wanted.nonzero()[:, 0]
-    mask = torch.zeros_like(wanted, dtype=torch.uint8)
+def _first(order: Tensor, eligible: Tensor, most: int) -> Tensor:
+    """Mask of the eligible places that come first in an order, uint8 [N]."""
+    places = eligible.nonzero()[:, 0]
+    mask = torch.zeros_like(eligible, dtype=torch.uint8)
     mask[places[order[places].argsort(stable=True)[:most]]] = 1
     return mask
 

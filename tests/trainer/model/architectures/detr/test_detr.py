@@ -112,6 +112,41 @@ def test_every_trained_weight_gets_a_gradient_without_any_box(architecture, netw
     assert not lacking
 
 
+@pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
+def test_of_classes_that_were_not_looked_for_nothing_is_learnt(architecture, network, batch):
+    """But where they have an object. Only the classification asks what is absent."""
+    detector, sample = network(architecture).train(), batch([3, 0])
+    sample.labels[0, :3] = torch.tensor([0, 0, 1])
+    part = sample.part()
+
+    def losses(verified):
+        detector.zero_grad()
+        values = detector(sample.images, sample.boxes, sample.labels, part=part, verified=verified)
+        values["vfl"].backward()
+        heads = [
+            parameter.grad.clone()
+            for name, parameter in detector.named_parameters()
+            if "class_embed" in name and "denoising" not in name and name.endswith("bias")
+        ]
+        assert len(heads) >= 3 and all(len(head) == 3 for head in heads)
+        return {name: value.item() for name, value in values.items()}, torch.stack(heads)
+
+    for module in detector.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 0.0
+    whole, gradients = losses(None)
+    every, others = losses(torch.ones(2, 3, dtype=torch.bool))
+    assert every == whole and torch.equal(others, gradients)
+    # Class 2 is in no image, and nobody looked for it; class 1 is in the first, where nobody looked.
+    some, heads = losses(torch.tensor([[True, False, False], [True, False, False]]))
+    assert not heads[:, 2].any() and torch.equal(heads[:, 0], gradients[:, 0])
+    assert (heads[:, 1] < gradients[:, 1]).all(), "objects alone: each wants a higher logit"
+    assert 0 < some["vfl"] < whole["vfl"]
+    assert {name: value for name, value in some.items() if name != "vfl"} == {
+        name: value for name, value in whole.items() if name != "vfl"
+    }
+
+
 def test_random_numbers_follow_from_the_step(network, batch):
     detector, sample = network("dfine").train(), batch([3, 1])
 
