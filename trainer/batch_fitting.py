@@ -181,7 +181,7 @@ def _statistics_of_their_own(detector: nn.Module) -> Iterator[None]:
     """
     waiting = [module for module in detector.modules() if isinstance(module, nn.SyncBatchNorm)]
     for module in waiting:
-        module.__class__ = nn.BatchNorm2d
+        module.__class__ = nn.BatchNorm2d  # type: ignore[assignment]
     try:
         yield
     finally:
