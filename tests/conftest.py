@@ -1,5 +1,6 @@
 """What many tests share: a tiny data set and a detector small enough for a second of CPU."""
 
+import logging
 import os
 from itertools import chain, groupby, islice
 
@@ -54,6 +55,15 @@ def pytest_collection_modifyitems(items):
     for part in parts:
         part += islice(quick, max(0, len(items) // workers - len(part)))
     items[:] = chain(*parts, quick)
+
+
+@pytest.fixture(autouse=True)
+def _log_handlers_end_with_their_test():
+    """A command in the test's process sends its log to the test's stderr, which is closed then."""
+    yield
+    for handler in logging.root.handlers[:]:
+        if type(handler) is logging.StreamHandler:
+            logging.root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

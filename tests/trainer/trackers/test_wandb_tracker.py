@@ -47,6 +47,7 @@ def history_of(folder):
     """The rows and the run of an offline file, in W&B's own messages."""
     from wandb.proto import wandb_internal_pb2
 
+    wandb.teardown()  # Its own process may still be writing.
     (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     rows, run = [], None
     for data in records_of(path.read_bytes()):

@@ -1,5 +1,7 @@
 """The lines of several pods in one stream."""
 
+from dataclasses import replace
+
 import pytest
 from fake_api import Fault
 
@@ -41,10 +43,11 @@ def test_lines_of_pods_come_with_their_names(start, cluster):
 
 def test_a_log_that_stays_unreadable_is_given_up_and_told(start, fake_cluster, cluster, caplog):
     fake_cluster.faults.append(Fault("GET", LOG, times=10**6, status=500))
+    cluster.timings = replace(cluster.timings, drain=1.0)
     pod = start(NUMBERED)
     with MergedLogs(cluster) as feed:
         feed.follow(pod.name, pod.uid)
-        assert list(feed.rest(5.0)) == []
+        assert list(feed.rest(30.0)) == []
     assert "the end of the log of pod train-master-0 cannot be read" in caplog.text
 
 

@@ -142,17 +142,17 @@ def test_pods_that_stay_pending_are_explained_and_removed(run, fake_cluster, mas
 @both
 def test_the_start_timeout_counts_each_wait_by_itself(run, fake_cluster, master):
     def preempted(pod):
-        pod.sleep(0.6)
+        pod.sleep(1.2)
         pod.run()
         pod.sleep(0.4)
         pod.exit(137)
 
     def resumed(pod):
-        pod.sleep(0.6)
+        pod.sleep(1.2)
         fine(pod)
 
     fake_cluster.lives[master] = [preempted, resumed]
-    assert "job train: restarting, 0 of 1 pods run" in run(start_timeout=1)
+    assert "job train: restarting, 0 of 1 pods run" in run(start_timeout=2)
 
 
 @both
