@@ -2,6 +2,7 @@
 
 import io
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import IO, Any
@@ -23,11 +24,10 @@ def open_reader(uri: str, ahead: int) -> IO[bytes]:
     """
     place = locate(uri)
     try:
-        content, data = reads.begin(place)
-        if len(data) == content.size:
-            next(reads.checked(place, content, "", [data]))
-            return io.BytesIO(data)
-        return io.BufferedReader(_Reader(place, content, data, ahead), _BUFFER)
+        content, first = reads.begin(place)
+        if content.size <= reads.PIECE:
+            return io.BytesIO(next(reads.checked(place, content, "", [first()])))
+        return io.BufferedReader(_Reader(place, content, first, ahead), _BUFFER)
     except failures.Whole:
         pass
     file = tempfile.TemporaryFile(prefix="kubedet-", buffering=0)  # noqa: SIM115 (the caller closes it)
@@ -47,7 +47,7 @@ class _Reader(io.RawIOBase):
     are given.
     """
 
-    def __init__(self, place: Place, content: reads.Content, data: Any, ahead: int) -> None:
+    def __init__(self, place: Place, content: reads.Content, first: Callable[[], Any], ahead: int) -> None:
         super().__init__()
         self._content, self._ahead = content, max(1, ahead)
         self._workers = Workers(self._ahead, "read")
@@ -56,13 +56,8 @@ class _Reader(io.RawIOBase):
         self._check = reads.Check(place.uri, content)
         self._place = self._hashed = 0
         self._last = -1
-        first: Future[Any] = Future()
-        if len(data) == reads.PIECE:
-            first.set_result(data)
-        else:  # Whether there are parts to be had shows with the first.
-            first = self._workers.submit(self._piece, 0, min(reads.PIECE, content.size))
-            self._workers.result(first)
-        self._pieces[0] = first
+        self._pieces[0] = self._workers.submit(first)
+        self._workers.result(self._pieces[0])  # Whether there are parts to be had shows with the first.
 
     def readable(self) -> bool:
         return True

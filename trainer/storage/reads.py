@@ -7,10 +7,10 @@ where a server gives a file only whole, from start to end.
 
 import hashlib
 import io
-import itertools
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
 
@@ -50,15 +50,15 @@ def read_bytes(uri: str, sha256: str = "") -> bytes:
 
     def read() -> bytes:
         try:
-            content, data = begin(place)
-            if len(data) < content.size:
-                rest = pieces(place, content, len(data), content.size)
-                return b"".join(checked(place, content, sha256, itertools.chain([data], rest)))
+            content, first = begin(place)
+            if content.size > PIECE:
+                blocks = pieces(place, content, 0, content.size, first)
+                return b"".join(checked(place, content, sha256, blocks))
         except failures.Whole:
             file = io.BytesIO()
             copy_whole(uri, file, sha256)
             return file.getvalue()
-        check = Check(place.uri, content, sha256)
+        check, data = Check(place.uri, content, sha256), first()
         check.update(data)
         check.compare()
         return bytes(data)
@@ -88,8 +88,9 @@ def copy(uri: str, path: Path, sha256: str = "") -> None:
     def read() -> None:
         with path.open("wb", buffering=0) as file:
             try:
-                content, data = begin(place)
-                blocks = itertools.chain([data], pieces(place, content, len(data), content.size))
+                content, first = begin(place)
+                large = content.size > PIECE
+                blocks = pieces(place, content, 0, content.size, first) if large else iter([first()])
                 for block in checked(place, content, sha256, blocks):
                     _write(file, block)
             except failures.Whole:
@@ -98,8 +99,17 @@ def copy(uri: str, path: Path, sha256: str = "") -> None:
     attempts.repeated(read)
 
 
-def pieces(place: Place, content: Content, start: int, stop: int) -> Iterator[Any]:
+def pieces(
+    place: Place, content: Content, start: int, stop: int, first: Callable[[], Any] | None = None
+) -> Iterator[Any]:
     """Yield a part of a file as buffers in order, while the next ones are fetched.
+
+    Args:
+        place: where the file is.
+        content: the version that was begun with.
+        start: the first byte.
+        stop: the one after the last.
+        first: reads the first piece, where its answer has begun already.
 
     Raises:
         Changed: it is another version now.
@@ -110,6 +120,8 @@ def pieces(place: Place, content: Content, start: int, stop: int) -> Iterator[An
     workers, under_way = Workers(THREADS, "read"), deque[Any]()
     begins = iter(range(start, stop, PIECE))
     try:
+        if first and next(begins, None) is not None:
+            under_way.append(workers.submit(first))
         while True:
             while len(under_way) <= THREADS and (begin := next(begins, None)) is not None:
                 under_way.append(workers.submit(piece, place, content, begin, min(begin + PIECE, stop)))
@@ -120,22 +132,26 @@ def pieces(place: Place, content: Content, start: int, stop: int) -> Iterator[An
         workers.close()
 
 
-def begin(place: Place) -> tuple[Content, Any]:
-    """Ask for a file; returns what is known of it, and the first of its bytes, at most a piece.
+def begin(place: Place) -> tuple[Content, Callable[[], Any]]:
+    """Ask for a file; returns what is known of it, and what reads the first of its bytes, at most a piece.
 
-    A store is asked for a piece: of all, most of a large object would be sent to be thrown away. In the web,
-    where servers that give no parts are common, all is asked for.
+    Those of a small file are here already; of a large one they are on their way, so that the other pieces
+    can be asked for meanwhile. A store is asked for a piece: of all, most of a large object would be sent to
+    be thrown away. In the web, where servers that give no parts are common, all is asked for.
     """
 
-    def ask() -> tuple[Content, Any]:
+    def ask() -> tuple[Content, Callable[[], Any]]:
         parted = scheme(place.uri) not in WEB and place.server not in _unparted
         answer = _first_piece(place) if parted else place.get()
         content = _content(answer)
-        if parted or content.size <= PIECE:
-            return content, answer.bytes()
+        if content.size <= PIECE:
+            data = answer.bytes()
+            return content, lambda: data
+        if parted:
+            return content, partial(_first_bytes, place, content, answer)
         if place.server in _unparted:
             raise failures.whole(place.uri)
-        return content, b""
+        return content, partial(piece, place, content, 0, PIECE)
 
     if place.server in _unsized:
         raise failures.whole(place.uri)
@@ -157,6 +173,17 @@ def _first_piece(place: Place) -> "obstore.GetResult":
         if failures.status(error) != 416:
             raise
     return place.get()  # of an empty file there is no part
+
+
+def _first_bytes(place: Place, content: Content, answer: "obstore.GetResult") -> Any:
+    """Return the first piece of a large file from an answer that has begun, or else from a new one."""
+    try:
+        data = answer.bytes()
+    except Exception:  # It is asked for again, and that tells what is wrong.
+        return piece(place, content, 0, PIECE)
+    if len(data) < PIECE:  # of a proxy that cuts answers off
+        return bytes(data) + bytes(piece(place, content, len(data), PIECE))
+    return data
 
 
 def _content(answer: "obstore.GetResult") -> Content:
