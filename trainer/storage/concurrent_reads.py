@@ -20,6 +20,7 @@ from trainer import storage
 from trainer.errors import StorageError
 from trainer.storage import attempts, environment, reads
 from trainer.storage.addresses import Address, Addresses
+from trainer.storage.content_hash import Check, Content, known_hash
 from trainer.storage.parallel import Workers
 
 _LOOK = 1.0
@@ -246,7 +247,7 @@ def _content(read: _Read) -> bytes | None:
     )
     if read.handle.getinfo(pycurl.RESPONSE_CODE) != 200 or not is_whole:
         return None
-    sha256 = reads.known_hash(headers.get("x-amz-meta-sha256", ""))
-    check = reads.Check(read.address.uri, reads.Content(len(data), headers.get("etag", ""), sha256))
+    sha256 = known_hash(headers.get("x-amz-meta-sha256", ""))
+    check = Check(read.address.uri, Content(len(data), headers.get("etag", ""), sha256))
     check.update(data)
     return data if check.is_same() else None

@@ -8,6 +8,7 @@ from functools import partial
 from typing import IO, Any
 
 from trainer.storage import failures, reads
+from trainer.storage.content_hash import Check, Content
 from trainer.storage.parallel import Workers
 from trainer.storage.store import Place, locate
 
@@ -47,13 +48,13 @@ class _Reader(io.RawIOBase):
     are given.
     """
 
-    def __init__(self, place: Place, content: reads.Content, first: Callable[[], Any], ahead: int) -> None:
+    def __init__(self, place: Place, content: Content, first: Callable[[], Any], ahead: int) -> None:
         super().__init__()
         self._content, self._ahead = content, max(1, ahead)
         self._workers = Workers(self._ahead, "read")
         self._piece = partial(reads.piece, place, content)
         self._pieces: dict[int, Future[Any]] = {}
-        self._check = reads.Check(place.uri, content)
+        self._check = Check(place.uri, content)
         self._place = self._hashed = 0
         self._last = -1
         self._pieces[0] = self._workers.submit(first)

@@ -1,26 +1,23 @@
 """The bytes of files on servers: whole, in part, to a local file, or as a file that is read anywhere.
 
-They are compared with their hash, where one is known: ours, which goes with each object as its attribute
-`sha256`, or an ETag of S3 that is an MD5. Large files are read in pieces side by side, all of one version;
-where a server gives a file only whole, from start to end.
+They are compared with their hash, where one is known (`content_hash`). Large files are read in pieces side by
+side, all of one version; where a server gives a file only whole, from start to end.
 """
 
-import hashlib
 import io
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO
 
 import obstore
-from urllib3.exceptions import HTTPError
 
-from trainer.storage import attempts, environment, failures, web
+from trainer.storage import attempts, failures, web
+from trainer.storage.content_hash import Check, Content, known_hash
 from trainer.storage.parallel import Workers
-from trainer.storage.store import Place, locate, split
-from trainer.storage.uris import CLOUDS, WEB, scheme
+from trainer.storage.store import Place, locate
+from trainer.storage.uris import WEB, scheme
 
 PIECE = 4 * 1024 * 1024
 """Bytes of one request: large enough that 20 ms of waiting do not matter, small enough to repeat."""
@@ -29,19 +26,6 @@ THREADS = 16
 """Pieces of one file under way at a time."""
 
 _BLOCK = 1024 * 1024
-_SHA256, _MD5 = re.compile(r"[0-9a-f]{64}"), re.compile(r'"?([0-9a-f]{32})"?')
-_GOOGLE = re.compile(r"md5=[A-Za-z0-9+/]{22}==")
-_KEYS = ("x-amz-server-side-encryption-customer-algorithm", "x-amz-server-side-encryption-aws-kms-key-id")
-
-
-class Content(NamedTuple):
-    """What an answer tells of a file's content."""
-
-    size: int
-    """Bytes."""
-    etag: str
-    sha256: str
-    """"" where the store does not know it."""
 
 
 def read_bytes(uri: str, sha256: str = "") -> bytes:
@@ -191,11 +175,6 @@ def _content(answer: "obstore.GetResult") -> Content:
     return Content(meta["size"], meta["e_tag"] or "", known_hash(answer.attributes.get("sha256", "")))
 
 
-def known_hash(attribute: str) -> str:
-    """Return the hash that goes with an object as its attribute; "" for none, and for what is no hash."""
-    return attribute if _SHA256.fullmatch(attribute) else ""
-
-
 def piece(place: Place, content: Content | None, start: int, stop: int) -> Any:
     """Return a part of a file as a buffer, of one version if that is known."""
     options: dict[str, Any] = {"range": (start, stop)}
@@ -275,62 +254,3 @@ _unsized: set[str] = set()
 
 _unparted: set[str] = set()
 """Stores that answer with all where a part was asked for."""
-
-_unhashed: set[str] = set()
-"""Servers' folders whose ETags look like an MD5 and are none: those of a store that encrypts with keys."""
-
-
-class Check:
-    """The hash of a file, while its bytes arrive in order."""
-
-    def __init__(self, uri: str, content: Content, sha256: str = "") -> None:
-        self._uri = uri
-        self._name, self._expected = "sha256", sha256 or content.sha256
-        self._folder = uri.rpartition("/")[0]
-        etag = _MD5.fullmatch(content.etag)
-        if not self._expected and etag and self._folder not in _unhashed:
-            self._name, self._expected = "md5", etag[1]
-        self._hash = hashlib.new(self._name, usedforsecurity=False) if self._expected else None
-
-    def update(self, data: Any) -> None:
-        """Count bytes in."""
-        if self._hash is not None:
-            self._hash.update(data)
-
-    def is_same(self) -> bool:
-        """Tell whether the content has the hash that is known, if one is."""
-        return self._hash is None or self._hash.hexdigest() == self._expected
-
-    def compare(self) -> None:
-        """Raise `Damaged` if the content is another one."""
-        if self._hash is None or self.is_same():
-            return
-        if self._name == "md5" and not _is_hash(self._uri):
-            _unhashed.add(self._folder)
-            return
-        raise failures.Damaged(
-            f"{self._uri} is damaged: its {self._name} is {self._hash.hexdigest()}, not {self._expected}",
-            fix="it was read again and differs still: delete it and have it written again",
-        )
-
-
-def _is_hash(uri: str) -> bool:
-    """Tell whether a file's ETag, which looks like an MD5, is one: of a store of S3 that encrypts nothing.
-
-    (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html; Google's stores tell it besides.)
-    """
-    if scheme(uri) in CLOUDS:
-        return False  # Google's is none where a key of one's own encrypts, and obstore hands no headers on
-    try:
-        if scheme(uri) in WEB:
-            headers = web.head(uri)
-        else:
-            bucket, key = split(uri)
-            headers = environment.client(scheme(uri)).stat_object(bucket, key).metadata or {}
-    except (HTTPError, ValueError):
-        return True
-    encrypted = headers.get("x-amz-server-side-encryption", "AES256") != "AES256" or any(
-        headers.get(name) for name in _KEYS
-    )
-    google = bool(_GOOGLE.search(headers.get("x-goog-hash", ""))) and not headers.get("content-encoding")
-    return google or (bool(headers.get("x-amz-request-id")) and not encrypted)

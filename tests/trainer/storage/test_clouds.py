@@ -10,7 +10,7 @@ import pytest
 from trainer import storage
 from trainer.errors import StorageError
 from trainer.storage import clouds
-from trainer.storage.reads import Check, Content
+from trainer.storage.content_hash import Check, Content
 
 GOOGLE = {"client_email": "", "private_key": "", "private_key_id": "", "disable_oauth": True}
 

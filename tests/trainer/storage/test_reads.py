@@ -12,7 +12,7 @@ import pytest
 
 from trainer import storage
 from trainer.errors import StorageError
-from trainer.storage import reads
+from trainer.storage import content_hash, reads
 
 KB = 1024
 
@@ -20,7 +20,7 @@ KB = 1024
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     monkeypatch.setattr(reads, "PIECE", 64 * KB)
-    monkeypatch.setattr(reads, "_unhashed", set())
+    monkeypatch.setattr(content_hash, "_unhashed", set())
 
 
 @pytest.fixture
