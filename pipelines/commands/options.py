@@ -3,6 +3,7 @@
 import argparse
 
 from pipelines.parameters import LOCAL, Parameter
+from trainer.errors import ConfigError
 
 
 def add_overrides(parser: "argparse._ActionsContainer") -> None:
@@ -46,3 +47,28 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
         help="format of the model to run: onnx, openvino, onnx-int8, torch-export (default: the first there "
         "is)",
     )  # fmt: skip
+
+
+def add_pixel_limit(parser: argparse.ArgumentParser) -> None:
+    """Declare how large an image may be that is decoded."""
+    parser.add_argument(
+        "--max-pixels", type=int, default=50_000_000, metavar="N",
+        help="images with more pixels are refused by their header, before they are decoded: a file of some "
+        "kilobytes can take gigabytes of memory (default: %(default)s)",
+    )  # fmt: skip
+
+
+def checked_pixel_limit(options: argparse.Namespace) -> int:
+    """Return the largest image, in pixels.
+
+    Raises:
+        ConfigError: it is not in the range of what can be decoded.
+    """
+    from trainer.data.images import MAX_PIXELS
+
+    most: int = options.max_pixels
+    if not 1 <= most <= MAX_PIXELS:
+        raise ConfigError(
+            f"--max-pixels must be from 1 to {MAX_PIXELS}, not {most}", fix="leave it out, or use 100000000"
+        )
+    return most

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from pipelines.commands import Commands
-from pipelines.commands.options import add_model, add_runtime
+from pipelines.commands.options import add_model, add_pixel_limit, add_runtime, checked_pixel_limit
 from trainer.errors import ConfigError, KubedetError
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -32,6 +32,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--score", type=float, default=0.3, metavar="S", help="least score (default: %(default)s)"
     )
+    add_pixel_limit(parser)
     add_runtime(parser)
     parser.set_defaults(command=_predict)
 
@@ -43,6 +44,7 @@ def _predict(options: argparse.Namespace) -> int:
 
     if not 0 <= options.score <= 1:
         raise ConfigError(f"--score must be from 0 to 1, not {options.score:g}", fix="use --score 0.3")
+    most_pixels = checked_pixel_limit(options)
     paths = _images(options.images)
     names = _result_names(paths)
     everything, failed = {}, []
@@ -52,7 +54,7 @@ def _predict(options: argparse.Namespace) -> int:
         print(f"{title}, {model.kind} in {model.runtime.name}")
         for path in paths:
             try:
-                image = open_image(path)
+                image = open_image(path, most_pixels)
             except KubedetError as error:
                 failed.append(f"  {error.message}")
                 continue

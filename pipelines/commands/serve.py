@@ -3,7 +3,7 @@
 import argparse
 
 from pipelines.commands import Commands
-from pipelines.commands.options import add_model, add_runtime
+from pipelines.commands.options import add_model, add_pixel_limit, add_runtime, checked_pixel_limit
 from trainer.errors import ConfigError
 
 
@@ -19,6 +19,7 @@ def add(commands: Commands) -> None:
     add_model(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8080, help="port; 0 is any (default: %(default)s)")
+    add_pixel_limit(parser)
     add_runtime(parser)
     parser.set_defaults(command=_serve)
 
@@ -34,7 +35,8 @@ def _serve(options: argparse.Namespace) -> int:
             f"the server needs the package {error.name}, which is not installed",
             fix="pip install 'kubedet[serve]'",
         ) from None
+    most_pixels = checked_pixel_limit(options)
     source = bundle.load(published_models.resolve(options.model, options.data_root))
     with open_bundle(source, options.kind) as model:
-        serve(model, options.host, options.port)
+        serve(model, options.host, options.port, most_pixels)
     return 0

@@ -19,8 +19,8 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from trainer.data import jpeg
 
-MAX_PIXELS = 200_000_000
-"""Larger images are refused before they are decoded: a small file can claim any size."""
+MAX_PIXELS = 178_956_970
+"""Larger images are refused before they are decoded, by Pillow too: a small file can claim any size."""
 
 # Importing a plugin registers it; formats that run other programs (EPS) stay out. JPEG includes MPO.
 _PLUGINS = (JpegImageFile, PngImageFile, WebPImageFile, BmpImageFile, GifImageFile, TiffImageFile)
@@ -46,6 +46,10 @@ _TRANSPOSES = {
 
 class UnreadableImage(Exception):
     """The bytes are no usable image; the message says why."""
+
+
+class TooManyPixels(UnreadableImage):
+    """The image is larger than what is decoded."""
 
 
 @dataclass(frozen=True)
@@ -126,22 +130,41 @@ def _written_anew(data: bytes, max_side: int, quality: int, orientation: int) ->
     return NormalImage(buffer.getvalue(), *image.size, *stored, orientation)
 
 
-def read_upright(data: bytes) -> Image.Image:
+def read_upright(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decode an image as people see it, and as `normalize` makes it for the shards: upright, 8 bits, RGB.
 
     Args:
         data: a JPEG, PNG, WebP, BMP, GIF or TIFF file.
+        most_pixels: images with more are refused by their header, up to MAX_PIXELS.
 
     Raises:
-        UnreadableImage: it is no image, cut off, or too large to decode.
+        TooManyPixels: it has more.
+        UnreadableImage: it is no image, or cut off.
     """
-    image = _open(data)
+    image = _open(data, most_pixels)
     orientation = _orientation(image)
     _load(image)
     image = plain(image).convert("RGB")
     if orientation != 1:
         image = image.transpose(_TRANSPOSES[orientation])
     return Image.fromarray(np.asarray(image))  # Drops the orientation of the file's metadata.
+
+
+def measure(data: bytes, orientation: int = 0) -> NormalImage:
+    """Return the sizes of an image as it is stored and displayed, from its header, without a JPEG.
+
+    Args:
+        data: a JPEG, PNG, WebP, BMP, GIF or TIFF file.
+        orientation: as in `normalize`.
+
+    Raises:
+        UnreadableImage: it is no image, or too large to decode.
+    """
+    image = _open(data)
+    orientation = orientation or _orientation(image)
+    stored = image.size
+    displayed = stored[::-1] if orientation >= 5 else stored
+    return NormalImage(b"", *displayed, *stored, orientation)
 
 
 def place_box(
@@ -191,7 +214,7 @@ def size_agrees(image: NormalImage, annotated_width: int, annotated_height: int)
     return not has_size or annotated == stored or (image.turned and annotated == stored[::-1])
 
 
-def _open(data: bytes) -> Image.Image:
+def _open(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
     if not data:
         raise UnreadableImage("the file is empty")
     try:
@@ -199,11 +222,14 @@ def _open(data: bytes) -> Image.Image:
             warnings.simplefilter("ignore")  # of sizes, which are checked below, and of odd metadata
             image = Image.open(io.BytesIO(data), formats=_FORMATS)
     except Image.DecompressionBombError as error:
-        raise UnreadableImage(f"more than {MAX_PIXELS} pixels") from error
+        raise TooManyPixels(f"more than the limit of {min(most_pixels, MAX_PIXELS):,} pixels") from error
     except Exception as error:  # decoders of hostile bytes raise nearly anything
         raise UnreadableImage("not an image that can be read") from error
-    if image.width * image.height > MAX_PIXELS:
-        raise UnreadableImage(f"{image.width}x{image.height} is more than {MAX_PIXELS} pixels")
+    pixels = image.width * image.height
+    if pixels > most_pixels:
+        raise TooManyPixels(
+            f"{image.width}x{image.height} are {pixels:,} pixels, more than the limit of {most_pixels:,}"
+        )
     return image
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from trainer.data.images import UnreadableImage, read_upright
+from trainer.data.images import MAX_PIXELS, TooManyPixels, UnreadableImage, read_upright
 from trainer.errors import DataError, ExportError
 from trainer.export.bundle import Bundle
 from trainer.export.formats import FORMATS
@@ -19,6 +19,10 @@ from trainer.export.runtimes import Runtime
 _ORDER = ("onnx", "openvino", "onnx-int8", "torch-export")
 """Which format of a bundle is taken where none is named."""
 _COLOURS = ("#e6194b", "#2a8f38", "#4363d8", "#c45a10", "#911eb4", "#008080", "#9a6324", "#800000")
+
+
+class ImageTooLarge(DataError):
+    """An image with more pixels than are decoded."""
 
 
 @dataclass(frozen=True)
@@ -93,31 +97,36 @@ def open_bundle(source: Bundle, kind: str = "") -> Iterator[Predictor]:
         yield Predictor(source.metadata, runtime, kind)
 
 
-def open_image(path: Path) -> Image.Image:
+def open_image(path: Path, most_pixels: int = MAX_PIXELS) -> Image.Image:
     """Open and decode an image as people see it, and as the training saw it: upright, 8 bits, RGB.
 
     Raises:
-        DataError: it is missing, no image, or damaged.
+        DataError: it is missing, no image, damaged, or has more pixels than `most_pixels`.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", fix="check the path") from None
-    return decode_image(data, str(path))
+    return decode_image(data, str(path), most_pixels)
 
 
-def decode_image(data: bytes, name: str) -> Image.Image:
+def decode_image(data: bytes, name: str, most_pixels: int = MAX_PIXELS) -> Image.Image:
     """The same from the bytes of a file.
 
     Args:
         data: a JPEG, PNG, WebP, BMP, GIF or TIFF file.
         name: what to call it in an error.
+        most_pixels: an image with more is refused by its header, before it is decoded.
 
     Raises:
+        ImageTooLarge: it has more pixels.
         DataError: it is no image, or damaged.
     """
     try:
-        return read_upright(data)
+        return read_upright(data, most_pixels)
+    except TooManyPixels as error:
+        fix = f"--max-pixels N allows more, {MAX_PIXELS} at most; or shrink the image"
+        raise ImageTooLarge(f"{name}: {error}", fix=fix) from None
     except UnreadableImage as error:
         raise DataError(f"{name}: {error}", fix="give JPEG, PNG, WebP, BMP, GIF or TIFF files") from None
 

@@ -44,8 +44,7 @@ def address(bundle_uri):
     uvicorn = pytest.importorskip("uvicorn")
     server = pytest.importorskip("trainer.export.server")
     with open_bundle(bundle.load(bundle_uri)) as predictor:
-        app = server.application(predictor, ["127.0.0.1"])
-        running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
+        running = uvicorn.Server(server.settings(server.application(predictor, ["127.0.0.1"])))
         thread = threading.Thread(target=running.run, daemon=True)
         thread.start()
         end = time.monotonic() + 60

@@ -1,0 +1,359 @@
+"""The local server's page in a real browser: as a person uses it, with a mouse, with keys, on a phone."""
+
+import base64
+import io
+import json
+import shutil
+import zipfile
+
+import pytest
+from PIL import Image
+
+from trainer.data import sources
+
+pytest.importorskip("uvicorn")
+playwright = pytest.importorskip("playwright.sync_api")
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
+CAMERA = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+BOXES = "#boxes .box"
+ROWS = "#found tbody tr"
+DROP = """files => {
+  const carried = new DataTransfer();
+  for (const [name, data] of files) {
+    const bytes = Uint8Array.from(atob(data), character => character.charCodeAt(0));
+    carried.items.add(new File([bytes], name, {type: "image/jpeg"}));
+  }
+  document.dispatchEvent(new DragEvent("drop", {dataTransfer: carried, bubbles: true, cancelable: true}));
+}"""
+CONTRAST = """() => {
+  const canvas = Object.assign(document.createElement("canvas"), {width: 1, height: 1}).getContext("2d");
+  const seen = colour => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const light = part => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  const luminance = ([r, g, b]) => 0.2126 * light(r) + 0.7152 * light(g) + 0.0722 * light(b);
+  const poor = [];
+  for (const node of document.querySelectorAll("body *")) {
+    const own = [...node.childNodes].some(part => part.nodeType === 3 && part.textContent.trim());
+    if (!own || node.closest("svg") || node.disabled || !node.checkVisibility()) continue;
+    let holder = node;
+    while (holder && seen(getComputedStyle(holder).backgroundColor)[3] < 255) holder = holder.parentElement;
+    const pair = [getComputedStyle(node).color, getComputedStyle(holder ?? document.body).backgroundColor];
+    const [one, other] = pair.map(colour => luminance(seen(colour))).sort((a, b) => b - a);
+    const ratio = (one + 0.05) / (other + 0.05);
+    const text = node.textContent.trim().slice(0, 30);
+    if (ratio < 4.5) poor.push(`${node.tagName} ${text}: ${ratio.toFixed(2)}`);
+  }
+  return poor;
+}"""
+REFUSED = (
+    "(() => { navigator.mediaDevices.getUserMedia = async () => { throw new DOMException('', '%s') } })()"
+)
+UNNAMED = """() => [...document.querySelectorAll("button, input, select, textarea, [tabindex]")]
+  .filter(node => node.checkVisibility() && !(node.getAttribute("aria-label") || node.labels?.length ||
+    node.textContent.trim() || document.querySelector(`label[for="${node.id}"]`)))
+  .map(node => node.outerHTML)"""
+
+
+def jpeg(size=(192, 96), colour="white", turned=False):
+    buffer, image = io.BytesIO(), Image.new("RGB", size, colour)
+    exif = image.getexif()
+    if turned:
+        exif[0x0112] = 6
+    image.save(buffer, "JPEG", exif=exif)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", *CAMERA])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser, address):
+    """Opens the page; what the console complains of and what is asked of others fails the test."""
+    contexts, complaints, requests = [], [], []
+
+    def go(allowed="", **options):
+        context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto("http://{}:{}/".format(*address))
+        page.get_by_role("heading", name="Try pets").wait_for()
+        go.allowed, go.requests = allowed, requests
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    assert [line for line in complaints if not go.allowed or go.allowed not in line] == []
+    own = ("http://{}:{}/".format(*address), "data:", "blob:")
+    assert [url for url in requests if not url.startswith(own)] == []
+
+
+def drop(page, *files):
+    page.evaluate(DROP, [(name, base64.b64encode(data).decode()) for name, data in files])
+    page.locator("#message", has_text="looked at").wait_for()
+
+
+def boxes(page):
+    """Names and corners of the boxes of the table."""
+    return [
+        (line.locator("select option:checked").inner_text(), line.locator("td").nth(2).inner_text())
+        for line in page.locator(ROWS).all()
+    ]
+
+
+def corrections(page):
+    """The zip that the page gives, and the COCO JSON in it."""
+    with page.expect_download() as download:
+        page.click("#export")
+    archive = zipfile.ZipFile(download.value.path())
+    assert archive.testzip() is None
+    return download.value, archive, json.loads(archive.read("annotations/instances_train.json"))
+
+
+def test_detections_of_a_dropped_image(visit):
+    page = visit()
+    drop(page, ("a.jpg", jpeg()))
+    # The class is called `dog <b>`: it is shown as text.
+    assert boxes(page) == [("dog <b>", "24, 12, 96, 60")]
+    assert page.locator(BOXES).get_attribute("aria-label") == "dog <b> 0.72, from 24, 12 to 96, 60"
+    assert page.inner_text("#count") == "1 found, 0 below the least score"
+
+
+def test_an_image_that_must_be_turned_is_shown_as_people_see_it(visit):
+    page = visit()
+    drop(page, ("a.jpg", jpeg(turned=True)))
+    assert page.get_attribute("#boxes", "viewBox") == "0 0 96 192"
+    assert page.evaluate("[picture.naturalWidth, picture.naturalHeight]") == [96, 192]
+    frames = [page.locator(what).bounding_box() for what in ("#picture", "#boxes")]
+    assert [round(value) for value in frames[0].values()] == [round(value) for value in frames[1].values()]
+
+
+def test_the_least_score_acts_without_a_request(visit):
+    page = visit()
+    drop(page, ("a.jpg", jpeg()))
+    before = len(visit.requests)
+    for least, shown in (("0.9", 0), ("0.2", 1), ("0.73", 0), ("0.72", 1)):
+        page.fill("#least", least)
+        assert page.locator(BOXES).count() == page.locator(ROWS).count() == shown
+    assert len(visit.requests) == before
+
+
+def test_a_class_can_be_hidden(visit):
+    page = visit()
+    drop(page, ("a.jpg", jpeg()))
+    page.get_by_label("dog <b>", exact=True).uncheck()
+    assert page.locator(BOXES).count() == 0
+    page.get_by_label("dog <b>", exact=True).check()
+    assert page.locator(BOXES).count() == 1
+
+
+def test_several_images_of_which_one_is_none(visit):
+    page = visit(allowed="status of 400")
+    drop(page, ("a.jpg", jpeg()), ("junk.jpg", b"junk"), ("dark.jpg", jpeg(colour="black")))
+    notes = page.locator("#images li span:last-child").all_inner_texts()
+    assert notes == ["1 found", "did not work", "0 found"]
+    assert "looked at 2 of 3 images; junk.jpg: what was sent: not an image" in page.inner_text("#message")
+    page.keyboard.press(".")
+    assert page.inner_text("#name") == "junk.jpg" and "did not work" in page.inner_text("#count")
+    page.keyboard.press(".")
+    assert page.inner_text("#name") == "dark.jpg"
+    page.get_by_role("button", name="Next image").click()
+    assert page.inner_text("#name") == "a.jpg"
+
+
+def test_boxes_are_corrected_with_a_mouse_and_exported_as_coco(visit, tmp_path):
+    page = visit()
+    first = jpeg()
+    drop(page, ("a.jpg", first), ("a.jpg", jpeg(size=(96, 96))), ("c.jpg", jpeg()))
+    assert page.locator("#export").is_disabled()
+    frame = page.locator("#boxes").bounding_box()
+    scale = frame["width"] / 192
+
+    def drag(start, end):
+        page.mouse.move(frame["x"] + start[0] * scale, frame["y"] + start[1] * scale)
+        page.mouse.down()
+        page.mouse.move(frame["x"] + end[0] * scale, frame["y"] + end[1] * scale, steps=3)
+        page.mouse.up()
+
+    drag((60, 40), (70, 50))  # Moves it by (10, 10).
+    assert boxes(page) == [("dog <b>", "34, 22, 106, 70")]
+    drag((106, 70), (116, 80))  # Pulls at its corner.
+    assert boxes(page) == [("dog <b>", "34, 22, 116, 80")]
+    page.get_by_role("button", name="Draw a box").click()
+    drag((130, 10), (180, 60))
+    page.get_by_label("Class of box 1").select_option("cat")
+    assert boxes(page) == [("cat", "130, 10, 180, 60"), ("dog <b>", "34, 22, 116, 80")]
+    page.fill("#least", "1")  # What is corrected is not hidden by the score.
+    assert page.locator(BOXES).count() == 2
+    page.fill("#least", "0.3")
+    page.keyboard.press(".")
+    page.get_by_role("button", name="Delete box 1").click()  # Nothing is on it: that is a correction too.
+    download, archive, coco = corrections(page)
+    assert [(item["file_name"], item["width"], item["height"]) for item in coco["images"]] == [
+        ("a.jpg", 192, 96), ("a-2.jpg", 96, 96),
+    ]  # fmt: skip
+    assert archive.read("images/a.jpg") == first  # Its bytes: by them the set knows it again.
+    assert coco["categories"] == [{"id": 7, "name": "cat"}, {"id": 9, "name": "dog <b>"}]
+    cat, dog = coco["annotations"]
+    assert (cat["image_id"], cat["category_id"], dog["category_id"]) == (1, 7, 9)
+    assert cat["bbox"] == pytest.approx([130, 10, 50, 50], abs=1)
+    assert dog["bbox"] == pytest.approx([34, 22, 82, 58], abs=1)
+    commands = page.inner_text("#commands")
+    assert f"kubedet data merge SET {download.suggested_filename} -o more/pets" in commands
+    path = tmp_path / "corrections.zip"
+    download.save_as(path)
+    listing = sources.parse(str(path)).listing()  # As a source it is read without being told what it is.
+    rows = [row for batch in listing.splits["train"].batches() for row in batch.to_pylist()]
+    assert [(row["file_name"], len(row["boxes"])) for row in rows] == [("a.jpg", 2), ("a-2.jpg", 0)]
+
+
+def test_boxes_are_corrected_with_keys_alone(visit):
+    page = visit()
+    drop(page, ("a.jpg", jpeg()))
+    page.focus("#after") if page.is_enabled("#after") else page.focus("#camera")
+    while not page.evaluate("document.activeElement.matches('.box')"):
+        page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Shift+ArrowDown")
+    page.keyboard.press("Alt+ArrowLeft")
+    assert boxes(page) == [("dog <b>", "25, 22, 96, 70")]
+    page.get_by_role("button", name="Draw a box").focus()
+    page.keyboard.press("Enter")
+    assert boxes(page)[0] == ("dog <b>", "64, 32, 128, 64")
+    page.keyboard.press("Delete")
+    assert boxes(page) == [("dog <b>", "25, 22, 96, 70")]
+    page.get_by_role("button", name="Back to the model's").click()
+    assert boxes(page) == [("dog <b>", "24, 12, 96, 60")] and page.locator("#export").is_disabled()
+
+
+def test_an_image_whose_boxes_are_right_is_exported_as_it_is(visit):
+    page = visit()
+    drop(page, ("a.jpg", jpeg()))
+    page.get_by_role("button", name="All boxes are right").click()
+    coco = corrections(page)[2]
+    assert [item["bbox"] for item in coco["annotations"]] == [[24, 12, 72, 48]]
+    page.get_by_role("button", name="All boxes are right").click()
+    assert page.locator("#export").is_disabled()
+
+
+def test_detections_are_copied_as_json(visit):
+    page = visit(permissions=["clipboard-read", "clipboard-write"])
+    drop(page, ("a.jpg", jpeg()))
+    page.get_by_role("button", name="Copy as JSON").click()
+    page.locator("#message", has_text="copied").wait_for()
+    copied = json.loads(page.evaluate("navigator.clipboard.readText()"))
+    assert (copied["model"], copied["image"], copied["width"], copied["least_score"]) == (
+        "pets v1", "a.jpg", 192, 0.3,
+    )  # fmt: skip
+    assert copied["detections"][0]["box"] == [24, 12, 96, 60] and not copied["corrected"]
+
+
+def test_what_cannot_be_copied_is_there_to_be_marked(visit):
+    page = visit()
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    drop(page, ("a.jpg", jpeg()))
+    page.get_by_role("button", name="Copy as JSON").click()
+    page.locator("#json").wait_for()
+    assert json.loads(page.input_value("#json"))["detections"][0]["name"] == "dog <b>"
+
+
+def test_the_camera(visit):
+    page = visit()
+    page.get_by_role("button", name="Use the camera").click()
+    page.locator("#pace", has_text="s a picture").wait_for()
+    page.get_by_role("button", name="Keep this picture").click()
+    page.locator("#message", has_text="looked at 1 of 1 image").wait_for()
+    assert page.inner_text("#name").startswith("camera-")
+    page.get_by_role("button", name="Stop the camera").click()
+    assert page.locator("#live").is_hidden() and page.evaluate("video.srcObject") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("Object.defineProperty(navigator, 'mediaDevices', {value: undefined});"
+         "Object.defineProperty(window, 'isSecureContext', {value: false})", "to pages of https"),
+        ("Object.defineProperty(navigator, 'mediaDevices', {value: undefined})", "gives pages no camera"),
+        (REFUSED % "NotAllowedError", "The camera was refused"),
+        (REFUSED % "NotFoundError", "has no camera"),
+    ],
+)  # fmt: skip
+def test_where_there_is_no_camera_a_sentence_says_why(visit, change, sentence):
+    page = visit()
+    page.evaluate(change)
+    page.get_by_role("button", name="Use the camera").click()
+    page.locator("#message.wrong", has_text=sentence).wait_for()
+    assert page.locator("#live").is_hidden()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_can_be_read_and_named_on_a_desk_and_on_a_phone(visit, scheme):
+    page = visit(color_scheme=scheme)
+    for state in ("empty", "images"):
+        if state == "images":
+            drop(page, ("x" * 90 + ".jpg", jpeg()), ("a.jpg", jpeg(size=(60, 300))))
+            page.get_by_role("button", name="All boxes are right").click()
+            corrections(page)
+        for width in (1280, 390):
+            page.set_viewport_size({"width": width, "height": 844})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (state, width)
+            assert page.evaluate(CONTRAST) == [], (state, width)
+            assert page.evaluate(UNNAMED) == []
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert dark == ("rgb(18, 22, 28)" if scheme == "dark" else "rgb(246, 247, 249)")
+
+
+def test_every_button_shows_that_it_has_the_focus(visit):
+    page = visit()
+    drop(page, ("a.jpg", jpeg()))
+    seen = set()
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        name, style = page.evaluate(
+            "(node => [node.id || node.tagName, getComputedStyle(node.matches('#file') ? node.parentElement"
+            " : node).outlineStyle])(document.activeElement)"
+        )
+        seen.add(name)
+        if name not in ("BODY", "g"):  # A box has a white edge instead.
+            assert style != "none", name
+    assert {"file", "camera", "draw", "right", "least", "copy", "g", "SELECT"} <= seen
+
+
+def test_a_touch_chooses_a_box_and_draws_one(visit):
+    page = visit(has_touch=True, is_mobile=True)
+    drop(page, ("a.jpg", jpeg()))
+    frame = page.locator("#boxes").bounding_box()
+    scale = frame["width"] / 192
+    page.touchscreen.tap(frame["x"] + 60 * scale, frame["y"] + 40 * scale)
+    assert page.locator("#boxes .box.selected").count() == 1
+    page.get_by_role("button", name="Delete the box").tap()
+    assert page.locator(BOXES).count() == 0
+
+
+def test_two_labels_do_not_hide_each_other(visit):
+    page = visit()
+    drop(page, ("a.jpg", jpeg()))
+    for _ in range(3):
+        page.get_by_role("button", name="Draw a box").focus()
+        page.keyboard.press("Enter")
+    plates = [plate.bounding_box() for plate in page.locator("#boxes .plate").all()]
+    assert len(plates) == 4
+    for index, one in enumerate(plates):
+        for other in plates[index + 1 :]:
+            apart = abs(one["y"] - other["y"]) + 0.5 >= one["height"]
+            beside = one["x"] + one["width"] <= other["x"] or other["x"] + other["width"] <= one["x"]
+            assert apart or beside

@@ -1,0 +1,278 @@
+"""What a request to the local server may take, and how the server ends."""
+
+import asyncio
+import http.client
+import io
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+pytest.importorskip("uvicorn")
+from trainer.data.images import MAX_PIXELS
+from trainer.export import model_thread, serving_limits
+from trainer.export.model_thread import ModelThread
+from trainer.export.serving_limits import LimitedConnection, RequestRefused
+
+PATIENCE = 60
+SLOW_SERVER = """
+import sys, time
+from trainer.export import bundle, server
+from trainer.export.predict import open_bundle
+with open_bundle(bundle.load(sys.argv[1])) as model:
+    run = model.runtime.run
+    def slow(images):
+        time.sleep(600)
+        return run(images)
+    model.runtime.run = slow
+    server.serve(model, "127.0.0.1", 0)
+"""
+
+
+def png(side: int) -> bytes:
+    """A black PNG of one bit a pixel, of some kilobytes, whose pixels nobody has had in memory here."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    packer, row = zlib.compressobj(9), b"\0" + bytes((side + 7) // 8)
+    pixels = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+@contextmanager
+def running(command, folder):
+    """A server in a process of its own, its output in a file; yields process and port."""
+    log = folder / "server.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, *command], stdout=file, stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+        )  # fmt: skip
+    try:
+        end = time.monotonic() + PATIENCE
+        # The lines are in a redirected log while the server runs, not when it ends.
+        while "Ctrl-C ends it" not in log.read_text():
+            assert time.monotonic() < end and process.poll() is None, log.read_text()
+            time.sleep(0.05)
+        yield process, int(log.read_text().splitlines()[0].rstrip("/").rpartition(":")[2])
+    finally:
+        process.kill()
+        process.wait()
+
+
+def post(address, body, path="/detect"):
+    """Status and JSON of the answer."""
+    connection = http.client.HTTPConnection(*address, timeout=PATIENCE)
+    try:
+        connection.request("POST", path, body)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def peak_memory(process) -> int:
+    """Most megabytes that a process has had."""
+    with open(f"/proc/{process.pid}/status") as file:
+        return next(int(line.split()[1]) // 1024 for line in file if line.startswith("VmHWM"))
+
+
+@pytest.mark.slow
+def test_a_small_file_of_many_pixels_is_refused_by_its_header(bundle_uri, tmp_path):
+    command = ["-m", "pipelines.cli", "serve", bundle_uri, "--port", "0", "--max-pixels", "1000000"]
+    with running(command, tmp_path) as (process, port):
+        address = ("127.0.0.1", port)
+        assert post(address, png(500))[0] == 200
+        before = peak_memory(process)
+        bomb = png(13_000)
+        assert len(bomb) < 100_000
+        with ThreadPoolExecutor(6) as threads:
+            answers = list(threads.map(lambda _: post(address, bomb), range(6)))
+        for status, answer in answers:
+            assert status == 413 and "13000x13000 are 169,000,000 pixels, more than" in answer["error"]
+            assert "the limit of 1,000,000" in answer["error"]
+            assert "--max-pixels" in answer["fix"]
+        assert peak_memory(process) - before < 60  # Decoded, each of them is 169 MB and more.
+        assert post(address, png(500))[0] == 200
+
+
+def test_more_pixels_than_can_be_decoded_are_refused_too(address):
+    status, answer = post(address, png(20_000))
+    assert status == 413 and f"more than the limit of {MAX_PIXELS:,} pixels" in answer["error"]
+
+
+def opened(address, data=b""):
+    """A socket that has sent this."""
+    client = socket.create_connection(address, timeout=PATIENCE)
+    client.sendall(data)
+    return client
+
+
+def closed(client) -> bytes:
+    """What came until the other side closed."""
+    parts = []
+    try:
+        while part := client.recv(65536):
+            parts.append(part)
+    except ConnectionError:
+        pass
+    finally:
+        client.close()
+    return b"".join(parts)
+
+
+def test_connections_that_say_nothing_or_little_are_closed(address, monkeypatch):
+    monkeypatch.setattr(LimitedConnection, "header_seconds", 0.5)
+    monkeypatch.setattr(LimitedConnection, "most", 400)
+    begun = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
+    clients = [opened(address, begun if number % 2 else b"") for number in range(300)]
+    dripping = opened(address, begun)
+    end = time.monotonic() + PATIENCE
+    with pytest.raises(OSError):  # Each byte that comes would begin the time anew, if it did so.
+        while time.monotonic() < end:
+            dripping.sendall(b"x")
+            time.sleep(0.05)
+    assert [closed(client) for client in clients] == [b""] * 300
+    assert post(address, png(100))[0] == 200
+
+
+def test_a_body_that_takes_too_long_is_refused(address, monkeypatch):
+    monkeypatch.setattr(serving_limits, "BODY_SECONDS", 0.3)
+    head = b"POST /detect HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n"
+    answer = closed(opened(address, head + b"x" * 10))
+    assert b" 408 " in answer and b"took longer than 0.3 s" in answer
+
+
+def test_a_body_that_nobody_reads_keeps_no_connection(address, monkeypatch):
+    monkeypatch.setattr(LimitedConnection, "header_seconds", 0.3)
+    client = opened(address, b"GET /v2 HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\n")
+    answer = b""
+    end = time.monotonic() + PATIENCE
+    with pytest.raises(OSError):
+        while time.monotonic() < end:
+            client.sendall(b"x")
+            time.sleep(0.05)
+    assert answer == b""
+
+
+def test_a_request_that_never_ends_is_cut_off(address, monkeypatch):
+    monkeypatch.setattr(LimitedConnection, "request_seconds", 0.3)
+    head = b"POST /detect HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n"
+    assert closed(opened(address, head)) == b""
+
+
+def test_too_many_connections_are_refused_and_not_kept(address, monkeypatch):
+    monkeypatch.setattr(LimitedConnection, "most", 5)
+    kept = [opened(address) for _ in range(5)]
+    time.sleep(0.2)  # Until the server has taken all of them.
+    assert b" 503 " in closed(opened(address))
+    for client in kept:
+        client.close()
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            assert post(address, png(50))[0] == 200
+            break
+        except (OSError, http.client.HTTPException, ValueError, AssertionError):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+
+def test_bodies_together_are_bounded(address, monkeypatch):
+    monkeypatch.setattr(serving_limits, "_MOST_HELD", 1000)
+    status, answer = post(address, b"x" * 2000)
+    assert status == 503 and "too many large requests" in answer["error"]
+    # What was counted is forgotten with its request.
+    assert post(address, b"x" * 900)[0] == 400 and post(address, b"x" * 900)[0] == 400
+
+
+def test_one_request_is_computed_at_a_time_and_few_wait(monkeypatch):
+    monkeypatch.setattr(model_thread, "MOST_WAITING", 3)
+    active, most, order = [], [], []
+
+    def job(number):
+        active.append(number)
+        most.append(len(active))
+        time.sleep(0.02)
+        order.append(active.pop())
+        return number
+
+    async def ask():
+        thread = ModelThread()
+        return await asyncio.gather(
+            *(thread.run(lambda n=n: job(n)) for n in range(6)), return_exceptions=True
+        )
+
+    answers = asyncio.run(ask())
+    assert answers[:4] == [0, 1, 2, 3] and order == [0, 1, 2, 3] and set(most) == {1}
+    assert all(isinstance(answer, RequestRefused) and answer.status == 503 for answer in answers[4:])
+
+
+def test_an_error_of_one_request_is_not_the_next_ones():
+    async def ask():
+        thread = ModelThread()
+        with pytest.raises(ZeroDivisionError):
+            await thread.run(lambda: 1 / 0)
+        return await thread.run(lambda: 7), thread.idle
+
+    assert asyncio.run(ask())[0] == 7
+
+
+def test_when_it_ends_what_waits_is_refused_at_once(monkeypatch):
+    monkeypatch.setattr(model_thread, "GRACE_SECONDS", 0.1)
+    release = threading.Event()
+
+    async def ask():
+        thread = ModelThread()
+        first = asyncio.create_task(thread.run(release.wait))
+        second = asyncio.create_task(thread.run(lambda: 2))
+        await asyncio.sleep(0.05)
+        thread.end()
+        for task in (second, first):
+            with pytest.raises(RequestRefused, match="ending"):
+                await task
+        with pytest.raises(RequestRefused, match="ending"):
+            await thread.run(lambda: 3)
+        assert not thread.idle
+        release.set()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.slow
+def test_sigterm_ends_it_under_load_and_every_request_is_answered(bundle_uri, tmp_path):
+    with running(["-c", SLOW_SERVER, bundle_uri], tmp_path) as (process, port):
+        address = ("127.0.0.1", port)
+        silent = [opened(address) for _ in range(20)]
+        head = b"POST /detect HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n"
+        half = [opened(address, head) for _ in range(5)]
+        with ThreadPoolExecutor(8) as threads:
+            # The first is computed for ten minutes; the others wait for it.
+            answers = [threads.submit(post, address, png(200)) for _ in range(8)]
+            time.sleep(1)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == 0
+            for answer in answers:
+                status, body = answer.result(PATIENCE)
+                assert status == 503 and "ending" in body["error"]
+        assert all(b" 503 " in closed(client) for client in half)
+        assert [closed(client) for client in silent] == [b""] * 20
+    assert "Traceback" not in (tmp_path / "server.log").read_text()
+
+
+def test_png_is_what_it_says():
+    from PIL import Image
+
+    assert Image.open(io.BytesIO(png(500))).size == (500, 500)

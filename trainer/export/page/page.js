@@ -1,0 +1,260 @@
+// Images, what the model finds in them, and what people correct.
+"use strict";
+import {Camera} from "./camera.js";
+import {pack} from "./corrections.js";
+import {Editor} from "./editor.js";
+import {showFilter, showTable, showThumbnails} from "./lists.js";
+
+const at = id => document.getElementById(id);
+const images = [], hidden = new Set();
+let model = null, current = null, looking = false, lastLabel = null, saved = true;
+
+const least = () => Number(at("least").value);
+const shown = boxes => boxes.filter(box => !hidden.has(box.label) && (box.score === null || box.score >= least()));
+// Corrected boxes are shown whatever their score: what is exported is what is to be seen.
+const visible = image => image.boxes ? image.boxes.filter(box => !hidden.has(box.label)) : shown(image.detections);
+
+function say(text, wrong = false) {
+  at("message").textContent = text;
+  at("message").classList.toggle("wrong", wrong);
+}
+
+async function detect(blob) {
+  const response = await fetch("detect", {method: "POST", body: blob});
+  const answer = await response.json().catch(() => ({error: `the server answered ${response.status}`}));
+  if (!response.ok) throw new Error([answer.error, answer.fix].filter(Boolean).join("; "));
+  return answer;
+}
+
+const owner = {
+  boxes: () => current ? visible(current) : [],
+  size: () => current?.width ? current : null,
+  updated: () => show(),
+  // From now on the image has boxes of its own: those that are above the least score, of hidden classes too.
+  change() {
+    current.boxes ??= current.detections.filter(box => box.score >= least());
+    current.edited = true;
+    current.checked = true;
+    saved = false;
+    say("");
+  },
+  fresh(sides) {
+    const label = lastLabel ?? editor.selected?.label ?? current.boxes[0]?.label ?? model.classes[0].id;
+    hidden.delete(label);
+    const box = {label, name: nameOf(label), score: null, box: sides};
+    current.boxes.unshift(box);
+    return box;
+  },
+  remove(box) {
+    current.boxes.splice(current.boxes.indexOf(box), 1);
+  },
+  relabel(box, label) {
+    owner.change();
+    lastLabel = label;
+    Object.assign(box, {label, name: nameOf(label), score: null});
+    show();
+  },
+};
+const nameOf = label => model.classes.find(item => item.id === label).name;
+const editor = new Editor(at("stage"), at("boxes"), owner);
+const camera = new Camera(at("video"), at("live-boxes"), detect, shown);
+
+function choose(image) {
+  current = image;
+  editor.selected = null;
+  editor.setDrawing(false);
+  at("json").hidden = true;
+  if (image) {
+    at("stage").classList.remove("bare");
+    at("picture").hidden = false;
+    at("picture").src = image.url;
+    at("picture").alt = `The image ${image.file.name}`;
+  }
+  show();
+}
+
+function step(by) {
+  if (images.length) choose(images[(images.indexOf(current) + by + images.length) % images.length]);
+}
+
+function show() {
+  at("shown").value = least().toFixed(2);
+  at("images").hidden = images.length < 2;
+  showThumbnails(at("images"), images, current, image => visible(image).length, choose);
+  at("work").hidden = !images.length;
+  at("share").hidden = !images.length;
+  if (!current) return;
+  at("name").textContent = current.file.name;
+  for (const id of ["before", "after"]) at(id).disabled = images.length < 2;
+  if (current.width) at("stage").style.setProperty("--ratio", current.width / current.height);
+  editor.show();
+  const ready = current.state === "ready", boxes = ready ? visible(current) : [];
+  if (!ready) at("boxes").replaceChildren();
+  showTable(at("found"), boxes, model.classes, editor, owner);
+  showFilter(at("filter"), images, model.classes, hidden, show);
+  at("classes").hidden = !at("filter").children.length;
+  at("count").textContent = counted(current, boxes.length);
+  at("count").classList.toggle("wrong", current.state === "failed");
+  for (const id of ["draw", "right", "copy"]) at(id).disabled = !ready;
+  at("draw").setAttribute("aria-pressed", String(editor.drawing));
+  at("remove").disabled = !editor.selected;
+  at("right").setAttribute("aria-pressed", String(current.checked));
+  at("reset").disabled = !current.boxes;
+  gather();
+}
+
+function counted(image, count) {
+  if (image.state === "failed") return `This did not work: ${image.error}`;
+  if (image.state !== "ready") return "looking …";
+  if (image.boxes) return `${count} corrected box${count === 1 ? "" : "es"}; the least score changes them no more`;
+  const below = image.detections.filter(box => box.score < least()).length;
+  return `${count} found, ${below} below the least score`;
+}
+
+function gather() {
+  const right = images.filter(image => image.checked).length;
+  at("export").disabled = !right;
+  at("export").textContent = right ? `Download corrections (${right})` : "Download corrections";
+  at("gathered").textContent = right
+    ? `${right} of ${images.length} images are checked: they are downloaded with their boxes, as a COCO set.`
+    : "Correct the boxes of an image, or say that all are right: checked images are downloaded as a COCO set.";
+}
+
+async function add(files) {
+  const chosen = [...files];
+  for (const file of chosen)
+    images.push({file, url: URL.createObjectURL(file), state: "waiting", detections: [], boxes: null, edited: false,
+                 checked: false, width: 0, height: 0});
+  if (!chosen.length) return;
+  choose(images[images.length - chosen.length]);
+  if (looking) return;
+  looking = true;
+  for (let image; (image = images.find(one => one.state === "waiting"));) await look(image);
+  looking = false;
+  const failed = images.filter(image => image.state === "failed");
+  say(`${model.name} ${model.version} looked at ${images.length - failed.length} of ${images.length} ` +
+      `image${images.length === 1 ? "" : "s"}${failed.length ? `; ${failed.at(-1).file.name}: ${failed.at(-1).error}` : ""}`,
+      failed.length > 0);
+}
+
+async function look(image) {
+  image.state = "looking";
+  const place = images.indexOf(image) + 1;
+  say(images.length > 1 ? `looking at image ${place} of ${images.length} …` : "looking …");
+  try {
+    const answer = await detect(image.file);
+    Object.assign(image, {state: "ready", answer, width: answer.width, height: answer.height});
+    image.detections = structuredClone(answer.detections);
+  } catch (error) {
+    Object.assign(image, {state: "failed", error: error.message});
+  }
+  show();
+}
+
+async function copy() {
+  const boxes = visible(current).map(({label, name, score, box}) => ({label, name, score, box}));
+  const text = JSON.stringify({model: current.answer.model, image: current.file.name, width: current.width,
+    height: current.height, least_score: least(), corrected: Boolean(current.boxes), detections: boxes}, null, 2);
+  try {
+    await navigator.clipboard.writeText(text);
+    say("copied");
+  } catch {  // Over plain http, or refused: it is there to be copied by hand.
+    at("json").value = text;
+    at("json").hidden = false;
+    at("json").select();
+    say("The browser copies nothing for this page: the text is below the boxes, marked.");
+  }
+}
+
+async function download() {
+  try {
+    const right = images.filter(image => image.checked);
+    const file = await pack(model, right.map(image => ({...image, boxes: image.boxes ??
+      image.detections.filter(box => box.score >= least())})));
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(file);
+    link.download = file.name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+    saved = true;
+    at("next").hidden = false;
+    at("commands").textContent = `kubedet data merge SET ${file.name} -o more/${model.name}\n` +
+      `kubedet run --source coco:more/${model.name} --recipe small`;
+    say(`downloaded: ${file.name}`);
+  } catch (error) {
+    say(`this did not work: ${error.message}`, true);
+  }
+}
+
+function draw() {
+  if (!current || current.state !== "ready") return;
+  editor.setDrawing(!editor.drawing);
+  show();
+  say(editor.drawing ? "Drag over the picture to draw a box; Enter puts one into the middle." : "");
+}
+
+async function start() {
+  const sentence = await camera.start(at("pace"));
+  at("live").hidden = Boolean(sentence);
+  say(sentence, true);
+}
+
+const TYPING = "input:not([type=range]):not([type=checkbox]), select, textarea";
+document.addEventListener("keydown", event => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest(TYPING)) return;
+  if (event.key === "Escape" && editor.drawing) draw();
+  else if (event.key === "Enter" && editor.drawing && !event.target.closest("button, summary, label")) editor.add();
+  else if (event.key === "n" || event.key === "N") draw();
+  else if (event.key === ",") step(-1);
+  else if (event.key === ".") step(1);
+  else return;
+  event.preventDefault();
+});
+for (const name of ["dragover", "dragleave", "drop"])
+  document.addEventListener(name, event => {
+    event.preventDefault();
+    at("drop").classList.toggle("over", name === "dragover");
+    if (name === "drop" && model) add(event.dataTransfer.files);
+  });
+document.addEventListener("paste", event => model && add(event.clipboardData.files));
+window.addEventListener("beforeunload", event => { if (!saved) event.preventDefault(); });
+
+at("least").addEventListener("input", show);
+at("file").addEventListener("change", event => {
+  add(event.target.files);
+  event.target.value = "";  // The same file may be chosen again.
+});
+at("picture").addEventListener("error", () => {  // TIFF: the server reads it, browsers do not show it.
+  at("picture").hidden = true;
+  at("stage").classList.add("bare");
+});
+at("picture").addEventListener("load", () => editor.show());
+at("before").addEventListener("click", () => step(-1));
+at("after").addEventListener("click", () => step(1));
+// Who presses the button by a key cannot drag: the box comes at once.
+at("draw").addEventListener("click", event => event.detail ? draw() : editor.add());
+at("remove").addEventListener("click", () => editor.removeSelected());
+at("right").addEventListener("click", () => {
+  current.checked = current.edited || !current.checked;
+  current.boxes = current.checked ? current.boxes ?? current.detections.filter(box => box.score >= least()) : null;
+  saved = saved && !current.checked;
+  show();
+});
+at("reset").addEventListener("click", () => {
+  Object.assign(current, {boxes: null, edited: false, checked: false, detections: structuredClone(current.answer.detections)});
+  show();
+});
+at("copy").addEventListener("click", copy);
+at("export").addEventListener("click", download);
+at("camera").addEventListener("click", start);
+at("stop").addEventListener("click", () => { camera.stop(); at("live").hidden = true; });
+at("snap").addEventListener("click", async () => add([await camera.keep()]));
+
+try {
+  model = await (await fetch("model.json")).json();
+  at("title").textContent = `Try ${model.name}`;
+  at("about").textContent = `version ${model.version}, ${model.classes.length} classes, in the format ${model.format}`;
+  document.title = `${model.name}: kubedet`;
+} catch (error) {
+  say(`the server does not answer: ${error.message}`, true);
+}

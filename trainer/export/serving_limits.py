@@ -1,0 +1,168 @@
+"""What a request to the local server may take: time, memory, and one of a number of connections.
+
+A time-out of the web server's own does not end who sends a header or a body byte by byte, or never reads what
+is answered; so every phase of a connection has an end here.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from trainer.errors import DataError
+
+MOST_BYTES = 256 * 1024 * 1024
+"""Largest body of a request."""
+
+BODY_SECONDS = 60.0
+"""Longest that a body may take to arrive."""
+
+_MOST_HELD = 2 * MOST_BYTES
+"""Bytes of all bodies together that are in memory."""
+
+_NO_ROOM = b"too many connections to this server: try again"
+
+
+class RequestRefused(DataError):
+    """A request that is refused with an HTTP status of its own."""
+
+    def __init__(self, status: int, message: str, *, fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.status = status
+
+
+class LimitedConnection(H11Protocol):
+    """A connection of uvicorn's whose phases end, and which is refused where there are too many.
+
+    It is in one of two phases: before the end of a request's header, or in a request until its answer is
+    written.
+    """
+
+    most = 100
+    """Connections at a time."""
+    header_seconds = 10.0
+    """Longest that a header may take, the first counted from the connection."""
+    request_seconds = 300.0
+    """Longest from a header to the end of its answer."""
+    _timer: asyncio.TimerHandle | None = None
+    _in_request: bool | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection, or refuse it at once."""
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            head = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nretry-after: 5\r\n"
+            length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(_NO_ROOM)
+            transport.write(head + length + _NO_ROOM)
+            transport.close()
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of the client's."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Note that an answer has been handed to the operating system, or waits to be."""
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        if self._timer:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Begin the time of a phase when it begins, and not again with each byte that comes in it."""
+        in_request = self.cycle is not None and not self.cycle.response_complete
+        if in_request == self._in_request:
+            return
+        self._in_request = in_request
+        if self._timer:
+            self._timer.cancel()
+        seconds = self.request_seconds if in_request else self.header_seconds
+        self._timer = self.loop.call_later(seconds, self.transport.abort)
+
+
+class Bodies:
+    """Reads the bodies of requests, which are bounded in time, and in bytes by themselves and together."""
+
+    def __init__(self) -> None:
+        self._held = 0
+        self._arriving: set[asyncio.Timeout] = set()
+        self._ending = False
+
+    async def read(self, stream: AsyncIterator[bytes], held: "Held") -> bytes:
+        """Return a body.
+
+        Args:
+            stream: its parts, as they arrive.
+            held: counts it as long as it is needed.
+
+        Raises:
+            RequestRefused: it is too large, too slow, or the server holds too much or is ending.
+        """
+        if self._ending:
+            raise ending()
+        parts, total = [], 0
+        try:
+            async with asyncio.timeout(BODY_SECONDS) as timeout:
+                self._arriving.add(timeout)
+                async for part in stream:
+                    total += len(part)
+                    if total > MOST_BYTES:
+                        raise RequestRefused(413, f"the request is larger than {MOST_BYTES // 2**20} MiB")
+                    held.add(len(part))
+                    parts.append(part)
+        except TimeoutError:
+            if self._ending:
+                raise ending() from None
+            raise RequestRefused(408, f"the request took longer than {BODY_SECONDS:g} s to arrive") from None
+        finally:
+            self._arriving.discard(timeout)
+        return b"".join(parts)
+
+    def hold(self) -> "Held":
+        """Return a context that counts the bytes of one request."""
+        return Held(self)
+
+    def end(self) -> None:
+        """Refuse what is arriving, and what comes."""
+        self._ending = True
+        for timeout in self._arriving:
+            timeout.reschedule(0)
+
+    def count(self, change: int) -> None:
+        """Count bytes that are held or, negative, no longer.
+
+        Raises:
+            RequestRefused: there are too many.
+        """
+        if change > 0 and self._held + change > _MOST_HELD:
+            raise RequestRefused(503, "the server holds too many large requests: try again")
+        self._held += change
+
+
+class Held:
+    """Bytes of one request."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies, self._bytes = bodies, 0
+
+    def add(self, count: int) -> None:
+        """Count further bytes."""
+        self._bodies.count(count)
+        self._bytes += count
+
+    def __enter__(self) -> "Held":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._bodies.count(-self._bytes)
+
+
+def ending() -> RequestRefused:
+    """Return the refusal of a server that is about to end."""
+    return RequestRefused(503, "the server is ending")
