@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.commands import Commands
+from pipelines.commands import Commands, data_merge
 from pipelines.commands.options import add_overrides
 from trainer.errors import ConfigError
 
@@ -24,9 +24,9 @@ _SHOWN_FAULTS = 10
 def add(commands: Commands) -> None:
     """Declare the command and what it can do."""
     parser = commands.add_parser(
-        "data", help="look at data: counts, hashes, pictures",
+        "data", help="look at data: counts, hashes, pictures; merge corrections",
         description="Look at shards, raw images or a source: what they hold, whether they are whole, and "
-        "what they look like.",
+        "what they look like; and put a set and corrections of it together.",
     )  # fmt: skip
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     inspect = verbs.add_parser(
@@ -77,6 +77,7 @@ def add(commands: Commands) -> None:
     )
     preview.add_argument("-o", "--output", default="preview.png", metavar="FILE", help="default: %(default)s")
     preview.set_defaults(command=_preview)
+    data_merge.add(verbs)
 
 
 def _inspect(options: argparse.Namespace) -> int:

@@ -44,6 +44,14 @@ def folder(tmp_path, monkeypatch, shards):
         archive.writestr("data.yaml", "names: [ace]\ntrain: images\n")
         archive.writestr("images/a.jpg", picture.getvalue())
         archive.writestr("labels/a.txt", "0 0.5 0.5 0.5 0.5\n")
+    corrected = {
+        "images": [{"id": 1, "file_name": "b.jpg", "width": 40, "height": 30}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [20, 10, 9, 9]}],
+        "categories": [{"id": 1, "name": "ace"}],
+    }
+    with zipfile.ZipFile(tmp_path / "corrections.zip", "w") as archive:
+        archive.writestr("annotations/instances_train.json", json.dumps(corrected))
+        archive.writestr("images/b.jpg", picture.getvalue())
     (tmp_path / "cards" / "data.yaml").write_text("names: [ace]\ntrain: images\n")
     (tmp_path / "mine" / "annotations").mkdir(parents=True)
     image = {"id": 1, "file_name": "a.jpg", "width": 9, "height": 9, "coco_url": "http://x/a.jpg"}
@@ -67,6 +75,8 @@ def test_runs_name_sources_recipes_and_keys_that_exist(folder):
     seen = []
     for command in COMMANDS:
         words = shlex.split(command)
+        if words[:3] == ["kubedet", "data", "merge"]:  # What it writes is trained on.
+            assert cli.main(words[1:]) == 0
         if words[:2] in (["kubedet", "run"], ["kubedet", "submit"]):
             options = cli.make_parser().parse_args(words[1:])
             seen.append(sources.parse(options.source))
@@ -76,7 +86,7 @@ def test_runs_name_sources_recipes_and_keys_that_exist(folder):
 
 def test_commands_that_look_at_data_work(folder, capsys):
     looked = [shlex.split(command) for command in COMMANDS if command.startswith("kubedet data")]
-    assert len(looked) == 8
+    assert len(looked) == 10
     for words in looked:
         assert cli.main(words[1:]) == 0, words
     assert (folder / "sheet.png").stat().st_size > 1000
