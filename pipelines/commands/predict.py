@@ -40,7 +40,7 @@ def add(commands: Commands) -> None:
 def _predict(options: argparse.Namespace) -> int:
     from trainer import storage
     from trainer.export import bundle, published_models
-    from trainer.export.predict import as_json, draw, open_bundle, open_image
+    from trainer.export.predict import ImageTooLarge, as_json, draw, open_bundle, open_image
 
     if not 0 <= options.score <= 1:
         raise ConfigError(f"--score must be from 0 to 1, not {options.score:g}", fix="use --score 0.3")
@@ -56,7 +56,8 @@ def _predict(options: argparse.Namespace) -> int:
             try:
                 image = open_image(path, most_pixels)
             except KubedetError as error:
-                failed.append(f"  {error.message}")
+                fix = f" ({error.fix})" if isinstance(error, ImageTooLarge) else ""
+                failed.append(f"  {error.message}{fix}")
                 continue
             detections = model(image, options.score)
             result = {"image": str(path), **as_json(detections, image)}

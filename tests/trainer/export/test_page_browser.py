@@ -17,7 +17,7 @@ playwright = pytest.importorskip("playwright.sync_api")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
 CAMERA = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
-BOXES = "#boxes .box"
+BOXES = "#boxes .box[tabindex]"
 ROWS = "#found tbody tr"
 DROP = """files => {
   const carried = new DataTransfer();
@@ -240,6 +240,23 @@ def test_boxes_are_corrected_with_keys_alone(visit):
     assert boxes(page) == [("dog <b>", "24, 12, 96, 60")] and page.locator("#export").is_disabled()
 
 
+def test_the_tab_key_goes_from_box_to_box(visit):
+    page = visit()
+    drop(page, ("a.jpg", jpeg()))
+    for _ in range(2):
+        page.get_by_role("button", name="Draw a box").focus()
+        page.keyboard.press("Enter")
+    page.focus("#camera")
+    while not page.evaluate("document.activeElement.matches('.box')"):
+        page.keyboard.press("Tab")
+    seen = []
+    while page.evaluate("document.activeElement.matches('.box')"):
+        seen.append(page.evaluate("document.activeElement.getAttribute('aria-label')"))
+        assert page.locator(f"{BOXES}[aria-pressed=true]").get_attribute("aria-label") == seen[-1]
+        page.keyboard.press("Tab")
+    assert len(seen) == 3 and seen[0] == "dog <b> 0.72, from 24, 12 to 96, 60"
+
+
 def test_an_image_whose_boxes_are_right_is_exported_as_it_is(visit):
     page = visit()
     drop(page, ("a.jpg", jpeg()))
@@ -339,7 +356,7 @@ def test_a_touch_chooses_a_box_and_draws_one(visit):
     frame = page.locator("#boxes").bounding_box()
     scale = frame["width"] / 192
     page.touchscreen.tap(frame["x"] + 60 * scale, frame["y"] + 40 * scale)
-    assert page.locator("#boxes .box.selected").count() == 1
+    assert page.locator(f"{BOXES}.selected").count() == 1
     page.get_by_role("button", name="Delete the box").tap()
     assert page.locator(BOXES).count() == 0
 

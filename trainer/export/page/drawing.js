@@ -55,8 +55,7 @@ export function draw(svg, size, boxes, {selected = null, reachable = false} = {}
       element("rect", {class: "halo", ...sides, "stroke-width": 5 * unit}),
       element("rect", {class: "side", ...sides, "stroke-width": 2.5 * unit}),
       element("rect", {class: "plate", ...plate}),
-      element("text", {x: plate.x + 4 * unit, y: plate.y + high - 5.5 * unit, "font-size": LETTER * unit}, text(box)),
-      ...(box === selected ? handles(box.box, unit) : []));
+      element("text", {x: plate.x + 4 * unit, y: plate.y + high - 5.5 * unit, "font-size": LETTER * unit}, text(box)));
     if (reachable) {
       group.setAttribute("tabindex", "0");
       group.setAttribute("role", "button");
@@ -67,6 +66,9 @@ export function draw(svg, size, boxes, {selected = null, reachable = false} = {}
     return group;
   });
   svg.replaceChildren(...groups.reverse());
-  const top = groups.find(group => group.box === selected);
-  if (top) svg.append(top);
+  if (!selected) return;
+  // On top of all boxes, and no box of its own: the order of the Tab key stays as it is.
+  const top = element("g", {class: `box selected ${colour(selected.label)}`}, ...handles(selected.box, unit));
+  top.box = selected;
+  svg.append(top);
 }

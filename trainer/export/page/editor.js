@@ -34,7 +34,7 @@ export class Editor {
   }
 
   #focus() {
-    [...this.svg.children].find(group => group.box === this.selected)?.focus({preventScroll: true});
+    [...this.svg.querySelectorAll("[tabindex]")].find(group => group.box === this.selected)?.focus({preventScroll: true});
   }
 
   select(box) {
