@@ -115,6 +115,19 @@ def boxes(page):
     ]
 
 
+def check_labels(page):
+    """No label lies on another."""
+    plates = [plate.bounding_box() for plate in page.locator("#boxes .plate").all()]
+    assert plates
+    for index, one in enumerate(plates):
+        for other in plates[index + 1 :]:
+            apart = abs(one["y"] - other["y"]) + 0.5 >= one["height"]
+            beside = (
+                one["x"] + one["width"] <= other["x"] + 0.5 or other["x"] + other["width"] <= one["x"] + 0.5
+            )
+            assert apart or beside
+
+
 def corrections(page):
     """The zip that the page gives, and the COCO JSON in it."""
     with page.expect_download() as download:
@@ -334,6 +347,30 @@ def test_it_can_be_read_and_named_on_a_desk_and_on_a_phone(visit, scheme):
     assert dark == ("rgb(18, 22, 28)" if scheme == "dark" else "rgb(246, 247, 249)")
 
 
+def test_every_box_of_many_can_be_deleted_and_has_a_label_that_hides_none(visit):
+    """Forty boxes, one over the other, of a name that is long."""
+    page = visit()
+    name, many = "a traffic light", []
+    for number in range(40):
+        corner = number * 2
+        box = [corner, corner // 2, corner + 60, corner // 2 + 40]
+        many.append({"label": 1, "name": name, "score": 0.9, "box": box})
+    answer = {"model": "pets v1", "width": 192, "height": 96, "detections": many}
+    page.route("**/detect", lambda route: route.fulfill(json=answer))
+    drop(page, ("a.jpg", jpeg()))
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 844})
+        scroller, button = page.locator(".scroll"), page.locator(f"{ROWS} button").first
+        right = scroller.bounding_box()["x"] + scroller.bounding_box()["width"]
+        assert button.bounding_box()["x"] + button.bounding_box()["width"] <= right + 1
+        assert scroller.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+        assert page.locator(BOXES).count() == 40
+        check_labels(page)
+    page.locator(BOXES).nth(20).focus()
+    assert page.locator("#boxes .selected").count() == 2  # The box, and its handles.
+    check_labels(page)  # The label of what is selected has the first choice.
+
+
 def test_every_button_shows_that_it_has_the_focus(visit):
     page = visit()
     drop(page, ("a.jpg", jpeg()))
@@ -367,10 +404,5 @@ def test_two_labels_do_not_hide_each_other(visit):
     for _ in range(3):
         page.get_by_role("button", name="Draw a box").focus()
         page.keyboard.press("Enter")
-    plates = [plate.bounding_box() for plate in page.locator("#boxes .plate").all()]
-    assert len(plates) == 4
-    for index, one in enumerate(plates):
-        for other in plates[index + 1 :]:
-            apart = abs(one["y"] - other["y"]) + 0.5 >= one["height"]
-            beside = one["x"] + one["width"] <= other["x"] or other["x"] + other["width"] <= one["x"]
-            assert apart or beside
+    assert page.locator("#boxes .plate").count() == 4
+    check_labels(page)

@@ -2,7 +2,7 @@
 "use strict";
 
 const NS = "http://www.w3.org/2000/svg";
-const COLOURS = 8, LETTER = 13;
+const COLOURS = 8, LETTER = 13, SMALL = 11, NARROW = 500, FURTHER = 3;
 const measure = document.createElement("canvas").getContext("2d");
 
 export const colour = label => `k${((label % COLOURS) + COLOURS) % COLOURS}`;
@@ -18,15 +18,16 @@ const meets = (one, other) =>
   one.x < other.x + other.width && other.x < one.x + one.width &&
   one.y < other.y + other.height && other.y < one.y + one.height;
 
-// A place for a label that hides no other: above the box, below it, inside, further up or down.
-function place([x1, y1, , y2], wide, high, size, taken) {
+// A place for a label that hides no other: above the box, inside, below it, a little further up or down. Where there
+// is none the label is left out, unless it must be there: the box is in the table, and chosen it has its label.
+function place([x1, y1, , y2], wide, high, size, taken, must) {
   const x = Math.min(Math.max(0, x1), Math.max(0, size.width - wide));
   const ys = [y1 - high, y1, y2, y2 - high];
-  for (let step = 1; step < 12; step++) ys.push(y1 + step * high, y1 - (step + 1) * high);
+  for (let step = 1; step <= FURTHER; step++) ys.push(y1 + step * high, y1 - (step + 1) * high);
   const inside = ys.filter(y => y >= 0 && y + high <= size.height);
   const plates = (inside.length ? inside : [0]).map(y => ({x, y, width: wide, height: high}));
-  const free = plates.find(plate => !taken.some(other => meets(plate, other))) ?? plates[0];
-  taken.push(free);
+  const free = plates.find(plate => !taken.some(other => meets(plate, other))) ?? (must ? plates[0] : null);
+  if (free) taken.push(free);
   return free;
 }
 
@@ -41,21 +42,32 @@ export function text(box) {
   return box.score === null ? box.name : `${box.name} ${box.score.toFixed(2)}`;
 }
 
+// The names of boxes, over all boxes; that of the selected one has the first choice of its place.
+function labels(boxes, size, unit, letter, selected) {
+  const taken = [], high = (letter + 5) * unit;
+  measure.font = `${letter}px system-ui, sans-serif`;
+  const order = boxes.includes(selected) ? [selected, ...boxes.filter(box => box !== selected)] : boxes;
+  return order.flatMap(box => {
+    const wide = (measure.measureText(text(box)).width + 8) * unit;
+    const plate = place(box.box, wide, high, size, taken, box === selected);
+    if (!plate) return [];
+    const label = element("g", {class: `box ${colour(box.label)}`}, element("rect", {class: "plate", ...plate}),
+      element("text", {x: plate.x + 4 * unit, y: plate.y + high - 5.5 * unit, "font-size": letter * unit}, text(box)));
+    label.box = box;
+    return [label];
+  });
+}
+
 // Draws boxes, the first on top; `selected` has handles; where `reachable`, each is a stop of the Tab key.
 export function draw(svg, size, boxes, {selected = null, reachable = false} = {}) {
   svg.setAttribute("viewBox", `0 0 ${size.width} ${size.height}`);
-  const unit = size.width / (svg.clientWidth || svg.parentElement.clientWidth || size.width);
-  const taken = [], high = (LETTER + 5) * unit;
-  measure.font = `${LETTER}px system-ui, sans-serif`;
+  const screen = svg.clientWidth || svg.parentElement.clientWidth || size.width, unit = size.width / screen;
   const groups = boxes.map(box => {
     const [x1, y1, x2, y2] = box.box, sides = {x: x1, y: y1, width: x2 - x1, height: y2 - y1};
-    const plate = place(box.box, (measure.measureText(text(box)).width + 8) * unit, high, size, taken);
     const corners = box.box.map(side => Math.round(side));
     const group = element("g", {class: `box ${colour(box.label)}${box === selected ? " selected" : ""}`},
       element("rect", {class: "halo", ...sides, "stroke-width": 5 * unit}),
-      element("rect", {class: "side", ...sides, "stroke-width": 2.5 * unit}),
-      element("rect", {class: "plate", ...plate}),
-      element("text", {x: plate.x + 4 * unit, y: plate.y + high - 5.5 * unit, "font-size": LETTER * unit}, text(box)));
+      element("rect", {class: "side", ...sides, "stroke-width": 2.5 * unit}));
     if (reachable) {
       group.setAttribute("tabindex", "0");
       group.setAttribute("role", "button");
@@ -65,7 +77,7 @@ export function draw(svg, size, boxes, {selected = null, reachable = false} = {}
     group.box = box;
     return group;
   });
-  svg.replaceChildren(...groups.reverse());
+  svg.replaceChildren(...groups.reverse(), ...labels(boxes, size, unit, screen < NARROW ? SMALL : LETTER, selected));
   if (!selected) return;
   // On top of all boxes, and no box of its own: the order of the Tab key stays as it is.
   const top = element("g", {class: `box selected ${colour(selected.label)}`}, ...handles(selected.box, unit));

@@ -56,8 +56,8 @@ function row(box, classes, editor, owner) {
     editor.selected = box;
     editor.removeSelected();
   });
-  const line = make("tr", {}, make("td", {}, make("span", {className: "swatch"}), " ", select), make("td"), make("td"),
-                    make("td", {}, button));
+  const line = make("tr", {}, make("td", {}, make("span", {className: "swatch"}), " ", select), make("td"),
+                    make("td", {className: "sides"}), make("td", {}, button));
   line.box = box;
   line.addEventListener("click", event => { if (!event.target.closest("select, button")) editor.select(box); });
   return line;
