@@ -62,6 +62,9 @@ class DataConfig:
     """Processes that write shards; 0 is one for each core."""
     threads: Positive = 64
     """Connections that download images at the same time."""
+    allow_hosts: list[str] = field(default_factory=list)
+    """Where addresses in annotations, and redirects, may lead besides the public network and the source's own
+    server: host, host:port, 10.0.0.0/8; s3://bucket, which is read with this process' keys."""
 
 
 @dataclass(config=STRICT, frozen=True)

@@ -86,7 +86,7 @@ def _inspect(options: argparse.Namespace) -> int:
     from trainer.data.inspection import check, inspect
 
     config = recipes.load("small", parse_overrides(options.overrides)).data
-    report = inspect(options.uri, config.boxes_from)
+    report = inspect(options.uri, config.boxes_from, config.allow_hosts)
     if options.output == "json":
         print(json.dumps(report, indent=2))
     else:

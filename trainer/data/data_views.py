@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -58,12 +58,15 @@ class View(Protocol):
         ...
 
 
-def open_view(text: str, boxes_from: str = "bbox") -> "Shards | RawImages | SourceRows":
+def open_view(
+    text: str, boxes_from: str = "bbox", allow_hosts: Sequence[str] = ()
+) -> "Shards | RawImages | SourceRows":
     """Open what a text names: a folder of shards or of raw images, or a source.
 
     Args:
         text: a URI of a folder, or a source as `trainer.data.sources` takes it.
         boxes_from: of a source, see `trainer.config.DataConfig`.
+        allow_hosts: likewise.
 
     Raises:
         DataError: it names nothing that is known, or was written by another version of this program.
@@ -81,7 +84,7 @@ def open_view(text: str, boxes_from: str = "bbox") -> "Shards | RawImages | Sour
         _refuse_unfinished(folder)
         if remote and not storage.exists(folder) and next(iter(storage.scan(folder)), None) is None:
             raise DataError(f"there is nothing at {text}", fix="check the URI, and the endpoint it leads to")
-    return SourceRows(text, boxes_from)
+    return SourceRows(text, boxes_from, allow_hosts)
 
 
 def _refuse_unfinished(folder: str) -> None:
@@ -234,17 +237,18 @@ class SourceRows:
 
     kind = "source"
 
-    def __init__(self, text: str, boxes_from: str = "bbox") -> None:
+    def __init__(self, text: str, boxes_from: str = "bbox", allow_hosts: Sequence[str] = ()) -> None:
         """List it.
 
         Args:
             text: see `trainer.data.sources`.
             boxes_from: see `trainer.config.DataConfig`.
+            allow_hosts: likewise.
 
         Raises:
             DataError: it is missing, empty or not of its format.
         """
-        self._source = sources.parse(text, boxes_from)
+        self._source = sources.parse(text, boxes_from, allow_hosts)
         self._listing = self._source.listing()
         self.uri = self._source.uri
         self.read_as = self._listing.read_as

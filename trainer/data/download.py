@@ -79,7 +79,7 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
         DataError: the source is missing, empty or not of its format, or too many of its boxes cannot be used.
         StorageError: the data root cannot be written.
     """
-    origin = sources.parse(source, config.boxes_from)
+    origin = sources.parse(source, config.boxes_from, config.allow_hosts)
     listing = origin.listing()
     name = fingerprint(
         "raw", VERSION, origin.uri, listing.state,
@@ -193,7 +193,7 @@ def _finished(planned: dict[str, Any]) -> dict[str, Any] | None:
 
 def _incomplete(manifest: dict[str, Any]) -> bool:
     """Tell whether it is worth to try again what a download did not get."""
-    return reasons.IMAGE_NOT_FETCHED in manifest["problems"]
+    return any(reason in manifest["problems"] for reason in reasons.TRIED_AGAIN)
 
 
 def _gather(planned: dict[str, Any], partitions: int) -> tuple[dict[str, Any], np.ndarray, list[Failure]]:

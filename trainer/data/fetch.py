@@ -22,6 +22,7 @@ from trainer.data.raw_table import Table
 from trainer.data.sources.source import Source
 from trainer.errors import StorageError
 from trainer.log import progress
+from trainer.storage.reach import Reach
 
 _FOLDERS = [f"{number:02x}" for number in range(256)]
 _LISTERS = 16
@@ -64,6 +65,7 @@ def run(
     """
     missing = fetch_reports.known_failures(planned["uri"], partition, partitions, again=again)
     source = sources.parse(planned["source"])
+    reach = Reach(tuple(sources.places(planned["source"])), tuple(config.allow_hosts))
     mine = _FOLDERS[partition::partitions]
     total = sum(split["images"] for split in planned["splits"].values())
     stored = _StoredImages(planned["images"], mine, at_once=partitions == 1 and total <= _FEW)
@@ -80,10 +82,10 @@ def run(
                 else:
                     yield task
 
-        for result in image_copying.run(source, to_fetch(), min(workers, total)):
+        for result in image_copying.run(source, to_fetch(), min(workers, total), reach):
             tally.add(result)
             bar.update(note=tally.note())
-        for result in image_copying.run(source, tally.again(), workers):
+        for result in image_copying.run(source, tally.again(), workers, reach):
             tally.add(result)
             bar.update(0, note=tally.note())
         bar.total = bar.done  # A partition's share was an estimate.
@@ -185,7 +187,7 @@ def _tasks(
                     continue
                 size = stored.size(place)
                 fault = (reason, detail) if reason else missing.get(image_id)
-                if size and fault and fault[0] == reasons.IMAGE_NOT_FETCHED:
+                if size and fault and fault[0] in reasons.TRIED_AGAIN:
                     fault = None
                 target = storage.join(planned["images"], place)
                 yield Task(source, image_id, split, name, origin, target, fault, size)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trainer import storage
-from trainer.data.problem_counts import IMAGE_NOT_FETCHED
+from trainer.data.problem_counts import TRIED_AGAIN
 
 _ROW = pa.schema(
     [("image_id", pa.int64()), ("bytes", pa.int32()), *((name, pa.string()) for name in
@@ -98,7 +98,7 @@ def known_failures(plan: str, partition: int, partitions: int, *, again: bool) -
     uris = [storage.join(plan, "fetched", name) for name in storage.list_files(storage.parent(own_uri))]
     condition = pc.field("bytes") == 0
     if again:
-        condition &= pc.field("reason") != IMAGE_NOT_FETCHED
+        condition &= ~pc.field("reason").isin(TRIED_AGAIN)
     rows = [
         row
         for uri in uris
@@ -106,10 +106,10 @@ def known_failures(plan: str, partition: int, partitions: int, *, again: bool) -
         for row in pq.read_table(storage.local_copy(uri), filters=condition).to_pylist()
     ]
     # What one did not fetch, another may have found missing.
-    rows.sort(key=lambda row: row["reason"] != IMAGE_NOT_FETCHED)
+    rows.sort(key=lambda row: row["reason"] not in TRIED_AGAIN)
     return {row["image_id"]: (row["reason"], row["detail"]) for row in rows}
 
 
 def worth_another_try(uri: str) -> bool:
     """Tell whether a partition's report names images that failed otherwise than by being missing."""
-    return any(failure.reason == IMAGE_NOT_FETCHED for failure in read(uri)[2])
+    return any(failure.reason in TRIED_AGAIN for failure in read(uri)[2])

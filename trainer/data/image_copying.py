@@ -1,16 +1,22 @@
-"""Copies images from their source to the data root, many at the same time, in any order."""
+"""Copies images from their source to the data root, many at the same time, in any order.
+
+Of what comes from the web only images are kept, and of a server that the user did not name only those that
+can be decoded: an address in annotations, or a redirect, may lead to anything.
+"""
 
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from trainer import storage
+from trainer.data import images, worker_pool
 from trainer.data import problem_counts as reasons
-from trainer.data import worker_pool
 from trainer.data.fetch_reports import Failure
 from trainer.data.sources.source import Source
 from trainer.errors import MissingError, StorageError
+from trainer.storage.reach import Reach, Refused
 
 _QUICK = 0.0004
 """Seconds. Files whose writing takes longer, on disks and networks, are written by other threads."""
@@ -49,23 +55,24 @@ class Result(NamedTuple):
     """The task where another try may help."""
 
 
-def run(source: Source, tasks: Iterable[Task], workers: int) -> Iterator[Result]:
+def run(source: Source, tasks: Iterable[Task], workers: int, reach: Reach) -> Iterator[Result]:
     """Yield the outcome of each task, as it is done.
 
     Args:
         source: which the tasks are of.
         tasks: taken as workers become free.
         workers: images at the same time; processes where the source computes them.
+        reach: where the origins of the tasks may lead, and redirects from there.
     """
     if source.origins_are_uris:
-        return _read_in_one_thread(tasks, workers)
-    return worker_pool.run(_copy, tasks, workers, processes=source.cpu_bound)
+        return _read_in_one_thread(tasks, workers, reach)
+    return worker_pool.run(partial(_copy, reach), tasks, workers, processes=source.cpu_bound)
 
 
-def _read_in_one_thread(tasks: Iterable[Task], connections: int) -> Iterator[Result]:
+def _read_in_one_thread(tasks: Iterable[Task], connections: int, reach: Reach) -> Iterator[Result]:
     """Read in one thread: switching between dozens of threads would cost more than the reading."""
     writer = _Writer()
-    with storage.many(connections) as many:
+    with storage.many(connections, reach) as many:
 
         def outcomes_until(most: float) -> Iterator[Result]:
             """Yield outcomes until fewer than `most` tasks are in flight."""
@@ -78,6 +85,8 @@ def _read_in_one_thread(tasks: Iterable[Task], connections: int) -> Iterator[Res
                         yield _unread(task, outcome)
                     elif task is None:
                         yield outcome
+                    elif not reach.is_named(task.origin):
+                        many.call(None, _write_image, task, outcome)
                     elif writer.is_quick(task, outcome):
                         yield writer.write(task, outcome)
                     else:
@@ -115,14 +124,24 @@ class _Writer:
         return result
 
 
-def _copy(task: Task) -> Result:
+def _copy(reach: Reach, task: Task) -> Result:
     """Copy one image, unless its fault is known."""
     if task.fault:
         return _failed(task, *task.fault)
+    known = reach.is_named(task.origin)
     try:
-        data = task.source.read(task.origin)
+        data = task.source.read(task.origin) if known else storage.read_within(task.origin, reach)
     except StorageError as error:
         return _unread(task, error)
+    return _write(task, data) if known else _write_image(task, data)
+
+
+def _write_image(task: Task, data: bytes) -> Result:
+    """Write what came from a server that the user did not name, if it is an image."""
+    try:
+        images.check(data)
+    except images.UnreadableImage as error:
+        return _failed(task, reasons.IMAGE_UNREADABLE, f"{task.origin} gave {len(data)} bytes: {error}")
     return _write(task, data)
 
 
@@ -130,6 +149,10 @@ def _write(task: Task, data: bytes) -> Result:
     """Write the bytes of an image, if there are any."""
     if not data:
         return _failed(task, reasons.IMAGE_UNREADABLE, "the file is empty")
+    if storage.scheme(task.origin) in storage.WEB and not images.begins_as_image(data):
+        return _failed(
+            task, reasons.IMAGE_UNREADABLE, f"{task.origin} gave what does not begin as an image does"
+        )
     # Flushing each image to the disk would take longer than fetching it.
     storage.write_bytes(task.target, data, sync=False)
     return Result(task.image_id, len(data), fetched=True)
@@ -139,6 +162,8 @@ def _unread(task: Task, error: StorageError) -> Result:
     """Return the outcome of an image that could not be read; unless it is missing, it may be tried again."""
     if isinstance(error, MissingError):
         return _failed(task, reasons.IMAGE_MISSING, error.message)
+    if isinstance(error, Refused):
+        return _failed(task, reasons.IMAGE_REFUSED, error.message)
     return _failed(task, reasons.IMAGE_NOT_FETCHED, error.message)._replace(task=task)
 
 

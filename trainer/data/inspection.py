@@ -1,6 +1,6 @@
 """Describes data: images, boxes and classes of each split, sizes and shapes, and problems."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainer import log
@@ -17,12 +17,13 @@ _OF_PIXELS = ("box_side", "box_share", "box_aspect", "image_side", "image_aspect
 _STAND_IN = 1000
 
 
-def inspect(text: str, boxes_from: str = "bbox") -> dict[str, Any]:
+def inspect(text: str, boxes_from: str = "bbox", allow_hosts: Sequence[str] = ()) -> dict[str, Any]:
     """Describe shards, raw images or a source.
 
     Args:
         text: a URI of either folder, or a source as `trainer.data.sources` takes it.
         boxes_from: of a source, see `trainer.config.DataConfig`.
+        allow_hosts: likewise.
 
     Returns:
         kind, uri (of a source what names it fully), read_as (how a source was understood), fingerprint
@@ -35,7 +36,7 @@ def inspect(text: str, boxes_from: str = "bbox") -> dict[str, Any]:
         DataError: it is missing, empty or not of its format.
         StorageError: it cannot be reached.
     """
-    view = open_view(text, boxes_from)
+    view = open_view(text, boxes_from, allow_hosts)
     if isinstance(view, Shards):
         return _describe_shards(view)
     per_split = {split: _describe(view, split) for split in view.splits}

@@ -13,9 +13,12 @@ EXAMPLES = 10
 IMAGE_MISSING = "image missing"
 IMAGE_NOT_FETCHED = "image not fetched"
 IMAGE_UNREADABLE = "image unreadable"
+IMAGE_REFUSED = "image at an address that nobody allowed"
 IMAGE_ID_TWICE = "image id of two images"
-BAD_IMAGES = (IMAGE_MISSING, IMAGE_NOT_FETCHED, IMAGE_UNREADABLE, IMAGE_ID_TWICE)
+BAD_IMAGES = (IMAGE_MISSING, IMAGE_NOT_FETCHED, IMAGE_UNREADABLE, IMAGE_REFUSED, IMAGE_ID_TWICE)
 """Reasons for which an image is left out."""
+TRIED_AGAIN = (IMAGE_NOT_FETCHED, IMAGE_REFUSED)
+"""Reasons that the next run may not find any more: the server is back, the address is allowed."""
 
 BOX_WITHOUT_AREA = "box without area"
 BOX_OUTSIDE = "box outside the image"
@@ -41,6 +44,8 @@ BAD_BOXES = (BOX_WITHOUT_AREA, BOX_OUTSIDE, BOX_UNKNOWN_CATEGORY, *UNLISTED_BOXE
 """Reasons for which a box is left out."""
 
 _REMEDIES = {
+    IMAGE_REFUSED: 'allow the servers and buckets that you trust: --set \'data.allow_hosts=["HOST", '
+    '"s3://BUCKET"]\'',
     BOX_ABSENT: "give each annotation a bbox [x, y, width, height], each VOC object a bndbox",
     BOX_ONLY_SEGMENTATION: "boxes of the segmentations are taken by --set data.boxes_from=segmentation",
     BOX_OF_TEXT: "write the numbers of the boxes without quotation marks",

@@ -13,7 +13,8 @@ says what is in it last. What concerns servers is imported when first used.
     concurrent_reads.py  many small files side by side, by libcurl; addresses.py: from where
     environment.py   where stores are, and with which keys; clouds.py: of Google's and
                      Azure's; hub.py: the Hugging Face hub; failures.py: errors with their remedies
-    web.py           what of the web obstore cannot read
+    web.py           what of the web obstore cannot read, and addresses that a user did not write
+    reach.py         where such addresses may lead
     cache.py         local copies, in the folder of copies.py
 """
 
@@ -45,12 +46,13 @@ from trainer.storage.uris import (
 
 if TYPE_CHECKING:
     from trainer.storage.concurrent_reads import Many
+    from trainer.storage.reach import Reach
 
 __all__ = [
     "OBJECT_STORES", "WEB", "FileState", "absolute", "check_place", "climbs", "create", "delete", "exists",
     "is_local", "join", "list_files", "list_states", "local_copy", "local_path", "many", "new_file",
-    "open_reader", "parent", "read_bytes", "read_json", "read_range", "remove_stale", "scan", "scheme",
-    "size", "state", "upload", "write_bytes", "write_json",
+    "open_reader", "parent", "read_bytes", "read_json", "read_range", "read_within", "remove_stale", "scan",
+    "scheme", "size", "state", "upload", "write_bytes", "write_json",
 ]  # fmt: skip
 
 
@@ -95,15 +97,32 @@ def read_bytes(uri: str, *, sha256: str = "") -> bytes:
     return _module("reads", uri).read_bytes(uri, sha256)
 
 
-def many(threads: int) -> "Many":
+def read_within(uri: str, reach: "Reach") -> bytes:
+    """Return a file's content, by an address that stands in data: it leads nowhere but within reach.
+
+    Args:
+        uri: the address, or a local path.
+        reach: see `trainer.storage.reach.Reach`.
+
+    Raises:
+        StorageError: it may not be read, is missing, too large, or cannot be reached.
+    """
+    reach.check(uri)
+    if scheme(uri) not in WEB:
+        return read_bytes(uri)
+    return _module("web", uri).read_within(uri, reach)
+
+
+def many(threads: int, reach: "Reach | None" = None) -> "Many":
     """Return a context in which one thread reads many files side by side, and calls beside them.
 
     Args:
         threads: for calls, and for reads that do not succeed at once.
+        reach: where the addresses of the files may lead; None where a user named them all.
     """
     from trainer.storage.concurrent_reads import Many
 
-    return Many(threads)
+    return Many(threads, reach)
 
 
 def read_range(uri: str, start: int, length: int) -> bytes:

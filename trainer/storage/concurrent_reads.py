@@ -22,6 +22,8 @@ from trainer.storage import attempts, environment, reads
 from trainer.storage.addresses import Address, Addresses
 from trainer.storage.content_hash import Check, Content, known_hash
 from trainer.storage.parallel import Workers
+from trainer.storage.reach import Reach, Refused
+from trainer.storage.uris import WEB, scheme
 
 _LOOK = 1.0
 """Seconds between two looks at what libcurl has to do, at most."""
@@ -46,15 +48,18 @@ class Many:
 
     Args:
         threads: for calls, and for reads that do not succeed at once; the others wait for their turn.
+        reach: where the addresses that `read` gets may lead; None where a user named them all.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, reach: Reach | None = None) -> None:
+        self._reach = reach
         self.busy = 0
         """How many were begun, and were not given by `wait`."""
         self._workers = Workers(threads, "many")
         self._results: deque[tuple[Hashable, Any]] = deque()
         self._reads: dict[pycurl.Curl, _Read] = {}
         self._idle: dict[str, list[pycurl.Curl]] = {}
+        self._stores: set[str] = set()
         self._addresses = Addresses()
         self._refusals: Counter[str] = Counter()
         self._selector = selectors.DefaultSelector()
@@ -88,11 +93,11 @@ class Many:
         """Begin to read a file whole; `wait` gives its bytes, or a StorageError."""
         address = None if storage.is_local(uri) else self._address(uri)
         if address is None:
-            self.call(tag, storage.read_bytes, uri)
+            self._read_with_care(tag, uri)
             return
         self.busy += 1
         idle = self._idle.setdefault(address.server, [])
-        handle = idle.pop() if idle else _handle(address.server)
+        handle = idle.pop() if idle else self._handle(uri, address.server)
         read = _Read(tag, address, handle, [], [])
         handle.setopt(pycurl.URL, address.url)
         handle.setopt(pycurl.HEADERFUNCTION, read.headers.append)
@@ -141,12 +146,25 @@ class Many:
                 break
         return ended
 
+    def _read_with_care(self, tag: Hashable, uri: str) -> None:
+        if self._reach is None:
+            self.call(tag, storage.read_bytes, uri)
+        else:
+            self.call(tag, storage.read_within, uri, self._reach)
+
     def _address(self, uri: str) -> Address | None:
         """Return where libcurl finds a file; None where it needs care."""
         try:
+            if self._reach is not None:
+                self._reach.check(uri)
             address = self._addresses(uri)
         except StorageError:
             return None  # the thread that reads it says why
+        if self._reach is not None and scheme(uri) not in WEB:
+            # An address in data must not have a connection that was opened to a store of the user's.
+            self._stores.add(address.server)
+        elif address.server in self._stores:
+            return None
         return address if address.url and self._refusals[address.server] < _REFUSALS else None
 
     def _turn(self, end: float | None) -> None:
@@ -194,10 +212,30 @@ class Many:
         if data is None:
             self._refusals[server] += 1
             self.busy -= 1
-            self.call(read.tag, storage.read_bytes, read.address.uri)
+            self._read_with_care(read.tag, read.address.uri)
         else:
             self._refusals[server] = 0
             self._results.append((read.tag, data))
+
+    def _handle(self, uri: str, server: str) -> pycurl.Curl:
+        """Return a new handle for a server; it connects only to what is within reach."""
+        handle = _handle(server)
+        reach = self._reach
+        if reach is None or scheme(uri) not in WEB:
+            return handle
+
+        def open_socket(_purpose: int, address: Any) -> Any:
+            try:
+                reach.check_peer(uri, str(address.addr[0]))
+                return socket.socket(address.family, address.socktype, address.protocol)
+            except (Refused, ValueError, OSError):
+                return pycurl.SOCKET_BAD
+            except BaseException as error:  # of a signal; libcurl would turn it into an error of its own
+                self._signalled = error
+                return pycurl.SOCKET_BAD
+
+        handle.setopt(pycurl.OPENSOCKETFUNCTION, open_socket)
+        return handle
 
     def _watch(self, what: int, descriptor: int, _multi: Any, _data: Any) -> None:
         """Wait for a socket from now on, or no more, as libcurl wishes."""

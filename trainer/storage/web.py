@@ -1,21 +1,36 @@
 """What obstore cannot read of the web: answers of unknown length, and addresses that it cannot write down.
 
-Such files are read with urllib3, from start to end.
+Such files are read with urllib3, from start to end. So are those whose address may not lead everywhere: each
+redirect is looked at here, and each address of a host before it is connected to.
 """
 
+import ssl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from http.client import HTTPException
 from typing import Any
+from urllib.parse import urljoin
 
 import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.util.connection import create_connection
 
+from trainer.errors import StorageError
 from trainer.storage import attempts, environment, failures, hub
-from trainer.storage.uris import FileState
+from trainer.storage.reach import MOST_BYTES, Reach, Refused, host_and_port
+from trainer.storage.uris import WEB, FileState, scheme
 
 _BLOCK = 256 * 1024
 _NO_HEAD = (405, 501)
+_REDIRECTS = (301, 302, 303, 307, 308)
+_HOPS = 5
+"""Redirects that are followed."""
+_CONNECTIONS = 64
+"""That are kept open to a server."""
 
 
 def state(uri: str) -> FileState:
@@ -59,6 +74,123 @@ def blocks(uri: str) -> Iterator[bytes]:
                 yield data
         except urllib3.exceptions.HTTPError as error:
             raise failures.broken(uri, error) from error
+
+
+def read_within(uri: str, reach: Reach, most: int = MOST_BYTES) -> bytes:
+    """Return a file's content, by an address that somebody else wrote.
+
+    Args:
+        uri: the address, of the web.
+        reach: where it, and the redirects from it, may lead.
+        most: bytes that it may have.
+
+    Raises:
+        Refused: it leads where it may not.
+        StorageError: it is missing, larger, or cannot be read.
+    """
+    server = "{}:{}".format(*host_and_port(uri))
+
+    def read() -> bytes:
+        try:
+            return _read_hops(uri, reach, most)
+        except UnicodeError as error:  # of a host's name that cannot be asked for
+            raise StorageError(f"{uri} is no address: {error}", fix="correct it") from error
+        except (urllib3.exceptions.HTTPError, HTTPException, OSError) as error:
+            raise failures.broken(uri, error) from error
+
+    return attempts.call(uri, "read", server, read)
+
+
+def _read_hops(uri: str, reach: Reach, most: int) -> bytes:
+    hop, patience = uri, attempts.PATIENCE
+    timeout = urllib3.Timeout(connect=patience.connect, read=patience.silence)
+    for _ in range(_HOPS + 1):
+        reach.check(hop)
+        response = _client_within(hop, reach).request(
+            "GET", hop, headers={"Accept-Encoding": "identity"}, timeout=timeout, preload_content=False,
+            redirect=False, retries=False,
+        )  # fmt: skip
+        try:
+            target = response.headers.get("location", "")
+            if response.status not in _REDIRECTS or not target:
+                return _content(_checked(response, hop), uri, most)
+        finally:
+            response.drain_conn() if response.status in _REDIRECTS else None
+            response.release_conn()
+        hop = urljoin(hop, target)
+        if scheme(hop) not in WEB:
+            raise Refused(
+                f"refused {uri}: it redirects to {hop}", fix="let it redirect to http:// or https://"
+            )
+    fix = "correct the address: its server sends from one to the next without end"
+    raise StorageError(f"cannot read {uri}: more than {_HOPS} redirects, the last to {hop}", fix=fix)
+
+
+def _content(response: urllib3.BaseHTTPResponse, uri: str, most: int) -> bytes:
+    """Return the body of an answer, if it is whole and not too long."""
+    length = response.headers.get("content-length", "")
+    blocks_read, received, began = [], 0, time.monotonic()
+    patience = attempts.PATIENCE
+    while data := response.read1(_BLOCK, decode_content=False):
+        received += len(data)
+        blocks_read.append(data)
+        if received > most:
+            response.close()
+            fix = "give it beside the annotations, where files may be larger, or a smaller one"
+            raise StorageError(f"cannot read {uri}: more than {most} bytes", fix=fix)
+        if time.monotonic() - began > patience.total + received / patience.rate:
+            raise urllib3.exceptions.TimeoutError
+    if length.isdecimal() and received != int(length):
+        raise urllib3.exceptions.ProtocolError(f"{received} of {length} bytes came")
+    return b"".join(blocks_read)
+
+
+def _client_within(uri: str, reach: Reach) -> urllib3.PoolManager:
+    """Return connections that lead nowhere but within reach; where a proxy connects, as far as names tell."""
+    if environment.proxy_of(uri):
+        with suppress(OSError):  # the proxy may know the name
+            reach.check_names(uri)
+        return environment.web_client(uri)
+    return _direct_client(reach, environment.authorities())
+
+
+@lru_cache(maxsize=4)
+def _direct_client(reach: Reach, authorities: str) -> urllib3.PoolManager:
+    def connected(connection: HTTPConnection, kind: str) -> Any:
+        """Connect as urllib3 does, but to addresses that were looked at: none is asked for twice."""
+        uri = f"{kind}://{_bracketed(connection.host)}:{connection.port}"
+        refusal: OSError | None = None
+        for *_, address in reach.check_names(uri):
+            try:
+                return create_connection(
+                    address[:2], connection.timeout, connection.source_address, connection.socket_options
+                )
+            except OSError as error:
+                refusal = error
+        raise urllib3.exceptions.NewConnectionError(connection, str(refusal)) from refusal
+
+    class Plain(HTTPConnection):
+        def _new_conn(self) -> Any:
+            return connected(self, "http")
+
+    class Encrypted(HTTPSConnection):
+        def _new_conn(self) -> Any:
+            return connected(self, "https")
+
+    class PlainPool(HTTPConnectionPool):
+        ConnectionCls = Plain
+
+    class EncryptedPool(HTTPSConnectionPool):
+        ConnectionCls = Encrypted
+
+    trusted = ssl.create_default_context(cadata=authorities)
+    client = urllib3.PoolManager(ssl_context=trusted, maxsize=_CONNECTIONS)
+    client.pool_classes_by_scheme = {"http": PlainPool, "https": EncryptedPool}
+    return client
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 @contextmanager

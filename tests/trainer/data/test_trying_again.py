@@ -157,6 +157,8 @@ def test_what_came_before_the_source_went_down_counts(source, tmp_path, monkeypa
     del faults["0.jpg"]
     monkeypatch.setattr("trainer.data.fetch._PATIENCE", -6)
     monkeypatch.setattr(
-        image_copying, "_read_in_one_thread", lambda tasks, _: map(image_copying._copy, tasks)
+        image_copying,
+        "_read_in_one_thread",
+        lambda tasks, _, reach: (image_copying._copy(reach, task) for task in tasks),
     )  # in turn
     assert images_of(brought(uri, tmp_path, 1)) == 27

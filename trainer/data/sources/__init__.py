@@ -12,6 +12,7 @@ PATH may be a URI that `trainer.storage` reads, and a zip or tar of such a folde
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 from trainer import storage
@@ -23,6 +24,7 @@ from trainer.data.sources.openimages import OpenImagesSource
 from trainer.data.sources.recognition import KINDS, kind_of
 from trainer.data.sources.sample import SampleSource
 from trainer.data.sources.source import Source
+from trainer.data.sources.yolo import YoloSource
 from trainer.errors import DataError
 
 FORMS = (
@@ -31,18 +33,21 @@ FORMS = (
 )
 
 
-def parse(source: str, boxes_from: str = "bbox") -> Source:
+def parse(source: str, boxes_from: str = "bbox", allow_hosts: Sequence[str] = ()) -> Source:
     """Return the source that a text names.
 
     Args:
         source: the text.
         boxes_from: "bbox" or "segmentation", see `trainer.config.DataConfig`.
+        allow_hosts: buckets besides the source's own, likewise.
 
     Raises:
         DataError: the text is empty, of an unknown kind, or names nothing that is known; or boxes are to
             come from segmentations, and sources of its kind have none.
     """
     parsed = _published(source) or _of_place(source)
+    if isinstance(parsed, YoloSource):
+        parsed = replace(parsed, allow_hosts=tuple(allow_hosts))
     if boxes_from == "bbox":
         return parsed
     if isinstance(parsed, CocoSource | Coco2017Source | ArchiveSource):

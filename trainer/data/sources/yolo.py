@@ -24,7 +24,7 @@ from trainer.data.sources.annotation_texts import read_all
 from trainer.data.sources.row_format import ROWS, batch_of
 from trainer.data.sources.source import IMAGE_SUFFIXES, Category, Entry, Listing
 from trainer.data.sources.yolo_labels import parse_labels
-from trainer.data.sources.yolo_set import YoloSet, read_set, resolve
+from trainer.data.sources.yolo_set import Bounds, YoloSet, read_set, resolve
 from trainer.errors import DataError
 
 _MISSING = ""
@@ -51,6 +51,8 @@ class YoloSource:
     location: str
     confined: str = ""
     """Folder that nothing in it may lead out of; "" where paths may."""
+    allow_hosts: tuple[str, ...] = ()
+    """Buckets besides its own, see `trainer.config.DataConfig`."""
     cpu_bound = False
     origins_are_uris = True
 
@@ -76,7 +78,7 @@ class YoloSource:
                 f"{self.uri}: a YOLO set on the web cannot be listed",
                 fix="put it into a folder or bucket, or into one zip and name that",
             )
-        yolo_set = read_set(self.location, self.confined)
+        yolo_set = read_set(self.location, Bounds(self.confined, self.allow_hosts))
         numbers = list(yolo_set.names)
         positions = {number: place for place, number in enumerate(numbers)}
         categories = [Category(yolo_set.names[number], number) for number in numbers]
@@ -231,7 +233,7 @@ def _in_list(yolo_set: YoloSet, uri: str) -> Iterator[tuple[str, str]]:
     """Yield URI and version of the images that a list names; "" is the version of what is not there."""
     text = storage.read_bytes(uri).decode("utf-8-sig", "replace")
     bases = list(dict.fromkeys([storage.parent(uri), yolo_set.root]))
-    find = partial(resolve, bases=bases, confined=yolo_set.confined, is_file=True)
+    find = partial(resolve, bases=bases, bounds=yolo_set.bounds, is_file=True)
     folders: dict[str, tuple[str, dict[str, str]]] = {}
     misses: Counter[str] = Counter()
     for line in filter(None, map(str.strip, text.replace("\\", "/").splitlines())):

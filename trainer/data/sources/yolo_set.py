@@ -8,13 +8,14 @@ import os
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from trainer import storage
 from trainer.data.sources.source import split_of
 from trainer.errors import DataError
+from trainer.storage.reach import Reach
 
 YAML = (".yaml", ".yml")
 _NAMES = ("classes.txt", "obj.names")
@@ -24,6 +25,23 @@ _SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test
 _NOTHING = ("", "~", "null", "None")
 _LARGEST = 16 * 1024 * 1024
 FIX = "name a folder with data.yaml, in which are names (the classes), train and val (folders of images)"
+
+
+class Bounds(NamedTuple):
+    """Where the paths of a set may lead."""
+
+    folder: str = ""
+    """That nothing may lead out of; "" where paths may."""
+    allowed: tuple[str, ...] = ()
+    """Buckets besides the set's own; see `trainer.storage.reach.Reach`."""
+
+    def holds(self, uri: str) -> bool:
+        """Tell whether a URI is in the folder, if there is one."""
+        return not self.folder or f"{uri}/".startswith(f"{self.folder.rstrip('/')}/")
+
+
+ANYWHERE = Bounds()
+"""Wherever a path leads on this machine, and into the bucket of the set."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +59,8 @@ class YoloSet:
     """URIs of each split's folders and lists of images."""
     keypoints: bool = False
     """Whether key points follow the box in each line."""
-    confined: str = field(default="", kw_only=True)
-    """Folder that nothing may lead out of; "" where paths may."""
+    bounds: Bounds = field(default=ANYWHERE, kw_only=True)
+    """Where its paths may lead."""
 
 
 def file_of(folder: str) -> str:
@@ -68,12 +86,12 @@ def file_of(folder: str) -> str:
     return next((uri for uri in places if storage.exists(uri)), "")
 
 
-def read_set(location: str, confined: str = "") -> YoloSet:
+def read_set(location: str, bounds: Bounds = ANYWHERE) -> YoloSet:
     """Read the file that describes a YOLO set, or find it in a folder.
 
     Args:
         location: URI of the folder, or of the file.
-        confined: folder that nothing may lead out of; "" where paths may.
+        bounds: where its paths may lead.
 
     Raises:
         DataError: there is no such file, or it is not of its form.
@@ -86,7 +104,7 @@ def read_set(location: str, confined: str = "") -> YoloSet:
         raise DataError(f"{uri} is too large to describe a data set", fix=FIX)
     content = storage.read_bytes(uri)
     if uri.lower().endswith(YAML):
-        return _of_yaml(uri, content, confined)
+        return _of_yaml(uri, content, bounds)
     root = storage.parent(uri)
     for path in sorted(_BESIDE, key=len, reverse=True):
         if root.endswith("/" + "/".join(path)):
@@ -95,7 +113,7 @@ def read_set(location: str, confined: str = "") -> YoloSet:
     splits = _unnamed_splits(root)
     for places in splits.values():
         _check_same_classes(uri, content, places)
-    return YoloSet(uri, content, root, _numbered(uri, _lines(content)), splits, confined=confined)
+    return YoloSet(uri, content, root, _numbered(uri, _lines(content)), splits, bounds=bounds)
 
 
 def _check_same_classes(uri: str, content: bytes, places: list[str]) -> None:
@@ -108,19 +126,22 @@ def _check_same_classes(uri: str, content: bytes, places: list[str]) -> None:
             )
 
 
-def resolve(text: str, bases: list[str], confined: str, *, is_file: bool = False) -> str:
+def resolve(text: str, bases: list[str], bounds: Bounds, *, is_file: bool = False) -> str:
     """Return the URI that a path of the set means; "" if there is nothing at any place that it could be.
 
     Args:
         text: the path; relative to one of the bases, absolute, or a URI.
         bases: folders, the likeliest first.
-        confined: see `YoloSet`.
+        bounds: where it may lead.
         is_file: whether only a file may be meant.
     """
     plain = text.strip().replace("\\", "/")
     for uri in _candidates(plain, bases):
-        inside = not confined or f"{uri}/".startswith(f"{confined.rstrip('/')}/")
-        if inside and (storage.exists(uri) or (not is_file and _has_files(uri))):
+        if not bounds.holds(uri):
+            continue
+        if storage.scheme(uri) in storage.OBJECT_STORES:
+            Reach(tuple(bases), bounds.allowed).check(uri)
+        if storage.exists(uri) or (not is_file and _has_files(uri)):
             return uri
     return ""
 
@@ -134,7 +155,7 @@ def _describes(folder: str, name: str) -> bool:
     return isinstance(form, dict) and bool({"names", "nc"} & form.keys()) and "train" in form
 
 
-def _of_yaml(uri: str, content: bytes, confined: str) -> YoloSet:
+def _of_yaml(uri: str, content: bytes, bounds: Bounds) -> YoloSet:
     try:
         # Every scalar stays the text that it is: a class may be named no, 1 or null.
         form = yaml.load(content, yaml.BaseLoader)  # noqa: S506 (it makes nothing but texts, lists, mappings)
@@ -145,17 +166,17 @@ def _of_yaml(uri: str, content: bytes, confined: str) -> YoloSet:
         raise DataError(f"{uri} is no description of a YOLO set", fix=FIX)
     names = _names(uri, form)
     folder = storage.parent(uri)
-    bases = _bases(str(form.get("path", "")), folder, confined)
+    bases = _bases(str(form.get("path", "")), folder, bounds)
     splits = {}
     for split, keys in _SPLIT_KEYS.items():
         key = next((key for key in keys if key in form), "")
         if key:
-            splits[split] = _places(uri, key, form[key], bases, confined, str(form.get("download", "")))
+            splits[split] = _places(uri, key, form[key], bases, bounds, str(form.get("download", "")))
     splits = {split: places for split, places in splits.items() if places}
     if "train" not in splits:
         raise DataError(f"{uri} names no train", fix=FIX)
     keypoints = "kpt_shape" in form
-    return YoloSet(uri, content, bases[0], names, splits, keypoints, confined=confined)
+    return YoloSet(uri, content, bases[0], names, splits, keypoints, bounds=bounds)
 
 
 def _names(uri: str, form: dict[str, Any]) -> dict[int, str]:
@@ -202,13 +223,13 @@ def _numbered(uri: str, names: list[str], numbered: dict[int, str] | None = None
     return listed
 
 
-def _bases(path: str, folder: str, confined: str) -> list[str]:
+def _bases(path: str, folder: str, bounds: Bounds) -> list[str]:
     """Return the folders that paths may be relative to: what `path` says, if it is there, and the file's."""
-    existing = [] if path.strip() in (*_NOTHING, ".", "./") else [resolve(path, [folder], confined)]
+    existing = [] if path.strip() in (*_NOTHING, ".", "./") else [resolve(path, [folder], bounds)]
     return list(dict.fromkeys([*filter(None, existing), folder]))
 
 
-def _places(uri: str, key: str, value: Any, bases: list[str], confined: str, download: str) -> list[str]:
+def _places(uri: str, key: str, value: Any, bases: list[str], bounds: Bounds, download: str) -> list[str]:
     """Return the URIs of the folders and lists of a split."""
     texts = value if isinstance(value, list) else [value]
     places = []
@@ -217,7 +238,7 @@ def _places(uri: str, key: str, value: Any, bases: list[str], confined: str, dow
             raise DataError(f"{uri}: {key} is no path and no list of paths", fix=FIX)
         if text.strip() in _NOTHING:
             continue
-        place = resolve(text, bases, confined)
+        place = resolve(text, bases, bounds)
         if not place and key == "train":
             fetch = "; fetch it first: its `download` is not followed" if download else ""
             looked = ", ".join(dict.fromkeys(_candidates(text.strip(), bases)))

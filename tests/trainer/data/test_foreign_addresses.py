@@ -1,0 +1,170 @@
+"""Addresses in annotations, and redirects, lead to images in the public network or to what is allowed."""
+
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainer.config import DataConfig
+from trainer.data import problem_counts as reasons
+from trainer.data.download import download
+from trainer.errors import DataError
+from trainer.storage import reach as reach_module
+from trainer.storage import web
+
+SECRET = b'{"AccessKeyId": "AKIA-of-the-node", "SecretAccessKey": "hidden"}'
+CONFIG = DataConfig(processes=1, threads=4, max_bad_fraction=0.9)
+
+
+@pytest.fixture
+def servers(make_jpeg) -> Iterator[Callable[[str, dict], str]]:
+    """Start servers of answers by path: bytes, or where a redirect leads; with the paths asked for."""
+    running = []
+
+    def start(host: str, answers: dict) -> tuple[str, list[str]]:
+        asked: list[str] = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                asked.append(self.path)
+                answer = answers.get(self.path, make_jpeg(seed=3))
+                is_redirect = isinstance(answer, str)
+                self.send_response(302 if is_redirect else 200)
+                if is_redirect:
+                    self.send_header("Location", answer)
+                self.send_header("Content-Length", str(0 if is_redirect else len(answer)))
+                self.end_headers()
+                if not is_redirect:
+                    self.wfile.write(answer)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        httpd = http.server.ThreadingHTTPServer((host, 0), Handler)
+        httpd.daemon_threads = True
+        threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
+        running.append(httpd)
+        return f"http://{host}:{httpd.server_port}", asked
+
+    yield start
+    for httpd in running:
+        httpd.shutdown()
+        httpd.server_close()
+
+
+def write_set(path: Path, urls: list[str]) -> str:
+    images = [
+        {"id": n, "width": 40, "height": 30, "file_name": f"{n}.jpg", "coco_url": url}
+        for n, url in enumerate(urls, 1)
+    ]
+    boxes = [
+        {"id": n, "image_id": n, "category_id": 1, "bbox": [1, 1, 5, 5]} for n in range(1, len(urls) + 1)
+    ]
+    form = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "x"}]}
+    path.write_text(json.dumps(form))
+    return str(path)
+
+
+def stored(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in (folder / "images").rglob("*") if path.is_file())
+
+
+def test_internal_addresses_are_refused_until_they_are_allowed(servers, tmp_path):
+    server, asked = servers("127.0.0.1", {})
+    source = write_set(tmp_path / "x.json", [f"{server}/{n}.jpg" for n in range(8)])
+    with pytest.raises(DataError, match="nobody allowed") as caught:
+        download(source, str(tmp_path / "data"), replace(CONFIG, max_bad_fraction=0.1))
+    assert "127.0.0.1" in caught.value.message and "data.allow_hosts" in caught.value.fix
+    assert asked == [] and not (tmp_path / "data" / "images").exists()
+    # The same run, allowed, takes up what it had left out.
+    manifest = download(source, str(tmp_path / "data"), replace(CONFIG, allow_hosts=["127.0.0.1"]))
+    assert len(asked) == 8 and reasons.IMAGE_REFUSED not in manifest["problems"]
+
+
+def test_each_hop_of_a_redirect_is_looked_at(servers, tmp_path):
+    inside, asked_inside = servers("127.0.0.2", {"/latest/meta-data": SECRET})
+    answers = {"/a.jpg": f"{inside}/latest/meta-data", "/b.jpg": "/c.jpg", "/c.jpg": f"{inside}/e.jpg"}
+    answers |= {"/d.jpg": "/f.jpg", "/g.jpg": "file:///etc/hostname", "/h.jpg": "/h.jpg"}
+    outside, _ = servers("127.0.0.1", answers)
+    urls = [f"{outside}/{name}.jpg" for name in "abdghk"]
+    source = write_set(tmp_path / "x.json", urls)
+    manifest = download(source, str(tmp_path / "data"), replace(CONFIG, allow_hosts=["127.0.0.1"]))
+    assert asked_inside == [] and b"hidden" not in stored(tmp_path / "data")
+    assert manifest["problems"][reasons.IMAGE_REFUSED]["count"] == 3
+    assert "redirects" in manifest["problems"][reasons.IMAGE_NOT_FETCHED]["examples"][0]
+    assert sum(split["images"] for split in manifest["splits"].values()) == 2
+
+
+def test_redirects_of_the_users_own_server_are_looked_at_too(servers, tmp_path):
+    inside, asked_inside = servers("127.0.0.2", {"/x.jpg": SECRET})
+    form = tmp_path / "x.json"
+    own, _ = servers("127.0.0.1", answers := {"/1.jpg": f"{inside}/x.jpg"})
+    write_set(form, [f"{own}/{n}.jpg" for n in (1, 2, 3)])
+    answers["/x.json"] = form.read_bytes()
+    manifest = download(f"coco:{own}/x.json", str(tmp_path / "data"), CONFIG)
+    assert asked_inside == [] and manifest["problems"][reasons.IMAGE_REFUSED]["count"] == 1
+
+
+def test_only_images_are_kept(servers, make_jpeg, tmp_path):
+    cut = make_jpeg(seed=5)[:200]
+    answers = {"/1.jpg": SECRET, "/2.jpg": b"\xff\xd8\xff" + SECRET, "/3.jpg": cut, "/4.jpg": b"<html>"}
+    server, _ = servers("127.0.0.1", answers)
+    source = write_set(tmp_path / "x.json", [f"{server}/{n}.jpg" for n in range(1, 8)])
+    manifest = download(source, str(tmp_path / "data"), replace(CONFIG, allow_hosts=["127.0.0.1"]))
+    assert b"hidden" not in stored(tmp_path / "data")
+    assert manifest["problems"][reasons.IMAGE_UNREADABLE]["count"] == 4
+    assert sum(split["images"] for split in manifest["splits"].values()) == 3
+
+
+def test_what_is_too_large_is_not_read_to_its_end(servers, tmp_path, monkeypatch):
+    reach = reach_module.Reach((), ("127.0.0.1",))
+    server, _ = servers("127.0.0.1", {"/1.jpg": b"x" * 3_000_000})
+    with pytest.raises(Exception, match="more than 1000000 bytes"):
+        web.read_within(f"{server}/1.jpg", reach, most=1_000_000)
+    assert len(web.read_within(f"{server}/1.jpg", reach)) == 3_000_000
+
+
+def test_a_name_that_leads_inside_when_it_is_connected_to_is_refused(servers, tmp_path, monkeypatch):
+    """DNS rebinding: the address counts that is connected to, in libcurl's way and in urllib3's."""
+    server, asked = servers("127.0.0.1", {})
+    port = server.rpartition(":")[2]
+    source = write_set(tmp_path / "x.json", [f"http://localhost:{port}/{n}.jpg" for n in range(6)])
+    with pytest.raises(DataError, match="localhost is at"):
+        download(source, str(tmp_path / "data"), replace(CONFIG, max_bad_fraction=0.1))
+    assert asked == []
+
+
+def test_a_bucket_that_is_not_the_sources_needs_an_allowance(tmp_path, monkeypatch):
+    source = write_set(tmp_path / "x.json", [f"s3://others/{n}.jpg" for n in range(6)])
+    with pytest.raises(DataError, match="this bucket is not the source's") as caught:
+        download(source, str(tmp_path / "data"), CONFIG)
+    assert "s3://others" in caught.value.message
+
+
+def test_addresses_in_an_archive_are_no_more_trusted(servers, tmp_path):
+    import zipfile
+
+    server, asked = servers("127.0.0.1", {})
+    write_set(tmp_path / "instances_train.json", [f"{server}/{n}.jpg" for n in range(6)])
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        archive.write(tmp_path / "instances_train.json", "annotations/instances_train.json")
+    with pytest.raises(DataError, match="nobody allowed"):
+        download(f"coco:{tmp_path}/set.zip", str(tmp_path / "data"), CONFIG)
+    assert asked == []
+    allowed = replace(CONFIG, allow_hosts=["127.0.0.1"])
+    download(f"coco:{tmp_path}/set.zip", str(tmp_path / "data"), allowed)
+    assert len(asked) == 6
+
+
+def test_a_yolo_set_does_not_lead_into_other_buckets(tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "data.yaml").write_text("train: s3://others/images\nnames: [a]\n")
+    with pytest.raises(Exception, match="refused s3://others/images") as caught:
+        download(f"yolo:{tmp_path}/set", str(tmp_path / "data"), CONFIG)
+    assert "data.allow_hosts" in caught.value.fix
