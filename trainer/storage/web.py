@@ -106,8 +106,10 @@ def _read_hops(uri: str, reach: Reach, most: int) -> bytes:
     timeout = urllib3.Timeout(connect=patience.connect, read=patience.silence)
     for _ in range(_HOPS + 1):
         reach.check(hop)
+        # The hub's token is for the hub, where the user named that.
+        token = hub.authorization(hop) if reach.is_named(hop) else {}
         response = _client_within(hop, reach).request(
-            "GET", hop, headers={"Accept-Encoding": "identity"}, timeout=timeout, preload_content=False,
+            "GET", hop, headers={"Accept-Encoding": "identity", **token}, timeout=timeout, preload_content=False,
             redirect=False, retries=False,
         )  # fmt: skip
         try:
