@@ -263,6 +263,9 @@ class EvaluationConfig:
     """Form in which the predictions are kept; json is COCO's own results form, and larger."""
     split: Literal["", "train", "val", "test"] = ""
     """Split that is scored; empty is test, or val where there is no test."""
+    run_code: bool = False
+    """Whether an exported model may be scored by its model.pt2: that is a program, which can do here whatever
+    you can."""
     baseline: Uri = ""
     """URI of the evaluation, checkpoint or exported model to compare with; empty is the last model
     that passed, under its name in the data root, and none compares with nothing."""

@@ -61,7 +61,7 @@ def evaluate(
     engines.require(config.evaluation.engine)
     with process_group() as world:
         dataset = _dataset(shards_uri, config.evaluation.split)
-        model = loading.load(model_uri, world.device)
+        model = loading.load(model_uri, world.device, run_code=config.evaluation.run_code)
         _check_classes(model.categories, dataset.categories, model_uri)
         gate.check(rules, [category["name"] for category in dataset.categories])
         if world.is_main:
@@ -157,7 +157,7 @@ def _baseline_predictions(
         return kept, ""
     _LOG.info("the baseline %s has no kept detections of these images: it is scored first", baseline.name)
     try:
-        model = loading.load(baseline.model, world.device)
+        model = loading.load(baseline.model, world.device, run_code=config.evaluation.run_code)
         _check_classes(model.categories, dataset.categories, baseline.model)
     except EvaluationError as error:
         return None, f"it cannot be compared with the baseline {baseline.name}: {error.message}"

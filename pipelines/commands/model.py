@@ -106,8 +106,9 @@ def _verify(arguments: argparse.Namespace) -> int:
     from trainer.export.bundle_signing import check_signature
 
     model = _load(arguments)
-    model.check()
-    print(f"{model.uri}: {len(model.checksums)} files are as they were written")
+    model.check_whole()
+    print(f"{model.uri}: {len(model.checksums)} files are as they were written, and no others are there")
+    print(f"{model.metadata['name']} {model.metadata['model_version']}, sha256 of SHA256SUMS {model.digest}")
     if arguments.public_key:
         check_signature(model, arguments.public_key)
         print(f"signed by the key of {arguments.public_key}")
@@ -157,6 +158,6 @@ def _layout(arguments: argparse.Namespace) -> int:
 
 
 def _load(arguments: argparse.Namespace) -> Bundle:
-    from trainer.export import bundle, published_models
+    from trainer.export import published_models
 
-    return bundle.load(published_models.resolve(arguments.model, arguments.data_root))
+    return published_models.load(arguments.model, arguments.data_root)

@@ -47,6 +47,11 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
         help="format of the model to run: onnx, openvino, onnx-int8, torch-export (default: the first there "
         "is)",
     )  # fmt: skip
+    parser.add_argument(
+        "--run-code", action="store_true",
+        help="open torch-export's model.pt2 too, which is a program: it can do on this machine whatever you "
+        "can",
+    )  # fmt: skip
 
 
 def add_pixel_limit(parser: argparse.ArgumentParser) -> None:

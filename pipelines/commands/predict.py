@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
 
 def _predict(options: argparse.Namespace) -> int:
     from trainer import storage
-    from trainer.export import bundle, published_models
+    from trainer.export import published_models
     from trainer.export.predict import ImageTooLarge, as_json, draw, open_bundle, open_image
 
     if not 0 <= options.score <= 1:
@@ -48,9 +48,9 @@ def _predict(options: argparse.Namespace) -> int:
     paths = _images(options.images)
     names = _result_names(paths)
     everything, failed = {}, []
-    source = bundle.load(published_models.resolve(options.model, options.data_root))
+    source = published_models.load(options.model, options.data_root)
     title = f"{source.metadata['name']} {source.metadata['model_version']}"
-    with open_bundle(source, options.kind) as model:
+    with open_bundle(source, options.kind, run_code=options.run_code) as model:
         print(f"{title}, {model.kind} in {model.runtime.name}")
         for path in paths:
             try:

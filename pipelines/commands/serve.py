@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from trainer.export import bundle, published_models
+    from trainer.export import published_models
     from trainer.export.predict import open_bundle
 
     try:
@@ -36,7 +36,7 @@ def _serve(options: argparse.Namespace) -> int:
             fix="pip install 'kubedet[serve]'",
         ) from None
     most_pixels = checked_pixel_limit(options)
-    source = bundle.load(published_models.resolve(options.model, options.data_root))
-    with open_bundle(source, options.kind) as model:
+    source = published_models.load(options.model, options.data_root)
+    with open_bundle(source, options.kind, run_code=options.run_code) as model:
         serve(model, options.host, options.port, most_pixels)
     return 0

@@ -14,7 +14,7 @@ import pytest
 
 from trainer.configuration import to_json
 from trainer.data.shard_index import ShardDataset
-from trainer.errors import StorageError
+from trainer.errors import EvaluationError, StorageError
 from trainer.evaluate import evaluate
 from trainer.evaluation import coco_metrics, openimages_metric
 from trainer.evaluation.inference import predict_split
@@ -202,6 +202,11 @@ def test_every_form_of_an_exported_model_is_scored_like_its_checkpoint(saved, sh
     checkpoint_uri, bundle = saved(), tmp_path / "model"
     export(checkpoint_uri, shards, str(bundle), dataclasses.replace(config, export=export_config))
     expected = evaluate(checkpoint_uri, shards, str(tmp_path / "a"), config)
+    # One of them is a program: nobody runs it unawares.
+    with pytest.raises(EvaluationError, match="is a program") as caught:
+        evaluate(str(bundle / "model.pt2"), shards, str(tmp_path / "b"), config)
+    assert "evaluation.run_code" in caught.value.fix
+    config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, run_code=True))
     for name in ("", "model.safetensors", *forms):
         scored = evaluate(str(bundle / name).rstrip("/"), shards, str(tmp_path / "b"), config)
         known = name or "model.onnx"

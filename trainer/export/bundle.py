@@ -42,6 +42,8 @@ class Bundle:
     """The content of model_metadata.json."""
     checksums: dict[str, str]
     """sha256 of each file by name, SHA256SUMS and the signature excepted."""
+    digest: str = ""
+    """sha256 of SHA256SUMS: of all that is in the bundle but the signature."""
 
     def check(self, names: Iterable[str] = ()) -> None:
         """Compare files with their checksums; all of them where none is named.
@@ -51,6 +53,26 @@ class Bundle:
         """
         with self.files(names or self.checksums):
             pass
+
+    def check_whole(self) -> None:
+        """Compare all files with their checksums, and refuse whatever else is in the folder.
+
+        Raises:
+            StorageError: naming what is missing, changed, added, or a symbolic link.
+        """
+        self.check()
+        problems = [f"{name}: a symbolic link" for name in _links(self.uri)]
+        listed = {*self.checksums, CHECKSUMS, SIGNATURE}
+        problems += [
+            f"{name}: added: {CHECKSUMS} does not list it"
+            for name in storage.list_files(self.uri)
+            if name not in listed
+        ]
+        if problems:
+            raise StorageError(
+                f"{self.uri} is not the bundle as it was written:\n  " + "\n  ".join(sorted(set(problems))),
+                fix="take away what you know does not belong there; else export the model again",
+            )
 
     @contextmanager
     def files(self, names: Iterable[str]) -> Iterator[Path]:
@@ -108,10 +130,12 @@ def load(uri: str) -> Bundle:
             f"{uri} holds no bundle: {CHECKSUMS} is missing, which is written last",
             fix="give the folder of an exported model (RUN/model, or one that `kubedet model list` shows)",
         )
-    checksums = _parse(storage.read_bytes(sums), sums)
+    content = storage.read_bytes(sums)
+    checksums = _parse(content, sums)
     empty = Bundle(uri, {}, checksums)
     empty.check([METADATA])
-    return Bundle(uri, storage.read_json(storage.join(uri, METADATA)), checksums)
+    digest = hashlib.sha256(content).hexdigest()
+    return Bundle(uri, storage.read_json(storage.join(uri, METADATA)), checksums, digest)
 
 
 def seal(folder: Path) -> None:
@@ -151,7 +175,7 @@ def copy(source: Bundle, uri: str) -> None:
 
 @contextmanager
 def materialised(source: Bundle) -> Iterator[Path]:
-    """Copy all files, signature and checksums included, to a temporary folder."""
+    """Copy what is listed, signature and checksums included, to a temporary folder."""
     extra = [CHECKSUMS, SIGNATURE]
     with source.files(source.checksums) as folder, tempfile.TemporaryDirectory(prefix="kubedet-") as target:
         for name in source.checksums:
@@ -161,6 +185,29 @@ def materialised(source: Bundle) -> Iterator[Path]:
             if storage.exists(uri):
                 (Path(target) / name).write_bytes(storage.read_bytes(uri))
         yield Path(target)
+
+
+@contextmanager
+def as_it_is(source: Bundle) -> Iterator[Path]:
+    """Give a local folder with all that is there, listed or not: itself where it is local."""
+    if storage.is_local(source.uri):
+        yield storage.local_path(source.uri)
+        return
+    with tempfile.TemporaryDirectory(prefix="kubedet-") as target:
+        for name in storage.list_files(source.uri):
+            path = Path(target) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(storage.local_copy(storage.join(source.uri, name)), path)
+        yield Path(target)
+
+
+def _links(uri: str) -> list[str]:
+    """Return the names of the symbolic links in a local folder; a store has none."""
+    if not storage.is_local(uri):
+        return []
+    top = storage.local_path(uri)
+    below = ((Path(folder) / name) for folder, *names in os.walk(top) for name in [*names[0], *names[1]])
+    return [str(path.relative_to(top)) for path in below if path.is_symlink()]
 
 
 def file_sha256(path: Path) -> str:

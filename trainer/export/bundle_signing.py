@@ -44,7 +44,10 @@ def sign(folder: Path, private_key: str) -> None:
 
 
 def check_signature(source: Bundle, public_key: str) -> None:
-    """Compare a bundle with its signature.
+    """Compare a bundle with its signature: all that lies in its folder, and what it says it is.
+
+    The files are those of the folder itself, where it is local, so that whatever the package refuses in it is
+    refused here.
 
     Args:
         source: the bundle.
@@ -53,7 +56,7 @@ def check_signature(source: Bundle, public_key: str) -> None:
     Raises:
         ExportError: the key cannot be used, there is no signature, or it is not by this key or not of
             these files.
-        StorageError: a file differs from its checksum.
+        StorageError: a file differs from its checksum, was added, or is a symbolic link.
     """
     verifying = _module("verifying")
     try:
@@ -63,7 +66,8 @@ def check_signature(source: Bundle, public_key: str) -> None:
             f"{public_key} is no public key: {_reason(error)}",
             fix="give the PEM file that `openssl ec -in private.pem -pubout` writes",
         ) from None
-    with bundle.materialised(source) as folder:
+    source.check_whole()
+    with bundle.as_it_is(source) as folder:
         if not (folder / bundle.SIGNATURE).exists():
             raise ExportError(
                 f"the bundle {source.uri} is not signed",

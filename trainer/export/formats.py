@@ -127,6 +127,29 @@ FORMATS = {
 """The formats by their names in export.formats."""
 
 
+CODE = ("torch-export",)
+"""Formats whose files are programs: to open one is to run what its maker wrote."""
+
+
+def check_trust(kind: str, uri: str, run_code: bool, *, fix: str) -> None:
+    """Refuse to open a file that is a program, unless whoever opens it has said that it may be run.
+
+    Args:
+        kind: its format.
+        uri: of the bundle.
+        run_code: what was said.
+        fix: how to say it.
+
+    Raises:
+        ExportError: it is one, and nobody said so.
+    """
+    if kind in CODE and not run_code:
+        raise ExportError(
+            f"{FORMATS[kind].files[0]} of {uri} is a program, and is not run unless that is asked for",
+            fix=f"if you trust who made it: {fix}; else take another format, or have onnx exported",
+        )
+
+
 def check_formats(names: Sequence[str]) -> None:
     """Refuse formats that cannot be made here, before anything is made.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer import checkpoint, configuration, storage
-from trainer.errors import CheckpointError, EvaluationError, KubedetError
+from trainer.errors import CheckpointError, EvaluationError, ExportError, KubedetError
 from trainer.evaluation.scored_model import ScoredModel
 from trainer.evaluation.truth_and_predictions import EXAMPLES
 from trainer.export import bundle
@@ -17,30 +17,34 @@ from trainer.export.bundle import METADATA, WEIGHTS, Bundle, file_sha256
 from trainer.model.architecture import Architecture, build
 from trainer.model.postprocess import Detections
 
-_PREFERRED = ("onnx", "openvino", "onnx-int8", "torch-export", "raw")
-"""Which form of an exported model is scored where its folder is given, as `kubedet predict` chooses."""
+_PREFERRED = ("onnx", "openvino", "onnx-int8", "raw")
+"""Which form of an exported model is scored where its folder is given, as `kubedet predict` chooses;
+the weights where there is none but a program."""
 
 _IN_RUNS = ("best.pt", "train/best.pt")
 """Where a run has its checkpoint, for who names the run's folder."""
 
 
-def load(uri: str, device: torch.device) -> ScoredModel:
+def load(uri: str, device: torch.device, *, run_code: bool = False) -> ScoredModel:
     """Load a model.
 
     Args:
         uri: a checkpoint (.pt); the folder of an exported model, or one of the files in it: weights
             (.safetensors), .onnx, .pt2 or OpenVINO's .xml.
         device: where a checkpoint or weights compute; other files run on the CPU.
+        run_code: whether a file may be opened that is a program.
 
     Raises:
-        EvaluationError: it is none of these, or the runtime for it is not installed.
+        EvaluationError: it is none of these, is a program, or the runtime for it is not installed.
         CheckpointError: the checkpoint is damaged, does not fit, or holds numbers that are not finite.
         StorageError: it cannot be read, or has changed since it was written.
     """
     exported = _find_exported(uri)
     if exported:
         source, name = exported
-        return _load_weights(source, name, device) if name == WEIGHTS else _load_served(source, name)
+        return (
+            _load_weights(source, name, device) if name == WEIGHTS else _load_served(source, name, run_code)
+        )
     detector, meta = checkpoint.load_model(uri, device)
     predict, image_size = _folded_predict(detector, device, uri), meta["config"]["loader"]["image_size"]
     return ScoredModel(
@@ -126,20 +130,23 @@ def _load_weights(source: Bundle, name: str, device: torch.device) -> ScoredMode
     )
 
 
-def _load_served(source: Bundle, name: str) -> ScoredModel:
+def _load_served(source: Bundle, name: str, run_code: bool) -> ScoredModel:
     """Load an exported file in the runtime that serves it."""
     uri = storage.join(source.uri, name)
     try:
-        from trainer.export.formats import FORMATS
+        from trainer.export.formats import FORMATS, check_trust
         from trainer.export.verify import Served
 
         kind, form = next(item for item in FORMATS.items() if item[1].files[0] == name)
+        check_trust(kind, source.uri, run_code, fix="give --set evaluation.run_code=true")
         with source.files(source.metadata["formats"][kind]["files"]) as folder:
             served = Served(form, folder / name, source.metadata["thresholds"])
     except ImportError as error:
         raise EvaluationError(
             f"{uri} cannot be run: {error}", fix="install kubedet[export], or score the checkpoint"
         ) from None
+    except ExportError as error:
+        raise EvaluationError(error.message, fix=error.fix) from None
     except KubedetError:
         raise
     except Exception as error:  # The runtimes have no common error.

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from trainer.data.images import MAX_PIXELS, TooManyPixels, UnreadableImage, read_upright
 from trainer.errors import DataError, ExportError
 from trainer.export.bundle import Bundle
-from trainer.export.formats import FORMATS
+from trainer.export.formats import FORMATS, check_trust
 from trainer.export.preprocess import preprocess
 from trainer.export.runtimes import Runtime
 
@@ -73,15 +73,17 @@ class Predictor:
 
 
 @contextmanager
-def open_bundle(source: Bundle, kind: str = "") -> Iterator[Predictor]:
+def open_bundle(source: Bundle, kind: str = "", *, run_code: bool = False) -> Iterator[Predictor]:
     """Open one format of a bundle, its files compared with their checksums first.
 
     Args:
         source: the bundle.
         kind: a format; "" takes the first of onnx, openvino, onnx-int8, torch-export that there is.
 
+        run_code: whether a format may be opened that is a program.
+
     Raises:
-        ExportError: the bundle has no such format, or none that gives detections.
+        ExportError: the bundle has no such format, or none that gives detections, or it is a program.
         StorageError: a file is missing or has changed.
     """
     formats = source.metadata["formats"]
@@ -92,6 +94,7 @@ def open_bundle(source: Bundle, kind: str = "") -> Iterator[Predictor]:
             f"the bundle {source.uri} has no format {kind or 'that gives detections'}",
             fix=f"formats to predict with: {', '.join(usable) or 'none; export onnx'}",
         )
+    check_trust(kind, source.uri, run_code, fix="give --run-code")
     with source.files(formats[kind]["files"]) as folder:
         runtime = FORMATS[kind].open(folder / formats[kind]["files"][0])
         yield Predictor(source.metadata, runtime, kind)

@@ -101,9 +101,7 @@ def check_classes(data_root: str, name: str, classes: list[str], *, other_classe
     )
 
 
-def publish(
-    source_uri: str, data_root: str, name: str, version: str = "", *, other_classes: bool = False
-) -> dict[str, Any]:
+def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool = False) -> dict[str, Any]:
     """Copy a bundle to its version's folder and make it current.
 
     A version that is there is kept: `current` may name it, and must never name one half-written.
@@ -112,7 +110,6 @@ def publish(
         source_uri: the bundle.
         data_root: URI under which data is kept.
         name: the model's name.
-        version: "" for the bundle's own.
         other_classes: whether its classes may be other ones than those of the current version.
 
     Returns:
@@ -123,7 +120,7 @@ def publish(
         StorageError: the bundle is damaged, or the data root cannot be written; `current` is as before.
     """
     source = bundle.load(source_uri)
-    version = version or source.metadata["model_version"]
+    version = source.metadata["model_version"]
     check_name(version)
     target = storage.join(folder(data_root, name), version)
     check_classes(
@@ -144,8 +141,8 @@ def promote(data_root: str, name: str, version: str, *, other_classes: bool = Fa
         other_classes: whether its classes may be other ones than those of the current version.
 
     Returns:
-        What `current` holds now: kind, name, version, model (the bundle's URI), checkpoint (URI),
-        evaluation (a folder's URI or ""), metrics, classes (names by label), fingerprint
+        What `current` holds now: kind, name, version, digest (see `Bundle`), model (the bundle's URI),
+        checkpoint (URI), evaluation (a folder's URI or ""), metrics, classes (names by label), fingerprint
         (of the shards), promoted (time), history (versions before it, oldest first).
 
     Raises:
@@ -203,7 +200,9 @@ def versions(data_root: str, name: str) -> tuple[dict[str, Bundle], dict[str, st
     bundles, damaged = {}, {}
     for version in version_names(data_root, name):
         try:
-            bundles[version] = bundle.load(storage.join(folder(data_root, name), version))
+            loaded = bundle.load(storage.join(folder(data_root, name), version))
+            check_identity(loaded)
+            bundles[version] = loaded
         except StorageError as error:
             damaged[version] = error.message
     return dict(sorted(bundles.items(), key=lambda item: item[1].metadata["created"])), damaged
@@ -240,6 +239,44 @@ def resolve(model: str, data_root: str) -> str:
     return storage.join(folder(data_root, name), now["version"])
 
 
+def load(model: str, data_root: str) -> Bundle:
+    """Load what `resolve` finds, if it is the one that it is called.
+
+    Raises:
+        StorageError: there is none, it is another version than its folder says, or not the one that `current`
+            was told of.
+    """
+    uri = resolve(model, data_root)
+    chosen = bundle.load(uri)
+    check_identity(chosen)
+    if _NAME.fullmatch(model) and uri != model:
+        digest = (current(data_root, model) or {}).get("digest", chosen.digest)  # earlier versions wrote none
+        if digest != chosen.digest:
+            raise StorageError(
+                f"{uri} is not what was made the current version of {model}: the sha256 of its "
+                f"{bundle.CHECKSUMS} is {chosen.digest}, not {digest}",
+                fix=f"find out who changed it; `kubedet model promote {model} VERSION` takes it as it is now",
+            )
+    return chosen
+
+
+def check_identity(chosen: Bundle) -> None:
+    """Refuse a bundle that lies in the folder of another model or version than its metadata tell.
+
+    Its metadata are signed, the folder's name is not: an old model could be put in a newer one's place.
+
+    Raises:
+        StorageError: naming both.
+    """
+    *_, above, name, version = ["", "", *storage.absolute(chosen.uri).rsplit("/", 3)]
+    is_named = (chosen.metadata.get("name"), chosen.metadata.get("model_version"))
+    if above == "models" and is_named != (name, version):
+        raise StorageError(
+            f"{chosen.uri} holds {is_named[0]} {is_named[1]}, not {name} {version}",
+            fix="do not use it: put the version there that belongs there, or export the model again",
+        )
+
+
 def _no_version(data_root: str, name: str, version: str) -> StorageError:
     listed = ", ".join(version_names(data_root, name))
     return StorageError(
@@ -269,6 +306,7 @@ def _switch(
     if not bundle.exists(uri):
         raise _no_version(data_root, name, version)
     chosen = bundle.load(uri)
+    check_identity(chosen)
     check_classes(
         data_root, name, _classes(chosen), other_classes=other_classes,
         fix="give --other-classes if those who use the model know of it",
@@ -278,6 +316,7 @@ def _switch(
         "kind": "current model",
         "name": name,
         "version": version,
+        "digest": chosen.digest,
         "model": storage.absolute(uri),
         "checkpoint": chosen.metadata["trained_on"]["checkpoint"],
         "evaluation": chosen.metadata["metrics"]["evaluation"],

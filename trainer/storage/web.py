@@ -108,10 +108,10 @@ def _read_hops(uri: str, reach: Reach, most: int) -> bytes:
         reach.check(hop)
         # The hub's token is for the hub, where the user named that.
         token = hub.authorization(hop) if reach.is_named(hop) else {}
+        headers = {"Accept-Encoding": "identity", **token}
         response = _client_within(hop, reach).request(
-            "GET", hop, headers={"Accept-Encoding": "identity", **token}, timeout=timeout, preload_content=False,
-            redirect=False, retries=False,
-        )  # fmt: skip
+            "GET", hop, headers=headers, timeout=timeout, preload_content=False, redirect=False, retries=False
+        )
         try:
             target = response.headers.get("location", "")
             if response.status not in _REDIRECTS or not target:

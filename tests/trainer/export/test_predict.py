@@ -2,6 +2,8 @@
 
 import io
 import json
+import pickle
+import zipfile
 
 import numpy as np
 import pytest
@@ -9,8 +11,8 @@ import torch
 from PIL import Image
 
 from trainer.data.images import normalize
-from trainer.errors import DataError, ExportError, StorageError
-from trainer.export import bundle
+from trainer.errors import DataError, EvaluationError, ExportError, StorageError
+from trainer.export import bundle, loading
 from trainer.export.predict import Detection, as_json, decode_image, draw, open_bundle, open_image
 from trainer.export.preprocess import preprocess
 
@@ -42,6 +44,41 @@ def test_a_format_that_is_not_in_the_bundle(bundle_uri):
         open_bundle(bundle.load(bundle_uri), "openvino"),
     ):
         pass
+
+
+class _Marks:
+    """What an unpickler or a program could do: here it writes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+@pytest.mark.parametrize("kind", ["", "torch-export"])
+def test_a_program_is_not_opened_unless_that_is_asked_for(bundle_uri, tmp_path, kind):
+    made = tmp_path / "made"
+    (made / "model.onnx").unlink()
+    with zipfile.ZipFile(made / "model.pt2", "w") as archive:
+        archive.writestr("model/data.pkl", pickle.dumps(_Marks(str(tmp_path / "ran"))))
+    metadata = json.loads((made / "model_metadata.json").read_text())
+    metadata["formats"] = {"torch-export": {"files": ["model.pt2"]}}
+    (made / "model_metadata.json").write_text(json.dumps(metadata))
+    bundle.seal(made)
+    with (
+        pytest.raises(ExportError, match="is a program") as caught,
+        open_bundle(bundle.load(bundle_uri), kind),
+    ):
+        pass
+    assert "--run-code" in caught.value.fix and "onnx" in caught.value.fix
+    # Asked for, it is opened: the runtime itself finds that this is no model.
+    with pytest.raises(Exception) as opened, open_bundle(bundle.load(bundle_uri), kind, run_code=True):
+        pass
+    assert "is a program" not in str(opened.value)
+    with pytest.raises(EvaluationError, match="is a program") as caught:
+        loading.load(str(made / "model.pt2"), torch.device("cpu"))
+    assert "evaluation.run_code" in caught.value.fix
 
 
 def test_drawing_changes_a_copy_alone():

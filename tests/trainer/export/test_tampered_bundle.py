@@ -1,0 +1,175 @@
+"""What OpenSSF's own verifier refuses, `kubedet model verify` refuses: each way to alter a signed bundle."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bundles import make_bundle
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from trainer import storage
+from trainer.errors import KubedetError, StorageError
+from trainer.export import bundle, bundle_signing, published_models
+
+pytest.importorskip("model_signing")
+
+
+@pytest.fixture
+def keys(tmp_path) -> tuple[str, str]:
+    """Paths of a private and a public key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
+    pem = serialization.Encoding.PEM
+    private.write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    public.write_bytes(key.public_key().public_bytes(pem, form))
+    return str(private), str(public)
+
+
+@pytest.fixture
+def root(tmp_path, keys) -> Path:
+    """A data root with two signed versions, the second one current."""
+    for version in ("v1", "v2"):
+        made = make_bundle(tmp_path / "made" / version, version=version, ap=0.1 * int(version[1]))
+        bundle_signing.sign(Path(made), keys[0])
+        published_models.publish(made, str(tmp_path / "root"), "pets")
+    return tmp_path / "root"
+
+
+def openssf_accepts(folder: Path, public: str) -> bool:
+    command = [sys.executable, "-m", "model_signing", "verify", "key", str(folder), "--public_key", public]
+    command += ["--signature", str(folder / bundle.SIGNATURE), "--no-ignore-git-paths"]
+    return subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == 0
+
+
+def verify(model: str, root: Path, public: str) -> None:
+    """Do what `kubedet model verify MODEL --public-key FILE` does."""
+    chosen = published_models.load(model, str(root))
+    chosen.check_whole()
+    bundle_signing.check_signature(chosen, public)
+
+
+def _changed(folder: Path) -> None:
+    (folder / "model.onnx").write_bytes(b"other")
+
+
+def _resealed(folder: Path) -> None:
+    _changed(folder)
+    bundle.seal(folder)
+
+
+def _without(folder: Path) -> None:
+    (folder / bundle.SBOM).unlink(missing_ok=True)
+    (folder / bundle.CARD).unlink()
+
+
+def _added(folder: Path) -> None:
+    (folder / "libonnx.so").write_bytes(b"code")
+
+
+def _added_hidden(folder: Path) -> None:
+    (folder / ".pth").write_bytes(b"code")
+
+
+def _added_below(folder: Path) -> None:
+    (folder / ".git" / "hooks").mkdir(parents=True)
+    (folder / ".git" / "hooks" / "post").write_bytes(b"code")
+
+
+def _linked(folder: Path) -> None:
+    shutil.move(folder / "model.onnx", folder.parent / "elsewhere.onnx")
+    os.symlink(folder.parent / "elsewhere.onnx", folder / "model.onnx")
+
+
+def _linked_besides(folder: Path) -> None:
+    os.symlink("/etc/hostname", folder / "more")
+
+
+def _linked_folder(folder: Path) -> None:
+    os.symlink(folder.parent, folder / "more")
+
+
+def _other_checksums(folder: Path) -> None:
+    sums = folder / bundle.CHECKSUMS
+    sums.write_text("\n".join(sorted(sums.read_text().splitlines(), reverse=True)) + "\n")
+
+
+WAYS = [
+    _changed, _resealed, _without, _added, _added_hidden, _added_below, _linked, _linked_besides,
+    _linked_folder, _other_checksums,
+]  # fmt: skip
+
+
+def test_a_bundle_as_it_was_signed_is_taken_by_both(root, keys):
+    assert openssf_accepts(root / "models" / "pets" / "v2", keys[1])
+    for model in ("pets", "pets@v1", str(root / "models" / "pets" / "v2")):
+        verify(model, root, keys[1])
+
+
+@pytest.mark.parametrize("alter", WAYS, ids=lambda alter: alter.__name__)
+def test_what_the_openssf_verifier_refuses_is_refused(root, keys, alter):
+    folder = root / "models" / "pets" / "v2"
+    alter(folder)
+    assert not openssf_accepts(folder, keys[1])
+    for model in ("pets", "pets@v2", str(folder)):
+        with pytest.raises(KubedetError) as caught:
+            verify(model, root, keys[1])
+        assert caught.value.fix
+    with pytest.raises(KubedetError):  # nor by the signature alone
+        bundle_signing.check_signature(bundle.load(str(folder)), keys[1])
+
+
+@pytest.mark.parametrize("alter", [_added, _added_hidden, _added_below, _linked, _linked_besides, _without])
+def test_without_a_key_too_no_file_is_more_or_less(root, alter):
+    alter(root / "models" / "pets" / "v2")
+    with pytest.raises(StorageError, match="v2"):
+        published_models.load("pets@v2", str(root)).check_whole()
+
+
+def test_an_old_bundle_under_a_newer_versions_name_is_refused(root, keys):
+    models = root / "models" / "pets"
+    shutil.rmtree(models / "v2")
+    shutil.copytree(models / "v1", models / "v2")
+    assert openssf_accepts(models / "v2", keys[1]), "the signature holds: it covers no folder's name"
+    for model in ("pets", "pets@v2", str(models / "v2"), f"{models}/v2/"):
+        with pytest.raises(StorageError, match="holds pets v1, not pets v2"):
+            verify(model, root, keys[1])
+    with pytest.raises(StorageError, match="holds pets v1"):
+        published_models.promote(str(root), "pets", "v2")
+    assert list(published_models.versions(str(root), "pets")[1]) == ["v2"]
+
+
+def test_a_model_under_another_ones_name_is_refused(root, keys):
+    shutil.copytree(root / "models" / "pets", root / "models" / "people")
+    with pytest.raises(StorageError, match="holds pets v2, not people v2"):
+        verify("people", root, keys[1])
+
+
+def test_current_tells_by_digest_what_it_points_at(root, tmp_path):
+    record = published_models.current(str(root), "pets")
+    assert record is not None and record["digest"] == bundle.load(str(root / "models/pets/v2")).digest
+    # Another model, whole, under the same name and version.
+    shutil.rmtree(root / "models" / "pets" / "v2")
+    bundle.copy(bundle.load(make_bundle(tmp_path / "x", version="v2", ap=0.9)), str(root / "models/pets/v2"))
+    with pytest.raises(StorageError, match="is not what was made the current version") as caught:
+        published_models.load("pets", str(root))
+    assert "promote" in caught.value.fix
+    published_models.promote(str(root), "pets", "v2")
+    published_models.load("pets", str(root))
+
+
+def test_in_a_bucket_it_is_the_same(keys, bucket, tmp_path):
+    made = make_bundle(tmp_path / "made")
+    bundle_signing.sign(Path(made), keys[0])
+    published_models.publish(made, "s3://bucket/root", "pets")
+    published_models.load("pets", "s3://bucket/root").check_whole()
+    bundle_signing.check_signature(published_models.load("pets", "s3://bucket/root"), keys[1])
+    storage.write_bytes("s3://bucket/root/models/pets/v1/sub/code.py", b"1")
+    with pytest.raises(StorageError, match=r"sub/code\.py: added"):
+        bundle_signing.check_signature(published_models.load("pets", "s3://bucket/root"), keys[1])
