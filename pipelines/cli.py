@@ -6,7 +6,7 @@ import sys
 from importlib.metadata import version
 
 from pipelines.commands.parser import Parser
-from trainer.errors import EXIT_FAILURE, KubedetError
+from trainer.errors import EXIT_FAILURE, KubedetError, refuse_userinfo
 
 COMMANDS = (
     "run", "compile", "submit", "schedule", "recipes", "data", "weights", "evaluate", "predict", "model",
@@ -22,8 +22,11 @@ def main(arguments: list[str] | None = None) -> int:
         Exit code: 0, 2 for the user's mistakes, 1 for other failures, 143 when it was
         stopped and the same command goes on.
     """
-    options = make_parser().parse_args(arguments)
     try:
+        # Before anything prints them, or hands them to another process.
+        for argument in sys.argv[1:] if arguments is None else arguments:
+            refuse_userinfo(argument, "the command line")
+        options = make_parser().parse_args(arguments)
         return options.command(options)
     except KubedetError as error:
         print(f"error: {error}", file=sys.stderr)

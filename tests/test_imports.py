@@ -19,6 +19,7 @@ MLFLOW = re.compile(r"\bMLFLOW_[A-Z]")
 FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
 
 LAYERS = (
+    ("secrets", {"masking"}),
     ("ground", {"errors", "log", "precision", "stop_signals"}),
     (
         "process",

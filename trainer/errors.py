@@ -5,7 +5,7 @@ prints the message without a traceback; anything else that is raised is a bug of
 and keeps its traceback.
 """
 
-import re
+from trainer.masking import has_userinfo, masked
 
 EXIT_FAILURE = 1
 """Something broke that is not the user's doing: a traceback was printed."""
@@ -21,16 +21,12 @@ operator takes exit codes >= 128 as worth a retry).
 """
 
 
-_PASSWORD = re.compile(r"(://[^/@\s:]*:)[^/@\s]+@")
-_SIGNATURE = re.compile(r"(?i)([?&](?:x-amz-(?:signature|security-token)|signature|sig|token)=)[^&\s]+")
-
-
 class KubedetError(Exception):
     """Base of all errors with a message for the user.
 
     `message` names the thing and the place; `fix` is the remedy, in the imperative; `passing` says
-    whether to try again by itself has a point. Passwords and signatures in addresses are left out:
-    messages go to logs.
+    whether to try again by itself has a point. Names, passwords and signatures in addresses are
+    left out: messages go to logs.
     """
 
     exit_code = EXIT_USAGE
@@ -38,10 +34,9 @@ class KubedetError(Exception):
     """Whether the same may go well a little later: a server was away, a process was killed."""
 
     def __init__(self, message: str, *, fix: str = "", passing: bool | None = None) -> None:
-        message = _SIGNATURE.sub(r"\1***", _PASSWORD.sub(r"\1***@", message))
-        super().__init__(message)
-        self.message = message
-        self.fix = fix
+        self.message = masked(message)
+        super().__init__(self.message)
+        self.fix = masked(fix)
         if passing is not None:
             self.passing = passing
 
@@ -100,3 +95,21 @@ class Interrupted(KubedetError):
 
     exit_code = EXIT_RETRY
     passing = True
+
+
+def refuse_userinfo(text: str, where: str) -> None:
+    """Refuse an address with a name or password: it would stand in lists of processes, logs and reports.
+
+    Args:
+        text: an address, or a text that may hold some.
+        where: what it is, for the message.
+
+    Raises:
+        ConfigError: without the address.
+    """
+    if has_userinfo(text):
+        raise ConfigError(
+            f"{where}: an address with a name or password in it (://...@) is not taken: all could read it",
+            fix="leave it out of the address; keys of stores come from the environment or a Secret "
+            "(AWS_ACCESS_KEY_ID, ...), and what a web server guards belongs in a bucket or a folder",
+        )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 from components.jobs import PARAMETERS
 from components.launchers import spec_fields
 from pipelines.commands.parser import Parser
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, refuse_userinfo
 
 if TYPE_CHECKING:
     from components.launchers.cluster.kinds.kind import Kind
@@ -159,6 +159,7 @@ def _from_file(name: str) -> dict[str, Any]:
         raise ConfigError(
             f"cannot read the specification {where}: {why}", fix="name a YAML or JSON file"
         ) from None
+    refuse_userinfo(text, where)
     try:
         value = yaml.load(text, _loader())  # noqa: S506 (a SafeLoader)
     except yaml.YAMLError as error:

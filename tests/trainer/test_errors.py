@@ -13,7 +13,7 @@ def test_a_remedy_is_on_a_line_of_its_own():
 @pytest.mark.parametrize(
     ("message", "shown"),
     [
-        ("cannot read https://user:pw@host/x: no", "cannot read https://user:***@host/x: no"),
+        ("cannot read https://user:pw@host/x: no", "cannot read https://***@host/x: no"),
         ("https://h/x?a=1&X-Amz-Signature=abc&b=2", "https://h/x?a=1&X-Amz-Signature=***&b=2"),
         ("https://h/x?sig=abc", "https://h/x?sig=***"),
     ],

@@ -34,7 +34,7 @@ from minio import Minio
 from minio.credentials import AWSConfigProvider, IamAwsProvider, Provider, StaticProvider
 from urllib3 import PoolManager, ProxyManager
 
-from trainer.errors import StorageError
+from trainer.errors import StorageError, refuse_userinfo
 
 _AMAZON = "s3.amazonaws.com"
 _AMAZONS = (".amazonaws.com", ".amazonaws.com.cn")
@@ -82,6 +82,7 @@ def settings(kind: str) -> Settings:
         raise StorageError(
             "minio:// URIs need an endpoint", fix="set MINIO_ENDPOINT, e.g. minio-service.kubeflow:9000"
         )
+    refuse_userinfo(endpoint, f"the endpoint of {kind}:// in the environment")
     if "://" not in endpoint:
         secure = not endpoint or _yes("MINIO_SECURE")
         endpoint = f"{'https' if secure else 'http'}://{endpoint or _AMAZON}"

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trainer.errors import ConfigError, StorageError
+from trainer.masking import has_userinfo
 from trainer.storage.uris import OBJECT_STORES, WEB, scheme
 
 MOST_BYTES = 64 * 1024 * 1024
@@ -67,6 +68,10 @@ class Reach:
             Refused: nobody allowed it.
         """
         kind = scheme(uri)
+        if has_userinfo(uri):
+            raise Refused(
+                f"refused {uri}: it has a name or password in it", fix="leave that out of the address"
+            )
         if self.is_named(uri):
             return
         if kind in OBJECT_STORES:

@@ -20,7 +20,7 @@ from minio.error import MinioException
 from obstore.store import HTTPStore, ObjectStore, S3Store
 from urllib3.exceptions import HTTPError
 
-from trainer.errors import StorageError
+from trainer.errors import StorageError, refuse_userinfo
 from trainer.storage import attempts, clouds, environment, failures, hub, web
 from trainer.storage.uris import CLOUDS, WEB, FileState, check_bucket, climbs, scheme
 
@@ -165,6 +165,7 @@ def _web_place(uri: str, purpose: Purpose) -> Place:
     if purpose == "write":
         fix = "use a local folder or s3://bucket/key"
         raise StorageError(f"cannot write {uri}: the web is read only", fix=fix)
+    refuse_userinfo(uri, "the address")
     try:
         address = urlsplit(uri)
         origin = f"{address.scheme}://{address.netloc}"

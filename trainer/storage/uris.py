@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from trainer.errors import StorageError
+from trainer.errors import StorageError, refuse_userinfo
 
 CLOUDS = ("gs", "az")
 """Object stores that are no S3."""
@@ -102,6 +102,7 @@ def check_bucket(uri: str, *, strict: bool = False) -> None:
     """
     if scheme(uri) not in OBJECT_STORES:
         return
+    refuse_userinfo(uri, f"the {scheme(uri)}:// URI")
     bucket = uri.partition("://")[2].partition("/")[0]
     if not bucket:
         raise StorageError(f"{uri} names no bucket", fix=f"use {scheme(uri)}://bucket/key")
@@ -165,7 +166,9 @@ def check_place(uri: str) -> None:
 
     Raises:
         StorageError: the name of its bucket cannot be one.
+        ConfigError: it holds a name or password.
     """
+    refuse_userinfo(uri, "the URI")
     if scheme(uri) in CLOUDS:
         check_bucket(uri)
     elif scheme(uri) in OBJECT_STORES:

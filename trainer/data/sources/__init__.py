@@ -25,7 +25,7 @@ from trainer.data.sources.recognition import KINDS, kind_of
 from trainer.data.sources.sample import SampleSource
 from trainer.data.sources.source import Source
 from trainer.data.sources.yolo import YoloSource
-from trainer.errors import DataError
+from trainer.errors import DataError, refuse_userinfo
 
 FORMS = (
     "sample, openimages:, coco:2017, coco:PATH, voc:PATH, yolo:PATH, or the path of a COCO JSON, or of a "
@@ -89,6 +89,7 @@ def places(source: str) -> list[str]:
 
 def _published(source: str) -> Source | None:
     """Return the source that a text names by what everybody calls it, or None."""
+    refuse_userinfo(source, "the source")
     text = source.strip()
     kind, _, rest = text.partition(":")
     if kind == "sample" and (rest or text in ("sample", "sample:")):
