@@ -4,10 +4,12 @@ import textwrap
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from trainer.config import Config
+from trainer.data.box_labels import Corners, LabelledBox, draw_boxes
 from trainer.data.data_views import Box, Picture, Shards, open_view
+from trainer.data.lettering import lettering
 from trainer.data.shard_index import ShardDataset
 from trainer.data.training_pictures import training_pictures
 from trainer.errors import DataError
@@ -17,11 +19,9 @@ TILE = 320
 _CAPTION, _GAP = 18, 8
 _LETTERS, _LINES = 46, 10
 """Of the text in the field of an image that cannot be read."""
+_LETTER = 12
+"""Size of all letters, pixels."""
 _PAPER, _INK, _MISSING = (250, 250, 250), (40, 40, 40), (160, 30, 30)
-_COLORS = (
-    "#0b84a5", "#d1495b", "#2e933c", "#8f2d9b", "#e07a1f", "#3d5a98", "#8a6d1b", "#00897b",
-)  # fmt: skip
-"""Of the labels, in turn."""
 
 
 def contact_sheet(
@@ -102,9 +102,9 @@ def _tile(picture: Picture, names: Sequence[str]) -> Image.Image:
     )
     tile = Image.new("RGB", (TILE, shown.height + _CAPTION), _PAPER)
     tile.paste(shown, (0, 0))
-    font = ImageFont.load_default(12)
-    pen = ImageDraw.Draw(tile)
-    pen.text((0, shown.height + 2), _shorten(picture.file_name, pen, font), fill=_INK, font=font)
+    letters = lettering(_LETTER)
+    name = letters.shortened(picture.file_name, TILE, end=True)
+    letters.write(ImageDraw.Draw(tile), (0, shown.height + 2), name, fill=_INK)
     return tile
 
 
@@ -112,8 +112,10 @@ def _failed(fault: str) -> Image.Image:
     field = Image.new("RGB", (TILE, TILE // 2), _PAPER)
     pen = ImageDraw.Draw(field)
     pen.rectangle((0, 0, TILE - 1, TILE // 2 - 1), outline=_MISSING)
-    lines = textwrap.wrap(fault, _LETTERS)[:_LINES]
-    pen.multiline_text((8, 8), "\n".join(lines), fill=_MISSING, font=ImageFont.load_default(12))
+    letters = lettering(_LETTER)
+    for number, line in enumerate(textwrap.wrap(fault, _LETTERS)[:_LINES]):
+        text = letters.shortened(line, TILE - 16)
+        letters.write(pen, (8, 8 + number * (letters.height + 1)), text, fill=_MISSING)
     return field
 
 
@@ -121,35 +123,21 @@ def _draw_boxes(image: Image.Image, annotated: Sequence[Box], names: Sequence[st
     scale = TILE / max(image.size)
     size = [max(1, round(side * scale)) for side in image.size]
     shown = image.resize((size[0], size[1]), Image.Resampling.LANCZOS)
-    pen = ImageDraw.Draw(shown)
-    # Large boxes first: small ones and their names stay visible. Names last: no frame runs through them.
+    # Small boxes on top of large ones.
     boxes = [
-        (label, [scale * value for value in bbox], crowd)
-        for label, bbox, crowd in sorted(annotated, key=lambda box: -box[1][2] * box[1][3])
+        LabelledBox(_corners([scale * value for value in bbox]), label, _name(label, names, crowd=crowd))
+        for label, bbox, crowd in sorted(annotated, key=lambda box: box[1][2] * box[1][3])
         if np.isfinite(bbox).all()
     ]
-    for label, (x, y, width, height), _ in boxes:
-        corners = (x, y, x + max(width, 1), y + max(height, 1))
-        pen.rectangle(corners, outline=_COLORS[label % len(_COLORS)], width=2)
-    for label, (x, y, _, _), crowd in boxes:
-        name = names[label] if 0 <= label < len(names) else "?"
-        _write(pen, x, y, name + (" (crowd)" if crowd else ""), _COLORS[label % len(_COLORS)], size[0])
+    draw_boxes(shown, boxes, line=2, size=_LETTER)
     return shown
 
 
-def _write(pen: ImageDraw.ImageDraw, x: float, y: float, name: str, color: str, most: int) -> None:
-    """Write a name above a place, or below where there is no room."""
-    font = ImageFont.load_default(11)
-    left, top, right, bottom = pen.textbbox((0, 0), name, font=font)
-    high, wide = bottom - top + 4, right - left + 6
-    text_x, text_y = max(0, min(x, most - wide)), max(0, y - high if y >= high else y)
-    pen.rectangle((text_x, text_y, text_x + wide, text_y + high), fill=color)
-    pen.text((text_x + 3 - left, text_y + 2 - top), name, fill="white", font=font)
+def _corners(bbox: Sequence[float]) -> Corners:
+    x, y, width, height = bbox
+    return x, y, x + max(width, 1), y + max(height, 1)
 
 
-def _shorten(text: str, pen: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """Return the end of a name, as much as fits below a picture."""
-    whole = text
-    while pen.textlength(text if text == whole else f"…{text}", font=font) > TILE:
-        text = text[1:]
-    return text if text == whole else f"…{text}"
+def _name(label: int, names: Sequence[str], *, crowd: bool) -> str:
+    name = names[label] if 0 <= label < len(names) else "?"
+    return name + (" (crowd)" if crowd else "")

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
+from trainer.data.box_labels import LabelledBox, draw_boxes
 from trainer.data.images import MAX_PIXELS, TooManyPixels, UnreadableImage, read_upright
 from trainer.errors import DataError, ExportError
 from trainer.export.bundle import Bundle
@@ -18,7 +19,6 @@ from trainer.export.runtimes import Runtime
 
 _ORDER = ("onnx", "openvino", "onnx-int8", "torch-export")
 """Which format of a bundle is taken where none is named."""
-_COLOURS = ("#e6194b", "#2a8f38", "#4363d8", "#c45a10", "#911eb4", "#008080", "#9a6324", "#800000")
 
 
 class ImageTooLarge(DataError):
@@ -137,23 +137,13 @@ def decode_image(data: bytes, name: str, most_pixels: int = MAX_PIXELS) -> Image
 def draw(image: Image.Image, detections: list[Detection]) -> Image.Image:
     """A copy of an image with boxes, names and scores on it, the best on top."""
     canvas = image.copy()
-    pen = ImageDraw.Draw(canvas)
-    line = max(2, round(max(canvas.size) / 400))
-    font = ImageFont.load_default(max(11, round(max(canvas.size) / 50)))
-    for one in reversed(detections):
-        colour = _COLOURS[one.label % len(_COLOURS)]
-        x1, y1, x2, y2 = one.box
-        if x2 <= x1 or y2 <= y1:
-            continue  # Cut to a line at the border.
-        pen.rectangle((x1, y1, x2, y2), outline=colour, width=line)
-        text = f"{one.name} {one.score:.2f}"
-        left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
-        high, wide = bottom - top + 4, right - left + 6
-        # Above the box, or inside it at the upper border; never beyond the right one.
-        y = y1 - high if y1 >= high else y1
-        x = min(x1, max(0, canvas.width - wide))
-        pen.rectangle((x, y, x + wide, y + high), fill=colour)
-        pen.text((x + 3 - left, y + 2 - top), text, fill="white", font=font)
+    boxes = [
+        LabelledBox(one.box, one.label, f"{one.name} {one.score:.2f}")
+        for one in detections
+        if one.box[2] > one.box[0] and one.box[3] > one.box[1]  # Not cut to a line at the border.
+    ]
+    longer = max(canvas.size)
+    draw_boxes(canvas, boxes, line=max(2, round(longer / 400)), size=max(12, round(longer / 50)))
     return canvas
 
 
