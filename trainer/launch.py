@@ -33,6 +33,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, parse_args, parse_min_max_nnodes
 
 from trainer import parent_watch
+from trainer.data.worker_pool import threads_of_process
 from trainer.errors import EXIT_RETRY, ConfigError, LaunchError
 from trainer.stop_signals import exit_on_signal
 from trainer.worker_failures import (
@@ -47,6 +48,8 @@ from trainer.worker_failures import (
 )
 
 _DEFAULT_PORT = 29500
+_SHARED_CORES = "threads that share the cores"
+"""Stands in OMP_NUM_THREADS until the number of processes is known."""
 
 
 def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
@@ -65,8 +68,6 @@ def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
         ConfigError: torchrun cannot use its options.
         LaunchError: the port of the rendezvous is taken.
     """
-    # torchrun warns of it and sets it to 1; which is right, for the loader has its own threads.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ[parent_watch.LAUNCHER] = str(os.getpid())
     _quieten()
     config, program, words = _settings([*torchrun_arguments, "-m", "trainer", *arguments])
@@ -153,7 +154,9 @@ def _quieten() -> None:
 
 
 def _settings(arguments: list[str]) -> tuple[LaunchConfig, Any, list[str]]:
-    """Read torchrun's options: what to launch, the program, and its arguments."""
+    """Read torchrun's options: what to launch, the program, and its arguments; set the processes' threads."""
+    # As the user has it. Otherwise torchrun would warn and set it to 1, before it says how many processes.
+    threads = os.environ.setdefault("OMP_NUM_THREADS", _SHARED_CORES)
     try:
         config, program, words = config_from_args(_with_endpoint(parse_args(arguments)))
         config.rdzv_configs["timeout"] = int(config.rdzv_configs["timeout"])
@@ -161,6 +164,10 @@ def _settings(arguments: list[str]) -> tuple[LaunchConfig, Any, list[str]]:
             raise ValueError(f"{config.nproc_per_node} processes")
     except (ValueError, RuntimeError, AssertionError) as error:
         raise _unusable(error) from None
+    finally:
+        if threads == _SHARED_CORES:
+            del os.environ["OMP_NUM_THREADS"]
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_process(config.nproc_per_node)))
     return config, program, words
 
 

@@ -15,6 +15,7 @@ from components.launchers.last_lines import LAST_LINES, indented, own_message
 from components.launchers.launcher import Launcher
 from components.launchers.render.process_environment import ALLOCATOR, ALLOCATORS, EXPANDABLE
 from components.launchers.spec import JobSpec
+from trainer.data.worker_pool import threads_of_process
 from trainer.errors import EXIT_RETRY, ConfigError, Interrupted, LaunchError
 from trainer.stop_signals import handling
 
@@ -44,7 +45,7 @@ class LocalBackend(Backend):
                 f"working_dir {job.working_dir} is no folder of this machine that this user may enter",
                 fix="create it, or leave working_dir out",
             )
-        env = environment(job, cores=len(os.sched_getaffinity(0)))
+        env = environment(job)
         self._process = GuardedProcess(
             command(job), env=env, cwd=job.working_dir or None, grace_seconds=job.grace_seconds
         )
@@ -119,14 +120,17 @@ def command(job: JobSpec) -> list[str]:
     return [sys.executable if program == "python" else program, *arguments]
 
 
-def environment(job: JobSpec, cores: int) -> dict[str, str]:
+def environment(job: JobSpec, cores: int = 0) -> dict[str, str]:
     """Return the environment of a job: this process's, the job's, and threads that share the cores.
 
-    Without OMP_NUM_THREADS torchrun gives each process one thread, and PyTorch all cores to
-    each: either way most of a CPU is lost. LOGLEVEL is torchrun's: it warns of every stop. The
-    number of processes goes where the Training Operator puts it too.
+    LOGLEVEL is torchrun's: it warns of every stop. The number of processes goes where the Training
+    Operator puts it too.
+
+    Args:
+        job: what will run.
+        cores: of this machine that it has; 0 is all that this process may use.
     """
-    threads = str(max(1, cores // job.processes))
+    threads = str(threads_of_process(job.processes, cores))
     defaults = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", "LOGLEVEL": "ERROR"}
     chosen = {**os.environ, **job.env}
     # As in pods: torchrun's own patience after SIGTERM is 30 s, whatever the job is given.

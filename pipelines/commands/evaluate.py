@@ -110,12 +110,14 @@ def _share(options: argparse.Namespace, config_uri: str) -> int:
     command = [sys.executable, "-m", "trainer", "launch", "--nproc", str(count), "--"]
     command += ["evaluate", "--checkpoint", options.model, "--shards", options.shards]
     command += ["--output", options.output, "--config", config_uri]
-    threads = max(1, len(os.sched_getaffinity(0)) // count)
-    environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     with (
         stop_request() as stop,
         GuardedProcess(
-            command, env=environment, grace_seconds=_GRACE_SECONDS, stdout=subprocess.DEVNULL, stderr=None
+            command,
+            env=dict(os.environ),
+            grace_seconds=_GRACE_SECONDS,
+            stdout=subprocess.DEVNULL,
+            stderr=None,
         ) as process,
         stop.at_once(lambda: Interrupted("the evaluation was stopped", fix="run it again")),
     ):

@@ -33,6 +33,19 @@ def available_cores() -> int:
     return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
 
 
+def threads_of_process(processes: int, cores: int = 0) -> int:
+    """Return how many threads each of some processes computes with: together they take the cores once.
+
+    Whoever starts processes sets OMP_NUM_THREADS to it, unless the user has: torchrun would give each one
+    thread, and PyTorch all cores to each. Either way most of a CPU is lost, and sums round differently.
+
+    Args:
+        processes: of this machine.
+        cores: to be shared; 0 takes `available_cores`.
+    """
+    return max(1, (cores or available_cores()) // max(processes, 1))
+
+
 def run(
     function: Callable[[Task], Result], tasks: Iterable[Task], workers: int, *, processes: bool
 ) -> Iterator[Result]:
