@@ -67,15 +67,33 @@ def _predict(options: argparse.Namespace) -> int:
             storage.write_bytes(f"{target}.json", (json.dumps(result, indent=2) + "\n").encode())
             everything[str(path)] = result
             print(f"{path}: {_counted([detection.name for detection in detections])}")
-    whole = json.dumps({"model": title, "images": list(everything.values())})
-    storage.write_bytes(os.path.join(options.output, "detections.json"), (whole + "\n").encode())
+    if everything:
+        whole = json.dumps({"model": title, "images": list(everything.values())})
+        storage.write_bytes(os.path.join(options.output, "detections.json"), (whole + "\n").encode())
     if failed:
-        raise ConfigError(
-            f"{len(failed)} of {len(paths)} images cannot be used:\n" + "\n".join(failed),
-            fix=f"the others are done, in {options.output}; give JPEG, PNG, WebP, BMP, GIF or TIFF files",
-        )
+        raise _unusable(failed, len(paths), options.output)
     print(f"results in {options.output}")
     return 0
+
+
+def _unusable(failed: list[str], count: int, output: str) -> ConfigError:
+    """Say which of a number of images could not be used, and whether any was."""
+    if len(failed) == count:
+        several = f"none of the {count} images can be used:\n"
+        where = "nothing was written"
+    else:
+        several = f"{len(failed)} of {count} images cannot be used:\n"
+        where = (
+            f"the others are done, in {output}"
+            if count - len(failed) > 1
+            else f"the other is done, in {output}"
+        )
+    head = several if count > 1 else ""
+    lines = "\n".join(failed)
+    return ConfigError(
+        head + lines if head else lines.strip(),
+        fix=f"{where}; check the paths, and give JPEG, PNG, WebP, BMP, GIF or TIFF files",
+    )
 
 
 def _images(patterns: list[str]) -> list[Path]:
