@@ -168,4 +168,8 @@ def _outcome(step: Step) -> str:
         return step.note
     if step.reused:
         return "reused"
-    return f"{step.bar['done']} {step.bar['unit']}" if step.bar else ""
+    if not step.bar:
+        return ""
+    done, unit = step.bar["done"], step.bar["unit"]
+    worked = step.bar.get("worked", done)
+    return f"{done} {unit}" if worked in (0, done) else f"{worked} {unit}, {done} in all"

@@ -56,15 +56,21 @@ def _results(record: dict[str, Any], folder: Path) -> None:
     if "training" in record or "gate" in record:
         print()
     if "training" in record and record["training"]["images_per_second"]:
-        training = record["training"]
-        print(
-            f"training: {training['steps']} steps in {clock(training['seconds'])}, "
-            f"{training['images_per_second']:.1f} images/s on {training['processes']} processes"
-        )
+        print(f"training: {_trained(record['training'])}")
     if "gate" in record:
         gate = record["gate"]
         print(f"gate: {'passed' if gate['passed'] else 'failed, no model was exported'}")
         print("".join(f"  {line}\n" for line in gate["reason"].splitlines()), end="")
+
+
+def _trained(training: dict[str, Any]) -> str:
+    """Say what this run's training did, and where it was the rest of one how much there is in all."""
+    before = training.get("resumed_from") or 0
+    did = (
+        f"{training['steps'] - before} steps in {clock(training['seconds'])}, "
+        f"{training['images_per_second']:.1f} images/s on {training['processes']} processes"
+    )
+    return f"{did}; with the {before} before {training['steps']} in all" if before else did
 
 
 def _table(rows: dict[str, str]) -> None:

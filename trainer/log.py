@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 PROGRESS_FILE = "KUBEDET_PROGRESS"
 """Environment variable: a file that takes progress events, one JSON object a line:
-{"task", "done", "total" (or null), "unit", "note", "rate", "eta" (s or null), "end" (bool)}."""
+{"task", "done", "total" (or null), "unit", "note", "rate", "eta" (s or null), "end" (bool),
+"worked" (units of this process, of those that are done)}."""
 
 _PLAIN_INTERVAL = 10.0
 _FILE_INTERVAL = 0.2
@@ -124,7 +125,7 @@ class Bar:
         rate = self._rate_since(self._start) if end else self.rate
         return {
             "task": self.task, "done": self.done, "total": self.total, "unit": self.unit,
-            "note": self.note, "rate": rate, "eta": self.eta, "end": end,
+            "note": self.note, "rate": rate, "eta": self.eta, "end": end, "worked": self._worked,
         }  # fmt: skip
 
 

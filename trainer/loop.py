@@ -12,8 +12,6 @@ import time
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from trainer import checkpoint, configuration, job_status, log, storage
 from trainer.batch_fitting import fitting_batch
@@ -161,7 +159,6 @@ class _Run:
         state, first, stopping = self.state, self.state.step, False
         start = saved_at = time.monotonic()
         batches = self.loader.batches(state.samples)
-        sums = torch.zeros(len(state.detector.loss_names) + 2, device=self.world.device)
         with log.progress(
             job_status.TASK, self.steps, job_status.UNIT, done=first, shown=self.world.is_main
         ) as bar:
@@ -184,11 +181,11 @@ class _Run:
                 step_sums, stopping = self.train_step(
                     [next(batches) for _ in range(self.loader.passes)], stop=stop.requested
                 )
-                sums += step_sums
+                state.sums += step_sums
+                state.summed += 1
                 if state.step % self.config.train.log_every == 0 or state.step == self.steps:
                     stopping |= self.train_step.settle()
-                    bar.note = self._report(sums, time.monotonic() - start, state.step - first)
-                    sums.zero_()
+                    bar.note = self._report(time.monotonic() - start, state.step - first)
                 bar.update()
                 self.reporter.show(bar)
         return self._finish(time.monotonic() - start, state.step - first)
@@ -225,11 +222,12 @@ class _Run:
             )  # fmt: skip
         return self.ended_early
 
-    def _report(self, sums: Tensor, seconds: float, steps: int) -> str:
+    def _report(self, seconds: float, steps: int) -> str:
         """Log the means since the last report over all ranks; returns the note for the display."""
         state = self.state
-        count = min((state.step - 1) % self.config.train.log_every + 1, steps)
-        total, *losses, norm = (mean(sums, self.world) / count).tolist()
+        total, *losses, norm = (mean(state.sums, self.world) / state.summed).tolist()
+        state.sums.zero_()
+        state.summed = 0
         rate = steps * self.global_batch / seconds
         if self.log:
             named = zip(state.detector.loss_names, losses, strict=True)

@@ -64,6 +64,10 @@ class TrainState:
         """Samples read so far: the position in the stream, whatever the processes were."""
         self.validated = 0
         """Step of the last validation."""
+        self.sums = torch.zeros(len(self.detector.loss_names) + 2, device=world.device)
+        """Of this process since the last logged row: the total, each loss, the gradient's norm."""
+        self.summed = 0
+        """Steps in `sums`."""
 
     def distributed(self) -> nn.Module:
         """The detector that exchanges gradients. Call it after `load_state_dict`."""
@@ -106,6 +110,8 @@ class TrainState:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "random": gather(self._random_state(), self.world),
+            "sums": gather(self.sums.cpu(), self.world),
+            "summed": self.summed,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -118,6 +124,14 @@ class TrainState:
         self.step, self.samples = state["step"], state["samples"]
         self.validated = state["validated"]
         self._set_random_state(state["random"])
+        if "sums" in state:  # Without them, as versions before 0.2 saved it, a row begins anew here.
+            self._set_sums(state["sums"])
+            self.summed = state["summed"]
+
+    def _set_sums(self, ranks: list[Tensor]) -> None:
+        """Take up this rank's sums; where there are other ranks than then, each takes the mean."""
+        same = len(ranks) == self.world.size
+        self.sums.copy_(ranks[self.world.rank] if same else torch.stack(ranks).mean(dim=0))
 
     def _set_random_state(self, ranks: list[dict[str, Tensor]]) -> None:
         if self.world.rank >= len(ranks):

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from pipelines import TITLES
-from pipelines.display import PlainDisplay, TerminalDisplay, choose
+from pipelines.display import PlainDisplay, TerminalDisplay, choose, describe_step
 from pipelines.run_progress import RunProgress
 
 BEGINS = "01:50:54.828 - INFO - Executing task \x1b[96m'{}'\x1b[0m"
@@ -157,3 +157,13 @@ def test_a_silent_step_shows_its_progress_as_lines(run, events, capsys, monkeypa
     display._spoke -= 11
     display.tick()
     assert "train 109/150 steps 73%, 14.3 steps/s, 0:03 left, loss 0.767" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("worked", "outcome"), [(150, "150 steps"), (70, "70 steps, 150 in all"), (0, "150 steps")]
+)
+def test_a_step_that_went_on_says_what_it_did_itself(run, events, worked, outcome):
+    run.read_line(BEGINS.format("train"))
+    tell(events, TRAINING | {"done": 150, "end": True, "worked": worked})
+    run.read_line(ENDS.format("INFO", "train", "SUCCESS"))
+    assert describe_step(run.steps["train"]) == f"Train: done in 0:00, {outcome}"

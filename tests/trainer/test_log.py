@@ -41,7 +41,8 @@ def test_what_was_found_done_counts_but_not_for_the_rate(tmp_path, monkeypatch):
         assert (bar.done, bar.rate, bar.eta) == (60, 0, None)
         bar.update(20)
         assert bar.eta == pytest.approx(20 / bar.rate, rel=0.5)
-    assert events(tmp_path / "progress")[-1]["done"] == 80
+    last = events(tmp_path / "progress")[-1]
+    assert (last["done"], last["worked"]) == (80, 20)
 
 
 def test_the_end_is_told_after_an_error_too(tmp_path, monkeypatch):

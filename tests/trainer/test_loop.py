@@ -71,6 +71,30 @@ def test_resumed_bit_for_bit(signalled, stopped, unbroken, shards, tiny, tmp_pat
     assert result["metrics"] == unbroken[1]["metrics"]
 
 
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_row_that_spans_a_stop_is_that_of_all_its_steps(forgotten, shards, tiny, tmp_path, monkeypatch):
+    config, rows = tiny(train__log_every=4), {}
+    for name in ("whole", "parts"):
+        output = str(tmp_path / name)
+        if name == "parts":
+            with monkeypatch.context() as patch, pytest.raises(Interrupted):
+                stop_after(patch, 4)  # It stops after step 6: the row of step 8 has two more.
+                train(config, shards, output)
+            saved = checkpoint.read_step(f"{output}/checkpoints", 6)
+            assert saved.pop("summed") == 2 and len(saved.pop("sums")) == 1
+            if forgotten:  # As a version before this one has left it.
+                checkpoint.write_step(saved, f"{output}/checkpoints", 6, keep=2)
+        train(config, shards, output)
+        rows[name] = [
+            {key: value for key, value in row.items() if key != "images_per_second"}
+            for row in read_rows(output)
+            if row["kind"] == "train"
+        ]
+    assert [row["step"] for row in rows["parts"]] == [4, 8, 12]
+    same = [one == other for one, other in zip(rows["whole"], rows["parts"], strict=True)]
+    assert same == [True, not forgotten, True]
+
+
 def test_training_goes_on_while_a_validation_is_scored(unbroken, shards, tiny, tmp_path, monkeypatch):
     """The score of step 6 is held back until step 8 is logged: a loop that waits for it never gets there."""
     later, score, add = threading.Event(), run_recorder.evaluate_coco, TrainingLog.add
