@@ -9,7 +9,7 @@ import zipfile
 import pytest
 from PIL import Image
 
-from trainer.data import sources
+from trainer.data import merging, sources
 
 pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api")
@@ -188,6 +188,21 @@ def test_several_images_of_which_one_is_none(visit):
     assert page.inner_text("#name") == "a.jpg"
 
 
+def test_an_image_can_be_taken_away(visit):
+    page = visit()
+    drop(page, ("a.jpg", jpeg()), ("b.jpg", jpeg(size=(96, 96))), ("c.jpg", jpeg()))
+    page.keyboard.press(".")
+    page.get_by_role("button", name="All boxes are right").click()
+    page.get_by_role("button", name="Take the image away").click()
+    assert page.locator("#images li span:nth-of-type(1)").all_inner_texts() == ["a.jpg", "c.jpg"]
+    assert page.inner_text("#name") == "c.jpg" and page.locator("#export").is_disabled()
+    for _ in range(2):
+        page.get_by_role("button", name="Take the image away").click()
+    assert page.locator("#work").is_hidden() and page.evaluate("document.activeElement.id") == "file"
+    drop(page, ("d.jpg", jpeg()))
+    assert page.inner_text("#name") == "d.jpg" and page.locator(BOXES).count() == 1
+
+
 def test_boxes_are_corrected_with_a_mouse_and_exported_as_coco(visit, tmp_path):
     page = visit()
     first = jpeg()
@@ -278,6 +293,32 @@ def test_an_image_whose_boxes_are_right_is_exported_as_it_is(visit):
     assert [item["bbox"] for item in coco["annotations"]] == [[24, 12, 72, 48]]
     page.get_by_role("button", name="All boxes are right").click()
     assert page.locator("#export").is_disabled()
+
+
+def test_a_turned_image_and_classes_with_ids_of_text_are_exported_as_coco_has_them(visit, tmp_path):
+    page = visit()
+    model = json.loads(page.evaluate("fetch('model.json').then(answer => answer.text())"))
+    model["classes"] = [{**item, "original_id": f"/m/{item['id']}"} for item in model["classes"]]
+    page.route("**/model.json", lambda route: route.fulfill(json=model))
+    page.reload()
+    page.get_by_role("heading", name="Try pets").wait_for()
+    drop(page, ("turned.jpg", jpeg(turned=True)))
+    page.get_by_role("button", name="All boxes are right").click()
+    download, _, coco = corrections(page)
+    assert [(item["width"], item["height"]) for item in coco["images"]] == [(96, 192)]
+    assert coco["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog <b>"}]
+    path = tmp_path / "corrections.zip"
+    download.save_as(path)
+    (tmp_path / "set" / "images").mkdir(parents=True)
+    (tmp_path / "set" / "images" / "a.jpg").write_bytes(jpeg(turned=True))
+    (tmp_path / "set" / "labels").mkdir()
+    (tmp_path / "set" / "labels" / "a.txt").write_text("")
+    (tmp_path / "set" / "data.yaml").write_text("names: [cat, dog <b>]\ntrain: images\n")
+    merged = merging.merge(f"yolo:{tmp_path / 'set'}", [str(path)], str(tmp_path / "more"))
+    assert merged.corrected == {"train": 1} and not merged.added
+    whole = json.loads((tmp_path / "more/annotations/instances_train.json").read_text())
+    assert [(item["width"], item["height"]) for item in whole["images"]] == [(96, 192)]
+    assert whole["annotations"][0]["bbox"] == [24, 12, 72, 48]
 
 
 def test_detections_are_copied_as_json(visit):

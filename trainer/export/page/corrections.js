@@ -80,7 +80,7 @@ function coco(model, images, names) {
 export async function pack(model, images) {
   const bytes = images.reduce((sum, image) => sum + image.file.size, 0);
   if (images.length > MOST_FILES || bytes > MOST_BYTES)
-    throw new Error("a zip holds 65,000 images and 4 GB; download these, remove them by loading the page anew, and go on");
+    throw new Error("a zip holds 65,000 images and 4 GB: say of fewer images that they are right");
   const taken = new Set(), names = images.map(image => fileName(image.file, taken));
   const text = JSON.stringify(coco(model, images, names), null, 1);
   const files = [["annotations/instances_train.json", new Blob([text])],

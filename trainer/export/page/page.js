@@ -77,6 +77,16 @@ function step(by) {
   if (images.length) choose(images[(images.indexOf(current) + by + images.length) % images.length]);
 }
 
+function discard() {
+  const place = images.indexOf(current);
+  URL.revokeObjectURL(current.url);
+  images.splice(place, 1);
+  at("images").children[place].remove();
+  saved ||= !images.some(image => image.checked);
+  choose(images[Math.min(place, images.length - 1)] ?? null);
+  (images.length ? at("discard") : at("file")).focus();
+}
+
 function show() {
   at("shown").value = least().toFixed(2);
   at("images").hidden = images.length < 2;
@@ -244,6 +254,7 @@ at("reset").addEventListener("click", () => {
   Object.assign(current, {boxes: null, edited: false, checked: false, detections: structuredClone(current.answer.detections)});
   show();
 });
+at("discard").addEventListener("click", discard);
 at("copy").addEventListener("click", copy);
 at("export").addEventListener("click", download);
 at("camera").addEventListener("click", start);
