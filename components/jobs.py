@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from components import launchers, object_store, tracker_settings
+from components import job_limits, launchers, object_store, tracker_settings
 from components.launchers import spec_fields
 from components.launchers.spec import JobSpec, from_fields, training
 from trainer.errors import ConfigError
@@ -80,6 +80,7 @@ class Request:
             fields |= {"image": image, "name": name_of(self.run_id)} | self._surroundings(job)
         try:
             spec = from_fields(fields, where="the training job")
+            problems += job_limits.problems(spec) if in_pods else []
         except ConfigError as error:
             problems += [self._named(line) for line in error.message.splitlines()[1:]]
         if problems:

@@ -28,16 +28,27 @@ secrets=()  # Expanded below so that an empty list is no error in Bash before 4.
 [[ -z ${PIP_CONF:-} ]] || secrets+=(--secret "id=pipconf,src=$PIP_CONF")
 [[ -z ${PIP_CA:-} ]] || secrets+=(--secret "id=ca,src=$PIP_CA")
 
+digest() { # of an image, as a registry knows it; of one that was never in a registry, its id
+  local known
+  known=$("$docker" image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$1" 2>/dev/null | sed -n 's/.*@//p')
+  [[ -n $known ]] || known=$("$docker" image inspect --format '{{.Id}}' "$1" 2>/dev/null || echo unknown)
+  echo "${known%%$'\n'*}"
+}
+
 build() { # Dockerfile, base image, name of the image, options of the builder
   "$docker" build -f "images/$1" --build-arg "BASE=$2" --build-arg "VERSION=$version" \
-    --build-arg "REVISION=$revision" ${secrets[@]+"${secrets[@]}"} -t "$3" "${@:4}" .
+    --build-arg "REVISION=$revision" --build-arg "BASE_DIGEST=$(digest "$2")" ${secrets[@]+"${secrets[@]}"} -t "$3" "${@:4}" .
 }
 
 try() { # as a cluster may run it: any user, nothing writable but /tmp
   "$docker" run --rm --network=none --read-only --tmpfs /tmp --user 2000:2000 "$1" python -m trainer --help >/dev/null
 }
 
-build trainer.Dockerfile "${BASE:-python:3.11-slim}" "$trainer" --build-arg "COMPILER=${COMPILER-1}" "$@"
+base=${BASE:-python:3.11-slim}
+# Here before the build begins, so that its record names what it is built on; where it cannot be had, the build says why.
+"$docker" image inspect "$base" >/dev/null 2>&1 || "$docker" pull "$base" >/dev/null || true
+
+build trainer.Dockerfile "$base" "$trainer" --build-arg "COMPILER=${COMPILER-1}" "$@"
 try "$trainer"
 build component.Dockerfile "$trainer" "$component" "$@"
 try "$component"
@@ -46,5 +57,6 @@ if [[ ${PUSH:-} == 1 ]]; then
   "$docker" push "$trainer"
   "$docker" push "$component"
 fi
+echo "base image:      $base $(digest "$base")"
 echo "trainer image:   $trainer"
 echo "component image: $component"

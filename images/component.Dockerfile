@@ -17,10 +17,11 @@ USER 1000:1000
 RUN --mount=type=tmpfs,target=/tmp --mount=type=bind,source=images/check.py,target=/check.py \
     python /check.py --extras pipeline,export,signing,registry,mlflow,wandb,detr
 
-ARG BASE VERSION=0 REVISION=unknown
+ARG BASE VERSION=0 REVISION=unknown BASE_DIGEST=unknown
 LABEL org.opencontainers.image.title="kubedet-component" \
       org.opencontainers.image.description="Pipeline steps of kubedet" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.base.name="${BASE}"
+      org.opencontainers.image.base.name="${BASE}" \
+      org.opencontainers.image.base.digest="${BASE_DIGEST}"
 CMD ["kubedet", "--help"]

@@ -58,11 +58,12 @@ WORKDIR /tmp
 RUN --mount=type=tmpfs,target=/tmp --mount=type=bind,source=images/check.py,target=/check.py \
     python /check.py --extras mlflow,wandb,detr
 
-ARG BASE VERSION=0 REVISION=unknown
+ARG BASE VERSION=0 REVISION=unknown BASE_DIGEST=unknown
 LABEL org.opencontainers.image.title="kubedet-trainer" \
       org.opencontainers.image.description="Training pods of kubedet: python -m trainer" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.base.name="${BASE}"
+      org.opencontainers.image.base.name="${BASE}" \
+      org.opencontainers.image.base.digest="${BASE_DIGEST}"
 ENTRYPOINT []
 CMD ["python", "-m", "trainer", "--help"]

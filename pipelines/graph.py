@@ -12,6 +12,7 @@ from typing import Any
 
 from kfp import dsl, kubernetes
 
+from components import job_limits
 from components.cleanup import cleanup
 from components.download import download
 from components.evaluate import evaluate
@@ -66,6 +67,8 @@ class _Pods:
 
 def _run(task: dsl.PipelineTask, title: str, cpu: Any, memory: Any) -> dsl.PipelineTask:
     task.set_display_name(title)
+    # No user id: OpenShift gives each namespace its own, and the image has one.
+    kubernetes.set_security_context(task, run_as_non_root=True)
     # Requests, not limits: a step that needs more on a big set is slow then, not killed.
     task.set_cpu_request(cpu).set_memory_request(memory)
     # Of a pod that was deleted or evicted; what fails otherwise the step itself tries again. It finds
@@ -103,6 +106,8 @@ def _train(pods: _Pods, shards: Any, values: Mapping[str, Any]) -> Any:
     settings = _select(values, "job", "output", *_SETTINGS, "data_root")
     # The run's id is an argument of its own: Kubeflow replaces it only where it is the whole value.
     task = train(shards=shards, request=request, run_id=_RUN_ID, rules=values["gate"], **settings)
+    # What `job` may ask for comes from the namespace's owner, and not from the run.
+    kubernetes.use_config_map_as_env(task, job_limits.CONFIG_MAP, job_limits.VARIABLES, optional=True)
     return pods.step(task, waits=True).outputs["model"]
 
 

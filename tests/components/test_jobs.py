@@ -7,7 +7,7 @@ import pytest
 from fake_api import Fault
 from fake_pod import endless, fine
 
-from components import jobs, object_store
+from components import job_limits, jobs, object_store
 from components.jobs import Request, name_of, remove
 from components.launchers.cluster.backend import ClusterBackend
 from trainer.errors import ConfigError, KubedetError
@@ -171,3 +171,32 @@ def test_a_job_that_cannot_be_looked_at_or_deleted_is_not_passed_over(fake_clust
 def test_nothing_is_asked_of_a_cluster_for_processes_of_the_step(monkeypatch):
     monkeypatch.setitem(sys.modules, "components.launchers.cluster", None)
     jobs.remove("local", RUN)
+
+
+SECRET = {"name": "TOKEN", "secret": "other-teams", "key": "token"}
+
+
+@pytest.mark.parametrize(
+    ("job", "key", "value", "named"),
+    [
+        ({"secret_env": [SECRET]}, "secrets", "keys kubedet-*", "other-teams"),
+        ({"image_pull_secrets": ["registry"]}, "secrets", "keys kubedet-*", "registry"),
+        ({"service_account": "cluster-admin"}, "service-accounts", "kubedet-training", "cluster-admin"),
+        ({"capabilities": ["SYS_ADMIN", "IPC_LOCK"]}, "capabilities", "IPC_LOCK", "SYS_ADMIN"),
+        ({"network": {"profile": "rdma"}}, "capabilities", "", "IPC_LOCK"),
+    ],
+)
+def test_a_job_has_what_the_namespaces_owner_allows_and_no_more(monkeypatch, job, key, value, named):
+    on_cluster(job=job).spec(COMMAND)  # nobody limits it
+    monkeypatch.setenv(job_limits.VARIABLES[key], value)
+    with pytest.raises(ConfigError, match=f"  {named}: not among the {key}") as caught:
+        on_cluster(job=job).spec(COMMAND)
+    assert job_limits.CONFIG_MAP in caught.value.message and "owner" in caught.value.message
+    monkeypatch.setenv(job_limits.VARIABLES[key], f"{value} {named[:3]}*")
+    on_cluster(job=job).spec(COMMAND)
+
+
+def test_the_secret_of_the_run_is_limited_too_and_a_run_cannot_lift_it(monkeypatch):
+    monkeypatch.setenv(job_limits.VARIABLES["secrets"], "mine-*")
+    with pytest.raises(ConfigError, match="kubedet-object-store: not among the secrets"):
+        on_cluster(job={"env": {job_limits.VARIABLES["secrets"]: "*"}}).spec(COMMAND)

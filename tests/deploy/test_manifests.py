@@ -3,15 +3,17 @@
 import base64
 import re
 import tomllib
+from fnmatch import fnmatchcase
+from ipaddress import ip_address, ip_network
 
 import kubernetes_validate
 import pytest
 import yaml
 
-from components import object_store
+from components import job_limits, object_store
 from components.doctor.cluster import PERMISSIONS
 from components.launchers.cluster.kinds import KINDS
-from components.launchers.render import trainjob
+from components.launchers.render import labels, trainjob
 from components.launchers.spec import JobSpec
 
 VERSIONS = ("1.28", kubernetes_validate.latest_version())
@@ -186,3 +188,37 @@ def test_yaml_has_no_key_twice(deploy):
 
     for path in deploy.rglob("*.yaml"):
         list(yaml.load_all(path.read_text(), Strict))
+
+
+def test_the_shipped_limits_are_those_that_the_step_reads(the):
+    limits = the("ConfigMap", job_limits.CONFIG_MAP)["data"]
+    assert limits.keys() == job_limits.VARIABLES.keys()
+    names = {"secrets": [object_store.CREDENTIALS], "service-accounts": ["kubedet-training"]}
+    for key, own in names.items():
+        assert all(any(fnmatchcase(name, text) for text in limits[key].split()) for name in own)
+    assert "SYS_ADMIN" not in limits["capabilities"] and "*" not in limits["secrets"].split()
+
+
+@pytest.mark.parametrize("name", ["jobs", "steps"])
+def test_no_policy_lets_anybody_in_or_out_to_a_nodes_keys(the, name):
+    policy = the("NetworkPolicy", f"kubedet-{name}")["spec"]
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    chosen = policy["podSelector"]
+    assert [peer for rule in policy["ingress"] for peer in rule["from"]] == (
+        [{"podSelector": chosen}] if name == "jobs" else []
+    )
+    blocks = [peer["ipBlock"] for rule in policy["egress"] if "ports" not in rule
+              for peer in rule["to"] if "ipBlock" in peer]  # fmt: skip
+    for address in ("169.254.169.254", "169.254.170.2", "fd00:ec2::254", "fe80::1"):
+        reached = [
+            block for block in blocks
+            if ip_address(address) in ip_network(block["cidr"])
+            and not any(ip_address(address) in ip_network(each) for each in block["except"])
+        ]  # fmt: skip
+        assert not reached, address
+
+
+def test_the_policy_of_jobs_chooses_their_pods(the):
+    chosen = the("NetworkPolicy", "kubedet-jobs")["spec"]["podSelector"]["matchLabels"]
+    pods = labels.of_pods(JobSpec(command=("x",), labels={labels.LABEL_MANAGED: "somebody"}))
+    assert chosen.items() <= pods.items()

@@ -8,6 +8,7 @@ in KUBEDET_DOCKER_OPTIONS goes to the builder, e.g. --network=host.
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -73,6 +74,7 @@ def test_it_says_what_it_is(image):
     labels = found["Config"]["Labels"]
     assert labels["org.opencontainers.image.title"] == image.partition(":")[0]
     assert labels["org.opencontainers.image.revision"] not in ("", "unknown")
+    assert re.fullmatch(r"sha256:[0-9a-f]{64}", labels["org.opencontainers.image.base.digest"])
     assert found["Config"]["User"] == "1000:1000"
 
 

@@ -1,12 +1,13 @@
 """The rules of the Dockerfiles that can be read off them."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LABELS = {"title", "description", "version", "revision", "base.name"}
+LABELS = {"base.digest", "title", "description", "version", "revision", "base.name"}
 
 
 def instructions(name):
@@ -105,3 +106,27 @@ def test_the_build_sees_only_what_is_allowed():
                        "images/compiler.sh"}  # fmt: skip
     assert all((ROOT / path).exists() for path in allowed)
     assert rules[-2:] == ["**/.*", "**/__pycache__"]
+
+
+DOCKER = """#!/bin/sh
+echo "$@" >> "$(dirname "$0")/asked"
+case "$*" in
+  *RepoDigests*python*) echo "python@sha256:aaaa"; echo "mirror/python@sha256:bbbb" ;;
+  *RepoDigests*) ;;
+  *Id*) echo "sha256:cccc" ;;
+esac
+"""
+
+
+def test_the_record_of_a_build_names_its_base_by_digest(tmp_path):
+    program = tmp_path / "docker"
+    program.write_text(DOCKER)
+    program.chmod(0o755)
+    environment = {"PATH": "/usr/bin:/bin", "DOCKER": str(program), "BASE": "python:3.12-slim"}
+    build = subprocess.run(
+        [ROOT / "images" / "build.sh"], env=environment, capture_output=True, text=True, check=True
+    )
+    lines = [line for line in (tmp_path / "asked").read_text().splitlines() if line.startswith("build ")]
+    assert "BASE=python:3.12-slim" in lines[0] and "BASE_DIGEST=sha256:aaaa " in lines[0]
+    assert "BASE_DIGEST=sha256:cccc " in lines[1]  # Built here, and in no registry.
+    assert "base image:      python:3.12-slim sha256:aaaa" in build.stdout

@@ -6,6 +6,7 @@ import sys
 import pytest
 import yaml
 
+from components import job_limits
 from components.images import COMPONENT_IMAGE
 from components.object_store import SECRET_KEYS
 from components.signing_secret import FOLDER
@@ -187,8 +188,10 @@ def test_what_heavy_steps_ask_for_is_a_parameter_and_those_that_wait_ask_for_lit
 
 @of(*FORMS)
 def test_every_step_reads_keys_from_the_secret_that_the_run_names(compiled):
-    assert set(pods(compiled)) == {f"exec-{name}" for name in STEPS[compiled[0]["form"]]}
-    for pod in pods(compiled).values():
+    steps = {name: pod for name, pod in pods(compiled).items() if name != "exec-cleanup"}
+    assert set(steps) == {f"exec-{name}" for name in STEPS[compiled[0]["form"]]}
+    assert "secretAsEnv" not in pods(compiled)["exec-cleanup"]  # it must run where just these are wrong
+    for pod in steps.values():
         (secret,) = pod["secretAsEnv"]
         assert secret["optional"] is True
         assert secret["secretNameParameter"] == {"componentInputParameter": "pipelinechannel--credentials"}
@@ -197,6 +200,23 @@ def test_every_step_reads_keys_from_the_secret_that_the_run_names(compiled):
     for name in STEPS[compiled[0]["form"]]:
         source = tasks(compiled[0])[name]["inputs"]["parameters"]["credentials"]
         assert source == {"componentInputParameter": "pipelinechannel--credentials"}
+
+
+@of(*FORMS)
+def test_no_step_runs_as_root(compiled):
+    names = {f"exec-{name}" for name in (*STEPS[compiled[0]["form"]], "cleanup")}
+    assert set(pods(compiled)) == names
+    for pod in pods(compiled).values():
+        assert pod["securityContext"] == {"runAsNonRoot": True}
+
+
+@of(*MAIN)
+def test_the_train_step_alone_reads_what_jobs_may_ask_for(compiled):
+    limits = {name: pod["configMapAsEnv"] for name, pod in pods(compiled).items() if "configMapAsEnv" in pod}
+    ((config_map,),) = limits.values()
+    assert set(limits) == {"exec-train"} and config_map["optional"] is True
+    assert config_map["configMapNameParameter"]["runtimeValue"]["constant"] == job_limits.CONFIG_MAP
+    assert {pair["configMapKey"]: pair["envVar"] for pair in config_map["keyToEnv"]} == job_limits.VARIABLES
 
 
 @of(*MAIN)
@@ -214,7 +234,9 @@ def test_the_form_for_a_bucket_mounts_nothing(compiled):
 
 @of("volume")
 def test_the_form_for_a_volume_mounts_the_claim_in_every_step(compiled):
-    for pod in pods(compiled).values():
+    steps = {name: pod for name, pod in pods(compiled).items() if name != "exec-cleanup"}
+    assert "pvcMount" not in pods(compiled)["exec-cleanup"] and steps
+    for pod in steps.values():
         (mount,) = pod["pvcMount"]
         assert mount["mountPath"] == "/data"
         assert mount["pvcNameParameter"] == {"componentInputParameter": "pipelinechannel--claim"}
