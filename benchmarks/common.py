@@ -246,7 +246,7 @@ def report(
                     "torch": torch.__version__,
                     "torchvision": torchvision.__version__,
                 },
-                "device": _device_name(options.device),
+                "device": device_name(options.device),
                 "threads": options.threads,
                 "clock": options.clock,
                 "compiled": options.compiled,
@@ -258,9 +258,10 @@ def report(
     )
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """What a device calls itself."""
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        return torch.cuda.getdevice_name(device)
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return f"{models[0] if models else platform.processor()} ({len(models) or '?'} cores)"

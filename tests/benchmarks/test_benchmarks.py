@@ -25,6 +25,22 @@ CASES = {
     "checkpoint": ["--classes", "3"],
     "state": [],
     "accuracy": ["--source", "sample:images=48,seed=3,size=96", "--epochs", "4", "--seeds", "1", *TRAINS],
+    "same_time": [
+        "--source",
+        "sample:images=48,seed=3,size=96",
+        "--image-size",
+        "96",
+        "--first",
+        "debug",
+        "--second",
+        "debug",
+        "--second-set",
+        "train.lr=2e-3 train.ema_decay=0.9",
+        "--seconds",
+        "10",
+        "--trial",
+        "2",
+    ],
     "workers": [
         "--recipe",
         "debug",
@@ -60,6 +76,7 @@ FIGURES = {
     "checkpoint": {"written_s", "held_s"},
     "state": {"openimages_r50_all_mb", "mlperf_optimizer_mb"},
     "accuracy": {"ours_AP", "stock_AP"},
+    "same_time": {"first_val_AP", "second_test_AP50", "first_images_seen", "second_seconds"},
     "loader": {
         "share_of_limit_640x480_to_512", "augmented_share_640x480_to_512", "decode_ms_640x480_to_512",
         "resize_ms_640x480_to_512", "loader_wall_640x480_to_512", "augmented_wall_640x480_to_512",
@@ -82,6 +99,8 @@ FIGURES = {
 
 SMALL_LOADER = ["--cases", "", "--images", "16", "--cold-images", "0", "--workers", "1"]
 OTHERS_CALL = {"large_split", "local_store", "slow_link", "slow_server"}
+LONG = {"accuracy", "same_time"}
+"""What `make bench` leaves out."""
 NOT_ON_A_BARE_MACHINE = (
     "kfp", "kfp_kubernetes", "kubeflow", "kubernetes", "minio", "pyarrow", "simplejpeg", "pycocotools",
     "hotcoco", "ijson", "tensorboard", "matplotlib", "jinja2", "rich", "onnx", "onnxruntime", "openvino",
@@ -95,7 +114,7 @@ def test_make_bench_runs_all_but_the_long_one():
     ).stdout
     assert "-m benchmarks loss" in listed
     modules = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
-    assert runner.SETS["cpu"].keys() == modules - OTHERS_CALL - {"accuracy", "__main__"}
+    assert runner.SETS["cpu"].keys() == modules - OTHERS_CALL - LONG - {"__main__"}
     assert runner.SETS["gpu"].keys() <= modules
     assert runner.SETS["gpu"].keys() >= {"loss", "step", "postprocess", "scaling", "loader"}
 
@@ -221,7 +240,7 @@ def test_a_benchmark_that_fails_is_told_and_the_others_run(monkeypatch, tmp_path
 
 
 def test_every_benchmark_is_run_here():
-    assert CASES.keys() == FIGURES.keys() == runner.SETS["cpu"].keys() | {"accuracy"}
+    assert CASES.keys() == FIGURES.keys() == runner.SETS["cpu"].keys() | LONG
 
 
 @pytest.fixture
@@ -239,7 +258,8 @@ def printed(monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_the_last_line_is_the_result(name, printed):
+def test_the_last_line_is_the_result(name, printed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # Where one of them leaves its results.
     output = printed(name, ["--rounds", "1", "--device", "cpu", *CASES[name]])
     result = runner._result(name, output.splitlines()[-1])
     assert result, "the runner would take it for broken"
