@@ -13,10 +13,13 @@ from pydantic.dataclasses import dataclass
 from trainer import architectures
 from trainer.config_types import (
     STRICT,
+    CocoMetric,
     Count,
+    ExportFormat,
     Fraction,
     NonNegative,
     Positive,
+    Precision,
     Range,
     Side,
     Squares,
@@ -203,7 +206,7 @@ class TrainConfig:
     the image (federated loss; Open Images with labels=all)."""
     clip_norm: NonNegative = 0.0
     """Largest norm of the gradient; 0 does not clip."""
-    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    precision: Precision = "bf16"
     """Arithmetic of convolutions. bf16 becomes fp32 on a CPU or GPU without bf16 instructions."""
     channels_last: bool = True
     """Keep images and weights in NHWC order."""
@@ -239,19 +242,13 @@ class TrainConfig:
     export and weights read them."""
 
 
-CocoMetric = Literal[
-    "coco/AP", "coco/AP50", "coco/AP75", "coco/APs", "coco/APm", "coco/APl",
-    "coco/AR1", "coco/AR10", "coco/AR100", "coco/ARs", "coco/ARm", "coco/ARl",
-]  # fmt: skip
-
-
 @dataclass(config=STRICT, frozen=True)
 class EvaluationConfig:
     """Scoring, and the gate that decides on export."""
 
     batch_size: Positive = 8
     """Images of each process in a forward pass."""
-    precision: Literal["bf16", "fp16", "fp32"] = "fp32"
+    precision: Precision = "fp32"
     """Arithmetic of inference; fp32 scores what is exported."""
     metric: CocoMetric = "coco/AP"
     """Metric that chooses the best checkpoint."""
@@ -272,9 +269,6 @@ class EvaluationConfig:
     gate: list[str] = field(default_factory=lambda: ["coco/AP >= 0.0"])
     """Rules that all must hold before a model is exported: `coco/AP >= 0.3`, `AP[person] >= 0.2`,
     `AP[*] >= 0.05`, or with 95 % confidence `coco/AP >= baseline - 0.01`."""
-
-
-ExportFormat = Literal["onnx", "onnx-int8", "torch-export", "openvino", "raw"]
 
 
 @dataclass(config=STRICT, frozen=True)

@@ -1,7 +1,7 @@
 """Types of a configuration's values: what may stand under a key, and how it is checked."""
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
 
@@ -23,6 +23,12 @@ def integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+CocoMetric = Literal[
+    "coco/AP", "coco/AP50", "coco/AP75", "coco/APs", "coco/APm", "coco/APl",
+    "coco/AR1", "coco/AR10", "coco/AR100", "coco/ARs", "coco/ARm", "coco/ARl",
+]  # fmt: skip
+ExportFormat = Literal["onnx", "onnx-int8", "torch-export", "openvino", "raw"]
+Precision = Literal["bf16", "fp16", "fp32"]
 Int = Annotated[int, BeforeValidator(integral)]
 Count = Annotated[int, BeforeValidator(integral), Field(ge=0)]
 Positive = Annotated[int, BeforeValidator(integral), Field(ge=1)]
