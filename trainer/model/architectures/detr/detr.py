@@ -20,6 +20,7 @@ from trainer.model.architecture import Architecture, UpstreamWeights, split_by_d
 from trainer.model.architectures.detr import detr_sizes, detr_weights
 from trainer.model.architectures.detr.denoising import Denoising, denoising
 from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs, Targets, at_least_fp32
+from trainer.model.architectures.detr.detr_initial import draw_first_weights
 from trainer.model.architectures.detr.detr_options import DetrOptions, DFineOptions, RTDetrOptions
 from trainer.model.deployment import Graph
 from trainer.model.global_batch import Part
@@ -44,6 +45,7 @@ class Detr(Architecture):
         self.library_config = self.make_library_config()
         # Without the outer model, which has the heads a second time under other names.
         self.model = self.upstream(self.library_config).model
+        draw_first_weights(self.model)
         # Always: on a CPU the BatchNorm of torch 2.15 gives a batch of one that is not in NHWC order a wrong
         # gradient where the next operation is a transposition.
         self.model.to(memory_format=torch.channels_last)

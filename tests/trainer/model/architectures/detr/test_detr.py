@@ -136,15 +136,13 @@ def test_of_classes_that_were_not_looked_for_nothing_is_learnt(architecture, net
             module.momentum = 0.0
     whole, gradients = losses(None)
     every, others = losses(torch.ones(2, 3, dtype=torch.bool))
-    assert every == whole and torch.equal(others, gradients)
+    assert every == pytest.approx(whole) and torch.allclose(others, gradients, rtol=1e-5, atol=1e-7)
     # Class 2 is in no image, and nobody looked for it; class 1 is in the first, where nobody looked.
     some, heads = losses(torch.tensor([[True, False, False], [True, False, False]]))
-    assert not heads[:, 2].any() and torch.equal(heads[:, 0], gradients[:, 0])
+    assert not heads[:, 2].any() and torch.allclose(heads[:, 0], gradients[:, 0], rtol=1e-5, atol=1e-7)
     assert (heads[:, 1] < gradients[:, 1]).all(), "objects alone: each wants a higher logit"
     assert 0 < some["vfl"] < whole["vfl"]
-    assert {name: value for name, value in some.items() if name != "vfl"} == {
-        name: value for name, value in whole.items() if name != "vfl"
-    }
+    assert some | {"vfl": whole["vfl"]} == pytest.approx(whole)
 
 
 def test_random_numbers_follow_from_the_step(network, batch):
@@ -178,7 +176,7 @@ def test_detections_are_those_of_transformers(architecture, network, batch):
 
 
 def test_detections_below_the_threshold_are_padding(network, batch):
-    detector = network("dfine").eval()
+    detector = network("dfine", score_threshold=0.0).eval()
     images = batch([1, 1]).images
     scores = detector.predict(images).scores.flatten().sort(descending=True).values
     limited = network("dfine", score_threshold=scores[3:5].mean().item()).eval().predict(images)
