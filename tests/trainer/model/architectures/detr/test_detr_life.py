@@ -22,7 +22,7 @@ def narrow(tiny):
         size = {"dfine": "n", "rtdetr": "r18"}[architecture]
         model = {
             "model.architecture": architecture, "model.size": size, "model.width": 0.25,
-            "model.queries": 20, "model.denoising": 10, "model.score_threshold": 0.02,
+            "model.queries": 20, "model.denoising": 10, "model.score_threshold": 0.0,
         }  # fmt: skip
         base = recipes.load("debug", model)
         others = tiny(**{"train__lr": 1e-3, "train__clip_norm": 0.5, **overrides})
