@@ -38,14 +38,17 @@ class Baseline:
         Raises:
             StorageError, EvaluationError: they are there, but cannot be read.
         """
-        if self.summary is None or self._scored() != (fingerprint, split):
+        if self.summary is None or not self.is_scored_on(fingerprint, split):
             return None
         uri = self.summary["predictions"]
         return Predictions.read(uri)[0] if storage.exists(uri) else None
 
-    def _scored(self) -> tuple[str, str]:
-        assert self.summary is not None
-        return self.summary["fingerprint"], self.summary["split"]
+    def is_scored_on(self, fingerprint: str, split: str) -> bool:
+        """Tell whether its evaluation is one of these images."""
+        return self.summary is not None and (self.summary["fingerprint"], self.summary["split"]) == (
+            fingerprint,
+            split,
+        )
 
 
 def find(config: Config, shards_uri: str) -> Baseline | None:

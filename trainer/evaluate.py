@@ -1,8 +1,10 @@
 """Scores a model on a split: predictions, metrics, comparison with a baseline, the gate, the report."""
 
+import hashlib
+import json
 import logging
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import asdict, astuple, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -10,10 +12,11 @@ from trainer import baseline as baselines
 from trainer import storage
 from trainer.baseline import Baseline
 from trainer.config import Config
+from trainer.configuration import to_json
 from trainer.data.shard_index import ShardDataset
-from trainer.distributed import World, process_group
+from trainer.distributed import World, broadcast, process_group
 from trainer.errors import EvaluationError, MissingError
-from trainer.evaluation import coco_metrics, engines, gate, scoring
+from trainer.evaluation import coco_metrics, engines, gate, kept_result, scoring
 from trainer.evaluation.gate import Evidence, Verdict
 from trainer.evaluation.inference import predict_split
 from trainer.evaluation.input_checks import class_difference
@@ -24,9 +27,12 @@ from trainer.export import loading
 from trainer.report.collect import collect
 from trainer.report.evaluation_page import write_report
 from trainer.storage.probe import check_writable
+from trainer.training_log import METRICS
 
 _LOG = logging.getLogger("evaluate")
 
+_FILES = (baselines.SUMMARY, "gate.json", "table.txt", "report.html", "report.md")
+"""Of an evaluation, beside the predictions."""
 _SAME = ("fingerprint", "split", "sha256", "kubedet")
 """What kept predictions must share with model and data to be used again; where the checkpoint lies does not
 count."""
@@ -68,6 +74,9 @@ def evaluate(
             check_writable(output_uri)
         # First: problems of the baseline are reported before the model's hours of work.
         baseline = baselines.find(config, shards_uri)
+        made_from = _made_from(model, dataset, config, rules, baseline)
+        if broadcast(world.is_main and _is_kept(output_uri, made_from, baseline, dataset), world):
+            return storage.read_json(storage.join(output_uri, baselines.SUMMARY)) if world.is_main else {}
         base, obstacle = _baseline_predictions(baseline, dataset, config, world)
         kept = _kept_predictions(output_uri, model, dataset, config) if world.size == 1 else None
         predictions = kept or _predict(model, dataset, config, world)
@@ -81,7 +90,36 @@ def evaluate(
         verdict = gate.decide(Evidence.from_summary(summary), rules)
         summary["verdict"] = {"passed": verdict.passed, "reason": verdict.reason, "rules": rules}
         _write(output_uri, model, dataset, truth, predictions, scores, summary, verdict)
+        predicted = _predictions_uri(output_uri, config).rpartition("/")[2]
+        kept_result.keep(output_uri, [*_FILES, predicted], made_from)
         return summary
+
+
+def _made_from(
+    model: ScoredModel, dataset: ShardDataset, config: Config, rules: list[str], baseline: Baseline | None
+) -> dict[str, str]:
+    """Return everything that the result of an evaluation follows from."""
+    log = storage.join(storage.parent(model.uri), METRICS)
+    # The report draws the training's curves.
+    curves = hashlib.sha256(storage.read_bytes(log)).hexdigest() if storage.exists(log) else ""
+    return _provenance(model, dataset) | {
+        "config": to_json(config),
+        "rules": json.dumps(rules),
+        "baseline": json.dumps(asdict(baseline), sort_keys=True) if baseline else "",
+        "curves": curves,
+    }
+
+
+def _is_kept(
+    output_uri: str, made_from: dict[str, str], baseline: Baseline | None, dataset: ShardDataset
+) -> bool:
+    """Whether an earlier run has done all of it, e.g. one that was killed in the export."""
+    # What a baseline without predictions of these images is, its name and file do not say.
+    known = baseline is None or baseline.is_scored_on(dataset.fingerprint, dataset.split)
+    if not known or not kept_result.is_kept(output_uri, made_from):
+        return False
+    _LOG.info("this model has been evaluated on these images already: %s", output_uri)
+    return True
 
 
 def _dataset(shards_uri: str, only: str) -> ShardDataset:

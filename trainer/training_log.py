@@ -13,6 +13,9 @@ from torch.utils.tensorboard import SummaryWriter
 from trainer import storage
 from trainer.os_errors import explained
 
+METRICS = "metrics.jsonl"
+"""File of the rows, in the run's folder."""
+
 
 class TrainingLog:
     """Rows of numbers by step. A resumed run goes on in the same file, without repetition.
@@ -42,7 +45,7 @@ class TrainingLog:
         self._local = storage.is_local(output_uri)
         self._folder = storage.local_path(output_uri) if self._local else Path(tempfile.mkdtemp())
         rows = read_rows(output_uri) if step else []
-        self._path = self._folder / "metrics.jsonl"
+        self._path = self._folder / METRICS
         last = {"train": step, "val": validated}
         kept = [row for row in rows if row["step"] <= last[row["kind"]]]
         self.validation = next((row for row in reversed(kept) if row["kind"] == "val"), None)
@@ -86,7 +89,7 @@ class TrainingLog:
 
 def read_rows(output_uri: str) -> list[dict[str, Any]]:
     """Rows of a run's metrics.jsonl; none where it has not been written. A torn last line is left out."""
-    uri = storage.join(output_uri, "metrics.jsonl")
+    uri = storage.join(output_uri, METRICS)
     if not storage.exists(uri):
         return []
     rows = []

@@ -16,7 +16,7 @@ from trainer.configuration import to_json
 from trainer.data.shard_index import ShardDataset
 from trainer.errors import EvaluationError, StorageError
 from trainer.evaluate import evaluate
-from trainer.evaluation import coco_metrics, openimages_metric
+from trainer.evaluation import coco_metrics, openimages_metric, scoring
 from trainer.evaluation.inference import predict_split
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.export.export import export
@@ -28,7 +28,8 @@ def test_everything_is_written_and_agrees(saved, shards, config, tmp_path):
     assert summary["split"] == "test" and summary["images"] == 4 and summary["step"] == 7
     written = {path.name for path in (tmp_path / "evaluation").iterdir()}
     assert written == {
-        *("metrics.json", "predictions.parquet", "gate.json", "table.txt", "report.html", "report.md")
+        *("metrics.json", "predictions.parquet", "gate.json", "table.txt", "report.html", "report.md"),
+        "made_from.json",
     }
     assert json.loads((tmp_path / "evaluation" / "metrics.json").read_text()) == summary
     # Each is a line of the Kubeflow UI, and metadata of an artifact must stay small.
@@ -67,11 +68,61 @@ def test_what_was_found_in_the_same_images_is_not_looked_for_again(
     assert len(calls) == 4
 
 
+KILLED_IN_EXPORT = """
+import os, signal, sys
+from pathlib import Path
+from trainer import configuration
+from trainer.evaluate import evaluate
+from trainer.export import export
+
+checkpoint, shards, folder, settings = sys.argv[1:]
+config = configuration.from_json(Path(settings).read_text(), where=settings)
+evaluate(checkpoint, shards, f"{folder}/evaluation", config)
+export.FORMATS = type("Killer", (dict,), {
+    "__getitem__": lambda self, kind: os.kill(os.getpid(), signal.SIGKILL)
+})(export.FORMATS)
+export.export(checkpoint, shards, f"{folder}/model", config, evaluation_uri=f"{folder}/evaluation")
+"""
+
+
+def test_a_run_that_was_killed_in_the_export_does_not_evaluate_again(
+    saved, shards, config, tmp_path, monkeypatch
+):
+    (tmp_path / "config.json").write_text(to_json(config))
+    command = [sys.executable, "-c", KILLED_IN_EXPORT, saved(), shards, str(tmp_path)]
+    killed = subprocess.run([*command, str(tmp_path / "config.json")], capture_output=True, check=False)
+    assert killed.returncode == -9, killed.stderr.decode()
+    folder, scored = tmp_path / "evaluation", []
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    real = scoring.score
+    monkeypatch.setattr("trainer.evaluate.scoring.score", lambda *a: scored.append(1) or real(*a))
+    uri, output = str(tmp_path / "train" / "best.pt"), str(folder)
+    first = json.loads((folder / "metrics.json").read_text())
+    assert evaluate(uri, shards, output, config) == first and not scored
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    # Anything that it was computed from has changed, or any file that it has left: it is done again.
+    evaluate(uri, shards, output, config, rules=["coco/AP >= 0.5"])
+    evaluate(uri, shards, output, config)
+    assert len(scored) == 2
+    for name in ("report.html", "metrics.json", "predictions.parquet", "made_from.json"):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+        assert evaluate(uri, shards, output, config) == first
+    (folder / "table.txt").unlink()
+    evaluate(uri, shards, output, config)
+    (tmp_path / "train" / "metrics.jsonl").write_text(
+        '{"kind": "train", "step": 1, "loss": 1.0, "lr": 1.0}\n'
+    )
+    evaluate(uri, shards, output, config)
+    assert len(scored) == 8
+
+
 def test_the_report_is_told_what_belongs_to_the_model_and_its_data(
     saved, shards, config, tmp_path, monkeypatch
 ):
     reports = []
     monkeypatch.setattr("trainer.evaluate.write_report", lambda data, *_: reports.append(data))
+    monkeypatch.setattr("trainer.evaluate.kept_result.keep", lambda *_: None)
     uri, rows = saved(), [{"kind": "train", "step": 3, "loss": 0.5, "lr": 0.1}]
     (Path(uri).parent / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     summary = evaluate(uri, shards, str(tmp_path / "e"), config, rules=["coco/AP >= 0.99"])
