@@ -15,6 +15,8 @@ from trainer.log import clock, describe
 
 _PLAIN_SECONDS = 10.0
 _WIDE = 100
+_MARGIN, _CLOCK, _BAR, _SHORT_BAR = 4, 7, 24, 8
+"""Columns: free at the right, of times, of a bar on a wide terminal and on a narrow one."""
 _MARKS = {"waiting": "·", "running": "▸", "done": "✓", "failed": "✗", "stopped": "‖", "skipped": "–"}
 _ASCII_MARKS = {"waiting": ".", "running": ">", "done": "+", "failed": "x", "stopped": "=", "skipped": "-"}
 _STYLES = {
@@ -96,7 +98,10 @@ class TerminalDisplay:
         self._live = Live(self._table(), console=self._console, auto_refresh=False)
 
     def line(self, text: str) -> None:
-        self._console.print(Text(f"  {text}", style="dim"), soft_wrap=True)
+        # Broken between words: a path that has room on the next line stays whole.
+        for part in Text(text, style="dim").wrap(self._console, self._console.width - 2):
+            part.rstrip()
+            self._console.print(Text("  ") + part, soft_wrap=True)
 
     def tick(self) -> None:
         self._live.update(self._table(), refresh=True)
@@ -105,11 +110,11 @@ class TerminalDisplay:
         marks = _MARKS if "utf" in self._console.encoding.lower() else _ASCII_MARKS
         # Not to the last column: a terminal that echoes ^C there would begin a new line.
         table = Table.grid(padding=(0, 1), expand=True)
-        table.width = self._console.width - 4
+        table.width = self._console.width - _MARGIN
         # Only the last column gives way on a narrow terminal.
         table.add_column(width=1)
-        table.add_column(width=max(len(step.title) for step in self._run.steps.values()))
-        table.add_column(width=7, justify="right")
+        table.add_column(width=self._title_width)
+        table.add_column(width=_CLOCK, justify="right")
         table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         for step in self._run.steps.values():
             style = _STYLES[step.state]
@@ -121,16 +126,26 @@ class TerminalDisplay:
 
     def _detail(self, step: Step) -> Table | Text:
         if step.state == "running" and step.bar and not step.bar["end"]:
-            width = 24 if self._console.width >= _WIDE else 12
+            width = _BAR if self._console.width >= _WIDE else _SHORT_BAR
             row = Table.grid(padding=(0, 1), expand=True)
             row.add_column(width=width)
             row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
             bar = ProgressBar(total=step.bar["total"], completed=step.bar["done"], width=width)
-            row.add_row(bar, Text(_beside_bar(step), overflow="ellipsis"))
+            beside = _beside_bar(step, self._detail_width - width - 1)
+            row.add_row(bar, Text(beside, overflow="ellipsis"))
             return row
         if step.state == "running":
             return Text("finishing" if step.bar else "starting", "dim")
         return Text(_outcome(step), "dim")
+
+    @property
+    def _detail_width(self) -> int:
+        """Columns of the last column of `_table`."""
+        return self._console.width - _MARGIN - 1 - self._title_width - _CLOCK - 3
+
+    @property
+    def _title_width(self) -> int:
+        return max(len(step.title) for step in self._run.steps.values())
 
     def __enter__(self) -> "TerminalDisplay":
         self._live.start()
@@ -141,17 +156,22 @@ class TerminalDisplay:
         self._live.stop()
 
 
-def _beside_bar(step: Step) -> str:
-    """What a person wants to know first comes first: a narrow terminal cuts the end."""
+def _beside_bar(step: Step, width: int) -> str:
+    """As much of a step's progress as a number of columns takes, in whole pieces: a cut number misleads."""
     assert step.bar is not None
     event = step.bar
-    parts = [f"{clock(event['eta'])} left"] if event["eta"] else []
-    if event["note"]:
-        parts.append(event["note"])
     total = f"/{event['total']}" if event["total"] else ""
-    parts += [f"{event['done']}{total} {event['unit']}", f"{event['rate']:.1f}/s"]
     task = "" if event["task"] == step.name else f"{event['task']}: "
-    return task + ", ".join(parts)
+    # What a person wants to know first comes first.
+    pieces = [f"{clock(event['eta'])} left"] if event["eta"] else []
+    pieces += [f"{event['done']}{total} {event['unit']}"]
+    pieces += [piece for piece in event["note"].split(", ") if piece] + [f"{event['rate']:.1f}/s"]
+    shown = task + pieces[0]
+    for piece in pieces[1:]:
+        if len(shown) + 2 + len(piece) > width:
+            break
+        shown += f", {piece}"
+    return shown
 
 
 def describe_step(step: Step) -> str:

@@ -24,12 +24,13 @@ def effective(device_type: str, precision: str) -> str:
     """
     if precision != "bf16":
         return precision
+    # No warning: nothing is wrong, and every process on a machine logs warnings.
     if device_type == "cpu" and not _cpu_has_bf16():
-        _LOG.warning("this CPU has no bf16 instructions: computing in fp32")
+        _LOG.info("computing in fp32: this CPU has no bf16 instructions")
         return "fp32"
     # PyTorch's default answer includes emulation.
     if device_type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        _LOG.warning("this GPU has no bf16 instructions: computing in fp32; fp16 would be faster on it")
+        _LOG.info("computing in fp32: this GPU has no bf16 instructions; fp16 would be faster on it")
         return "fp32"
     return precision
 

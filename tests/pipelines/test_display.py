@@ -167,3 +167,27 @@ def test_a_step_that_went_on_says_what_it_did_itself(run, events, worked, outcom
     tell(events, TRAINING | {"done": 150, "end": True, "worked": worked})
     run.read_line(ENDS.format("INFO", "train", "SUCCESS"))
     assert describe_step(run.steps["train"]) == f"Train: done in 0:00, {outcome}"
+
+
+@pytest.mark.parametrize("width", [40, 60, 72, 80, 90, 99, 100, 120])
+@pytest.mark.parametrize("done", [109, 123_456])
+def test_no_number_beside_a_bar_is_cut(run, events, width, done):
+    run.read_line(BEGINS.format("train"))
+    tell(events, TRAINING | {"done": done, "total": 200_000, "eta": 36_000.0})
+    run.read_events()
+    line = screen(run, width)[1]
+    assert "…" not in line or width < 60
+    pieces = {"10:00:00 left", f"{done}/200000 steps", "loss 0.767", "114 images/s", "14.3/s"}
+    shown = line.split("10:00:00")[-1].strip().split(", ") if width >= 60 else []
+    assert {f"10:00:00 {piece}" if piece == "left" else piece for piece in shown} <= pieces
+    assert width < 80 or f"{done}/200000 steps" in line
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_paths_in_the_steps_lines_are_not_broken_where_they_have_room(run, width):
+    path = "/home/somebody/data_root/shards/d266177ff6a7617c/with/a/long/name"
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    TerminalDisplay(run, console).line(f"12:00:00 data: the shards of sample:images=200 are in {path}")
+    lines = console.file.getvalue().splitlines()
+    assert sum(path in line for line in lines) == 1 and all(len(line) <= width for line in lines)
+    assert all(line.startswith("  ") and line == line.rstrip() for line in lines)

@@ -17,6 +17,7 @@ from trainer.evaluation.engines import Arrays
 from trainer.evaluation.input_checks import check_predictions, check_truth
 from trainer.evaluation.metric_names import METRICS
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
+from trainer.visible_text import aligned, cells, one_line
 
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 """The T IoU thresholds."""
@@ -72,6 +73,10 @@ def evaluate(
     )
 
 
+_NAME = 33
+"""Columns that a name of a class has in the table: the whole line then fits into 80."""
+
+
 def table(result: CocoResult, *, rows: int = 40) -> str:
     """The twelve numbers and the classes, best first, as a table for a terminal.
 
@@ -83,7 +88,7 @@ def table(result: CocoResult, *, rows: int = 40) -> str:
         lines.append(" " * 9 + "".join(f"{number(result.metrics[name]):>8}" for name in names))
     classes = sorted(result.per_class.items(), key=lambda item: -item[1]["AP"])
     half = rows // 2 if len(classes) > rows else len(classes)
-    width = max(9, *(len(name) for name, _ in classes))
+    width = max(9, *(min(cells(one_line(name)), _NAME) for name, _ in classes))
     lines += ["", f"{'class':<{width}}{'boxes':>9}{'AP':>8}{'AP50':>8}"]
     lines += [_class_line(name, row, width) for name, row in classes[:half]]
     if len(classes) > rows:
@@ -94,7 +99,8 @@ def table(result: CocoResult, *, rows: int = 40) -> str:
 
 def _class_line(name: str, row: dict[str, float], width: int) -> str:
     bar = "█" * round(max(row["AP"], 0) * 20)
-    return f"{name:<{width}}{row['boxes']:>9}{number(row['AP']):>8}{number(row['AP50']):>8}  {bar}".rstrip()
+    numbers = f"{row['boxes']:>9}{number(row['AP']):>8}{number(row['AP50']):>8}"
+    return f"{aligned(name, width)}{numbers}  {bar}".rstrip()
 
 
 def number(value: float) -> str:

@@ -62,7 +62,7 @@ def choose(enabled: bool, device: torch.device, *, tell: bool = True) -> bool:
             "the loss is compiled for the %s in the first step, which takes longer", _NAMES[device.type]
         )
     else:
-        _LOG.info("train.compile=off: nothing is compiled, which a run of minutes would not earn back")
+        _LOG.info("computing without compilation, which a short run would not earn back (train.compile=off)")
     return _Choice.compiles
 
 

@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import io
 import json
 import math
@@ -14,6 +15,7 @@ import pytest
 from trainer.errors import EvaluationError
 from trainer.evaluation import coco_metrics
 from trainer.evaluation.truth_and_predictions import Predictions
+from trainer.visible_text import cells
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "coco_eval"
 PUBLISHED = {
@@ -244,3 +246,16 @@ def test_table_shows_numbers_and_shortens_many_classes():
     ).splitlines()
     assert len(lines) == 4 + 2 + 11
     assert lines[6].startswith("class 3 ") and "591 classes between" in lines[11]
+
+
+def test_no_name_of_a_class_shifts_the_table():
+    names = ["plain", "with\ttab", "two\nlines", "猫と犬", "\x1b[31mred"]
+    names.append("a name that is as long as those of Objects365 are")
+    row = {"boxes": 12, "AP": 1.0, "AP50": 1.0}
+    whole = coco_metrics.evaluate(TRUTH, PERFECT[:1])
+    result = dataclasses.replace(whole, per_class=dict.fromkeys(names, row))
+    lines = coco_metrics.table(result).splitlines()[5:]
+    columns = {cells(line.partition("12")[0]) for line in lines[1:]}
+    assert len(lines) == 1 + len(names) and len(columns) == 1
+    assert all(cells(line) <= 80 and line.isprintable() for line in lines)
+    assert lines[-1].startswith("a name that is as long as those…")

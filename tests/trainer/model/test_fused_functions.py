@@ -31,7 +31,7 @@ def test_nothing_is_compiled_unless_asked(caplog):
     assert not fused_functions.choose(False, CPU)
     assert double(torch.ones(2)).tolist() == [2, 2] and calls == [1]
     (record,) = caplog.records
-    assert record.levelname == "INFO" and record.message.startswith("train.compile=off: nothing is compiled")
+    assert record.levelname == "INFO" and record.message.startswith("computing without compilation")
     fused_functions.choose(False, CPU, tell=False)
     assert len(caplog.records) == 1
 
