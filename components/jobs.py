@@ -77,6 +77,8 @@ class Request:
         fields |= own_fields | {"command": training(arguments)}
         if in_pods:
             image = self.own.get("image") or self.default_image
+            # The image of the steps is tried so when it is built; another may write where it likes.
+            fields = {"read_only_root": image == self.default_image != ""} | fields
             fields |= {"image": image, "name": name_of(self.run_id)} | self._surroundings(job)
         try:
             spec = from_fields(fields, where="the training job")

@@ -195,6 +195,9 @@ class JobSpec:
     """Group that owns the mounted volumes."""
     run_as_non_root: bool = True
     """Refuse an image that would run as root."""
+    read_only_root: bool = False
+    """Nothing can be written but volumes, /dev/shm and /tmp, which is the pod's own; so it is in a run whose
+    training has the steps' own image, unless this says otherwise."""
     service_account: DnsName = ""
     """Service account of the pods; they get no token of it."""
 

@@ -173,6 +173,15 @@ def test_nothing_is_asked_of_a_cluster_for_processes_of_the_step(monkeypatch):
     jobs.remove("local", RUN)
 
 
+def test_the_root_of_the_steps_own_image_is_read_only_unless_the_job_says_otherwise():
+    assert on_cluster(image="", default_image="steps:2").spec(COMMAND).read_only_root
+    assert on_cluster(image="steps:2", default_image="steps:2").spec(COMMAND).read_only_root
+    assert not on_cluster(image="own:1", default_image="steps:2").spec(COMMAND).read_only_root
+    job = {"read_only_root": False}
+    assert not on_cluster(image="", default_image="steps:2", job=job).spec(COMMAND).read_only_root
+    assert on_cluster(image="own:1", job={"read_only_root": True}).spec(COMMAND).read_only_root
+
+
 SECRET = {"name": "TOKEN", "secret": "other-teams", "key": "token"}
 
 

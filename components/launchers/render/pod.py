@@ -11,6 +11,9 @@ CONTAINER = "pytorch"
 """The container's name: the Training Operator asks for this one."""
 
 
+_TMP = "/tmp"  # noqa: S108
+"""What a program may count on being able to write."""
+
 MAIN = "kubectl.kubernetes.io/default-container"
 """Annotation that tells which container of a pod is the job's own; others may be added to it."""
 
@@ -106,7 +109,11 @@ def _container_security(job: JobSpec) -> dict[str, Any]:
     dropped = ["ALL"] if job.run_as_non_root else []
     capabilities = _without_empty({"drop": dropped, "add": added})
     # Here and not on the pod: the operator's own init container may run as root.
-    root = {"runAsNonRoot": job.run_as_non_root or None, "allowPrivilegeEscalation": False}
+    root = {
+        "runAsNonRoot": job.run_as_non_root or None,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": job.read_only_root or None,
+    }
     return _without_empty({**root, "capabilities": capabilities})
 
 
@@ -129,7 +136,11 @@ def _mounts(job: JobSpec) -> list[dict[str, Any]]:
         )
         for mount in job.mounts
     ]
-    return [*_optional(_has_shm(job), {"name": "shm", "mountPath": "/dev/shm"}), *mounts]  # noqa: S108
+    own = [
+        *_optional(_has_shm(job), {"name": "shm", "mountPath": "/dev/shm"}),  # noqa: S108
+        *_optional(_has_tmp(job), {"name": "tmp", "mountPath": _TMP}),
+    ]
+    return [*own, *mounts]
 
 
 def _volumes(job: JobSpec) -> list[dict[str, Any]]:
@@ -138,11 +149,20 @@ def _volumes(job: JobSpec) -> list[dict[str, Any]]:
         {"name": volume, "persistentVolumeClaim": {"claimName": claim}}
         for claim, volume in _claims(job).items()
     ]
-    return [*_optional(_has_shm(job), {"name": "shm", "emptyDir": memory}), *claims]
+    own = [
+        *_optional(_has_shm(job), {"name": "shm", "emptyDir": memory}),
+        *_optional(_has_tmp(job), {"name": "tmp", "emptyDir": {}}),
+    ]
+    return [*own, *claims]
 
 
 def _has_shm(job: JobSpec) -> bool:
     return kubernetes_names.amount(job.shared_memory) > 0
+
+
+def _has_tmp(job: JobSpec) -> bool:
+    """Tell whether a pod needs a folder to write to; a claim may be mounted there instead."""
+    return job.read_only_root and all(mount.path.rstrip("/") != _TMP for mount in job.mounts)
 
 
 def _optional(condition: bool, item: dict[str, Any]) -> list[dict[str, Any]]:

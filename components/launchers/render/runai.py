@@ -14,8 +14,8 @@ from components.launchers.spec import JobSpec, Toleration
 from trainer.errors import ConfigError
 
 _WITHOUT_OPTION = (
-    "image_pull_secrets", "fs_group", "service_account", "node_selector", "spread", "priority_class",
-    "scheduler", "kueue_queue", "suspend", "start_timeout", "deadline",
+    "image_pull_secrets", "fs_group", "read_only_root", "service_account", "node_selector",
+    "spread", "priority_class", "scheduler", "kueue_queue", "suspend", "start_timeout", "deadline",
 )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from components.launchers.render import runai
 from components.launchers.spec import JobSpec
 
 _WITHOUT_OPTION = (
-    "image_pull_secrets", "run_as_user", "run_as_group", "fs_group", "service_account", "node_selector",
+    "image_pull_secrets", "run_as_user", "run_as_group", "fs_group", "read_only_root", "service_account",
+    "node_selector",
     "spread", "priority_class", "scheduler", "kueue_queue", "suspend", "start_timeout", "deadline",
 )  # fmt: skip
 _GRACE_SECONDS = 30  # Kubernetes' own, which this command line cannot change.

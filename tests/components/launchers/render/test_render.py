@@ -11,7 +11,15 @@ import pytest
 import yaml
 from job_specs import ODD, job
 
-from components.launchers.render import TARGETS, check_pytorchjob, indexed_job, pytorchjob, render, runai
+from components.launchers.render import (
+    TARGETS,
+    check_pytorchjob,
+    indexed_job,
+    pytorchjob,
+    render,
+    runai,
+    trainjob,
+)
 from components.launchers.render.labels import LABEL_SPEC
 from components.launchers.spec import JobSpec, from_fields
 from trainer.errors import ConfigError
@@ -166,6 +174,18 @@ def test_no_shared_memory_and_root() -> None:
     spec = master(pytorchjob.manifest(job(shared_memory="0", run_as_non_root=False)))["template"]["spec"]
     assert "volumes" not in spec
     assert spec["containers"][0]["securityContext"] == {"allowPrivilegeEscalation": False}
+
+
+def test_a_read_only_root_has_a_folder_of_its_own_to_write_to() -> None:
+    spec = master(pytorchjob.manifest(job(read_only_root=True)))["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
+    assert {"name": "tmp", "emptyDir": {}} in spec["volumes"]
+    mounted = job(read_only_root=True, mounts=[{"claim": "c", "path": "/tmp"}])
+    (container,) = master(pytorchjob.manifest(mounted))["template"]["spec"]["containers"]
+    assert [mount["mountPath"] for mount in container["volumeMounts"]].count("/tmp") == 1
+    assert trainjob.fits_shared(job(read_only_root=True))
 
 
 def test_the_operators_init_container_may_be_root() -> None:

@@ -1,0 +1,46 @@
+"""A training writes nowhere but to its output, /tmp and /dev/shm: so is the root of its pods read-only."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.configuration import to_json
+
+ROOT = Path(__file__).parents[2]
+CAGE = """set -e
+mount --bind / / && mount --bind "$1" /mnt && mount -o remount,bind,ro / && mount -t tmpfs tmpfs /tmp
+if touch "$2/written" 2>/dev/null; then exit 9; fi
+shift 2
+cd /tmp && exec "$@"
+"""
+
+
+def _cages() -> bool:
+    """Tell whether this machine lets us mount what only one process sees."""
+    command = ["unshare", "--mount", "mount", "--bind", "/", "/"]
+    return (
+        shutil.which("unshare") is not None
+        and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _cages(), reason="mounts nothing: needs root")
+def test_a_training_needs_no_root_that_it_can_write(tiny, shards, tmp_path):
+    shutil.copytree(shards, tmp_path / "shards")
+    (tmp_path / "config.json").write_text(to_json(tiny(train__compile="loss")))
+    python = [sys.executable, "-B", "-m", "trainer", "launch", "--nproc", "2", "--", "train"]
+    options = ["--config", "/mnt/config.json", "--shards", "/mnt/shards", "--output", "/mnt/run"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "TMP"))}
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", CAGE, "sh", str(tmp_path), str(ROOT), *python, *options],
+        env={**kept, "HOME": "/tmp", "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "Read-only file system" not in done.stdout + done.stderr
+    assert list((tmp_path / "run").rglob("best.pt"))
