@@ -57,6 +57,8 @@ def _results(record: dict[str, Any], folder: Path) -> None:
         print()
     if "training" in record and record["training"]["images_per_second"]:
         print(f"training: {_trained(record['training'])}")
+        if record["training"].get("advice"):
+            print(f"  warning: {record['training']['advice']}")
     if "gate" in record:
         gate = record["gate"]
         print(f"gate: {'passed' if gate['passed'] else 'failed, no model was exported'}")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from trainer import checkpoint, configuration, job_status, log, storage
+from trainer.advice import train_longer
 from trainer.batch_fitting import fitting_batch
 from trainer.compilation import compile_detector, hold_gradients, load_compiled, save_compiled
 from trainer.config import Config
@@ -31,7 +32,7 @@ from trainer.state import TrainState
 from trainer.step import TrainStep, compress_gradients
 from trainer.stop_signals import StopRequest, stop_request
 from trainer.trackers.experiment_tracking import Tracking, open_tracking
-from trainer.training_log import TrainingLog
+from trainer.training_log import TrainingLog, read_rows
 
 _LOG = logging.getLogger("train")
 _COMPILED = "compiled.bin"
@@ -49,7 +50,7 @@ def train(config: Config, shards_uri: str, output_uri: str, *, resume: str = "au
     Returns:
         checkpoint (URI of the best), metric (the one that chose), metrics, best_step, steps,
         epochs, ended_early (by train.patience), seconds, images_per_second, resumed_from (step or None),
-        processes.
+        processes; in rank 0 advice too ("train longer", or empty).
 
     Raises:
         Interrupted: stopped by SIGTERM or SIGINT, after saving.
@@ -319,6 +320,10 @@ class _Run:
         }
         if self.world.is_main and self.log:
             self.log.publish()
+            rows = [] if self.ended_early else read_rows(self.output)
+            result["advice"] = train_longer(rows, self.config.train.epochs)
+            if result["advice"]:
+                _LOG.warning(result["advice"])
             storage.write_json(storage.join(self.output, "result.json"), result)
             best_metrics = {f"best/{name.removeprefix('coco/')}": v for name, v in result["metrics"].items()}
             self.tracking.finish("finished", {"checkpoint": result["checkpoint"], **best_metrics})

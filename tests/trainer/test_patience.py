@@ -29,7 +29,8 @@ def scored(monkeypatch):
 
     def scoring(*given, **options):
         evaluated = evaluate(*given, **options)
-        return dataclasses.replace(evaluated, metrics={**evaluated.metrics, "coco/AP": current[0]})
+        metrics = dict.fromkeys(("coco/AP", "coco/AP50"), current[0])
+        return dataclasses.replace(evaluated, metrics={**evaluated.metrics, **metrics})
 
     monkeypatch.setattr(run_recorder.Recorder, "_score", noting)
     monkeypatch.setattr(run_recorder, "evaluate_coco", scoring)
@@ -45,9 +46,11 @@ def test_it_ends_after_as_many_epochs_without_a_better_score(scored, shards, tin
 
 
 @pytest.mark.parametrize(("patience", "epochs"), [(0, 6), (4, 6), (3, 5)])
-def test_with_more_patience_it_goes_on(scored, patience, epochs, shards, tiny, tmp_path):
+def test_with_more_patience_it_goes_on(scored, patience, epochs, shards, tiny, tmp_path, caplog):
     result = train(tiny(**QUICK, train__patience=patience), shards, str(tmp_path))
     assert (result["epochs"], result["ended_early"]) == (epochs, epochs < 6)
+    # What ended because nothing became better need not be longer; the others were best at their end.
+    assert bool(result["advice"]) == ("train longer: --set train.epochs=12" in caplog.text) == (epochs == 6)
 
 
 @pytest.mark.parametrize("signalled", [7, 12])
