@@ -8,6 +8,7 @@ from pathlib import Path
 from pipelines import parameters
 from pipelines.commands import Commands
 from pipelines.commands.options import add_overrides, add_parameter
+from trainer import recipes
 from trainer.configuration import parse_overrides
 
 
@@ -26,6 +27,11 @@ def add(commands: Commands) -> None:
         else:
             add_parameter(parser, item)
     parser.add_argument("--name", default="", help="name of the run (default: the recipe and the time)")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="for a first look: a quarter of the recipe's epochs, unless --set train.epochs says otherwise",
+    )
     parser.add_argument("--verbose", action="store_true", help="show the local runner's own log too")
     parser.set_defaults(command=_run)
 
@@ -35,7 +41,13 @@ def _run(options: argparse.Namespace) -> int:
     from pipelines.run import run
 
     values = {name: getattr(options, name) for name in parameters.LOCAL}
-    values |= {"overrides": parse_overrides(options.overrides)}
+    overrides = parse_overrides(options.overrides)
+    if options.quick:
+        recipe = options.recipe or parameters.LOCAL["recipe"].default
+        overrides = recipes.quick(recipe, overrides)
+        print(f"--quick: {overrides['train.epochs']} epochs, a validation after every "
+              f"{overrides['train.validate_every']}")  # fmt: skip
+    values |= {"overrides": overrides}
     values |= {"nproc": _processes()} if options.nproc is None else {}
     values = {name: value for name, value in values.items() if value is not None}
     request = Options(options.name, values, options.verbose)

@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 import torch
 
+from pipelines import cli
 from pipelines.commands.run import _processes
 from pipelines.options import Options
 from pipelines.run import _check_same, _warn_of_processes
@@ -91,6 +92,16 @@ def test_all_gpus_train_unless_told_otherwise(tmp_path, monkeypatch, files, usab
     for name in [*files, "nvidiactl"]:
         (tmp_path / name).touch()
     assert _processes(tmp_path) == processes
+
+
+def test_a_quick_run_says_and_keeps_what_it_sets(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr("pipelines.run.run", lambda request: asked.append(request) or 0)
+    assert cli.main(["run", "--quick", "--recipe", "small", "--set", "train.lr=0.1"]) == 0
+    assert asked[0]["overrides"] == {"train.epochs": 11, "train.validate_every": 5, "train.lr": 0.1}
+    assert "--quick: 11 epochs, a validation after every 5" in capsys.readouterr().out
+    # The command that goes on with it has the values themselves.
+    assert "--set train.epochs=11" in asked[0].command() and "--quick" not in asked[0].command()
 
 
 def test_recipes_are_listed_and_shown():
