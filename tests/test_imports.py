@@ -34,7 +34,7 @@ LAYERS = (
         },
     ),
     ("storage", {"config", "job_status_reporter", "storage"}),
-    ("text", {"configuration", "trackers", "training_log"}),
+    ("text", {"advice", "configuration", "trackers", "training_log"}),
     ("data", {"data", "weights"}),
     ("model", {"model"}),
     ("state", {"checkpoint", "compilation", "optim", "recipes"}),
