@@ -66,7 +66,7 @@ def figure(x: str, y: str) -> tuple[Figure, Axes]:
     with rc_context(_STYLE):
         drawn = Figure(figsize=(4.6, 2.9), layout="constrained")
         axes = drawn.add_subplot(xlabel=x, ylabel=y)
-        axes.tick_params(length=0)
+        axes.tick_params(length=0, pad=6)
     return drawn, axes
 
 

@@ -166,11 +166,23 @@ def histograms(statistics: Mapping[str, Mapping[str, Any]]) -> list[Plot]:
                 legend.append((variable(color), split))
         step = max(1, len(edges) // 6)
         shown = [2.0**edge if key == "box_aspect" else edge for edge in edges]
-        axes.set_xticks(np.arange(len(edges))[::step], [f"{edge:.4g}" for edge in shown][::step])
+        axes.set_xticks(np.arange(len(edges))[::step], [_tick(edge) for edge in shown][::step])
         axes.set_ylim(bottom=0)
         if legend:
             plots.append(Plot(title, svg(drawn), tuple(legend)))
     return plots
+
+
+def _tick(edge: float) -> str:
+    """Write an edge as short as it goes, 1/16 for 0.0625: on a telephone longer ones touch each other."""
+    whole = round(1 / edge) if 0 < edge < 1 else 0
+    return (
+        f"1/{whole}"
+        if whole and np.isclose(whole * edge, 1)
+        else f"{edge:.3g}"
+        if edge < 1
+        else f"{edge:.4g}"
+    )
 
 
 def _curves(

@@ -64,3 +64,18 @@ def test_sparkline_spans_the_box():
         tuple(map(float, point.split(","))) for point in plots.sparkline(np.linspace(1, 0, 101)).split()
     ]
     assert points[0] == (0, 1) and points[-1] == (100, 27)
+
+
+def test_labels_beside_each_other_have_room_on_a_telephone():
+    counts = {key: list(range(1, len(plots.BINS[key]))) for key in plots._HISTOGRAMS}
+    by_title = {plot.title: plot.svg for plot in plots.histograms({"train": counts})}
+    labels = re.findall(r">([^<>]+)</text>", by_title["Shape of boxes"])
+    assert "1/16" in labels and "1/8" in labels and not any(label.startswith("0.0625") for label in labels)
+    shown = [plots._tick(edge) for edge in (0.0, 0.25, 0.3333, 1.0, 2048.0)]
+    assert shown == [
+        "0",
+        "1/4",
+        "0.333",
+        "1",
+        "2048",
+    ]
