@@ -3,8 +3,9 @@
 transformers draws nearly all of them with a deviation of 0.01, and of RT-DETRv2 the factors of the encoder's
 BatchNorm too: right for what published weights replace, but where they are trained, three such layers in
 a row pass on a ten-thousandth of a gradient. The authors': `_reset_parameters` in
-src/zoo/dfine/dfine_decoder.py of github.com/Peterande/D-FINE (4a1f73a) and in rtdetrv2_decoder.py of
-github.com/lyuwenyu/RT-DETR (068dfde), and PyTorch's own where these say nothing.
+src/zoo/dfine/dfine_decoder.py of github.com/Peterande/D-FINE (0eb0cfe) and in
+rtdetrv2_pytorch/src/zoo/rtdetr/rtdetrv2_decoder.py of github.com/lyuwenyu/RT-DETR (366ce51), and PyTorch's
+own where these say nothing.
 """
 
 import math
@@ -13,6 +14,7 @@ import re
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from transformers import PreTrainedModel
 
 _CHANCE = 0.01
 """Score of every class before anything is learnt (Lin et al. 2017), however many classes there are."""
@@ -23,15 +25,18 @@ _BOXES = re.compile(r"(enc_bbox_head|pre_bbox_head|bbox_embed\.\d+|lqe_layers\.\
 _CLASSES = re.compile(r"(enc_score_head|class_embed\.\d+)")
 _EVEN = re.compile(r"(layers\.\d+\.mlp\..*|query_pos_head\.layers\.\d+|enc_output\.0)")
 """Layers whose outputs vary as much as their inputs (Glorot and Bengio 2010)."""
+_EVEN_OF_RTDETR = re.compile(r"decoder_input_proj\.\d+\.0")
+"""Further ones: D-FINE's authors leave them to PyTorch."""
 
 
 @torch.no_grad()
-def draw_first_weights(model: nn.Module) -> None:
+def draw_first_weights(model: PreTrainedModel) -> None:
     """Draw the weights of everything but the backbone, in place.
 
     Args:
         model: transformers' DFineModel or RTDetrV2Model.
     """
+    is_rtdetr = model.config.model_type.startswith("rt_detr")
     modules = {name: module for name, module in model.named_modules() if not name.startswith("backbone")}
     for name, module in modules.items():
         if name.endswith(_AS_IT_IS):
@@ -40,6 +45,8 @@ def draw_first_weights(model: nn.Module) -> None:
             module.reset_parameters()
         if isinstance(module, nn.Linear):
             _draw_linear(name.removeprefix("decoder."), module)
+        elif isinstance(module, nn.Conv2d) and is_rtdetr and _EVEN_OF_RTDETR.fullmatch(name):
+            nn.init.xavier_uniform_(module.weight)
     for name, module in modules.items():
         layers = getattr(module, "layers", None)
         if _BOXES.fullmatch(name.removeprefix("decoder.")) and isinstance(layers, nn.ModuleList):
