@@ -58,7 +58,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bo
 
 async def _serve(size: int) -> None:
     # A JPEG's beginning and end, and what is no marker between them.
-    body = b"\xff\xd8" + bytes(range(1, 255)) * (size // 254 + 1)
+    body = b"\xff\xd8\xff" + bytes(range(1, 255)) * (size // 254 + 1)
     body = body[: size - 2] + b"\xff\xd9"
     server = await asyncio.start_server(lambda r, w: _answer(r, w, body), "127.0.0.1", 0, backlog=256)
     print(server.sockets[0].getsockname()[1], flush=True)

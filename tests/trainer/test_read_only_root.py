@@ -32,7 +32,7 @@ def _cages() -> bool:
 @pytest.mark.skipif(not _cages(), reason="mounts nothing: needs root")
 def test_a_training_needs_no_root_that_it_can_write(tiny, shards, tmp_path):
     shutil.copytree(shards, tmp_path / "shards")
-    (tmp_path / "config.json").write_text(to_json(tiny(train__compile="loss")))
+    (tmp_path / "config.json").write_text(to_json(tiny(train__epochs=1)))
     python = [sys.executable, "-B", "-m", "trainer", "launch", "--nproc", "2", "--", "train"]
     options = ["--config", "/mnt/config.json", "--shards", "/mnt/shards", "--output", "/mnt/run"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "TMP"))}

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageColor
 
 from pipelines import cli
 from trainer import recipes
+from trainer.data.box_labels import COLOURS
 from trainer.data.download import download
 from trainer.data.preview import TILE
 from trainer.data.shards import shard
@@ -225,7 +226,7 @@ def test_a_sheet_shows_images_with_boxes(data, prepared, tmp_path, which):
         assert sheet.format == "PNG" and sheet.width > 3 * TILE and 2 * TILE < sheet.height < 3 * TILE
         # The colour of the boxes' frames and names is that of their class.
         colors = {color for _, color in sheet.convert("RGB").getcolors(10**7)}
-    assert colors & {(11, 132, 165), (209, 73, 91), (46, 147, 60), (143, 45, 155), (224, 122, 31)}
+    assert colors & {ImageColor.getrgb(colour) for colour in COLOURS[:7]}
 
 
 def test_a_seed_shows_the_same_images_and_another_one_others(data, prepared, tmp_path):
