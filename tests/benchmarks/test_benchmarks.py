@@ -37,9 +37,9 @@ CASES = {
         "--second-set",
         "train.lr=2e-3 train.ema_decay=0.9",
         "--seconds",
-        "10",
+        "5",
         "--trial",
-        "2",
+        "1",
     ],
     "workers": [
         "--recipe",

@@ -26,7 +26,7 @@ def learnt(tmp_path_factory, tiny):
     folder = tmp_path_factory.mktemp("learnt")
     config = tiny(train__epochs=5, train__validate_every=5, train__lr=2e-3, train__clip_norm=0.5)
     # All pairs of query and class: else the last one may be either of two that are alike.
-    every = {"model.queries": 30, "model.detections_per_image": 150, "model.score_threshold": 0.0}
+    every = {"model.queries": 16, "model.detections_per_image": 80, "model.score_threshold": 0.0}
     model = recipes.load("dfine_small", {"model.width": 0.25, **every}).model
     config = dataclasses.replace(config, model=model)
     raw = download("sample:images=80,seed=5,size=96", str(folder), config.data)
@@ -55,7 +55,7 @@ def test_every_validation_image_has_the_boxes_scores_and_labels_of_the_model(lea
         square = letterbox(read_sample(images, index)[0], size)[0][None]
         served = Detections(*(torch.from_numpy(part) for part in runtime.run(square.numpy())))
         eager = detector.predict(square)
-        assert eager.num.item() == served.num.item() == 150, index
+        assert eager.num.item() == served.num.item() == 80, index
         comparison.add(eager, served)
     matches = comparison.result()
     assert matches.matched == 1 and matches.detections > 10 * len(images)
