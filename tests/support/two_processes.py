@@ -12,6 +12,12 @@ from trainer.config import Config
 from trainer.configuration import to_json
 from trainer.loop import train
 
+LIKE_PASSES = {
+    "train__precision": "fp32", "train__epochs": 1, "train__lr": 1e-4, "train__clip_norm": 1.0,
+    "train__global_batch": 6, "train__batch_size": 3,
+}  # fmt: skip
+"""Overrides: each of two processes has three of six images, of which one has three in each of two passes."""
+
 
 def assert_two_equal_one(config: Config, shards: str, folder: Path, steps: int, weights: float) -> None:
     """Train with one process, and beside it with two that launch's own agent starts.

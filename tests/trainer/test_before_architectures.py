@@ -1,13 +1,12 @@
 """What was trained and exported before there was `model.architecture` is a RetinaNet, everywhere."""
 
 import json
-import threading
-import time
 import urllib.request
 
 import pytest
 from finished_runs import assert_same_weights, final_weights, losses, stop_after
 from PIL import Image
+from served_model import served
 
 from pipelines import cli
 from trainer import checkpoint, storage
@@ -16,7 +15,6 @@ from trainer.errors import Interrupted
 from trainer.evaluate import evaluate
 from trainer.export import bundle
 from trainer.export.export import export
-from trainer.export.predict import open_bundle
 from trainer.loop import train
 
 
@@ -100,20 +98,7 @@ def test_the_bundle_is_opened_listed_and_exported_again(old_bundle, shards, runs
 
 @pytest.mark.slow
 def test_the_bundle_is_served(old_bundle, picture):
-    uvicorn = pytest.importorskip("uvicorn")
-    server = pytest.importorskip("trainer.export.server")
-    with open_bundle(bundle.load(old_bundle[0])) as predictor:
-        app = server.application(predictor, ["127.0.0.1"])
-        running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
-        thread = threading.Thread(target=running.run, daemon=True)
-        thread.start()
-        end = time.monotonic() + 60
-        while not running.started:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        port = running.servers[0].sockets[0].getsockname()[1]
-        for path in ("/", "/v2/models/" + predictor.metadata["name"]):
+    with served(old_bundle[0]) as (port, name):
+        for path in ("/", f"/v2/models/{name}"):
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
                 assert answer.status == 200
-        running.should_exit = True
-        thread.join()

@@ -1,17 +1,14 @@
 """What the tests of the export share."""
 
 import json
-import threading
-import time
 from dataclasses import asdict
 
 import pytest
 from bundles import make_bundle
+from served_model import served
 
 from trainer import checkpoint
 from trainer.data.shard_index import ShardDataset
-from trainer.export import bundle
-from trainer.export.predict import open_bundle
 from trainer.model.architecture import build
 
 
@@ -41,16 +38,5 @@ def untrained(tiny, shards, tmp_path):
 @pytest.fixture
 def address(bundle_uri):
     """Host and port of a running server of the small model."""
-    uvicorn = pytest.importorskip("uvicorn")
-    server = pytest.importorskip("trainer.export.server")
-    with open_bundle(bundle.load(bundle_uri)) as predictor:
-        running = uvicorn.Server(server.settings(server.application(predictor, ["127.0.0.1"])))
-        thread = threading.Thread(target=running.run, daemon=True)
-        thread.start()
-        end = time.monotonic() + 60
-        while not running.started:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        yield "127.0.0.1", running.servers[0].sockets[0].getsockname()[1]
-        running.should_exit = True
-        thread.join()
+    with served(bundle_uri) as (port, _):
+        yield "127.0.0.1", port

@@ -115,6 +115,13 @@ def boxes(page):
     ]
 
 
+def draw_with_keys(page, count):
+    """Draw boxes without a mouse: each where the page puts one."""
+    for _ in range(count):
+        page.get_by_role("button", name="Draw a box").focus()
+        page.keyboard.press("Enter")
+
+
 def check_labels(page):
     """No label lies on another."""
     plates = [plate.bounding_box() for plate in page.locator("#boxes .plate").all()]
@@ -259,8 +266,7 @@ def test_boxes_are_corrected_with_keys_alone(visit):
     page.keyboard.press("Shift+ArrowDown")
     page.keyboard.press("Alt+ArrowLeft")
     assert boxes(page) == [("dog <b>", "25, 22, 96, 70")]
-    page.get_by_role("button", name="Draw a box").focus()
-    page.keyboard.press("Enter")
+    draw_with_keys(page, 1)
     assert boxes(page)[0] == ("dog <b>", "64, 32, 128, 64")
     page.keyboard.press("Delete")
     assert boxes(page) == [("dog <b>", "25, 22, 96, 70")]
@@ -271,9 +277,7 @@ def test_boxes_are_corrected_with_keys_alone(visit):
 def test_the_tab_key_goes_from_box_to_box(visit):
     page = visit()
     drop(page, ("a.jpg", jpeg()))
-    for _ in range(2):
-        page.get_by_role("button", name="Draw a box").focus()
-        page.keyboard.press("Enter")
+    draw_with_keys(page, 2)
     page.focus("#camera")
     while not page.evaluate("document.activeElement.matches('.box')"):
         page.keyboard.press("Tab")
@@ -447,8 +451,6 @@ def test_a_touch_chooses_a_box_and_draws_one(visit):
 def test_two_labels_do_not_hide_each_other(visit):
     page = visit()
     drop(page, ("a.jpg", jpeg()))
-    for _ in range(3):
-        page.get_by_role("button", name="Draw a box").focus()
-        page.keyboard.press("Enter")
+    draw_with_keys(page, 3)
     assert page.locator("#boxes .plate").count() == 4
     check_labels(page)

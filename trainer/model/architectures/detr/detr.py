@@ -5,6 +5,7 @@ are what is between them, which there depends on the batch or on random numbers:
 matching, what the losses are divided by; and the detections.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,9 +56,9 @@ class Detr(Architecture):
         self._compiled: Callable[[Tensor], list[Tensor]] | None = None
         self._places: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
+    @abstractmethod
     def make_library_config(self) -> Any:
         """The library's configuration of this network."""
-        raise NotImplementedError
 
     def forward(
         self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None,

@@ -9,7 +9,7 @@ from targets import random_batch
 from torchvision.models.detection import fasterrcnn_resnet50_fpn_v2
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 from torchvision_pair import assert_same_detections, assert_same_losses, in_training, same_input
-from two_processes import assert_two_equal_one
+from two_processes import LIKE_PASSES, assert_two_equal_one
 
 from trainer.errors import CheckpointError
 from trainer.export.detection_pairing import EXACT, Comparison
@@ -186,10 +186,5 @@ def test_its_life(tiny, shards, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_equal_one_on_the_same_global_batch(tiny, shards, tmp_path):
-    """Each has three of six images, of which one process has three in each of two passes."""
-    config = tiny(
-        train__precision="fp32", train__epochs=1, train__lr=1e-4, train__clip_norm=1.0,
-        train__global_batch=6, train__batch_size=3,
-    )  # fmt: skip
-    model = dataclasses.replace(NARROW, norm="batch")
-    assert_two_equal_one(dataclasses.replace(config, model=model), shards, tmp_path, steps=4, weights=0.05)
+    config = dataclasses.replace(tiny(**LIKE_PASSES), model=dataclasses.replace(NARROW, norm="batch"))
+    assert_two_equal_one(config, shards, tmp_path, steps=4, weights=0.05)

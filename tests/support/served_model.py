@@ -1,0 +1,35 @@
+"""The local server of a bundle, running in a thread of the test's process."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from trainer.export import bundle
+from trainer.export.predict import open_bundle
+
+
+@contextmanager
+def served(uri: str) -> Iterator[tuple[int, str]]:
+    """Serve a bundle on this machine; gives the port and the model's name.
+
+    Args:
+        uri: the bundle's folder.
+    """
+    uvicorn = pytest.importorskip("uvicorn")
+    server = pytest.importorskip("trainer.export.server")
+    with open_bundle(bundle.load(uri)) as predictor:
+        running = uvicorn.Server(server.settings(server.application(predictor, ["127.0.0.1"])))
+        thread = threading.Thread(target=running.run, daemon=True)
+        thread.start()
+        end = time.monotonic() + 60
+        while not running.started:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        try:
+            yield running.servers[0].sockets[0].getsockname()[1], predictor.metadata["name"]
+        finally:
+            running.should_exit = True
+            thread.join()
