@@ -211,6 +211,8 @@ def test_stopped_and_continued(tmp_path):
         *settings(tmp_path, TINY | {"train.epochs": 12, "train.log_every": 1}),
         "--gate",
         "coco/AP50 >= 1.0",  # No more is exported in the end, which takes its time.
+        "--nproc",
+        "1",
     ]
     process = subprocess.Popen(
         [*KUBEDET, "run", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

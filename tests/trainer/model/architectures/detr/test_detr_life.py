@@ -80,13 +80,10 @@ def test_squares_of_several_sizes_mosaics_and_mixed_images(narrow, shards, tmp_p
 @pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
 def test_a_whole_life(architecture, narrow, shards, tmp_path):
     """Trained, stopped and resumed to the same bits, evaluated, exported, and scored as exported."""
-    config = narrow(architecture, train__epochs=4, export__max_ap_change_int8=1.0)
-    formats = ["onnx", "onnx-int8"] if architecture == "dfine" else ["onnx"]
-    lived = live(config, shards, tmp_path, 7, formats)
-    for name, check in lived["formats"].items():
+    lived = live(narrow(architecture, train__epochs=3), shards, tmp_path, 7, ["onnx"])
+    for check in lived["formats"].values():
         assert check["images"] == 4 and check["matches"]["detections"] > 20
-        if name != "onnx-int8":
-            assert check["matches"]["matched"] >= 0.98 and abs(check["ap_change"]) <= 1e-3
+        assert check["matches"]["matched"] >= 0.98 and abs(check["ap_change"]) <= 1e-3
 
 
 @pytest.mark.slow
