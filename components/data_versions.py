@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data.download import download, fingerprint, join, sizes_uri
+from trainer.data.download import choices, download, fingerprint, join, sizes_uri
 from trainer.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
@@ -109,9 +109,7 @@ def known(source: str, data_root: str, config: DataConfig, version: str) -> dict
 
 def _place(source: str, data_root: str, config: DataConfig, version: str) -> str:
     # Of the configuration, what decides on the raw tables; how fast they were fetched does not.
-    digest = fingerprint(
-        "version", source, config.val_fraction, config.classes, config.max_images, config.empty_images
-    )
+    digest = fingerprint("version", source, *choices(config))
     return storage.join(data_root, "versions", f"{version}-{digest}.json")
 
 

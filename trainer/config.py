@@ -35,6 +35,9 @@ class DataConfig:
 
     val_fraction: Fraction = 0.1
     """Share of the training images held out where the source has no validation split."""
+    test_fraction: Fraction = 0.0
+    """Share of the training images held out for the test where the source has no test split. An image goes
+    there or not by a hash of its name, whatever else the source holds."""
     max_bad_fraction: Fraction = 0.02
     """Share of images or boxes that may be bad before the step fails."""
     classes: list[str] = field(default_factory=list)

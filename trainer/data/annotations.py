@@ -47,7 +47,7 @@ def build(listing: Listing, config: DataConfig, folder: str, where: str = "the s
 
     Args:
         listing: what the source has; its `problems` grow.
-        config: val_fraction, classes, max_images, empty_images and max_bad_fraction are used.
+        config: val_fraction, test_fraction, classes, max_images, empty_images, max_bad_fraction are used.
         folder: URI.
         where: names the source in messages.
 
@@ -169,20 +169,44 @@ def _labelled(boxes: pa.ListArray, labels: np.ndarray) -> pa.ListArray:
 def _parts(drafts: dict[str, _Draft], config: DataConfig) -> list[tuple[str, _Draft, np.ndarray]]:
     """Return the splits that are not empty: name, draft, and bool [rows], those that belong to it.
 
-    Where there is no val a share of train becomes it. A hash of each key chooses, so the choice
-    does not change when images are added; at least one image goes, one stays.
+    Where there is no test or no val, shares of train become them. Hashes of each key choose, so the choice
+    does not change when images are added. One image stays in train, and one at least becomes val; a test
+    split of a handful may have none, for an image taken to fill it would leave it when others come.
     """
     parts = {split: (draft, draft.kept) for split, draft in drafts.items()}
-    train, val = drafts.get("train"), drafts.get("val")
-    if train and train.kept.sum() > 1 and config.val_fraction > 0 and not (val and val.kept.any()):
-        candidates = np.flatnonzero(train.kept)
-        fractions = train.fractions[candidates]
-        count = min(max(1, int((fractions < config.val_fraction).sum())), len(candidates) - 1)
-        goes = np.zeros(len(train.keys), bool)
-        goes[candidates[np.argsort(fractions, kind="stable")[:count]]] = True
-        parts |= {"train": (train, train.kept & ~goes), "val": (train, goes)}
+    train = drafts.get("train")
+    if train:
+        tests = _tests(train, config.test_fraction) if _lacks(drafts, "test") else np.zeros_like(train.kept)
+        goes = _held_out(train, train.kept & ~tests, config.val_fraction if _lacks(drafts, "val") else 0)
+        carved = {"train": train.kept & ~tests & ~goes, "val": goes, "test": tests}
+        parts |= {
+            split: (train, chosen) for split, chosen in carved.items() if split == "train" or chosen.any()
+        }
     nonempty = [(split, *parts[split]) for split in SPLITS if split in parts and parts[split][1].any()]
     return [(split, draft, _limited(draft, chosen, config.max_images)) for split, draft, chosen in nonempty]
+
+
+def _lacks(drafts: dict[str, _Draft], split: str) -> bool:
+    return not (split in drafts and drafts[split].kept.any())
+
+
+def _tests(train: _Draft, fraction: float) -> np.ndarray:
+    """Return bool [rows]: the images whose hash says test, less one where no other is left."""
+    goes = train.kept & (train.keys < int(fraction * (2**64 - 1)))
+    if goes.any() and goes.sum() == train.kept.sum():
+        goes[np.argmax(np.where(goes, train.keys, 0))] = False
+    return goes
+
+
+def _held_out(train: _Draft, available: np.ndarray, fraction: float) -> np.ndarray:
+    """Return bool [rows]: the available images of the lowest fractions, at least one, and not all."""
+    goes = np.zeros(len(train.keys), bool)
+    candidates = np.flatnonzero(available)
+    if fraction > 0 and len(candidates) > 1:
+        fractions = train.fractions[candidates]
+        count = min(max(1, int((fractions < fraction).sum())), len(candidates) - 1)
+        goes[candidates[np.argsort(fractions, kind="stable")[:count]]] = True
+    return goes
 
 
 def _limited(draft: _Draft, chosen: np.ndarray, limit: int) -> np.ndarray:

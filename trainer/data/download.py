@@ -41,6 +41,13 @@ def fingerprint(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def choices(config: DataConfig) -> list[Any]:
+    """Return what of a configuration decides which images and boxes the raw tables have."""
+    chosen = [config.val_fraction, config.classes, config.max_images, config.empty_images]
+    # Tables from before there was a test_fraction keep their names.
+    return [*chosen, config.test_fraction] if config.test_fraction else chosen
+
+
 def download(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
     """Bring a source's images and annotations under the data root, or find them there.
 
@@ -69,7 +76,8 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
     Args:
         source: see `download`.
         data_root: URI of a folder.
-        config: classes, boxes_from, val_fraction, max_images, empty_images and max_bad_fraction are used.
+        config: classes, boxes_from, val_fraction, test_fraction, max_images, empty_images and
+            max_bad_fraction are used.
 
     Returns:
         kind, version, uri, fingerprint, source, images (URI of the images' folder), splits
@@ -81,10 +89,7 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
     """
     origin = sources.parse(source, config.boxes_from, config.allow_hosts)
     listing = origin.listing()
-    name = fingerprint(
-        "raw", VERSION, origin.uri, listing.state,
-        config.val_fraction, config.classes, config.max_images, config.empty_images,
-    )  # fmt: skip
+    name = fingerprint("raw", VERSION, origin.uri, listing.state, *choices(config))
     root = storage.absolute(data_root)
     uri = storage.join(root, "raw", name)
     plan_uri = storage.join(uri, "plan.json")

@@ -160,6 +160,38 @@ def test_val_of_small_sets(rows, count, fraction, expected):
     assert len(carved(rows, count, fraction)) == expected
 
 
+def test_as_a_set_grows_no_image_leaves_its_split_and_a_test_image_never_trains(rows):
+    """Ten versions, the last of which is smaller again."""
+    was_in, tested = {}, {}
+    for version, count in enumerate([1, 3, 10, 40, 100, 200, 300, 500, 800, 150]):
+        source_listing = listing(train=[entry(f"{number}.jpg", 0) for number in range(count)])
+        config = DataConfig(val_fraction=0.1, test_fraction=0.2)
+        _, read = rows(source_listing, config, f"raw-{version}")
+        split_of = {row["file_name"]: split for split, table in read.items() for row in table}
+        assert len(split_of) == count == sum(map(len, read.values())) and read["train"]
+        for name, split in split_of.items():
+            assert tested.setdefault(name, split == "test") == (split == "test"), name
+            if count >= 40:  # Smaller sets give val an image that the share alone would not.
+                assert was_in.setdefault(name, split) == split, name
+        if count == 800:
+            assert 130 < len(read["test"]) < 190 and 40 < len(read["val"]) < 90
+
+
+@pytest.mark.parametrize(
+    ("count", "fraction", "expected"), [(1, 1.0, 0), (2, 1.0, 1), (50, 1.0, 49), (50, 0.0, 0)]
+)
+def test_of_test_images_one_stays_to_train(rows, count, fraction, expected):
+    source_listing = listing(train=[entry(f"{number}.jpg", 0) for number in range(count)])
+    _, read = rows(source_listing, DataConfig(val_fraction=0.0, test_fraction=fraction))
+    assert len(read.get("test", [])) == expected and len(read["train"]) == count - expected
+
+
+def test_a_test_split_that_is_there_is_left_alone(rows):
+    given = {"train": [entry(f"{number}.jpg", 0) for number in range(30)], "test": [entry("t.jpg", 0)]}
+    _, tables = rows(listing(**given), DataConfig(test_fraction=0.5))
+    assert [row["file_name"] for row in tables["test"]] == ["t.jpg"] and len(tables["train"]) < 30
+
+
 def test_a_val_split_that_is_there_is_left_alone(rows):
     _, tables = rows(listing(train=[entry("a.jpg", 0)], val=[entry("v.jpg")]), DataConfig(val_fraction=0.9))
     assert [row["file_name"] for row in tables["val"]] == ["v.jpg"]
