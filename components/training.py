@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from components import data_versions, jobs, launchers
+from components import data_versions, jobs, launchers, run_plan
 from components.jobs import Request
 from components.launchers.spec import JobSpec
 from trainer import recipes, storage
@@ -14,6 +14,7 @@ from trainer.data.shard_index import data_root_of
 from trainer.errors import ConfigError, LaunchError
 from trainer.evaluation.gate import check, split_rules
 from trainer.export import published_models
+from trainer.machine_speed import measure
 from trainer.weights.weights_mirror import check_available
 
 
@@ -77,6 +78,8 @@ def prepare(
         split_rules(rules) or config.evaluation.gate, [category["name"] for category in index["categories"]]
     )
     config = _named(config, shards, [category["name"] for category in index["categories"]])
+    if not launchers.entry(request.launcher).pods:
+        config = _planned(config, overrides, index, output, job.processes)
     config = _with_global_batch(config, job, index["splits"].get("train", {}).get("samples", 0))
     storage.write_bytes(uri, to_json(config).encode())
     return job
@@ -91,6 +94,16 @@ def _named(config: Config, shards: str, classes: list[str]) -> Config:
         data_root, name, classes, other_classes=config.export.other_classes, fix=published_models.ANOTHER_NAME
     )
     return with_overrides(config, {"export.name": name})
+
+
+def _planned(
+    config: Config, overrides: dict[str, Any], index: dict[str, Any], output: str, processes: int
+) -> Config:
+    """Choose what follows from the number of images and the speed, where the training runs here."""
+    counts = {split: part["samples"] for split, part in index["splits"].items()}
+    images = run_plan.Images(**{split: counts.get(split, 0) for split in ("train", "val", "test")})
+    speed = partial(measure, classes=len(index["categories"]), processes=processes)
+    return run_plan.planned(config, overrides, images, processes, output, speed)
 
 
 def _with_global_batch(config: Config, job: JobSpec, samples: int) -> Config:

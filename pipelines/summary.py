@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from components import run_plan
 from pipelines.run_progress import RunProgress
 from trainer import storage
 from trainer.errors import EXIT_FAILURE, EXIT_RETRY
@@ -75,6 +76,8 @@ def _results(folder: Path, done: set[str]) -> dict[str, Any]:
     results = {}
     if "train" in done:
         results["training"] = storage.read_json(str(folder / "train" / "result.json"))
+        plan = str(folder / run_plan.FILE)
+        results |= {"plan": storage.read_json(plan)} if storage.exists(plan) else {}
     if "evaluate" in done:
         results["metrics"] = storage.read_json(str(folder / "evaluation" / "metrics.json"))["metrics"]
     if "evaluate" in done:

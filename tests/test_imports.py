@@ -41,6 +41,7 @@ LAYERS = (
     ("scores", {"evaluation", "resume", "state"}),
     ("report", {"report", "run_recorder", "step"}),
     ("fitting", {"batch_fitting"}),
+    ("speed", {"machine_speed"}),
     ("export", {"export"}),
     ("baseline", {"baseline"}),
     ("commands", {"doctor", "evaluate", "launch", "loop"}),

@@ -35,6 +35,7 @@ _MAY_CHANGE = {
     "loader.prefetch",
     "loader.decoder",
     "train.epochs",
+    "train.minutes",
     "train.trackers",
     "train.patience",
     "train.find_batch_size",

@@ -28,6 +28,11 @@ from trainer.config_types import (
     integral,
 )
 
+MINUTES = "train.minutes"
+"""Key of the time that a run may take."""
+QUICK_MINUTES = 4
+"""What `kubedet run --quick` sets it to."""
+
 
 @dataclass(config=STRICT, frozen=True)
 class DataConfig:
@@ -166,6 +171,10 @@ class TrainConfig:
 
     epochs: Positive = 26
     """Passes over the training split."""
+    minutes: NonNegative = 0.0
+    """Minutes that a run may take from its training's start on, where it trains on the machine that starts it
+    (launcher local): epochs, image size, batch and validations that nobody set are chosen for the number of
+    images and the speed measured at the start. 0 takes everything as it stands."""
     batch_size: Positive = 4
     """Most images of each process in a forward pass."""
     accumulate: Positive = 1

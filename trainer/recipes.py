@@ -13,8 +13,8 @@ from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOpt
 
 _FLOOR = ["coco/AP50 >= 0.1"]
 """Gate of recipes for sets of one's own: what an untrained detector finds by chance stays below it."""
-_QUICK = 4
-"""What the epochs of a recipe are divided by for a first look."""
+_MINUTES, _GPU_MINUTES = 30.0, 240.0
+"""How long a run of such a recipe may take: on a CPU, from scratch; on GPUs, from published weights."""
 _RESNET50 = "torchvision:ResNet50_Weights.IMAGENET1K_V2"
 
 
@@ -45,8 +45,8 @@ def small() -> Config:
         ),
         model=_narrow(width=24, anchor_sizes=[16.0, 32.0, 64.0, 128.0, 256.0]),
         train=TrainConfig(
-            epochs=45, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_steps=50,
-            clip_norm=5.0, ema_decay=0.99, validate_every=9, checkpoint_minutes=1.0,
+            epochs=45, minutes=_MINUTES, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01,
+            warmup_steps=50, clip_norm=5.0, ema_decay=0.99, validate_every=9, checkpoint_minutes=1.0,
             compile="off",
         ),
         evaluation=EvaluationConfig(gate=list(_FLOOR)),
@@ -164,8 +164,8 @@ def finetune() -> Config:
             weights="torchvision:RetinaNet_ResNet50_FPN_V2_Weights.COCO_V1",
         ),
         train=TrainConfig(
-            epochs=20, batch_size=4, optimizer="adamw", lr=1e-4, weight_decay=0.05, warmup_steps=200,
-            clip_norm=1.0, ema_decay=0.999,
+            epochs=20, minutes=_GPU_MINUTES, batch_size=4, optimizer="adamw", lr=1e-4, weight_decay=0.05,
+            warmup_steps=200, clip_norm=1.0, ema_decay=0.999,
         ),
         evaluation=EvaluationConfig(gate=list(_FLOOR)),
     )  # fmt: skip
@@ -185,9 +185,9 @@ def dfine_small() -> Config:
         ),
         model=DFineOptions(size="n", width=0.5, queries=60, denoising=30, backbone_lr=1.0),
         train=TrainConfig(
-            epochs=45, batch_size=4, optimizer="adamw", lr=1e-3, weight_decay=1e-4, warmup_steps=50,
-            clip_norm=0.1, ema_decay=0.99, validate_every=9, checkpoint_minutes=1.0, compile="off",
-            precision="fp32",
+            epochs=45, minutes=_MINUTES, batch_size=4, optimizer="adamw", lr=1e-3, weight_decay=1e-4,
+            warmup_steps=50, clip_norm=0.1, ema_decay=0.99, validate_every=9, checkpoint_minutes=1.0,
+            compile="off", precision="fp32",
         ),
         evaluation=EvaluationConfig(gate=list(_FLOOR)),
     )  # fmt: skip
@@ -237,8 +237,8 @@ def dfine_finetune() -> Config:
         ),
         model=DFineOptions(size="s", weights="hf:ustc-community/dfine-small-obj2coco", backbone_lr=0.5),
         train=TrainConfig(
-            epochs=30, batch_size=8, global_batch=16, optimizer="adamw", lr=1e-4, weight_decay=1e-4,
-            warmup_steps=200, clip_norm=0.1, ema_decay=0.999, compile="off",
+            epochs=30, minutes=_GPU_MINUTES, batch_size=8, global_batch=16, optimizer="adamw", lr=1e-4,
+            weight_decay=1e-4, warmup_steps=200, clip_norm=0.1, ema_decay=0.999, compile="off",
         ),
         evaluation=EvaluationConfig(gate=list(_FLOOR)),
     )  # fmt: skip
@@ -282,25 +282,6 @@ def load(name: str, overrides: dict[str, Any] | None = None) -> Config:
     config = with_overrides(RECIPES[name](), overrides or {}, where=f"overrides of recipe {name}")
     check_frozen(config)
     return config
-
-
-def quick(name: str, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return overrides that train a quarter of the recipe's epochs, for a first look at a set.
-
-    They follow from the recipe and the overrides alone, so that a run that is gone on with has the same.
-
-    Args:
-        name: the recipe's.
-        overrides: dotted keys and values that were asked for: they are kept.
-
-    Raises:
-        ConfigError: see `load`.
-    """
-    train = load(name, overrides).train
-    epochs = overrides.get("train.epochs", max(1, train.epochs // _QUICK))
-    # Two validations at least, as far as there are epochs for them: the best of them is what is exported.
-    often = min(train.validate_every, max(1, epochs // 2))
-    return {"train.epochs": epochs, "train.validate_every": often} | overrides
 
 
 def load_here(name: str, overrides: dict[str, Any] | None = None) -> Config:

@@ -8,7 +8,7 @@ from pathlib import Path
 from pipelines import parameters
 from pipelines.commands import Commands
 from pipelines.commands.options import add_overrides, add_parameter
-from trainer import recipes
+from trainer.config import MINUTES, QUICK_MINUTES
 from trainer.configuration import parse_overrides
 
 
@@ -30,7 +30,8 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="for a first look: a quarter of the recipe's epochs, unless --set train.epochs says otherwise",
+        help=f"for a first look, in about {QUICK_MINUTES} minutes from the training's start on: short for "
+        f"--set {MINUTES}={QUICK_MINUTES}, which chooses image size, epochs and batch that are not set",
     )
     parser.add_argument("--verbose", action="store_true", help="show the local runner's own log too")
     parser.set_defaults(command=_run)
@@ -43,10 +44,7 @@ def _run(options: argparse.Namespace) -> int:
     values = {name: getattr(options, name) for name in parameters.LOCAL}
     overrides = parse_overrides(options.overrides)
     if options.quick:
-        recipe = options.recipe or parameters.LOCAL["recipe"].default
-        overrides = recipes.quick(recipe, overrides)
-        print(f"--quick: {overrides['train.epochs']} epochs, a validation after every "
-              f"{overrides['train.validate_every']}")  # fmt: skip
+        overrides = {MINUTES: QUICK_MINUTES} | overrides
     values |= {"overrides": overrides}
     values |= {"nproc": _processes()} if options.nproc is None else {}
     values = {name: value for name, value in values.items() if value is not None}

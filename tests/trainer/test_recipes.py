@@ -43,16 +43,3 @@ def test_small_takes_published_weights_at_their_width(tmp_path):
     check_pretrained(recipes.load("small", given | {"model.backbone_width": 64}).model, str(tmp_path))
     with pytest.raises(CheckpointError, match=r"conv1\.weight: 64x3x7x7 in the file, 24x3x7x7 in the model"):
         check_pretrained(recipes.load("small", given).model, str(tmp_path))
-
-
-@pytest.mark.parametrize("name", recipes.RECIPES)
-def test_a_quick_run_trains_a_quarter_and_is_validated(name):
-    whole = recipes.load(name).train
-    train = recipes.load(name, recipes.quick(name, {})).train
-    assert train.epochs == max(1, whole.epochs // 4) and train.validate_every * 2 <= max(2, train.epochs)
-
-
-def test_what_is_asked_for_is_kept_in_a_quick_run():
-    asked = {"train.epochs": 7, "train.lr": 0.1}
-    assert recipes.quick("small", asked) == asked | {"train.validate_every": 3}
-    assert recipes.quick("small", {"train.validate_every": 11})["train.validate_every"] == 11

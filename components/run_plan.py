@@ -1,0 +1,206 @@
+"""What a run chooses by itself: epochs, image size, batch and validations for a set, a machine and a time.
+
+They follow from the number of images and from the speed that the machine shows before the training
+(`train.minutes`). What was chosen is kept in the run's folder: a run that is gone on with takes it from
+there, however fast the machine is by then. What somebody set stays as it is.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer import storage
+from trainer.config import QUICK_MINUTES, Config
+from trainer.configuration import with_overrides
+
+FILE = "plan.json"
+"""In the run's folder: for what it was planned, what was chosen, and how long it was to take."""
+
+_REFERENCE = 300
+"""Images that a recipe's epochs are meant for: fewer are seen more often, by the root, up to three times."""
+_STEPS = 10
+"""Steps that an epoch should have, where the batch can be made smaller for it."""
+_SIDES = (1.0, 0.8, 0.6)
+"""Image sizes that are tried, relative to the recipe's."""
+_ENOUGH = 0.6
+"""Share of the epochs for which a larger image is worth more than the rest of them."""
+_LEAST = 1500
+"""Images that are trained on at least, however long that takes, in five epochs at most."""
+_OVERHEAD = 1.25
+"""What a training takes relative to its passes: loading, the optimiser, writing."""
+_FORWARD = 3.0
+"""Images that are predicted in the time in which one is trained."""
+_REST_SECONDS = 60.0
+"""Of a run beside training and predictions: its processes' start, the files of the exported model."""
+_EXPORT_PASSES = 2
+"""How often the export predicts the validation images: with the model and with the file."""
+
+Speed = Callable[[Config], float]
+"""Measures images per second of a configuration; 0 where it cannot."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """How many images of a set there are to plan for."""
+
+    train: int
+    val: int = 0
+    test: int = 0
+
+    def seconds(self, config: Config, rate: float) -> float:
+        """Return how long a run takes from its training's begin on.
+
+        Args:
+            config: its epochs, validations and export.
+            rate: images per second in training, of all processes.
+        """
+        predicted = math.ceil(config.train.epochs / config.train.validate_every) * self.val
+        predicted += self.test or self.val
+        predicted += _EXPORT_PASSES * min(self.val, config.export.check_images)
+        return _REST_SECONDS + (config.train.epochs * self.train * _OVERHEAD + predicted / _FORWARD) / rate
+
+
+def planned(
+    config: Config, fixed: Collection[str], images: Images, processes: int, folder: str, speed: Speed
+) -> Config:
+    """Return the configuration with what is chosen for these data on this machine, and print it.
+
+    Args:
+        config: of the recipe with the overrides; without `train.minutes` it is returned as it is.
+        fixed: dotted keys that somebody set, which stay.
+        images: of the data.
+        processes: of the training.
+        folder: URI of the run's folder, which keeps the plan.
+        speed: see `Speed`; it is asked where nothing is kept.
+    """
+    if not config.train.minutes:
+        return config
+    asked = {"recipe": config.recipe, "minutes": config.train.minutes, "images": images.train}
+    uri = storage.join(folder, FILE)
+    kept = storage.read_json(uri) if storage.exists(uri) else {}
+    if kept.get("asked") == asked:
+        chosen = {key: value for key, value in kept["chosen"].items() if key not in fixed}
+        return with_overrides(config, chosen)
+    if not kept and storage.exists(storage.join(folder, "config.json")):
+        return config  # It was begun before there were plans.
+    plan, rate = choose(config, fixed, images, processes, speed)
+    lines = _told(config, plan, images, rate)
+    print("\n".join(lines), flush=True)
+    chosen = {key: _value(plan, key) for key in _KEYS if key not in fixed}
+    estimate = round(images.seconds(plan, rate)) if rate else None
+    record = {"asked": asked, "chosen": chosen, "images_per_second": rate, "estimated_seconds": estimate}
+    storage.write_json(uri, record)
+    return plan
+
+
+_KEYS = (
+    "loader.image_size", "loader.plain_epochs", "train.batch_size", "train.global_batch", "train.epochs",
+    "train.validate_every",
+)  # fmt: skip
+
+
+def choose(
+    config: Config, fixed: Collection[str], images: Images, processes: int, speed: Speed
+) -> tuple[Config, float]:
+    """Choose for a set and a machine.
+
+    Args:
+        config: see `planned`.
+        fixed: see `planned`.
+        images: see `planned`.
+        processes: see `planned`.
+        speed: see `Speed`.
+
+    Returns:
+        The configuration, and its images per second, 0 where they could not be measured.
+    """
+    config = _changed(config, fixed, _batch(config, images.train, processes))
+    share = min(max(math.sqrt(_REFERENCE / max(images.train, 1)), 1.0), 3.0)
+    target = _with_epochs(config, fixed, round(config.train.epochs * share))
+    size = config.loader.image_size
+    stride = max(config.model.stride, 32)
+    sides = sorted({max(96, round(size * part / stride) * stride) for part in _SIDES}, reverse=True)
+    if "loader.image_size" in fixed or config.loader.sizes:
+        sides = [size]
+    for side in sides:
+        plan = _changed(target, fixed, {"loader.image_size": side})
+        rate = speed(plan)
+        if not rate:
+            return target, 0.0
+        possible = _epochs_within(plan, fixed, images, rate)
+        if possible >= _ENOUGH * target.train.epochs:
+            break
+    least = min(max(math.ceil(_LEAST / max(images.train, 1)), 1), 5)
+    return _with_epochs(plan, fixed, min(max(possible, least), target.train.epochs)), rate
+
+
+def _batch(config: Config, samples: int, processes: int) -> dict[str, int]:
+    """Return a batch with which an epoch has its steps, none larger than the recipe's."""
+    train = config.train
+    of_step = train.global_batch or train.batch_size * train.accumulate * processes
+    wanted = max(min(of_step, samples // _STEPS), processes)
+    if wanted >= of_step:
+        return {}
+    smaller = {"train.global_batch": wanted} if train.global_batch else {}
+    return smaller | {"train.batch_size": min(train.batch_size, max(1, wanted // processes))}
+
+
+def _with_epochs(config: Config, fixed: Collection[str], epochs: int) -> Config:
+    """Change the epochs, and with them how many of them lie between validations and how many are plain."""
+    epochs = config.train.epochs if "train.epochs" in fixed else epochs
+    share = epochs / config.train.epochs
+    # Two validations at least, as far as there are epochs for them: the best of them is what is exported.
+    every = min(max(1, round(config.train.validate_every * share)), max(1, epochs // 2))
+    plain = round(config.loader.plain_epochs * share)
+    values = {"train.epochs": epochs, "train.validate_every": every, "loader.plain_epochs": plain}
+    return _changed(config, fixed, values)
+
+
+def _epochs_within(config: Config, fixed: Collection[str], images: Images, rate: float) -> int:
+    """Return how many epochs the time allows, at most those of the configuration."""
+    limit, low, high = 60 * config.train.minutes, 0, config.train.epochs
+    while low < high:
+        middle = (low + high + 1) // 2
+        if images.seconds(_with_epochs(config, fixed, middle), rate) <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _changed(config: Config, fixed: Collection[str], values: Mapping[str, Any]) -> Config:
+    return with_overrides(config, {key: value for key, value in values.items() if key not in fixed})
+
+
+def _value(config: Config, dotted: str) -> Any:
+    section, _, key = dotted.partition(".")
+    return getattr(getattr(config, section), key)
+
+
+def _told(recipe: Config, plan: Config, images: Images, rate: float) -> list[str]:
+    """Say what was chosen and how long it takes, in lines of less than 80 characters."""
+    train = plan.train
+    lines = [
+        f"{images.train} images: {train.epochs} epochs at {plan.loader.image_size} pixels, batches of "
+        f"{train.batch_size}, validated every {train.validate_every}"
+    ]
+    if not rate:
+        return [*lines, "the speed of this machine could not be measured: no estimate of the time"]
+    minutes = _minutes(images.seconds(plan, rate))
+    quick = minutes > QUICK_MINUTES + 1
+    unit = "minute" if minutes == 1 else "minutes"
+    lines.append(
+        f"about {minutes} {unit} at {rate:.1f} images/s on this machine"
+        + (f"; --quick for {QUICK_MINUTES}" if quick and recipe.train.minutes > QUICK_MINUTES else "")
+    )
+    if plan.loader.image_size < recipe.loader.image_size or train.epochs < recipe.train.epochs:
+        lines.append(
+            f"within train.minutes={recipe.train.minutes:g}: the recipe has {recipe.train.epochs} epochs at "
+            f"{recipe.loader.image_size} pixels (=0 takes them)"
+        )
+    return lines
+
+
+def _minutes(seconds: float) -> int:
+    return max(1, round(seconds / 60))

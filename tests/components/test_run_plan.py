@@ -1,0 +1,154 @@
+"""What is chosen of a run that says how long it may take, and that it stays so."""
+
+import json
+
+import pytest
+import torch
+
+from components import training
+from components.jobs import Request
+from components.run_plan import Images, choose, planned
+from components.training import prepare
+from trainer import recipes
+from trainer.configuration import from_json
+from trainer.machine_speed import images_per_second, measure
+
+SMALL = recipes.load("small")
+PHOTOGRAPHS = Images(300, 60, 30)
+
+
+def never(config):
+    raise AssertionError("the speed is measured where nobody asks for it")
+
+
+def machine(rate, side=320):
+    """A machine that trains so many images a second of that side, and others by their area."""
+    return lambda config: rate * (side / config.loader.image_size) ** 2
+
+
+def test_a_fast_machine_trains_the_recipe_as_it_stands():
+    assert choose(SMALL, {}, PHOTOGRAPHS, 2, machine(500.0)) == (SMALL, 500.0)
+
+
+@pytest.mark.parametrize("recipe", ["small", "dfine_small", "finetune", "dfine_finetune"])
+@pytest.mark.parametrize("rate", [2.0, 8.0, 25.0, 60.0])
+@pytest.mark.parametrize("minutes", [4, 15, 40])
+def test_what_is_chosen_takes_no_longer_than_asked_for(recipe, rate, minutes):
+    config = recipes.load(recipe, {"train.minutes": minutes})
+    plan, at_size = choose(config, {}, PHOTOGRAPHS, 1, machine(rate))
+    assert plan.loader.image_size % 32 == 0
+    # 300 images an epoch, 60 a validation, 30 and twice 60 after the training, a minute for all else.
+    validations = -(-plan.train.epochs // plan.train.validate_every)
+    passes = plan.train.epochs * 300 * 1.25 + (validations * 60 + 30 + 2 * 60) / 3
+    assert 60 + passes / at_size <= 60 * minutes or plan.train.epochs == 5
+    assert plan.train.validate_every * 2 <= plan.train.epochs >= plan.loader.plain_epochs * 2
+
+
+def test_a_slow_machine_has_smaller_images_before_it_has_few_epochs():
+    fast, slow, slowest = (choose(SMALL, {}, PHOTOGRAPHS, 2, machine(rate))[0] for rate in (25, 4.5, 0.1))
+    assert (fast.loader.image_size, fast.train.epochs) == (320, 45)
+    assert slow.loader.image_size == 256 and 27 <= slow.train.epochs < 45
+    assert (slowest.loader.image_size, slowest.train.epochs) == (192, 5)
+
+
+def test_few_images_are_seen_more_often_in_smaller_batches():
+    few, fewest, many = (
+        choose(SMALL, {}, Images(count, 20), 2, machine(1000.0))[0].train for count in (60, 6, 6000)
+    )
+    assert (few.epochs, few.validate_every, few.batch_size) == (101, 20, 3)
+    assert (fewest.epochs, fewest.batch_size) == (135, 1)
+    assert (many.epochs, many.batch_size) == (45, 4)
+    # A recipe of one global batch for any number of processes has a smaller one.
+    shared = choose(recipes.load("dfine_finetune"), {}, Images(40), 4, machine(1000.0))[0].train
+    assert (shared.global_batch, shared.batch_size) == (4, 1)
+
+
+def test_what_somebody_set_stays():
+    overrides = {
+        "train.epochs": 7, "loader.image_size": 256, "train.batch_size": 2, "train.validate_every": 4
+    }  # fmt: skip
+    config = recipes.load("small", overrides)
+    assert choose(config, overrides, PHOTOGRAPHS, 2, machine(0.1))[0] == config
+
+
+def test_a_run_that_goes_on_keeps_its_plan_on_a_machine_of_another_speed(tmp_path, capsys):
+    first = planned(SMALL, {}, PHOTOGRAPHS, 2, str(tmp_path), machine(4.5))
+    assert first.loader.image_size == 256
+    shown = capsys.readouterr().out.splitlines()
+    assert (
+        shown[0] == f"300 images: {first.train.epochs} epochs at 256 pixels, batches of 4, validated every 6"
+    )
+    assert shown[1] == "about 30 minutes at 7.0 images/s on this machine; --quick for 4"
+    assert shown[2] == "within train.minutes=30: the recipe has 45 epochs at 320 pixels (=0 takes them)"
+    assert all(len(line) < 80 for line in shown)
+    kept = json.loads((tmp_path / "plan.json").read_text())
+    assert kept["chosen"]["train.epochs"] == first.train.epochs and 1700 < kept["estimated_seconds"] <= 1800
+    assert planned(SMALL, {}, PHOTOGRAPHS, 2, str(tmp_path), never) == first
+    # More epochs than were planned may be asked for: nothing else changes.
+    longer = recipes.load("small", {"train.epochs": 90})
+    assert planned(longer, {"train.epochs"}, PHOTOGRAPHS, 2, str(tmp_path), never).loader == first.loader
+    # Asked for otherwise it is another plan.
+    quick = recipes.load("small", {"train.minutes": 4})
+    other = planned(quick, {"train.minutes"}, PHOTOGRAPHS, 2, str(tmp_path), machine(12.0))
+    assert other.train.epochs < first.train.epochs
+    assert "--quick" not in capsys.readouterr().out
+
+
+def test_a_run_that_was_begun_without_a_plan_has_none(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert planned(SMALL, {}, PHOTOGRAPHS, 2, str(tmp_path), never) == SMALL
+
+
+def test_recipes_without_a_time_are_left_alone(tmp_path):
+    debug = recipes.load("debug")
+    assert planned(debug, {}, PHOTOGRAPHS, 2, str(tmp_path), never) == debug
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_machine_whose_speed_nobody_can_tell_trains_the_whole_recipe(tmp_path, capsys):
+    assert planned(SMALL, {}, PHOTOGRAPHS, 2, str(tmp_path), lambda config: 0.0) == SMALL
+    assert "could not be measured" in capsys.readouterr().out
+
+
+@pytest.fixture
+def indexed(tmp_path):
+    """A folder of shards with 300 training images, as far as its index tells."""
+    index = {"splits": {"train": {"samples": 300}, "val": {"samples": 60}}, "source": "coco:/data/cards",
+             "categories": [{"id": 1, "name": "ace"}]}  # fmt: skip
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    return tmp_path
+
+
+def test_the_train_step_writes_what_was_chosen(indexed, monkeypatch, capsys):
+    monkeypatch.setattr(training, "measure", lambda config, classes, processes: 2.25 * processes)
+    prepare(str(indexed), str(indexed), "small", {}, Request(own={"nproc": 2}))
+    config = from_json((indexed / "config.json").read_text())
+    expected, _ = choose(SMALL, {}, Images(300, 60), 2, lambda config: 4.5)
+    assert (config.train.epochs, config.loader) == (expected.train.epochs, expected.loader)
+    assert "300 images: " in capsys.readouterr().out
+
+
+def test_pods_elsewhere_train_the_recipe_as_it_stands(indexed, monkeypatch):
+    monkeypatch.setattr(training, "measure", never)
+    request = Request(
+        "kubernetes",
+        {"image": "registry/kubedet:1"},
+        {"mounts": [{"claim": "a", "path": str(indexed)}]},
+        run_id="1",
+    )
+    prepare(str(indexed), str(indexed), "small", {}, request)
+    config = from_json((indexed / "config.json").read_text())
+    assert config.train.epochs == SMALL.train.epochs and not (indexed / "plan.json").exists()
+
+
+def test_the_speed_is_one_of_this_machine():
+    config = recipes.load("debug", {"loader.image_size": 96, "train.batch_size": 2})
+    assert images_per_second(config, 2, torch.device("cpu"), seconds=0.1) > 0
+
+
+@pytest.mark.slow
+def test_the_speed_is_that_of_processes_side_by_side():
+    config = recipes.load("debug", {"loader.image_size": 96, "train.batch_size": 2})
+    assert measure(config, 2, processes=2) > 0
+    # What cannot be trained has none.
+    assert measure(recipes.load("debug", {"loader.image_size": 96}), 0, processes=1) == 0
