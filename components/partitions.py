@@ -43,12 +43,11 @@ def plan(
         StorageError: the data root cannot be read or written.
     """
     check(partitions)
-    whole = recipes.load_here(recipe, overrides)
+    config = recipes.load_here(recipe, overrides).data
     if trains:
-        from trainer.model.pretrained import check_pretrained  # PyTorch, for whom nothing else here needs it.
+        from components import starting_weights  # PyTorch, for whom nothing else here needs it.
 
-        check_pretrained(whole.model, data_root)
-    config = whole.data
+        starting_weights.secure(recipe, overrides, data_root)
     is_known = data_versions.known(source, data_root, config, version) is not None
     uri = "" if is_known else storage.join(download.plan(source, data_root, config)["uri"], "plan.json")
     numbered = ({"plan": uri, "partition": part, "partitions": partitions} for part in range(partitions))

@@ -5,10 +5,9 @@ Each function returns what a step publishes: the small manifest, and the metadat
 
 from typing import Any
 
-from components import data_versions, partitions
+from components import data_versions, partitions, starting_weights
 from trainer import recipes, storage
 from trainer.data import shards
-from trainer.model.pretrained import check_pretrained
 from trainer.report.shards_page import page
 
 Published = tuple[dict[str, Any], dict[str, Any]]
@@ -34,7 +33,7 @@ def prepare(
         Of the raw images and of the shards.
     """
     if trains:
-        check_pretrained(recipes.load_here(recipe, overrides).model, data_root)
+        starting_weights.secure(recipe, overrides, data_root)
     raw = download([], source, recipe, overrides, data_root, version)
     return raw, shard([], raw[0], recipe, overrides, data_root, page_path)
 

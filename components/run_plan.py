@@ -76,22 +76,40 @@ def planned(
     """
     if not config.train.minutes:
         return config
-    asked = {"recipe": config.recipe, "minutes": config.train.minutes, "images": images.train}
+    settings = {"recipe": config.recipe, "minutes": config.train.minutes, "images": images.train}
+
+    def measured() -> dict[str, Any]:
+        plan, rate = choose(config, fixed, images, processes, speed)
+        print("\n".join(_told(config, plan, images, rate)), flush=True)
+        values = {key: _value(plan, key) for key in _KEYS if key not in fixed}
+        estimate = round(images.seconds(plan, rate)) if rate else None
+        return {"chosen": values, "images_per_second": rate, "estimated_seconds": estimate}
+
+    chosen = kept(folder, "training", settings, measured).get("chosen", {})
+    return _changed(config, fixed, chosen)
+
+
+def kept(
+    folder: str, part: str, settings: Mapping[str, Any], choose: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return what was chosen for a run: from its folder, or chosen now and kept there.
+
+    Args:
+        folder: URI of the run's folder.
+        part: of what is chosen.
+        settings: what it is chosen for; for others it is chosen anew.
+        choose: chooses. It is not asked for a run that was begun and has no plan: that has nothing chosen.
+    """
     uri = storage.join(folder, FILE)
-    kept = storage.read_json(uri) if storage.exists(uri) else {}
-    if kept.get("asked") == asked:
-        chosen = {key: value for key, value in kept["chosen"].items() if key not in fixed}
-        return with_overrides(config, chosen)
-    if not kept and storage.exists(storage.join(folder, "config.json")):
-        return config  # It was begun before there were plans.
-    plan, rate = choose(config, fixed, images, processes, speed)
-    lines = _told(config, plan, images, rate)
-    print("\n".join(lines), flush=True)
-    chosen = {key: _value(plan, key) for key in _KEYS if key not in fixed}
-    estimate = round(images.seconds(plan, rate)) if rate else None
-    record = {"asked": asked, "chosen": chosen, "images_per_second": rate, "estimated_seconds": estimate}
-    storage.write_json(uri, record)
-    return plan
+    plan = storage.read_json(uri) if storage.exists(uri) else {}
+    if plan.get(part, {}).get("settings") == settings:
+        of_part: dict[str, Any] = plan[part]
+        return of_part
+    if part not in plan and storage.exists(storage.join(folder, "config.json")):
+        return {}
+    record = {"settings": settings, **choose()}
+    storage.write_json(uri, plan | {part: record})
+    return record
 
 
 _KEYS = (
@@ -139,11 +157,11 @@ def _batch(config: Config, samples: int, processes: int) -> dict[str, int]:
     """Return a batch with which an epoch has its steps, none larger than the recipe's."""
     train = config.train
     of_step = train.global_batch or train.batch_size * train.accumulate * processes
-    wanted = max(min(of_step, samples // _STEPS), processes)
-    if wanted >= of_step:
+    enough = max(min(of_step, samples // _STEPS), processes)
+    if enough >= of_step:
         return {}
-    smaller = {"train.global_batch": wanted} if train.global_batch else {}
-    return smaller | {"train.batch_size": min(train.batch_size, max(1, wanted // processes))}
+    smaller = {"train.global_batch": enough} if train.global_batch else {}
+    return smaller | {"train.batch_size": min(train.batch_size, max(1, enough // processes))}
 
 
 def _with_epochs(config: Config, fixed: Collection[str], epochs: int) -> Config:

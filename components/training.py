@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from components import data_versions, jobs, launchers, run_plan
+from components import data_versions, jobs, launchers, run_plan, starting_weights
 from components.jobs import Request
 from components.launchers.spec import JobSpec
 from trainer import recipes, storage
@@ -65,7 +65,7 @@ def prepare(
         EvaluationError: the gate's rules cannot be used with these data.
         StorageError: the pretrained weights are not there and cannot be fetched.
     """
-    config = recipes.load(recipe, overrides)
+    config = _with_weights(recipe, overrides, data_root_of(shards), output)
     if not storage.exists(storage.join(output, "config.json")):  # A run that was begun has its own weights.
         check_available(config.model.weights, data_root_of(shards))
     uri = storage.join(output, "config.json")
@@ -83,6 +83,24 @@ def prepare(
     config = _with_global_batch(config, job, index["splits"].get("train", {}).get("samples", 0))
     storage.write_bytes(uri, to_json(config).encode())
     return job
+
+
+def _with_weights(recipe: str, overrides: dict[str, Any], data_root: str, output: str) -> Config:
+    """Return the recipe with the overrides, and with what follows from the weights that it starts from."""
+    config = recipes.load(recipe, overrides)
+    if recipe not in recipes.WITH_WEIGHTS:
+        return config
+    network = {key: overrides[key] for key in starting_weights.NETWORK if key in overrides}
+
+    def choose() -> dict[str, Any]:
+        values = starting_weights.chosen(recipe, overrides, data_root)
+        if values:
+            print("starts from weights: " + ", ".join(f"{key}={value}" for key, value in values.items()))
+        return {"chosen": values}
+
+    plan = run_plan.kept(output, "weights", {"recipe": recipe, "network": network}, choose)
+    values = {key: value for key, value in plan.get("chosen", {}).items() if key not in overrides}
+    return recipes.load(recipe, overrides | values)
 
 
 def _named(config: Config, shards: str, classes: list[str]) -> Config:

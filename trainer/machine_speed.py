@@ -96,10 +96,10 @@ def measure(config: Config, classes: int, processes: int) -> float:
 
 
 def _main() -> None:
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
-    print(images_per_second(configuration.from_json(asked["config"]), asked["classes"], device))
+    print(images_per_second(configuration.from_json(request["config"]), request["classes"], device))
 
 
 if __name__ == "__main__":

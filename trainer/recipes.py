@@ -269,6 +269,11 @@ RECIPES = {
     )
 }  # fmt: skip
 
+WITH_WEIGHTS: dict[str, dict[str, Any]] = {
+    "small": {"model.weights": "torchvision:ResNet18_Weights.IMAGENET1K_V1", "train.lr": 1e-3}
+}
+"""Published weights that recipes start from where they are to be had, and what else is different then."""
+
 
 def load(name: str, overrides: dict[str, Any] | None = None) -> Config:
     """Return the recipe of that name with dotted overrides applied.

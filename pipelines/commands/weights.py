@@ -115,7 +115,7 @@ def _choose(names: list[str]) -> dict[str, list[str]]:
 
 def _needed() -> Iterator[tuple[str, str]]:
     for name in recipes.RECIPES:
-        yield name, recipes.load(name).model.weights
+        yield name, recipes.load(name, recipes.WITH_WEIGHTS.get(name)).model.weights
 
 
 def _row(mirrored: "MirroredWeights", needed_by: list[str]) -> dict[str, Any]:

@@ -45,6 +45,16 @@ def as_detector(
     return state
 
 
+def width_of(state: dict[str, Tensor]) -> int:
+    """Return the channels of the first stage of the ResNet that tensors hold; 0 where they hold none.
+
+    Args:
+        state: of a detector, or of a ResNet.
+    """
+    stems = (state.get(f"{prefix}conv1.weight") for prefix in ("", BODY, "module.", f"module.{BODY}"))
+    return next((stem.shape[0] for stem in stems if stem is not None), 0)
+
+
 def load(detector: nn.Module, state: dict[str, Tensor], source: str, class_layers: Collection[str]) -> str:
     """Load tensors into a detector, in place: all of a detector, or those of a backbone.
 

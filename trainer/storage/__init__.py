@@ -113,6 +113,16 @@ def read_within(uri: str, reach: "Reach") -> bytes:
     return _module("web", uri).read_within(uri, reach)
 
 
+def answers(uri: str, seconds: float) -> bool:
+    """Tell whether the server behind an address of the web gives any answer; it is asked once.
+
+    Args:
+        uri: the address.
+        seconds: how long to wait, looking up its name included.
+    """
+    return bool(_module("web", uri).answers(uri, seconds))
+
+
 def many(threads: int, reach: "Reach | None" = None) -> "Many":
     """Return a context in which one thread reads many files side by side, and calls beside them.
 

@@ -4,7 +4,9 @@ Such files are read with urllib3, from start to end. So are those whose address 
 redirect is looked at here, and each address of a host before it is connected to.
 """
 
+import queue
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -55,6 +57,29 @@ def head(uri: str) -> Any:
             return _checked(response, uri).headers
     with _answer("GET", uri) as response:
         return _checked(response, uri).headers
+
+
+def answers(uri: str, seconds: float) -> bool:
+    """Tell whether a server gives any answer, be it a refusal; see `storage.answers`."""
+    received: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            client, headers = environment.web_client(uri), hub.authorization(uri)
+            client.request("HEAD", uri, headers=headers, timeout=seconds, retries=False, redirect=False)
+        except urllib3.exceptions.TimeoutError:  # No connection, for whatever reason, is one of these.
+            received.put(False)
+        except (urllib3.exceptions.HTTPError, StorageError):
+            received.put(True)  # What is wrong the request itself tells.
+        else:
+            received.put(True)
+
+    # A thread of its own: nothing limits the time of looking a name up.
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return received.get(timeout=seconds)
+    except queue.Empty:
+        return False
 
 
 def blocks(uri: str) -> Iterator[bytes]:

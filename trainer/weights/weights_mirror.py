@@ -19,6 +19,7 @@ from trainer import storage
 from trainer.config_types import NO_WEIGHTS
 from trainer.errors import KubedetError, StorageError
 from trainer.weights.published_weights import (
+    HUB,
     PublishedFile,
     folder,
     has_manifest,
@@ -33,6 +34,8 @@ from trainer.weights.weight_files import SUFFIXES, WeightFiles
 FILES = "files.json"
 """Names the files of a folder whose publisher does not name them for ever; written last."""
 
+ANSWER_SECONDS = 5.0
+"""For a publisher's first sign."""
 _LOG = logging.getLogger("weights")
 
 
@@ -176,6 +179,8 @@ def _fetch(uri: str, data_root: str) -> MirroredWeights:
     """Fetch published weights into the mirror, the list of their files last."""
     place = place_of(uri, data_root)
     try:
+        if uri.startswith(HUB):
+            _check_answer(source(uri))
         files = tuple(_bring(one, place) for one in published_files(uri))
     except KubedetError as error:
         if not isinstance(error, StorageError):
@@ -206,6 +211,7 @@ def _bring(one: PublishedFile, place: str) -> PublishedFile:
     with tempfile.TemporaryDirectory(prefix="kubedet-weights-") as temporary:
         if known is None:
             _LOG.info("fetching %s%s", one.url, f", {one.size / 2**20:.0f} MB" if one.size else "")
+            _check_answer(one.url)
         path = known or storage.local_copy(one.url, Path(temporary))
         fault = _fault(path, one)
         if fault:
@@ -215,6 +221,14 @@ def _bring(one: PublishedFile, place: str) -> PublishedFile:
             )
         storage.upload(path, storage.join(place, one.name))
         return replace(one, sha256=one.sha256 or hash_of(path), size=path.stat().st_size)
+
+
+def _check_answer(url: str) -> None:
+    """Refuse to wait for a server that does not answer: where there is no internet, that is told at once."""
+    if not storage.answers(url, ANSWER_SECONDS):
+        raise StorageError(
+            f"its server gives no answer in {ANSWER_SECONDS:g} s", fix="see whether there is internet"
+        )
 
 
 def _in_caches(one: PublishedFile) -> Path | None:

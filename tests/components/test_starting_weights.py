@@ -1,0 +1,131 @@
+"""What recipes start from that take weights by themselves; the server has random ones, in torchvision's form."""
+
+import io
+import json
+import socket
+
+import pytest
+import torch
+from torchvision.models import ResNet18_Weights, resnet18
+from weights_server import weights_server
+
+from components import training
+from components.jobs import Request
+from components.starting_weights import chosen, secure
+from trainer import recipes
+from trainer.configuration import from_json
+from trainer.errors import CheckpointError, StorageError
+from trainer.model.architecture import build
+from trainer.weights import weights_mirror
+
+__all__ = ["weights_server"]
+
+NAME = recipes.WITH_WEIGHTS["small"]["model.weights"]
+TAKEN = {"model.weights": NAME, "train.lr": 1e-3, "model.backbone_width": 64}
+
+
+@pytest.fixture(scope="session")
+def published():
+    """Random weights of a ResNet18 as torchvision publishes them."""
+    buffer = io.BytesIO()
+    torch.save(resnet18().state_dict(), buffer)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def offered(weights_server, published, monkeypatch):
+    """Their name at the server, which torchvision names."""
+    name = weights_server.add_torchvision_file("resnet18", published)
+    weights = ResNet18_Weights.IMAGENET1K_V1.value
+    monkeypatch.setattr(weights, "url", f"https://download.pytorch.org/models/{name}")
+    return name
+
+
+def test_small_takes_the_weights_that_are_to_be_had(offered, tmp_path, capsys):
+    assert chosen("small", {}, str(tmp_path)) == {}  # Nothing is fetched for this question.
+    secure("small", {}, str(tmp_path))
+    assert (tmp_path / "weights" / "torchvision" / offered).is_file()
+    assert chosen("small", {}, str(tmp_path)) == TAKEN
+    assert "train.lr" not in chosen("small", {"train.lr": 0.1}, str(tmp_path))
+    assert "no weights" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"model.weights": "none"},
+        {"model.backbone_width": 24},
+        {"model.norm": "group"},
+        {"model.backbone": "resnet34"},
+        {"model.architecture": "fcos"},
+    ],
+)
+def test_whoever_chooses_a_network_chooses_its_weights(overrides, offered, tmp_path):
+    secure("small", overrides, str(tmp_path))
+    assert not (tmp_path / "weights").exists() and chosen("small", overrides, str(tmp_path)) == {}
+
+
+def test_where_there_are_none_a_line_says_so_and_it_trains_from_scratch(weights_server, tmp_path, capsys):
+    secure("small", {}, str(tmp_path))
+    assert capsys.readouterr().out == (
+        "no weights to be had: small trains from scratch; to use them `kubedet weights fetch small` "
+        "where there is internet, or --set model.weights=PATH\n"
+    )
+    assert chosen("small", {}, str(tmp_path)) == {}
+
+
+def test_a_damaged_file_of_the_mirror_is_not_trained_from(weights_server, offered, tmp_path):
+    secure("small", {}, str(tmp_path))
+    (tmp_path / "weights" / "torchvision" / offered).write_bytes(b"damaged")
+    weights_server.files.clear()
+    assert chosen("small", {}, str(tmp_path)) == {}
+
+
+def test_nobody_waits_long_for_a_silent_server(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights_mirror, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setenv("TORCH_HOME", "/nonexistent")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # It connects, and that is all.
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("KUBEDET_TORCHVISION_URL", url)
+        with pytest.raises(
+            StorageError, match=rf"cannot be fetched from {url}/resnet18.*: its server gives no answer"
+        ):
+            secure("small", {"model.weights": NAME}, str(tmp_path))
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        with pytest.raises(StorageError, match="its server gives no answer"):
+            weights_mirror.check_available("hf:a/b", str(tmp_path))
+
+
+def test_weights_of_a_file_have_their_own_width(published, tmp_path):
+    path = tmp_path / "resnet18.pth"
+    path.write_bytes(published)
+    given = {"model.weights": str(path)}
+    secure("small", given, str(tmp_path))
+    assert chosen("small", given, str(tmp_path)) == {"train.lr": 1e-3, "model.backbone_width": 64}
+    with pytest.raises(CheckpointError, match=r"conv1\.weight: 64x3x7x7 in the file, 24x3x7x7 in the model"):
+        secure("small", given | {"model.backbone_width": 24}, str(tmp_path))
+    # Such as a model that `small` has trained from scratch.
+    torch.save(build(recipes.load("small").model, 3).state_dict(), path)
+    secure("small", given, str(tmp_path))
+    assert chosen("small", given, str(tmp_path))["model.backbone_width"] == 24
+
+
+def test_a_run_keeps_the_weights_that_it_was_begun_with(offered, shards, tmp_path, monkeypatch):
+    root, run = str(tmp_path / "root"), tmp_path / "run"
+    monkeypatch.setattr(training, "data_root_of", lambda uri: root)
+    asked = {"train.minutes": 0, "train.batch_size": 1}
+
+    def prepared(folder):
+        training.prepare(shards, str(folder), "small", asked, Request(own={"nproc": 1}))
+        return from_json((folder / "config.json").read_text())
+
+    scratch = prepared(run)
+    assert (scratch.model.weights, scratch.model.backbone_width, scratch.train.lr) == ("", 24, 3e-3)
+    secure("small", asked, root)
+    assert prepared(run) == scratch  # Although there are some now.
+    begun = prepared(tmp_path / "other")
+    assert (begun.model.weights, begun.model.backbone_width, begun.train.lr) == (NAME, 64, 1e-3)
+    assert json.loads((tmp_path / "other" / "plan.json").read_text())["weights"]["chosen"] == TAKEN
+    for file in (tmp_path / "root").rglob("*.pth"):
+        file.unlink()
+    assert prepared(tmp_path / "other") == begun
