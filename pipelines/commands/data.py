@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any
 from pipelines.commands import Commands, data_merge
 from pipelines.commands.options import add_overrides
 from trainer.errors import ConfigError
+from trainer.visible_text import one_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from rich.console import Console
 
+    from trainer.config import DataConfig
     from trainer.data.data_views import Picture
 
 _WHAT = "a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://"
 _SHOWN_CLASSES = 20
+_RECIPE = "small"
+"""Says how a source is read where --set does not."""
 _SHOWN_FAULTS = 10
 
 
@@ -85,7 +89,7 @@ def _inspect(options: argparse.Namespace) -> int:
     from trainer.configuration import parse_overrides
     from trainer.data.inspection import check, inspect
 
-    config = recipes.load("small", parse_overrides(options.overrides)).data
+    config = recipes.load(_RECIPE, parse_overrides(options.overrides)).data
     report = inspect(options.uri, config.boxes_from, config.allow_hosts)
     if options.output == "json":
         print(json.dumps(report, indent=2))
@@ -162,7 +166,9 @@ def _show_classes(console: "Console", report: dict[str, Any], most: int | None) 
         if not boxes
     ]
     if empty:
-        names = ", ".join(empty[:_SHOWN_CLASSES]) + (", ..." if len(empty) > _SHOWN_CLASSES else "")
+        names = ", ".join(map(one_line, empty[:_SHOWN_CLASSES])) + (
+            ", ..." if len(empty) > _SHOWN_CLASSES else ""
+        )
         have = "class has" if len(empty) == 1 else "classes have"
         console.print(f"{len(empty)} {have} no box in {first}: {names}\n")
 
@@ -185,7 +191,7 @@ def _table(heads: list[str], rows: list[list[Any]]) -> Any:
     for index, head in enumerate(heads):
         table.add_column(head, justify="right" if index else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
+        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else one_line(str(cell)) for cell in row))
     return table
 
 
@@ -231,6 +237,20 @@ def _training_sheet(options: argparse.Namespace) -> "tuple[Image, list[Picture],
     return training_sheet(options.uri, config, options.count, options.epoch)
 
 
+def _reading(options: argparse.Namespace) -> "DataConfig":
+    """How a source is read; what else --set may change, and --epoch, are of a training."""
+    from trainer import recipes
+    from trainer.configuration import parse_overrides
+
+    overrides = parse_overrides(options.overrides)
+    if options.epoch or any(not key.startswith("data.") for key in overrides):
+        raise ConfigError(
+            "--set of other keys than data.... and --epoch are of a training",
+            fix="add --recipe NAME, e.g. --recipe small",
+        )
+    return recipes.load(_RECIPE, overrides).data
+
+
 def _preview(options: argparse.Namespace) -> int:
     from trainer import storage
     from trainer.data.preview import contact_sheet
@@ -241,10 +261,10 @@ def _preview(options: argparse.Namespace) -> int:
         raise ConfigError(f"--output {options.output} is no PNG", fix="use -o preview.png")
     if options.recipe:
         sheet, pictures, split = _training_sheet(options)
-    elif options.overrides or options.epoch:
-        raise ConfigError("--set and --epoch are of a training", fix="add --recipe NAME, e.g. --recipe small")
     else:
-        sheet, pictures, split = contact_sheet(options.uri, options.count, options.split, options.seed)
+        sheet, pictures, split = contact_sheet(
+            options.uri, options.count, options.split, options.seed, _reading(options)
+        )
     with storage.new_file(options.output, sync=False) as path:
         sheet.save(path, "PNG")
     bad = [f"  {picture.file_name}: {picture.fault}" for picture in pictures if picture.fault]

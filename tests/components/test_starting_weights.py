@@ -1,4 +1,4 @@
-"""What recipes start from that take weights by themselves; the server has random ones, in torchvision's form."""
+"""What recipes start from that take weights by themselves; a server has random ones of that form."""
 
 import io
 import json

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-from trainer.config import Config
+from trainer.config import Config, DataConfig
 from trainer.data.box_labels import Corners, LabelledBox, draw_boxes
 from trainer.data.data_views import Box, Picture, Shards, open_view
 from trainer.data.lettering import lettering
@@ -25,7 +25,7 @@ _PAPER, _INK, _MISSING = (250, 250, 250), (40, 40, 40), (160, 30, 30)
 
 
 def contact_sheet(
-    text: str, count: int, split: str = "", seed: int = 0
+    text: str, count: int, split: str = "", seed: int = 0, config: DataConfig | None = None
 ) -> tuple[Image.Image, list[Picture], str]:
     """Draw some images with their boxes.
 
@@ -34,6 +34,7 @@ def contact_sheet(
         count: how many images, at most.
         split: train, val or test; "" is the first there is.
         seed: which images: another one, others.
+        config: how a source is read; None as the defaults say.
 
     Returns:
         the sheet, RGB, what is on it, and which split that is from; an image that cannot be read is a
@@ -43,7 +44,8 @@ def contact_sheet(
         DataError: there is no such split, or it is empty.
         StorageError: the data cannot be reached.
     """
-    view = open_view(text)
+    config = config or DataConfig()
+    view = open_view(text, config.boxes_from, config.allow_hosts)
     if split and split not in view.splits:
         raise DataError(f"no split {split!r} in {text}", fix=f"splits are: {', '.join(view.splits)}")
     split = split or view.splits[0]

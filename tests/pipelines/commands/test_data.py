@@ -16,6 +16,7 @@ from trainer.data.box_labels import COLOURS
 from trainer.data.download import download
 from trainer.data.preview import TILE
 from trainer.data.shards import shard
+from trainer.visible_text import cells
 
 SOURCE = "sample:images=12,seed=2,size=96"
 
@@ -248,6 +249,56 @@ def test_a_sheet_shows_what_a_training_sees(data, prepared, tmp_path):
     data("preview", prepared[1], *common, "--seed", 1, "-o", tmp_path / "other.png")
     one, again, other = ((tmp_path / f"{name}.png").read_bytes() for name in ("first", "again", "other"))
     assert one == again != other
+
+
+def test_a_sheet_of_a_source_reads_it_as_asked(data, tmp_path):
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg")
+    outlined = {
+        "id": 1,
+        "image_id": 1,
+        "category_id": 1,
+        "segmentation": [[5, 5, 20, 5, 20, 20]],
+        "iscrowd": 0,
+    }
+    form = {
+        "images": [{"id": 1, "file_name": "a.jpg", "width": 40, "height": 30}],
+        "annotations": [outlined], "categories": [{"id": 1, "name": "leaf"}],
+    }  # fmt: skip
+    (tmp_path / "x.json").write_text(json.dumps(form))
+    uri, asked = f"coco:{tmp_path}/x.json", ["--set", "data.boxes_from=segmentation"]
+    assert data("preview", uri, "-o", tmp_path / "plain.png")[0] == 0
+    assert data("preview", uri, *asked, "-o", tmp_path / "outlined.png")[0] == 0
+    plain, drawn = (
+        {color for _, color in Image.open(tmp_path / name).convert("RGB").getcolors(10**7)}
+        for name in ("plain.png", "outlined.png")
+    )
+    assert ImageColor.getrgb(COLOURS[0]) in drawn - plain
+
+
+def test_names_of_classes_in_any_script_shift_no_column(data, tmp_path):
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg")
+    names = ["ace\tof spades", "gr\u00f6\u00dfe", "nin\u0303o", "\u65e5\u672c\u8a9e", "plain"]
+    form = {
+        "images": [{"id": 1, "file_name": "a.jpg", "width": 40, "height": 30}],
+        "annotations": [
+            {
+                "id": number,
+                "image_id": 1,
+                "category_id": number,
+                "bbox": [1, 1, 9, 9],
+                "area": 81,
+                "iscrowd": 0,
+            }
+            for number in range(1, 5)
+        ],
+        "categories": [{"id": number, "name": name} for number, name in enumerate(names, start=1)],
+    }
+    (tmp_path / "x.json").write_text(json.dumps(form))
+    lines = data("inspect", f"coco:{tmp_path}/x.json", "--set", "data.val_fraction=0")[1].splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("class "))
+    rows = lines[first : first + 6]
+    assert [row.split("  ")[0].rstrip() for row in rows[1:3]] == ["ace of spades", "gr\u00f6\u00dfe"]
+    assert len({cells(row.rstrip()) for row in rows}) == 1  # All end under the last letter of the heading.
 
 
 def test_a_sheet_of_a_training_that_cannot_be_is_refused(data, prepared):
