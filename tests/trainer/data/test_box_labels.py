@@ -1,11 +1,14 @@
 """Boxes with their names in images: colours that everybody tells apart, names that hide no other."""
 
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from trainer import report
 from trainer.data.box_labels import COLOURS, LabelledBox, _luminance, draw_boxes, ink, place_labels
 
 CANVAS = (400, 300)
@@ -34,19 +37,38 @@ def seen(colour, sight):
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
+def nearest(colours, sight):
+    return min(
+        np.linalg.norm(seen(one, sight) - seen(other, sight))
+        for one, other in itertools.combinations(colours, 2)
+    )
+
+
 @pytest.mark.parametrize("sight", SIGHT)
 def test_colours_are_told_apart_whatever_colours_an_eye_sees(sight):
-    distances = [
-        np.linalg.norm(seen(one, sight) - seen(other, sight))
-        for one, other in itertools.combinations(COLOURS, 2)
-    ]
-    assert min(distances) > 12
+    assert nearest(COLOURS, sight) > 12
+
+
+@pytest.mark.parametrize("page", ["evaluation_page.css.jinja", "shards_page.html.jinja"])
+def test_so_are_the_curves_of_both_pages_on_white_and_on_dark(page):
+    text = (Path(report.__file__).parent / page).read_text()
+    parts = text.split("@media (prefers-color-scheme: dark)")[:2]
+    light, dark = (re.findall(r"--series-\d: (#\w{6})", part) for part in parts)
+    assert len(light) == len(dark) in (3, 8)
+    for colours, card in ((light, "#ffffff"), (dark, "#1a2029")):
+        assert min(nearest(colours, sight) for sight in SIGHT) > 12
+        contrasts = [_contrast(one, card) for one in colours]
+        assert min(contrasts) > 2.2 and min(contrasts[:3]) > 3
+
+
+def _contrast(one, other):
+    lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
 
 
 @pytest.mark.parametrize("paper", COLOURS)
 def test_names_are_read_on_their_colour(paper):
-    lighter, darker = sorted((_luminance(paper), _luminance(ink(paper))), reverse=True)
-    assert (lighter + 0.05) / (darker + 0.05) >= 4.5  # WCAG 2, level AA.
+    assert _contrast(paper, ink(paper)) >= 4.5  # WCAG 2, level AA.
 
 
 def covered(one, other):
