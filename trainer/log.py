@@ -28,6 +28,8 @@ PROGRESS_FILE = "KUBEDET_PROGRESS"
 _PLAIN_INTERVAL = 10.0
 _FILE_INTERVAL = 0.2
 _RATE_SECONDS = 30.0
+_TOO_FAST = 100_000.0
+"""Units a second that nothing here reaches."""
 _OURS = ("trainer.", "components.", "pipelines.", "kubedet.")
 _DESCRIBED = re.compile(
     r"(?:^|: )(?P<task>[^:/]+?) (?P<done>\d+)/(?P<total>\d+) (?P<unit>\w+) \d+%, "
@@ -238,19 +240,26 @@ class _TerminalSink:
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
 
+        # A number that is cut misleads: on a narrow terminal the rest gives way.
+        whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
         self._bars = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}"), TimeRemainingColumn(), console=Console(stderr=True),
+            TextColumn("{task.description}", table_column=whole), BarColumn(bar_width=20),
+            TextColumn("{task.fields[count]}", table_column=whole), TimeRemainingColumn(),
+            TextColumn("{task.fields[text]}", table_column=rest), console=Console(stderr=True), expand=True,
         )  # fmt: skip
         self._id: TaskID | None = None
 
     def show(self, bar: Bar, *, end: bool = False) -> None:
-        text = f"{bar.unit} {bar.event(end=end)['rate']:.1f}/s {bar.note}"
+        count = f"{bar.done}/{bar.total} {bar.unit}" if bar.total else f"{bar.done} {bar.unit}"
+        rate = bar.event(end=end)["rate"]
+        # In the first moment it is nothing that could be told.
+        text = "  ".join([f"{rate:.1f}/s"] * (rate < _TOO_FAST) + [bar.note] * bool(bar.note))
         if self._id is None:
             self._bars.start()
-            self._id = self._bars.add_task(bar.task, total=bar.total, text=text)
-        self._bars.update(self._id, completed=bar.done, text=text)
+            self._id = self._bars.add_task(bar.task, total=bar.total, count=count, text=text)
+        self._bars.update(self._id, completed=bar.done, count=count, text=text)
         if end:
             self._bars.stop()
