@@ -11,13 +11,14 @@ from typing import Any
 
 import yaml
 
-from components import data_versions, jobs, model_registry, partitions
+from components import data_versions, jobs, launchers, model_registry, partitions
 from components.launchers import kubernetes_names
 from pipelines import checks, parameters, sizes
 from pipelines.access import Access
 from pipelines.compile import compile_pipeline
 from pipelines.forms import PARALLELISM, Form
 from trainer import recipes, storage
+from trainer.config import MINUTES
 from trainer.data import sources
 from trainer.errors import ConfigError, DataError, KubedetError, StorageError
 from trainer.evaluation.gate import parse, split_rules
@@ -121,7 +122,14 @@ class Submission:
             )
 
     def _recipe(self) -> None:
-        recipes.load(self._get("recipe"), self._get("overrides"))
+        overrides, launcher = self._get("overrides"), self._get("launcher")
+        recipes.load(self._get("recipe"), overrides)
+        known = launchers.LAUNCHERS.get(launcher)
+        if overrides.get(MINUTES) and known and known.pods:
+            raise ConfigError(
+                f"{MINUTES}: means nothing to the launcher {launcher}: the speed of its pods is not measured",
+                fix="set train.epochs, or train in the step itself with --launcher local",
+            )
 
     def _gate(self) -> None:
         for rule in split_rules(self._get("gate")):

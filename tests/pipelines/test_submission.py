@@ -27,6 +27,8 @@ def test_what_can_be_run_passes():
     ).check()  # fmt: skip
     Submission("a", "b", {"claim": "sets"}).check()
     submission(launcher="local", nproc=2, source="https://host/annotations.json").check()
+    submission(launcher="local", overrides={"train.minutes": 4}).check()
+    submission(overrides={"train.minutes": 0}).check()
     for source in ("coco:2017", "coco:2017,base=s3://mirror", "openimages:pixels=s3://mirror", "sample"):
         submission(source=source).check()
 
@@ -36,6 +38,7 @@ def test_what_can_be_run_passes():
     [
         ({"recipe": "nope"}, "no recipe 'nope'"),
         ({"overrides": {"train.epoch": 3}}, "did you mean train.epochs"),
+        ({"overrides": {"train.minutes": 4}}, "train.minutes: means nothing to the launcher kubernetes"),
         ({"gate": "good"}, "gate rule 'good' cannot be read"),
         ({"launcher": "slurm"}, "no launcher 'slurm'; use one of: local, kubernetes"),
         ({"nodes": 0}, "nodes: "),
