@@ -210,8 +210,8 @@ def _bring(one: PublishedFile, place: str) -> PublishedFile:
     known = _in_caches(one)
     with tempfile.TemporaryDirectory(prefix="kubedet-weights-") as temporary:
         if known is None:
-            _LOG.info("fetching %s%s", one.url, f", {one.size / 2**20:.0f} MB" if one.size else "")
             _check_answer(one.url)
+            _LOG.info("fetching %s%s", one.url, f", {one.size / 2**20:.0f} MB" if one.size else "")
         path = known or storage.local_copy(one.url, Path(temporary))
         fault = _fault(path, one)
         if fault:
