@@ -27,7 +27,7 @@ _ENOUGH = 0.6
 """Share of the epochs for which a larger image is worth more than the rest of them."""
 _LEAST = 1500
 """Images that are trained on at least, however long that takes, in five epochs at most."""
-_OVERHEAD = 1.25
+_OVERHEAD = 1.2
 """What a training takes relative to its passes: loading, the optimiser, writing."""
 _FORWARD = 3.0
 """Images that are predicted in the time in which one is trained."""

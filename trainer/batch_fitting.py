@@ -113,9 +113,9 @@ def largest_fitting(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | 
 class Trial:
     """Forward and backward passes of made-up images, as large as the training's largest."""
 
-    def __init__(self, config: Config, state: TrainState, memory_bytes: int) -> None:
-        """Prepare; `memory_bytes` is what the device has."""
-        self._config, self._state, self._bytes = config, state, memory_bytes
+    def __init__(self, config: Config, state: TrainState, memory_bytes: int, boxes: int = _TARGETS) -> None:
+        """Prepare; `memory_bytes` is what the device has, `boxes` how many an image has, 64 at most."""
+        self._config, self._state, self._bytes, self._boxes = config, state, memory_bytes, boxes
         self.side = max([config.loader.image_size, *config.loader.sizes])
         """Of the square, in pixels."""
 
@@ -155,15 +155,15 @@ class Trial:
         del kept
 
     def _batch(self, images: int) -> Batch:
-        """A batch as the loader gives it: grey squares full of boxes."""
+        """A batch as the loader gives it: grey squares with boxes, full of them where there are 64."""
         device, classes = self._state.world.device, self._state.detector.num_classes
         squares = torch.full((images, 3, self.side, self.side), 114, dtype=torch.uint8, device=device)
         corners = torch.tensor(
-            [[x, y] for x, y in itertools.islice(itertools.product(range(8), repeat=2), _TARGETS)]
+            [[x, y] for x, y in itertools.islice(itertools.product(range(8), repeat=2), self._boxes)]
         )
         step = self.side / 8
         boxes = torch.cat([corners * step, corners * step + 0.9 * step], dim=1).to(device, torch.float32)
-        labels = torch.arange(_TARGETS, device=device) % classes
+        labels = torch.arange(self._boxes, device=device) % classes
         verified = torch.ones(images, classes, dtype=torch.bool, device=device)
         return Batch(
             squares.contiguous(memory_format=torch.channels_last), boxes.expand(images, -1, -1).contiguous(),

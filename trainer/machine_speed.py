@@ -23,6 +23,8 @@ from trainer.state import TrainState
 
 SECONDS = 3.0
 """How long it measures, after a first pass."""
+_BOXES = 8
+"""Of an image, as photographs have them."""
 _LONGEST_WAIT = 180.0
 """For the answers of all processes, in seconds."""
 
@@ -43,7 +45,7 @@ def images_per_second(config: Config, classes: int, device: torch.device, second
     model = dataclasses.replace(config.model, weights="", sync_batchnorm=False)
     config = dataclasses.replace(config, model=model)
     fused_functions.choose(False, device, tell=False)
-    trial = Trial(config, TrainState(config, classes, World(0, 1, device)), memory(device))
+    trial = Trial(config, TrainState(config, classes, World(0, 1, device)), memory(device), _BOXES)
     start, images = time.perf_counter(), config.train.batch_size
     if device.type == "cpu" and trial(1) and time.perf_counter() - start > seconds:
         images = 1  # Nobody should wait for more of them: a CPU is as fast with one.
