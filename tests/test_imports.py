@@ -224,8 +224,11 @@ except SystemExit as end:
     assert "help 0" in done.stdout
 
 
-@pytest.mark.parametrize("module", ["pipelines", "pipelines.cli", "pipelines.compile", "pipelines.graph"])
-def test_pipelines_import_fast_and_without_torch(module):
+@pytest.mark.parametrize(
+    "module",
+    ["pipelines", "pipelines.cli", "pipelines.compile", "pipelines.graph", "components.training"],
+)
+def test_what_waits_for_others_imports_fast_and_without_torch(module):
     code = f"import time; start = time.monotonic(); import {module}, sys; "
     code += "print('torch' in sys.modules, time.monotonic() - start)"
     done = run(code)

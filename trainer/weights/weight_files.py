@@ -4,13 +4,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import safetensors.torch
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from trainer.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SUFFIXES = (".safetensors", ".pth", ".pt")
 """Ends of the names of files that hold tensors, the preferred one first."""
@@ -43,7 +42,7 @@ class WeightFiles:
             fix="give the URI of a .safetensors, .pth or .pt file, or of a folder with one of them",
         )
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, "Tensor"]:
         """Read the tensors, by name, onto the CPU.
 
         Raises:
@@ -77,13 +76,16 @@ class WeightFiles:
         return config
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def _read(path: Path) -> dict[str, "Tensor"]:
+    import torch  # The steps that only look for weights start without it.
+    from safetensors.torch import load_file
+
     if path.suffix == ".safetensors":
-        return safetensors.torch.load_file(path)
+        return load_file(path)
     state = torch.load(path, map_location="cpu", weights_only=True)
     for wrapper in ("model", "state_dict"):
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise ValueError("it is not a dictionary of tensors")
     return state
