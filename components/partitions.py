@@ -8,7 +8,7 @@ driver refuses a mapping there. Whatever the parts are, the result is the same: 
 import json
 from typing import Any
 
-from components import data_versions
+from components import data_versions, starting_weights
 from trainer import recipes, storage
 from trainer.config import DataConfig
 from trainer.data import download, shards
@@ -45,8 +45,6 @@ def plan(
     check(partitions)
     config = recipes.load_here(recipe, overrides).data
     if trains:
-        from components import starting_weights  # PyTorch, for whom nothing else here needs it.
-
         starting_weights.secure(recipe, overrides, data_root)
     is_known = data_versions.known(source, data_root, config, version) is not None
     uri = "" if is_known else storage.join(download.plan(source, data_root, config)["uri"], "plan.json")

@@ -4,8 +4,6 @@ from typing import Any
 
 from trainer import recipes
 from trainer.errors import StorageError
-from trainer.model.pretrained import check_pretrained
-from trainer.model.upstream_fitting import width_of
 from trainer.weights.weights_mirror import look_up, obtain
 
 WEIGHTS = "model.weights"
@@ -38,6 +36,8 @@ def secure(recipe: str, overrides: dict[str, Any], data_root: str) -> None:
             )  # fmt: skip
             return
     if uri or config.model.weights:
+        from trainer.model.pretrained import check_pretrained  # PyTorch, which takes seconds to start.
+
         values = overrides | chosen(recipe, overrides, data_root)
         check_pretrained(recipes.load(recipe, values).model, data_root)
 
@@ -59,6 +59,8 @@ def chosen(recipe: str, overrides: dict[str, Any], data_root: str) -> dict[str, 
     uri = by_itself or recipes.load(recipe, overrides).model.weights
     if recipe not in recipes.WITH_WEIGHTS or not uri or "model.architecture" in overrides:
         return {}
+    from trainer.model.upstream_fitting import width_of  # PyTorch, as above.
+
     values = recipes.WITH_WEIGHTS[recipe] | {WEIGHTS: uri}
     try:
         width = width_of(obtain(uri, data_root).state())

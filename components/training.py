@@ -14,7 +14,6 @@ from trainer.data.shard_index import data_root_of
 from trainer.errors import ConfigError, LaunchError
 from trainer.evaluation.gate import check, split_rules
 from trainer.export import published_models
-from trainer.machine_speed import measure
 from trainer.weights.weights_mirror import check_available
 
 
@@ -118,6 +117,10 @@ def _planned(
     config: Config, overrides: dict[str, Any], index: dict[str, Any], output: str, processes: int
 ) -> Config:
     """Choose what follows from the number of images and the speed, where the training runs here."""
+    if not config.train.minutes:
+        return config
+    from trainer.machine_speed import measure  # PyTorch, which takes seconds to start.
+
     counts = {split: part["samples"] for split, part in index["splits"].items()}
     images = run_plan.Images(**{split: counts.get(split, 0) for split in ("train", "val", "test")})
     speed = partial(measure, classes=len(index["categories"]), processes=processes)

@@ -226,7 +226,14 @@ except SystemExit as end:
 
 @pytest.mark.parametrize(
     "module",
-    ["pipelines", "pipelines.cli", "pipelines.compile", "pipelines.graph", "components.training"],
+    [
+        "pipelines",
+        "pipelines.cli",
+        "pipelines.compile",
+        "pipelines.graph",
+        "components.preparation",
+        "components.training",
+    ],
 )
 def test_what_waits_for_others_imports_fast_and_without_torch(module):
     code = f"import time; start = time.monotonic(); import {module}, sys; "

@@ -121,7 +121,7 @@ def indexed(tmp_path):
 
 
 def test_the_train_step_writes_what_was_chosen(indexed, monkeypatch, capsys):
-    monkeypatch.setattr(training, "measure", lambda config, classes, processes: 2.25 * processes)
+    monkeypatch.setattr("trainer.machine_speed.measure", lambda config, classes, processes: 2.25 * processes)
     prepare(str(indexed), str(indexed), "small", {}, Request(own={"nproc": 2}))
     config = from_json((indexed / "config.json").read_text())
     expected, _ = choose(SMALL, {}, Images(300, 60), 2, lambda config: 4.5)
@@ -130,7 +130,7 @@ def test_the_train_step_writes_what_was_chosen(indexed, monkeypatch, capsys):
 
 
 def test_pods_elsewhere_train_the_recipe_as_it_stands(indexed, monkeypatch):
-    monkeypatch.setattr(training, "measure", never)
+    monkeypatch.setattr("trainer.machine_speed.measure", never)
     request = Request(
         "kubernetes",
         {"image": "registry/kubedet:1"},
