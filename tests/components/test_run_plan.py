@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from components import training
 from components.jobs import Request
 from components.run_plan import Images, choose, planned
 from components.training import prepare
