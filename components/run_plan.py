@@ -197,7 +197,7 @@ def _value(config: Config, dotted: str) -> Any:
 
 
 def _told(recipe: Config, plan: Config, images: Images, rate: float) -> list[str]:
-    """Say what was chosen and how long it takes, in lines of less than 80 characters."""
+    """Say what was chosen and how long it takes, in lines that a terminal of 80 columns shows whole."""
     train = plan.train
     lines = [
         f"{images.train} images: {train.epochs} epochs at {plan.loader.image_size} pixels, batches of "
@@ -214,8 +214,8 @@ def _told(recipe: Config, plan: Config, images: Images, rate: float) -> list[str
     )
     if plan.loader.image_size < recipe.loader.image_size or train.epochs < recipe.train.epochs:
         lines.append(
-            f"within train.minutes={recipe.train.minutes:g}: the recipe has {recipe.train.epochs} epochs at "
-            f"{recipe.loader.image_size} pixels (=0 takes them)"
+            f"train.minutes={recipe.train.minutes:g} allows that; =0 takes the recipe's {recipe.train.epochs} "
+            f"epochs at {recipe.loader.image_size} pixels"
         )
     return lines
 

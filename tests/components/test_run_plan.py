@@ -79,8 +79,8 @@ def test_a_run_that_goes_on_keeps_its_plan_on_a_machine_of_another_speed(tmp_pat
         f"validated every {first.train.validate_every}"
     )
     assert shown[1] == "about 30 minutes at 7.0 images/s on this machine; --quick for 4"
-    assert shown[2] == "within train.minutes=30: the recipe has 45 epochs at 320 pixels (=0 takes them)"
-    assert all(len(line) < 80 for line in shown)
+    assert shown[2] == "train.minutes=30 allows that; =0 takes the recipe's 45 epochs at 320 pixels"
+    assert all(len(line) <= 76 for line in shown)  # `kubedet run` indents them
     kept = json.loads((tmp_path / "plan.json").read_text())["training"]
     assert kept["chosen"]["train.epochs"] == first.train.epochs and 1700 < kept["estimated_seconds"] <= 1800
     assert planned(SMALL, {}, PHOTOGRAPHS, 2, str(tmp_path), never) == first
