@@ -214,8 +214,8 @@ def _told(recipe: Config, plan: Config, images: Images, rate: float) -> list[str
     )
     if plan.loader.image_size < recipe.loader.image_size or train.epochs < recipe.train.epochs:
         lines.append(
-            f"train.minutes={recipe.train.minutes:g} allows that; =0 takes the recipe's {recipe.train.epochs} "
-            f"epochs at {recipe.loader.image_size} pixels"
+            f"train.minutes={recipe.train.minutes:g} allows that; =0 takes the recipe's "
+            f"{recipe.train.epochs} epochs at {recipe.loader.image_size} pixels"
         )
     return lines
 
