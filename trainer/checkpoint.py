@@ -1,14 +1,20 @@
-"""Checkpoints: written whole or not at all, read without running code from them.
+"""Checkpoints: written whole or not at all, checked and read without running code from them.
 
 A run's folder holds `checkpoints/step-00001234.pt` (everything needed to go on), `best.pt` (the
 weights with the best validation, and what is needed to use them) and, on request, the weights
-of every N-th epoch, `checkpoints/epoch-012.pt`.
+of every N-th epoch, `checkpoints/epoch-012.pt`. Each is what `torch.save` writes, a zip archive, with the
+sha256 of all that comes before as the archive's comment: it goes wherever the file is copied to.
 """
 
+import errno
+import hashlib
 import io
 import logging
+import os
 import pickle
+import struct
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -17,14 +23,22 @@ from torch import Tensor
 
 from trainer import configuration, storage
 from trainer.config import Config
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, DamagedError, KubedetError, StorageError
 from trainer.model.architecture import Architecture, build
+from trainer.os_errors import explained
+from trainer.storage.records import check_shape
 
 VERSION = 2
 BEST = "best.pt"
 WEIGHTS = "model.safetensors"
 """File of the tensors where weights are a folder."""
 _PREFIX, _SUFFIX = "step-", ".pt"
+_SEAL = b"sha256:"
+_SEAL_BYTES = len(_SEAL) + 64
+_END_BYTES = 22
+"""Of the last record of a zip archive, whose last two bytes are the length of the comment (APPNOTE 4.3.16)."""
+_BLOCK = 8 * 1024 * 1024
+_ANOTHER = "use another checkpoint of the same run, or run its training again, which goes on from a whole one"
 _LOG = logging.getLogger("checkpoint")
 
 _MAY_CHANGE = {
@@ -53,6 +67,10 @@ _MAY_CHANGE = {
 processes: the global batch that follows from them is compared instead."""
 
 
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint whose bytes are not those that were written: the one before it may be whole."""
+
+
 def write(state: dict[str, Any], uri: str) -> None:
     """Write a checkpoint atomically: a reader never sees a part of it.
 
@@ -61,6 +79,10 @@ def write(state: dict[str, Any], uri: str) -> None:
     """
     buffer = io.BytesIO()
     torch.save({"version": VERSION, **state}, buffer)
+    buffer.seek(-2, os.SEEK_END)
+    buffer.write(struct.pack("<H", _SEAL_BYTES) + _SEAL)
+    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
+    buffer.write(digest.encode())
     storage.write_bytes(uri, buffer.getvalue())
 
 
@@ -93,41 +115,97 @@ def read(uri: str) -> dict[str, Any]:
         StorageError: it cannot be read.
     """
     path = storage.local_copy(uri)
+    sealed = _check_seal(path, uri)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load has no common error of its own
-        reason = f"it is damaged ({(str(error) or type(error).__name__).splitlines()[0]})"
-        if isinstance(error, pickle.UnpicklingError):  # Its text tells how to load it unsafely.
-            reason = "it is damaged, or holds more than data, which is not loaded"
-        raise CheckpointError(
-            f"checkpoint {uri} cannot be read: {reason}",
-            fix="use another checkpoint of the same folder",
-        ) from None
+        raise _explained(error, uri, sealed=sealed) from None
     if not isinstance(state, dict) or state.get("version") != VERSION or "model" not in state:
         raise CheckpointError(
             f"{uri} is not a checkpoint of this program",
             fix="give a file that `train` wrote; plain weights go into model.weights",
         )
+    if sealed is None:
+        raise DamagedCheckpoint(
+            f"checkpoint {uri} is damaged: it ends otherwise than it was written", fix=_ANOTHER
+        )
+    check_shape(uri, state, {"config": str, "categories": [{"id": int, "name": str}], "step": int}, _ANOTHER)
     return state
+
+
+def _check_seal(path: Path, uri: str) -> bool | None:
+    """Compare a checkpoint with the hash in it; tell whether it has one.
+
+    Those of programs before this one have none, and end with the archive's last record. What ends otherwise
+    is cut off or no archive: None.
+
+    Raises:
+        DamagedCheckpoint: it is not what was written.
+        StorageError: it cannot be read.
+    """
+    with explained(uri, "read"), path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _END_BYTES - _SEAL_BYTES))
+        tail = file.read()
+        if tail[-_END_BYTES:].startswith(b"PK\5\6") and tail.endswith(b"\0\0"):
+            return False
+        if not tail[_END_BYTES:].startswith(_SEAL):
+            return None
+        digest, left = hashlib.sha256(), size - 64
+        file.seek(0)
+        while left:
+            block = file.read(min(_BLOCK, left))
+            digest.update(block)
+            left -= len(block)
+    told = tail[-64:].decode("ascii", "replace")
+    if digest.hexdigest() != told:
+        if not storage.is_local(uri):
+            storage.forget_copy(uri)
+        raise DamagedCheckpoint(
+            f"checkpoint {uri} is damaged: its sha256 is {digest.hexdigest()}, not {told}", fix=_ANOTHER
+        )
+    return True
+
+
+def _explained(error: Exception, uri: str, *, sealed: bool | None) -> KubedetError:
+    """Return the error for a checkpoint that cannot be loaded; damaged is one whose hash or form says so."""
+    text = (str(error) or type(error).__name__).splitlines()[0]
+    memory = isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text.lower()
+    if memory or (isinstance(error, OSError) and error.errno is not None):
+        number = error.errno if isinstance(error, OSError) else errno.ENOMEM
+        fix = (
+            "give this process more memory" if memory or number == errno.ENOMEM else "see to that, run again"
+        )
+        reason = "there is not enough memory" if memory else os.strerror(number or 0)
+        return StorageError(f"checkpoint {uri} cannot be read: {reason}", fix=fix)
+    if sealed:
+        return CheckpointError(
+            f"checkpoint {uri} cannot be loaded, though its bytes are those that were written: {text}",
+            fix="use the kubedet that wrote it, or another file",
+        )
+    reason = f"it is damaged ({text})"
+    if isinstance(error, pickle.UnpicklingError):  # Its text tells how to load it unsafely.
+        reason = "it is damaged, or holds more than data, which is not loaded"
+    return DamagedCheckpoint(f"checkpoint {uri} cannot be read: {reason}", fix=_ANOTHER)
 
 
 def read_latest(folder: str) -> dict[str, Any] | None:
     """Read the newest checkpoint of a folder that can be read, or None where there is none.
 
     Raises:
-        CheckpointError: there are some, and none can be read.
-        StorageError: the folder cannot be listed: a run must not start anew for that.
+        CheckpointError: there are some, and all are damaged; or one is no checkpoint.
+        StorageError: the folder or a file cannot be read: a run must not start anew, or go back, for that.
     """
     names = _steps(folder)
     for name in reversed(names):
         try:
             return read(storage.join(folder, name))
-        except CheckpointError as error:
+        except (DamagedCheckpoint, DamagedError) as error:
             _LOG.warning("%s; trying the one before it", error.message)
     if names:
         raise CheckpointError(
-            f"none of the {len(names)} checkpoints in {folder} can be read",
-            fix="delete that folder to start anew",
+            f"none of the {len(names)} checkpoints in {folder} can be read: all are damaged",
+            fix="start a run under another name",
         )
     return None
 

@@ -64,6 +64,10 @@ class RefusedError(StorageError):
     """A file that a web server does not give to whoever asks: without a token, or with another's."""
 
 
+class DamagedError(StorageError):
+    """A file whose bytes are not those that were written, as its hash says."""
+
+
 class CheckpointError(KubedetError):
     """A checkpoint or weights file that does not fit the model or the run."""
 

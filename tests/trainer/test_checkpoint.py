@@ -10,7 +10,7 @@ import torch
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.configuration import from_json, to_json
-from trainer.errors import CheckpointError, StorageError
+from trainer.errors import CheckpointError, DataError, StorageError
 from trainer.model.architecture import build
 
 
@@ -118,3 +118,71 @@ def test_a_checkpoint_from_before_there_was_an_architecture_goes_on_and_loads(co
     checkpoint.write(contents, str(tmp_path / "best.pt"))
     _, meta = checkpoint.load_model(str(tmp_path / "best.pt"))
     assert meta["config"]["model"]["architecture"] == "retinanet"
+
+
+@pytest.fixture
+def flipped(contents, tmp_path):
+    """Write a checkpoint with one bit flipped at a share of its length; returns its URI."""
+
+    def flip(share, bit=3):
+        path = tmp_path / "best.pt"
+        checkpoint.write(contents, str(path))
+        data = bytearray(path.read_bytes())
+        data[int(share * (len(data) - 1))] ^= 1 << bit
+        path.write_bytes(data)
+        return str(path)
+
+    return flip
+
+
+def test_any_flipped_bit_is_noticed_and_named(flipped):
+    shares = [0.0, *torch.rand(40, generator=torch.Generator().manual_seed(0)).tolist(), 1.0]
+    for number, share in enumerate(shares):
+        with pytest.raises(checkpoint.DamagedCheckpoint, match=r"best\.pt (is damaged|cannot be)") as caught:
+            checkpoint.read(flipped(share, number % 8))
+        assert "delete" not in str(caught.value)
+
+
+def test_a_flip_in_the_seal_itself_is_noticed(flipped):
+    length = len(open(flipped(0.0), "rb").read())
+    for place in range(length - 93, length):
+        with pytest.raises(checkpoint.DamagedCheckpoint):
+            checkpoint.read(flipped(place / (length - 1) + 1e-12))
+
+
+def test_a_checkpoint_without_a_hash_is_read_as_before(contents, tmp_path):
+    torch.save({"version": checkpoint.VERSION, **contents}, tmp_path / "old.pt")
+    assert checkpoint.read(str(tmp_path / "old.pt"))["step"] == 3
+
+
+def test_a_damaged_newest_gives_way_to_the_one_before_but_want_of_memory_does_not(
+    contents, tmp_path, monkeypatch
+):
+    for step in (1, 2):
+        checkpoint.write_step({**contents, "step": step}, str(tmp_path), step, keep=2)
+    newest = tmp_path / "step-00000002.pt"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    whole, damaged = newest.read_bytes(), bytes(data)
+    newest.write_bytes(damaged)
+    assert checkpoint.read_latest(str(tmp_path))["step"] == 1
+    newest.write_bytes(whole)
+
+    def no_memory(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    def io_error(*_, **__):
+        raise OSError(5, "Input/output error")
+
+    for load, told in ((no_memory, "not enough memory"), (io_error, "Input/output error")):
+        monkeypatch.setattr(torch, "load", load)
+        with pytest.raises(StorageError, match=told) as caught:
+            checkpoint.read_latest(str(tmp_path))
+        assert "delete" not in str(caught.value) and "is damaged" not in str(caught.value)
+
+
+def test_a_checkpoint_that_lacks_its_configuration_is_named(contents, tmp_path):
+    del contents["config"]
+    checkpoint.write(contents, str(tmp_path / "best.pt"))
+    with pytest.raises(DataError, match=r"best\.pt lacks config"):
+        checkpoint.load_model(str(tmp_path / "best.pt"))

@@ -16,10 +16,10 @@ says what is in it last. What concerns servers is imported when first used.
     web.py           what of the web obstore cannot read, and addresses that a user did not write
     reach.py         where such addresses may lead
     cache.py         local copies, in the folder of copies.py
+    records.py       JSON of ours: its hash, version and form
 """
 
 import importlib
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -29,7 +29,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from trainer.errors import StorageError
 from trainer.os_errors import explained, missing
-from trainer.storage import local
+from trainer.storage import local, records
+from trainer.storage.records import Form
 from trainer.storage.uris import (
     OBJECT_STORES,
     WEB,
@@ -49,10 +50,10 @@ if TYPE_CHECKING:
     from trainer.storage.reach import Reach
 
 __all__ = [
-    "OBJECT_STORES", "WEB", "FileState", "absolute", "check_place", "climbs", "create", "delete", "exists",
-    "is_local", "join", "list_files", "list_states", "local_copy", "local_path", "many", "new_file",
-    "open_reader", "parent", "read_bytes", "read_json", "read_range", "read_within", "remove_stale", "scan",
-    "scheme", "size", "state", "upload", "write_bytes", "write_json",
+    "OBJECT_STORES", "WEB", "FileState", "Form", "absolute", "check_place", "climbs", "create", "delete",
+    "exists", "forget_copy", "is_local", "join", "list_files", "list_states", "local_copy", "local_path", "many",
+    "new_file", "open_reader", "parent", "read_bytes", "read_json", "read_range", "read_within", "remove_stale",
+    "scan", "scheme", "size", "state", "upload", "write_bytes", "write_json",
 ]  # fmt: skip
 
 
@@ -149,7 +150,8 @@ def read_range(uri: str, start: int, length: int) -> bytes:
         data = _module("reads", uri).read_range(uri, start, length)
     if len(data) != length:
         raise StorageError(
-            f"{uri} ends before byte {start + length}", fix="it is cut off: delete it and write it again"
+            f"{uri} ends before byte {start + length}",
+            fix="it is cut off: run the command that writes it again",
         )
     return data
 
@@ -170,18 +172,18 @@ def open_reader(uri: str, *, ahead: int = 8) -> IO[bytes]:
     return _module("reader", uri).open_reader(uri, ahead)
 
 
-def read_json(uri: str) -> Any:
-    """Return the content of a JSON file.
+def read_json(uri: str, form: Form | None = None) -> Any:
+    """Return the content of a JSON file, checked by the hash that is in it where `write_json` wrote it.
+
+    Args:
+        uri: the file.
+        form: what it must be; None for any JSON, also of others.
 
     Raises:
-        StorageError: it is missing, cannot be reached, or is not JSON.
+        StorageError: it is missing or cannot be reached; DamagedError: it is not JSON or has changed.
+        DataError: it is of another kind, a newer version or another shape.
     """
-    try:
-        return json.loads(read_bytes(uri))
-    except (ValueError, RecursionError) as error:
-        raise StorageError(
-            f"{uri} is not JSON: {error}", fix="it may be cut off: delete it and write it again"
-        ) from error
+    return records.decode(uri, read_bytes(uri), form)
 
 
 def write_bytes(uri: str, data: bytes, *, sync: bool = True) -> None:
@@ -196,9 +198,9 @@ def write_bytes(uri: str, data: bytes, *, sync: bool = True) -> None:
         _module("writes", uri).write_bytes(uri, data)
 
 
-def write_json(uri: str, obj: Any) -> None:
-    """Write an object as JSON, whole or not at all."""
-    write_bytes(uri, json.dumps(obj, ensure_ascii=False).encode())
+def write_json(uri: str, obj: Any, *, indent: int | None = None) -> None:
+    """Write an object as JSON with its hash as the last key, whole or not at all."""
+    write_bytes(uri, records.encode(obj, indent))
 
 
 def create(uri: str, data: bytes) -> bool:
@@ -262,15 +264,18 @@ def local_copy(uri: str, cache_dir: Path | None = None, *, sha256: str = "") -> 
         uri: the file.
         cache_dir: where downloads are kept; a folder of this user under the system's temporary
             folder if None. A changed remote file is downloaded again.
-        sha256: what the hash of what is downloaded must be; "" for what a store tells of it.
+        sha256: what its hash must be; "" for what a store tells of it.
 
     Raises:
+        DamagedError: it is another one.
         StorageError: the file is missing or cannot be reached, or the copy cannot be written.
     """
     if is_local(uri):
         path = local_path(uri)
         with explained(uri, "read"):
             path.stat()
+        if sha256:
+            local.check(path, uri, sha256)
         return path
     from trainer.storage import cache
 
@@ -278,6 +283,13 @@ def local_copy(uri: str, cache_dir: Path | None = None, *, sha256: str = "") -> 
     if remote is None:
         raise missing(uri)
     return cache.copy(uri, remote, cache_dir, sha256)
+
+
+def forget_copy(uri: str) -> None:
+    """Drop the cached copy of a file on a server that turned out to be damaged: it is fetched again."""
+    from trainer.storage import cache
+
+    cache.forget(uri)
 
 
 def scan(uri: str, *, recursive: bool = True) -> Iterator[tuple[str, FileState]]:

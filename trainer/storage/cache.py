@@ -9,8 +9,9 @@ from collections import OrderedDict
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
+from trainer.errors import DamagedError
 from trainer.os_errors import explained
-from trainer.storage import reads
+from trainer.storage import local, reads, store
 from trainer.storage.copies import Copies
 from trainer.storage.uris import FileState
 
@@ -36,10 +37,12 @@ def copy(uri: str, state: FileState, folder: Path | None, sha256: str) -> Path:
         StorageError: the file cannot be read, or the copy cannot be written.
     """
     copies = Copies(folder, None if folder is None else sys.maxsize)
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", PurePosixPath(urlsplit(uri).path).name)[-80:]
-    name = f"{hashlib.sha256(f'{uri} {state.version}'.encode()).hexdigest()}-{name}"
-
+    name = _name(uri, state)
     descriptor = copies.open(name, state.size)
+    if descriptor is not None and sha256 and not _is_sound(copies.path(name), uri, sha256):
+        os.close(descriptor)
+        copies.drop(name)
+        descriptor = None
     if descriptor is None:
         with explained(str(copies.folder), "write"):
             descriptor = copies.add(name, state.size, lambda path: reads.copy(uri, path, sha256), needed=True)
@@ -48,6 +51,28 @@ def copy(uri: str, state: FileState, folder: Path | None, sha256: str) -> Path:
     else:
         os.close(descriptor)
     return copies.path(name)
+
+
+def forget(uri: str) -> None:
+    """Drop the copy of a file that turned out to be damaged, from the folder of all processes."""
+    remote = store.state(uri)
+    if remote is not None:
+        copies = Copies(None, None)
+        copies.drop(_name(uri, remote))
+
+
+def _name(uri: str, state: FileState) -> str:
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", PurePosixPath(urlsplit(uri).path).name)[-80:]
+    return f"{hashlib.sha256(f'{uri} {state.version}'.encode()).hexdigest()}-{name}"
+
+
+def _is_sound(path: Path, uri: str, sha256: str) -> bool:
+    """Tell whether a copy has the hash that it must have: disks change bytes, too."""
+    try:
+        local.check(path, uri, sha256)
+    except DamagedError:
+        return False
+    return True
 
 
 def _hold(path: Path, descriptor: int) -> None:

@@ -65,7 +65,7 @@ class Check:
             return
         raise failures.Damaged(
             f"{self._uri} is damaged: its {self._name} is {self._hash.hexdigest()}, not {self._expected}",
-            fix="it was read again and differs still: delete it and have it written again",
+            fix="it was read again and differs still: run the command that writes it again",
         )
 
 

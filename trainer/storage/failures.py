@@ -11,7 +11,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from obstore.exceptions import BaseError, InvalidPathError, PreconditionError
 
-from trainer.errors import MissingError, RefusedError, StorageError
+from trainer.errors import DamagedError, MissingError, RefusedError, StorageError
 from trainer.os_errors import missing
 from trainer.storage.clouds import IDENTITY, is_panic
 from trainer.storage.uris import CLOUDS, WEB, scheme
@@ -74,7 +74,7 @@ class Changed(Spoiled):
     """The file became another one while it was read."""
 
 
-class Damaged(Spoiled):
+class Damaged(Spoiled, DamagedError):
     """The bytes are not those whose hash is known."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainer.errors import StorageError
+from trainer.errors import DamagedError
 from trainer.os_errors import explained
 from trainer.storage.uris import FileState, local_path
 
@@ -32,11 +32,36 @@ def read_bytes(uri: str, sha256: str) -> bytes:
         data = local_path(uri).read_bytes()
     digest = sha256 and hashlib.sha256(data).hexdigest()
     if digest != sha256:
-        raise StorageError(
-            f"{uri} is damaged: its sha256 is {digest}, not {sha256}",
-            fix="delete it and have it written again",
-        )
+        raise damaged(uri, digest, sha256)
     return data
+
+
+def damaged(uri: str, digest: str, sha256: str) -> DamagedError:
+    """Return the error for a file with another hash than it must have."""
+    return DamagedError(
+        f"{uri} is damaged: its sha256 is {digest}, not {sha256}",
+        fix="run the command that writes it again: it is written anew",
+    )
+
+
+_HASHED: dict[tuple[str, int, int, int], str] = {}
+"""Of files that this process has hashed: path, inode, size and time of change."""
+
+
+def check(path: Path, uri: str, sha256: str) -> None:
+    """Compare a file with its hash, once for as long as it does not change.
+
+    Raises:
+        DamagedError: it is another one.
+        StorageError: it cannot be read.
+    """
+    with explained(uri, "read"), path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
+        if key not in _HASHED:
+            _HASHED[key] = hashlib.file_digest(file, "sha256").hexdigest()
+    if _HASHED[key] != sha256:
+        raise damaged(uri, _HASHED[key], sha256)
 
 
 def read_range(uri: str, start: int, length: int) -> bytes:
