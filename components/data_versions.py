@@ -14,7 +14,9 @@ from typing import Any
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data.download import choices, download, fingerprint, join, sizes_uri
+from trainer.data import raw_folder
+from trainer.data.download import choices, download, fingerprint, join
+from trainer.data.raw_folder import sizes_uri
 from trainer.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
@@ -25,7 +27,7 @@ KEY = "data_version"
 SCHEDULED_TIME = "[[ScheduledTime]]"
 """What Kubeflow replaces, in a parameter of a recurring run, by the time as 20261121020000 (UTC)."""
 
-_PINNED = ("content", "splits", "problems")
+_PINNED = ("content", "splits", "problems", "sums", "unfetched")
 """Of a raw manifest, what another download into the same folder may change."""
 
 _ANOTHER = "choose another data_version"
@@ -66,7 +68,7 @@ def fetch(
         return manifest
     uri = _place(source, data_root, config, version)
     record = _record(uri)
-    pinned = {key: manifest[key] for key in _PINNED}
+    pinned = {key: manifest[key] for key in _PINNED if key in manifest}
     if record and record["fingerprint"] != manifest["fingerprint"]:
         raise DataError(
             f"the data of version {version} were deleted, and {source} has changed since", fix=_ANOTHER
@@ -101,7 +103,7 @@ def known(source: str, data_root: str, config: DataConfig, version: str) -> dict
     folder = storage.join(data_root, record["raw"]) if record else ""
     if not record or not storage.exists(storage.join(folder, "manifest.json")):
         return None
-    raw = storage.read_json(storage.join(folder, "manifest.json")) | record.get("pinned", {})
+    raw = raw_folder.read_manifest(folder) | record.get("pinned", {})
     if not storage.exists(sizes_uri(folder, raw["content"])):  # the folder was deleted and made again
         return None
     return join(raw, config) | {KEY: version}
@@ -114,7 +116,13 @@ def _place(source: str, data_root: str, config: DataConfig, version: str) -> str
 
 
 def _record(uri: str) -> dict[str, Any] | None:
-    return storage.read_json(uri) if storage.exists(uri) else None
+    if not storage.exists(uri):
+        return None
+    counts = {"*": {"images": int, "boxes": int}}
+    pinned = {"content": str, "splits": counts, "problems": {"*": {"count": int}}}
+    form = storage.Form("data version", 1, {"raw": str, "fingerprint": str, "pinned?": pinned}, _ANOTHER)
+    record: dict[str, Any] = storage.read_json(uri, form)
+    return record
 
 
 def check(version: str) -> None:

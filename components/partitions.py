@@ -11,7 +11,7 @@ from typing import Any
 from components import data_versions, starting_weights
 from trainer import recipes, storage
 from trainer.config import DataConfig
-from trainer.data import download, shards
+from trainer.data import download, raw_folder, shards
 from trainer.errors import ConfigError
 
 MOST = 256
@@ -72,7 +72,7 @@ def fetch(part: Part, recipe: str, overrides: dict[str, Any]) -> Part:
     fields = json.loads(part)
     if fields["plan"]:
         config = recipes.load(recipe, overrides).data
-        download.fetch_partition(storage.read_json(fields["plan"]), config, *_numbers(fields))
+        download.fetch_partition(_plan(fields["plan"]), config, *_numbers(fields))
     return part
 
 
@@ -98,7 +98,7 @@ def fetched(
     plan_uri = json.loads(parts[0])["plan"] if parts else ""
 
     def put_together() -> dict[str, Any]:
-        return download.join(storage.read_json(plan_uri), config, len(parts))
+        return download.join(_plan(plan_uri), config, len(parts))
 
     return data_versions.fetch(source, data_root, config, version, put_together if plan_uri else None)
 
@@ -113,6 +113,10 @@ def write(raw: dict[str, Any], data_root: str, recipe: str, overrides: dict[str,
     config = recipes.load(recipe, overrides).data
     shards.shard_partition(raw, data_root, config, *_numbers(json.loads(part)))
     return part
+
+
+def _plan(uri: str) -> dict[str, Any]:
+    return raw_folder.read_plan(storage.parent(uri))
 
 
 def _numbers(part: dict[str, Any]) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from trainer import recipes, storage
 from trainer.config import Config
 from trainer.configuration import to_json, with_overrides
 from trainer.data.sample_order import global_batch
+from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import data_root_of
 from trainer.errors import ConfigError, LaunchError
 from trainer.evaluation.gate import check, split_rules
@@ -72,7 +73,7 @@ def prepare(
     job = request.spec(arguments)
     if launchers.entry(request.launcher).pods:
         _check_reach(job, {"data_root": shards, "output": output})
-    index = storage.read_json(storage.join(shards, "index.json"))
+    index = read_index(shards)
     check(
         split_rules(rules) or config.evaluation.gate, [category["name"] for category in index["categories"]]
     )

@@ -131,9 +131,10 @@ def _download(options: argparse.Namespace) -> None:
 
 
 def _shard(options: argparse.Namespace) -> None:
+    from trainer.data.raw_folder import read_manifest
     from trainer.data.shards import shard
 
-    raw = storage.read_json(storage.join(options.raw, "manifest.json"))
+    raw = read_manifest(options.raw)
     _show(shard(raw, options.data_root, _config(options).data))
 
 

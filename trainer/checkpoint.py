@@ -36,7 +36,7 @@ _PREFIX, _SUFFIX = "step-", ".pt"
 _SEAL = b"sha256:"
 _SEAL_BYTES = len(_SEAL) + 64
 _END_BYTES = 22
-"""Of the last record of a zip archive, whose last two bytes are the length of the comment (APPNOTE 4.3.16)."""
+"""Of the last record of a zip archive, which ends with the length of the comment (APPNOTE 4.3.16)."""
 _BLOCK = 8 * 1024 * 1024
 _ANOTHER = "use another checkpoint of the same run, or run its training again, which goes on from a whole one"
 _LOG = logging.getLogger("checkpoint")
@@ -83,7 +83,7 @@ def write(state: dict[str, Any], uri: str) -> None:
     buffer.write(struct.pack("<H", _SEAL_BYTES) + _SEAL)
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
     buffer.write(digest.encode())
-    storage.write_bytes(uri, buffer.getvalue())
+    storage.write_bytes(uri, buffer.getvalue(), confirm=True)
 
 
 def write_step(state: dict[str, Any], folder: str, step: int, keep: int) -> None:

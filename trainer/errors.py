@@ -52,6 +52,10 @@ class DataError(KubedetError):
     """A source, annotation, image or shard that cannot be used."""
 
 
+class FormError(DataError):
+    """A file of ours whose content is not of the form that such a file has."""
+
+
 class StorageError(KubedetError):
     """A URI that cannot be read or written: missing, refused, full, corrupt."""
 

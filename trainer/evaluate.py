@@ -13,6 +13,7 @@ from trainer import storage
 from trainer.baseline import Baseline
 from trainer.config import Config
 from trainer.configuration import to_json
+from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World, broadcast, process_group
 from trainer.errors import EvaluationError, MissingError
@@ -124,7 +125,7 @@ def _is_kept(
 
 def _dataset(shards_uri: str, only: str) -> ShardDataset:
     try:
-        index = storage.read_json(storage.join(shards_uri, "index.json"))
+        index = read_index(shards_uri)
     except MissingError:
         raise EvaluationError(
             f"{shards_uri} holds no shards: it has no index.json",

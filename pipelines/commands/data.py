@@ -55,6 +55,11 @@ def add(commands: Commands) -> None:
         "missing, each thing named.",
     )  # fmt: skip
     verify.add_argument("uri", metavar="URI", help=_WHAT)
+    verify.add_argument(
+        "--repair",
+        action="store_true",
+        help="make anew what is missing or damaged: shards from the raw images, these from their source",
+    )
     verify.add_argument("--threads", type=int, default=0, metavar="N", help="default: one for each core")
     verify.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
     verify.set_defaults(command=_verify)
@@ -202,17 +207,18 @@ def _size(count: int) -> str:
 def _verify(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
+    from trainer.data.repair import repair
     from trainer.data.verification import check, verify
 
     if options.threads < 0:
         raise ConfigError(f"--threads {options.threads} is less than zero", fix="use 0 for one for each core")
-    result = verify(options.uri, options.threads)
+    result = (repair if options.repair else verify)(options.uri, options.threads)
     if options.output == "json":
         print(json.dumps(asdict(result), indent=2))
     check(result)
     if options.output == "text":
         files = f"{result.files:,} shard{'s' * (result.files != 1)}, " if result.kind == "shards" else ""
-        proof = "every hash agrees" if result.kind == "shards" else "every one is as long as it was"
+        proof = "every hash agrees"
         counts = f"{files}{result.images:,} images, {_size(result.bytes)}"
         print(f"all is well: {counts}; {proof}, and every image can be decoded")
     return 0

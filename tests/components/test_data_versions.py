@@ -108,7 +108,8 @@ def test_a_record_of_before_images_were_pinned_still_names_its_folder(source, tm
     root = tmp_path / "data"
     first = fetch(source(2), str(root), CONFIG, "monday")
     (record,) = (root / "versions").iterdir()
-    record.write_text(json.dumps({k: v for k, v in json.loads(record.read_text()).items() if k != "pinned"}))
+    before = {k: v for k, v in storage.read_json(str(record)).items() if k != "pinned"}
+    record.write_text(json.dumps(before))
     assert fetch(source(3), str(root), CONFIG, "monday") == first
 
 

@@ -40,6 +40,8 @@ class Built:
     it is left out."""
     splits: dict[str, dict[str, int]]
     """Rows and boxes of each table, as "images" and "boxes"."""
+    tables: dict[str, str]
+    """sha256 of each table."""
 
 
 def build(listing: Listing, config: DataConfig, folder: str, where: str = "the source") -> Built:
@@ -73,7 +75,8 @@ def build(listing: Listing, config: DataConfig, folder: str, where: str = "the s
     counts = {name: {"images": part.images, "boxes": part.boxes} for name, part in splits.items()}
     check_listed(listing.problems, where, counts, config)
     _check_classes(categories, splits["train"].boxes_of_label, listing.problems)
-    return Built(categories, _hierarchy(listing, categories), counts)
+    tables = {name: part.sha256 for name, part in splits.items()}
+    return Built(categories, _hierarchy(listing, categories), counts, tables)
 
 
 def check_listed(
@@ -117,6 +120,7 @@ class _Written:
 
     images: int
     boxes_of_label: Counter[int]
+    sha256: str = ""
 
     @property
     def boxes(self) -> int:
@@ -234,6 +238,7 @@ def _write(draft: _Draft, chosen: np.ndarray, first: int, uri: str) -> _Written:
             written.images += len(rows)
             label, count = np.unique(rows["boxes"].flatten().field("category"), return_counts=True)
             written.boxes_of_label.update(dict(zip(label.tolist(), count.tolist(), strict=True)))
+    written.sha256 = table.sha256
     return written
 
 

@@ -1,8 +1,7 @@
 """Views of data for inspection: shards, raw images or a source, with rows and pictures."""
 
 import io
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -11,19 +10,17 @@ import pyarrow as pa
 from PIL import Image
 
 from trainer import storage
-from trainer.data import sources
+from trainer.data import raw_folder, sources
 from trainer.data.decoding import decode_sample
-from trainer.data.download import sizes_uri
 from trainer.data.image_keys import place
 from trainer.data.images import UnreadableImage, normalize, place_box
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import Table
+from trainer.data.shard_folder import INDEX, read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.errors import DataError, StorageError
 
 _LARGEST, _QUALITY = 1600, 95
-_OF_SHARDS = ("fingerprint", "categories", "splits", "statistics", "problems", "quarantined")
-_OF_RAW = ("fingerprint", "content", "uri", "images", "categories", "splits", "problems")
 
 
 Box = tuple[int, list[float], bool]
@@ -75,10 +72,10 @@ def open_view(
     remote = storage.scheme(text) in storage.OBJECT_STORES
     if remote or storage.is_local(text):
         folder = storage.absolute(text)
-        index = _read_record(folder, "index.json", "shards", "shard", _OF_SHARDS)
+        index = _read_record(folder, INDEX, "shards", read_index)
         if index:
             return Shards(folder, index)
-        manifest = _read_record(folder, "manifest.json", "raw", "download", _OF_RAW)
+        manifest = _read_record(folder, raw_folder.MANIFEST, "raw", raw_folder.read_manifest)
         if manifest:
             return RawImages(folder, manifest)
         _refuse_unfinished(folder)
@@ -93,7 +90,7 @@ def _refuse_unfinished(folder: str) -> None:
     unfinished = ""
     if any(name.endswith(".tar") and f"{name.removesuffix('.tar')}.json" in names for name in names):
         unfinished = "shard"
-    elif "plan.json" in names and _read_record(folder, "plan.json", "plan", "download", ()):
+    elif raw_folder.PLAN in names and _read_record(folder, raw_folder.PLAN, "plan", raw_folder.read_plan):
         unfinished = "download"
     if unfinished:
         raise DataError(
@@ -103,27 +100,14 @@ def _refuse_unfinished(folder: str) -> None:
 
 
 def _read_record(
-    folder: str, name: str, kind: str, step: str, keys: tuple[str, ...]
+    folder: str, name: str, kind: str, read: Callable[[str], dict[str, Any]]
 ) -> dict[str, Any] | None:
     """Return the JSON record that a step wrote into a folder; None where there is none of this kind."""
     uri = storage.join(folder, name)
     if not storage.exists(uri):
         return None
-    try:
-        record = json.loads(storage.read_bytes(uri))
-    except ValueError as error:
-        raise DataError(
-            f"{uri} is not JSON: {error}",
-            fix=f"it may be cut off: delete it and run the {step} step again, which finds what is whole",
-        ) from None
-    if not isinstance(record, dict) or record.get("kind") != kind:
-        return None
-    if not set(keys) <= record.keys():
-        raise DataError(
-            f"{folder} was written by another version of this program, or {name} was changed",
-            fix=f"run the {step} step again, and name the folder that it writes",
-        )
-    return record
+    record = storage.read_json(uri)
+    return read(folder) if isinstance(record, dict) and record.get("kind") == kind else None
 
 
 class Shards:
@@ -179,11 +163,7 @@ class RawImages:
     kind = "raw images"
 
     def __post_init__(self) -> None:
-        images = self.manifest["images"]
-        if self.uri != self.manifest["uri"]:  # the data root was moved, or is mounted at another place
-            root = storage.parent(storage.parent(self.uri))
-            images = storage.join(root, "images", images.rpartition("/")[2])
-        self._images = images
+        self._images = self.manifest["images"]
         self.names = [category["name"] for category in self.manifest["categories"]]
 
     @property
@@ -193,12 +173,12 @@ class RawImages:
 
     def table(self, split: str) -> Table:
         """Return the table of a split."""
-        return Table(storage.join(self.uri, f"{split}.parquet"))
+        uri = storage.join(self.uri, f"{split}.parquet")
+        return Table(uri, self.manifest.get("tables", {}).get(split, ""))
 
     def sizes(self) -> np.ndarray:
         """Return the bytes of each image by id - 1; 0 where it is not to be had."""
-        data = storage.read_bytes(sizes_uri(self.uri, self.manifest["content"]))
-        return np.load(io.BytesIO(data), allow_pickle=False)
+        return raw_folder.read_sizes(self.uri, self.manifest["content"])
 
     def place(self, row: dict[str, Any]) -> str:
         """Return the URI of a row's image."""

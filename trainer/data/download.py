@@ -5,6 +5,7 @@
 <data_root>/raw/<fingerprint>/plan.json                    written when the tables are whole
 <data_root>/raw/<fingerprint>/fetched/<k>-of-<n>.parquet   what one of n partitions brought
 <data_root>/raw/<fingerprint>/sizes-<content>.npy          bytes of each image, by id; 0: not to be had
+<data_root>/raw/<fingerprint>/sums-<digest>.npy            place, bytes and sha256 of each image, by id
 <data_root>/raw/<fingerprint>/failed.csv                   each image that is not to be had, and why
 <data_root>/raw/<fingerprint>/manifest.json                written last
 
@@ -23,17 +24,21 @@ import numpy as np
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import annotations, fetch, fetch_reports, sources
+from trainer.data import annotations, fetch, fetch_reports, raw_folder, sources
 from trainer.data import problem_counts as reasons
 from trainer.data.fetch_reports import Failure
 from trainer.data.problem_counts import Problems
+from trainer.data.raw_folder import VERSION
 from trainer.data.raw_table import Table
-from trainer.errors import DataError
+from trainer.errors import DamagedError, DataError, FormError
 
 logger = logging.getLogger(__name__)
 
-VERSION = 5
-"""Raise it when the same source gives other raw tables."""
+SETTINGS = ("val_fraction", "classes", "max_images", "empty_images", "boxes_from")
+"""Keys of the section `data` that decide on raw tables."""
+
+_MENDING = "mending"
+"""File of a raw folder whose manifest is older than the reports: images that had been lost came again."""
 
 
 def fingerprint(*parts: Any) -> str:
@@ -71,7 +76,7 @@ def download(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
 
 
 def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
-    """List a source and write its annotations as tables, or find them there.
+    """List a source and write its annotations as tables, or find them there; damaged ones are mended.
 
     Args:
         source: see `download`.
@@ -92,9 +97,8 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
     name = fingerprint("raw", VERSION, origin.uri, listing.state, *choices(config))
     root = storage.absolute(data_root)
     uri = storage.join(root, "raw", name)
-    plan_uri = storage.join(uri, "plan.json")
-    if storage.exists(plan_uri):
-        planned_before: dict[str, Any] = storage.read_json(plan_uri)
+    planned_before = _planned(uri)
+    if planned_before:
         problems = Problems()
         problems.merge(planned_before["problems"])
         annotations.check_listed(problems, origin.uri, planned_before["splits"], config)
@@ -112,8 +116,10 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
         "categories": built.categories,
         "hierarchy": built.hierarchy,
         "problems": listing.problems.to_json(),
+        "tables": built.tables,
+        "settings": {key: getattr(config, key) for key in SETTINGS},
     }
-    storage.write_json(plan_uri, planned)
+    raw_folder.write(raw_folder.PLAN, planned)
     counts = ", ".join(f"{split['images']} {name}" for name, split in built.splits.items())
     logger.info("listed %s: %s images in %s", planned["source"], counts, uri)
     return planned
@@ -124,8 +130,9 @@ def fetch_partition(
 ) -> None:
     """Fetch the images of one of several partitions; those that are there are not fetched again.
 
-    Those that failed in an earlier call, and were not just missing, are tried again; also where the
-    download was good enough without them, and then it stays so if the source is down.
+    Those that failed in an earlier call are asked for again, for a source may be mended; also where the
+    download was good enough without them, and then it stays so if the source is down. Those that an earlier
+    call brought, and that are missing now or cut off, are fetched again.
 
     Args:
         planned: what `plan` returned.
@@ -138,12 +145,15 @@ def fetch_partition(
         StorageError: the data root cannot be written.
     """
     earlier = _finished(planned)
-    if earlier and not _incomplete(earlier):
+    lost = earlier is not None and fetch.absent(earlier, partition, partitions) > 0
+    if earlier and not lost and not _incomplete(earlier):
         if partitions > 1:  # Of a single one `join` tells.
             logger.info("raw images of %s are there already: %s", planned["source"], planned["uri"])
         return
     report = fetch_reports.place(planned["uri"], partition, partitions)
-    if storage.exists(report) and not fetch_reports.worth_another_try(report):
+    if lost:
+        storage.write_bytes(storage.join(planned["uri"], _MENDING), b"")
+    if not lost and storage.exists(report) and not fetch_reports.worth_another_try(report):
         logger.info("the images of partition %d of %d are there already", partition + 1, partitions)
         return
     try:
@@ -172,13 +182,18 @@ def join(planned: dict[str, Any], config: DataConfig, partitions: int = 1) -> di
         StorageError: a partition's report is missing.
     """
     uri = planned["uri"]
+    mending = storage.join(uri, _MENDING)
     manifest = _finished(planned) if planned["kind"] == "plan" else planned
-    if not manifest or (_incomplete(manifest) and planned["kind"] == "plan"):
-        gathered, sizes, failed = _gather(planned, partitions)
-        if gathered != manifest:
-            _write_arrays(uri, sizes, failed)
+    stale = manifest is None or _incomplete(manifest) or storage.exists(mending)
+    if manifest is None or (planned["kind"] == "plan" and stale):
+        gathered, sums, failed = _gather(planned, partitions)
+        if gathered == manifest:
+            storage.delete(mending)
+        else:
+            _write_arrays(uri, sums, failed)
             _check(gathered, config)
-            storage.write_json(storage.join(uri, "manifest.json"), gathered)
+            raw_folder.write(raw_folder.MANIFEST, gathered)
+            storage.delete(mending)
             counts = ", ".join(f"{split['images']} {name}" for name, split in gathered["splits"].items())
             problems = Problems()
             problems.merge(gathered["problems"])
@@ -190,51 +205,70 @@ def join(planned: dict[str, Any], config: DataConfig, partitions: int = 1) -> di
     return manifest
 
 
+def _planned(folder: str) -> dict[str, Any] | None:
+    """Return the plan that is there with whole tables; None where it has to be made, or made anew.
+
+    Raises:
+        DataError: it is of a newer version.
+        StorageError: the folder cannot be read.
+    """
+    if not storage.exists(storage.join(folder, raw_folder.PLAN)):
+        return None
+    try:
+        planned = raw_folder.read_plan(folder)
+        fault = raw_folder.table_fault(planned)
+    except (DamagedError, FormError) as error:
+        fault = error.message
+    if fault:
+        logger.warning("%s; mending it from the source", fault)
+        return None
+    return planned
+
+
 def _finished(planned: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the manifest of a download that was good enough; None if there is none."""
-    uri = storage.join(planned["uri"], "manifest.json")
-    return storage.read_json(uri) if storage.exists(uri) else None
+    """Return the manifest of a download that was good enough; None if there is none that is whole."""
+    if not storage.exists(storage.join(planned["uri"], raw_folder.MANIFEST)):
+        return None
+    try:
+        manifest = raw_folder.read_manifest(planned["uri"])
+        fault = raw_folder.arrays_fault(manifest)
+    except (DamagedError, FormError) as error:
+        fault = error.message
+    if fault:
+        logger.warning("%s; mending it", fault)
+    elif manifest.get("tables") == planned.get("tables"):
+        return manifest
+    return None
 
 
 def _incomplete(manifest: dict[str, Any]) -> bool:
-    """Tell whether it is worth to try again what a download did not get."""
-    return any(reason in manifest["problems"] for reason in reasons.TRIED_AGAIN)
+    """Tell whether it is worth to ask again for what a download did not get."""
+    missing: int = manifest.get("unfetched", sum(one in manifest["problems"] for one in reasons.TRIED_AGAIN))
+    return missing > 0
 
 
 def _gather(planned: dict[str, Any], partitions: int) -> tuple[dict[str, Any], np.ndarray, list[Failure]]:
-    """Return the manifest of what the partitions' reports tell, the bytes of each image, the failures."""
+    """Return the manifest of what the partitions' reports tell, rows of SUM of each image, the failures."""
     problems = Problems()
     problems.merge(planned["problems"])
-    sizes = np.zeros(sum(split["images"] for split in planned["splits"].values()), np.int32)
+    sums = np.zeros(sum(split["images"] for split in planned["splits"].values()), raw_folder.SUM)
     failed: list[Failure] = []
     for partition in range(partitions):
-        ids, fetched, faults = fetch_reports.read(fetch_reports.place(planned["uri"], partition, partitions))
-        sizes[ids - 1] = fetched
-        failed += faults
+        report = fetch_reports.read(fetch_reports.place(planned["uri"], partition, partitions))
+        sums[report.ids - 1] = report.sums
+        failed += report.failures
     for failure in sorted(failed):  # The examples are the same whatever the partitions are.
         problems.add(failure.reason, failure.message)
+    sizes = sums["bytes"]
     manifest = planned | {
         "kind": "raw",
-        "content": content_of(sizes),
+        "content": raw_folder.content_of(sizes),
+        "sums": raw_folder.digest_of(sums),
+        "unfetched": sum(failure.asked for failure in failed),
         "splits": _counts(planned, sizes),
         "problems": problems.to_json(),
     }
-    return manifest, sizes, failed
-
-
-def content_of(sizes: np.ndarray) -> str:
-    """Return 16 hex digits that tell which images are there, from the bytes of each (0: not there)."""
-    return hashlib.sha256(sizes.astype("<i4").tobytes()).hexdigest()[:16]
-
-
-def sizes_uri(raw: str, content: str) -> str:
-    """Return where the bytes of each image are: a .npy file, int32 [images], 0 where one is not there.
-
-    Args:
-        raw: URI of the raw folder.
-        content: see `content_of`.
-    """
-    return storage.join(raw, f"sizes-{content}.npy")
+    return manifest, sums, failed
 
 
 def _counts(planned: dict[str, Any], sizes: np.ndarray) -> dict[str, dict[str, int]]:
@@ -246,21 +280,22 @@ def _counts(planned: dict[str, Any], sizes: np.ndarray) -> dict[str, dict[str, i
         first += listed["images"]
         boxes = listed["boxes"]
         if not stored.all():
-            table = Table(storage.join(planned["uri"], f"{split}.parquet"))
+            uri = storage.join(planned["uri"], f"{split}.parquet")
+            table = Table(uri, planned.get("tables", {}).get(split, ""))
             each = np.concatenate([table.box_counts(block) for block in range(table.blocks)])
             boxes = int(each[stored].sum())
         counts[split] = {"images": int(stored.sum()), "boxes": boxes}
     return counts
 
 
-def _write_arrays(uri: str, sizes: np.ndarray, failed: list[Failure]) -> None:
-    buffer = io.BytesIO()
-    np.save(buffer, sizes, allow_pickle=False)
-    storage.write_bytes(sizes_uri(uri, content_of(sizes)), buffer.getvalue())
+def _write_arrays(uri: str, sums: np.ndarray, failed: list[Failure]) -> None:
+    raw_folder.write_sizes(uri, sums["bytes"])
+    raw_folder.write_sums(uri, sums)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Failure._fields)
-    writer.writerows(sorted(failed))
+    columns = Failure._fields[:-1]
+    writer.writerow(columns)
+    writer.writerows(failure[: len(columns)] for failure in sorted(failed))
     storage.write_bytes(storage.join(uri, "failed.csv"), text.getvalue().encode())
 
 

@@ -4,6 +4,8 @@ The first two hex digits of an image's path decide on its partition, so that a p
 of its own and learns by listing them which images are stored already.
 """
 
+import logging
+import re
 import time
 from array import array
 from collections.abc import Iterator
@@ -13,11 +15,12 @@ import numpy as np
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import fetch_reports, image_copying, image_keys, sources, worker_pool
+from trainer.data import fetch_reports, image_copying, image_keys, raw_folder, sources, worker_pool
 from trainer.data import problem_counts as reasons
 from trainer.data.fetch_reports import Failure
 from trainer.data.image_copying import Result, Task
 from trainer.data.problem_counts import Problems
+from trainer.data.raw_folder import SUM
 from trainer.data.raw_table import Table
 from trainer.data.sources.source import Source
 from trainer.errors import StorageError
@@ -28,6 +31,10 @@ _FOLDERS = [f"{number:02x}" for number in range(256)]
 _LISTERS = 16
 _FEW = 10_000
 """Images that are listed at once: a request for each folder would take longer."""
+
+_DIGEST = re.compile(r"[0-9a-f]{16}")
+_UNKNOWN = bytes(32)
+logger = logging.getLogger(__name__)
 
 _PATIENCE = 50
 """Images in a row (and twice the connections) that may fail before the source counts as down."""
@@ -49,14 +56,14 @@ def run(
 ) -> None:
     """Fetch a partition's images and write its report. What failed is tried once more at the end.
 
-    Images that an earlier report calls missing are not requested again, whatever its number of partitions.
+    An image that is stored is fetched again where it has other bytes than an earlier report says.
 
     Args:
         planned: what `download.plan` returned.
         config: connections, and how much may be bad.
         partition: which, from 0.
         partitions: how many.
-        again: whether to try again what failed otherwise than by being missing.
+        again: whether to ask again for what an earlier download did not get.
 
     Raises:
         DataError: far more images fail than the configuration allows.
@@ -71,16 +78,32 @@ def run(
     stored = _StoredImages(planned["images"], mine, at_once=partitions == 1 and total <= _FEW)
     expected = round(total * len(mine) / len(_FOLDERS))
     workers = (config.processes or worker_pool.available_cores()) if source.cpu_bound else config.threads
+    known = fetch_reports.known_sums(planned["uri"], total)
     tally = _Tally(planned, config.max_bad_fraction, workers)
+    unhashed: list[Task] = []
+
+    def count_unhashed() -> None:
+        for result in worker_pool.run(image_copying.hashed, unhashed, _LISTERS, processes=False):
+            tally.add(result)
+        unhashed.clear()
+
     with progress("download", expected, "images") as bar:
 
         def to_fetch() -> Iterator[Task]:
             for task in _tasks(planned, source, set(mine), stored, missing):
-                if task.size and not task.fault:
-                    tally.add(Result(task.image_id, task.size))
-                    bar.skip()
-                else:
+                tally.note_place(task)
+                before = known[task.image_id - 1]
+                if task.fault or not task.size or before["bytes"] not in (0, task.size):
+                    tally.lost += bool(before["bytes"])
                     yield task
+                    continue
+                bar.skip()
+                if before["bytes"] and before["sha256"].tobytes() != _UNKNOWN:
+                    tally.add(Result(task.image_id, task.size, sha256=before["sha256"].tobytes()))
+                    continue
+                unhashed.append(task)
+                if len(unhashed) >= _FEW:
+                    count_unhashed()
 
         for result in image_copying.run(source, to_fetch(), min(workers, total), reach):
             tally.add(result)
@@ -88,12 +111,18 @@ def run(
         for result in image_copying.run(source, tally.again(), workers, reach):
             tally.add(result)
             bar.update(0, note=tally.note())
+        count_unhashed()
         bar.total = bar.done  # A partition's share was an estimate.
+    if tally.lost:
+        logger.warning(
+            "mending %s: %d stored images were missing or cut off, and were fetched again",
+            planned["images"], tally.lost,
+        )  # fmt: skip
     tally.write(fetch_reports.place(planned["uri"], partition, partitions))
 
 
 class _Tally:
-    """Counts fetched and failed images, in twelve bytes an image: there may be millions."""
+    """Counts fetched and failed images, in 56 bytes an image: there may be millions."""
 
     def __init__(self, planned: dict[str, Any], max_bad_fraction: float, workers: int) -> None:
         self._source, self._max_bad_fraction = planned["source"], max_bad_fraction
@@ -104,6 +133,9 @@ class _Tally:
         self._patience = _PATIENCE + 2 * workers
         self._in_a_row = 0
         self._ids, self._sizes = array("q"), array("i")
+        self._sums = np.zeros(self._total, SUM)
+        self.lost = 0
+        """Images that an earlier download brought, and that are not there as it did."""
         self._failures: dict[int, Failure] = {}
         self._again: list[Task] = []
         self._brought, self._began = 0, time.monotonic()
@@ -124,6 +156,8 @@ class _Tally:
         if failure is None:
             self._ids.append(result.image_id)
             self._sizes.append(result.bytes)
+            if result.sha256:
+                self._sums["sha256"][result.image_id - 1] = np.void(result.sha256)
             return
         self._failures[result.image_id] = failure
         if result.task:
@@ -142,6 +176,10 @@ class _Tally:
             self._problems.check(
                 self._source, images=self._total, boxes=0, max_bad_fraction=self._max_bad_fraction
             )
+
+    def note_place(self, task: Task) -> None:
+        """Note where an image lies, or would."""
+        self._sums["place"][task.image_id - 1] = _place_digest(task.target)
 
     def again(self) -> list[Task]:
         """Return the tasks that failed, and forget that they did; now they may fail in a row."""
@@ -162,7 +200,7 @@ class _Tally:
 
     def write(self, uri: str) -> None:
         """Write the report."""
-        fetch_reports.write(uri, self._ids, self._sizes, self._failures)
+        fetch_reports.write(uri, self._ids, self._sizes, self._failures, self._sums)
 
 
 def _tasks(
@@ -170,15 +208,16 @@ def _tasks(
     source: Source,
     folders: set[str],
     stored: "_StoredImages",
-    missing: dict[int, tuple[str, str]],
+    missing: dict[int, fetch_reports.Fault],
 ) -> Iterator[Task]:
     """Yield the images of some folders, block by block, with the failures that earlier reports tell.
 
-    An image that could not be fetched may be stored by now. A missing one stays missing: with some numbers
-    of partitions it is not visible whether another download has stored it since.
+    An image that could not be fetched may be stored by now.
     """
     for split in planned["splits"]:
-        table = Table(storage.join(planned["uri"], f"{split}.parquet"))
+        table = Table(
+            storage.join(planned["uri"], f"{split}.parquet"), planned.get("tables", {}).get(split, "")
+        )
         for block in range(table.blocks):
             columns = table.columns(block, _COLUMNS)
             for image_id, key, name, origin, version, reason, detail in zip(*columns.values(), strict=True):
@@ -186,8 +225,8 @@ def _tasks(
                 if place[:2] not in folders:
                     continue
                 size = stored.size(place)
-                fault = (reason, detail) if reason else missing.get(image_id)
-                if size and fault and fault[0] in reasons.TRIED_AGAIN:
+                fault = (reason, detail, False) if reason else missing.get(image_id)
+                if size and fault and fault[2]:
                     fault = None
                 target = storage.join(planned["images"], place)
                 yield Task(source, image_id, split, name, origin, target, fault, size)
@@ -204,18 +243,54 @@ class _StoredImages:
         self._digests, self._sizes = digests[order], np.concatenate([size for _, size in listings])[order]
         self.count = len(order)
 
+    def differing(self, expected: np.ndarray) -> int:
+        """Count the rows of SUM whose image is not there with as many bytes."""
+        if not self.count:
+            return len(expected)
+        at = np.minimum(np.searchsorted(self._digests, expected["place"]), self.count - 1)
+        same = (self._digests[at] == expected["place"]) & (self._sizes[at] == expected["bytes"])
+        return int((~same).sum())
+
     def size(self, place: str) -> int:
         """Return the bytes of the image at a path; 0 where there is none, or a power cut left it empty."""
         if not self.count:
             return 0
-        digest = np.uint64(int(image_keys.place_digest(place), 16))
+        digest = _place_digest(place)
         at = np.searchsorted(self._digests, digest)
         return int(self._sizes[at]) if at < self.count and self._digests[at] == digest else 0
+
+
+def absent(manifest: dict[str, Any], partition: int, partitions: int) -> int:
+    """Count the images of a partition that a manifest tells of and a listing shows as missing or cut off.
+
+    Args:
+        manifest: what `download.join` returned; one from before places were noted tells nothing.
+        partition: which, from 0.
+        partitions: how many.
+
+    Raises:
+        DamagedError: the manifest's arrays are damaged.
+        StorageError: the folder cannot be listed.
+    """
+    sums = raw_folder.read_sums(manifest)
+    if sums is None:
+        return 0
+    mine = _FOLDERS[partition::partitions]
+    stored = _StoredImages(manifest["images"], mine, at_once=partitions == 1 and len(sums) <= _FEW)
+    expected = sums[sums["bytes"] > 0]
+    if partitions > 1:  # the first two of the digest's sixteen hexadecimal digits are the folder
+        expected = expected[(expected["place"] >> np.uint64(56)) % np.uint64(partitions) == partition]
+    return stored.differing(expected)
+
+
+def _place_digest(place: str) -> np.uint64:
+    return np.uint64(int(image_keys.place_digest(place.rpartition("/")[2]), 16))
 
 
 def _list(uri: str) -> tuple[np.ndarray, np.ndarray]:
     storage.remove_stale(uri)  # of downloads that were killed
     states = storage.list_states(uri, recursive=True)
-    digests = [int(image_keys.place_digest(name), 16) for name in states]
-    sizes = [state.size for state in states.values()]
+    named = [(image_keys.place_digest(name), state.size) for name, state in states.items()]
+    ours = [(int(digest, 16), size) for digest, size in named if _DIGEST.fullmatch(digest)]
+    digests, sizes = [digest for digest, _ in ours], [size for _, size in ours]
     return np.array(digests, np.uint64), np.array(sizes, np.int32)

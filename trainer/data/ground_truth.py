@@ -3,6 +3,7 @@
 That of a large split is written block by block: no more than a block is in memory.
 """
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -85,17 +86,23 @@ class GroundTruthWriter:
             self._block = block
         self._pending += rows
 
-    def write(self, uri: str) -> None:
-        """Write what `ground_truth` gives of all samples, whole or not at all."""
+    def write(self, uri: str) -> dict[str, Any]:
+        """Write what `ground_truth` gives of all samples, whole or not at all; return bytes and sha256."""
         self._flush()
-        with storage.new_file(uri) as path, path.open("w", encoding="utf-8") as whole:
-            whole.write(json.dumps(self._classes.header, ensure_ascii=False)[:-1])
-            for name, part in self._parts.items():
-                whole.write(f', "{name}": [')
-                with part.open(encoding="utf-8") as file:
-                    shutil.copyfileobj(file, whole)
-                whole.write("]")
-            whole.write("}")
+        known: dict[str, Any] = {}
+        with storage.new_file(uri, sha256=lambda: known["sha256"], confirm=True) as path:
+            with path.open("w", encoding="utf-8") as whole:
+                whole.write(json.dumps(self._classes.header, ensure_ascii=False)[:-1])
+                for name, part in self._parts.items():
+                    whole.write(f', "{name}": [')
+                    with part.open(encoding="utf-8") as file:
+                        shutil.copyfileobj(file, whole)
+                    whole.write("]")
+                whole.write("}")
+            with path.open("rb") as written:
+                known["sha256"] = hashlib.file_digest(written, "sha256").hexdigest()
+            known["bytes"] = path.stat().st_size
+        return known
 
     def _flush(self) -> None:
         truth = ground_truth(self._pending, self._classes, self._boxes)

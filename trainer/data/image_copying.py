@@ -4,6 +4,7 @@ Of what comes from the web only images are kept, and of a server that the user d
 can be decoded: an address in annotations, or a redirect, may lead to anything.
 """
 
+import hashlib
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from typing import NamedTuple
 from trainer import storage
 from trainer.data import images, worker_pool
 from trainer.data import problem_counts as reasons
-from trainer.data.fetch_reports import Failure
+from trainer.data.fetch_reports import Failure, Fault
+from trainer.data.shard_folder import digest
 from trainer.data.sources.source import Source
 from trainer.errors import MissingError, StorageError
 from trainer.storage.reach import Reach, Refused
@@ -38,9 +40,13 @@ class Task:
     file_name: str
     origin: str
     target: str
-    fault: tuple[str, str] | None
+    fault: Fault | None
     size: int
     """Bytes that are stored already; 0 where it has to be fetched."""
+
+
+Digest = bytes
+"""32 of them."""
 
 
 class Result(NamedTuple):
@@ -53,6 +59,8 @@ class Result(NamedTuple):
     failure: Failure | None = None
     task: Task | None = None
     """The task where another try may help."""
+    sha256: Digest = b""
+    """Of the bytes; empty where it is not known."""
 
 
 def run(source: Source, tasks: Iterable[Task], workers: int, reach: Reach) -> Iterator[Result]:
@@ -155,7 +163,17 @@ def _write(task: Task, data: bytes) -> Result:
         )
     # Flushing each image to the disk would take longer than fetching it.
     storage.write_bytes(task.target, data, sync=False)
-    return Result(task.image_id, len(data), fetched=True)
+    return Result(task.image_id, len(data), fetched=True, sha256=hashlib.sha256(data).digest())
+
+
+def hashed(task: Task) -> Result:
+    """Return the outcome of an image that is stored, and whose hash nobody has noted.
+
+    A store keeps it with the object, and compares it when it is read.
+    """
+    if not storage.is_local(task.target):
+        return Result(task.image_id, task.size)
+    return Result(task.image_id, task.size, sha256=bytes.fromhex(digest(task.target)))
 
 
 def _unread(task: Task, error: StorageError) -> Result:
@@ -167,6 +185,6 @@ def _unread(task: Task, error: StorageError) -> Result:
     return _failed(task, reasons.IMAGE_NOT_FETCHED, error.message)._replace(task=task)
 
 
-def _failed(task: Task, reason: str, detail: str) -> Result:
-    failure = Failure(task.split, task.file_name, task.origin, reason, detail)
+def _failed(task: Task, reason: str, detail: str, asked: bool = True) -> Result:
+    failure = Failure(task.split, task.file_name, task.origin, reason, detail, asked)
     return Result(task.image_id, 0, failure=failure)

@@ -4,6 +4,7 @@ A Parquet file (https://parquet.apache.org) whose row groups are the blocks: the
 memory and of dividing a data set among machines. Millions of images are never in memory at once.
 """
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 
 from trainer import storage
 from trainer.data.sources.row_format import SOURCE_ROW
-from trainer.errors import DataError
+from trainer.errors import DataError, KubedetError, StorageError
 
 BLOCK = 1000
 """Images of a block."""
@@ -30,10 +31,15 @@ def new_table(uri: str) -> Iterator["TableWriter"]:
     Raises:
         StorageError: it cannot be written.
     """
-    with storage.new_file(uri) as path, pq.ParquetWriter(path, ROW, compression="zstd") as file:
-        writer = TableWriter(file)
-        yield writer
-        writer.flush()
+    known: list[str] = []
+    with storage.new_file(uri, sha256=lambda: known[0], confirm=True) as path:
+        with pq.ParquetWriter(path, ROW, compression="zstd") as file:
+            writer = TableWriter(file)
+            yield writer
+            writer.flush()
+        with path.open("rb") as written:
+            known.append(hashlib.file_digest(written, "sha256").hexdigest())
+        writer.sha256 = known[0]
 
 
 class TableWriter:
@@ -45,6 +51,8 @@ class TableWriter:
         self._count = 0
         self.rows = 0
         """Rows taken so far."""
+        self.sha256 = ""
+        """Of the file, when it is whole."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Append rows of ROW."""
@@ -72,16 +80,20 @@ class TableWriter:
 class Table:
     """A table that was written whole."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, sha256: str = "") -> None:
         """Open it; one in an object store is copied to the local cache.
 
+        Args:
+            uri: the file.
+            sha256: what its hash must be; "" where it is not known. A process compares it once.
+
         Raises:
-            StorageError: it is missing or cannot be read.
-            DataError: it is damaged.
+            StorageError: it is missing or cannot be read; DamagedError: it is another one.
+            DataError: it is no table.
         """
         self.uri = uri
         try:
-            self._file = pq.ParquetFile(storage.local_copy(uri))
+            self._file = pq.ParquetFile(storage.local_copy(uri, sha256=sha256))
             sound = self._file.schema_arrow.equals(ROW)
         except pa.ArrowException as error:
             raise self._damaged(str(error)) from None
@@ -102,14 +114,14 @@ class Table:
         try:
             return self._file.read_row_group(block, columns=names).to_pydict()
         except (pa.ArrowException, OSError) as error:
-            raise self._damaged(str(error)) from None
+            raise self._unread(error) from None
 
     def rows(self, block: int, positions: list[int] | None = None) -> list[dict[str, Any]]:
         """Return rows of a block as objects of Python; `positions` are those in the block."""
         try:
             group = self._file.read_row_group(block)
         except (pa.ArrowException, OSError) as error:
-            raise self._damaged(str(error)) from None
+            raise self._unread(error) from None
         return (group if positions is None else group.take(positions)).to_pylist()
 
     def box_counts(self, block: int) -> np.ndarray:
@@ -117,7 +129,14 @@ class Table:
         lists = self._file.read_row_group(block, columns=["boxes"]).column("boxes")
         return np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in lists.chunks])
 
+    def _unread(self, error: Exception) -> KubedetError:
+        """Return the error for a block that cannot be read; want of memory or of a disk is no damage."""
+        if isinstance(error, pa.ArrowMemoryError) or (isinstance(error, OSError) and error.errno is not None):
+            fix = "give this process more memory, or see to the disk, and run again"
+            return StorageError(f"cannot read {self.uri}: {error}", fix=fix)
+        return self._damaged(str(error))
+
     def _damaged(self, reason: str) -> DataError:
         return DataError(
-            f"{self.uri} is damaged: {reason}", fix="delete its folder and run the download step again"
+            f"{self.uri} is damaged: {reason}", fix="run the command that made it again: it writes it anew"
         )

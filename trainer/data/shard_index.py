@@ -1,11 +1,14 @@
 """The index of shards: written when all shards are whole, read to find every sample."""
 
+import hashlib
 import io
 import json
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,10 @@ from trainer.data.ground_truth import Classes, GroundTruthWriter, ground_truth
 from trainer.data.problem_counts import Problems
 from trainer.data.shard_cache import ShardCache
 from trainer.data.shard_files import ShardFiles
+from trainer.data.shard_folder import INDEX, REPAIR, blame, read_index, read_known, read_sidecar
 from trainer.errors import DataError
 from trainer.os_errors import explained
+from trainer.storage.records import decode
 
 SAMPLE = np.dtype(
     [
@@ -60,7 +65,7 @@ def write_index(
     uri, categories = header["uri"], header["categories"]
     classes = Classes(categories, header["hierarchy"])
     tables: dict[str, _Tables] = {}
-    splits = {}
+    splits, files = {}, dict[str, Any]()
     quarantined: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory(prefix="kubedet-") as temporary:
         for split, shards in names.items():
@@ -79,11 +84,7 @@ def write_index(
                 fix="let smaller images pass with data.min_side, or mend the source",
             )
         for split, table in tables.items():
-            buffer = io.BytesIO()
-            np.save(buffer, table.samples(), allow_pickle=False)
-            storage.write_bytes(storage.join(uri, f"{split}.samples.npy"), buffer.getvalue())
-            if table.truth is not None:
-                table.truth.write(storage.join(uri, "annotations", f"{split}.json"))
+            files |= _write_files(uri, split, table)
             splits[split] = {
                 "samples": sum(shard["samples"] for shard in table.shards),
                 "boxes": sum(shard["boxes"] for shard in table.shards),
@@ -102,21 +103,32 @@ def write_index(
             for split, described_split in described.items()
         },
         "statistics": described,
+        "files": files,
     }
-    storage.write_json(storage.join(uri, "index.json"), index)
+    # A folder of shards may be moved: where it is tells who reads it.
+    storage.write_json(storage.join(uri, INDEX), {key: index[key] for key in index if key != "uri"})
     return index
+
+
+def _write_files(uri: str, split: str, table: "_Tables") -> dict[str, Any]:
+    """Write the table of samples and the ground truth of a split; return bytes and sha256 of each by name."""
+    buffer = io.BytesIO()
+    np.save(buffer, table.samples(), allow_pickle=False)
+    data, name = buffer.getvalue(), f"{split}.samples.npy"
+    storage.write_bytes(storage.join(uri, name), data, confirm=True)
+    files = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
+    if table.truth is not None:
+        name = f"annotations/{split}.json"
+        files[name] = table.truth.write(storage.join(uri, name))
+    return files
 
 
 def _sidecars(uri: str, names: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the sidecars of shards in order, read a little ahead."""
-    uris = [storage.join(uri, f"{name}.json") for name in names]
     with ThreadPoolExecutor(_READERS) as readers:
-        for first in range(0, len(uris), _READERS):
-            for name, sidecar in zip(
-                names[first : first + _READERS],
-                readers.map(storage.read_json, uris[first : first + _READERS]),
-                strict=True,
-            ):
+        for first in range(0, len(names), _READERS):
+            some = names[first : first + _READERS]
+            for name, sidecar in zip(some, readers.map(partial(read_sidecar, uri), some), strict=True):
                 yield sidecar | {"name": f"{name}.tar"}
 
 
@@ -168,9 +180,9 @@ class ShardDataset:
         """
         self.uri, self.split = uri, split
         self._cache = cache
-        index = storage.read_json(storage.join(uri, "index.json"))
-        if index.get("kind") != "shards" or split not in index["splits"]:
-            split_names = ", ".join(index.get("splits", {}))
+        index = read_index(uri)
+        if split not in index["splits"]:
+            split_names = ", ".join(index["splits"])
             raise DataError(
                 f"no split {split!r} in the shards {uri}", fix=f"splits are: {split_names or 'none'}"
             )
@@ -181,12 +193,10 @@ class ShardDataset:
         self.splits: dict[str, dict[str, Any]] = index["splits"]
         self.class_counts: dict[str, dict[str, int]] = index["class_counts"]
         self.shards: list[dict[str, Any]] = index["splits"][split]["shards"]
-        try:
-            self.samples = _read_table(storage.join(uri, f"{split}.samples.npy"))
-        except (ValueError, EOFError) as error:
-            raise self._damaged(f"{split}.samples.npy") from error
-        if self.samples.dtype != SAMPLE or len(self.samples) != index["splits"][split]["samples"]:
-            raise self._damaged(f"{split}.samples.npy")
+        self._known: dict[str, Any] = index.get("files", {})
+        self.samples = _read_table(
+            uri, f"{split}.samples.npy", self._known, index["splits"][split]["samples"]
+        )
         self._files = ShardFiles(uri, self.shards, cache or ShardCache())
 
     def __len__(self) -> int:
@@ -213,7 +223,11 @@ class ShardDataset:
     def annotations(self) -> dict[str, Any]:
         """Ground truth of the split in COCO's form, cleaned; that of train is put together anew."""
         if self.split != "train":
-            return storage.read_json(storage.join(self.uri, "annotations", f"{self.split}.json"))
+            name = f"annotations/{self.split}.json"
+            where = storage.join(self.uri, name)
+            form = storage.Form(shape={"images": [{}], "annotations": [{}], "categories": [{}]})
+            truth: dict[str, Any] = decode(where, read_known(self.uri, name, self._known.get(name)), form)
+            return truth
         names = [shard["name"].removesuffix(".tar") for shard in self.shards]
         rows = [row for sidecar in _sidecars(self.uri, names) for row in sidecar["rows"]]
         return ground_truth(rows, self.names)
@@ -251,22 +265,29 @@ class ShardDataset:
             if sample is not None:
                 return sample
             if not self._files.distrust(shard):
-                raise self._damaged(self.shards[shard]["name"])
-
-    def _damaged(self, name: str) -> DataError:
-        return DataError(
-            f"{storage.join(self.uri, name)} is damaged: it differs from what the index says",
-            fix="delete it and index.json, and run the shard step again",
-        )
+                raise blame(self.uri, self.split, self.shards[shard])
 
 
-def _read_table(uri: str) -> np.ndarray:
-    """Read rows of SAMPLE; ValueError or EOFError if it is no such file."""
-    if storage.is_local(uri):
-        # Straight into the array: for millions of samples two more copies would take longer than the rest.
-        with explained(uri, "read"):
-            return np.load(storage.local_path(uri), allow_pickle=False)
-    return np.load(io.BytesIO(storage.read_bytes(uri)), allow_pickle=False)
+def _read_table(uri: str, name: str, files: dict[str, Any], count: int) -> np.ndarray:
+    """Read `count` rows of SAMPLE.
+
+    Raises:
+        DataError: they are other ones, or none.
+        StorageError: the file is missing or cannot be read; DamagedError: it is not what was written.
+    """
+    where, known = storage.join(uri, name), files.get(name)
+    table = None
+    with suppress(ValueError, EOFError):
+        if storage.is_local(where):
+            # Straight into the array: for millions of samples two more copies would be slow.
+            path = storage.local_copy(where, sha256=known["sha256"] if known else "")
+            with explained(where, "read"):
+                table = np.load(path, allow_pickle=False)
+        else:
+            table = np.load(io.BytesIO(read_known(uri, name, known)), allow_pickle=False)
+    if table is None or table.dtype != SAMPLE or len(table) != count:
+        raise DataError(f"{where} is damaged: it differs from what the index says", fix=REPAIR.format(uri))
+    return table
 
 
 def parse_sample(row: np.void, jpeg: bytes, text: bytes) -> tuple[bytes, dict[str, Any]] | None:

@@ -6,22 +6,24 @@ so that the same input gives the same bytes.
 
 import hashlib
 import json
+import logging
 import tarfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from trainer import storage
 from trainer.data import problem_counts as reasons
-from trainer.data import statistics
+from trainer.data import sources, statistics
 from trainer.data.cleaning import clean
 from trainer.data.image_keys import place
 from trainer.data.images import NormalImage, UnreadableImage, normalize, place_box, size_agrees
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import Table
-from trainer.errors import StorageError
+from trainer.errors import DamagedError, MissingError, StorageError
 
+_LOG = logging.getLogger("data")
 _RECORD = 10240  # tar files end at a multiple of this
 _WINDOW = 64 * 1024 * 1024
 """Bytes of raw images that are fetched ahead at most, or one image."""
@@ -31,8 +33,12 @@ _WINDOW = 64 * 1024 * 1024
 class ShardTask:
     """What a worker needs to write one shard."""
 
+    source: str
+    """Where the raw images came from, for one that is lost or damaged."""
     table_uri: str
     """The split's raw table."""
+    table_sha256: str
+    """"" where it is not known."""
     images_uri: str
     """Folder of the raw images."""
     shards_uri: str
@@ -45,6 +51,8 @@ class ShardTask:
     """Their positions in the block, in the order of the shard."""
     sizes: list[int]
     """Bytes of each one's raw image."""
+    hashes: list[str]
+    """sha256 of each one's raw image; "" where it is not known."""
     labels: int
     """How many categories there are."""
     min_side: int
@@ -68,7 +76,8 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
     quarantined: list[dict[str, str]] = []
     target = storage.join(task.shards_uri, f"{task.name}.tar")
     digest = hashlib.sha256()
-    with storage.new_file(target, sha256=digest.hexdigest) as path, path.open("wb") as file:
+    written = storage.new_file(target, sha256=digest.hexdigest, confirm=True)
+    with written as path, path.open("wb") as file:
         tar = _Tar(file, digest)
         for row, data in _images(task):
             name = row["file_name"]
@@ -102,13 +111,15 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
 
 def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes]]:
     """Yield the rows of a shard with the bytes of their images, read a little ahead."""
-    rows = Table(task.table_uri).rows(task.block, task.rows)
+    rows = Table(task.table_uri, task.table_sha256).rows(task.block, task.rows)
     uris = [
         storage.join(task.images_uri, place(row["key"], row["file_name"], row["origin"], row["version"]))
         for row in rows
     ]
+    stored = [_Stored(*facts) for facts in zip(uris, task.sizes, task.hashes, rows, strict=True)]
     if storage.is_local(task.images_uri):
-        yield from zip(rows, map(_read, uris, task.sizes), strict=True)
+        for one in stored:
+            yield one.row, one.read(task.source)
         return
     with storage.many(task.readers) as many:
         done: dict[int, Any] = {}
@@ -125,27 +136,59 @@ def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes]]:
             while number not in done:
                 done.update(many.wait())
             outcome = done.pop(number)
-            if isinstance(outcome, StorageError):
-                raise outcome
-            yield row, _checked(outcome, uris[number], task.sizes[number])
+            yield row, stored[number].checked(outcome, task.source)
             ahead -= task.sizes[number]
 
 
-def _read(uri: str, size: int) -> bytes:
-    return _checked(storage.read_bytes(uri), uri, size)
+class _Stored(NamedTuple):
+    """A raw image that was brought: what it must be."""
 
+    uri: str
+    size: int
+    sha256: str
+    row: dict[str, Any]
 
-def _checked(data: bytes, uri: str, size: int) -> bytes:
-    """Return a raw image after checking that it has its downloaded size.
+    def read(self, source: str) -> bytes:
+        """Return its bytes, brought anew where they are not there as they were."""
+        try:
+            outcome: bytes | StorageError = storage.read_bytes(self.uri)
+        except StorageError as error:
+            outcome = error
+        return self.checked(outcome, source)
 
-    An image that cannot be read now is not a bad image: leaving it out would lose it for good.
-    """
-    if len(data) != size:
-        raise StorageError(
-            f"{uri} is not as it was downloaded: {len(data)} bytes, not {size}",
-            fix="delete it and the folder of its raw manifest, and run the download step again",
-        )
-    return data
+    def checked(self, outcome: bytes | StorageError, source: str) -> bytes:
+        """Return the bytes that were read, or, where they are lost or damaged, those of the source.
+
+        An image that cannot be read now is not a bad image: leaving it out would lose it for good.
+
+        Raises:
+            StorageError: it can be read neither here nor there, or is another one at the source now.
+        """
+        if isinstance(outcome, StorageError):
+            if not isinstance(outcome, MissingError | DamagedError):
+                raise outcome
+            fault = outcome.message
+        else:
+            fault = self._fault(outcome)
+        if not fault:
+            assert isinstance(outcome, bytes | bytearray | memoryview)
+            return outcome
+        data = sources.parse(source).read(self.row["origin"])
+        if self._fault(data):
+            raise StorageError(
+                f"{fault}; and at the source {self.row['file_name']} is another image now",
+                fix="run `kubedet data verify --repair` on the raw images: it takes the new one",
+            )
+        storage.write_bytes(self.uri, data, sync=False)
+        _LOG.warning("%s; mended: fetched again from the source", fault)
+        return data
+
+    def _fault(self, data: bytes) -> str:
+        if len(data) != self.size:
+            return f"{self.uri} is not as it was downloaded: {len(data)} bytes, not {self.size}"
+        if self.sha256 and (found := hashlib.sha256(data).hexdigest()) != self.sha256:
+            return f"{self.uri} is damaged: its sha256 is {found}, not {self.sha256}"
+        return ""
 
 
 def _add_sample(

@@ -11,7 +11,6 @@ A shard holds images of one block of the raw table, so that it is planned, writt
 without more than a block in memory, and does not depend on how the work is divided.
 """
 
-import io
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -21,21 +20,21 @@ import numpy as np
 from trainer import storage
 from trainer.config import DataConfig
 from trainer.data import problem_counts as reasons
-from trainer.data import worker_pool
-from trainer.data.download import VERSION as RAW_VERSION
+from trainer.data import raw_folder, worker_pool
 from trainer.data.download import fingerprint
 from trainer.data.image_keys import hash_fraction
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import Table
+from trainer.data.shard_folder import INDEX, NOTE, VERSION, faults, noted, read_index, read_sidecar
 from trainer.data.shard_index import write_index
 from trainer.data.shard_writer import ShardTask, write_shard
-from trainer.errors import DataError
+from trainer.errors import DamagedError, DataError, FormError
 from trainer.log import progress
 
 logger = logging.getLogger(__name__)
 
-VERSION = 5
-"""Raise it when the same raw images give other shards."""
+SETTINGS = ("shard_bytes", "min_side", "max_side", "jpeg_quality", "min_box_side", "decode_check")
+"""Keys of the section `data` that decide on shards, in the order of their fingerprint."""
 
 _READERS = 16
 """Connections of each process: one processor cannot use more."""
@@ -44,8 +43,8 @@ _READERS = 16
 def shard(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, Any]:
     """Write the shards of what `download` brought, or find them there.
 
-    A call that was killed is continued: shards that are whole are not written again. The result
-    does not depend on the number of processes.
+    A call that was killed is continued: shards that are whole are not written again. Files that are
+    missing, cut off or noted as damaged are. The result does not depend on the number of processes.
 
     Args:
         raw: the manifest that `download` returned.
@@ -69,15 +68,14 @@ def place(raw: dict[str, Any], data_root: str, config: DataConfig) -> str:
     Raises:
         DataError: the raw images are those of another version of this program.
     """
-    if raw.get("version") != RAW_VERSION or "content" not in raw:
+    if raw.get("version") != raw_folder.VERSION or "content" not in raw:
         raise DataError(
             f"{raw.get('uri', 'the raw manifest')} was written by another version of this program",
             fix="run the download step again",
         )
     name = fingerprint(
-        "shards", VERSION, raw["fingerprint"], raw["content"], config.shard_bytes, config.min_side,
-        config.max_side, config.jpeg_quality, config.min_box_side, config.decode_check,
-    )  # fmt: skip
+        "shards", VERSION, raw["fingerprint"], raw["content"], *(getattr(config, key) for key in SETTINGS)
+    )
     return storage.join(storage.absolute(data_root), "shards", name)
 
 
@@ -98,7 +96,7 @@ def shard_partition(
         StorageError: the data root cannot be read or written.
     """
     uri = place(raw, data_root, config)
-    if storage.exists(storage.join(uri, "index.json")):
+    if _finished(uri):
         if partitions > 1:  # Of a single one `join` tells.
             logger.info("shards of %s are there already: %s", raw["source"], uri)
         return
@@ -108,6 +106,8 @@ def shard_partition(
     missing = [task for task in tasks if not _is_whole(uri, task.name, states)]
     if len(missing) < len(tasks):
         logger.info("%d of %d shards are there already", len(tasks) - len(missing), len(tasks))
+    if INDEX in states and missing:
+        logger.warning("mending %s: writing %s anew", uri, ", ".join(task.name for task in missing[:10]))
     workers = min(config.processes or worker_pool.available_cores(), max(1, len(missing)))
     total = sum(len(task.rows) for task in tasks)
     bad = 0
@@ -125,10 +125,9 @@ def join(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, A
         StorageError: the data root cannot be read or written.
     """
     uri = place(raw, data_root, config)
-    index_uri = storage.join(uri, "index.json")
-    if storage.exists(index_uri):
+    index = _finished(uri)
+    if index:
         logger.info("shards of %s are there already: %s", raw["source"], uri)
-        index = storage.read_json(index_uri)
         _check(Problems(dict(index["problems"]), {}), raw, config)
         return index
     problems = Problems()
@@ -137,7 +136,7 @@ def join(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, A
     names: dict[str, list[str]] = {split: [] for split in raw["splits"]}
     for task in _plan(raw, uri, config):
         names[task.split].append(task.name)
-        if f"{task.name}.json" not in states:
+        if not {f"{task.name}.json", f"{task.name}.tar"} <= states.keys():
             raise DataError(
                 f"the shard {task.name} is missing in {uri}", fix="run the shard step of every partition"
             )
@@ -148,10 +147,14 @@ def join(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, A
         "fingerprint": uri.rpartition("/")[2],
         "source": raw["source"],
         "raw_fingerprint": raw["fingerprint"],
+        "content": raw["content"],
+        "settings": {key: getattr(config, key) for key in SETTINGS},
         "categories": raw["categories"],
         "hierarchy": raw["hierarchy"],
     }
     index = write_index(header, names, problems, lambda: _check(problems, raw, config))
+    for name in noted(uri, states):
+        storage.delete(storage.join(uri, name + NOTE))
     summary = f" ({problems.summary()})" if problems.counts else ""
     counts = ", ".join(f"{part['samples']} {split}" for split, part in index["splits"].items())
     logger.info("shards of %s: %s in %s%s", raw["source"], counts, uri, summary)
@@ -163,19 +166,22 @@ def _plan(raw: dict[str, Any], uri: str, config: DataConfig) -> Iterator[ShardTa
 
     Images are ordered by a hash of their keys, so every shard is a random sample of its block.
     """
-    sizes_uri = storage.join(raw["uri"], f"sizes-{raw['content']}.npy")
-    sizes = np.load(io.BytesIO(storage.read_bytes(sizes_uri)))
+    sizes, sums = raw_folder.read_sizes(raw["uri"], raw["content"]), raw_folder.read_sums(raw)
     for split in raw["splits"]:
         table_uri = storage.join(raw["uri"], f"{split}.parquet")
-        table = Table(table_uri)
+        sha256 = raw.get("tables", {}).get(split, "")
+        table = Table(table_uri, sha256)
         number = 0
         for block in range(table.blocks):
             columns = table.columns(block, ["image_id", "key"])
-            block_sizes = sizes[np.array(columns["image_id"]) - 1]
+            ids = np.array(columns["image_id"])
+            block_sizes = sizes[ids - 1]
             for rows in _divide_block(columns["key"], block_sizes, config.shard_bytes):
                 yield ShardTask(
                     table_uri=table_uri, images_uri=raw["images"], shards_uri=uri, split=split,
                     name=f"{split}-{number:05}", block=block, rows=rows, sizes=block_sizes[rows].tolist(),
+                    table_sha256=sha256, hashes=[raw_folder.known_hash(sums, one) for one in ids[rows]],
+                    source=raw["source"],
                     labels=len(raw["categories"]), min_side=config.min_side, max_side=config.max_side,
                     jpeg_quality=config.jpeg_quality, min_box_side=config.min_box_side,
                     decode_check=config.decode_check, readers=min(config.threads, _READERS),
@@ -201,11 +207,36 @@ def _write_one(task: ShardTask) -> tuple[int, int]:
     return len(task.rows), len(write_shard(task)["quarantined"])
 
 
+def _finished(uri: str) -> dict[str, Any] | None:
+    """Return the index of shards that are there and whole; None where something has to be written.
+
+    Raises:
+        DataError: the index is of a newer version.
+        StorageError: the folder cannot be read.
+    """
+    if not storage.exists(storage.join(uri, INDEX)):
+        return None
+    try:
+        index = read_index(uri)
+    except (DamagedError, FormError) as error:
+        logger.warning("%s; mending it", error.message)
+        return None
+    wrong = faults(uri, index)
+    if wrong:
+        more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
+        logger.warning("%s: missing or damaged: %s%s; mending it", uri, ", ".join(wrong[:10]), more)
+    return None if wrong else index
+
+
 def _is_whole(uri: str, name: str, states: dict[str, storage.FileState]) -> bool:
-    """Whether a shard and its sidecar exist, and the tar has the size that the sidecar says."""
-    if f"{name}.tar" not in states or f"{name}.json" not in states:
+    """Whether a shard and its sidecar exist, sound as far as is known, and of the size it says."""
+    files = {f"{name}.tar", f"{name}.json"}
+    if not files <= states.keys() or {file + NOTE for file in files} & states.keys():
         return False
-    return storage.read_json(storage.join(uri, f"{name}.json"))["bytes"] == states[f"{name}.tar"].size
+    try:
+        return bool(read_sidecar(uri, name, rows=False)["bytes"] == states[f"{name}.tar"].size)
+    except (DamagedError, FormError):
+        return False
 
 
 def _check(problems: Problems, raw: dict[str, Any], config: DataConfig) -> None:

@@ -11,11 +11,13 @@ import numpy as np
 from PIL import Image
 
 from trainer import log, storage
-from trainer.data import worker_pool
+from trainer.data import raw_folder, worker_pool
 from trainer.data.data_views import RawImages, Shards, open_view
 from trainer.data.decoding import decode
+from trainer.data.shard_folder import note, read_known, read_sidecar
 from trainer.data.shard_index import ShardDataset, parse_sample
-from trainer.errors import ConfigError, DataError, MissingError, StorageError
+from trainer.errors import ConfigError, DamagedError, DataError, MissingError, StorageError
+from trainer.storage import records
 
 _BLOCK = 1024 * 1024
 _SHOWN = 20
@@ -50,8 +52,8 @@ def verify(text: str, threads: int = 0) -> Verified:
     """Read all of the shards, or of the raw images, of a folder.
 
     Of a shard its size and sha256 are compared with the index, the CRC-32, record and size of every
-    sample, and every image is decoded; of a split that is evaluated the ground truth is counted. Of raw
-    images the number of bytes is compared, and each is decoded.
+    sample, and every image is decoded; its sidecar and the ground truth are compared with their hashes. Of
+    raw images bytes and sha256 are compared, and each is decoded.
 
     Args:
         text: URI of the folder.
@@ -94,36 +96,34 @@ def check(result: Verified) -> None:
         return
     shown = "".join(f"\n  {problem}" for problem in result.problems[:_SHOWN])
     more = f"\n  and {len(result.problems) - _SHOWN} more" if len(result.problems) > _SHOWN else ""
-    fix = "delete this folder and run the shard step again"
-    if result.kind != "shards":
-        fix = (
-            "delete the images that are named, if they are there, and this folder, and run the download again"
-        )
+    fix = f"run `kubedet data verify --repair {result.uri}`, or the command that made it again: both mend it"
     if result.kind == "shards" and any(_UNDECODABLE in problem for problem in result.problems):
-        fix += ", with data.decode_check=true, which leaves out the images that cannot be decoded"
+        fix += "; with data.decode_check=true, which leaves out the images that cannot be decoded"
     count = f"{len(result.problems):,} problem{'s' * (len(result.problems) != 1)}"
     raise DataError(f"{result.uri}: {count}:{shown}{more}", fix=fix)
 
 
 def _shards(view: Shards, threads: int) -> Iterator[_Part]:
-    try:
-        datasets = [ShardDataset(view.uri, split) for split in view.splits]
-    except MissingError as error:
-        raise DataError(
-            error.message, fix=f"delete {view.uri}/index.json and run the shard step again"
-        ) from None
+    datasets, unread = [], []
+    for split in view.splits:
+        try:
+            datasets.append(ShardDataset(view.uri, split))
+        except (DamagedError, MissingError, DataError) as error:
+            unread.append(_Part(f"{split}.samples.npy", 0, 0, 0, [error.message]))
     tasks = [(dataset, shard) for dataset in datasets for shard in range(len(dataset.shards))]
     shard_parts = worker_pool.run(
         _verify_shard, tasks, threads or worker_pool.available_cores(), processes=False
     )
-    return chain(shard_parts, (_verify_truth(view, split) for split in view.splits if split != "train"))
+    return chain(
+        unread, shard_parts, (_verify_truth(view, split) for split in view.splits if split != "train")
+    )
 
 
 def _verify_truth(view: Shards, split: str) -> _Part:
     """Compare the ground truth of an evaluated split with the index."""
     name = f"annotations/{split}.json"
     try:
-        truth = storage.read_json(storage.join(view.uri, name))
+        truth = records.decode(name, read_known(view.uri, name, view.index.get("files", {}).get(name)))
         counts = (len(truth["images"]), len(truth["annotations"]))
     except StorageError as error:
         return _Part(name, 0, 0, 0, [error.message])
@@ -142,6 +142,10 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
     shard = dataset.shards[number]
     rows = dataset.samples[dataset.samples["shard"] == number]
     problems: list[str] = []
+    try:
+        read_sidecar(dataset.uri, shard["name"].removesuffix(".tar"))
+    except (StorageError, DataError) as error:
+        problems.append(error.message)
     digest = hashlib.sha256()
     size = images = lost = 0
 
@@ -173,6 +177,7 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
         without = f"; {lost} of its {len(rows)} images are not in it" if lost else ""
         problems.insert(0, f"{shard['name']}: {size:,} bytes, not {shard['bytes']:,}{without}")
     elif digest.hexdigest() != shard["sha256"]:
+        note(dataset.uri, shard["name"])
         problems.insert(0, f"{shard['name']}: its sha256 is {digest.hexdigest()}, not {shard['sha256']}")
     return _Part(shard["name"], 1, images, size, problems)
 
@@ -196,9 +201,9 @@ def _judge(row: np.void, data: bytes) -> str:
 
 
 def _raw(view: RawImages, threads: int) -> Iterator[_Part]:
-    sizes = view.sizes()
+    sizes, sums = view.sizes(), raw_folder.read_sums(view.manifest)
     tasks = (
-        (view, row, int(sizes[row["image_id"] - 1]))
+        (view, row, int(sizes[row["image_id"] - 1]), raw_folder.known_hash(sums, row["image_id"]))
         for split in view.splits
         for rows in view.blocks(split)
         for row in rows
@@ -208,16 +213,18 @@ def _raw(view: RawImages, threads: int) -> Iterator[_Part]:
     )
 
 
-def _verify_image(task: tuple[RawImages, dict[str, Any], int]) -> _Part:
-    view, row, size = task
+def _verify_image(task: tuple[RawImages, dict[str, Any], int, str]) -> _Part:
+    view, row, size, sha256 = task
     place = view.place(row)
     try:
         data = storage.read_bytes(place)
     except StorageError as error:
-        return _Part(row["file_name"], 1, 1, 0, [error.message])
+        return _Part(row["file_name"], 1, 1, 0, [f"{place}: {error.message}"])
     wrong = ""
     if len(data) != size:
         wrong = f"{len(data):,} bytes, not {size:,}"
+    elif sha256 and (found := hashlib.sha256(data).hexdigest()) != sha256:
+        wrong = f"its sha256 is {found}, not {sha256}"
     else:
         try:
             with Image.open(io.BytesIO(data)) as image:

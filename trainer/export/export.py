@@ -18,6 +18,7 @@ import torch
 
 from trainer import checkpoint, storage
 from trainer.config import Config
+from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.errors import ExportError, StorageError
 from trainer.evaluation.input_checks import class_difference
@@ -76,7 +77,7 @@ def export(
         _LOG.info("the model is there already, exported and checked: %s", output_uri)
         return kept
     detector, meta = checkpoint.load_model(checkpoint_uri)
-    index = storage.read_json(storage.join(shards_uri, "index.json"))
+    index = read_index(shards_uri)
     name = name_for(config.export.name, shards_uri)
     config = replace(config, export=replace(config.export, name=name))
     dataset = _check_set(shards_uri, index)

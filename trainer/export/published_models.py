@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainer import storage
+from trainer.data.shard_folder import read_index
 from trainer.data.sources.set_names import name_of
 from trainer.errors import ConfigError, StorageError
 from trainer.export import bundle
@@ -55,7 +56,7 @@ def name_for(name: str, shards_uri: str) -> str:
         ConfigError: the name cannot be one.
         StorageError: the shards cannot be read.
     """
-    name = name or name_of(storage.read_json(storage.join(shards_uri, "index.json"))["source"])
+    name = name or name_of(read_index(shards_uri)["source"])
     check_name(name)
     return name
 

@@ -5,6 +5,7 @@ from importlib.metadata import version
 from typing import Any
 
 from trainer import storage
+from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.gate import Verdict
 from trainer.evaluation.metric_change import Change
@@ -33,7 +34,7 @@ def collect(
         summary: content of metrics.json, with the comparison.
         verdict: the gate's.
     """
-    index = storage.read_json(storage.join(dataset.uri, "index.json"))
+    index = read_index(dataset.uri)
     return ReportData(
         title=f"{model.config.get('recipe', 'model')} on {dataset.split}",
         split=dataset.split,

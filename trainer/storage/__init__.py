@@ -186,8 +186,14 @@ def read_json(uri: str, form: Form | None = None) -> Any:
     return records.decode(uri, read_bytes(uri), form)
 
 
-def write_bytes(uri: str, data: bytes, *, sync: bool = True) -> None:
-    """Write a file whole or not at all; `sync` waits until a local disk has it.
+def write_bytes(uri: str, data: bytes, *, sync: bool = True, confirm: bool = False) -> None:
+    """Write a file whole or not at all.
+
+    Args:
+        uri: the file.
+        data: its content.
+        sync: whether to wait until a local disk has it.
+        confirm: whether to read back what went to a store, and to write it again where it is lost or altered.
 
     Raises:
         StorageError: it cannot be written (disk full, refused).
@@ -195,12 +201,12 @@ def write_bytes(uri: str, data: bytes, *, sync: bool = True) -> None:
     if is_local(uri):
         local.write_bytes(uri, data, sync=sync)
     else:
-        _module("writes", uri).write_bytes(uri, data)
+        _module("writes", uri).write_bytes(uri, data, confirm=confirm)
 
 
 def write_json(uri: str, obj: Any, *, indent: int | None = None) -> None:
-    """Write an object as JSON with its hash as the last key, whole or not at all."""
-    write_bytes(uri, records.encode(obj, indent))
+    """Write an object as JSON with its hash as the last key, whole or not at all, and confirmed."""
+    write_bytes(uri, records.encode(obj, indent), confirm=True)
 
 
 def create(uri: str, data: bytes) -> bool:
@@ -216,7 +222,9 @@ def create(uri: str, data: bytes) -> bool:
 
 
 @contextmanager
-def new_file(uri: str, *, sync: bool = True, sha256: Callable[[], str] | None = None) -> Iterator[Path]:
+def new_file(
+    uri: str, *, sync: bool = True, sha256: Callable[[], str] | None = None, confirm: bool = False
+) -> Iterator[Path]:
     """Give a path to write to; what was written becomes the URI's content when the block ends.
 
     Local files are written beside their final name and renamed; remote ones are written to a
@@ -227,6 +235,7 @@ def new_file(uri: str, *, sync: bool = True, sha256: Callable[[], str] | None = 
         sync: whether to wait until a local disk has it.
         sha256: tells, when the block has ended, the content's hash, where the writer knows it: what
             goes to a store need not be read for it.
+        confirm: see `write_bytes`.
 
     Raises:
         StorageError: it cannot be written; an OSError inside the block is turned into one.
@@ -239,7 +248,7 @@ def new_file(uri: str, *, sync: bool = True, sha256: Callable[[], str] | None = 
         path = Path(folder) / "file"
         with explained(uri, "write"):
             yield path
-        _module("writes", uri).upload(path, uri, sha256() if sha256 else "")
+        _module("writes", uri).upload(path, uri, sha256() if sha256 else "", confirm=confirm)
 
 
 def upload(source: str | Path, uri: str) -> None:

@@ -97,6 +97,12 @@ def changed(uri: str) -> Changed:
     return Changed(f"{uri} changed while it was read", fix="run again when nobody writes to it", passing=True)
 
 
+def unkept(uri: str, why: str) -> Spoiled:
+    """Return the error for an object that a store has acknowledged and does not give back."""
+    fix = "look at the store's log and disks, and run again: it is written again"
+    return Spoiled(f"{uri} was written, and the store acknowledged it, but {why}", fix=fix, passing=True)
+
+
 def whole(uri: str) -> Whole:
     """Return the error for a file that has to be read from start to end."""
     return Whole(f"{uri} cannot be read in parts", fix="read it whole")

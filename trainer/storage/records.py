@@ -1,6 +1,6 @@
 """JSON of ours: written with its own hash as the last key, read strictly.
 
-`"sha256"` is that of the whole text with 64 zeros in its place, so that a file is checked wherever it is
+`"file_sha256"` is that of the whole text with 64 zeros in its place, so that a file is checked wherever it is
 copied to. What programs before this one wrote has no such key, and is read by its form alone.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.errors import DamagedError, DataError
+from trainer.errors import DamagedError, DataError, FormError
 
-_KEY = "sha256"
+_KEY = "file_sha256"
 _NOTHING = "0" * 64
 # Whatever a flipped bit makes of the key or of the digits is a hash that does not agree, not one that lacks.
 _LAST = re.compile(rb'"([^"]*)":\s*"([^"]{64})"\s*\}\s*$')
@@ -31,8 +31,8 @@ class Form:
     version: int = 0
     """The newest `version` that is known; 0 for files that have none."""
     shape: Any = None
-    """A type; [shape] for a list; {"*": shape} for a mapping; {"key": shape, "key?": shape} for an object that
-    must have the first and may have the second, and others."""
+    """A type; [shape] for a list; {"*": shape} for a mapping; {"key": shape, "key?": shape} for an object
+    that must have the first and may have the second, and others."""
     remedy: str = _AGAIN
 
 
@@ -56,7 +56,7 @@ def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
 
     Raises:
         DamagedError: it is no JSON, or its hash says that it has changed.
-        DataError: it is of another kind, a newer version or another shape.
+        DataError: it is of a newer version; FormError: of another kind or shape.
     """
     remedy = form.remedy if form else _AGAIN
     sealed = _LAST.search(data, max(0, len(data) - _TAIL))
@@ -82,18 +82,18 @@ def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
 
 def _check_version(uri: str, obj: Any, form: Form) -> None:
     if not isinstance(obj, dict):
-        raise DataError(f"{uri}: a JSON object was expected", fix=form.remedy)
+        raise FormError(f"{uri}: a JSON object was expected", fix=form.remedy)
     if form.kind and obj.get("kind") != form.kind:
-        raise DataError(f"{uri}: its kind is {_short(obj.get('kind'))}, not {form.kind!r}", fix=form.remedy)
+        raise FormError(f"{uri}: its kind is {_short(obj.get('kind'))}, not {form.kind!r}", fix=form.remedy)
     if not form.version:
         return
     version = obj.get("version")
     if type(version) is not int or version < 1:
-        raise DataError(f"{uri}: version is {_short(version)}, not a number from 1 on", fix=form.remedy)
+        raise FormError(f"{uri}: version is {_short(version)}, not a number from 1 on", fix=form.remedy)
     if version > form.version:
         raise DataError(
-            f"{uri} was written by a newer kubedet: its version is {version}, and {form.version} is the newest "
-            "that is known here",
+            f"{uri} was written by a newer kubedet: its version is {version}, and {form.version} is the "
+            "newest that is known here",
             fix="use that kubedet, or another data root",
         )
 
@@ -102,7 +102,7 @@ def check_shape(uri: str, value: Any, shape: Any, remedy: str = _AGAIN, place: s
     """Compare a value with a shape, see `Form`.
 
     Raises:
-        DataError: naming the file, the key and what is wrong there.
+        FormError: naming the file, the key and what is wrong there.
     """
     if isinstance(shape, Mapping):
         if not isinstance(value, dict):
@@ -116,7 +116,7 @@ def check_shape(uri: str, value: Any, shape: Any, remedy: str = _AGAIN, place: s
                 check_shape(uri, value[key], part, remedy, f"{place}.{key}")
             elif key == name:
                 fault = f"{uri} lacks {f'{place}.{key}'.removeprefix('.')}"
-                raise DataError(fault, fix=remedy)
+                raise FormError(fault, fix=remedy)
     elif isinstance(shape, list):
         if not isinstance(value, list):
             raise _other(uri, value, "a list", place, remedy)
@@ -132,9 +132,9 @@ def _is(value: Any, kind: type) -> bool:
     return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
-def _other(uri: str, value: Any, expected: str, place: str, remedy: str) -> DataError:
+def _other(uri: str, value: Any, expected: str, place: str, remedy: str) -> FormError:
     where = place.removeprefix(".") or "its content"
-    return DataError(f"{uri}: {where} is {_short(value)}, not {expected}", fix=remedy)
+    return FormError(f"{uri}: {where} is {_short(value)}, not {expected}", fix=remedy)
 
 
 def _short(value: Any) -> str:

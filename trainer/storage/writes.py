@@ -7,6 +7,7 @@ in a manifest, tells whoever reads it.
 """
 
 import hashlib
+import itertools
 import mimetypes
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError
 
 from trainer.errors import Interrupted
-from trainer.storage import attempts
+from trainer.storage import attempts, failures, reads
 from trainer.storage.parallel import watch
 from trainer.storage.store import locate, state
 
@@ -31,22 +32,23 @@ _ABORT_SECONDS = 5.0
 """How long an upload that is interrupted may take to remove its parts, which no listing shows."""
 
 
-def write_bytes(uri: str, data: bytes) -> None:
-    """Write an object."""
-    _Upload(uri, data, len(data), hashlib.sha256(data).hexdigest()).run("overwrite")
+def write_bytes(uri: str, data: bytes, *, confirm: bool = False) -> None:
+    """Write an object; `confirm` reads it back, and writes it again where it is not what was sent."""
+    _Upload(uri, data, len(data), hashlib.sha256(data).hexdigest(), confirm).run("overwrite")
 
 
-def upload(path: Path, uri: str, sha256: str = "") -> None:
+def upload(path: Path, uri: str, sha256: str = "", *, confirm: bool = False) -> None:
     """Write a local file's content as an object; in parts if it is large.
 
     Args:
         path: the file.
         uri: of the object.
         sha256: of the content, where it is known.
+        confirm: see `write_bytes`.
     """
     with path.open("rb") as file:
         sha256 = sha256 or hashlib.file_digest(file, "sha256").hexdigest()
-        _Upload(uri, file, path.stat().st_size, sha256).run("overwrite")
+        _Upload(uri, file, path.stat().st_size, sha256, confirm).run("overwrite")
 
 
 def create(uri: str, data: bytes) -> bool:
@@ -62,7 +64,10 @@ def create(uri: str, data: bytes) -> bool:
 class _Upload:
     """One object that is written, with as many attempts as it takes."""
 
-    def __init__(self, uri: str, source: bytes | BinaryIO, size: int, sha256: str) -> None:
+    def __init__(
+        self, uri: str, source: bytes | BinaryIO, size: int, sha256: str, confirm: bool = False
+    ) -> None:
+        self._confirm = confirm
         self._place = locate(uri, "write")
         self._source, self._size, self._sha256 = source, size, sha256
         kind = mimetypes.guess_type(self._place.key)[0] or "application/octet-stream"
@@ -74,12 +79,35 @@ class _Upload:
     def run(self, mode: Literal["create", "overwrite"]) -> bool:
         """Write it; returns False where there is another one that was not to be overwritten."""
         try:
-            return attempts.repeated(lambda: self._place.call("write", lambda: self._send(mode)))
+            return attempts.repeated(lambda: self._written(mode))
         except BaseException:
             # An upload that is under way in another thread removes its parts when its source fails.
             self._interrupted = True
             self._ended.wait(_ABORT_SECONDS)
             raise
+
+    def _written(self, mode: Literal["create", "overwrite"]) -> bool:
+        """Write it, and see that it is there: stores have lost or altered what they acknowledged.
+
+        Raises:
+            Spoiled: it is not; the whole may go well at the next try.
+        """
+        written = self._place.call("write", lambda: self._send(mode))
+        if self._confirm:
+            digest = hashlib.sha256()
+            try:
+                content, first = reads.begin(self._place)
+                for block in itertools.chain(
+                    [first], reads.pieces(self._place, content, len(first), content.size)
+                ):
+                    digest.update(block)
+            except failures.Absent:
+                raise failures.unkept(self._place.uri, "it is not there") from None
+            except failures.Whole:
+                return written  # A store that gives no parts is believed.
+            if digest.hexdigest() != self._sha256:
+                raise failures.unkept(self._place.uri, "it came back altered")
+        return written
 
     def _send(self, mode: Literal["create", "overwrite"]) -> bool:
         self._ended.clear()

@@ -16,6 +16,7 @@ from trainer.config import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download
 from trainer.data.image_keys import place
+from trainer.data.raw_folder import read_manifest
 from trainer.data.raw_table import Table
 from trainer.errors import DataError, StorageError
 
@@ -44,7 +45,7 @@ def test_what_it_writes(make_coco, tmp_path):
     manifest = download(str(root), str(tmp_path / "data"), CONFIG)
     folder = raw_folder(manifest)
     assert folder.parent == tmp_path / "data" / "raw" and folder.name == manifest["fingerprint"]
-    assert json.loads((folder / "manifest.json").read_text()) == manifest
+    assert read_manifest(str(folder)) == manifest
     assert manifest["splits"] == {"train": {"images": 2, "boxes": 4}, "val": {"images": 1, "boxes": 2}}
     assert [item["name"] for item in manifest["categories"]] == ["cat", "dog"]
     assert manifest["source"] == f"coco:{root}" and len(storage.list_files(manifest["images"])) == 3

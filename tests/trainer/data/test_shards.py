@@ -17,6 +17,7 @@ from trainer.data import fetch_reports, raw_table, shard_writer
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, fetch_partition, plan
 from trainer.data.download import join as join_raw
+from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import join, shard, shard_partition
 from trainer.errors import DataError, StorageError
@@ -59,7 +60,7 @@ def test_shards_are_standard_tars(make_coco, tmp_path):
 
 def test_the_index_and_the_ground_truth(make_coco, tmp_path):
     index = made(make_coco(train=["a.jpg", "b.jpg"], val=["v.jpg"]), tmp_path / "data")
-    assert json.loads((Path(index["uri"]) / "index.json").read_text()) == index
+    assert read_index(index["uri"]) == index
     assert index["kind"] == "shards" and index["problems"] == {} and index["quarantined"] == []
     assert index["categories"][1] == {"id": 1, "name": "dog", "original_id": 17}
     assert index["class_counts"] == {"train": {"cat": 2, "dog": 2}, "val": {"cat": 1, "dog": 1}}
@@ -110,7 +111,8 @@ def test_the_result_does_not_depend_on_the_partitions(make_coco, tmp_path, monke
     assert {**raw, "uri": "", "images": ""} == {**raw_whole, "uri": "", "images": ""}
     for name in ("failed.csv", f"sizes-{raw['content']}.npy", "train.parquet"):
         assert (Path(raw["uri"]) / name).read_bytes() == (Path(raw_whole["uri"]) / name).read_bytes()
-    counts = [len(fetch_reports.read(str(path))[0]) for path in (Path(raw["uri"]) / "fetched").iterdir()]
+    reports = (Path(raw["uri"]) / "fetched").glob("*.parquet")
+    counts = [len(fetch_reports.read(str(path)).ids) for path in reports]
     assert sum(counts) == 41 and len(counts) == partitions  # Each image is one partition's.
     with pytest.raises(DataError, match="is missing"):
         join(raw, str(tmp_path / "parts"), config)

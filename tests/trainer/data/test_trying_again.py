@@ -41,20 +41,23 @@ def images_of(manifest: dict) -> int:
     return sum(part["images"] for part in manifest["splits"].values())
 
 
-def test_only_what_was_not_fetched_is_tried_again_and_the_shards_follow(source, tmp_path):
+def test_what_was_not_had_is_asked_for_again_and_the_shards_follow(source, tmp_path):
     uri, faults, reads = source
     faults |= {"1.jpg": StorageError("refused"), "2.jpg": MissingError("404")}
     first = download(uri, str(tmp_path), CONFIG)
     before = shard(first, str(tmp_path), CONFIG)
     reads.clear()
-    faults.clear()
+    del faults["1.jpg"]
     second = download(uri, str(tmp_path), CONFIG)
-    assert reads == {"1.jpg": 1} and (images_of(first), images_of(second)) == (28, 29)
+    assert reads == {"1.jpg": 1, "2.jpg": 1} and (images_of(first), images_of(second)) == (28, 29)
     assert list(second["problems"]) == [reasons.IMAGE_MISSING]
     after = shard(second, str(tmp_path), CONFIG)
     assert before["uri"] != after["uri"]
     assert sum(part["samples"] for part in after["splits"].values()) == 29
-    assert download(uri, str(tmp_path), CONFIG) == second and reads == {"1.jpg": 1}
+    assert download(uri, str(tmp_path), CONFIG) == second and reads == {"1.jpg": 1, "2.jpg": 2}
+    faults.clear()  # The source is mended, and the same command takes what is there now.
+    assert images_of(download(uri, str(tmp_path), CONFIG)) == 30 and reads == {"1.jpg": 1, "2.jpg": 3}
+    assert download(uri, str(tmp_path), CONFIG)["problems"] == {} and reads == {"1.jpg": 1, "2.jpg": 3}
     # An earlier run that shards only now takes the images that it found.
     late = shard(first, str(tmp_path), replace(CONFIG, jpeg_quality=80))
     assert sum(part["samples"] for part in late["splits"].values()) == 28
@@ -92,8 +95,8 @@ def test_partitions_try_again(source, tmp_path):
         manifests.append(join(planned, CONFIG, 3))
         faults.clear()
         assert join(manifests[-1], CONFIG) == manifests[-1]  # Of a version that is known by a name.
-    assert [images_of(manifest) for manifest in manifests] == [28, 29]
-    assert reads == {f"{number}.jpg": 3 if number == 1 else 1 for number in range(30)}
+    assert [images_of(manifest) for manifest in manifests] == [28, 30]
+    assert reads == {f"{number}.jpg": {1: 3, 2: 2}.get(number, 1) for number in range(30)}
 
 
 def brought(uri, root, partitions):
@@ -113,14 +116,14 @@ def test_the_number_of_partitions_may_change(source, tmp_path, numbers):
     del faults["1.jpg"]
     reads.clear()
     other = brought(uri, tmp_path / "a", numbers[1])
-    assert reads == {"1.jpg": 1}, "what is missing is not asked for again"
+    assert reads == {"1.jpg": 1, "2.jpg": 1, "3.jpg": 1}, "nothing that is there is asked for again"
     same = brought(uri, tmp_path / "b", numbers[0])
     for key in ("content", "splits", "problems"):
         assert other[key] == same[key]
     assert images_of(other) == 28 and list(other["problems"]) == [reasons.IMAGE_MISSING]
 
 
-def test_what_one_number_of_partitions_found_missing_no_other_asks_for(source, tmp_path, monkeypatch):
+def test_what_one_number_of_partitions_found_missing_is_missing_for_another(source, tmp_path, monkeypatch):
     uri, faults, reads = source
     faults |= {"1.jpg": StorageError("refused"), "2.jpg": StorageError("refused")}
     brought(uri, tmp_path, 1)
@@ -134,7 +137,7 @@ def test_what_one_number_of_partitions_found_missing_no_other_asks_for(source, t
         assert brought(uri, tmp_path, 1) == images
     faults.clear()
     reads.clear()
-    assert images_of(brought(uri, tmp_path, 1)) == 29 and reads == {"2.jpg": 1}
+    assert images_of(brought(uri, tmp_path, 1)) == 30 and reads == {"1.jpg": 1, "2.jpg": 1}
 
 
 def test_a_source_that_is_down_takes_nothing_away_in_another_number_of_partitions(
@@ -147,7 +150,7 @@ def test_a_source_that_is_down_takes_nothing_away_in_another_number_of_partition
     monkeypatch.setattr("trainer.data.fetch._PATIENCE", -8)
     reads.clear()
     assert brought(uri, tmp_path, 3) == first
-    assert set(reads) <= {f"{number}.jpg" for number in range(4)}
+    assert set(reads) <= {f"{number}.jpg" for number in (0, 1, 2, 3, 9)}
 
 
 def test_what_came_before_the_source_went_down_counts(source, tmp_path, monkeypatch):

@@ -1,0 +1,300 @@
+"""What is lost or damaged below a data root is named, and mended by the same command or `verify --repair`."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainer import recipes, storage
+from trainer.data.download import download
+from trainer.data.repair import repair
+from trainer.data.shard_folder import read_index
+from trainer.data.shard_index import ShardDataset
+from trainer.data.shards import shard
+from trainer.data.verification import check, verify
+from trainer.errors import DamagedError, DataError, KubedetError
+
+CONFIG = recipes.load("debug", {"data.processes": 1, "data.max_bad_fraction": 0.0}).data
+
+
+@pytest.fixture
+def source(make_coco):
+    return make_coco(
+        train=[f"{number}.jpg" for number in range(12)], val=[f"v{number}.jpg" for number in range(3)]
+    )
+
+
+@pytest.fixture
+def prepared(source, tmp_path):
+    """Prepare a data root; give a way to run the same commands again, and both folders."""
+    root = str(tmp_path / "data")
+
+    def prepare():
+        raw = download(f"coco:{source}", root, CONFIG)
+        return raw, shard(raw, root, CONFIG)
+
+    raw, index = prepare()
+    return prepare, Path(raw["uri"]), Path(index["uri"])
+
+
+def flip(path: Path, share: float = 0.5) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(share * (len(data) - 1))] ^= 4
+    path.write_bytes(data)
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def contents(*folders: Path) -> dict[str, bytes]:
+    return {
+        f"{folder.name}/{path.relative_to(folder)}": path.read_bytes()
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+RAW = ["plan.json", "manifest.json", "train.parquet", "val.parquet", "sizes-*.npy", "sums-*.npy"]  # fmt: skip
+SHARDS = ["index.json", "train.samples.npy", "val.samples.npy", "annotations/val.json"]
+
+
+@pytest.mark.parametrize("harm", [flip, lose, cut])
+@pytest.mark.parametrize("name", RAW)
+def test_the_same_command_mends_the_files_of_raw_images(prepared, name, harm, caplog):
+    prepare, raw, shards = prepared
+    before = contents(raw, shards)
+    (path,) = raw.glob(name)
+    harm(path)
+    shutil.rmtree(shards)
+    prepare()
+    after = contents(raw, shards)
+    assert after.keys() == before.keys()
+    assert after == before
+    if harm is not lose:
+        assert path.name in caplog.text and "mending" in caplog.text
+
+
+@pytest.mark.parametrize("harm", [flip, lose, cut])
+@pytest.mark.parametrize("name", SHARDS)
+def test_the_same_command_mends_the_files_of_shards(prepared, name, harm, caplog):
+    prepare, _, shards = prepared
+    before = contents(shards)
+    harm(shards / name)
+    prepare()
+    assert contents(shards) == before
+    if name != "index.json" or harm is not lose:
+        assert Path(name).name in caplog.text and "mending" in caplog.text
+
+
+@pytest.mark.parametrize("harm", [lose, cut])
+@pytest.mark.parametrize("name", ["train-00000.tar", "train-00000.json", "val-00000.tar"])
+def test_the_same_command_mends_a_shard(prepared, name, harm):
+    prepare, _, shards = prepared
+    before = contents(shards)
+    harm(shards / name)
+    prepare()
+    if (
+        name.endswith(".json") and harm is cut
+    ):  # its content is in the index; whoever reads it notes the damage
+        with pytest.raises(DamagedError, match=r"train-00000\.json is not JSON"):
+            ShardDataset(str(shards), "train").annotations()
+        prepare()
+    assert contents(shards) == before
+
+
+def test_a_flipped_shard_is_named_when_it_is_read_and_mended_by_the_next_run(prepared):
+    prepare, _, shards = prepared
+    before = contents(shards)
+    dataset = ShardDataset(str(shards), "train")
+    row = dataset.samples[0]
+    tar = shards / "train-00000.tar"
+    data = bytearray(tar.read_bytes())
+    data[int(row["offset"]) + 20] ^= 1
+    tar.write_bytes(data)
+    with pytest.raises(DataError, match=r"train-00000\.tar is damaged") as caught:
+        dataset.read(0)
+    assert "delete" not in caught.value.fix
+    prepare()
+    assert contents(shards) == before
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_flipped_table_of_samples_blames_itself_and_not_the_shard(prepared, known):
+    _, _, shards = prepared
+    if not known:  # of an earlier program, whose index names no hash of it
+        index = {
+            key: value
+            for key, value in storage.read_json(str(shards / "index.json")).items()
+            if key != "files"
+        }
+        (shards / "index.json").write_text(json.dumps(index))
+    path = shards / "train.samples.npy"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # of the last sample's CRC-32
+    path.write_bytes(data)
+    with pytest.raises(KubedetError, match=r"train\.samples\.npy is damaged") as caught:
+        dataset = ShardDataset(str(shards), "train")
+        dataset.read(len(dataset) - 1)
+    assert "delete" not in caught.value.fix and not list(shards.glob("*.damaged"))
+
+
+def test_flipped_ground_truth_is_named(prepared):
+    _, _, shards = prepared
+    for share in (0.0, 0.2, 0.5, 0.9, 1.0):
+        flip(shards / "annotations/val.json", share)
+        with pytest.raises(DamagedError, match=r"annotations/val\.json is damaged"):
+            ShardDataset(str(shards), "val").annotations()
+        flip(shards / "annotations/val.json", share)
+    assert ShardDataset(str(shards), "val").annotations()["images"]
+
+
+@pytest.mark.parametrize("harm", [lose, cut])
+def test_a_lost_or_cut_image_is_fetched_again_by_the_same_command(prepared, harm, caplog):
+    prepare, raw, shards = prepared
+    images = raw.parent.parent / "images"
+    before = contents(raw, images, shards)
+    harm(next(images.rglob("*.jpg")))
+    prepare()
+    assert contents(raw, images, shards) == before
+    assert "1 stored images were missing or cut off, and were fetched again" in caplog.text
+
+
+@pytest.mark.parametrize("harm", [flip, lose, cut])
+def test_a_damaged_report_is_written_anew_when_it_is_needed(prepared, harm):
+    prepare, raw, shards = prepared
+    images = raw.parent.parent / "images"
+    before = contents(raw, images, shards)
+    harm(raw / "fetched/0-of-1.parquet")
+    lose(next(images.rglob("*.jpg")))
+    prepare()
+    assert contents(raw, images, shards) == before
+
+
+@pytest.mark.parametrize("harm", [lose, cut, flip])
+def test_the_shard_step_takes_a_lost_or_damaged_image_from_the_source(source, tmp_path, harm, caplog):
+    raw = download(f"coco:{source}", str(tmp_path / "data"), CONFIG)
+    image = next((tmp_path / "data" / "images").rglob("*.jpg"))
+    whole = image.read_bytes()
+    harm(image)
+    index = shard(raw, str(tmp_path / "data"), CONFIG)
+    assert image.read_bytes() == whole and index["splits"]["train"]["samples"] == 12
+    assert f"{image.name}" in caplog.text and "mended: fetched again from the source" in caplog.text
+
+
+def test_an_image_that_neither_is_there_nor_at_the_source_is_an_error(source, tmp_path):
+    raw = download(f"coco:{source}", str(tmp_path / "data"), CONFIG)
+    flip(next((tmp_path / "data" / "images").rglob("*.jpg")))
+    shutil.rmtree(source)
+    with pytest.raises(KubedetError) as caught:
+        shard(raw, str(tmp_path / "data"), CONFIG)
+    assert "delete" not in str(caught.value)
+
+
+def test_verify_finds_every_flip_and_repairs_it(prepared):
+    _, raw, shards = prepared
+    images = raw.parent.parent / "images"
+    before = contents(raw, images, shards)
+    flip(shards / "train-00000.tar", 0.4)
+    flip(shards / "val-00000.json")
+    flip(shards / "annotations/val.json")
+    with pytest.raises(DataError) as caught:
+        check(verify(str(shards)))
+    for name in ("train-00000.tar", "val-00000.json", "annotations/val.json"):
+        assert name in caught.value.message
+    assert "--repair" in caught.value.fix and "delete" not in caught.value.fix
+    check(repair(str(shards)))
+    image = next(images.rglob("*.jpg"))
+    flip(image)
+    with pytest.raises(DataError, match="its sha256 is"):
+        check(verify(str(raw)))
+    check(repair(str(raw)))
+    assert contents(raw, images, shards) == before
+
+
+def test_an_index_of_a_newer_program_is_refused_and_kept(prepared):
+    prepare, raw, shards = prepared
+    for path, step in ((shards / "index.json", "index"), (raw / "manifest.json", "manifest")):
+        record = storage.read_json(str(path)) | {"version": 99}
+        storage.write_json(str(path), record)
+        with pytest.raises(
+            DataError, match=rf"{step}\.json was written by a newer kubedet: its version is 99"
+        ):
+            prepare()
+        assert storage.read_json(str(path))["version"] == 99
+        storage.write_json(str(path), record | {"version": 5})
+
+
+@pytest.mark.parametrize(
+    "form", [[], {}, {"kind": "shards", "version": 5}, {"kind": "shards", "version": 5, "splits": 3}]
+)
+def test_an_index_of_another_form_is_named_and_mended(prepared, form):
+    prepare, _, shards = prepared
+    before = contents(shards)
+    (shards / "index.json").write_text(json.dumps(form))
+    with pytest.raises(DataError, match=r"index\.json"):
+        ShardDataset(str(shards), "train")
+    prepare()
+    assert contents(shards) == before
+
+
+def test_a_data_root_moves_between_paths_and_a_store(prepared, source, tmp_path, bucket, monkeypatch):
+    _, raw, shards = prepared
+    root = raw.parent.parent
+    absolute = str(root).encode()
+    assert not [name for name, data in contents(root).items() if absolute in data], (
+        "nothing names where it lies"
+    )
+    elsewhere = str(tmp_path / "elsewhere")
+    shutil.move(root, elsewhere)
+    shutil.copytree(elsewhere, bucket / "deep" / "root")
+    back = str(tmp_path / "back")
+    read = []
+    read_bytes = storage.read_bytes
+    for place in (elsewhere, "s3://bucket/deep/root"):
+        with monkeypatch.context() as watched:
+            watched.setattr(storage, "read_bytes", lambda uri, **o: read.append(uri) or read_bytes(uri, **o))
+            manifest = download(f"coco:{source}", place, CONFIG)
+            index = shard(manifest, place, replace(CONFIG, jpeg_quality=80))
+            same = shard(manifest, place, CONFIG)
+        assert not [uri for uri in read if uri.startswith(str(source)) and uri.endswith(".jpg")]
+        assert manifest["uri"].startswith(place) and index["uri"].startswith(place)
+        assert same["uri"].rpartition("/")[2] == shards.name
+        assert len(ShardDataset(same["uri"], "val").annotations()["images"]) == 3
+        check(verify(same["uri"]))
+        check(verify(manifest["uri"]))
+    shutil.copytree(bucket / "deep" / "root", back)
+    moved = f"{back}/shards/{shards.name}"
+    assert read_index(moved)["uri"] == moved and ShardDataset(moved, "train").read(0)
+
+
+def test_a_data_root_of_an_earlier_program_goes_on_where_it_is(prepared, source):
+    prepare, raw, shards = prepared
+    root = raw.parent.parent
+    added = ("tables", "sums", "unfetched", "files", "settings", "content")
+    for path in (raw / "plan.json", raw / "manifest.json", shards / "index.json"):
+        record = storage.read_json(str(path))
+        record["uri"] = str(path.parent)
+        if "images" in record:
+            record["images"] = str(root / record["images"])
+        old = {
+            key: value
+            for key, value in record.items()
+            if key not in added or (key == "content" and path.parent == raw)
+        }
+        path.write_text(json.dumps(old))
+    for path in raw.glob("sums-*"):
+        path.unlink()
+    before = contents(raw, shards)
+    found, index = prepare()
+    assert contents(raw, shards) == before
+    assert found["images"] == str(next((root / "images").iterdir())) and index["uri"] == str(shards)
+    check(verify(str(shards)))
+    check(verify(str(raw)))

@@ -1,0 +1,180 @@
+"""The files of a folder of raw images: their forms, the hashes that are known of them, and where they lie.
+
+What is written names nothing by its whole URI: a data root may be moved, copied or mounted elsewhere.
+"""
+
+import hashlib
+import io
+from typing import Any
+
+import numpy as np
+
+from trainer import storage
+from trainer.errors import DamagedError, MissingError
+
+VERSION = 5
+"""Raise it when the same source gives other raw tables."""
+
+PLAN, MANIFEST = "plan.json", "manifest.json"
+SUM = np.dtype([("place", "<u8"), ("bytes", "<i4"), ("sha256", "V32")])
+"""One row an image by its id: digest of its place (see `image_keys.place`), bytes (0: not there), and hash
+(32 zeros: not known)."""
+
+_UNKNOWN = bytes(32)
+_REMEDY = "run the same command again, or `kubedet data verify --repair {}`: both write it anew"
+_SHAPE = {
+    "fingerprint": str,
+    "source": str,
+    "images": str,
+    "splits": {"*": {"images": int, "boxes": int}},
+    "categories": [{"id": int, "name": str}],
+    "hierarchy": {"*": [int]},
+    "problems": {"*": {"count": int, "examples": [str]}},
+    "tables?": {"*": str},
+}
+
+
+def read_plan(folder: str) -> dict[str, Any]:
+    """Return the plan of a folder of raw images, with the URIs of both as they are now.
+
+    Raises:
+        StorageError: it is missing, cannot be read, or is damaged.
+        DataError: it is of a newer version, or of another form.
+    """
+    return _read(folder, PLAN, storage.Form("plan", VERSION, _SHAPE, _REMEDY.format(folder)))
+
+
+def read_manifest(folder: str) -> dict[str, Any]:
+    """Return the manifest of a folder of raw images, with URIs as they are now; see `read_plan`."""
+    shape = _SHAPE | {"content": str, "sums?": str, "unfetched?": int}
+    return _read(folder, MANIFEST, storage.Form("raw", VERSION, shape, _REMEDY.format(folder)))
+
+
+def write(name: str, record: dict[str, Any]) -> None:
+    """Write a plan or manifest into its folder, without what tells where that is."""
+    stored = {key: value for key, value in record.items() if key != "uri"}
+    stored["images"] = f"images/{_last(record['images'])}"
+    storage.write_json(storage.join(record["uri"], name), stored)
+
+
+def _read(folder: str, name: str, form: storage.Form) -> dict[str, Any]:
+    record: dict[str, Any] = storage.read_json(storage.join(folder, name), form)
+    uri = storage.absolute(folder)
+    root = storage.parent(storage.parent(uri))
+    return record | {"uri": uri, "images": storage.join(root, "images", _last(record["images"]))}
+
+
+def _last(uri: str) -> str:
+    return uri.rpartition("/")[2]
+
+
+def content_of(sizes: np.ndarray) -> str:
+    """Return 16 hex digits that tell which images are there, from the bytes of each (0: not there)."""
+    return hashlib.sha256(sizes.astype("<i4").tobytes()).hexdigest()[:16]
+
+
+def sizes_uri(raw: str, content: str) -> str:
+    """Return where the bytes of each image are: a .npy file, int32 [images], 0 where one is not there.
+
+    Args:
+        raw: URI of the raw folder.
+        content: see `content_of`.
+    """
+    return storage.join(raw, f"sizes-{content}.npy")
+
+
+def read_sizes(raw: str, content: str) -> np.ndarray:
+    """Return the bytes of each image by id - 1, int32; 0 where it is not to be had.
+
+    Raises:
+        DamagedError: they are not those that `content` tells.
+        StorageError: they cannot be read.
+    """
+    uri = sizes_uri(raw, content)
+    sizes = _array(uri, storage.read_bytes(uri))
+    if content_of(sizes) != content:
+        raise DamagedError(f"{uri} is damaged: it is not what its name says", fix=_REMEDY.format(raw))
+    return sizes
+
+
+def read_sums(raw: dict[str, Any]) -> np.ndarray | None:
+    """Return rows of SUM by id - 1; None of a manifest from before there were any.
+
+    Raises:
+        DamagedError: they are not those that the manifest tells.
+        StorageError: they cannot be read.
+    """
+    if not raw.get("sums"):
+        return None
+    uri = _sums_uri(raw["uri"], raw["sums"])
+    try:
+        sums = _array(uri, storage.read_bytes(uri, sha256=raw["sums"]))
+    except DamagedError as error:
+        raise DamagedError(error.message, fix=_REMEDY.format(raw["uri"])) from None
+    return sums
+
+
+def digest_of(sums: np.ndarray) -> str:
+    """Return the sha256 that the file of rows of SUM has."""
+    return hashlib.sha256(_bytes(sums)).hexdigest()
+
+
+def write_sums(raw: str, sums: np.ndarray) -> None:
+    """Write rows of SUM, in a file that is named by its sha256."""
+    storage.write_bytes(_sums_uri(raw, digest_of(sums)), _bytes(sums), confirm=True)
+
+
+def write_sizes(raw: str, sizes: np.ndarray) -> None:
+    """Write the bytes of each image."""
+    storage.write_bytes(sizes_uri(raw, content_of(sizes)), _bytes(sizes), confirm=True)
+
+
+def known_hash(sums: np.ndarray | None, image_id: int) -> str:
+    """Return the sha256 of an image in hexadecimal digits; "" where it is not known."""
+    if sums is None:
+        return ""
+    digest = bytes(sums["sha256"][image_id - 1])
+    return "" if digest == _UNKNOWN else digest.hex()
+
+
+def hash_of(data: bytes) -> str:
+    """Return the sha256 of an image's bytes in hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def table_fault(record: dict[str, Any]) -> str:
+    """Say which table of a plan or manifest is missing or damaged; "" where none is."""
+    for split in record["splits"]:
+        uri = storage.join(record["uri"], f"{split}.parquet")
+        try:
+            storage.local_copy(uri, sha256=record.get("tables", {}).get(split, ""))
+        except (DamagedError, MissingError) as error:
+            return error.message
+    return ""
+
+
+def arrays_fault(manifest: dict[str, Any]) -> str:
+    """Say which of a manifest's arrays is missing or damaged; "" where none is."""
+    try:
+        read_sizes(manifest["uri"], manifest["content"])
+        read_sums(manifest)
+    except (DamagedError, MissingError) as error:
+        return error.message
+    return ""
+
+
+def _sums_uri(raw: str, digest: str) -> str:
+    return storage.join(raw, f"sums-{digest[:16]}.npy")
+
+
+def _bytes(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _array(uri: str, data: bytes) -> np.ndarray:
+    try:
+        return np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise DamagedError(f"{uri} is damaged: {error}", fix=_REMEDY.format(storage.parent(uri))) from error
