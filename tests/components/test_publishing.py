@@ -9,7 +9,7 @@ from bundles import make_bundle
 from components import model_registry, publishing
 from components.export import export as component
 from components.publishing import export_and_publish
-from trainer import recipes
+from trainer import recipes, storage
 from trainer.configuration import to_json
 from trainer.errors import ConfigError, ExportError
 from trainer.export import published_models
@@ -60,7 +60,7 @@ def test_it_publishes_under_the_shards_data_root(trained, exports, tmp_path, mon
         and exported["model_version"] == "v1"
     )
     assert exported["model"] == str(tmp_path / "data_root" / "models" / "pets" / "v1")
-    assert json.loads((tmp_path / "data_root/models/pets/current").read_text())["model"] == exported["model"]
+    assert storage.read_json(str(tmp_path / "data_root/models/pets/current"))["model"] == exported["model"]
     assert (run / "model" / "model.onnx").is_file()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from components import scoring
 from components.scoring import judge, score
-from trainer import configuration, recipes
+from trainer import configuration, recipes, storage
 from trainer.errors import EvaluationError
 
 METRICS = {"coco/AP": 0.29, "coco/AP50": 0.5}
@@ -37,7 +37,7 @@ def trained(tmp_path):
 )
 def test_rules_of_all_kinds(trained, tmp_path, rules, word):
     decided = judge(trained, METRICS, rules)
-    record = json.loads((tmp_path / "evaluation" / "gate.json").read_text())
+    record = storage.read_json(str(tmp_path / "evaluation" / "gate.json"))
     assert record["passed"] == (word == "pass") and record["reason"] == decided["reason"]
     assert decided["verdict"] == word
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainer import storage
 from trainer.configuration import to_json
 from trainer.data.shard_index import ShardDataset
 from trainer.errors import EvaluationError, StorageError
@@ -31,7 +32,7 @@ def test_everything_is_written_and_agrees(saved, shards, config, tmp_path):
         *("metrics.json", "predictions.parquet", "gate.json", "table.txt", "report.html", "report.md"),
         "made_from.json",
     }
-    assert json.loads((tmp_path / "evaluation" / "metrics.json").read_text()) == summary
+    assert storage.read_json(str(tmp_path / "evaluation" / "metrics.json")) == summary
     # Each is a line of the Kubeflow UI, and metadata of an artifact must stay small.
     assert len(summary["metrics"]) <= 15 and all(isinstance(v, float) for v in summary["metrics"].values())
     predictions, made_of = Predictions.read(str(tmp_path / "evaluation" / "predictions.parquet"))
@@ -127,7 +128,7 @@ def test_the_report_is_told_what_belongs_to_the_model_and_its_data(
     (Path(uri).parent / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     summary = evaluate(uri, shards, str(tmp_path / "e"), config, rules=["coco/AP >= 0.99"])
     (data,) = reports
-    index = json.loads((Path(shards) / "index.json").read_text())
+    index = storage.read_json(str(Path(shards) / "index.json"))
     assert data.training == rows and data.trained_boxes == index["class_counts"]["train"]
     assert data.dataset["train"]["images"] == 24 and data.dataset["test"]["images"] == 4
     assert set(data.statistics) == {"train", "val", "test"} and data.config["model"]["backbone"]
@@ -164,7 +165,7 @@ def test_a_second_model_is_held_against_the_first(saved, shards, config, tmp_pat
     assert not second["verdict"]["passed"] and second["verdict"]["rules"] == rules
     page = (tmp_path / "second" / "report.html").read_text()
     assert "Gate failed" in page and "Against the baseline" in page
-    assert json.loads((tmp_path / "second" / "gate.json").read_text()) == second["verdict"]
+    assert storage.read_json(str(tmp_path / "second" / "gate.json")) == second["verdict"]
 
 
 def test_a_baseline_scored_on_other_data_is_scored_anew(saved, shards, config, tmp_path):
@@ -231,7 +232,7 @@ def test_two_processes_find_what_one_finds_each_image_once(saved, shards, config
     command = [sys.executable, "-m", "trainer", "launch", "--nproc", "2", "--", "evaluate"]
     command += ["--checkpoint", saved(), "--shards", shards, "--output", str(tmp_path / "two")]
     subprocess.run([*command, "--config", str(tmp_path / "config.json")], check=True, capture_output=True)
-    shared = json.loads((tmp_path / "two" / "metrics.json").read_text())
+    shared = storage.read_json(str(tmp_path / "two" / "metrics.json"))
     assert shared["metrics"] == pytest.approx(alone["metrics"], abs=1e-9)
     one, two = (Predictions.read(str(tmp_path / n / "predictions.parquet"))[0] for n in ("one", "two"))
     assert one.image_ids.tolist() == two.image_ids.tolist()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer import storage
 from trainer.errors import EvaluationError, StorageError
 from trainer.evaluate import evaluate
 from trainer.evaluation import engines
@@ -69,7 +70,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_prediction(saved,
 def test_an_empty_split_is_refused_with_what_there_is(saved, shards, config, tmp_path, split, message):
     copy = tmp_path / "shards"
     shutil.copytree(shards, copy)
-    index = json.loads((copy / "index.json").read_text())
+    index = storage.read_json(str(copy / "index.json"))
     del index["splits"]["test"]
     index["splits"]["val"]["samples"] = 0
     (copy / "index.json").write_text(json.dumps(index))

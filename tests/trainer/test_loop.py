@@ -1,7 +1,6 @@
 """Training: resumed bit for bit, stopped cleanly, refused clearly."""
 
 import dataclasses
-import json
 import os
 import shutil
 import threading
@@ -11,7 +10,7 @@ import pytest
 import torch
 from finished_runs import assert_same_weights, final_weights, losses, stop_after
 
-from trainer import checkpoint, run_recorder
+from trainer import checkpoint, run_recorder, storage
 from trainer.checkpoint import load_model
 from trainer.configuration import to_json
 from trainer.errors import (
@@ -40,7 +39,7 @@ def unbroken(tmp_path_factory, shards, tiny):
 
 def test_a_run_leaves_what_it_says(unbroken, shards):
     output, result = unbroken
-    assert result == json.loads(Path(output, "result.json").read_text())
+    assert result == storage.read_json(f"{output}/result.json")
     assert result["steps"] == 12 and result["images_per_second"] > 0 and result["resumed_from"] is None
     rows = read_rows(output)
     assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(1, 13))

@@ -90,13 +90,18 @@ def _refuse_unfinished(folder: str) -> None:
     unfinished = ""
     if any(name.endswith(".tar") and f"{name.removesuffix('.tar')}.json" in names for name in names):
         unfinished = "shard"
-    elif raw_folder.PLAN in names and _read_record(folder, raw_folder.PLAN, "plan", raw_folder.read_plan):
+    elif raw_folder.PLAN in names and _read_record(folder, raw_folder.PLAN, "plan", _as_it_is):
         unfinished = "download"
     if unfinished:
         raise DataError(
             f"{folder} is not whole: the {unfinished} step has not finished",
             fix="run it again: it goes on where it was",
         )
+
+
+def _as_it_is(folder: str) -> dict[str, Any]:
+    plan: dict[str, Any] = storage.read_json(storage.join(folder, raw_folder.PLAN))
+    return plan
 
 
 def _read_record(

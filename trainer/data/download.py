@@ -34,7 +34,7 @@ from trainer.errors import DamagedError, DataError, FormError
 
 logger = logging.getLogger(__name__)
 
-SETTINGS = ("val_fraction", "classes", "max_images", "empty_images", "boxes_from")
+SETTINGS = ("val_fraction", "classes", "max_images", "empty_images", "boxes_from", "allow_hosts")
 """Keys of the section `data` that decide on raw tables."""
 
 _MENDING = "mending"
@@ -264,7 +264,7 @@ def _gather(planned: dict[str, Any], partitions: int) -> tuple[dict[str, Any], n
         "kind": "raw",
         "content": raw_folder.content_of(sizes),
         "sums": raw_folder.digest_of(sums),
-        "unfetched": sum(failure.asked for failure in failed),
+        "unfetched": sum(failure.requested for failure in failed),
         "splits": _counts(planned, sizes),
         "problems": problems.to_json(),
     }

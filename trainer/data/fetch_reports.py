@@ -28,9 +28,9 @@ _SUM = ".sha256"
 _ROW = pa.schema(
     [("image_id", pa.int64()), ("bytes", pa.int32()), *((name, pa.string()) for name in
      ("split", "file_name", "origin", "reason", "detail")),
-     ("place", pa.uint64()), ("sha256", pa.binary(32)), ("asked", pa.bool_())]
+     ("place", pa.uint64()), ("sha256", pa.binary(32)), ("requested", pa.bool_())]
 )  # fmt: skip
-_ADDED = ("place", "sha256", "asked")
+_ADDED = ("place", "sha256", "requested")
 """What reports of earlier programs lack."""
 
 
@@ -46,7 +46,7 @@ class Failure(NamedTuple):
     origin: str
     reason: str
     detail: str
-    asked: bool = True
+    requested: bool = True
     """Whether the source was asked for it, and may answer otherwise another time; not where it lists none."""
 
     @property
@@ -145,7 +145,7 @@ def read(uri: str) -> Report:
     table = _table(uri)
     failed = table.filter(pc.equal(table["bytes"], 0)).select(list(Failure._fields)).to_pylist()
     # An earlier program did not note which of the missing ones were asked for.
-    failures = [Failure(**{**row, "asked": row["asked"] is not False}) for row in failed]
+    failures = [Failure(**{**row, "requested": row["requested"] is not False}) for row in failed]
     sums = np.zeros(len(table), SUM)
     sums["bytes"] = table["bytes"].to_numpy()
     sums["place"] = pc.fill_null(table["place"], 0).to_numpy()
@@ -162,8 +162,8 @@ def known_sums(plan: str, total: int) -> np.ndarray:
         if name.endswith(".parquet"):
             with suppress(DamagedError):
                 report = read(storage.join(folder, name))
-                there = (report.sums["bytes"] > 0) & (report.ids <= total)
-                known[report.ids[there] - 1] = report.sums[there]
+                present = (report.sums["bytes"] > 0) & (report.ids <= total)
+                known[report.ids[present] - 1] = report.sums[present]
     return known
 
 
@@ -183,7 +183,7 @@ def known_failures(plan: str, partition: int, partitions: int, *, again: bool) -
     uris = [storage.join(plan, "fetched", name) for name in storage.list_files(storage.parent(own_uri))]
     condition = pc.field("bytes") == 0
     if again:
-        condition &= pc.field("asked") == False  # noqa: E712 (of a column)
+        condition &= pc.field("requested") == False  # noqa: E712 (of a column)
     rows = []
     for uri in uris:
         if uri.endswith(_SUM) or (uri != own_uri and uri.endswith(f"-of-{partitions}.parquet")):
@@ -194,13 +194,13 @@ def known_failures(plan: str, partition: int, partitions: int, *, again: bool) -
             _LOG.warning("%s; mending it", error.message)
     # What one did not fetch, another may have found missing.
     rows.sort(key=lambda row: row["reason"] not in TRIED_AGAIN)
-    return {row["image_id"]: (row["reason"], row["detail"], row["asked"] is not False) for row in rows}
+    return {row["image_id"]: (row["reason"], row["detail"], row["requested"] is not False) for row in rows}
 
 
 def worth_another_try(uri: str) -> bool:
     """Tell whether a partition's report names images that the source may have by now, or cannot be read."""
     try:
-        return any(failure.asked for failure in read(uri).failures)
+        return any(failure.requested for failure in read(uri).failures)
     except DamagedError as error:
         _LOG.warning("%s; mending it", error.message)
         return True

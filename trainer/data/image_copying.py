@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from trainer import storage
-from trainer.data import images, worker_pool
+from trainer.data import images, sources, worker_pool
 from trainer.data import problem_counts as reasons
 from trainer.data.fetch_reports import Failure, Fault
 from trainer.data.shard_folder import digest
@@ -132,6 +132,28 @@ class _Writer:
         return result
 
 
+def read_again(source_text: str, origin: str, hosts: tuple[str, ...]) -> bytes:
+    """Return an image that was brought before and is lost or damaged now, from where it came.
+
+    Args:
+        source_text: the source.
+        origin: of the image.
+        hosts: that addresses in annotations may lead to, see `trainer.config.DataConfig`.
+
+    Raises:
+        StorageError: it cannot be had, or is no image.
+    """
+    reach = Reach(tuple(sources.places(source_text)), hosts)
+    if reach.is_named(origin):
+        return sources.parse(source_text).read(origin)
+    data = storage.read_within(origin, reach)
+    try:
+        images.check(data)
+    except images.UnreadableImage as error:
+        raise StorageError(f"{origin} gave {len(data)} bytes: {error}", fix="look at what is there") from None
+    return data
+
+
 def _copy(reach: Reach, task: Task) -> Result:
     """Copy one image, unless its fault is known."""
     if task.fault:
@@ -185,6 +207,6 @@ def _unread(task: Task, error: StorageError) -> Result:
     return _failed(task, reasons.IMAGE_NOT_FETCHED, error.message)._replace(task=task)
 
 
-def _failed(task: Task, reason: str, detail: str, asked: bool = True) -> Result:
-    failure = Failure(task.split, task.file_name, task.origin, reason, detail, asked)
+def _failed(task: Task, reason: str, detail: str, requested: bool = True) -> Result:
+    failure = Failure(task.split, task.file_name, task.origin, reason, detail, requested)
     return Result(task.image_id, 0, failure=failure)

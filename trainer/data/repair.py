@@ -6,7 +6,7 @@ from typing import Any
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import download, raw_folder, sources
+from trainer.data import download, image_copying, raw_folder
 from trainer.data.data_views import RawImages, open_view
 from trainer.data.shard_folder import INDEX, note, read_index
 from trainer.data.shard_index import data_root_of
@@ -47,10 +47,10 @@ def repair(text: str, threads: int = 0) -> Verified:
 
 def _repair_shards(folder: str, threads: int) -> None:
     index = read_index(folder)
-    found = verify(folder, threads)
-    if not found.problems:
+    verified = verify(folder, threads)
+    if not verified.problems:
         return
-    for problem in found.problems:
+    for problem in verified.problems:
         _LOG.warning("mending %s", problem)
     if not {"settings", "content"} <= index.keys():
         raise DataError(
@@ -62,7 +62,7 @@ def _repair_shards(folder: str, threads: int) -> None:
         raise DataError(f"{folder} is of other images than {raw['uri']} has now", fix=_AGAIN)
     for part in index["splits"].values():
         for item in part["shards"]:
-            if any(item["name"].removesuffix(".tar") in problem for problem in found.problems):
+            if any(item["name"].removesuffix(".tar") in problem for problem in verified.problems):
                 note(folder, item["name"])
     shard(raw, data_root, replace(DataConfig(), **index["settings"], max_bad_fraction=1.0))
 
@@ -78,10 +78,10 @@ def _repair_raw(folder: str, threads: int) -> None:
     raw = download.download(planned["source"], data_root, config)
     if raw["uri"] != folder:
         raise DataError(f"{planned['source']} has changed since {folder} was made of it", fix=_AGAIN)
-    found = verify(folder, threads)
-    if not found.problems:
+    verified = verify(folder, threads)
+    if not verified.problems:
         return
-    if _fetch_named(found):
+    if _fetch_named(verified, tuple(config.allow_hosts)):
         # Other bytes than there were: what is there now is counted and hashed anew.
         for name in storage.list_files(storage.join(folder, "fetched")):
             storage.delete(storage.join(folder, "fetched", name))
@@ -96,12 +96,12 @@ def _plan(folder: str) -> dict[str, Any]:
         return raw_folder.read_manifest(folder)
 
 
-def _fetch_named(found: Verified) -> bool:
+def _fetch_named(verified: Verified, hosts: tuple[str, ...]) -> bool:
     """Fetch the images that are named as damaged; tell whether the source has other bytes now."""
-    view = open_view(found.uri)
+    view = open_view(verified.uri)
     assert isinstance(view, RawImages)
-    named = {problem.partition(": ")[0]: problem for problem in found.problems}
-    source, sums = sources.parse(view.manifest["source"]), raw_folder.read_sums(view.manifest)
+    named = {problem.partition(": ")[0]: problem for problem in verified.problems}
+    sums = raw_folder.read_sums(view.manifest)
     others = False
     for split in view.splits:
         for rows in view.blocks(split):
@@ -109,7 +109,7 @@ def _fetch_named(found: Verified) -> bool:
                 place = view.place(row)
                 if place in named:
                     _LOG.warning("mending %s", named[place])
-                    data = source.read(row["origin"])
+                    data = image_copying.read_again(view.manifest["source"], row["origin"], hosts)
                     others |= raw_folder.hash_of(data) != raw_folder.known_hash(sums, row["image_id"])
                     storage.write_bytes(place, data, confirm=True)
     return others

@@ -24,8 +24,6 @@ _LOG = logging.getLogger("data")
 
 _COUNTS = {"samples": int, "boxes": int}
 _SHARD = {"name": str, **_COUNTS, "bytes": int, "sha256": str}
-_ROW = {"image_id": int, "width": int, "height": int, "offset": int, "length": int, "json_offset": int,
-        "json_length": int, "crc32": int, "annotations": [{"category_id": int, "bbox": [float]}]}  # fmt: skip
 
 
 def read_index(uri: str) -> dict[str, Any]:
@@ -60,7 +58,7 @@ def read_sidecar(uri: str, name: str, *, rows: bool = True) -> dict[str, Any]:
         DataError: it is of another form.
     """
     shape = {"block": int, **_COUNTS, "bytes": int, "sha256": str, "problems": {"*": {"count": int}}}
-    shape |= {"rows": [_ROW]} if rows else {}
+    shape |= {"rows": [{}]} if rows else {}
     try:
         form = storage.Form(shape=shape, remedy=_remedy(uri))
         sidecar: dict[str, Any] = storage.read_json(storage.join(uri, f"{name}.json"), form)
@@ -90,11 +88,11 @@ def read_known(uri: str, name: str, known: dict[str, Any] | None) -> bytes:
 
 def digest(uri: str) -> str:
     """Return the sha256 of a file, read from start to end."""
-    found = hashlib.sha256()
+    actual = hashlib.sha256()
     with storage.open_reader(uri) as file:
         while block := file.read(_BLOCK):
-            found.update(block)
-    return found.hexdigest()
+            actual.update(block)
+    return actual.hexdigest()
 
 
 def blame(uri: str, split: str, shard: dict[str, Any]) -> KubedetError:
@@ -109,10 +107,10 @@ def blame(uri: str, split: str, shard: dict[str, Any]) -> KubedetError:
         StorageError: the shard cannot be read.
     """
     try:
-        found = digest(storage.join(uri, shard["name"]))
+        actual = digest(storage.join(uri, shard["name"]))
     except DamagedError as error:
-        found = error.message
-    if found == shard["sha256"]:
+        actual = error.message
+    if actual == shard["sha256"]:
         name = f"{split}.samples.npy"
         return DataError(
             f"{storage.join(uri, name)} is damaged: {shard['name']} has the bytes that it was written "
@@ -146,20 +144,20 @@ def faults(uri: str, index: dict[str, Any]) -> list[str]:
     files = index.get("files", {})
     sizes = {shard["name"]: shard["bytes"] for part in index["splits"].values() for shard in part["shards"]}
     names = {name.removesuffix(".tar") + ".json": None for name in sizes}
-    found = [name for name in names if name not in states]
+    actual = [name for name in names if name not in states]
     for name, size in (sizes | {name: file["bytes"] for name, file in files.items()}).items():
         if name not in states or states[name].size != size:
-            found.append(name)
+            actual.append(name)
         elif name in files:
             try:
                 read_known(uri, name, files[name])
             except DamagedError:
-                found.append(name)
+                actual.append(name)
     if not files:  # of an index from before the files were named in it
         others = [f"{split}.samples.npy" for split in index["splits"]]
         others += [f"annotations/{split}.json" for split in index["splits"] if split != "train"]
-        found += [name for name in others if name not in states]
-    return sorted({*found, *noted(uri, states)})
+        actual += [name for name in others if name not in states]
+    return sorted({*actual, *noted(uri, states)})
 
 
 def _remedy(uri: str) -> str:

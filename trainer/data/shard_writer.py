@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
 from trainer import storage
+from trainer.data import image_copying, statistics
 from trainer.data import problem_counts as reasons
-from trainer.data import sources, statistics
 from trainer.data.cleaning import clean
 from trainer.data.image_keys import place
 from trainer.data.images import NormalImage, UnreadableImage, normalize, place_box, size_agrees
@@ -35,6 +35,8 @@ class ShardTask:
 
     source: str
     """Where the raw images came from, for one that is lost or damaged."""
+    hosts: tuple[str, ...]
+    """That addresses of images may lead to, see `trainer.config.DataConfig`."""
     table_uri: str
     """The split's raw table."""
     table_sha256: str
@@ -119,7 +121,7 @@ def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes]]:
     stored = [_Stored(*facts) for facts in zip(uris, task.sizes, task.hashes, rows, strict=True)]
     if storage.is_local(task.images_uri):
         for one in stored:
-            yield one.row, one.read(task.source)
+            yield one.row, one.read(task)
         return
     with storage.many(task.readers) as many:
         done: dict[int, Any] = {}
@@ -136,7 +138,7 @@ def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes]]:
             while number not in done:
                 done.update(many.wait())
             outcome = done.pop(number)
-            yield row, stored[number].checked(outcome, task.source)
+            yield row, stored[number].checked(outcome, task)
             ahead -= task.sizes[number]
 
 
@@ -148,15 +150,15 @@ class _Stored(NamedTuple):
     sha256: str
     row: dict[str, Any]
 
-    def read(self, source: str) -> bytes:
+    def read(self, task: ShardTask) -> bytes:
         """Return its bytes, brought anew where they are not there as they were."""
         try:
             outcome: bytes | StorageError = storage.read_bytes(self.uri)
         except StorageError as error:
             outcome = error
-        return self.checked(outcome, source)
+        return self.checked(outcome, task)
 
-    def checked(self, outcome: bytes | StorageError, source: str) -> bytes:
+    def checked(self, outcome: bytes | StorageError, task: ShardTask) -> bytes:
         """Return the bytes that were read, or, where they are lost or damaged, those of the source.
 
         An image that cannot be read now is not a bad image: leaving it out would lose it for good.
@@ -173,7 +175,7 @@ class _Stored(NamedTuple):
         if not fault:
             assert isinstance(outcome, bytes | bytearray | memoryview)
             return outcome
-        data = sources.parse(source).read(self.row["origin"])
+        data = image_copying.read_again(task.source, self.row["origin"], task.hosts)
         if self._fault(data):
             raise StorageError(
                 f"{fault}; and at the source {self.row['file_name']} is another image now",
@@ -186,8 +188,8 @@ class _Stored(NamedTuple):
     def _fault(self, data: bytes) -> str:
         if len(data) != self.size:
             return f"{self.uri} is not as it was downloaded: {len(data)} bytes, not {self.size}"
-        if self.sha256 and (found := hashlib.sha256(data).hexdigest()) != self.sha256:
-            return f"{self.uri} is damaged: its sha256 is {found}, not {self.sha256}"
+        if self.sha256 and (actual := hashlib.sha256(data).hexdigest()) != self.sha256:
+            return f"{self.uri} is damaged: its sha256 is {actual}, not {self.sha256}"
         return ""
 
 

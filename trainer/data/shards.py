@@ -181,7 +181,7 @@ def _plan(raw: dict[str, Any], uri: str, config: DataConfig) -> Iterator[ShardTa
                     table_uri=table_uri, images_uri=raw["images"], shards_uri=uri, split=split,
                     name=f"{split}-{number:05}", block=block, rows=rows, sizes=block_sizes[rows].tolist(),
                     table_sha256=sha256, hashes=[raw_folder.known_hash(sums, one) for one in ids[rows]],
-                    source=raw["source"],
+                    source=raw["source"], hosts=tuple(config.allow_hosts),
                     labels=len(raw["categories"]), min_side=config.min_side, max_side=config.max_side,
                     jpeg_quality=config.jpeg_quality, min_box_side=config.min_box_side,
                     decode_check=config.decode_check, readers=min(config.threads, _READERS),

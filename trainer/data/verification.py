@@ -223,8 +223,8 @@ def _verify_image(task: tuple[RawImages, dict[str, Any], int, str]) -> _Part:
     wrong = ""
     if len(data) != size:
         wrong = f"{len(data):,} bytes, not {size:,}"
-    elif sha256 and (found := hashlib.sha256(data).hexdigest()) != sha256:
-        wrong = f"its sha256 is {found}, not {sha256}"
+    elif sha256 and (actual := hashlib.sha256(data).hexdigest()) != sha256:
+        wrong = f"its sha256 is {actual}, not {sha256}"
     else:
         try:
             with Image.open(io.BytesIO(data)) as image:

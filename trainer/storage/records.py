@@ -64,10 +64,10 @@ def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
         digest = hashlib.sha256(data[: sealed.start(2)])
         digest.update(_NOTHING.encode())
         digest.update(data[sealed.end(2) :])
-        found = digest.hexdigest()
-        if sealed[1] != _KEY.encode() or sealed[2] != found.encode():
-            told = sealed[2].decode("ascii", "replace")
-            raise DamagedError(f"{uri} is damaged: its sha256 is {found}, not {told}", fix=remedy)
+        actual = digest.hexdigest()
+        if sealed[1] != _KEY.encode() or sealed[2] != actual.encode():
+            expected = sealed[2].decode("ascii", "replace")
+            raise DamagedError(f"{uri} is damaged: its sha256 is {actual}, not {expected}", fix=remedy)
     try:
         obj = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer import checkpoint, configuration
+from trainer import checkpoint, configuration, storage
 from trainer.data.shard_index import ShardDataset
 from trainer.model.architecture import build
 
@@ -50,7 +50,7 @@ def test_a_checkpoint_is_scored_alone(kubedet, model, shards, tmp_path):
     assert code == 1
     assert "precision      AP    AP50" in out and "gate: failed\n  coco/AP 0." in out
     assert f"report: {output}/report.html" in out
-    summary = json.loads((output / "metrics.json").read_text())
+    summary = storage.read_json(str(output / "metrics.json"))
     assert summary["split"] == "val" and summary["predictions"] == f"{output}/predictions.json"
     assert isinstance(json.loads((output / "predictions.json").read_text()), list)
     assert "against" not in out
@@ -93,7 +93,7 @@ def test_a_model_of_broken_numbers_is_refused_with_its_tensors(kubedet, write_mo
 def test_an_empty_split_is_refused_with_what_there_is(kubedet, model, shards, tmp_path):
     copy = tmp_path / "shards"
     shutil.copytree(shards, copy)
-    index = json.loads((copy / "index.json").read_text())
+    index = storage.read_json(str(copy / "index.json"))
     del index["splits"]["val"]
     (copy / "index.json").write_text(json.dumps(index))
     code, _, err = kubedet("evaluate", model, "--shards", copy, "-o", tmp_path / "e", "--split", "val")

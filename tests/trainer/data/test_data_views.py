@@ -1,11 +1,11 @@
 """The same data at another place: moved, or in an object store."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from trainer import storage
 from trainer.data.inspection import inspect
 from trainer.data.preview import contact_sheet
 from trainer.data.verification import verify
@@ -15,14 +15,14 @@ from trainer.errors import DataError
 @pytest.fixture
 def folders(shards, data_root):
     """URIs of raw images and of the shards made of them."""
-    index = json.loads((Path(shards) / "index.json").read_text())
+    index = storage.read_json(str(Path(shards) / "index.json"))
     return f"{data_root}/raw/{index['raw_fingerprint']}", shards
 
 
 def test_a_data_root_may_be_moved(folders, data_root, tmp_path):
     root = tmp_path / "moved"
     shutil.copytree(data_root, root)
-    images = Path(json.loads((Path(folders[0]) / "manifest.json").read_text())["images"])
+    images = Path(storage.read_json(str(Path(folders[0]) / "manifest.json"))["images"])
     image = next((root / "images" / images.name).rglob("*.jpg"))
     image.write_bytes(b"x")
     results = [verify(str(root / Path(uri).relative_to(data_root))) for uri in folders]

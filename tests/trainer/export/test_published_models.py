@@ -23,7 +23,7 @@ def _bundle(tmp_path, version, hour=8):
 
 def test_publishing_makes_a_version_current(tmp_path, root):
     now = published_models.publish(_bundle(tmp_path, "v1"), root, "pets")
-    assert now == json.loads((tmp_path / "data_root/models/pets/current").read_text())
+    assert now == storage.read_json(str(tmp_path / "data_root/models/pets/current"))
     assert now["model"] == f"{root}/models/pets/v1" and now["version"] == "v1" and now["history"] == []
     assert now["evaluation"] == "/runs/a/evaluation" and now["metrics"]["coco/AP"] == 0.08
     assert now["fingerprint"] == "f00d" and now["checkpoint"] == "/runs/a/best.pt"
