@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OBJECT_STORES", "WEB", "FileState", "Form", "absolute", "check_place", "climbs", "create", "delete",
-    "exists", "forget_copy", "is_local", "join", "list_files", "list_states", "local_copy", "local_path", "many",
-    "new_file", "open_reader", "parent", "read_bytes", "read_json", "read_range", "read_within", "remove_stale",
-    "scan", "scheme", "size", "state", "upload", "write_bytes", "write_json",
+    "exists", "forget_copy", "is_local", "join", "list_files", "list_states", "local_copy", "local_path",
+    "many", "new_file", "open_reader", "parent", "read_bytes", "read_json", "read_range", "read_within",
+    "remove_stale", "scan", "scheme", "size", "state", "upload", "write_bytes", "write_json",
 ]  # fmt: skip
 
 

@@ -205,3 +205,38 @@ def test_create_in_a_store(proxy, bucket, monkeypatch):
     assert storage.read_bytes("s3://bucket/x") == b"first"
     proxy.fail("lost", method="PUT")
     assert storage.create("s3://bucket/y", b"mine")  # although the repeated request is told that it is there
+
+
+def test_what_a_store_acknowledges_and_loses_is_written_again(proxy, bucket):
+    proxy.answers["/bucket/x"] = b""  # to the write, and to the look at it
+    with pytest.raises(StorageError, match=r"s3://bucket/x was written, and the store acknowledged it, but"):
+        storage.write_bytes("s3://bucket/x", b"abc", confirm=True)
+    del proxy.answers["/bucket/x"]
+    storage.write_bytes("s3://bucket/x", b"abc", confirm=True)
+    assert (bucket / "x").read_bytes() == b"abc"
+
+
+def test_what_a_store_alters_is_written_again(proxy, bucket, monkeypatch):
+    put, spoiled = writes._Upload._put, []
+
+    def altered(self, source, **options):
+        put(self, source, **options)
+        if not spoiled:
+            spoiled.append((bucket / "x").write_bytes(b"abd"))
+
+    monkeypatch.setattr(writes._Upload, "_put", altered)
+    storage.write_bytes("s3://bucket/x", b"abc", confirm=True)
+    assert spoiled and (bucket / "x").read_bytes() == b"abc"
+
+
+def test_what_a_store_drops_is_written_again(proxy, bucket, monkeypatch):
+    put, dropped = writes._Upload._put, []
+
+    def lost(self, source, **options):
+        put(self, source, **options)
+        if not dropped:
+            dropped.append((bucket / "x").unlink())
+
+    monkeypatch.setattr(writes._Upload, "_put", lost)
+    storage.write_json("s3://bucket/x", {"a": 1})
+    assert dropped and storage.read_json("s3://bucket/x") == {"a": 1}
