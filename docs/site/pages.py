@@ -22,6 +22,7 @@ DOCUMENTS = {
     "Guides": {
         "Kubeflow": "docs/kubeflow.md",
         "Operations": "docs/operations.md",
+        "Reliability": "docs/reliability.md",
         "Data": "docs/data.md",
         "Training": "docs/training.md",
         "Weights and trackers": "docs/weights.md",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from trainer import storage
+from trainer.data.shard_folder import REPAIR, note
 from trainer.errors import StorageError
 from trainer.storage.copies import FOLDER, LIMIT, Busy, Copies
 
@@ -123,9 +124,11 @@ def _copy(uri: str, sha256: str, size: int, path: Path, given_up: Callable[[], b
                 _write(file, data)
         if digest.hexdigest() == sha256:
             return
+    folder, _, name = uri.rpartition("/")
+    note(folder, name)
     raise StorageError(
         f"{uri} is damaged: its sha256 is {digest.hexdigest()}, not {sha256}, however often it is read",
-        fix="delete it and index.json beside it, and run the shard step again",
+        fix=REPAIR.format(folder),
     )
 
 
