@@ -119,8 +119,8 @@ class DeviceDecoder:
     def _error(self, record: dict[str, Any], reason: str) -> DataError:
         return DataError(
             f"image {record['file_name']} in the shards at {self._uri} cannot be decoded: {reason}",
-            fix="set loader.decoder=cpu if the GPU's decoder is at fault; `kubedet data verify --repair` on that "
-            "folder finds and mends a shard that has changed since it was written",
+            fix="set loader.decoder=cpu if the GPU's decoder is at fault; `kubedet data verify --repair` on "
+            "that folder finds and mends a shard that has changed since it was written",
         )
 
 
