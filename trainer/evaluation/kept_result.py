@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainer import storage
-from trainer.errors import KubedetError, MissingError
+from trainer.errors import DamagedError, MissingError
 
 RECORD = "made_from.json"
 """File of an evaluation's folder that says what the others were computed from; the last one of all."""
@@ -41,12 +41,8 @@ def is_kept(folder: str, made_from: Mapping[str, str]) -> bool:
             return False
         files = record["files"]
         return bool(files) and all(_sha256(storage.join(folder, name)) == files[name] for name in files)
-    except (MissingError, KeyError, ValueError, TypeError):
+    except (MissingError, DamagedError, KeyError, ValueError, TypeError):  # It is written anew.
         return False
-    except KubedetError as error:
-        if isinstance(error.__cause__, ValueError):  # No JSON: it is written anew.
-            return False
-        raise
 
 
 def _sha256(uri: str) -> str:
