@@ -61,8 +61,7 @@ def test_what_was_found_in_the_same_images_is_not_looked_for_again(
     # Other images, another model, or a file that is none: it looks.
     changed = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, split="val"))
     evaluate(uri, shards, output, changed)
-    other = Path(uri).read_bytes() + b"\0"
-    Path(uri).write_bytes(other)
+    saved(step=8)
     evaluate(uri, shards, output, changed)
     (tmp_path / "e" / "predictions.parquet").write_bytes(b"PAR1 but not really PAR1")
     evaluate(uri, shards, output, changed)
@@ -98,7 +97,7 @@ def test_a_run_that_was_killed_in_the_export_does_not_evaluate_again(
     real = scoring.score
     monkeypatch.setattr("trainer.evaluate.scoring.score", lambda *a: scored.append(1) or real(*a))
     uri, output = str(tmp_path / "train" / "best.pt"), str(folder)
-    first = json.loads((folder / "metrics.json").read_text())
+    first = storage.read_json(str(folder / "metrics.json"))
     assert evaluate(uri, shards, output, config) == first and not scored
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
     # Anything that it was computed from has changed, or any file that it has left: it is done again.
@@ -189,12 +188,24 @@ def test_a_baseline_of_other_classes_is_an_obstacle_and_fails_rules_about_it(sav
     assert "cannot be compared" in (tmp_path / "e" / "report.html").read_text()
 
 
+def write_truth(path, content):
+    """Write other ground truth into a copy of shards, and its hash into their index."""
+    data, index_uri = json.dumps(content).encode(), str(path.parents[1] / "index.json")
+    path.write_bytes(data)
+    index = storage.read_json(index_uri)
+    index["files"][f"annotations/{path.name}"] = {
+        "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()
+    }  # fmt: skip
+    storage.write_json(index_uri, index)
+
+
 def test_a_split_of_crowds_alone_passes_no_rule(saved, shards, config, tmp_path):
     copy = tmp_path / "shards"
     shutil.copytree(shards, copy)
     path = copy / "annotations" / "test.json"
     truth = json.loads(path.read_text())
-    path.write_text(json.dumps(truth | {"annotations": [{**a, "iscrowd": 1} for a in truth["annotations"]]}))
+    crowds = [{**annotation, "iscrowd": 1} for annotation in truth["annotations"]]
+    write_truth(path, truth | {"annotations": crowds})
     evaluate(saved(), str(copy), str(tmp_path / "first"), config)
     compare = dataclasses.replace(config.evaluation, baseline=str(tmp_path / "first"), bootstrap=20)
     rules = ["coco/AP >= baseline", "AP[*] >= 0.1", "AP[*] >= baseline", "coco/AP >= 0.0"]
@@ -214,7 +225,7 @@ def test_the_order_of_classes_in_the_shards_counts_for_open_images(
     shutil.copytree(shards, copy)
     path = copy / "annotations" / "test.json"
     annotations = json.loads(path.read_text()) | {"hierarchy": {"1": [0], "2": [0]}}
-    path.write_text(json.dumps(annotations))
+    write_truth(path, annotations)
     truth = Truth.from_coco(annotations)
     exact = Predictions(truth.image_ids, truth.labels, truth.boxes, np.ones(len(truth.labels)))
     monkeypatch.setattr("trainer.evaluate.predict_split", lambda *given, **named: exact)

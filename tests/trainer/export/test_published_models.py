@@ -157,9 +157,9 @@ def test_a_version_with_other_classes_is_refused_unless_it_is_wanted(tmp_path, r
 def test_what_an_earlier_program_made_current_is_compared_too(tmp_path, root):
     published_models.publish(_bundle(tmp_path, "v1"), root, "pets")
     path = tmp_path / "data_root" / "models" / "pets" / "current"
-    record = json.loads(path.read_text())
+    record = storage.read_json(str(path))
     del record["classes"]
-    path.write_text(json.dumps(record))
+    path.write_text(json.dumps(record))  # which had no hash in it
     others = [{"id": 0, "name": "ace", "original_id": 1}]
     with pytest.raises(ConfigError, match="not those of pets v1"):
         published_models.publish(make_bundle(tmp_path / "o", version="v2", classes=others), root, "pets")
