@@ -13,6 +13,7 @@ import logging
 import os
 import pickle
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -115,11 +116,13 @@ def read(uri: str) -> dict[str, Any]:
         StorageError: it cannot be read.
     """
     path = storage.local_copy(uri)
-    sealed = _check_seal(path, uri)
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load has no common error of its own
-        raise _explained(error, uri, sealed=sealed) from None
+    with ThreadPoolExecutor(1, thread_name_prefix="hash") as beside:
+        hashed = beside.submit(_check_seal, path, uri)  # The hash takes as long as the rest.
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch.load has no common error of its own
+            raise _explained(error, uri, sealed=hashed.result()) from None
+        sealed = hashed.result()
     if not isinstance(state, dict) or state.get("version") != VERSION or "model" not in state:
         raise CheckpointError(
             f"{uri} is not a checkpoint of this program",
@@ -131,6 +134,16 @@ def read(uri: str) -> dict[str, Any]:
         )
     check_shape(uri, state, {"step": int}, _ANOTHER)
     return state
+
+
+def check(uri: str) -> None:
+    """Compare a checkpoint with the hash in it, without loading it; one that has none is loaded.
+
+    Raises:
+        CheckpointError, StorageError: see `read`.
+    """
+    if not _check_seal(storage.local_copy(uri), uri):
+        read(uri)
 
 
 def _check_seal(path: Path, uri: str) -> bool | None:

@@ -72,6 +72,10 @@ class DamagedError(StorageError):
     """A file whose bytes are not those that were written, as its hash says."""
 
 
+class WantError(StorageError):
+    """Bytes that could not be read for want of memory, open files or the like: nothing is wrong with them."""
+
+
 class CheckpointError(KubedetError):
     """A checkpoint or weights file that does not fit the model or the run."""
 

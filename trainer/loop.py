@@ -27,7 +27,7 @@ from trainer.evaluation.inference import predict_split
 from trainer.job_status_reporter import Reporter
 from trainer.optim import peak_learning_rate
 from trainer.resume import newest_checkpoint, step_size
-from trainer.run_recorder import CHECKPOINTS, Recorder
+from trainer.run_recorder import CHECKPOINTS, Recorder, restore_best
 from trainer.state import TrainState
 from trainer.step import TrainStep, compress_gradients
 from trainer.stop_signals import StopRequest, stop_request
@@ -96,6 +96,9 @@ class _Run:
         )  # fmt: skip
         self.steps = math.ceil(config.train.epochs * len(self.train_set) / self.global_batch)
         self.resumed_from = self._resume(saved) if saved else None
+        best = restore_best(output_uri, saved) if saved and world.is_main else {}
+        if saved and broadcast(bool(saved["best"]) and not best, world):
+            self.state.validated = min(self.state.validated, self.state.step - 1)  # validated once more
         self.ended_early = False
         """Whether the training ended before its last step, by `train.patience`."""
         self.has_compiled = False
@@ -128,7 +131,6 @@ class _Run:
             self.log = TrainingLog(output_uri, self.state.step, self.state.validated, self.tracking.add)
             if self.log.validation:
                 self.reporter.measure({job_status.AP: self.log.validation[job_status.AP]})
-            best = saved["best"] if saved else {}
             self.recorder = Recorder(config, output_uri, self.log, best, self.reporter)
 
     def _check_data(self) -> None:

@@ -1,10 +1,11 @@
 """Errors of the operating system as StorageErrors that name the file and the remedy."""
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer.errors import MissingError, StorageError
+from trainer.errors import MissingError, StorageError, WantError
 
 _NO_ACCESS = (
     "give this user access to the file and its folders, or set fs_group or run_as_user of the job "
@@ -19,6 +20,8 @@ _REMEDIES = {
     errno.EROFS: "the file system is read-only: choose another folder",
     errno.EACCES: _NO_ACCESS,
     errno.EPERM: _NO_ACCESS,
+    errno.ENOMEM: "give this process more memory, and run again",
+    errno.ENFILE: "wait until other programs have closed files, or raise the system's limit, and run again",
     errno.EMFILE: "raise the limit of open files (ulimit -n) or lower the number of processes and threads",
     errno.EISDIR: "this is a folder: name a file in it",
     errno.ENOTDIR: _NO_FOLDER,
@@ -26,10 +29,44 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "choose a folder with a shorter path",
 }
 
+_OF_MACHINE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_WANTS = ("memory allocation", "out of memory", "insufficient memory", "malloc of size", "not enough memory", "allocate memory")
+"""What messages of decoders say that have no memory: of libjpeg(-turbo), Pillow, Arrow and torch."""
+
 
 def missing(uri: str) -> MissingError:
     """Return the error for a file that is not there."""
     return MissingError(f"no such file: {uri}", fix="check the path or URI, and that this machine can see it")
+
+
+def refuse_want(error: BaseException, what: str = "an image") -> None:
+    """Raise the error of a machine that lacks memory or the like, where that is why something was not read.
+
+    Decoders raise then what they raise for damaged bytes, too: a whole file would be taken for damaged.
+
+    Args:
+        error: of a decoder.
+        what: it read.
+
+    Raises:
+        WantError: it is not about the bytes.
+    """
+    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _WANTS):
+        raise WantError(
+            f"{what} cannot be read: there is not enough memory", fix=_REMEDIES[errno.ENOMEM]
+        ) from error
+    if isinstance(error, OSError) and error.errno is not None:
+        fix = _REMEDIES.get(error.errno, "see to that, and run again")
+        raise WantError(f"{what} cannot be read: {os.strerror(error.errno)}", fix=fix) from error
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Name a file in the WantErrors of functions that know its bytes alone."""
+    try:
+        yield
+    except WantError as error:
+        raise WantError(f"{what}: {error.message}", fix=error.fix) from error
 
 
 @contextmanager
@@ -43,4 +80,5 @@ def explained(uri: str, verb: str) -> Iterator[None]:
         if error.errno is None:
             raise
         fix = _REMEDIES.get(error.errno, "check the path, its permissions and the disk, and run again")
-        raise StorageError(f"cannot {verb} {uri}: {error.strerror}", fix=fix) from error
+        kind = WantError if error.errno in _OF_MACHINE else StorageError
+        raise kind(f"cannot {verb} {uri}: {error.strerror}", fix=fix) from error

@@ -5,14 +5,16 @@ scoring of many detections holds the devices up.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
 
 from trainer import checkpoint, job_status, storage
 from trainer.config import Config
+from trainer.errors import DamagedError, MissingError
 from trainer.evaluation.coco_metrics import evaluate as evaluate_coco
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.job_status_reporter import Reporter
@@ -141,6 +143,50 @@ class Recorder:
         facts = {"step": state["step"], "epoch": state["epoch"], "metrics": {}}
         folder = storage.join(self._output, CHECKPOINTS)
         checkpoint.write({**_weights(state), **facts}, checkpoint.epoch_uri(folder, state["epoch"]))
+
+
+def restore_best(output_uri: str, saved: dict[str, Any]) -> dict[str, Any]:
+    """Write best.pt again where it is lost or damaged, from a checkpoint of the same step.
+
+    Args:
+        output_uri: the run's folder.
+        saved: the checkpoint that the run goes on from; its "best" tells which weights best.pt had.
+
+    Returns:
+        What "best" says; {} where no checkpoint has those weights: the next validation then chooses anew.
+
+    Raises:
+        StorageError: the folder cannot be read or written.
+    """
+    best: dict[str, Any] = saved["best"]
+    if not best:
+        return {}
+    uri, folder = storage.join(output_uri, checkpoint.BEST), storage.join(output_uri, CHECKPOINTS)
+    try:
+        checkpoint.check(uri)
+        return best
+    except (MissingError, checkpoint.DamagedCheckpoint, DamagedError) as error:
+        fault = error.message
+    for state in _candidates(folder, saved, best):
+        if state["step"] == best["step"]:
+            checkpoint.write({**_weights(state), **best}, uri)
+            _LOG.warning("%s; mended: written again from the checkpoint of step %d", fault, best["step"])
+            return best
+    _LOG.warning(
+        "%s; no checkpoint of its step %d is left: the next validation chooses the best anew", fault, best["step"]
+    )
+    return {}
+
+
+def _candidates(folder: str, saved: dict[str, Any], best: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the states that may be those of the best validation."""
+    yield saved
+    for read in (
+        lambda: checkpoint.read_step(folder, best["step"]),
+        lambda: checkpoint.read(checkpoint.epoch_uri(folder, best["epoch"])),
+    ):
+        with suppress(MissingError, checkpoint.DamagedCheckpoint, DamagedError):
+            yield read()
 
 
 def _weights(state: dict[str, Any]) -> dict[str, Any]:

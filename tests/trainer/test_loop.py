@@ -282,3 +282,33 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimiser(shards, tiny, tmp_
 def test_more_processes_than_images_is_said(shards, tiny, tmp_path):
     with pytest.raises(DataError, match=r"24 images.*1 processes x batch 100"):
         train(tiny(train__batch_size=100), shards, str(tmp_path))
+
+
+@pytest.mark.parametrize("harm", ["lost", "flipped"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_lost_or_damaged_best_is_written_again(harm, kept, unbroken, shards, tiny, tmp_path, caplog):
+    """From the checkpoint of its step; where that is not kept, the next validation chooses anew."""
+    output = Path(shutil.copytree(unbroken[0], tmp_path / "run"))
+    best, step = output / "best.pt", unbroken[1]["best_step"]
+    whole = checkpoint.read(str(best))
+    if harm == "lost":
+        best.unlink()
+    else:
+        data = bytearray(best.read_bytes())
+        data[len(data) // 2] ^= 1
+        best.write_bytes(data)
+    if not kept:  # The newest says that the best was a step whose checkpoint has been deleted.
+        newest = checkpoint.read_step(f"{output}/checkpoints", 12)
+        newest["best"] = {**newest["best"], "step": 3, "epoch": 0}
+        checkpoint.write_step(newest, f"{output}/checkpoints", 12, keep=2)
+    result = train(tiny(), shards, str(output))
+    again = checkpoint.read(str(best))
+    assert "best.pt" in caplog.text
+    if kept:
+        assert f"mended: written again from the checkpoint of step {step}" in caplog.text
+        assert again.keys() == whole.keys() and again["metrics"] == whole["metrics"]
+        assert all(torch.equal(value, again["model"][name]) for name, value in whole["model"].items())
+        assert result["best_step"] == step
+    else:
+        assert "the next validation chooses the best anew" in caplog.text
+        assert again["step"] == result["best_step"] == 12 and result["metrics"]["coco/AP"] >= 0

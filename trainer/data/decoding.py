@@ -19,6 +19,7 @@ from trainer.data.pixel_memory import Scratch
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import FILL, Drawing, View
 from trainer.errors import DataError
+from trainer.os_errors import naming, refuse_want
 
 _NAMED = 20
 _EXAMPLES = 10
@@ -68,7 +69,8 @@ def decode_into(
             jpeg, colorspace="BGR" if bgr else "RGB", min_height=least[0], min_width=least[1],
             buffer=pixels, strict=strict,
         ).shape[:2]  # fmt: skip
-    except ValueError:
+    except ValueError as error:
+        refuse_want(error)
         # If the image does not fit into the buffer, the decoder's message counts bytes: tell the sizes.
         shape = simplejpeg.decode_jpeg_header(jpeg, *least)[:2]
         if shape == pixels.shape[:2]:
@@ -225,7 +227,8 @@ class Decoder:
     ) -> bool:
         """Decode a sample as far as possible; tell whether any pixels could be decoded."""
         try:
-            decode_into(pixels, data, view.divisor, bgr=view.flip)
+            with naming(record["file_name"]):
+                decode_into(pixels, data, view.divisor, bgr=view.flip)
             return True
         except ValueError as error:
             reason = str(error)

@@ -19,6 +19,7 @@ from trainer.config import LoaderConfig
 from trainer.data.augmentation import Composition
 from trainer.data.transforms import FILL, View
 from trainer.errors import ConfigError, DataError
+from trainer.os_errors import refuse_want
 
 Drawn = tuple[Tensor, torch.cuda.Event | None]
 """uint8 [B, S, S, 3] on the device, and the event that marks it as complete (None on a CPU)."""
@@ -114,6 +115,7 @@ class DeviceDecoder:
         try:
             return decode([jpeg], self._device)[0]
         except RuntimeError as error:
+            refuse_want(error, record["file_name"])
             raise self._error(record, (str(error) or "no reason given").splitlines()[0]) from None
 
     def _error(self, record: dict[str, Any], reason: str) -> DataError:

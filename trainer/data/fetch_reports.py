@@ -20,6 +20,7 @@ from trainer import storage
 from trainer.data.problem_counts import TRIED_AGAIN
 from trainer.data.raw_folder import SUM
 from trainer.errors import DamagedError
+from trainer.os_errors import refuse_want
 
 _LOG = logging.getLogger("data")
 _SUM = ".sha256"
@@ -119,7 +120,8 @@ def _table(uri: str) -> pa.Table:
             if name not in table.column_names:
                 table = table.append_column(_ROW.field(name), pa.nulls(len(table), _ROW.field(name).type))
         return table.select(_ROW.names).cast(_ROW)
-    except (pa.ArrowInvalid, KeyError) as error:
+    except (pa.ArrowException, OSError, KeyError) as error:
+        refuse_want(error, uri)
         raise DamagedError(
             f"{uri} is damaged: {str(error).splitlines()[0]}", fix="run the download again: it writes it anew"
         ) from None

@@ -18,6 +18,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from trainer.data import jpeg
+from trainer.os_errors import refuse_want
 
 MAX_PIXELS = 178_956_970
 """Larger images are refused before they are decoded, by Pillow too: a small file can claim any size."""
@@ -118,6 +119,7 @@ def _decode(data: bytes) -> None:
     try:
         simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=True)
     except ValueError as error:
+        refuse_want(error)
         raise UnreadableImage(f"damaged: {error}") from error
 
 
@@ -254,6 +256,7 @@ def _open(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise TooManyPixels(f"more than the limit of {min(most_pixels, MAX_PIXELS):,} pixels") from error
     except Exception as error:  # decoders of hostile bytes raise nearly anything
+        refuse_want(error)
         raise UnreadableImage("not an image that can be read") from error
     pixels = image.width * image.height
     if pixels > most_pixels:
@@ -269,13 +272,15 @@ def _load(image: Image.Image) -> None:
             warnings.simplefilter("ignore")
             image.load()
     except Exception as error:
+        refuse_want(error)
         raise UnreadableImage(f"damaged or cut off: {error}") from error
 
 
 def _orientation(image: Image.Image) -> int:
     try:
         value = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # an Exif block that cannot be read says nothing
+    except Exception as error:  # an Exif block that cannot be read says nothing
+        refuse_want(error)
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 

@@ -23,7 +23,7 @@ from trainer.data import sources
 from trainer.data.coco_writer import CocoWriter, WrittenBox
 from trainer.data.images import UnreadableImage, measure, normalize, place_box
 from trainer.data.sources.source import Category, Listing, Source
-from trainer.errors import DataError, KubedetError
+from trainer.errors import DataError, KubedetError, WantError
 from trainer.os_errors import explained
 
 _AHEAD = 32
@@ -272,6 +272,8 @@ def _read(whole: _Set, row: dict[str, Any]) -> _Image | str:
             data = normalize(data, _LARGEST, _QUALITY, row["orientation"]).jpeg
     except UnreadableImage as error:
         return f"{name}: {error}"
+    except WantError:
+        raise
     except KubedetError as error:
         return f"{name}: {error.message}"
     boxes = []

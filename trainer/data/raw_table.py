@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 
 from trainer import storage
 from trainer.data.sources.row_format import SOURCE_ROW
-from trainer.errors import DataError, KubedetError, StorageError
+from trainer.errors import DataError
+from trainer.os_errors import refuse_want
 
 BLOCK = 1000
 """Images of a block."""
@@ -95,8 +96,8 @@ class Table:
         try:
             self._file = pq.ParquetFile(storage.local_copy(uri, sha256=sha256))
             sound = self._file.schema_arrow.equals(ROW)
-        except pa.ArrowException as error:
-            raise self._damaged(str(error)) from None
+        except (pa.ArrowException, OSError) as error:
+            raise self._unread(error) from None
         if not sound:
             raise self._damaged("it has other columns")
 
@@ -129,11 +130,9 @@ class Table:
         lists = self._file.read_row_group(block, columns=["boxes"]).column("boxes")
         return np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in lists.chunks])
 
-    def _unread(self, error: Exception) -> KubedetError:
-        """Return the error for a block that cannot be read; want of memory or of a disk is no damage."""
-        if isinstance(error, pa.ArrowMemoryError) or (isinstance(error, OSError) and error.errno is not None):
-            fix = "give this process more memory, or see to the disk, and run again"
-            return StorageError(f"cannot read {self.uri}: {error}", fix=fix)
+    def _unread(self, error: Exception) -> DataError:
+        """Return the error for what cannot be read; want of memory or of a disk is no damage, and is raised."""
+        refuse_want(error, self.uri)
         return self._damaged(str(error))
 
     def _damaged(self, reason: str) -> DataError:

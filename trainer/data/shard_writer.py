@@ -22,6 +22,7 @@ from trainer.data.images import NormalImage, UnreadableImage, normalize, place_b
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import Table
 from trainer.errors import DamagedError, MissingError, StorageError
+from trainer.os_errors import naming
 
 _LOG = logging.getLogger("data")
 _RECORD = 10240  # tar files end at a multiple of this
@@ -84,9 +85,10 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
         for row, data in _images(task):
             name = row["file_name"]
             try:
-                normal = normalize(
-                    data, task.max_side, task.jpeg_quality, row["orientation"], decode=task.decode_check
-                )
+                with naming(name):
+                    normal = normalize(
+                        data, task.max_side, task.jpeg_quality, row["orientation"], decode=task.decode_check
+                    )
             except UnreadableImage as error:
                 quarantined.append({"file_name": name, "reason": str(error)})
                 problems.add(reasons.IMAGE_UNREADABLE, f"{name}: {error}")

@@ -16,7 +16,8 @@ from trainer.data.data_views import RawImages, Shards, open_view
 from trainer.data.decoding import decode
 from trainer.data.shard_folder import note, read_known, read_sidecar
 from trainer.data.shard_index import ShardDataset, parse_sample
-from trainer.errors import ConfigError, DamagedError, DataError, MissingError, StorageError
+from trainer.errors import ConfigError, DamagedError, DataError, MissingError, StorageError, WantError
+from trainer.os_errors import refuse_want
 from trainer.storage import records
 
 _BLOCK = 1024 * 1024
@@ -125,6 +126,8 @@ def _verify_truth(view: Shards, split: str) -> _Part:
     try:
         truth = records.decode(name, read_known(view.uri, name, view.index.get("files", {}).get(name)))
         counts = (len(truth["images"]), len(truth["annotations"]))
+    except WantError:
+        raise
     except StorageError as error:
         return _Part(name, 0, 0, 0, [error.message])
     except (KeyError, TypeError):
@@ -171,6 +174,8 @@ def _verify_shard(task: tuple[ShardDataset, int]) -> _Part:
                     problems.append(f"{shard['name']}, image id {row['image_id']}: {wrong}")
             while take(file, _BLOCK):
                 pass
+    except WantError:  # nothing is wrong with the shard
+        raise
     except StorageError as error:
         return _Part(shard["name"], 1, images, size, [error.message, *problems])
     if size != shard["bytes"]:
@@ -218,6 +223,8 @@ def _verify_image(task: tuple[RawImages, dict[str, Any], int, str]) -> _Part:
     place = view.place(row)
     try:
         data = storage.read_bytes(place)
+    except WantError:
+        raise
     except StorageError as error:
         return _Part(row["file_name"], 1, 1, 0, [f"{place}: {error.message}"])
     wrong = ""
@@ -230,5 +237,6 @@ def _verify_image(task: tuple[RawImages, dict[str, Any], int, str]) -> _Part:
             with Image.open(io.BytesIO(data)) as image:
                 image.load()
         except Exception as error:  # decoders of damaged bytes raise nearly anything
+            refuse_want(error, place)
             wrong = f"cannot be decoded: {error}"
     return _Part(row["file_name"], 1, 1, len(data), [f"{place}: {wrong}"] if wrong else [])

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from trainer import storage
 from trainer.errors import EvaluationError
+from trainer.os_errors import refuse_want
 
 EXAMPLES = 5
 """Examples of each problem that an error lists."""
@@ -108,6 +109,7 @@ class Predictions:
         try:
             table = pq.read_table(io.BytesIO(data))
         except (pa.ArrowException, OSError) as error:
+            refuse_want(error, uri)
             raise EvaluationError(
                 f"{uri} is damaged: {str(error).splitlines()[0]}", fix="evaluate that model again"
             ) from None

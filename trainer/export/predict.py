@@ -16,6 +16,7 @@ from trainer.export.bundle import Bundle
 from trainer.export.formats import FORMATS, check_trust
 from trainer.export.preprocess import preprocess
 from trainer.export.runtimes import Runtime
+from trainer.os_errors import naming
 
 _ORDER = ("onnx", "openvino", "onnx-int8", "torch-export")
 """Which format of a bundle is taken where none is named."""
@@ -126,7 +127,8 @@ def decode_image(data: bytes, name: str, most_pixels: int = MAX_PIXELS) -> Image
         DataError: it is no image, or damaged.
     """
     try:
-        return read_upright(data, most_pixels)
+        with naming(name):
+            return read_upright(data, most_pixels)
     except TooManyPixels as error:
         fix = f"--max-pixels N allows more, {MAX_PIXELS} at most; or shrink the image"
         raise ImageTooLarge(f"{name}: {error}", fix=fix) from None
