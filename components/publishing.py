@@ -32,7 +32,7 @@ def export_and_publish(
         KubedetError: as `export`, `published_models.publish` and `register_model` raise them.
     """
     signing_key = mounted_key(signing)
-    settings = configuration.from_json(storage.read_bytes(trained["config"]), where=trained["config"])
+    settings = configuration.read(trained["config"])
     name = published_models.name_for(settings.export.name, trained["shards"])
     folder = storage.join(trained["output"], "model")
     evaluation = storage.join(trained["output"], "evaluation")

@@ -23,7 +23,7 @@ def rules_for(trained: dict[str, Any], rules: str) -> tuple[Config, list[str]]:
         trained: manifest of the trained model.
         rules: several parted by commas; empty takes the configuration's.
     """
-    settings = configuration.from_json(storage.read_bytes(trained["config"]), where=trained["config"])
+    settings = configuration.read(trained["config"])
     return settings, split_rules(rules) or settings.evaluation.gate
 
 

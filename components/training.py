@@ -6,9 +6,9 @@ from typing import Any
 from components import data_versions, jobs, launchers, run_plan, starting_weights
 from components.jobs import Request
 from components.launchers.spec import JobSpec
-from trainer import recipes, storage
+from trainer import configuration, recipes, storage
 from trainer.config import Config
-from trainer.configuration import to_json, with_overrides
+from trainer.configuration import with_overrides
 from trainer.data.sample_order import global_batch
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import data_root_of
@@ -81,7 +81,7 @@ def prepare(
     if not launchers.entry(request.launcher).pods:
         config = _planned(config, overrides, index, output, job.processes)
     config = _with_global_batch(config, job, index["splits"].get("train", {}).get("samples", 0))
-    storage.write_bytes(uri, to_json(config).encode())
+    configuration.write(uri, config)
     return job
 
 

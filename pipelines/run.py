@@ -21,7 +21,7 @@ from pipelines import display, run_report, summary
 from pipelines.options import Options, check
 from pipelines.run_progress import RunProgress
 from trainer import log, storage
-from trainer.errors import ConfigError, StorageError
+from trainer.errors import ConfigError, DamagedError, FormError, StorageError
 from trainer.stop_signals import ENDING, handling
 
 # Longer than a training launcher's own patience: it kills what does not stop, then says so.
@@ -71,7 +71,7 @@ def _warn_of_processes(count: int) -> None:
 
 def _write(folder: Path, record: dict[str, Any]) -> None:
     # Indented: people read it too.
-    storage.write_bytes(str(folder / "summary.json"), (json.dumps(record, indent=2) + "\n").encode())
+    storage.write_json(str(folder / "summary.json"), record, indent=2)
 
 
 def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int) -> bool:
@@ -203,7 +203,13 @@ def _check_same(folder: Path, options: Options) -> None:
     path = folder / "summary.json"
     if not path.exists() or not (folder / "train").exists():
         return  # A mistake that ended it before the training may be mended under the same name.
-    before = storage.read_json(str(path)).get("arguments", {})
+    form = storage.Form("run", 1, {"arguments?": {}})
+    try:
+        before = storage.read_json(str(path), form).get("arguments", {})
+    except (DamagedError, FormError) as error:
+        # No dead end: what must not change is in the checkpoints, too, which compare it themselves.
+        print(f"warning: {error.message}; it is written anew", file=sys.stderr, flush=True)
+        return
     changed = [
         f"  {key}: was {json.dumps(before[key])}, now {json.dumps(value)}"
         for key, value in options.arguments().items()

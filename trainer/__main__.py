@@ -115,7 +115,7 @@ def _config(options: argparse.Namespace) -> Config:
     overrides = configuration.parse_overrides(options.overrides)
     if not options.config:
         return recipes.load(options.recipe, overrides)
-    config = configuration.from_json(storage.read_bytes(options.config), where=options.config)
+    config = configuration.read(options.config)
     return configuration.with_overrides(config, overrides, where="--set")
 
 

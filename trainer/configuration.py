@@ -9,10 +9,11 @@ from typing import Any
 import pydantic_core
 from pydantic import TypeAdapter, ValidationError
 
-from trainer import architectures
+from trainer import architectures, storage
 from trainer.config import Config, ModelConfig
 from trainer.config_types import NO_WEIGHTS, URI_CHECK
 from trainer.errors import ConfigError
+from trainer.storage import records
 from trainer.storage.uris import check_bucket
 
 _ADAPTER = TypeAdapter(Config)
@@ -21,10 +22,37 @@ _WEIGHTS = "model.weights"
 _LIBRARIES = {"torchvision:": "torchvision", "hf:": "transformers"}
 """Whose weights URIs name."""
 
+_SEALED = (
+    "run the command again that made it, which writes it anew; whoever changed it by hand takes its last "
+    "key, file_sha256, out as well"
+)
+
 
 def to_json(config: Config) -> str:
     """Write a configuration as JSON text that `from_json` reads back equal."""
     return json.dumps(asdict(config), indent=2) + "\n"
+
+
+def write(uri: str, config: Config) -> None:
+    """Write a run's configuration, with its hash in it.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    storage.write_json(uri, asdict(config), indent=2)
+
+
+def read(uri: str) -> Config:
+    """Read a configuration that `write` or a person wrote; see `from_json`.
+
+    Raises:
+        ConfigError: naming every key that is unknown, of a wrong type or out of range.
+        StorageError: it cannot be read; DamagedError: it has a hash, which is not that of its text.
+    """
+    text = storage.read_bytes(uri)
+    if records.is_sealed(text):
+        text = json.dumps(records.decode(uri, text, storage.Form(remedy=_SEALED))).encode()
+    return from_json(text, where=uri)
 
 
 def from_json(text: str | bytes, *, where: str = "configuration") -> Config:

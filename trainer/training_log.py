@@ -1,9 +1,12 @@
 """The metrics of a run while it trains: metrics.jsonl and TensorBoard events."""
 
 import json
+import logging
+import re
 import shutil
 import tempfile
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,9 @@ from trainer.os_errors import explained
 
 METRICS = "metrics.jsonl"
 """File of the rows, in the run's folder."""
+_SEALED = re.compile(r', "([^"]*)": "([^"]{8})"\}$')
+"""How a row ends: with the CRC-32 of what is before it, and whatever damage makes of that."""
+_LOG = logging.getLogger("train")
 
 
 class TrainingLog:
@@ -50,7 +56,7 @@ class TrainingLog:
         kept = [row for row in rows if row["step"] <= last[row["kind"]]]
         self.validation = next((row for row in reversed(kept) if row["kind"] == "val"), None)
         """Row of the last validation before this run; None if there is none."""
-        storage.write_bytes(str(self._path), "".join(json.dumps(row) + "\n" for row in kept).encode())
+        storage.write_bytes(str(self._path), "".join(map(_line, kept)).encode())
         with explained(output_uri, "write"):
             self._file = self._path.open("a")
             board = self._folder / "tensorboard"
@@ -59,7 +65,7 @@ class TrainingLog:
     def add(self, kind: str, row: dict[str, Any]) -> None:
         """Write one row; `kind` is "train" or "val", row["step"] the optimiser steps done."""
         with self._lock, explained(self._uri, "write"):
-            self._file.write(json.dumps({"kind": kind, **row}) + "\n")
+            self._file.write(_line({"kind": kind, **row}))
             self._file.flush()
             for name, value in row.items():
                 if name != "step":
@@ -88,14 +94,38 @@ class TrainingLog:
 
 
 def read_rows(output_uri: str) -> list[dict[str, Any]]:
-    """Rows of a run's metrics.jsonl; none where it has not been written. A torn last line is left out."""
+    """Rows of a run's metrics.jsonl; none where it has not been written.
+
+    A torn last line is left out, and so, with a warning, are rows that are not as they were written.
+    """
     uri = storage.join(output_uri, METRICS)
     if not storage.exists(uri):
         return []
-    rows = []
-    for line in storage.read_bytes(uri).decode().splitlines():
+    rows, damaged = [], 0
+    lines = storage.read_bytes(uri).decode(errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        sealed = _SEALED.search(line)
         try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
+            row = json.loads(line)
+            sound = {"kind", "step"} <= row.keys() and (
+                sealed is None or row.pop("crc32") == _crc(line[: sealed.start()])
+            )
+        except (ValueError, KeyError, AttributeError):
+            sound = False
+        if sound:
+            rows.append(row)
+        elif number < len(lines):
+            damaged += 1
+    if damaged:
+        _LOG.warning("%s: %d of %d rows are damaged and are left out", uri, damaged, len(lines))
     return rows
+
+
+def _line(row: dict[str, Any]) -> str:
+    """Return a row as it is written: each has its own hash, as the file grows."""
+    text = json.dumps(row)[:-1]
+    return f'{text}, "crc32": "{_crc(text)}"}}\n'
+
+
+def _crc(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"

@@ -71,7 +71,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         summary = evaluate(options.model, options.shards, options.output, config)
     else:
         uri = storage.join(options.output, _CONFIG)
-        storage.write_bytes(uri, configuration.to_json(config).encode())
+        configuration.write(uri, config)
         if code := _share(options, uri):
             return code
         summary = storage.read_json(storage.join(options.output, SUMMARY))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipelines.commands import Commands, options
+from trainer.errors import DataError, StorageError
 
 if TYPE_CHECKING:
     from trainer.export.bundle import Bundle
@@ -77,7 +79,7 @@ def _list(arguments: argparse.Namespace) -> int:
     if not names:
         print(f"no models are published under {arguments.data_root}")
     for name in names:
-        current = published_models.current(arguments.data_root, name)
+        current = _current(arguments.data_root, name)
         print(name)
         whole, damaged = published_models.versions(arguments.data_root, name)
         for version, bundle in whole.items():
@@ -90,6 +92,17 @@ def _list(arguments: argparse.Namespace) -> int:
             mark = "*" if current and current["version"] == version else " "
             print(f"{mark} {version}  damaged: {problem.splitlines()[-1].strip()}")
     return 0
+
+
+def _current(data_root: str, name: str) -> dict[str, Any] | None:
+    """Return what is current; a model whose record is damaged does not hide the others."""
+    from trainer.export import published_models
+
+    try:
+        return published_models.current(data_root, name)
+    except (StorageError, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return None
 
 
 def _show(arguments: argparse.Namespace) -> int:

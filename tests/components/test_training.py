@@ -7,10 +7,15 @@ from bundles import make_bundle
 
 from components.jobs import Request
 from components.training import folder_of, prepare, result
-from trainer.configuration import from_json
-from trainer.errors import ConfigError, DataError, EvaluationError, LaunchError
+from trainer import configuration
+from trainer.errors import ConfigError, DamagedError, DataError, EvaluationError, LaunchError
 from trainer.export import published_models
 
+SPLITS = {"train": {"samples": 100, "boxes": 300, "shards": []}}
+INDEX = {
+    "kind": "shards", "version": 5, "fingerprint": "f00d", "raw_fingerprint": "beef", "splits": SPLITS,
+    "problems": {}, "class_counts": {},
+}  # fmt: skip
 RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 
 
@@ -18,7 +23,7 @@ RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 def indexed(tmp_path):
     """A folder of shards with 100 training images, as far as its index tells."""
     index = {
-        "splits": {"train": {"samples": 100}}, "categories": [{"id": 1, "name": "square"}],
+        **INDEX, "categories": [{"id": 1, "name": "square"}],
         "source": "coco:/data/my cards/annotations/instances_train.json",
     }  # fmt: skip
     (tmp_path / "index.json").write_text(json.dumps(index))
@@ -27,10 +32,26 @@ def indexed(tmp_path):
 
 def test_prepare_writes_the_one_configuration(indexed, tmp_path):
     job = prepare(indexed, str(tmp_path), "debug", {"train.epochs": 3.0}, Request(own={"nproc": 2}))
-    config = from_json((tmp_path / "config.json").read_text())
+    config = configuration.read(str(tmp_path / "config.json"))
     assert config.train.epochs == 3
     assert config.export.name == "my-cards"  # After the data, as nobody names it.
     assert job.nproc == 2 and str(tmp_path / "config.json") in job.command
+
+
+def test_a_configuration_that_was_changed_is_refused_and_written_anew(indexed, tmp_path):
+    path = tmp_path / "config.json"
+    for _ in range(2):
+        prepare(indexed, str(tmp_path), "debug", {}, Request())
+        text = path.read_text()
+        assert configuration.read(str(path)).train.epochs != 9
+        path.write_text(text.replace('"seed": 0', '"seed": 8'))
+        with pytest.raises(DamagedError, match=r"config\.json is damaged: its sha256 is") as caught:
+            configuration.read(str(path))
+        assert "takes its last key, file_sha256, out" in caught.value.fix
+    by_hand = json.loads(path.read_text())
+    del by_hand["file_sha256"]
+    path.write_text(json.dumps(by_hand))
+    assert configuration.read(str(path)).train.seed == 8
 
 
 def test_prepare_refuses_what_cannot_run(indexed, tmp_path):
@@ -55,7 +76,7 @@ def test_a_rule_on_a_class_that_there_is_not_is_refused_before_the_training(inde
 def test_other_classes_than_the_model_of_this_name_has_are_refused_before_the_training(tmp_path):
     shards = tmp_path / "shards" / "f00d"
     shards.mkdir(parents=True)
-    index = {"splits": {"train": {"samples": 100}}, "source": "yolo:s3://bucket/pets.zip",
+    index = {**INDEX, "source": "yolo:s3://bucket/pets.zip",
              "categories": [{"id": 0, "name": "cat"}, {"id": 1, "name": "horse"}]}  # fmt: skip
     (shards / "index.json").write_text(json.dumps(index))
     published_models.publish(make_bundle(tmp_path / "b"), str(tmp_path), "pets")

@@ -19,7 +19,8 @@ from pipelines import cli
 from pipelines.commands.run import _processes
 from pipelines.options import Options
 from pipelines.run import _check_same, _warn_of_processes
-from trainer.errors import ConfigError
+from trainer import storage
+from trainer.errors import ConfigError, DataError
 
 KUBEDET = [sys.executable, "-m", "pipelines.cli"]
 
@@ -66,7 +67,7 @@ def test_mistakes_are_refused_before_anything_starts(arguments, message, tmp_pat
 def test_other_settings_are_refused_once_it_has_trained(tmp_path):
     before = Options("a", {"output": str(tmp_path), "overrides": {"train.epochs": 1}})
     after = replace(before, given={**before.given, "overrides": {"train.epochs": 2}})
-    record = {"arguments": before.arguments()}
+    record = {"kind": "run", "version": 1, "arguments": before.arguments()}
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "summary.json").write_text(json.dumps(record))
     _check_same(before.folder, after)
@@ -74,6 +75,20 @@ def test_other_settings_are_refused_once_it_has_trained(tmp_path):
     _check_same(before.folder, before)
     with pytest.raises(ConfigError, match=r'overrides: was {"train\.epochs": 1}, now {"train\.epochs": 2}'):
         _check_same(before.folder, after)
+
+
+def test_a_damaged_summary_is_told_of_and_ends_nothing(tmp_path, capsys):
+    options = Options("a", {"output": str(tmp_path)})
+    (tmp_path / "a" / "train").mkdir(parents=True)
+    path = tmp_path / "a" / "summary.json"
+    storage.write_json(str(path), {"kind": "run", "version": 1, "arguments": {"source": "another"}}, indent=2)
+    for damaged in (path.read_text().replace("another", "anothes"), "[]", "{"):
+        path.write_text(damaged)
+        _check_same(options.folder, options)
+        assert f"warning: {path}" in capsys.readouterr().err
+    path.write_text('{"kind": "run", "version": 9}')
+    with pytest.raises(DataError, match="was written by a newer kubedet"):
+        _check_same(options.folder, options)
 
 
 def test_more_processes_than_cores_are_told(capsys):

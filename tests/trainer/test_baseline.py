@@ -30,7 +30,11 @@ def write_pointer(root, **changes):
     place = root / "models" / "detector" / "current"
     place.parent.mkdir(parents=True, exist_ok=True)
     checkpoint = root / "runs" / "first" / "best.pt"
-    place.write_text(json.dumps({"version": "3", "checkpoint": str(checkpoint), "evaluation": "", **changes}))
+    record = {
+        "kind": "current model", "form": 1, "name": "detector", "version": "3", "model": "", "metrics": {},
+        "checkpoint": str(checkpoint), "evaluation": "", "fingerprint": "f", "history": [],
+    }  # fmt: skip
+    place.write_text(json.dumps(record | changes))
 
 
 def find(root, **overrides):

@@ -29,6 +29,26 @@ CARD = "MODEL_CARD.md"
 SBOM = "sbom.cdx.json"
 SIGNATURE = "model.sig"
 CHECKSUMS = "SHA256SUMS"
+FORM = storage.Form(
+    "model",
+    2,
+    {
+        "name": str,
+        "model_version": str,
+        "created": str,
+        "classes": [{"id": int, "name": str}],
+        "input": {"input_size": int},
+        "outputs": {},
+        "thresholds": {},
+        "formats": {"*": {"files": [str]}},
+        "trained_on": {"shards": str, "checkpoint": str},
+        "metrics": {"evaluation": str, "values": {"*": float}},
+        "versions": {"*": str},
+        "config": {},
+    },
+    "export the model again, or take another version",
+)
+"""Of METADATA."""
 _READ_AT_ONCE = 8 * 1024 * 1024
 
 
@@ -123,6 +143,7 @@ def load(uri: str) -> Bundle:
 
     Raises:
         StorageError: there is no whole bundle, or its metadata have changed.
+        DataError: they are of a newer version, or of another form.
     """
     sums = storage.join(uri, CHECKSUMS)
     if not storage.exists(sums):
@@ -135,7 +156,7 @@ def load(uri: str) -> Bundle:
     empty = Bundle(uri, {}, checksums)
     empty.check([METADATA])
     digest = hashlib.sha256(content).hexdigest()
-    return Bundle(uri, storage.read_json(storage.join(uri, METADATA)), checksums, digest)
+    return Bundle(uri, storage.read_json(storage.join(uri, METADATA), FORM), checksums, digest)
 
 
 def seal(folder: Path) -> None:

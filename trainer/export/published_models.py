@@ -4,6 +4,7 @@
 (metrics, and the folder of its evaluation): the next run's gate compares with it.
 """
 
+import logging
 import re
 from datetime import UTC, datetime
 from typing import Any
@@ -11,11 +12,24 @@ from typing import Any
 from trainer import storage
 from trainer.data.shard_folder import read_index
 from trainer.data.sources.set_names import name_of
-from trainer.errors import ConfigError, StorageError
+from trainer.errors import ConfigError, DamagedError, DataError, FormError, StorageError
 from trainer.export import bundle
 from trainer.export.bundle import Bundle
 
 CURRENT = "current"
+_LOG = logging.getLogger("model")
+_SHAPE = {
+    "name": str,
+    "version": str,
+    "digest?": str,
+    "model": str,
+    "checkpoint": str,
+    "evaluation": str,
+    "metrics": {"*": float},
+    "classes?": [str],
+    "fingerprint": str,
+    "history": [str],
+}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST_HISTORY = 100
 _SHOWN = 10
@@ -75,8 +89,8 @@ def check_classes(data_root: str, name: str, classes: list[str], *, other_classe
         ConfigError: naming what differs.
         StorageError: the current version cannot be read.
     """
-    record = current(data_root, name)
-    if record is None or other_classes:
+    record = None if other_classes else current(data_root, name)
+    if record is None:
         return
     before = record.get("classes")
     if before is None:  # Written by an earlier version of this program.
@@ -147,7 +161,8 @@ def promote(data_root: str, name: str, version: str, *, other_classes: bool = Fa
         (of the shards), promoted (time), history (versions before it, oldest first).
 
     Raises:
-        StorageError: there is no such version or it is damaged; `current` is as before.
+        StorageError: there is no such version or it is damaged; `current` is as before. A `current` that is
+            damaged itself is written anew.
     """
     return _switch(data_root, name, version, _history(data_root, name, version), other_classes)
 
@@ -177,10 +192,17 @@ def current(data_root: str, name: str) -> dict[str, Any] | None:
     """Return the content of a model's `current`, or None where nothing was promoted.
 
     Raises:
-        StorageError: it cannot be read.
+        StorageError: it cannot be read, or is damaged.
+        DataError: it is of a newer version, or of another form.
     """
     uri = storage.join(folder(data_root, name), CURRENT)
-    return storage.read_json(uri) if storage.exists(uri) else None
+    if not storage.exists(uri):
+        return None
+    remedy = f"write it anew: kubedet model promote {name} VERSION --data-root {data_root}"
+    form = storage.Form("current model", 1, _SHAPE, remedy, version_key="form")
+    record: dict[str, Any] = storage.read_json(uri, form)
+    check_name(record["version"])
+    return record
 
 
 def names(data_root: str) -> list[str]:
@@ -204,7 +226,7 @@ def versions(data_root: str, name: str) -> tuple[dict[str, Bundle], dict[str, st
             loaded = bundle.load(storage.join(folder(data_root, name), version))
             check_identity(loaded)
             bundles[version] = loaded
-        except StorageError as error:
+        except (StorageError, DataError) as error:
             damaged[version] = error.message
     return dict(sorted(bundles.items(), key=lambda item: item[1].metadata["created"])), damaged
 
@@ -287,7 +309,11 @@ def _no_version(data_root: str, name: str, version: str) -> StorageError:
 
 
 def _history(data_root: str, name: str, version: str) -> list[str]:
-    before = current(data_root, name)
+    try:
+        before = current(data_root, name)
+    except (DamagedError, FormError) as error:
+        _LOG.warning("%s; it is written anew, without the versions that were current before", error.message)
+        return []
     if before is None:
         return []
     if before["version"] == version:  # Promoted again, as by a retried step.
@@ -308,13 +334,17 @@ def _switch(
         raise _no_version(data_root, name, version)
     chosen = bundle.load(uri)
     check_identity(chosen)
-    check_classes(
-        data_root, name, _classes(chosen), other_classes=other_classes,
-        fix="give --other-classes if those who use the model know of it",
-    )  # fmt: skip
+    try:
+        check_classes(
+            data_root, name, _classes(chosen), other_classes=other_classes,
+            fix="give --other-classes if those who use the model know of it",
+        )  # fmt: skip
+    except (DamagedError, FormError):
+        pass  # What is current cannot be told: whoever names a version mends that.
     chosen.check()
     record = {
         "kind": "current model",
+        "form": 1,
         "name": name,
         "version": version,
         "digest": chosen.digest,

@@ -34,6 +34,8 @@ class Form:
     """A type; [shape] for a list; {"*": shape} for a mapping; {"key": shape, "key?": shape} for an object
     that must have the first and may have the second, and others."""
     remedy: str = _AGAIN
+    version_key: str = "version"
+    """Where `version` means something else: that key, which files of programs before it lack."""
 
 
 def encode(obj: Any, indent: int | None = None) -> bytes:
@@ -44,6 +46,11 @@ def encode(obj: Any, indent: int | None = None) -> bytes:
     data = json.dumps({**rest, _KEY: _NOTHING}, ensure_ascii=False, indent=indent).encode()
     at = data.rindex(_NOTHING.encode())
     return data[:at] + hashlib.sha256(data).hexdigest().encode() + data[at + 64 :]
+
+
+def is_sealed(data: bytes) -> bool:
+    """Tell whether a text ends with a hash, as those do that `encode` made."""
+    return _LAST.search(data, max(0, len(data) - _TAIL)) is not None
 
 
 def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
@@ -74,9 +81,13 @@ def decode(uri: str, data: bytes, form: Form | None = None) -> Any:
         raise DamagedError(f"{uri} is not JSON: {error}", fix=remedy) from error
     if sealed and isinstance(obj, dict):
         del obj[_KEY]
-    if form:
-        _check_version(uri, obj, form)
-        check_shape(uri, obj, form.shape, remedy)
+    return checked(uri, obj, form) if form else obj
+
+
+def checked(uri: str, obj: Any, form: Form) -> Any:
+    """Return the content of a file if it is of a form; see `decode`."""
+    _check_version(uri, obj, form)
+    check_shape(uri, obj, form.shape, form.remedy)
     return obj
 
 
@@ -87,12 +98,13 @@ def _check_version(uri: str, obj: Any, form: Form) -> None:
         raise FormError(f"{uri}: its kind is {_short(obj.get('kind'))}, not {form.kind!r}", fix=form.remedy)
     if not form.version:
         return
-    version = obj.get("version")
+    key = form.version_key
+    version = obj.get(key, 1 if key != "version" else None)
     if type(version) is not int or version < 1:
-        raise FormError(f"{uri}: version is {_short(version)}, not a number from 1 on", fix=form.remedy)
+        raise FormError(f"{uri}: {key} is {_short(version)}, not a number from 1 on", fix=form.remedy)
     if version > form.version:
         raise DataError(
-            f"{uri} was written by a newer kubedet: its version is {version}, and {form.version} is the "
+            f"{uri} was written by a newer kubedet: its {key} is {version}, and {form.version} is the "
             "newest that is known here",
             fix="use that kubedet, or another data root",
         )

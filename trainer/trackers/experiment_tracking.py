@@ -18,13 +18,15 @@ from typing import Any, Literal, Protocol
 
 from trainer import storage
 from trainer.config import Config
-from trainer.errors import KubedetError
+from trainer.errors import DamagedError, DataError, KubedetError
+from trainer.storage import records
 
 State = Literal["finished", "stopped", "failed"]
 """How a run ended: stopped is to be gone on with."""
 
 RUN_IDS = "trackers.json"
 """File of a run's folder: the run's id at each tracker, so that a resumed run goes on in the same one."""
+_FORM = storage.Form("trackers", 1, {"ids": {"*": str}})
 
 AGAIN_SECONDS = 60.0
 """How long a tracker that failed is left alone."""
@@ -170,13 +172,24 @@ class _RunIds:
             ids = self._all()
             if ids.get(name) != run_id:
                 ids[name] = run_id
-                storage.write_json(self._uri, ids)
+                storage.write_json(self._uri, {"kind": "trackers", "version": 1, "ids": ids})
 
     def _all(self) -> dict[str, str]:
         if self._ids is None:
-            kept = storage.read_json(self._uri) if self._resumed and storage.exists(self._uri) else {}
-            self._ids = kept if isinstance(kept, dict) else {}
+            self._ids = self._kept() if self._resumed and storage.exists(self._uri) else {}
         return self._ids
+
+    def _kept(self) -> dict[str, str]:
+        """Return the ids that an earlier process wrote; none where they cannot be told."""
+        try:
+            record = storage.read_json(self._uri)
+            if isinstance(record, dict) and "kind" not in record:  # Of an earlier program: the ids alone.
+                record = {"kind": _FORM.kind, "version": 1, "ids": record}
+            ids: dict[str, str] = records.checked(self._uri, record, _FORM)["ids"]
+        except (DamagedError, DataError) as error:
+            _LOG.warning("%s; the trackers get a new run", error.message)
+            return {}
+        return ids
 
 
 class _Sender:

@@ -159,6 +159,15 @@ def test_a_damaged_version_does_not_hide_the_others(kubedet, published, tmp_path
     )
 
 
+def test_a_damaged_current_does_not_hide_the_versions(kubedet, published, tmp_path):
+    (tmp_path / "data_root/models/pets/current").write_text('{"kind": "current model", "version": 3}')
+    code, out, err = kubedet("model", "list")
+    assert code == 0 and [line[:4] for line in out.splitlines()] == ["pets", "  v1", "  v2"]
+    assert "current: version is 3, not a text" in err and "kubedet model promote pets VERSION" in err
+    assert kubedet("model", "promote", "pets", "v2")[0] == 0
+    assert "* v2" in kubedet("model", "list")[1]
+
+
 @pytest.mark.parametrize("file", ["model_metadata.json", "model.onnx"])
 def test_a_changed_byte_is_refused_by_every_command(kubedet, published, images, tmp_path, file):
     path = tmp_path / "data_root/models/pets/v2" / file

@@ -1,13 +1,14 @@
 """Versions of a model, and `current`, which never names one that is not whole."""
 
 import json
+import shutil
 import threading
 
 import pytest
 from bundles import make_bundle
 
 from trainer import storage
-from trainer.errors import ConfigError, StorageError
+from trainer.errors import ConfigError, DataError, KubedetError, StorageError
 from trainer.export import bundle, published_models
 
 
@@ -163,3 +164,67 @@ def test_what_an_earlier_program_made_current_is_compared_too(tmp_path, root):
     others = [{"id": 0, "name": "ace", "original_id": 1}]
     with pytest.raises(ConfigError, match="not those of pets v1"):
         published_models.publish(make_bundle(tmp_path / "o", version="v2", classes=others), root, "pets")
+
+
+def _flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("content", [None, "[]", "{", "{}", '{"kind": "current model", "version": 3}'])
+def test_a_damaged_current_is_named_and_promoting_mends_it(tmp_path, root, content, caplog):
+    for hour, version in enumerate(("v1", "v2"), 8):
+        published_models.publish(_bundle(tmp_path, version, hour), root, "pets")
+    path = tmp_path / "data_root/models/pets/current"
+    whole = published_models.current(root, "pets")
+    if content is None:
+        _flip(path)
+    else:
+        path.write_text(content)
+    with pytest.raises(KubedetError, match=f"{path}.*") as caught:
+        published_models.load("pets", root)
+    assert f"kubedet model promote pets VERSION --data-root {root}" in caught.value.fix
+    with pytest.raises(KubedetError, match="current"):  # Nobody can tell which classes clients expect.
+        published_models.publish(_bundle(tmp_path, "v3", 10), root, "pets")
+    mended = published_models.promote(root, "pets", "v2")
+    assert "written anew" in caplog.text and mended["history"] == []
+    same = {key: value for key, value in whole.items() if key not in ("history", "promoted")}
+    assert same.items() <= published_models.current(root, "pets").items()
+
+
+def test_current_of_a_newer_program_is_refused_and_kept(tmp_path, root):
+    published_models.publish(_bundle(tmp_path, "v1"), root, "pets")
+    path = str(tmp_path / "data_root/models/pets/current")
+    storage.write_json(path, storage.read_json(path) | {"form": 2})
+    for use in (
+        lambda: published_models.load("pets", root),
+        lambda: published_models.promote(root, "pets", "v1"),
+    ):
+        with pytest.raises(DataError, match="was written by a newer kubedet: its form is 2"):
+            use()
+    assert storage.read_json(path)["form"] == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"formats": []}, r"model_metadata\.json: formats is \[\], not an object"),
+        ({"classes": [{"id": 0}]}, r"model_metadata\.json lacks classes\[0\]\.name"),
+        ({"version": 99}, r"model_metadata\.json was written by a newer kubedet"),
+        ({"metrics": {"evaluation": "", "values": {"coco/AP": "good"}}}, r"metrics\.values\.coco/AP is 'good'"),
+    ],
+)
+def test_metadata_of_another_form_are_named(tmp_path, root, change, message):
+    folder = tmp_path / "made" / "v1"
+    uri = _bundle(tmp_path, "v1")
+    path = folder / bundle.METADATA
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    bundle.seal(folder)
+    with pytest.raises(DataError, match=message):
+        bundle.load(uri)
+    published_models.publish(_bundle(tmp_path, "v2"), root, "pets")
+    published = tmp_path / "data_root/models/pets/v1"
+    shutil.copytree(folder, published)
+    whole, damaged = published_models.versions(root, "pets")
+    assert list(whole) == ["v2"] and list(damaged) == ["v1"]

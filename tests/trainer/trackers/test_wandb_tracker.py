@@ -5,6 +5,7 @@ import struct
 
 import pytest
 
+from trainer import storage
 from trainer.loop import train
 from trainer.training_log import read_rows
 
@@ -68,7 +69,7 @@ def test_an_offline_run_holds_every_row_and_the_configuration(clean, tiny, shard
     train(tiny(train__epochs=1, train__trackers=["wandb"]), shards, str(output))
     rows, run = history_of(output)
     assert run.project == "cells" and run.display_name == "first"
-    assert run.run_id == json.loads((output / "trackers.json").read_text())["wandb"]
+    assert run.run_id == storage.read_json(str(output / "trackers.json"))["ids"]["wandb"]
     losses = {row["step"]: row["train/loss"] for row in rows if "train/loss" in row}
     assert losses == {row["step"]: row["loss"] for row in read_rows(str(output)) if row["kind"] == "train"}
     assert any("val/AP" in row for row in rows)

@@ -1,0 +1,46 @@
+"""metrics.jsonl: each row is read as it was written, or left out and told of."""
+
+import json
+
+import pytest
+
+from trainer.training_log import METRICS, TrainingLog, read_rows
+
+ROWS = [{"step": step, "loss": 1.5 / step, "lr": 0.1} for step in range(1, 6)]
+
+
+@pytest.fixture
+def written(tmp_path):
+    log = TrainingLog(str(tmp_path), 0)
+    for row in ROWS:
+        log.add("train", row)
+    log.close()
+    return tmp_path / METRICS
+
+
+def test_every_flipped_bit_costs_its_row_alone(written, caplog):
+    expected = [{"kind": "train", **row} for row in ROWS]
+    folder, data = str(written.parent), written.read_bytes()
+    assert read_rows(folder) == expected and not caplog.text
+    begin = data.index(b"\n") + 1
+    end = data.index(b"\n", begin)
+    for place in range(begin, end):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << (place % 7)
+        written.write_bytes(damaged)
+        assert read_rows(folder) == expected[:1] + expected[2:], place
+    assert f"{written}: 1 of 5 rows are damaged and are left out" in caplog.text
+
+
+def test_a_torn_last_row_is_no_damage(written, caplog):
+    written.write_bytes(written.read_bytes()[:-20])
+    assert len(read_rows(str(written.parent))) == 4 and not caplog.text
+
+
+def test_rows_of_an_earlier_program_are_read_and_sealed_by_the_next_run(written):
+    folder = str(written.parent)
+    rows = read_rows(folder)
+    written.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_rows(folder) == rows
+    TrainingLog(folder, 3).close()
+    assert read_rows(folder) == rows[:3] and written.read_text().count("crc32") == 3
