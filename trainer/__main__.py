@@ -17,7 +17,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from trainer import configuration, log, parent_watch, recipes, storage
+from trainer import configuration, log, parent_watch, recipes
 from trainer.config import Config
 from trainer.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError, StorageError
 

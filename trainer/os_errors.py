@@ -30,7 +30,14 @@ _REMEDIES = {
 }
 
 _OF_MACHINE = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-_WANTS = ("memory allocation", "out of memory", "insufficient memory", "malloc of size", "not enough memory", "allocate memory")
+_WANTS = (
+    "memory allocation",
+    "out of memory",
+    "insufficient memory",
+    "malloc of size",
+    "not enough memory",
+    "allocate memory",
+)
 """What messages of decoders say that have no memory: of libjpeg(-turbo), Pillow, Arrow and torch."""
 
 

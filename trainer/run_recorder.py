@@ -173,7 +173,7 @@ def restore_best(output_uri: str, saved: dict[str, Any]) -> dict[str, Any]:
             _LOG.warning("%s; mended: written again from the checkpoint of step %d", fault, best["step"])
             return best
     _LOG.warning(
-        "%s; no checkpoint of its step %d is left: the next validation chooses the best anew", fault, best["step"]
+        "%s; no checkpoint of its step %d is left: the next validation chooses anew", fault, best["step"]
     )
     return {}
 

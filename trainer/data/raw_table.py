@@ -131,7 +131,7 @@ class Table:
         return np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in lists.chunks])
 
     def _unread(self, error: Exception) -> DataError:
-        """Return the error for what cannot be read; want of memory or of a disk is no damage, and is raised."""
+        """Return the error for what cannot be read; want of memory is no damage, and is raised."""
         refuse_want(error, self.uri)
         return self._damaged(str(error))
 

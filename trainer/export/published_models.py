@@ -6,6 +6,7 @@
 
 import logging
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -334,13 +335,12 @@ def _switch(
         raise _no_version(data_root, name, version)
     chosen = bundle.load(uri)
     check_identity(chosen)
-    try:
+    # Where the damage is in `current` itself nobody can tell its classes: whoever names a version mends it.
+    with suppress(DamagedError, FormError):
         check_classes(
             data_root, name, _classes(chosen), other_classes=other_classes,
             fix="give --other-classes if those who use the model know of it",
         )  # fmt: skip
-    except (DamagedError, FormError):
-        pass  # What is current cannot be told: whoever names a version mends that.
     chosen.check()
     record = {
         "kind": "current model",

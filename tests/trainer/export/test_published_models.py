@@ -212,7 +212,10 @@ def test_current_of_a_newer_program_is_refused_and_kept(tmp_path, root):
         ({"formats": []}, r"model_metadata\.json: formats is \[\], not an object"),
         ({"classes": [{"id": 0}]}, r"model_metadata\.json lacks classes\[0\]\.name"),
         ({"version": 99}, r"model_metadata\.json was written by a newer kubedet"),
-        ({"metrics": {"evaluation": "", "values": {"coco/AP": "good"}}}, r"metrics\.values\.coco/AP is 'good'"),
+        (
+            {"metrics": {"evaluation": "", "values": {"coco/AP": "good"}}},
+            r"values\.coco/AP is 'good'",
+        ),
     ],
 )
 def test_metadata_of_another_form_are_named(tmp_path, root, change, message):
