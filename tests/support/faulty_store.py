@@ -26,7 +26,8 @@ class Fault:
 
     kind: str
     """"status", "drop" (no answer), "lost" (done, but no answer), "cut", "short", "stall", "corrupt",
-    "spoil" (another byte arrives than was sent), "drip" (a byte at a time)."""
+    "spoil" (another byte arrives than was sent), "drip" (a byte at a time); of what is written, acknowledged
+    and all: "swallow" (nothing is kept), "alter" (another byte is kept)."""
     method: str = "GET"
     query: str = ""
     """Part of the address that the request must have."""
@@ -104,6 +105,15 @@ class Proxy:
                     return fault
         return None
 
+    def forget(self, path: str, kind: str) -> None:
+        """Lose or alter an object behind the store's back."""
+        target = self._folder / unquote(urlsplit(path).path).lstrip("/")
+        if kind == "swallow":
+            target.unlink()
+        else:
+            data = target.read_bytes()
+            target.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
     def pass_on(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Any:
         target = self._folder / unquote(urlsplit(path).path).lstrip("/")
         if self.conditions and "if-none-match" in map(str.lower, headers) and target.exists():
@@ -155,6 +165,8 @@ class _Handler(BaseHTTPRequestHandler):
         status, headers, data = owner.pass_on(method, self.path, dict(self.headers.items()), body)
         if kind == "lost":
             return self._hang_up()
+        if kind in ("swallow", "alter"):
+            owner.forget(self.path, kind)
         if fault and kind == "corrupt":
             data = data[: fault.after] + bytes([data[fault.after] ^ 1]) + data[fault.after + 1 :]
         if fault and kind == "short":

@@ -69,7 +69,7 @@ def decode_into(
             jpeg, colorspace="BGR" if bgr else "RGB", min_height=least[0], min_width=least[1],
             buffer=pixels, strict=strict,
         ).shape[:2]  # fmt: skip
-    except ValueError as error:
+    except (ValueError, MemoryError) as error:
         refuse_want(error)
         # If the image does not fit into the buffer, the decoder's message counts bytes: tell the sizes.
         shape = simplejpeg.decode_jpeg_header(jpeg, *least)[:2]

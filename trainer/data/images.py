@@ -118,7 +118,7 @@ def _decode(data: bytes) -> None:
     """Refuse a JPEG that the decoder of the training would refuse."""
     try:
         simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=True)
-    except ValueError as error:
+    except (ValueError, MemoryError) as error:
         refuse_want(error)
         raise UnreadableImage(f"damaged: {error}") from error
 

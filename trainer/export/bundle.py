@@ -184,8 +184,8 @@ def publish(folder: Path, uri: str) -> None:
     for name in sorted(before - set(names)):
         storage.delete(storage.join(uri, name))
     for name in names:
-        storage.upload(folder / name, storage.join(uri, name))
-    storage.upload(folder / CHECKSUMS, sums)
+        storage.upload(folder / name, storage.join(uri, name), confirm=True)
+    storage.upload(folder / CHECKSUMS, sums, confirm=True)
 
 
 def copy(source: Bundle, uri: str) -> None:

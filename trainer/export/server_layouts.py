@@ -44,7 +44,7 @@ def write_triton(source: Bundle, uri: str, *, kind: str = "onnx", max_batch: int
     names = source.metadata["formats"][kind]["files"]
     with source.files(names) as local:
         for name, served in zip(names, _TRITON[kind][1], strict=True):
-            storage.upload(local / name, storage.join(folder, "1", served))
+            storage.upload(local / name, storage.join(folder, "1", served), confirm=True)
     for served in {name for _, files in _TRITON.values() for name in files} - set(_TRITON[kind][1]):
         storage.delete(storage.join(folder, "1", served))  # Of another format that was laid out there.
     labels = "".join(f"{item['name']}\n" for item in source.metadata["classes"])

@@ -251,8 +251,13 @@ def new_file(
         _module("writes", uri).upload(path, uri, sha256() if sha256 else "", confirm=confirm)
 
 
-def upload(source: str | Path, uri: str) -> None:
+def upload(source: str | Path, uri: str, *, confirm: bool = False) -> None:
     """Copy a local file to a URI, whole or not at all; the file stays where it is.
+
+    Args:
+        source: the file.
+        uri: where to.
+        confirm: see `write_bytes`.
 
     Raises:
         StorageError: the file is missing or the URI cannot be written.
@@ -260,7 +265,7 @@ def upload(source: str | Path, uri: str) -> None:
     with explained(str(source), "read"):
         Path(source).stat()
     if not is_local(uri):
-        _module("writes", uri).upload(Path(source), uri)
+        _module("writes", uri).upload(Path(source), uri, confirm=confirm)
         return
     with new_file(uri) as path, explained(str(source), "read"):
         shutil.copyfile(source, path)

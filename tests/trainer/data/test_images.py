@@ -1,3 +1,4 @@
+import errno
 import io
 import struct
 import zlib
@@ -6,8 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from trainer.data import images, jpeg
+from trainer.data import decoding, images, jpeg
 from trainer.data.images import NormalImage, UnreadableImage, normalize, place_box, size_agrees
+from trainer.errors import WantError
 
 
 def picture(width: int = 60, height: int = 40, mode: str = "RGB") -> Image.Image:
@@ -278,3 +280,36 @@ def test_a_huge_jpeg_is_not_decoded_at_full_size(monkeypatch):
     normal = normalize(encode(picture(2400, 1600)), 300, 95)
     assert (normal.width, normal.height, normal.stored_width) == (300, 200, 2400)
     assert sizes == [(600, 400)]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        OSError(errno.EMFILE, "Too many open files"),
+        OSError("out of memory error when reading image file"),  # As Pillow says it.
+        ValueError("Insufficient memory (case 4)"),  # As libjpeg says it.
+    ],
+)
+def test_want_of_memory_or_files_is_no_damage(error, monkeypatch):
+    """Of a machine that lacks something every image would look damaged."""
+
+    def fail(*_, **__):
+        raise error
+
+    data, plain = encode(picture(), "PNG"), encode(picture())
+    with monkeypatch.context() as patch:
+        patch.setattr(Image.Image, "load", fail)
+        patch.setattr("PIL.ImageFile.ImageFile.load", fail)
+        for read in (lambda: normalize(data, 100, 90), lambda: images.check(data)):
+            with pytest.raises(WantError) as caught:
+                read()
+            assert "damaged" not in str(caught.value) and caught.value.fix
+    if not isinstance(error, OSError):  # simplejpeg opens no files
+        monkeypatch.setattr("simplejpeg.decode_jpeg", fail)
+        for read in (
+            lambda: normalize(plain, 100, 90, decode=True), lambda: decoding.decode(plain, 60, 40)
+        ):  # fmt: skip
+            with pytest.raises(WantError):
+                read()
