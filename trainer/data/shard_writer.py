@@ -177,7 +177,12 @@ class _Stored(NamedTuple):
         if not fault:
             assert isinstance(outcome, bytes | bytearray | memoryview)
             return outcome
-        data = image_copying.read_again(task.source, self.row["origin"], task.hosts)
+        try:
+            data = image_copying.read_again(task.source, self.row["origin"], task.hosts)
+        except StorageError as error:
+            raise StorageError(
+                f"{fault}; and it cannot be fetched again: {error.message}", fix=error.fix
+            ) from error
         if self._fault(data):
             raise StorageError(
                 f"{fault}; and at the source {self.row['file_name']} is another image now",

@@ -19,18 +19,9 @@ from trainer.export.bundle import Bundle
 
 CURRENT = "current"
 _LOG = logging.getLogger("model")
-_SHAPE = {
-    "name": str,
-    "version": str,
-    "digest?": str,
-    "model": str,
-    "checkpoint": str,
-    "evaluation": str,
-    "metrics": {"*": float},
-    "classes?": [str],
-    "fingerprint": str,
-    "history": [str],
-}
+_TEXTS = ("name", "version", "model", "checkpoint", "evaluation", "fingerprint")
+_SHAPE: dict[str, Any] = dict.fromkeys(_TEXTS, str)
+_SHAPE |= {"digest?": str, "metrics": {"*": float}, "classes?": [str], "history": [str]}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST_HISTORY = 100
 _SHOWN = 10
@@ -120,7 +111,7 @@ def check_classes(data_root: str, name: str, classes: list[str], *, other_classe
 def publish(source_uri: str, data_root: str, name: str, *, other_classes: bool = False) -> dict[str, Any]:
     """Copy a bundle to its version's folder and make it current.
 
-    A version that is there is kept: `current` may name it, and must never name one half-written.
+    A version that is there is kept: `current` must never name one half-written.
 
     Args:
         source_uri: the bundle.
@@ -162,8 +153,7 @@ def promote(data_root: str, name: str, version: str, *, other_classes: bool = Fa
         (of the shards), promoted (time), history (versions before it, oldest first).
 
     Raises:
-        StorageError: there is no such version or it is damaged; `current` is as before. A `current` that is
-            damaged itself is written anew.
+        StorageError: there is no such version or it is damaged; `current` is as before, damaged or not.
     """
     return _switch(data_root, name, version, _history(data_root, name, version), other_classes)
 
@@ -200,10 +190,9 @@ def current(data_root: str, name: str) -> dict[str, Any] | None:
     if not storage.exists(uri):
         return None
     remedy = f"write it anew: kubedet model promote {name} VERSION --data-root {data_root}"
-    form = storage.Form("current model", 1, _SHAPE, remedy, version_key="form")
-    record: dict[str, Any] = storage.read_json(uri, form)
+    record = storage.read_json(uri, storage.Form("current model", 1, _SHAPE, remedy, version_key="form"))
     check_name(record["version"])
-    return record
+    return dict(record)
 
 
 def names(data_root: str) -> list[str]:

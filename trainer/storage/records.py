@@ -16,7 +16,7 @@ from trainer.errors import DamagedError, DataError, FormError
 _KEY = "file_sha256"
 _NOTHING = "0" * 64
 # Whatever a flipped bit makes of the key or of the digits is a hash that does not agree, not one that lacks.
-_LAST = re.compile(rb'"([^"]*)":\s*"([^"]{64})"\s*\}\s*$')
+_LAST = re.compile(rb'"([^"]{11})":\s*"([^"]{64})"\s*\}\s*$')
 _TAIL = 400
 _AGAIN = "run the command that writes it again: it is written anew"
 _NAMES = {int: "an integer", float: "a number", str: "a text", bool: "true or false", list: "a list"}

@@ -163,7 +163,7 @@ def test_a_damaged_current_does_not_hide_the_versions(kubedet, published, tmp_pa
     (tmp_path / "data_root/models/pets/current").write_text('{"kind": "current model", "version": 3}')
     code, out, err = kubedet("model", "list")
     assert code == 0 and [line[:4] for line in out.splitlines()] == ["pets", "  v1", "  v2"]
-    assert "current: version is 3, not a text" in err and "kubedet model promote pets VERSION" in err
+    assert "current lacks name" in err and "kubedet model promote pets VERSION" in err
     assert kubedet("model", "promote", "pets", "v2")[0] == 0
     assert "* v2" in kubedet("model", "list")[1]
 

@@ -126,7 +126,9 @@ def test_a_store_that_stays_away_costs_no_image(expected, proxy, hurried, bucket
 
 
 def test_a_raw_image_that_is_gone_or_another_stops_it(make_coco, tmp_path):
-    raw = download(str(make_coco(train=NAMES)), str(tmp_path), CONFIG)
+    source = make_coco(train=NAMES)
+    raw = download(str(source), str(tmp_path), CONFIG)
+    source.rename(tmp_path / "away")  # There it would be fetched again.
     image = next(Path(raw["images"]).rglob("7-*.jpg"))
     data = image.read_bytes()
     image.write_bytes(data[:100])

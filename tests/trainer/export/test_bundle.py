@@ -73,10 +73,10 @@ def test_damaged_checksums_are_refused(bundle_uri, tmp_path, text):
 def test_checksums_come_last(bundle_uri, tmp_path, monkeypatch):
     upload = storage.upload
 
-    def failing(source, uri):
+    def failing(source, uri, **options):
         if uri.endswith("model.safetensors"):
             raise StorageError("the disk is full")
-        upload(source, uri)
+        upload(source, uri, **options)
 
     bundle.copy(bundle.load(bundle_uri), str(tmp_path / "copy"))
     monkeypatch.setattr(storage, "upload", failing)

@@ -56,10 +56,10 @@ def test_a_failure_while_copying_leaves_current_as_it_was(tmp_path, root, monkey
     published_models.publish(_bundle(tmp_path, "v1"), root, "pets")
     upload = storage.upload
 
-    def failing(source, uri):
+    def failing(source, uri, **options):
         if uri.endswith("v2/model.onnx"):
             raise StorageError("the disk is full")
-        upload(source, uri)
+        upload(source, uri, **options)
 
     monkeypatch.setattr(storage, "upload", failing)
     second = _bundle(tmp_path, "v2")
