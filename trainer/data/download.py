@@ -34,7 +34,15 @@ from trainer.errors import DamagedError, DataError, FormError
 
 logger = logging.getLogger(__name__)
 
-SETTINGS = ("val_fraction", "test_fraction", "classes", "max_images", "empty_images", "boxes_from", "allow_hosts")
+SETTINGS = (
+    "val_fraction",
+    "test_fraction",
+    "classes",
+    "max_images",
+    "empty_images",
+    "boxes_from",
+    "allow_hosts",
+)
 """Keys of the section `data` that decide on raw tables."""
 
 _MENDING = "mending"
