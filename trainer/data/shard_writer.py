@@ -21,7 +21,7 @@ from trainer.data.image_keys import place
 from trainer.data.images import NormalImage, UnreadableImage, normalize, place_box, size_agrees
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import Table
-from trainer.errors import DamagedError, MissingError, StorageError
+from trainer.errors import DamagedError, DataError, MissingError, StorageError
 from trainer.os_errors import naming
 
 _LOG = logging.getLogger("data")
@@ -179,7 +179,7 @@ class _Stored(NamedTuple):
             return outcome
         try:
             data = image_copying.read_again(task.source, self.row["origin"], task.hosts)
-        except StorageError as error:
+        except (StorageError, DataError) as error:
             raise StorageError(
                 f"{fault}; and it cannot be fetched again: {error.message}", fix=error.fix
             ) from error
