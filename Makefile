@@ -8,7 +8,7 @@ STAMP := $(VENV)/.complete
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test cluster-test bench lint docs tables community dist images
+.PHONY: help run test faults cluster-test bench lint docs tables community dist images
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -19,6 +19,9 @@ run: $(STAMP)  ## the whole pipeline on this machine (ARGS: see `kubedet run --h
 # Three at a time on two cores: nearly half of their time the quick ones wait, for a server or a process.
 test: $(STAMP)  ## all tests (ARGS: pytest's, e.g. ARGS="-m 'not slow'")
 	@$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+
+faults: $(STAMP)  ## inject faults into every stage, and write build/faults.md (a few minutes)
+	@$(BIN)/python -m pytest tests/faults -m faults -n 2 $(ARGS); status=$$?; cat build/faults.md; exit $$status
 
 cluster-test: $(STAMP)  ## the tests on the cluster of KUBECONFIG: see tests/cluster/README.md
 	@$(BIN)/python -m pytest tests/cluster -n 2 $(ARGS)

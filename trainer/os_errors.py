@@ -69,9 +69,11 @@ def refuse_want(error: BaseException, what: str = "an image") -> None:
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Name a file in the WantErrors of functions that know its bytes alone."""
+    """Name a file in the WantErrors of functions that know its bytes alone; MemoryErrors become one."""
     try:
         yield
+    except MemoryError as error:
+        refuse_want(error, what)
     except WantError as error:
         raise WantError(f"{what}: {error.message}", fix=error.fix) from error
 

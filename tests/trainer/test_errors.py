@@ -1,8 +1,11 @@
 """What an error says."""
 
+import errno
+
 import pytest
 
-from trainer.errors import StorageError
+from trainer.errors import StorageError, WantError
+from trainer.os_errors import naming, refuse_want
 
 
 def test_a_remedy_is_on_a_line_of_its_own():
@@ -25,3 +28,19 @@ def test_passwords_and_signatures_are_left_out(message, shown):
 @pytest.mark.parametrize("message", ["s3://bucket/a:b@c", "http://host:9000/a@b", "https://h/x?a=b"])
 def test_all_else_is_told(message):
     assert StorageError(message).message == message
+
+
+def test_want_of_memory_names_what_was_read():
+    with (
+        pytest.raises(WantError, match=r"a\.png cannot be read: there is not enough memory") as caught,
+        naming("a.png"),
+    ):
+        raise MemoryError
+    assert "more memory" in caught.value.fix
+    with (
+        pytest.raises(WantError, match=r"a\.png: an image cannot be read: Too many open files"),
+        naming("a.png"),
+    ):
+        refuse_want(OSError(errno.EMFILE, "x"))
+    for error in (OSError("cut off"), ValueError("bad Huffman code")):
+        refuse_want(error)  # of the bytes

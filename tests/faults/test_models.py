@@ -1,0 +1,266 @@
+"""Faults in evaluation, export, publication and serving."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from bundles import make_bundle
+from fault_table import HARMS, cells, each
+from served_model import served
+
+from tests.trainer.conftest import saved
+from tests.trainer.export.test_kill import FILES, _die_everywhere
+from tests.trainer.export.test_serving_limits import PATIENCE, closed, opened, peak_memory, png, post, running
+from tests.trainer.export.test_tampered_bundle import keys, root, verify
+from trainer import storage
+from trainer.data.shard_index import ShardDataset
+from trainer.errors import DataError, KubedetError, StorageError
+from trainer.evaluate import evaluate
+from trainer.export import bundle, published_models
+from trainer.export.export import export
+from trainer.export.predict import open_bundle
+
+__all__ = ["keys", "root", "saved"]
+
+BOTH = ("export", "serve")
+
+
+@pytest.mark.parametrize("harm", each(*HARMS, stages=("evaluate",)))
+def test_files_of_an_evaluation(harm, saved, shards, config, tmp_path, chance, injected):
+    """The same command finds what it found: no damaged file of its own is taken up."""
+    model, folder = saved(), tmp_path / "evaluation"
+    first = evaluate(model, shards, str(folder), config)
+    paths = sorted(folder.iterdir())
+    for path in paths:
+        HARMS[harm](path, chance)
+        assert evaluate(model, shards, str(folder), config) == first, path
+        assert storage.read_json(str(folder / "metrics.json")) == first, path
+    injected(len(paths))
+
+
+@pytest.mark.parametrize("harm", each(*HARMS, stages=("evaluate",)))
+def test_ground_truth(harm, shards, tmp_path, chance, injected):
+    copy = Path(shutil.copytree(shards, tmp_path / "shards"))
+    path = copy / "annotations/test.json"
+    whole = path.read_bytes()
+    for _ in range(60):
+        HARMS[harm](path, chance)
+        with pytest.raises(KubedetError, match=r"annotations/test\.json") as caught:
+            ShardDataset(str(copy), "test").annotations()
+        assert "delete" not in caught.value.fix
+        path.write_bytes(whole)
+    injected(60)
+
+
+@cells("form", "evaluate")
+@pytest.mark.parametrize("text", ["[]", "{}", "7", "{"])
+def test_a_baseline_of_another_shape(text, saved, shards, config, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "metrics.json").write_text(text)
+    compare = dataclasses.replace(config.evaluation, baseline=str(tmp_path / "other"))
+    with pytest.raises(KubedetError, match=r"other/metrics\.json"):
+        evaluate(saved(), shards, str(tmp_path / "e"), dataclasses.replace(config, evaluation=compare))
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=cells(kind, "evaluate", "export")) for kind in ("swallow", "alter")]
+)
+def test_puts_of_an_evaluation_and_a_bundle(kind, saved, shards, config, proxy, tmp_path, injected):
+    names = ["metrics.json", "gate.json", "made_from.json", "model.onnx", "model_metadata.json", "SHA256SUMS"]
+    for name in names:
+        proxy.fail(kind, method="PUT", query=name)
+    scored = evaluate(saved(), shards, "s3://bucket/run/evaluation", config)
+    settings = dataclasses.replace(
+        config, export=dataclasses.replace(config.export, formats=["onnx"], name="pets")
+    )
+    export(saved(), shards, "s3://bucket/run/model", settings, evaluation_uri="s3://bucket/run/evaluation")
+    assert proxy.faults == []
+    assert storage.read_json("s3://bucket/run/evaluation/metrics.json") == scored
+    bundle.load("s3://bucket/run/model").check_whole()
+    proxy.fail(kind, method="PUT", query="current")
+    published_models.publish("s3://bucket/run/model", "s3://bucket/root", "pets")
+    published_models.load("pets", "s3://bucket/root").check_whole()
+    assert proxy.faults == []
+    injected(len(names) + 1)
+
+
+@cells("busy", "export", "serve")
+@cells("reset", "export", "serve")
+def test_a_store_of_models(proxy, tmp_path, injected):
+    for kind in ("status", "drop", "lost"):
+        for method in ("GET", "PUT"):
+            proxy.fail(kind, method=method, times=3)
+    published_models.publish(make_bundle(tmp_path / "made"), "s3://bucket/root", "pets")
+    with open_bundle(published_models.load("pets", "s3://bucket/root")) as model:
+        assert model.metadata["name"] == "pets"
+    injected(18)
+
+
+@pytest.mark.parametrize("harm", each(*HARMS, stages=BOTH))
+def test_files_of_a_bundle(harm, tmp_path, chance, injected):
+    """Neither promoted nor opened; exporting and publishing it again is the way out."""
+    data_root = str(tmp_path / "root")
+    published_models.publish(make_bundle(tmp_path / "made"), data_root, "pets")
+    folder, count = tmp_path / "root/models/pets/v1", 0
+    for path in sorted(folder.iterdir()) * (5 if harm == "flip" else 1):
+        whole = path.read_bytes()
+        HARMS[harm](path, chance)
+        with pytest.raises((KubedetError,)) as caught:
+            published_models.load("pets", data_root).check_whole()
+        assert "Traceback" not in str(caught.value)
+        with pytest.raises(KubedetError):
+            published_models.promote(data_root, "pets", "v1")
+        if path.name in ("model.onnx", "model_metadata.json", "SHA256SUMS"):
+            with pytest.raises(KubedetError), open_bundle(published_models.load("pets", data_root)):
+                pass
+        path.write_bytes(whole)
+        count += 1
+    published_models.load("pets", data_root).check_whole()
+    injected(count)
+
+
+@pytest.mark.parametrize("harm", each("flip", "cut", stages=BOTH))
+def test_current(harm, tmp_path, chance, injected):
+    data_root = str(tmp_path / "root")
+    published_models.publish(make_bundle(tmp_path / "made"), data_root, "pets")
+    for _ in range(40):
+        HARMS[harm](tmp_path / "root/models/pets/current", chance)
+        with pytest.raises(KubedetError, match="current"):
+            published_models.load("pets", data_root)
+        published_models.promote(data_root, "pets", "v1")
+        published_models.load("pets", data_root).check_whole()
+    injected(40)
+
+
+@cells("form", *BOTH)
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", "7", '{"kind": "current model", "version": 3}', '{"kind": "model"}']
+)
+def test_models_of_another_shape(text, tmp_path):
+    data_root, folder = str(tmp_path / "root"), tmp_path / "made"
+    published_models.publish(make_bundle(folder), data_root, "pets")
+    (tmp_path / "root/models/pets/current").write_text(text)
+    with pytest.raises(KubedetError, match="current"):
+        published_models.load("pets", data_root)
+    published_models.promote(data_root, "pets", "v1")
+    (folder / bundle.METADATA).write_text(text)
+    bundle.seal(folder)
+    with pytest.raises(KubedetError, match=r"model_metadata\.json"):
+        bundle.load(str(folder))
+
+
+@cells("newer", *BOTH)
+def test_models_of_a_newer_program(tmp_path):
+    data_root, folder = str(tmp_path / "root"), tmp_path / "made"
+    published_models.publish(make_bundle(folder), data_root, "pets")
+    current = str(tmp_path / "root/models/pets/current")
+    storage.write_json(current, storage.read_json(current) | {"form": 9})
+    metadata = json.loads((folder / bundle.METADATA).read_text())
+    (folder / bundle.METADATA).write_text(json.dumps(metadata | {"version": 9}))
+    bundle.seal(folder)
+    for use in (
+        lambda: published_models.load("pets", data_root),
+        lambda: published_models.promote(data_root, "pets", "v1"),
+        lambda: bundle.load(str(folder)),
+    ):
+        with pytest.raises(DataError, match="was written by a newer kubedet"):
+            use()
+
+
+@cells("kill", "export")
+def test_kills_of_a_publication(tmp_path, injected):
+    injected(_die_everywhere(tmp_path, str(tmp_path / "data_root"), FILES))
+
+
+@cells("swap", *BOTH)
+def test_another_model_in_a_versions_folder(root, keys, injected):
+    models = root / "models" / "pets"
+    shutil.rmtree(models / "v2")
+    shutil.copytree(models / "v1", models / "v2")
+    for name in ("pets", "pets@v2"):
+        with pytest.raises(StorageError, match="holds pets v1, not pets v2"):
+            verify(name, root, keys[1])
+    shutil.copytree(models, root / "models" / "people")
+    with pytest.raises(StorageError, match="holds pets v1, not people v1"):
+        verify("people@v1", root, keys[1])
+    injected(3)
+
+
+@cells("added", *BOTH)
+@pytest.mark.parametrize("name", ["libonnx.so", ".pth", "sub/code.py"])
+def test_a_file_more(root, keys, name):
+    path = root / "models/pets/v2" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"code")
+    with pytest.raises(StorageError, match=path.name):
+        verify("pets", root, keys[1])
+
+
+@cells("moved", "evaluate", *BOTH)
+def test_moved_models(saved, shards, config, bucket, tmp_path):
+    evaluate(saved(), shards, str(tmp_path / "first"), config)
+    published_models.publish(make_bundle(tmp_path / "made"), str(tmp_path / "root"), "pets")
+    shutil.move(tmp_path / "root", bucket / "root")
+    shutil.move(tmp_path / "first", tmp_path / "moved")
+    with open_bundle(published_models.load("pets", "s3://bucket/root")) as model:
+        assert model.metadata["model_version"] == "v1"
+    compare = dataclasses.replace(config.evaluation, baseline=str(tmp_path / "moved"), bootstrap=5)
+    again = evaluate(saved(), shards, str(tmp_path / "e"), dataclasses.replace(config, evaluation=compare))
+    assert again["comparison"]["changes"]["coco/AP"][2:] == [0, 0]
+
+
+@cells("bomb", "serve")
+def test_images_of_many_pixels(tmp_path, injected):
+    made = make_bundle(tmp_path / "made")
+    command = ["-m", "pipelines.cli", "serve", made, "--port", "0", "--max-pixels", "1000000"]
+    with running(command, tmp_path) as (process, port):
+        address = ("127.0.0.1", port)
+        assert post(address, png(500))[0] == 200
+        before, many = peak_memory(process), png(13_000)
+        with ThreadPoolExecutor(6) as threads:
+            answers = list(threads.map(lambda _: post(address, many), range(6)))
+        assert {status for status, _ in answers} == {413}
+        assert peak_memory(process) - before < 60
+    injected(6)
+
+
+@cells("silent", "serve")
+def test_silent_connections(tmp_path, monkeypatch, injected):
+    from trainer.export.serving_limits import LimitedConnection
+
+    monkeypatch.setattr(LimitedConnection, "header_seconds", 0.5)
+    with served(make_bundle(tmp_path / "made")) as (port, _):
+        address = ("127.0.0.1", port)
+        clients = [opened(address, b"GET / HTTP/1.1\r\n" if number % 2 else b"") for number in range(100)]
+        assert post(address, png(100))[0] == 200
+        assert [closed(client) for client in clients] == [b""] * 100
+    injected(100)
+
+
+@cells("stop", "serve")
+@cells("kill", "serve")
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_a_server(end, tmp_path):
+    made = make_bundle(tmp_path / "made")
+    with running(["-m", "pipelines.cli", "serve", made, "--port", "0"], tmp_path) as (process, port):
+        assert post(("127.0.0.1", port), png(100))[0] == 200
+        process.send_signal(end)
+        assert process.wait(PATIENCE) == (0 if end == signal.SIGTERM else -end)
+    with running(["-m", "pipelines.cli", "serve", made, "--port", str(port)], tmp_path) as (_, again):
+        assert again == port and post(("127.0.0.1", port), png(100))[0] == 200
+
+
+@cells("other", "serve")
+def test_bytes_that_are_no_image(tmp_path, injected):
+    bodies = [b"", b"<html>", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n" + b"x" * 50, os.urandom(5000)]
+    with served(make_bundle(tmp_path / "made")) as (port, _):
+        for body in bodies:
+            status, answer = post(("127.0.0.1", port), body)
+            assert status == 400 and answer["error"]
+        assert post(("127.0.0.1", port), png(100))[0] == 200
+    injected(len(bodies))
