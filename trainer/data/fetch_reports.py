@@ -97,7 +97,8 @@ def write(
         pq.write_table(pa.concat_tables([stored, failed]).sort_by("image_id"), path)
         with path.open("rb") as file:
             known.append(hashlib.file_digest(file, "sha256").hexdigest())
-    storage.write_bytes(uri + _SUM, f"{known[0]}  {uri.rpartition('/')[2]}\n".encode())
+        # First: a report that is there is not written again, and would have none for good.
+        storage.write_bytes(uri + _SUM, f"{known[0]}  {uri.rpartition('/')[2]}\n".encode())
 
 
 def digest(uri: str) -> str:

@@ -17,7 +17,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data.fetch_reports import Failure, Fault
 from trainer.data.shard_folder import digest
 from trainer.data.sources.source import Source
-from trainer.errors import MissingError, StorageError
+from trainer.errors import DamagedError, MissingError, StorageError
 from trainer.storage.reach import Reach, Refused
 
 _QUICK = 0.0004
@@ -189,13 +189,14 @@ def _write(task: Task, data: bytes) -> Result:
 
 
 def hashed(task: Task) -> Result:
-    """Return the outcome of an image that is stored, and whose hash nobody has noted.
+    """Return the outcome of an image that is stored, and whose hash nobody has noted: of a killed download.
 
-    A store keeps it with the object, and compares it when it is read.
+    It is read for that. The shard step mends one that turns out to be damaged.
     """
-    if not storage.is_local(task.target):
+    try:
+        return Result(task.image_id, task.size, sha256=bytes.fromhex(digest(task.target)))
+    except (DamagedError, MissingError):
         return Result(task.image_id, task.size)
-    return Result(task.image_id, task.size, sha256=bytes.fromhex(digest(task.target)))
 
 
 def _unread(task: Task, error: StorageError) -> Result:
