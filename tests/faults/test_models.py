@@ -234,6 +234,7 @@ def test_silent_connections(tmp_path, monkeypatch, injected):
     from trainer.export.serving_limits import LimitedConnection
 
     monkeypatch.setattr(LimitedConnection, "header_seconds", 0.5)
+    monkeypatch.setattr(LimitedConnection, "most", 400)
     with served(make_bundle(tmp_path / "made")) as (port, _):
         address = ("127.0.0.1", port)
         clients = [opened(address, b"GET / HTTP/1.1\r\n" if number % 2 else b"") for number in range(100)]

@@ -159,8 +159,8 @@ def test_shards_while_they_are_read(whole, shards, tiny, chance, injected, tmp_p
         path = chance.choice([*copy.glob("train-*.tar"), *copy.glob("*.npy"), copy / "annotations/val.json"])
         HARMS["flip"](path, chance)
         try:
-            train(tiny(train__epochs=1), str(copy), str(tmp_path / f"run-{number}"))
-            assert losses(str(tmp_path / f"run-{number}")).items() <= losses(whole[0]).items()
+            train(tiny(), str(copy), str(tmp_path / f"run-{number}"))
+            assert losses(str(tmp_path / f"run-{number}")) == losses(whole[0])
         except KubedetError as error:
             assert path.name in error.message and "--repair" in error.fix
     injected(flips)
@@ -206,11 +206,11 @@ def test_puts_of_a_run(kind, whole, shards, tiny, proxy, injected):
 def test_a_store_of_shards_and_runs(kind, whole, shards, tiny, proxy, bucket, injected):
     shutil.copytree(shards, bucket / "root/shards/f")
     for method in ("GET", "PUT") if kind in ("status", "drop", "lost") else ("GET",):
-        proxy.fail(kind, method=method, times=4, after=60)
+        proxy.fail(kind, method=method, times=2, after=60)  # No more: what stays wrong is damaged.
     train(tiny(), "s3://bucket/root/shards/f", "s3://bucket/run")
     assert proxy.faults == []
     assert_same("s3://bucket/run", whole)
-    injected(8 if kind in ("status", "drop", "lost") else 4)
+    injected(4 if kind in ("status", "drop", "lost") else 2)
 
 
 KILLED = """
@@ -243,7 +243,7 @@ def run(at):
     return os.waitpid(pid, 0)[1]
 
 
-deaths = sum(os.WIFSIGNALED(run(chance.randrange(2, 30))) for _ in range(int(sys.argv[5])))
+deaths = sum(os.WIFSIGNALED(run(chance.randrange(2, 14))) for _ in range(int(sys.argv[5])))
 assert run(-1) == 0
 print(deaths)
 """

@@ -21,7 +21,7 @@ from trainer.data.problem_counts import Problems
 from trainer.data.shard_cache import ShardCache
 from trainer.data.shard_files import ShardFiles
 from trainer.data.shard_folder import INDEX, REPAIR, blame, read_index, read_known, read_sidecar
-from trainer.errors import DataError
+from trainer.errors import DamagedError, DataError
 from trainer.os_errors import explained
 from trainer.storage.records import decode
 
@@ -280,7 +280,10 @@ def _read_table(uri: str, name: str, files: dict[str, Any], count: int) -> np.nd
     with suppress(ValueError, EOFError):
         if storage.is_local(where):
             # Straight into the array: for millions of samples two more copies would be slow.
-            path = storage.local_copy(where, sha256=known["sha256"] if known else "")
+            try:
+                path = storage.local_copy(where, sha256=known["sha256"] if known else "")
+            except DamagedError as error:
+                raise DamagedError(error.message, fix=REPAIR.format(uri)) from None
             with explained(where, "read"):
                 table = np.load(path, allow_pickle=False)
         else:
