@@ -13,6 +13,7 @@ from typing import Any
 from trainer import storage
 from trainer.config import QUICK_MINUTES, Config
 from trainer.configuration import with_overrides
+from trainer.errors import DamagedError, FormError
 
 FILE = "plan.json"
 """In the run's folder: for what it was planned, what was chosen, and how long it was to take."""
@@ -101,7 +102,7 @@ def kept(
         choose: chooses. It is not asked for a run that was begun and has no plan: that has nothing chosen.
     """
     uri = storage.join(folder, FILE)
-    plan = storage.read_json(uri) if storage.exists(uri) else {}
+    plan = _read(uri, begun=storage.exists(storage.join(folder, "config.json")))
     if plan.get(part, {}).get("settings") == settings:
         of_part: dict[str, Any] = plan[part]
         return of_part
@@ -110,6 +111,20 @@ def kept(
     record = {"settings": settings, **choose()}
     storage.write_json(uri, plan | {part: record})
     return record
+
+
+def _read(uri: str, *, begun: bool) -> dict[str, Any]:
+    """Return what was chosen; of a run that was not begun what is damaged is chosen again."""
+    if not storage.exists(uri):
+        return {}
+    another = "start a run under another name: nobody knows what was chosen for this one"
+    try:
+        plan: dict[str, Any] = storage.read_json(uri, storage.Form(shape={"*": {}}, remedy=another))
+    except (DamagedError, FormError):
+        if begun:
+            raise
+        return {}
+    return plan
 
 
 _KEYS = (

@@ -4,12 +4,13 @@ import json
 
 import pytest
 import torch
+from small_index import index
 
 from components.jobs import Request
 from components.run_plan import Images, choose, planned
 from components.training import prepare
-from trainer import recipes
-from trainer.configuration import from_json
+from trainer import configuration, recipes, storage
+from trainer.errors import DamagedError
 from trainer.machine_speed import images_per_second, measure
 
 SMALL = recipes.load("small")
@@ -99,6 +100,20 @@ def test_a_run_that_was_begun_without_a_plan_has_none(tmp_path):
     assert planned(SMALL, {}, PHOTOGRAPHS, 2, str(tmp_path), never) == SMALL
 
 
+def test_a_damaged_plan_is_made_anew_unless_the_run_was_begun(tmp_path):
+    first = planned(SMALL, {}, PHOTOGRAPHS, 2, str(tmp_path), machine(7.0))
+    path = tmp_path / "plan.json"
+    whole = path.read_bytes()
+    for damaged in (whole.replace(b"320", b"321", 1), whole[:-9], b"[]", b'{"training": 7}'):
+        path.write_bytes(damaged)
+        assert planned(SMALL, {}, PHOTOGRAPHS, 2, str(tmp_path), machine(7.0)) == first
+    path.write_bytes(whole[:-9])
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(DamagedError, match=r"plan\.json is not JSON") as caught:
+        planned(SMALL, {}, PHOTOGRAPHS, 2, str(tmp_path), never)
+    assert "another name" in caught.value.fix
+
+
 def test_recipes_without_a_time_are_left_alone(tmp_path):
     debug = recipes.load("debug")
     assert planned(debug, {}, PHOTOGRAPHS, 2, str(tmp_path), never) == debug
@@ -113,16 +128,17 @@ def test_a_machine_whose_speed_nobody_can_tell_trains_the_whole_recipe(tmp_path,
 @pytest.fixture
 def indexed(tmp_path):
     """A folder of shards with 300 training images, as far as its index tells."""
-    index = {"splits": {"train": {"samples": 300}, "val": {"samples": 60}}, "source": "coco:/data/cards",
-             "categories": [{"id": 1, "name": "ace"}]}  # fmt: skip
-    (tmp_path / "index.json").write_text(json.dumps(index))
+    form = index(
+        {"train": 300, "val": 60}, source="coco:/data/cards", categories=[{"id": 1, "name": "ace"}]
+    )  # fmt: skip
+    (tmp_path / "index.json").write_text(json.dumps(form))
     return tmp_path
 
 
 def test_the_train_step_writes_what_was_chosen(indexed, monkeypatch, capsys):
     monkeypatch.setattr("trainer.machine_speed.measure", lambda config, classes, processes: 2.25 * processes)
     prepare(str(indexed), str(indexed), "small", {}, Request(own={"nproc": 2}))
-    config = from_json((indexed / "config.json").read_text())
+    config = configuration.read(str(indexed / "config.json"))
     expected, _ = choose(SMALL, {}, Images(300, 60), 2, lambda config: 4.5)
     assert (config.train.epochs, config.loader) == (expected.train.epochs, expected.loader)
     assert "300 images: " in capsys.readouterr().out
@@ -137,9 +153,9 @@ def test_pods_elsewhere_train_the_recipe_as_it_stands(indexed, monkeypatch):
         run_id="1",
     )
     prepare(str(indexed), str(indexed), "small", {}, request)
-    config = from_json((indexed / "config.json").read_text())
+    config = configuration.read(str(indexed / "config.json"))
     assert config.train.epochs == SMALL.train.epochs
-    assert list(json.loads((indexed / "plan.json").read_text())) == ["weights"]
+    assert list(storage.read_json(str(indexed / "plan.json"))) == ["weights"]
 
 
 def test_the_speed_is_one_of_this_machine():

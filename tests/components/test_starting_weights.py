@@ -1,7 +1,6 @@
 """What recipes start from that take weights by themselves; a server has random ones of that form."""
 
 import io
-import json
 import socket
 
 import pytest
@@ -12,8 +11,7 @@ from weights_server import weights_server
 from components import training
 from components.jobs import Request
 from components.starting_weights import chosen, secure
-from trainer import recipes
-from trainer.configuration import from_json
+from trainer import configuration, recipes, storage
 from trainer.errors import CheckpointError, StorageError
 from trainer.model.architecture import build
 from trainer.weights import weights_mirror
@@ -117,7 +115,7 @@ def test_a_run_keeps_the_weights_that_it_was_begun_with(offered, shards, tmp_pat
 
     def prepared(folder):
         training.prepare(shards, str(folder), "small", asked, Request(own={"nproc": 1}))
-        return from_json((folder / "config.json").read_text())
+        return configuration.read(str(folder / "config.json"))
 
     scratch = prepared(run)
     assert (scratch.model.weights, scratch.model.backbone_width, scratch.train.lr) == ("", 24, 3e-3)
@@ -125,7 +123,7 @@ def test_a_run_keeps_the_weights_that_it_was_begun_with(offered, shards, tmp_pat
     assert prepared(run) == scratch  # Although there are some now.
     begun = prepared(tmp_path / "other")
     assert (begun.model.weights, begun.model.backbone_width, begun.train.lr) == (NAME, 64, 1e-3)
-    assert json.loads((tmp_path / "other" / "plan.json").read_text())["weights"]["chosen"] == TAKEN
+    assert storage.read_json(str(tmp_path / "other" / "plan.json"))["weights"]["chosen"] == TAKEN
     for file in (tmp_path / "root").rglob("*.pth"):
         file.unlink()
     assert prepared(tmp_path / "other") == begun

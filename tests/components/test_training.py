@@ -4,6 +4,7 @@ import json
 
 import pytest
 from bundles import make_bundle
+from small_index import index
 
 from components.jobs import Request
 from components.training import folder_of, prepare, result
@@ -11,22 +12,17 @@ from trainer import configuration
 from trainer.errors import ConfigError, DamagedError, DataError, EvaluationError, LaunchError
 from trainer.export import published_models
 
-SPLITS = {"train": {"samples": 100, "boxes": 300, "shards": []}}
-INDEX = {
-    "kind": "shards", "version": 5, "fingerprint": "f00d", "raw_fingerprint": "beef", "splits": SPLITS,
-    "problems": {}, "class_counts": {},
-}  # fmt: skip
 RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 
 
 @pytest.fixture
 def indexed(tmp_path):
     """A folder of shards with 100 training images, as far as its index tells."""
-    index = {
-        **INDEX, "categories": [{"id": 1, "name": "square"}],
-        "source": "coco:/data/my cards/annotations/instances_train.json",
-    }  # fmt: skip
-    (tmp_path / "index.json").write_text(json.dumps(index))
+    form = index(
+        {"train": 100}, categories=[{"id": 1, "name": "square"}],
+        source="coco:/data/my cards/annotations/instances_train.json",
+    )  # fmt: skip
+    (tmp_path / "index.json").write_text(json.dumps(form))
     return str(tmp_path)
 
 
@@ -76,9 +72,9 @@ def test_a_rule_on_a_class_that_there_is_not_is_refused_before_the_training(inde
 def test_other_classes_than_the_model_of_this_name_has_are_refused_before_the_training(tmp_path):
     shards = tmp_path / "shards" / "f00d"
     shards.mkdir(parents=True)
-    index = {**INDEX, "source": "yolo:s3://bucket/pets.zip",
-             "categories": [{"id": 0, "name": "cat"}, {"id": 1, "name": "horse"}]}  # fmt: skip
-    (shards / "index.json").write_text(json.dumps(index))
+    classes = [{"id": 0, "name": "cat"}, {"id": 1, "name": "horse"}]
+    form = index({"train": 100}, source="yolo:s3://bucket/pets.zip", categories=classes)
+    (shards / "index.json").write_text(json.dumps(form))
     published_models.publish(make_bundle(tmp_path / "b"), str(tmp_path), "pets")
     with pytest.raises(
         ConfigError, match=r"pets v1.*dog <b> only in that version; horse only in this"

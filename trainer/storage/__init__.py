@@ -175,13 +175,9 @@ def open_reader(uri: str, *, ahead: int = 8) -> IO[bytes]:
 def read_json(uri: str, form: Form | None = None) -> Any:
     """Return the content of a JSON file, checked by the hash that is in it where `write_json` wrote it.
 
-    Args:
-        uri: the file.
-        form: what it must be; None for any JSON, also of others.
-
     Raises:
         StorageError: it is missing or cannot be reached; DamagedError: it is not JSON or has changed.
-        DataError: it is of another kind, a newer version or another shape.
+        DataError: it is of another kind, newer version or shape than `form` tells (None takes any JSON).
     """
     return records.decode(uri, read_bytes(uri), form)
 
@@ -254,13 +250,8 @@ def new_file(
 def upload(source: str | Path, uri: str, *, confirm: bool = False) -> None:
     """Copy a local file to a URI, whole or not at all; the file stays where it is.
 
-    Args:
-        source: the file.
-        uri: where to.
-        confirm: see `write_bytes`.
-
     Raises:
-        StorageError: the file is missing or the URI cannot be written.
+        StorageError: the file is missing or the URI cannot be written; `confirm`: see `write_bytes`.
     """
     with explained(str(source), "read"):
         Path(source).stat()
