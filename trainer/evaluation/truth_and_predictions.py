@@ -1,5 +1,6 @@
 """Ground truth and predictions as columns: millions of boxes without an object for each."""
 
+import hashlib
 import io
 import json
 from collections import Counter
@@ -16,6 +17,8 @@ from trainer import storage
 from trainer.errors import EvaluationError
 from trainer.os_errors import refuse_want
 
+_CONTENT = "content_sha256"
+"""Key of a Parquet file's metadata: the hash of its numbers."""
 EXAMPLES = 5
 """Examples of each problem that an error lists."""
 
@@ -89,7 +92,8 @@ class Predictions:
         columns = [self.image_ids, self.labels, *self.boxes.T, self.scores]
         table = pa.table(dict(zip(_COLUMNS, columns, strict=True)))
         buffer = io.BytesIO()
-        pq.write_table(table.replace_schema_metadata(dict(metadata)), buffer, compression="zstd")
+        known = {**metadata, _CONTENT: self._digest()}
+        pq.write_table(table.replace_schema_metadata(known), buffer, compression="zstd")
         storage.write_bytes(uri, buffer.getvalue())
 
     @classmethod
@@ -108,12 +112,12 @@ class Predictions:
             return cls.from_coco(parse_json(data, uri)), {}
         try:
             table = pq.read_table(io.BytesIO(data))
-        except (pa.ArrowException, OSError) as error:
+            wrong = [name for name in _COLUMNS if not _is_full_of_numbers(table, name)]
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             refuse_want(error, uri)
             raise EvaluationError(
                 f"{uri} is damaged: {str(error).splitlines()[0]}", fix="evaluate that model again"
             ) from None
-        wrong = [name for name in _COLUMNS if not _is_full_of_numbers(table, name)]
         if wrong:
             raise EvaluationError(
                 f"{uri} has no columns {', '.join(wrong)} that are full of numbers",
@@ -121,8 +125,23 @@ class Predictions:
             )
         image, label, x, y, width, height, score = (table[name].to_numpy() for name in _COLUMNS)
         boxes = np.stack([x, y, width, height], axis=1).astype(np.float64)
-        kept = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
-        return cls(image.astype(np.int64), label.astype(np.int64), boxes, score.astype(np.float64)), kept
+        kept = {
+            key.decode(errors="replace"): value.decode(errors="replace")
+            for key, value in (table.schema.metadata or {}).items()
+        }
+        read = cls(image.astype(np.int64), label.astype(np.int64), boxes, score.astype(np.float64))
+        if kept.pop(_CONTENT, digest := read._digest()) != digest:
+            raise EvaluationError(
+                f"{uri} is damaged: the sha256 of its numbers is another", fix="evaluate that model again"
+            )
+        return read, kept
+
+    def _digest(self) -> str:
+        """Return the sha256 of all numbers: not every byte of a Parquet file is covered by itself."""
+        digest = hashlib.sha256()
+        for column, kind in zip(self._all(), (np.int64, np.int64, np.float64, np.float64), strict=True):
+            digest.update(np.ascontiguousarray(column, kind))
+        return digest.hexdigest()
 
     def _all(self) -> tuple[np.ndarray, ...]:
         return self.image_ids, self.labels, self.boxes, self.scores
