@@ -140,7 +140,7 @@ class Predictions:
         """Return the sha256 of all numbers: not every byte of a Parquet file is covered by itself."""
         digest = hashlib.sha256()
         for column, kind in zip(self._all(), (np.int64, np.int64, np.float64, np.float64), strict=True):
-            digest.update(np.ascontiguousarray(column, kind))
+            digest.update(np.asarray(column, kind).tobytes())
         return digest.hexdigest()
 
     def _all(self) -> tuple[np.ndarray, ...]:
