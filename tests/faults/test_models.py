@@ -243,9 +243,13 @@ def test_silent_connections(tmp_path, monkeypatch, injected):
     injected(100)
 
 
-@cells("stop", "serve")
-@cells("kill", "serve")
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(signal.SIGTERM, marks=cells("stop", "serve")),
+        pytest.param(signal.SIGKILL, marks=cells("kill", "serve")),
+    ],
+)
 def test_the_end_of_a_server(end, tmp_path):
     made = make_bundle(tmp_path / "made")
     with running(["-m", "pipelines.cli", "serve", made, "--port", "0"], tmp_path) as (process, port):
