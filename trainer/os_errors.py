@@ -1,6 +1,7 @@
 """Errors of the operating system as StorageErrors that name the file and the remedy."""
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,6 +31,21 @@ _REMEDIES = {
 def missing(uri: str) -> MissingError:
     """Return the error for a file that is not there."""
     return MissingError(f"no such file: {uri}", fix="check the path or URI, and that this machine can see it")
+
+
+@contextmanager
+def files_explained() -> Iterator[None]:
+    """Turn the OSErrors that are about a file into StorageErrors that name it, wherever they come from.
+
+    For a program's outermost level: what a system refuses of a file that a user named is no fault of ours.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or not isinstance(error.filename, str | bytes) or not error.filename:
+            raise
+        with explained(os.fsdecode(error.filename), "use"):
+            raise
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,16 +15,21 @@ from trainer.os_errors import explained
 from trainer.storage.uris import FileState, local_path
 
 _STALE_SECONDS = 3600
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
 
 def state(uri: str) -> FileState | None:
     """Return a file's size and time of change, or None if no file is there."""
     path = local_path(uri)
-    if not path.is_file():
-        return None
     with explained(uri, "read"):
-        return _state(path.stat())
+        try:
+            status = path.stat()
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise
+    return _state(status) if stat.S_ISREG(status.st_mode) else None
 
 
 def read_bytes(uri: str, sha256: str) -> bytes:

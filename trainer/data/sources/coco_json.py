@@ -79,9 +79,10 @@ class CocoFile:
                 f"{self.uri} is {error}, which JSON is not",
                 fix="save it as UTF-8 (PowerShell: -Encoding utf8)",
             ) from None
-        except (ijson.JSONError, UnicodeDecodeError) as error:
+        except (ijson.JSONError, ValueError, RecursionError) as error:  # of a number without end, or brackets
             # The parser's message goes on with an excerpt of the text over several lines.
-            raise DataError(f"{self.uri} is not JSON: {str(error).splitlines()[0]}", fix=FIX) from None
+            why = str(error).partition("\n")[0] or type(error).__name__
+            raise DataError(f"{self.uri} is not JSON: {why}", fix=FIX) from None
 
     def _check_lists(self) -> None:
         """Raise DataError if one of the lists is missing, or there are no images."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from trainer import storage
+from trainer.bounded_text import yaml_value
 from trainer.data.sources.source import split_of
 from trainer.errors import DataError
 from trainer.storage.reach import Reach
@@ -23,7 +24,8 @@ _BESIDE = (("labels",), ("train",), ("images", "train"), ("labels", "train"))
 """Folders in which labelling tools leave classes.txt beside the label files."""
 _SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 _NOTHING = ("", "~", "null", "None")
-_LARGEST = 16 * 1024 * 1024
+_LARGEST = 512 * 1024
+_MOST_CLASSES = 100_000
 FIX = "name a folder with data.yaml, in which are names (the classes), train and val (folders of images)"
 
 
@@ -149,8 +151,8 @@ def resolve(text: str, bases: list[str], bounds: Bounds, *, is_file: bool = Fals
 def _describes(folder: str, name: str) -> bool:
     """Tell whether a YAML file tells of a data set, and not of something else."""
     try:
-        form = yaml.load(storage.read_bytes(storage.join(folder, name))[:_LARGEST], yaml.BaseLoader)  # noqa: S506
-    except (yaml.YAMLError, ValueError, RecursionError):
+        form = yaml_value(storage.read_bytes(storage.join(folder, name)), yaml.BaseLoader, _LARGEST)
+    except (yaml.YAMLError, ValueError):
         return False
     return isinstance(form, dict) and bool({"names", "nc"} & form.keys()) and "train" in form
 
@@ -158,8 +160,8 @@ def _describes(folder: str, name: str) -> bool:
 def _of_yaml(uri: str, content: bytes, bounds: Bounds) -> YoloSet:
     try:
         # Every scalar stays the text that it is: a class may be named no, 1 or null.
-        form = yaml.load(content, yaml.BaseLoader)  # noqa: S506 (it makes nothing but texts, lists, mappings)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        form = yaml_value(content, yaml.BaseLoader, _LARGEST)
+    except (yaml.YAMLError, ValueError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{uri} is not YAML: {why}", fix=FIX) from None
     if not isinstance(form, dict):
@@ -183,10 +185,12 @@ def _names(uri: str, form: dict[str, Any]) -> dict[int, str]:
     """Return the classes by their numbers."""
     names = form.get("names")
     count = str(form.get("nc", "")).strip()
+    if count.isdecimal() and (len(count) > 9 or int(count) > _MOST_CLASSES):
+        raise DataError(f"{uri}: nc is {count[:20]}, more than {_MOST_CLASSES}", fix="let nc be their number")
     if names in (None, "") and count.isdecimal():
         return {number: f"class_{number}" for number in range(int(count))}
     if isinstance(names, dict):
-        wrong = [key for key in names if not str(key).isdecimal()]
+        wrong = [key for key in names if not str(key).isdecimal() or len(str(key)) > 9]
         if wrong:
             raise DataError(
                 f"{uri}: names has {str(wrong[0])!r} where a number should be",
