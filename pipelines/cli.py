@@ -56,7 +56,7 @@ def _refuse_undecodable(argument: str) -> None:
 
 
 def _print_whatever() -> None:
-    """Let names of files that are no text be printed, as \\udcff, rather than end the program."""
+    """Let names of files that are no text be printed, escaped, rather than end the program."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

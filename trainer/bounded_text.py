@@ -1,5 +1,6 @@
-"""JSON and YAML that people hand in, read within bounds: brackets without end, or a few lines that stand for billions
-of values, end in an error and not in the end of the memory.
+"""JSON and YAML that people hand in, read within bounds.
+
+Brackets without end, or a few lines that stand for billions of values, end in an error and not the memory.
 """
 
 import json
@@ -12,8 +13,17 @@ MOST_VALUES = 100_000
 """Values of a text, those counted again that it repeats by a name (YAML's aliases)."""
 
 
+_DIGITS = 18
+"""More than which no count of ours has; Python raises an error at thousands."""
+
+
 class Unbounded(ValueError):
     """A text that is nested too deeply, stands for too many values, or is too long."""
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that decimal digits stand for; None for other texts, and for more than 18 digits."""
+    return int(text) if text.isdecimal() and len(text) <= _DIGITS else None
 
 
 def json_value(text: str | bytes) -> Any:

@@ -33,6 +33,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, parse_args, parse_min_max_nnodes
 
 from trainer import parent_watch
+from trainer.bounded_text import whole_number
 from trainer.data.worker_pool import threads_of_process
 from trainer.errors import EXIT_RETRY, ConfigError, LaunchError
 from trainer.stop_signals import exit_on_signal
@@ -132,7 +133,8 @@ def meeting(*, nnodes: str | None, node_rank: int | None, endpoint: str | None) 
             f"machines that come and go ({fewest}:{most}) have no fixed number",
             fix="leave out --node-rank: they number themselves",
         )
-    if node_rank is not None and fewest.isdecimal() and not 0 <= node_rank < int(fewest):
+    count = whole_number(fewest)
+    if node_rank is not None and count is not None and not 0 <= node_rank < count:
         raise ConfigError(
             f"--node-rank {node_rank} is none of {fewest} machines",
             fix="count them from 0, and give all of them the same --nnodes",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 from components.jobs import PARAMETERS
 from components.launchers import spec_fields
 from pipelines.commands.parser import Parser
-from trainer.bounded_text import yaml_value
+from trainer.bounded_text import whole_number, yaml_value
 from trainer.errors import ConfigError, refuse_userinfo
 
 if TYPE_CHECKING:
@@ -242,9 +242,9 @@ def _put(node: Any, kind: Any, path: str, value: str) -> str:
     if not isinstance(node, list if container is tuple else dict):
         return f"what is given before is no {'list' if container is tuple else 'mapping'}"
     if container is tuple:
-        if not key.isdecimal() or int(key) > len(node):
+        part, inner = whole_number(key), _plain(get_args(kind)[0])
+        if part is None or part > len(node):
             return f"{key!r} is not a number from 0 to {len(node)}"
-        part, inner = int(key), _plain(get_args(kind)[0])
         if isinstance(node, list) and part == len(node):
             node.append(None)
     elif container is Mapping:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer import storage
-from trainer.errors import EvaluationError
+from trainer.errors import EvaluationError, first_line
 
 EXAMPLES = 5
 """Examples of each problem that an error lists."""
@@ -109,7 +109,7 @@ class Predictions:
             table = pq.read_table(io.BytesIO(data))
         except (pa.ArrowException, OSError) as error:
             raise EvaluationError(
-                f"{uri} is damaged: {str(error).splitlines()[0]}", fix="evaluate that model again"
+                f"{uri} is damaged: {first_line(error)}", fix="evaluate that model again"
             ) from None
         wrong = [name for name in _COLUMNS if not _is_full_of_numbers(table, name)]
         if wrong:

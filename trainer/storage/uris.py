@@ -73,7 +73,9 @@ def _usable(path: str) -> str:
     except UnicodeEncodeError:
         name = b"\0"
     if b"\0" in name:
-        raise StorageError(f"{path!r} cannot be the name of a file", fix="use letters, digits, '.', '_' and '-'")
+        raise StorageError(
+            f"{path!r} cannot be the name of a file", fix="use letters, digits, '.', '_' and '-'"
+        )
     return path
 
 

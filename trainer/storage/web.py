@@ -21,6 +21,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util.connection import create_connection
 
+from trainer.bounded_text import whole_number
 from trainer.errors import StorageError
 from trainer.storage import attempts, environment, failures, hub
 from trainer.storage.reach import MOST_BYTES, Reach, Refused, host_and_port
@@ -47,7 +48,7 @@ def state(uri: str) -> FileState:
         modified = parsedate_to_datetime(headers["last-modified"]).timestamp()
     except (KeyError, TypeError, ValueError):
         modified = None
-    return FileState(int(length) if length.isdecimal() else 0, modified, headers.get("etag", ""))
+    return FileState(whole_number(length) or 0, modified, headers.get("etag", ""))
 
 
 def head(uri: str) -> Any:
@@ -167,7 +168,7 @@ def _content(response: urllib3.BaseHTTPResponse, uri: str, most: int) -> bytes:
             raise StorageError(f"cannot read {uri}: more than {most} bytes", fix=fix)
         if time.monotonic() - began > patience.total + received / patience.rate:
             raise urllib3.exceptions.TimeoutError
-    if length.isdecimal() and received != int(length):
+    if whole_number(length) not in (None, received):
         raise urllib3.exceptions.ProtocolError(f"{received} of {length} bytes came")
     return b"".join(blocks_read)
 

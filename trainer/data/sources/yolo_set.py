@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from trainer import storage
-from trainer.bounded_text import yaml_value
+from trainer.bounded_text import whole_number, yaml_value
 from trainer.data.sources.source import split_of
-from trainer.errors import DataError
+from trainer.errors import DataError, first_line
 from trainer.storage.reach import Reach
 
 YAML = (".yaml", ".yml")
@@ -162,8 +162,7 @@ def _of_yaml(uri: str, content: bytes, bounds: Bounds) -> YoloSet:
         # Every scalar stays the text that it is: a class may be named no, 1 or null.
         form = yaml_value(content, yaml.BaseLoader, _LARGEST)
     except (yaml.YAMLError, ValueError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{uri} is not YAML: {why}", fix=FIX) from None
+        raise DataError(f"{uri} is not YAML: {first_line(error)}", fix=FIX) from None
     if not isinstance(form, dict):
         raise DataError(f"{uri} is no description of a YOLO set", fix=FIX)
     names = _names(uri, form)
@@ -185,12 +184,13 @@ def _names(uri: str, form: dict[str, Any]) -> dict[int, str]:
     """Return the classes by their numbers."""
     names = form.get("names")
     count = str(form.get("nc", "")).strip()
-    if count.isdecimal() and (len(count) > 9 or int(count) > _MOST_CLASSES):
+    listed_count = whole_number(count)
+    if count.isdecimal() and (listed_count is None or listed_count > _MOST_CLASSES):
         raise DataError(f"{uri}: nc is {count[:20]}, more than {_MOST_CLASSES}", fix="let nc be their number")
-    if names in (None, "") and count.isdecimal():
-        return {number: f"class_{number}" for number in range(int(count))}
+    if names in (None, "") and listed_count is not None:
+        return {number: f"class_{number}" for number in range(listed_count)}
     if isinstance(names, dict):
-        wrong = [key for key in names if not str(key).isdecimal() or len(str(key)) > 9]
+        wrong = [key for key in names if whole_number(str(key)) is None]
         if wrong:
             raise DataError(
                 f"{uri}: names has {str(wrong[0])!r} where a number should be",
@@ -204,7 +204,7 @@ def _names(uri: str, form: dict[str, Any]) -> dict[int, str]:
     if not all(isinstance(name, str) and name.strip() for name in numbered.values()):
         raise DataError(f"{uri}: names holds what is no name", fix="write names as a list of texts")
     listed = _numbered(uri, [], numbered)
-    if count.isdecimal() and int(count) != len(listed):
+    if listed_count not in (None, len(listed)):
         raise DataError(
             f"{uri}: nc is {count}, but names has {len(listed)} classes", fix="let nc be their number"
         )
