@@ -28,6 +28,7 @@ LAYERS = (
             "config_types",
             "distributed",
             "job_status",
+            "temporary_folders",
             "os_errors",
             "parent_watch",
             "worker_failures",

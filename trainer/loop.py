@@ -120,6 +120,8 @@ class _Run:
         )  # fmt: skip
         self.log = self.recorder = None
         self.tracking = Tracking({})
+        if world.is_main:
+            storage.remove_stale(output_uri)
         self.reporter = Reporter.from_environment() if world.is_main else Reporter()
         if world.is_main:
             self.tracking = open_tracking(

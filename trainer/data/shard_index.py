@@ -2,11 +2,9 @@
 
 import io
 import json
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from trainer.data.shard_cache import ShardCache
 from trainer.data.shard_files import ShardFiles
 from trainer.errors import DataError
 from trainer.os_errors import explained
+from trainer.temporary_folders import temporary_folder
 
 SAMPLE = np.dtype(
     [
@@ -62,9 +61,9 @@ def write_index(
     tables: dict[str, _Tables] = {}
     splits = {}
     quarantined: list[dict[str, str]] = []
-    with tempfile.TemporaryDirectory(prefix="kubedet-") as temporary:
+    with temporary_folder() as temporary:
         for split, shards in names.items():
-            folder = Path(temporary) / split
+            folder = temporary / split
             folder.mkdir()
             truth = GroundTruthWriter(classes, folder) if split != "train" else None
             tables[split] = _Tables(len(categories), truth)

@@ -326,5 +326,6 @@ def _switch(
         "promoted": datetime.now(UTC).isoformat(timespec="seconds"),
         "history": history,
     }
+    storage.remove_stale(folder(data_root, name))
     storage.write_json(storage.join(folder(data_root, name), CURRENT), record)
     return record
