@@ -103,7 +103,8 @@ def read(uri: str) -> dict[str, Any]:
             f"checkpoint {uri} cannot be read: {reason}",
             fix="use another checkpoint of the same folder",
         ) from None
-    if not isinstance(state, dict) or state.get("version") != VERSION or "model" not in state:
+    ours = isinstance(state, dict) and state.get("version") == VERSION and "model" in state
+    if not ours or not isinstance(state.get("config"), str):
         raise CheckpointError(
             f"{uri} is not a checkpoint of this program",
             fix="give a file that `train` wrote; plain weights go into model.weights",

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import safetensors.torch
@@ -60,7 +61,10 @@ def trained_with(uri: str) -> dict[str, Any]:
         EvaluationError, CheckpointError, StorageError: as `load`.
     """
     exported = _find_exported(uri)
-    return exported[0].metadata.get("config", {}) if exported else json.loads(checkpoint.read(uri)["config"])
+    if exported:
+        return exported[0].metadata.get("config", {})
+    text = checkpoint.read(uri)["config"]
+    return asdict(configuration.from_json(text, where=f"the configuration in {uri}"))
 
 
 def _find_exported(uri: str) -> tuple[Bundle, str] | None:
