@@ -21,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, TypeVar
 
+from trainer.bounded_text import whole_number
 from trainer.errors import ConfigError, Interrupted, KubedetError, LaunchError
 from trainer.stop_signals import ENDING, handling
 
@@ -56,11 +57,12 @@ class Patience:
         """
         in_a_cluster = "KUBERNETES_SERVICE_HOST" in os.environ
         text = os.environ.get(TRIES) or str(_IN_A_CLUSTER if in_a_cluster else 1)
-        if not text.isdecimal() or int(text) < 1:
+        tries = whole_number(text)
+        if not tries:
             raise ConfigError(
                 f"{TRIES} is {text!r}, not a number from 1", fix=f"unset {TRIES}, or set it to 5"
             )
-        return cls(int(text))
+        return cls(tries)
 
 
 class Crashed(LaunchError):

@@ -7,6 +7,7 @@
 #   PUSH=1                  push them
 #   DOCKER=docker           or podman; what is installed by default
 #   COMPILER=1              install g++ where the base has none; empty: leave the base as it is
+#   HASHES=1                install only files whose hashes are in images/locks; empty: any of the tested versions
 #   PIP_CONF=, PIP_CA=      a pip.conf and a CA bundle (named there as /run/secrets/ca) for the build only
 #
 # Arguments go to the builder: images/build.sh --network=host
@@ -37,7 +38,7 @@ digest() { # of an image, as a registry knows it; of one that was never in a reg
 
 build() { # Dockerfile, base image, name of the image, options of the builder
   "$docker" build -f "images/$1" --build-arg "BASE=$2" --build-arg "VERSION=$version" \
-    --build-arg "REVISION=$revision" --build-arg "BASE_DIGEST=$(digest "$2")" ${secrets[@]+"${secrets[@]}"} -t "$3" "${@:4}" .
+    --build-arg "REVISION=$revision" --build-arg "BASE_DIGEST=$(digest "$2")" --build-arg "HASHES=${HASHES-1}" ${secrets[@]+"${secrets[@]}"} -t "$3" "${@:4}" .
 }
 
 try() { # as a cluster may run it: any user, nothing writable but /tmp

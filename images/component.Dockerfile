@@ -4,11 +4,17 @@ ARG BASE=kubedet-trainer:0.2.0
 
 FROM ${BASE} AS plan
 USER root
-COPY pyproject.toml constraints.txt images/plan.py /src/
-RUN python3 /src/plan.py --project /src --output /plan --extras pipeline,export,signing,registry,mlflow,wandb,detr
+COPY pyproject.toml constraints.txt images/plan.py images/locks/component.txt /src/
+# Empty: an index of one's own has other files under the same versions, as PyTorch's for a CPU.
+ARG HASHES=1
+RUN python3 /src/plan.py --project /src --output /plan --lock /src/component.txt --hashes "${HASHES}" --extras pipeline,export,signing,registry,mlflow,wandb,detr
 
 FROM ${BASE}
 USER root
+RUN --mount=type=secret,id=pipconf --mount=type=secret,id=ca \
+    --mount=type=bind,from=plan,source=/plan/packages.txt,target=/plan/packages.txt \
+    PIP_CONFIG_FILE=/run/secrets/pipconf python -m pip install --no-deps -r /plan/packages.txt
+# Without an index: it sees that nothing lacks.
 RUN --mount=type=secret,id=pipconf --mount=type=secret,id=ca \
     --mount=type=bind,from=plan,source=/plan,target=/plan \
     PIP_CONFIG_FILE=/run/secrets/pipconf python -m pip install -c /plan/constraints.txt -r /plan/requirements.txt

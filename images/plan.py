@@ -1,8 +1,8 @@
 """Plan what an image installs: runs in the base image, writes files for pip.
 
 A base image may bring a torch of its own, built for its drivers and libraries. That torch,
-with its CUDA packages, is then pinned as it is; every other package has the tested version.
-Needs nothing but Python: it runs before anything is installed.
+with its CUDA packages, is then pinned as it is; every other package has the tested version, and the bytes
+whose hashes are in the image's lock. Needs nothing but Python: it runs before anything is installed.
 """
 
 import argparse
@@ -15,26 +15,35 @@ _TORCH = re.compile(r"(torch|torchvision|(pytorch-)?triton|nvidia-.+|cuda-.+)")
 """Packages that fit together only as a set: torch and what it brings along."""
 
 
-def plan(project: dict, pins: dict[str, str], installed: dict[str, str], extras: list[str]) -> dict[str, str]:
+def plan(
+    project: dict, pins: dict[str, str], lock: dict[str, str], installed: dict[str, str], extras: list[str]
+) -> dict[str, str]:
     """Decide what pip is asked for.
 
     Args:
         project: the `project` table of pyproject.toml.
         pins: tested versions by normalised name.
+        lock: lines of a requirements file for each package that the image needs, by normalised name.
         installed: versions of the base's packages by normalised name.
         extras: optional dependencies to install as well.
 
     Returns:
-        Texts of `torch.txt` (torch's set, nothing where the base has torch),
-        `constraints.txt` (versions of everything) and `requirements.txt` (what is needed).
+        Texts of `build.txt` (what builds our wheel), `torch.txt` (torch's set, nothing where the base has
+        torch), `packages.txt` (the others), and of what sees that nothing lacks, `requirements.txt` (what
+        is needed) and `constraints.txt` (versions of everything).
     """
     kept = {name: version for name, version in installed.items() if _TORCH.fullmatch(name)}
     kept = kept if "torch" in kept else {}
     tested = {name: version for name, version in pins.items() if _TORCH.fullmatch(name)}
     others = {name: version for name, version in pins.items() if name not in tested}
     needed = list(dict.fromkeys([*project["dependencies"], *_of_extras(project, extras)]))
+    # What must fit a base's own torch, as torchvision, has no tested version and no hash.
+    fitted = {name for name in lock if name in ("torch", "torchvision")} if kept else set()
+    needed = needed if fitted - installed.keys() else ["--no-index", *needed]
     return {
-        "torch.txt": _lines({} if kept else tested),
+        "build.txt": lock["setuptools"],
+        "torch.txt": "".join(text for name, text in lock.items() if _TORCH.fullmatch(name) and not kept),
+        "packages.txt": "".join(text for name, text in lock.items() if not _TORCH.fullmatch(name)),
         "constraints.txt": _lines(others | (kept or tested)),
         "requirements.txt": "".join(f"{line}\n" for line in needed),
     }
@@ -66,6 +75,20 @@ def read_pins(text: str) -> dict[str, str]:
     return {_normalised(name): version for name, version in pairs}
 
 
+def read_lock(text: str, *, hashes: bool = True) -> dict[str, str]:
+    """Return the lines of each package of a lock by normalised name.
+
+    Args:
+        text: of a requirements file: `NAME==VERSION ; MARKER` and, continued by backslashes, hashes.
+        hashes: whether to keep them; not for an index whose files are others under the same versions.
+    """
+    entries: dict[str, str] = {}
+    for entry in re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]:
+        pin = entry.partition("--hash")[0].rstrip().removesuffix("\\").rstrip()
+        entries[_normalised(pin.partition("==")[0])] = entry if hashes else f"{pin}\n"
+    return entries
+
+
 def main() -> None:
     """Write the plan's files into a folder."""
     if sys.version_info < (3, 11):  # noqa: UP036 (the base image's, not the one we are tested with)
@@ -76,10 +99,17 @@ def main() -> None:
     parser.add_argument("--project", type=Path, required=True, help="folder of pyproject.toml")
     parser.add_argument("--output", type=Path, required=True, help="folder for the files")
     parser.add_argument("--extras", default="", help="optional dependencies, parted by commas")
+    parser.add_argument(
+        "--lock", type=Path, required=True, help="file with what the image needs, with hashes"
+    )
+    parser.add_argument(
+        "--hashes", default="1", help="empty: take files of these versions, whatever they are"
+    )
     options = parser.parse_args()
     files = plan(
         tomllib.loads((options.project / "pyproject.toml").read_text())["project"],
         read_pins((options.project / "constraints.txt").read_text()),
+        read_lock(options.lock.read_text(), hashes=bool(options.hashes)),
         {_normalised(item.metadata["Name"]): item.version for item in distributions()},
         [extra for extra in options.extras.split(",") if extra],
     )

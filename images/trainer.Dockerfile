@@ -7,8 +7,10 @@ ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS plan
 USER root
-COPY pyproject.toml constraints.txt images/plan.py /src/
-RUN python3 /src/plan.py --project /src --output /plan --extras mlflow,wandb,detr
+COPY pyproject.toml constraints.txt images/plan.py images/locks/trainer.txt /src/
+# Empty: an index of one's own has other files under the same versions, as PyTorch's for a CPU.
+ARG HASHES=1
+RUN python3 /src/plan.py --project /src --output /plan --lock /src/trainer.txt --hashes "${HASHES}" --extras mlflow,wandb,detr
 
 FROM ${BASE} AS wheel
 USER root
@@ -18,8 +20,10 @@ COPY trainer /src/trainer
 COPY components /src/components
 COPY pipelines /src/pipelines
 RUN --mount=type=secret,id=pipconf --mount=type=secret,id=ca \
+    --mount=type=bind,from=plan,source=/plan/build.txt,target=/plan/build.txt \
     PIP_CONFIG_FILE=/run/secrets/pipconf PIP_CONSTRAINT= \
-    python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheel /src
+    python3 -m pip install --no-cache-dir --no-deps --target /build -r /plan/build.txt && PYTHONPATH=/build \
+    python3 -m pip wheel --no-index --no-build-isolation --no-cache-dir --no-deps --wheel-dir /wheel /src
 
 FROM ${BASE}
 USER root
@@ -39,6 +43,10 @@ ENV PATH=/opt/kubedet/bin:${PATH} PIP_CONSTRAINT= PIP_NO_CACHE_DIR=1 PIP_ROOT_US
 RUN --mount=type=secret,id=pipconf --mount=type=secret,id=ca \
     --mount=type=bind,from=plan,source=/plan/torch.txt,target=/plan/torch.txt \
     PIP_CONFIG_FILE=/run/secrets/pipconf python -m pip install --no-deps -r /plan/torch.txt
+RUN --mount=type=secret,id=pipconf --mount=type=secret,id=ca \
+    --mount=type=bind,from=plan,source=/plan/packages.txt,target=/plan/packages.txt \
+    PIP_CONFIG_FILE=/run/secrets/pipconf python -m pip install --no-deps -r /plan/packages.txt
+# Without an index, unless the base has a torch that more must fit: it sees that nothing lacks.
 RUN --mount=type=secret,id=pipconf --mount=type=secret,id=ca \
     --mount=type=bind,from=plan,source=/plan,target=/plan \
     PIP_CONFIG_FILE=/run/secrets/pipconf python -m pip install -c /plan/constraints.txt -r /plan/requirements.txt

@@ -1,12 +1,14 @@
 """The operator's command line: `kubedet COMMAND`. Each command is a file in `pipelines/commands`."""
 
 import importlib
+import io
 import os
 import sys
 from importlib.metadata import version
 
 from pipelines.commands.parser import Parser
-from trainer.errors import EXIT_FAILURE, KubedetError, refuse_userinfo
+from trainer.errors import EXIT_FAILURE, ConfigError, KubedetError, refuse_userinfo
+from trainer.os_errors import files_explained
 
 COMMANDS = (
     "run", "compile", "submit", "schedule", "recipes", "data", "weights", "evaluate", "predict", "model",
@@ -22,12 +24,15 @@ def main(arguments: list[str] | None = None) -> int:
         Exit code: 0, 2 for the user's mistakes, 1 for other failures, 143 when it was
         stopped and the same command goes on.
     """
+    _print_whatever()
     try:
         # Before anything prints them, or hands them to another process.
         for argument in sys.argv[1:] if arguments is None else arguments:
+            _refuse_undecodable(argument)
             refuse_userinfo(argument, "the command line")
         options = make_parser().parse_args(arguments)
-        return options.command(options)
+        with files_explained():
+            return options.command(options)
     except KubedetError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -37,6 +42,24 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _refuse_undecodable(argument: str) -> None:
+    """Refuse a word that is no text: manifests, pipelines and jobs, which it goes into, are UTF-8."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{argument!r} on the command line is not UTF-8",
+            fix="rename the file or folder; or name the folder that it is in",
+        ) from None
+
+
+def _print_whatever() -> None:
+    """Let names of files that are no text be printed, escaped, rather than end the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def make_parser() -> Parser:

@@ -7,7 +7,6 @@ import queue
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from pipelines.run_progress import RunProgress
 from trainer import log, storage
 from trainer.errors import ConfigError, DamagedError, FormError, StorageError
 from trainer.stop_signals import ENDING, handling
+from trainer.temporary_folders import temporary_folder
 
 # Longer than a training launcher's own patience: it kills what does not stop, then says so.
 _GRACE_SECONDS = 90.0
@@ -45,14 +45,15 @@ def run(options: Options) -> int:
     folder = options.folder
     with _locked(folder) as lock:
         _check_same(folder, options)
+        storage.remove_stale(str(folder))
         record = summary.begin(options.arguments(), options.name)
         _write(folder, record)
         print(f"run {options.name}: recipe {options['recipe']}, source {options['source']}", flush=True)
         _warn_of_processes(options["nproc"])
-        with tempfile.TemporaryDirectory(prefix="kubedet-", ignore_cleanup_errors=True) as temporary:
-            progress = RunProgress(Path(temporary) / "progress.jsonl")
+        with temporary_folder() as temporary:
+            progress = RunProgress(temporary / "progress.jsonl")
             try:
-                stopped = _execute(options, progress, Path(temporary), lock)
+                stopped = _execute(options, progress, temporary, lock)
             except BaseException as error:  # E.g. stdout was closed. The record must not stay at "running".
                 progress.finish()
                 _write(folder, summary.complete(record, progress, folder, broken=repr(error)))

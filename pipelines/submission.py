@@ -2,11 +2,9 @@
 
 import json
 import shlex
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -22,6 +20,7 @@ from trainer.config import MINUTES
 from trainer.data import sources
 from trainer.errors import ConfigError, DataError, KubedetError, StorageError
 from trainer.evaluation.gate import parse, split_rules
+from trainer.temporary_folders import temporary_folder
 
 FILE = "pipeline.yaml"
 """Name of the compiled pipeline in the commands that are shown."""
@@ -190,8 +189,8 @@ class Submission:
 @cache
 def _compiled(form: Form) -> str:
     """Return a form of the pipeline as YAML; compiling takes a second."""
-    with tempfile.TemporaryDirectory(prefix="kubedet-") as folder:
-        path = Path(folder) / FILE
+    with temporary_folder() as folder:
+        path = folder / FILE
         compile_pipeline(path, form)
         return path.read_text()
 

@@ -13,6 +13,7 @@ from components import run_plan
 from pipelines.run_progress import RunProgress
 from trainer import storage
 from trainer.errors import EXIT_FAILURE, EXIT_RETRY
+from trainer.masking import masked
 
 PACKAGES = ("kubedet", "torch", "torchvision", "kfp", "pycocotools", "onnx", "onnxruntime")
 
@@ -63,11 +64,11 @@ def complete(
     if failed is not None:
         message = failed.message or "its process ended without a message (killed, or out of memory)"
         code = EXIT_RETRY if interrupted else failed.exit_code or EXIT_FAILURE
-        ended["error"] = {"step": failed.name, "message": message, "exit_code": code}
+        ended["error"] = {"step": failed.name, "message": masked(message), "exit_code": code}
     elif status != "succeeded":
         code = EXIT_RETRY if interrupted else EXIT_FAILURE
         message = broken or ("stopped" if interrupted else "the pipeline ended before a step began")
-        ended["error"] = {"step": "", "message": message, "exit_code": code}
+        ended["error"] = {"step": "", "message": masked(message), "exit_code": code}
     return record | ended
 
 

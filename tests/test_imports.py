@@ -20,7 +20,7 @@ FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob
 
 LAYERS = (
     ("secrets", {"masking"}),
-    ("ground", {"errors", "log", "precision", "stop_signals", "visible_text"}),
+    ("ground", {"bounded_text", "errors", "log", "precision", "stop_signals", "visible_text"}),
     (
         "process",
         {
@@ -28,6 +28,7 @@ LAYERS = (
             "config_types",
             "distributed",
             "job_status",
+            "temporary_folders",
             "os_errors",
             "parent_watch",
             "worker_failures",

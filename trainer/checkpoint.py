@@ -123,7 +123,8 @@ def read(uri: str) -> dict[str, Any]:
         except Exception as error:  # torch.load has no common error of its own
             raise _explained(error, uri, sealed=hashed.result()) from None
         sealed = hashed.result()
-    if not isinstance(state, dict) or state.get("version") != VERSION or "model" not in state:
+    ours = isinstance(state, dict) and state.get("version") == VERSION and "model" in state
+    if not ours or not isinstance(state.get("config"), str):
         raise CheckpointError(
             f"{uri} is not a checkpoint of this program",
             fix="give a file that `train` wrote; plain weights go into model.weights",

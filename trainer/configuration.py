@@ -10,6 +10,7 @@ import pydantic_core
 from pydantic import TypeAdapter, ValidationError
 
 from trainer import architectures, storage
+from trainer.bounded_text import Unbounded, json_value
 from trainer.config import Config, ModelConfig
 from trainer.config_types import NO_WEIGHTS, URI_CHECK
 from trainer.errors import ConfigError
@@ -19,6 +20,7 @@ from trainer.storage.uris import check_bucket
 _ADAPTER = TypeAdapter(Config)
 _ARCHITECTURE = "model.architecture"
 _WEIGHTS = "model.weights"
+_EXCERPT = 40
 _LIBRARIES = {"torchvision:": "torchvision", "hf:": "transformers"}
 """Whose weights URIs name."""
 
@@ -168,9 +170,18 @@ def _problems(error: ValidationError, section: str) -> list[str]:
 
 
 def parse_value(text: str) -> Any:
-    """Read the value of `key=value`: JSON where it is JSON (1e-4, true, [1,2]), else the text."""
+    """Read the value of `key=value`: JSON where it is JSON (1e-4, true, [1,2]), else the text.
+
+    Raises:
+        ConfigError: it is JSON of no end.
+    """
     try:
-        return json.loads(text)
+        return json_value(text)
+    except Unbounded as error:
+        raise ConfigError(
+            f"the value {text[:_EXCERPT]}... cannot be used: {error}",
+            fix="write a number, a text, or a list of them",
+        ) from None
     except ValueError:
         return text
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainer.errors import ConfigError, StorageError
+from trainer.errors import ConfigError, StorageError, first_line
 from trainer.storage.probe import check_writable
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -180,7 +180,7 @@ def _refusal(index: int) -> str:
     try:
         torch.ones(1, device=f"cuda:{index}").item()
     except RuntimeError as error:
-        return f"device {index}: {str(error).splitlines()[0]}"
+        return f"device {index}: {first_line(error)}"
     return ""
 
 

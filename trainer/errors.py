@@ -109,6 +109,11 @@ class Interrupted(KubedetError):
     passing = True
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error of a library says; its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def refuse_userinfo(text: str, where: str) -> None:
     """Refuse an address with a name or password: it would stand in lists of processes, logs and reports.
 

@@ -73,6 +73,7 @@ def evaluate(
         gate.check(rules, [category["name"] for category in dataset.categories])
         if world.is_main:
             check_writable(output_uri)
+            storage.remove_stale(output_uri)
         # First: problems of the baseline are reported before the model's hours of work.
         baseline = baselines.find(config, shards_uri)
         made_from = _made_from(model, dataset, config, rules, baseline)

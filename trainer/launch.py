@@ -14,6 +14,7 @@ import sys
 import time
 import uuid
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import DistNetworkError, DistStoreError
@@ -33,9 +34,11 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, parse_args, parse_min_max_nnodes
 
 from trainer import parent_watch
+from trainer.bounded_text import whole_number
 from trainer.data.worker_pool import threads_of_process
 from trainer.errors import EXIT_RETRY, ConfigError, LaunchError
 from trainer.stop_signals import exit_on_signal
+from trainer.temporary_folders import temporary_folder
 from trainer.worker_failures import (
     exit_code,
     explain,
@@ -70,11 +73,13 @@ def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
     """
     os.environ[parent_watch.LAUNCHER] = str(os.getpid())
     _quieten()
-    config, program, words = _settings([*torchrun_arguments, "-m", "trainer", *arguments])
-    if config.max_nodes > 1:
-        print(f"launch: waiting for {_nodes(config)} to meet at {config.rdzv_endpoint}", file=sys.stderr)
     try:
-        return _outcome(config, program, words)
+        with temporary_folder() as folder:
+            config, program, words = _settings([*torchrun_arguments, "-m", "trainer", *arguments], folder)
+            if config.max_nodes > 1:
+                meeting_place = f"{_nodes(config)} to meet at {config.rdzv_endpoint}"
+                print(f"launch: waiting for {meeting_place}", file=sys.stderr)
+            return _outcome(config, program, words)
     except SignalException as error:
         print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
         return EXIT_RETRY if error.sigval in (signal.SIGTERM, signal.SIGINT) else 128 + int(error.sigval)
@@ -132,7 +137,8 @@ def meeting(*, nnodes: str | None, node_rank: int | None, endpoint: str | None) 
             f"machines that come and go ({fewest}:{most}) have no fixed number",
             fix="leave out --node-rank: they number themselves",
         )
-    if node_rank is not None and fewest.isdecimal() and not 0 <= node_rank < int(fewest):
+    count = whole_number(fewest)
+    if node_rank is not None and count is not None and not 0 <= node_rank < count:
         raise ConfigError(
             f"--node-rank {node_rank} is none of {fewest} machines",
             fix="count them from 0, and give all of them the same --nnodes",
@@ -153,12 +159,19 @@ def _quieten() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _settings(arguments: list[str]) -> tuple[LaunchConfig, Any, list[str]]:
-    """Read torchrun's options: what to launch, the program, and its arguments; set the processes' threads."""
+def _settings(arguments: list[str], folder: Path) -> tuple[LaunchConfig, Any, list[str]]:
+    """Read torchrun's options: what to launch, the program, and its arguments; set the processes' threads.
+
+    Args:
+        arguments: of torchrun's program.
+        folder: for the files in which workers tell how they failed; torchrun's own would be left.
+    """
     # As the user has it. Otherwise torchrun would warn and set it to 1, before it says how many processes.
     threads = os.environ.setdefault("OMP_NUM_THREADS", _SHARED_CORES)
     try:
-        config, program, words = config_from_args(_with_endpoint(parse_args(arguments)))
+        options = _with_endpoint(parse_args(arguments))
+        options.log_dir = options.log_dir or str(folder)
+        config, program, words = config_from_args(options)
         config.rdzv_configs["timeout"] = int(config.rdzv_configs["timeout"])
         if config.nproc_per_node < 1:
             raise ValueError(f"{config.nproc_per_node} processes")

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trainer.masking import masked
+
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
@@ -45,10 +47,10 @@ class _Formatter(logging.Formatter):
         super().__init__("%(asctime)s %(part)s: %(message)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a record as a line."""
+        """Write a record as a line, and its traceback; secrets of addresses are left out, a proxy's too."""
         ours = record.name.startswith(_OURS)
         record.part = record.name.rpartition(".")[2] if ours else record.name
-        return super().format(record)
+        return masked(super().format(record))
 
 
 def setup(level: int = logging.INFO) -> None:

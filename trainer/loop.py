@@ -125,6 +125,7 @@ class _Run:
         self.tracking = Tracking({})
         self.reporter = Reporter.from_environment() if world.is_main else Reporter()
         if world.is_main:
+            storage.remove_stale(output_uri)
             self.tracking = open_tracking(
                 config, output_uri, self.train_set.fingerprint, resumed=resume == "auto"
             )

@@ -79,6 +79,21 @@ def naming(what: str) -> Iterator[None]:
 
 
 @contextmanager
+def files_explained() -> Iterator[None]:
+    """Turn the OSErrors that are about a file into StorageErrors that name it, wherever they come from.
+
+    For a program's outermost level: what a system refuses of a file that a user named is no fault of ours.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or not isinstance(error.filename, str | bytes) or not error.filename:
+            raise
+        with explained(os.fsdecode(error.filename), "use"):
+            raise
+
+
+@contextmanager
 def explained(uri: str, verb: str) -> Iterator[None]:
     """Turn an OSError into a StorageError that names the URI and the remedy."""
     try:

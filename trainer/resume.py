@@ -1,9 +1,8 @@
 """Where a run resumes, whatever the number of processes is now."""
 
-import json
 from typing import Any
 
-from trainer import checkpoint
+from trainer import checkpoint, configuration
 from trainer.config import Config
 from trainer.data.sample_order import global_batch
 from trainer.distributed import World, broadcast
@@ -39,11 +38,9 @@ def step_size(config: Config, saved: dict[str, Any] | None, samples: int, world:
     """
     configured = config.train.global_batch
     if not configured and saved:
-        before = json.loads(saved["config"])["train"]
-        same = (before["batch_size"], before["accumulate"]) == (
-            config.train.batch_size,
-            config.train.accumulate,
-        )
+        before = configuration.from_json(saved["config"], where="the checkpoint's configuration").train
+        now = config.train
+        same = (before.batch_size, before.accumulate) == (now.batch_size, now.accumulate)
         configured = saved["global_batch"] if same else 0
     return global_batch(
         samples, batch_size=config.train.batch_size, accumulate=config.train.accumulate,

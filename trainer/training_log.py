@@ -4,17 +4,16 @@ import json
 import logging
 import re
 import shutil
-import tempfile
 import threading
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
 from trainer import storage
 from trainer.os_errors import explained
+from trainer.temporary_folders import TemporaryFolder
 
 METRICS = "metrics.jsonl"
 """File of the rows, in the run's folder."""
@@ -49,7 +48,8 @@ class TrainingLog:
         self._uri, self._listener = output_uri, listener
         self._lock = threading.Lock()
         self._local = storage.is_local(output_uri)
-        self._folder = storage.local_path(output_uri) if self._local else Path(tempfile.mkdtemp())
+        self._temporary = None if self._local else TemporaryFolder()
+        self._folder = self._temporary.path if self._temporary else storage.local_path(output_uri)
         rows = read_rows(output_uri) if step else []
         self._path = self._folder / METRICS
         last = {"train": step, "val": validated}

@@ -17,7 +17,7 @@ from components.launchers import kubernetes_names
 from trainer.config_types import Count, Int, Positive
 from trainer.errors import ConfigError
 
-_STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+_STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 Name = Annotated[str, AfterValidator(kubernetes_names.job)]
 DnsName = Annotated[str, AfterValidator(kubernetes_names.dns)]
@@ -298,7 +298,7 @@ def from_fields(fields: Mapping[str, Any], *, where: str = "the job's specificat
     """
     try:
         return _ADAPTER.validate_json(json.dumps(fields))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         if not isinstance(error, ValidationError):
             raise ConfigError(f"{where} is not JSON: {error}", fix="use strings, numbers and lists") from None
         raise ConfigError(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.commands import Commands, cluster_options
+from trainer.bounded_text import whole_number
 from trainer.errors import EXIT_FAILURE, ConfigError, KubedetError
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def _check_options(options: argparse.Namespace) -> None:
         problems.append(f"--gpus {options.gpus} is less than zero")
     for text in options.resource:
         name, equals, number = text.partition("=")
-        if not name or (equals and not number.isdecimal()):
+        if not name or (equals and whole_number(number) is None):
             problems.append(f"--resource {text!r} is not NAME or NAME=N")
     problems += _problems_of_step(options)
     if options.shared_memory:

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import nullcontext
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 from components.jobs import PARAMETERS
 from components.launchers import spec_fields
 from pipelines.commands.parser import Parser
+from trainer.bounded_text import whole_number, yaml_value
 from trainer.errors import ConfigError, refuse_userinfo
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 FLAGS = ("name", *PARAMETERS)
 """Fields of JobSpec that are asked for by themselves, on a command line and in a form."""
+
+_LONGEST = 200_000
+"""Characters of a specification; most have a thousand."""
 
 _WHERE = "the job's specification"
 
@@ -153,15 +158,20 @@ def _from_file(name: str) -> dict[str, Any]:
 
     where = "stdin" if name == "-" else name
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with nullcontext(sys.stdin) if name == "-" else Path(name).open(encoding="utf-8") as file:
+            text = file.read(_LONGEST + 1)
+    except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(
             f"cannot read the specification {where}: {why}", fix="name a YAML or JSON file"
         ) from None
     refuse_userinfo(text, where)
     try:
-        value = yaml.load(text, _loader())  # noqa: S506 (a SafeLoader)
+        value = yaml_value(text, _loader(), _LONGEST)
+    except ValueError as error:
+        raise ConfigError(
+            f"cannot read {where} as YAML: {error}", fix="write a job's fields, each `field: value`"
+        ) from None
     except yaml.YAMLError as error:
         place = str(error).replace("<unicode string>", where).replace("\n", "\n  ")
         raise ConfigError(f"cannot read {where} as YAML:\n  {place}", fix="correct this place") from None
@@ -232,9 +242,9 @@ def _put(node: Any, kind: Any, path: str, value: str) -> str:
     if not isinstance(node, list if container is tuple else dict):
         return f"what is given before is no {'list' if container is tuple else 'mapping'}"
     if container is tuple:
-        if not key.isdecimal() or int(key) > len(node):
+        part, inner = whole_number(key), _plain(get_args(kind)[0])
+        if part is None or part > len(node):
             return f"{key!r} is not a number from 0 to {len(node)}"
-        part, inner = int(key), _plain(get_args(kind)[0])
         if isinstance(node, list) and part == len(node):
             node.append(None)
     elif container is Mapping:
@@ -269,8 +279,8 @@ def _value(kind: Any, text: str) -> Any:
     if kind is str:
         return text
     try:
-        return yaml.load(text, _loader())  # noqa: S506 (a SafeLoader)
-    except yaml.YAMLError:
+        return yaml_value(text, _loader(), _LONGEST)
+    except (yaml.YAMLError, ValueError):
         return text  # What is no YAML is of no type but text: the specification says what it should be.
 
 

@@ -66,15 +66,23 @@ def test_only_named_files_are_copied(image):
     copied = [rest.split() for word, rest in instructions(image) if word == "COPY"]
     sources = {source for words in copied for source in words[:-1] if not source.startswith("--")}
     allowed = {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "images/plan.py"}
-    assert sources <= allowed | {"deploy", "trainer", "components", "pipelines"}
+    allowed |= {f"images/locks/{image}.txt", "deploy", "trainer", "components", "pipelines"}
+    assert sources <= allowed
 
 
 def test_every_installation_is_pinned(image):
     runs = [rest for word, rest in instructions(image) if word == "RUN" and "pip install" in rest]
     assert runs
     for run in runs:
-        pinned = "-c /plan/constraints.txt" in run or "-r /plan/torch.txt" in run or "--no-index" in run
-        assert pinned, run
+        locked = re.search(r"-r /plan/(build|torch|packages)\.txt", run) and "--no-deps" in run
+        assert locked or "-c /plan/constraints.txt" in run or "--no-index" in run, run
+
+
+def test_what_has_hashes_is_installed_before_what_sees_that_nothing_lacks(image):
+    runs = [rest for word, rest in stages(image)[-1] if word == "RUN" and "pip install" in rest]
+    (packages,) = [at for at, run in enumerate(runs) if "-r /plan/packages.txt" in run]
+    (checked,) = [at for at, run in enumerate(runs) if "-r /plan/requirements.txt" in run]
+    assert packages < checked
 
 
 def test_no_secret_is_an_argument_or_a_variable(image):
@@ -103,7 +111,7 @@ def test_the_build_sees_only_what_is_allowed():
     allowed = {rule[1:] for rule in rules if rule.startswith("!")}
     assert allowed == {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "deploy", "trainer",
                        "components", "pipelines", "images/plan.py", "images/check.py",
-                       "images/compiler.sh"}  # fmt: skip
+                       "images/compiler.sh", "images/locks"}  # fmt: skip
     assert all((ROOT / path).exists() for path in allowed)
     assert rules[-2:] == ["**/.*", "**/__pycache__"]
 

@@ -16,6 +16,10 @@ PROJECT = {
     "dependencies": ["torch>=2", "minio"],
     "optional-dependencies": {"pipeline": ["kubedet[export]", "kfp"], "export": ["onnx"], "dev": ["ruff"]},
 }
+LOCK = {
+    "torch": "torch==2.15.0 --hash=sha256:aa\n", "torchvision": "torchvision==0.29 --hash=sha256:bb\n",
+    "minio": "minio==7.2 --hash=sha256:cc\n", "setuptools": "setuptools==84 --hash=sha256:dd\n",
+}  # fmt: skip
 PINS = {"torch": "2.15.0", "torchvision": "0.29", "nvidia-nccl-cu13": "2.30", "minio": "7.2", "kfp": "2.17.0"}
 
 
@@ -28,32 +32,42 @@ def planner():
 
 
 def test_an_empty_base_gets_the_tested_set(planner):
-    files = planner.plan(PROJECT, PINS, {"pip": "26.3"}, [])
-    assert files["torch.txt"] == "nvidia-nccl-cu13==2.30\ntorch==2.15.0\ntorchvision==0.29\n"
+    files = planner.plan(PROJECT, PINS, LOCK, {"pip": "26.3"}, [])
+    assert files["torch.txt"] == LOCK["torch"] + LOCK["torchvision"]
+    assert (
+        files["packages.txt"] == LOCK["minio"] + LOCK["setuptools"]
+        and files["build.txt"] == LOCK["setuptools"]
+    )
     assert "torch==2.15.0\n" in files["constraints.txt"]
-    assert files["requirements.txt"] == "torch>=2\nminio\n"
+    assert files["requirements.txt"] == "--no-index\ntorch>=2\nminio\n"
 
 
 def test_a_base_with_torch_keeps_it_and_what_it_was_built_with(planner):
     brought = {"torch": "2.14.0a0+nv", "nvidia-nccl-cu13": "2.29", "minio": "6.0"}
-    files = planner.plan(PROJECT, PINS, brought, [])
-    assert files["torch.txt"] == ""
+    files = planner.plan(PROJECT, PINS, LOCK, brought, [])
+    assert files["torch.txt"] == "" and files["packages.txt"] == LOCK["minio"] + LOCK["setuptools"]
+    assert "--no-index" not in files["requirements.txt"]
     # torchvision is left to pip, which looks for one that fits this torch.
     assert files["constraints.txt"] == "kfp==2.17.0\nminio==7.2\nnvidia-nccl-cu13==2.29\ntorch==2.14.0a0+nv\n"
 
 
+def test_a_base_with_all_of_torch_needs_no_index(planner):
+    files = planner.plan(PROJECT, PINS, LOCK, {"torch": "2.15.0", "torchvision": "0.29"}, [])
+    assert files["requirements.txt"].startswith("--no-index\n") and files["torch.txt"] == ""
+
+
 def test_cuda_packages_without_torch_are_no_reason_to_keep_them(planner):
-    files = planner.plan(PROJECT, PINS, {"nvidia-nccl-cu13": "2.29"}, [])
-    assert "nvidia-nccl-cu13==2.30\n" in files["torch.txt"]
+    files = planner.plan(PROJECT, PINS, LOCK, {"nvidia-nccl-cu13": "2.29"}, [])
+    assert "nvidia-nccl-cu13==2.30\n" in files["constraints.txt"] and LOCK["torch"] in files["torch.txt"]
 
 
 def test_extras_are_installed_on_demand(planner):
-    assert planner.plan(PROJECT, PINS, {}, ["export"])["requirements.txt"].endswith("minio\nonnx\n")
+    assert planner.plan(PROJECT, PINS, LOCK, {}, ["export"])["requirements.txt"].endswith("minio\nonnx\n")
 
 
 @pytest.mark.parametrize("extras", [["pipeline"], ["pipeline", "export"]])
 def test_an_extra_that_takes_in_another_is_what_that_one_needs_and_no_package_of_an_index(planner, extras):
-    assert planner.plan(PROJECT, PINS, {}, extras)["requirements.txt"].endswith("minio\nonnx\nkfp\n")
+    assert planner.plan(PROJECT, PINS, LOCK, {}, extras)["requirements.txt"].endswith("minio\nonnx\nkfp\n")
 
 
 def test_names_have_one_spelling(planner):
@@ -65,6 +79,7 @@ def test_names_have_one_spelling(planner):
 def written(tmp_path):
     """The files for an empty base, from this project."""
     command = [sys.executable, "-I", "-S", ROOT / "images" / "plan.py", "--project", ROOT]
+    command += ["--lock", ROOT / "images" / "locks" / "component.txt"]
     subprocess.run(
         [*command, "--output", tmp_path / "plan", "--extras", "pipeline,export"], check=True, timeout=60
     )
@@ -73,7 +88,7 @@ def written(tmp_path):
 
 def test_torch_is_installed_with_all_it_needs(planner, written):
     """It is installed without its dependencies: the rest must not bring another of its packages."""
-    pins = planner.read_pins((written / "torch.txt").read_text())
+    pins = planner.read_lock((written / "torch.txt").read_text())
     needed = {re.split(r"[^\w.-]", text)[0].lower() for text in requires("torch") if "extra ==" not in text}
     ours = {name for name in needed if re.match("nvidia-|cuda-|triton", name)}
     assert ours
@@ -85,9 +100,9 @@ def test_every_requirement_is_pinned(planner, written):
     lines = (written / "requirements.txt").read_text().splitlines()
     extras = project["optional-dependencies"]
     assert extras["pipeline"][0] == "kubedet[export]"
-    assert lines == [*project["dependencies"], *extras["export"], *extras["pipeline"][1:]]
+    assert lines == ["--no-index", *project["dependencies"], *extras["export"], *extras["pipeline"][1:]]
     pins = planner.read_pins((written / "constraints.txt").read_text())
-    assert {re.split(r"[^\w.-]", line)[0].lower() for line in lines} <= set(pins)
+    assert {re.split(r"[^\w.-]", line)[0].lower() for line in lines[1:]} <= set(pins)
 
 
 def test_it_is_written_for_any_python_but_says_which_it_wants(planner, monkeypatch):

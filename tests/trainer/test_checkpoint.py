@@ -185,5 +185,5 @@ def test_a_damaged_newest_gives_way_to_the_one_before_but_want_of_memory_does_no
 def test_a_checkpoint_that_lacks_its_configuration_is_named(contents, tmp_path):
     del contents["config"]
     checkpoint.write(contents, str(tmp_path / "best.pt"))
-    with pytest.raises(DataError, match=r"best\.pt lacks config"):
+    with pytest.raises(CheckpointError, match=r"best\.pt is not a checkpoint of this program"):
         checkpoint.load_model(str(tmp_path / "best.pt"))

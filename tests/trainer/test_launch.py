@@ -205,14 +205,16 @@ def test_settings_that_torchrun_refuses(variable, value, monkeypatch):
     ("processes", "cores", "set_by_user", "threads"),
     [("2", 8, None, "4"), ("3", 8, None, "2"), ("4", 2, None, "1"), ("1", 6, None, "6"), ("2", 8, "3", "3")],
 )
-def test_processes_share_the_cores_as_those_of_a_run_do(processes, cores, set_by_user, threads, monkeypatch):
+def test_processes_share_the_cores_as_those_of_a_run_do(
+    processes, cores, set_by_user, threads, monkeypatch, tmp_path
+):
     monkeypatch.setattr(worker_pool, "available_cores", lambda: cores)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if set_by_user:
         monkeypatch.setenv("OMP_NUM_THREADS", set_by_user)
     job = JobSpec(command=("python", "-m", "trainer"), nproc=int(processes))
     of_a_run = local.environment(job)["OMP_NUM_THREADS"]
-    config, _, _ = module._settings(["--nproc-per-node", processes, "-m", "trainer", "train"])
+    config, _, _ = module._settings(["--nproc-per-node", processes, "-m", "trainer", "train"], tmp_path)
     assert os.environ["OMP_NUM_THREADS"] == of_a_run == threads
     assert config.nproc_per_node == int(processes)
 

@@ -1,16 +1,21 @@
 """No name or password of an address is printed, whatever it is made of."""
 
+import json
+import logging
 import os
 import string
 import subprocess
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines import cli
-from trainer import storage
+from pipelines import cli, summary
+from pipelines.run_progress import RunProgress
+from trainer import log, storage
 from trainer.data import sources
 from trainer.errors import ConfigError, KubedetError, StorageError, refuse_userinfo
 from trainer.masking import has_userinfo, masked
@@ -44,6 +49,46 @@ def test_no_password_is_printed(address, text):
 def test_no_error_tells_one(address, text):
     error = KubedetError(text.format(address), fix=f"give another address than {address}")
     assert SECRET not in str(error) + repr(error) + str(error.args) + error.fix
+
+
+keys = st.sampled_from(
+    ["X-Amz-Signature", "X-Amz-Credential", "x-goog-signature", "X-Amz-Security-Token", "Signature", "sig",
+     "token", "access_token"]
+)  # fmt: skip
+signatures = st.text(string.ascii_letters + string.digits + "%+/=_-.~:", max_size=20)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(hosts, keys, signatures, st.booleans(), around)
+def test_no_signature_is_printed(host, key, rest, first, text):
+    query = f"{key}={SECRET}{rest}" if first else f"a=b&{key}={SECRET}{rest}&c=d"
+    error = KubedetError(
+        text.format(f"https://{host}/x.zip?{query}"), fix=f"not {query}" if not first else ""
+    )
+    assert SECRET not in str(error) and key in str(error)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(addresses, around)
+def test_no_line_of_a_log_tells_one(address, text):
+    """Nor a traceback in it: libraries print addresses, a proxy's with its password above all."""
+    try:
+        raise OSError(text.format(address))
+    except OSError:
+        failure = sys.exc_info()
+    record = logging.LogRecord("urllib3.x", logging.WARNING, "x.py", 1, text.format(address), (), failure)
+    line = log._Formatter().format(record)
+    assert SECRET not in line and "Traceback" in line
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(addresses, around)
+def test_no_summary_of_a_run_tells_one(address, text):
+    with TemporaryDirectory() as folder:
+        run = RunProgress(Path(folder) / "progress.jsonl")
+        record = summary.begin({}, "x")
+        ended = summary.complete(record, run, Path(folder), broken=repr(OSError(text.format(address))))
+    assert SECRET not in json.dumps(ended) and ended["error"]["message"]
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

@@ -15,7 +15,7 @@ SECOND = World(rank=1, size=2, device=torch.device("cpu"))
 @pytest.fixture
 def folder(tmp_path):
     for step in (6, 9):
-        state = {"step": step, "model": {}, "global_batch": 8}
+        state = {"step": step, "model": {}, "global_batch": 8, "config": "{}"}
         checkpoint.write_step(state, str(tmp_path), step, keep=2)
     return str(tmp_path)
 

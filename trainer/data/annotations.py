@@ -4,7 +4,6 @@ Labels are contiguous from 0 and the same in all splits; the source's ids are ke
 `original_id`. Boxes stay as the source has them: they are cleaned where the true sizes are known.
 """
 
-import tempfile
 from array import array
 from collections import Counter
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import BLOCK, ROW, new_table
 from trainer.data.sources.source import UNKNOWN, Category, Listing, Rows
 from trainer.errors import DataError
+from trainer.temporary_folders import temporary_folder
 
 SPLITS = ("train", "val", "test")
 
@@ -58,10 +58,10 @@ def build(listing: Listing, config: DataConfig, folder: str, where: str = "the s
         StorageError: the folder cannot be written.
     """
     categories, labels = _select_classes(listing, config.classes)
-    with tempfile.TemporaryDirectory(prefix="kubedet-") as temporary:
+    with temporary_folder() as temporary:
         drafts = {}
         for split, rows in listing.splits.items():
-            drafts[split] = _draft(rows, labels, Path(temporary) / split)
+            drafts[split] = _draft(rows, labels, temporary / split)
         _drop_empty(drafts, listing, config.empty_images)
         splits = {}
         first = 1

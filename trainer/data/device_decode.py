@@ -18,7 +18,7 @@ from torchvision.transforms.v2 import functional as tv
 from trainer.config import LoaderConfig
 from trainer.data.augmentation import Composition
 from trainer.data.transforms import FILL, View
-from trainer.errors import ConfigError, DataError
+from trainer.errors import ConfigError, DataError, first_line
 from trainer.os_errors import refuse_want
 
 Drawn = tuple[Tensor, torch.cuda.Event | None]
@@ -151,7 +151,7 @@ def check(device: torch.device) -> None:
     try:
         from torchcodec.decoders import decode_jpeg  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise ConfigError(
             f"loader.decoder=gpu needs the package torchcodec, 0.16 or newer: {reason}",
             fix="install it with `pip install 'kubedet[gpu]'`, or set loader.decoder=cpu",

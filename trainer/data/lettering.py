@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 from PIL import ImageDraw, ImageFont
 
 from trainer.visible_text import one_line
@@ -59,9 +60,13 @@ class Lettering:
         text = one_line(text)
         if self.width(text) <= most:
             return text
-        kept = text
-        while kept and self.width(f"…{kept}") > most:
-            kept = kept[1:] if end else kept[:-1]
+        # By halves: a name may have thousands of letters.
+        fitting, too_long = 0, len(text)
+        while too_long - fitting > 1:
+            middle = (fitting + too_long) // 2
+            kept = text[-middle:] if end else text[:middle]
+            fitting, too_long = (middle, too_long) if self.width(f"…{kept}") <= most else (fitting, middle)
+        kept = text[len(text) - fitting :] if end else text[:fitting]
         return f"…{kept}" if end else f"{kept}…"
 
     def _font(self, path: Path) -> ImageFont.FreeTypeFont:
@@ -118,14 +123,21 @@ def _opened(path: Path, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(path), size)
 
 
-@cache
 def _has(path: Path, letter: str) -> bool:
+    letters = _letters(path)
+    at = int(np.searchsorted(letters, ord(letter)))
+    return at < len(letters) and int(letters[at]) == ord(letter)
+
+
+@cache
+def _letters(path: Path) -> np.ndarray:
+    """Return the numbers of the characters that a font has, in order."""
     from matplotlib.ft2font import FT2Font
 
     try:
-        return FT2Font(str(path)).get_char_index(ord(letter)) != 0
+        return np.array(sorted(FT2Font(str(path)).get_charmap()), np.int32)
     except (OSError, RuntimeError):
-        return False  # No font in spite of its name, or not to be read.
+        return np.empty(0, np.int32)  # No font in spite of its name, or not to be read.
 
 
 @cache

@@ -3,13 +3,11 @@
 import hashlib
 import io
 import json
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from trainer.data.shard_folder import INDEX, REPAIR, blame, read_index, read_kno
 from trainer.errors import DamagedError, DataError
 from trainer.os_errors import explained
 from trainer.storage.records import decode
+from trainer.temporary_folders import temporary_folder
 
 SAMPLE = np.dtype(
     [
@@ -67,9 +66,9 @@ def write_index(
     tables: dict[str, _Tables] = {}
     splits, files = {}, dict[str, Any]()
     quarantined: list[dict[str, str]] = []
-    with tempfile.TemporaryDirectory(prefix="kubedet-") as temporary:
+    with temporary_folder() as temporary:
         for split, shards in names.items():
-            folder = Path(temporary) / split
+            folder = temporary / split
             folder.mkdir()
             truth = GroundTruthWriter(classes, folder) if split != "train" else None
             tables[split] = _Tables(len(categories), truth)

@@ -22,7 +22,8 @@ from trainer.evaluation.metric_names import METRICS, OPEN_IMAGES, PER_CLASS
 _OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RULE = re.compile(
-    r"\s*(?P<metric>[A-Za-z0-9/]+\[[^\[\]]+\]|[^\s<>=,;\[\]][^<>=,;\[\]]*?)\s*(?P<comparison>>=|<=|>|<)\s*"
+    # Words and the blanks between have no character in common: nothing is tried twice, however long it is.
+    r"\s*(?P<metric>[A-Za-z0-9/]+\[[^\[\]]+\]|[^\s<>=,;\[\]]+(?:\s+[^\s<>=,;\[\]]+)*)\s*(?P<comparison>>=|<=|>|<)\s*"
     rf"(?:(?P<number>[+-]?{_NUMBER})|(?P<baseline>baseline)(?:\s*(?P<sign>[+-])\s*(?P<margin>{_NUMBER}))?)\s*"
 )
 _OF_CLASS = re.compile(r"([A-Za-z0-9]+)\[(.+)\]")
@@ -79,7 +80,14 @@ class Verdict:
 
 def split_rules(text: str) -> list[str]:
     """Split a text of rules at commas, semicolons and line ends; not within brackets."""
-    return [rule.strip() for rule in re.split(r"[,;\n](?![^\[\]]*\])", text) if rule.strip()]
+    rules, end, in_brackets = [], len(text), False
+    for match in reversed(list(re.finditer(r"[\[\],;\n]", text))):
+        if match[0] in "[]":
+            in_brackets = match[0] == "]"
+        elif not in_brackets:
+            rules.append(text[match.end() : end].strip())
+            end = match.start()
+    return [rule for rule in (text[:end].strip(), *reversed(rules)) if rule]
 
 
 def parse(text: str) -> Rule:

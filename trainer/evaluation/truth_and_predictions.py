@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer import storage
-from trainer.errors import EvaluationError
+from trainer.errors import EvaluationError, first_line
 from trainer.os_errors import refuse_want
 
 _CONTENT = "content_sha256"
@@ -116,7 +116,7 @@ class Predictions:
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             refuse_want(error, uri)
             raise EvaluationError(
-                f"{uri} is damaged: {str(error).splitlines()[0]}", fix="evaluate that model again"
+                f"{uri} is damaged: {first_line(error)}", fix="evaluate that model again"
             ) from None
         if wrong:
             raise EvaluationError(

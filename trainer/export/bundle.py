@@ -12,7 +12,6 @@
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any
 from trainer import storage
 from trainer.errors import StorageError
 from trainer.os_errors import explained
+from trainer.temporary_folders import temporary_folder
 
 METADATA = "model_metadata.json"
 WEIGHTS = "model.safetensors"
@@ -101,7 +101,7 @@ class Bundle:
         Raises:
             StorageError: one is not in the bundle, is missing or has changed; each is named.
         """
-        with tempfile.TemporaryDirectory(prefix="kubedet-") as temporary:
+        with temporary_folder() as temporary:
             paths = {}
             problems = []
             for name in names:
@@ -123,11 +123,10 @@ class Bundle:
             if storage.is_local(self.uri):
                 yield storage.local_path(self.uri)
                 return
-            folder = Path(temporary)
             for name, path in paths.items():
                 # In one folder under their own names: runtimes look for a second file beside the first.
-                os.symlink(path, folder / name)
-            yield folder
+                os.symlink(path, temporary / name)
+            yield temporary
 
 
 def exists(uri: str) -> bool:
@@ -174,6 +173,7 @@ def publish(folder: Path, uri: str) -> None:
     Raises:
         StorageError: the target cannot be written.
     """
+    storage.remove_stale(uri)
     sums = storage.join(uri, CHECKSUMS)
     names = sorted(path.name for path in folder.iterdir() if path.name != CHECKSUMS)
     before = {SIGNATURE}
@@ -198,14 +198,14 @@ def copy(source: Bundle, uri: str) -> None:
 def materialised(source: Bundle) -> Iterator[Path]:
     """Copy what is listed, signature and checksums included, to a temporary folder."""
     extra = [CHECKSUMS, SIGNATURE]
-    with source.files(source.checksums) as folder, tempfile.TemporaryDirectory(prefix="kubedet-") as target:
+    with source.files(source.checksums) as folder, temporary_folder() as target:
         for name in source.checksums:
-            shutil.copyfile(folder / name, Path(target) / name)
+            shutil.copyfile(folder / name, target / name)
         for name in extra:
             uri = storage.join(source.uri, name)
             if storage.exists(uri):
-                (Path(target) / name).write_bytes(storage.read_bytes(uri))
-        yield Path(target)
+                (target / name).write_bytes(storage.read_bytes(uri))
+        yield target
 
 
 @contextmanager
@@ -214,12 +214,12 @@ def as_it_is(source: Bundle) -> Iterator[Path]:
     if storage.is_local(source.uri):
         yield storage.local_path(source.uri)
         return
-    with tempfile.TemporaryDirectory(prefix="kubedet-") as target:
+    with temporary_folder() as target:
         for name in storage.list_files(source.uri):
-            path = Path(target) / name
+            path = target / name
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(storage.local_copy(storage.join(source.uri, name)), path)
-        yield Path(target)
+        yield target
 
 
 def _links(uri: str) -> list[str]:

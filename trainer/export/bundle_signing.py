@@ -4,7 +4,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import ExportError
+from trainer.errors import ExportError, first_line
 from trainer.export import bundle
 from trainer.export.bundle import Bundle
 
@@ -63,7 +63,7 @@ def check_signature(source: Bundle, public_key: str) -> None:
         config = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
     except Exception as error:  # the package has no common error of its own
         raise ExportError(
-            f"{public_key} is no public key: {_reason(error)}",
+            f"{public_key} is no public key: {first_line(error)}",
             fix="give the PEM file that `openssl ec -in private.pem -pubout` writes",
         ) from None
     source.check_whole()
@@ -77,14 +77,14 @@ def check_signature(source: Bundle, public_key: str) -> None:
             config.set_hashing_config(_hashing(folder)).verify(folder, folder / bundle.SIGNATURE)
         except Exception as error:  # the package has no common error of its own
             raise ExportError(
-                f"the signature of {source.uri} does not fit {public_key}: {_reason(error)}",
+                f"the signature of {source.uri} does not fit {public_key}: {first_line(error)}",
                 fix="check that the key is the signer's; do not use this model",
             ) from None
 
 
 def _unusable(private_key: str, error: Exception) -> ExportError:
     return ExportError(
-        f"the bundle cannot be signed with {private_key}: {_reason(error)}",
+        f"the bundle cannot be signed with {private_key}: {first_line(error)}",
         fix="give an unencrypted PEM file of an elliptic-curve private key "
         "(openssl ecparam -name prime256v1 -genkey -noout)",
     )
@@ -103,7 +103,3 @@ def _module(name: str) -> Any:
 def _hashing(folder: Path) -> Any:
     hashing = _module("hashing")
     return hashing.Config().set_ignored_paths(paths=[folder / bundle.SIGNATURE], ignore_git_paths=False)
-
-
-def _reason(error: Exception) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import re
-import tempfile
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -31,6 +30,7 @@ from trainer.export.verify import Check, describe, verify
 from trainer.model.architecture import Architecture
 from trainer.model.deployment import INPUT, OUTPUTS, RAW_OUTPUTS
 from trainer.storage.probe import check_writable
+from trainer.temporary_folders import temporary_folder
 
 SIGNING_KEY = "KUBEDET_SIGNING_KEY"
 """Environment variable: path of the PEM file that signs bundles; unset signs nothing."""
@@ -83,8 +83,7 @@ def export(
     dataset = _check_set(shards_uri, index)
     _check_classes(meta["categories"], dataset.categories, checkpoint_uri, shards_uri)
     size = meta["config"]["loader"]["image_size"]
-    with tempfile.TemporaryDirectory(prefix="kubedet-") as temporary:
-        folder = Path(temporary)
+    with temporary_folder() as folder:
         maker = Maker(detector, size, config, shards_uri, folder)
         for each in names:
             _LOG.info("writing %s, input %dx%d", FORMATS[each].files[0], size, size)

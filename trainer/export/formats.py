@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from trainer.config import Config
-from trainer.errors import ExportError
+from trainer.errors import ExportError, first_line
 from trainer.export.detection_pairing import EXACT, QUANTIZED, Tolerance
 from trainer.export.onnx_file import write_onnx
 from trainer.export.quantize import CalibrationImages, quantize
@@ -89,7 +89,7 @@ class Maker:
                 shapes = ({0: torch.export.Dim("batch", min=1)},)
                 torch.export.save(torch.export.export(self.graph, (example,), dynamic_shapes=shapes), path)
         except Exception as error:  # torch.export has no common error of its own
-            reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+            reason = first_line(error)
             raise ExportError(
                 f"torch.export cannot write the model: {reason}",
                 fix="use the version of torch in constraints.txt, or leave out torch-export",

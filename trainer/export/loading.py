@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import safetensors.torch
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer import checkpoint, configuration, storage
-from trainer.errors import CheckpointError, EvaluationError, ExportError, KubedetError
+from trainer.errors import CheckpointError, EvaluationError, ExportError, KubedetError, first_line
 from trainer.evaluation.scored_model import ScoredModel
 from trainer.evaluation.truth_and_predictions import EXAMPLES
 from trainer.export import bundle
@@ -60,7 +61,10 @@ def trained_with(uri: str) -> dict[str, Any]:
         EvaluationError, CheckpointError, StorageError: as `load`.
     """
     exported = _find_exported(uri)
-    return exported[0].metadata.get("config", {}) if exported else json.loads(checkpoint.read(uri)["config"])
+    if exported:
+        return exported[0].metadata.get("config", {})
+    text = checkpoint.read(uri)["config"]
+    return asdict(configuration.from_json(text, where=f"the configuration in {uri}"))
 
 
 def _find_exported(uri: str) -> tuple[Bundle, str] | None:
@@ -121,7 +125,7 @@ def _load_weights(source: Bundle, name: str, device: torch.device) -> ScoredMode
         try:
             detector.load_state_dict(safetensors.torch.load_file(folder / name))
         except (RuntimeError, safetensors.SafetensorError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise CheckpointError(
                 f"{uri} does not fit its configuration: {reason}", fix="export the model again"
             ) from None
@@ -151,7 +155,7 @@ def _load_served(source: Bundle, name: str, run_code: bool) -> ScoredModel:
         raise
     except Exception as error:  # The runtimes have no common error.
         raise EvaluationError(
-            f"{uri} cannot be run: {str(error).splitlines()[0]}", fix="export the model again"
+            f"{uri} cannot be run: {first_line(error)}", fix="export the model again"
         ) from None
     return _scored_model(source, name, lambda images: served.predict(images.cpu().numpy()), reentrant=False)
 

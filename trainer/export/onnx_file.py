@@ -11,7 +11,7 @@ import onnx
 import torch
 from onnxscript import opset18
 
-from trainer.errors import ExportError
+from trainer.errors import ExportError, first_line
 from trainer.model.deployment import INPUT, Graph
 
 # onnxscript's type variables describe graph values, which Python values stand for here.
@@ -91,7 +91,7 @@ def write_onnx(graph: Graph, path: Path, opset: int) -> None:
         path.write_bytes(model.SerializeToString())
         onnx.checker.check_model(str(path), full_check=True)
     except Exception as error:  # the exporter has no common error of its own
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        reason = first_line(error)
         raise ExportError(
             f"the model cannot be written as ONNX (opset {opset}): {reason}",
             fix="use the versions of torch, onnx and onnxscript in constraints.txt",

@@ -19,8 +19,7 @@ from trainer.export.bundle import Bundle
 
 CURRENT = "current"
 _LOG = logging.getLogger("model")
-_TEXTS = ("name", "version", "model", "checkpoint", "evaluation", "fingerprint")
-_SHAPE: dict[str, Any] = dict.fromkeys(_TEXTS, str)
+_SHAPE: dict[str, Any] = dict.fromkeys("name version model checkpoint evaluation fingerprint".split(), str)
 _SHAPE |= {"digest?": str, "metrics": {"*": float}, "classes?": [str], "history": [str]}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST_HISTORY = 100
@@ -346,5 +345,6 @@ def _switch(
         "promoted": datetime.now(UTC).isoformat(timespec="seconds"),
         "history": history,
     }
+    storage.remove_stale(folder(data_root, name))
     storage.write_json(storage.join(folder(data_root, name), CURRENT), record)
     return record

@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import letterbox
-from trainer.errors import ExportError
+from trainer.errors import ExportError, first_line
 from trainer.model.deployment import INPUT
 
 _LONG, _WIDE = 512, 128
@@ -86,7 +86,7 @@ def quantize(source: Path, target: Path, images: CalibrationImages) -> None:
         onnx.save(model, target)
         onnx.checker.check_model(str(target), full_check=True)
     except Exception as error:  # onnxruntime has no common error of its own
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        reason = first_line(error)
         raise ExportError(
             f"the model cannot be quantised: {reason}",
             fix="use the versions of onnx and onnxruntime in constraints.txt, or leave out onnx-int8",

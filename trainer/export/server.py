@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from trainer.bounded_text import whole_number
 from trainer.data.images import MAX_PIXELS
 from trainer.errors import ConfigError, DataError, KubedetError
 from trainer.export import inference_protocol, page_files
@@ -115,9 +116,9 @@ class ModelServer:
     async def infer(self, request: Request) -> Response:
         self._check_model(request)
         length = request.headers.get(_HEADER)
-        if length is not None and not length.isdecimal():
+        json_length = whole_number(length) if length is not None else None
+        if length is not None and json_length is None:
             raise DataError(f"the header {_HEADER} must be a number")
-        json_length = int(length) if length else None
         with self._bodies.hold() as held:
             body = await self._bodies.read(request.stream(), held)
             return await self.model_thread.run(lambda: self._infer(body, json_length))

@@ -21,7 +21,7 @@ from trainer.config import Config
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import FILL, letterbox
-from trainer.errors import ExportError
+from trainer.errors import ExportError, first_line
 from trainer.evaluation import coco_metrics
 from trainer.evaluation.inference import in_images
 from trainer.evaluation.truth_and_predictions import Predictions
@@ -136,7 +136,7 @@ def _running(name: str, failing: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the runtimes have no common error
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        reason = first_line(error)
         raise ExportError(f"the exported model ({name}) {failing}: {reason}", fix=_OTHER_VERSIONS) from error
 
 

@@ -21,7 +21,6 @@ says what is in it last. What concerns servers is imported when first used.
 
 import importlib
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +43,7 @@ from trainer.storage.uris import (
     parent,
     scheme,
 )
+from trainer.temporary_folders import temporary_folder
 
 if TYPE_CHECKING:
     from trainer.storage.concurrent_reads import Many
@@ -240,8 +240,8 @@ def new_file(
         with local.new_file(uri, sync=sync) as path:
             yield path
         return
-    with tempfile.TemporaryDirectory(prefix="kubedet-") as folder:
-        path = Path(folder) / "file"
+    with temporary_folder() as folder:
+        path = folder / "file"
         with explained(uri, "write"):
             yield path
         _module("writes", uri).upload(path, uri, sha256() if sha256 else "", confirm=confirm)
@@ -330,7 +330,7 @@ def delete(uri: str) -> None:
 
 
 def remove_stale(uri: str) -> None:
-    """Remove what killed writers left under a local folder more than an hour ago."""
+    """Remove what killed writers left under a local folder: those of this machine, others after an hour."""
     if is_local(uri):
         local.remove_stale(uri)
 

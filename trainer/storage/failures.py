@@ -6,6 +6,7 @@ as object_store writes them (https://github.com/apache/arrow-rs-object-store, ve
 
 import html
 import re
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -82,6 +83,10 @@ class Whole(StorageError):
     """The server gives this file only whole, or does not tell its size."""
 
 
+class Circling(StorageError):
+    """The server sends from one address to the next without end."""
+
+
 class Misplaced(StorageError):
     """The bucket is in another region than was asked."""
 
@@ -112,6 +117,13 @@ def broken(uri: str, cause: BaseException) -> StorageError:
     """Return the error for a connection of urllib3 that could not be made, or broke."""
     fix = "check the address, the network and the server, and run again"
     return StorageError(f"cannot read {uri}: {cause or 'the server is too slow'}", fix=fix, passing=True)
+
+
+def circling(uri: str, hops: Sequence[str] = ()) -> Circling:
+    """Return the error for an address that is redirected without end; `hops` are the addresses, in order."""
+    fix = "correct the address, or the server: it is no use to try again"
+    listed = f": {' -> '.join(hops)}" if hops else ""
+    return Circling(f"cannot read {uri}: it is redirected without end{listed}", fix=fix)
 
 
 def no_store(uri: str, verb: str) -> StorageError:
@@ -166,6 +178,8 @@ def _explained(error: BaseException, text: str, code: int, uri: str, verb: str) 
         return changed(uri)
     if is_whole(error):
         return whole(uri)
+    if "TooManyRedirects" in text:
+        return circling(uri)
     if "redirect without LOCATION" in text:
         return _explain_answer(f"<Code>PermanentRedirect</Code>{text}", 301, uri, verb)
     if code:

@@ -3,10 +3,13 @@
 import errno
 import hashlib
 import os
+import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from trainer.errors import DamagedError
@@ -14,16 +17,22 @@ from trainer.os_errors import explained
 from trainer.storage.uris import FileState, local_path
 
 _STALE_SECONDS = 3600
+_OWNER = re.compile(r"\.(\d+)-([0-9a-f]{8})-[0-9a-f]{8}\.tmp$")
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
 
 def state(uri: str) -> FileState | None:
     """Return a file's size and time of change, or None if no file is there."""
     path = local_path(uri)
-    if not path.is_file():
-        return None
     with explained(uri, "read"):
-        return _state(path.stat())
+        try:
+            status = path.stat()
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise
+    return _state(status) if stat.S_ISREG(status.st_mode) else None
 
 
 def read_bytes(uri: str, sha256: str) -> bytes:
@@ -123,18 +132,44 @@ def delete(uri: str) -> None:
 
 
 def remove_stale(uri: str) -> None:
-    """Remove what killed writers left under a folder more than an hour ago."""
+    """Remove what killed writers left under a folder: those of this machine at once, others after an hour."""
     for path in local_path(uri).rglob(".*.tmp"):
         with suppress(OSError):
-            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+            if _is_dead(path.name) or time.time() - path.stat().st_mtime > _STALE_SECONDS:
                 path.unlink()
+
+
+def _is_dead(name: str) -> bool:
+    """Tell whether the name of a temporary file is of a process that ran here, and is gone."""
+    owner = _OWNER.search(name)
+    if owner is None or owner[2] != _here():
+        return False
+    try:
+        os.kill(int(owner[1]), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False  # It is another user's, and alive.
+    return False
+
+
+@cache
+def _here() -> str:
+    """Return what stands for where numbers of processes mean what they mean here: start and container."""
+    try:
+        parts = Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return "unknown"  # No name has it: all is then left for an hour.
+    return hashlib.sha256("".join(parts).encode()).hexdigest()[:8]
 
 
 @contextmanager
 def _beside(uri: str) -> Iterator[tuple[Path, Path]]:
     """Give a temporary name and the final one; after an error nothing is left of the first."""
     target = local_path(uri)
-    temporary = target.with_name(f".{target.name[:100]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    owner = f"{os.getpid()}-{_here()}-{secrets.token_hex(4)}"
+    # Names have 255 bytes at most, and a letter up to four.
+    temporary = target.with_name(f".{os.fsdecode(os.fsencode(target.name)[:100])}.{owner}.tmp")
     try:
         with explained(uri, "write"):
             if not target.parent.is_dir():

@@ -61,6 +61,10 @@ class Place(NamedTuple):
                 if region:
                     raise failures.misplaced(self.uri, verb, region) from error
             raise
+        except failures.Circling:
+            if scheme(self.uri) in WEB:
+                web.head(self.uri)  # It names the hops.
+            raise
 
 
 def state(uri: str) -> FileState | None:
@@ -173,6 +177,7 @@ def _web_place(uri: str, purpose: Purpose) -> Place:
             raise ValueError("it names no host")
     except ValueError as error:
         raise StorageError(f"{uri} is no address: {error}", fix="correct it") from error
+    web.check_hops(uri)
     options = _options(purpose, environment.proxy_of(origin), hub.authorization(origin))
     key = unquote(address.path).removeprefix("/")
     if not key or posixpath.normpath(key) != key or key.startswith("/"):

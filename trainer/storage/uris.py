@@ -50,17 +50,33 @@ def local_path(uri: str) -> Path:
     """Return the absolute path of a local URI, without following links.
 
     Raises:
-        StorageError: a file: URI names another machine.
+        StorageError: a file: URI names another machine, or the name cannot be one.
     """
     if scheme(uri) != "file":
-        return Path(os.path.abspath(uri))
-    parts = urlsplit(uri)
+        return Path(os.path.abspath(_usable(uri)))
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise StorageError(f"{uri} is no address: {error}", fix="write a plain path") from None
     if parts.netloc not in ("", "localhost"):
         raise StorageError(
             f"{uri} names a file of the machine {parts.netloc!r}",
             fix=f"write file:///{parts.netloc}{parts.path} or a plain path",
         )
-    return Path(os.path.abspath(unquote(parts.path)))
+    return Path(os.path.abspath(_usable(unquote(parts.path))))
+
+
+def _usable(path: str) -> str:
+    """Return a path; refuse what the system cannot have in one."""
+    try:
+        name = os.fsencode(path)
+    except UnicodeEncodeError:
+        name = b"\0"
+    if b"\0" in name:
+        raise StorageError(
+            f"{path!r} cannot be the name of a file", fix="use letters, digits, '.', '_' and '-'"
+        )
+    return path
 
 
 def absolute(uri: str) -> str:

@@ -8,7 +8,7 @@ import queue
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -21,6 +21,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util.connection import create_connection
 
+from trainer.bounded_text import whole_number
 from trainer.errors import StorageError
 from trainer.storage import attempts, environment, failures, hub
 from trainer.storage.reach import MOST_BYTES, Reach, Refused, host_and_port
@@ -47,7 +48,7 @@ def state(uri: str) -> FileState:
         modified = parsedate_to_datetime(headers["last-modified"]).timestamp()
     except (KeyError, TypeError, ValueError):
         modified = None
-    return FileState(int(length) if length.isdecimal() else 0, modified, headers.get("etag", ""))
+    return FileState(whole_number(length) or 0, modified, headers.get("etag", ""))
 
 
 def head(uri: str) -> Any:
@@ -56,6 +57,7 @@ def head(uri: str) -> Any:
         if response.status not in _NO_HEAD:
             return _checked(response, uri).headers
     with _answer("GET", uri) as response:
+        response.close()
         return _checked(response, uri).headers
 
 
@@ -127,30 +129,34 @@ def read_within(uri: str, reach: Reach, most: int = MOST_BYTES) -> bytes:
 
 
 def _read_hops(uri: str, reach: Reach, most: int) -> bytes:
-    hop, patience = uri, attempts.PATIENCE
-    timeout = urllib3.Timeout(connect=patience.connect, read=patience.silence)
-    for _ in range(_HOPS + 1):
-        reach.check(hop)
-        # The hub's token is for the hub, where the user named that.
-        token = hub.authorization(hop) if reach.is_named(hop) else {}
-        headers = {"Accept-Encoding": "identity", **token}
-        response = _client_within(hop, reach).request(
-            "GET", hop, headers=headers, timeout=timeout, preload_content=False, redirect=False, retries=False
-        )
-        try:
-            target = response.headers.get("location", "")
-            if response.status not in _REDIRECTS or not target:
-                return _content(_checked(response, hop), uri, most)
-        finally:
-            response.drain_conn() if response.status in _REDIRECTS else None
-            response.release_conn()
-        hop = urljoin(hop, target)
-        if scheme(hop) not in WEB:
-            raise Refused(
-                f"refused {uri}: it redirects to {hop}", fix="let it redirect to http:// or https://"
-            )
-    fix = "correct the address: its server sends from one to the next without end"
-    raise StorageError(f"cannot read {uri}: more than {_HOPS} redirects, the last to {hop}", fix=fix)
+    with _answer("GET", uri, reach) as response:
+        return _content(_checked(response, uri), uri, most)
+
+
+@lru_cache(maxsize=1024)
+def check_hops(uri: str) -> None:
+    """Refuse an address in the public network whose server redirects to what is none of it.
+
+    What a user named is trusted, the servers of a network of their own as well; but no public server has a
+    reason to lead into the network that this process is in. Whoever reads the file follows redirects anew.
+
+    Raises:
+        Refused: a hop leads to a private, loopback or link-local address, or to no server.
+        Circling: it redirects without end.
+    """
+    if environment.proxy_of(uri):
+        return  # The proxy connects, and knows what it may.
+    try:
+        Reach().check_names(uri)
+    except (Refused, OSError, UnicodeError):
+        return
+    try:
+        with _answer("GET", uri, Reach((uri,)), {"Range": "bytes=0-0"}) as response:
+            response.close()
+    except (Refused, failures.Circling):
+        raise
+    except (StorageError, HTTPException, OSError, UnicodeError):
+        return  # Whoever reads the file says it better.
 
 
 def _content(response: urllib3.BaseHTTPResponse, uri: str, most: int) -> bytes:
@@ -167,7 +173,7 @@ def _content(response: urllib3.BaseHTTPResponse, uri: str, most: int) -> bytes:
             raise StorageError(f"cannot read {uri}: more than {most} bytes", fix=fix)
         if time.monotonic() - began > patience.total + received / patience.rate:
             raise urllib3.exceptions.TimeoutError
-    if length.isdecimal() and received != int(length):
+    if whole_number(length) not in (None, received):
         raise urllib3.exceptions.ProtocolError(f"{received} of {length} bytes came")
     return b"".join(blocks_read)
 
@@ -221,21 +227,63 @@ def _bracketed(host: str) -> str:
 
 
 @contextmanager
-def _answer(method: str, uri: str) -> Iterator[urllib3.BaseHTTPResponse]:
+def _answer(
+    method: str, uri: str, reach: Reach | None = None, headers: Mapping[str, str] | None = None
+) -> Iterator[urllib3.BaseHTTPResponse]:
+    """Give a server's answer that is no redirect, of the last of the hops that lead there.
+
+    Args:
+        method: GET or HEAD.
+        uri: the address.
+        reach: where it, and the redirects from it, may lead; None for anywhere.
+        headers: of the request, besides those that all have.
+
+    Raises:
+        Refused: a hop leads where it may not.
+        Circling: there is no end of them.
+        StorageError: the server cannot be reached.
+    """
+    hops = [uri]
+    while True:
+        response = _request(method, hops[-1], reach, headers or {})
+        try:
+            target = response.headers.get("location", "")
+            if response.status not in _REDIRECTS or not target:
+                yield response
+                response.release_conn()
+                return
+            response.drain_conn()
+            response.release_conn()
+        except BaseException:
+            response.close()
+            raise
+        following = urljoin(hops[-1], target)
+        if scheme(following) not in WEB:
+            fix = "let it redirect to http:// or https://"
+            raise Refused(f"refused {uri}: it redirects to {following}", fix=fix)
+        if following in hops or len(hops) > _HOPS:
+            raise failures.circling(uri, [*hops, following])
+        hops.append(following)
+
+
+def _request(
+    method: str, hop: str, reach: Reach | None, headers: Mapping[str, str]
+) -> urllib3.BaseHTTPResponse:
+    """Ask a server, without following where it sends one on to."""
     patience = attempts.PATIENCE
     timeout = urllib3.Timeout(connect=patience.connect, read=patience.silence)
-    # urllib3 drops the token of the hub where it is sent on to another server.
-    headers = {"Accept-Encoding": "identity", **hub.authorization(uri)}
+    if reach is not None:
+        reach.check(hop)
+    # The hub's token is for the hub, where the user named that.
+    token = hub.authorization(hop) if reach is None or reach.is_named(hop) else {}
+    client = environment.web_client(hop) if reach is None else _client_within(hop, reach)
     try:
-        response = environment.web_client(uri).request(
-            method, uri, headers=headers, timeout=timeout, preload_content=False, retries=2
-        )
+        return client.request(
+            method, hop, headers={"Accept-Encoding": "identity", **headers, **token}, timeout=timeout,
+            preload_content=False, redirect=False, retries=2 if reach is None else False,
+        )  # fmt: skip
     except urllib3.exceptions.HTTPError as error:
-        raise failures.broken(uri, error) from error
-    try:
-        yield response
-    finally:
-        response.close()
+        raise failures.broken(hop, error) from error
 
 
 def _checked(response: urllib3.BaseHTTPResponse, uri: str) -> urllib3.BaseHTTPResponse:

@@ -6,13 +6,13 @@ WANDB_MODE=offline, with which everything goes to files for `wandb sync`.
 
 import os
 import secrets
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import wandb
 
 from trainer import storage
+from trainer.temporary_folders import TemporaryFolder
 from trainer.trackers.experiment_tracking import Row, State, TrackedRun
 
 PROJECT = "kubedet"
@@ -26,12 +26,14 @@ class WandbTracker:
 
     def __init__(self) -> None:
         self._run: Any = None
+        self._temporary: TemporaryFolder | None = None
 
     def start(self, run: TrackedRun, run_id: str) -> str:
         """Begin a run, or go on with one."""
         run_id = os.environ.get("WANDB_RUN_ID") or run_id or secrets.token_hex(4)
         # Beside the run's other files, from where an offline run can be sent later; a bucket gets none.
-        folder = storage.local_path(run.output) if storage.is_local(run.output) else tempfile.mkdtemp()
+        self._temporary = None if storage.is_local(run.output) else TemporaryFolder()
+        folder = self._temporary.path if self._temporary else storage.local_path(run.output)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT, id=run_id, name=run.name, resume="allow",
             dir=str(folder), config={**run.parameters, **{f"kubedet.{k}": v for k, v in run.tags.items()}},

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ class WeightFiles:
             return _read(path)
         except Exception as error:  # torch.load has no common error of its own
             raise CheckpointError(
-                f"weights {self.uri} cannot be read: {str(error).splitlines()[0]}",
+                f"weights {self.uri} cannot be read: {first_line(error)}",
                 fix="give a .safetensors file, or a .pt/.pth file that holds nothing but tensors",
             ) from None
 

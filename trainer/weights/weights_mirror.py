@@ -11,13 +11,13 @@ torchvision may be put there by hand.
 import hashlib
 import logging
 import os
-import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from trainer import storage
 from trainer.config_types import NO_WEIGHTS
 from trainer.errors import KubedetError, StorageError
+from trainer.temporary_folders import temporary_folder
 from trainer.weights.published_weights import (
     HUB,
     PublishedFile,
@@ -208,11 +208,11 @@ def _fetch(uri: str, data_root: str) -> MirroredWeights:
 def _bring(one: PublishedFile, place: str) -> PublishedFile:
     """Bring a file into the mirror; returns it with its whole hash and its size."""
     known = _in_caches(one)
-    with tempfile.TemporaryDirectory(prefix="kubedet-weights-") as temporary:
+    with temporary_folder() as temporary:
         if known is None:
             _check_answer(one.url)
             _LOG.info("fetching %s%s", one.url, f", {one.size / 2**20:.0f} MB" if one.size else "")
-        path = known or storage.local_copy(one.url, Path(temporary))
+        path = known or storage.local_copy(one.url, temporary)
         fault = _fault(path, one)
         if fault:
             raise StorageError(

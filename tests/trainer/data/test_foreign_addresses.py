@@ -97,7 +97,7 @@ def test_each_hop_of_a_redirect_is_looked_at(servers, tmp_path):
     manifest = download(source, str(tmp_path / "data"), replace(CONFIG, allow_hosts=["127.0.0.1"]))
     assert asked_inside == [] and b"hidden" not in stored(tmp_path / "data")
     assert manifest["problems"][reasons.IMAGE_REFUSED]["count"] == 3
-    assert "redirects" in manifest["problems"][reasons.IMAGE_NOT_FETCHED]["examples"][0]
+    assert "redirected" in manifest["problems"][reasons.IMAGE_NOT_FETCHED]["examples"][0]
     assert sum(split["images"] for split in manifest["splits"].values()) == 2
 
 

@@ -91,8 +91,11 @@ def _die_everywhere(tmp_path, root, points):
     done = subprocess.run(
         [sys.executable, "-c", PUBLISH, source, root, json.dumps(points), "500"],
         capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    left = [path for path in tmp_path.rglob("*") if path.name.endswith(".tmp") or "kubedet-tmp-" in path.name]
+    assert left == []  # Not the last, which was not killed, nor those before it, whose leftovers it swept.
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["last"] == "v2"  # The last one was not killed.
     # What the killed ones left does not keep the next from publishing.

@@ -7,7 +7,6 @@ than the disk holds or than an archive of its size can hold in earnest.
 import os
 import shutil
 import tarfile
-import tempfile
 import threading
 import zipfile
 import zlib
@@ -19,6 +18,7 @@ from trainer import storage
 from trainer.data.sources.zip_members import checked_members
 from trainer.errors import DataError
 from trainer.os_errors import explained
+from trainer.temporary_folders import TemporaryFolder
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 _MOST_FILES = 5_000_000
@@ -42,7 +42,7 @@ class Unpacked:
     """Where it is now."""
     versions: dict[str, str] = field(default_factory=dict)
     """Bytes and checksum of each file, by its relative name."""
-    keeper: tempfile.TemporaryDirectory[str] | None = None
+    keeper: TemporaryFolder | None = None
     """Removes the folder when it goes."""
 
 
@@ -71,8 +71,8 @@ def unpack(uri: str) -> Unpacked:
 
 def _unpack(uri: str) -> Unpacked:
     path = str(storage.local_copy(uri))
-    keeper = tempfile.TemporaryDirectory(prefix="kubedet-archive-")
-    unpacked = Unpacked(os.path.realpath(keeper.name), keeper=keeper)
+    keeper = TemporaryFolder()
+    unpacked = Unpacked(os.path.realpath(keeper.path), keeper=keeper)
     try:
         with explained(unpacked.folder, "write"):
             for name, content in _members(uri, path, unpacked.folder):

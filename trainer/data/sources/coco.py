@@ -152,12 +152,13 @@ def merge_categories(categories: list[Category], file: CocoFile) -> None:
     by_name = {category.name: category.original_id for category in categories}
     for item in file.items("categories"):
         original_id, name = item.get("id"), item.get("name")
-        if not isinstance(original_id, int) or not isinstance(name, str) or not name.strip():
+        is_number = isinstance(original_id, int) and abs(original_id) < 2**63
+        if not isinstance(original_id, int) or not is_number or not isinstance(name, str) or not name.strip():
             shown = json.dumps(item)[:80]
             problem = (
                 f"the id of category {shown} is {_kind(original_id)}"
                 if isinstance(original_id, float | str)
-                else f"category {shown} lacks an integer id or a name"
+                else f"category {shown} lacks an integer id of 64 bits or a name"
             )
             raise DataError(
                 f"{file.uri}: {problem}",

@@ -4,7 +4,6 @@ A segmentation is a list of polygons, of which COCO's own boxes are the extent, 
 (RLE), whose runs pycocotools reads.
 """
 
-import math
 import re
 from typing import Any
 
@@ -108,8 +107,7 @@ def _is_whole(data: bytes, pixels: int) -> bool:
 def _finite(value: list[Any]) -> list[float] | None:
     """Return numbers as floats; None if one is no finite number."""
     if not all(
-        isinstance(part, int | float) and not isinstance(part, bool) and math.isfinite(part)
-        and abs(part) < _LARGEST
+        isinstance(part, int | float) and not isinstance(part, bool) and abs(part) < _LARGEST
         for part in value
     ):  # fmt: skip
         return None

@@ -1,7 +1,6 @@
 """The images of a COCO JSON, kept on disk as there may be millions; memory holds twenty bytes of each."""
 
 import json
-import math
 import os
 import re
 from array import array
@@ -116,8 +115,9 @@ class CocoImages:
 
 
 def number(original_id: int | str) -> int:
-    """Return a number that stands for an id, which is an integer or a text."""
-    return original_id if isinstance(original_id, int) else hash(original_id)
+    """Return a number of 64 bits that stands for an id, which is an integer or a text."""
+    is_number = isinstance(original_id, int) and -(2**63) <= original_id < 2**63
+    return int(original_id) if is_number else hash(str(original_id))
 
 
 def integer_like(value: Any) -> int | None:
@@ -129,8 +129,14 @@ def integer_like(value: Any) -> int | None:
 
 def positive(value: Any) -> float:
     """Return a positive finite number as it is, and 0 for anything else."""
-    usable = isinstance(value, int | float) and math.isfinite(value) and 0 < value < 1e12
+    usable = isinstance(value, int | float) and 0 < value < 1e12
     return float(value) if usable else 0.0
+
+
+def _side(value: Any) -> int:
+    """Return a side in pixels; 0, as where none is told, for what no image can have."""
+    side = int(positive(value))
+    return side if side < 2**31 else 0
 
 
 def _fields(image: dict[str, Any], file: CocoFile) -> tuple[str, str, int, int, int | str]:
@@ -147,7 +153,7 @@ def _fields(image: dict[str, Any], file: CocoFile) -> tuple[str, str, int, int, 
         raise DataError(
             f"{uri}: image {json.dumps(image)[:80]} lacks an id or a file_name", fix="give it both"
         )
-    size = int(positive(image.get("width"))), int(positive(image.get("height")))
+    size = _side(image.get("width")), _side(image.get("height"))
     url = url if is_fetched(url) else ""
     if is_fetched(name):  # As Label Studio has it where it reads from a bucket.
         return _relative(name.partition("://")[2].partition("?")[0], uri), name, *size, original_id

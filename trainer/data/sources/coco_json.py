@@ -11,7 +11,7 @@ import ijson
 import numpy as np
 
 from trainer import storage
-from trainer.errors import DataError
+from trainer.errors import DataError, first_line
 
 _LISTS = ("images", "annotations", "categories")
 FIX = "name a file with the lists images, annotations and categories"
@@ -79,9 +79,9 @@ class CocoFile:
                 f"{self.uri} is {error}, which JSON is not",
                 fix="save it as UTF-8 (PowerShell: -Encoding utf8)",
             ) from None
-        except (ijson.JSONError, UnicodeDecodeError) as error:
+        except (ijson.JSONError, ValueError, RecursionError) as error:  # of a number without end, or brackets
             # The parser's message goes on with an excerpt of the text over several lines.
-            raise DataError(f"{self.uri} is not JSON: {str(error).splitlines()[0]}", fix=FIX) from None
+            raise DataError(f"{self.uri} is not JSON: {first_line(error)}", fix=FIX) from None
 
     def _check_lists(self) -> None:
         """Raise DataError if one of the lists is missing, or there are no images."""

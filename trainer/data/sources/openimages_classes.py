@@ -24,7 +24,10 @@ def read_descriptions(uri: str) -> list[Category]:
         DataError: it has another form.
         StorageError: it is missing.
     """
-    rows = [row for row in csv.reader(io.StringIO(storage.read_bytes(uri).decode("utf-8-sig"))) if row]
+    try:
+        rows = [row for row in csv.reader(io.StringIO(storage.read_bytes(uri).decode("utf-8-sig"))) if row]
+    except (UnicodeDecodeError, csv.Error):
+        rows = []
     if rows and not rows[0][0].startswith("/"):
         del rows[0]
     if not rows or any(len(row) != 2 or not row[0].startswith("/") or not row[1] for row in rows):

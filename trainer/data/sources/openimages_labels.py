@@ -81,7 +81,7 @@ class Verified:
                 part = batch.filter(mask)
                 rows, labels = meaning.apply(part["LabelName"])
                 rows, labels = rows[labels >= 0], labels[labels >= 0]
-                ids = part["ImageID"].to_numpy(zero_copy_only=False).astype("S32")[rows]
+                ids = _encoded(part["ImageID"].to_pylist())[rows]
                 parts.append((ids, labels.astype(np.int16), np.full(len(rows), value)))
         ids, labels, sure = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.argsort(ids, kind="stable")
@@ -89,11 +89,11 @@ class Verified:
 
     def ids(self) -> set[str]:
         """Return the images of which something is known."""
-        return {image_id.decode() for image_id in np.unique(self._ids).tolist()}
+        return {image_id.decode(errors="replace") for image_id in np.unique(self._ids).tolist()}
 
     def of(self, image_ids: list[str]) -> list[str]:
         """Return, for each image, JSON such as {"verified": {"Cat": 1, "Dog": 0}}, or ""."""
-        ids = np.array(image_ids, "S32")
+        ids = _encoded(image_ids)
         begins = np.searchsorted(self._ids, ids, "left").tolist()
         ends = np.searchsorted(self._ids, ids, "right").tolist()
         return [
@@ -107,3 +107,8 @@ class Verified:
             # Where annotators disagree, a positive answer counts.
             answers[self._names[label]] = max(int(sure), answers.get(self._names[label], 0))
         return json.dumps({"verified": answers})
+
+
+def _encoded(image_ids: list[str]) -> np.ndarray:
+    """Return ids as bytes, which are compared fast; theirs are 16 hex digits, a mirror's may be others."""
+    return np.array([image_id.encode() for image_id in image_ids], "S32")

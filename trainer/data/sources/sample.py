@@ -8,6 +8,7 @@ import hashlib
 import io
 from dataclasses import asdict, dataclass
 
+from trainer.bounded_text import whole_number
 from trainer.data.sources.row_format import Entries
 from trainer.data.sources.sample_scenes import CLASSES, layout, render
 from trainer.data.sources.source import Box, Category, Entry, Listing
@@ -41,10 +42,11 @@ class SampleSource:
         for part in filter(None, text.split(",")):
             name, _, value = part.partition("=")
             low, high = _LIMITS.get(name.strip(), (0, -1))
-            if not value.strip().isdecimal() or not low <= int(value) <= high:
+            number = whole_number(value.strip())
+            if number is None or not low <= number <= high:
                 ranges = ", ".join(f"{key} ({low} to {high})" for key, (low, high) in _LIMITS.items())
                 raise DataError(f"source sample: cannot use {part!r}", fix=f"parameters: {ranges}")
-            values[name.strip()] = int(value)
+            values[name.strip()] = number
         return cls(**values)
 
     @property

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from trainer import storage
+from trainer.bounded_text import whole_number, yaml_value
 from trainer.data.sources.source import split_of
-from trainer.errors import DataError
+from trainer.errors import DataError, first_line
 from trainer.storage.reach import Reach
 
 YAML = (".yaml", ".yml")
@@ -23,7 +24,8 @@ _BESIDE = (("labels",), ("train",), ("images", "train"), ("labels", "train"))
 """Folders in which labelling tools leave classes.txt beside the label files."""
 _SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 _NOTHING = ("", "~", "null", "None")
-_LARGEST = 16 * 1024 * 1024
+_LARGEST = 512 * 1024
+_MOST_CLASSES = 100_000
 FIX = "name a folder with data.yaml, in which are names (the classes), train and val (folders of images)"
 
 
@@ -149,8 +151,8 @@ def resolve(text: str, bases: list[str], bounds: Bounds, *, is_file: bool = Fals
 def _describes(folder: str, name: str) -> bool:
     """Tell whether a YAML file tells of a data set, and not of something else."""
     try:
-        form = yaml.load(storage.read_bytes(storage.join(folder, name))[:_LARGEST], yaml.BaseLoader)  # noqa: S506
-    except (yaml.YAMLError, ValueError, RecursionError):
+        form = yaml_value(storage.read_bytes(storage.join(folder, name)), yaml.BaseLoader, _LARGEST)
+    except (yaml.YAMLError, ValueError):
         return False
     return isinstance(form, dict) and bool({"names", "nc"} & form.keys()) and "train" in form
 
@@ -158,10 +160,9 @@ def _describes(folder: str, name: str) -> bool:
 def _of_yaml(uri: str, content: bytes, bounds: Bounds) -> YoloSet:
     try:
         # Every scalar stays the text that it is: a class may be named no, 1 or null.
-        form = yaml.load(content, yaml.BaseLoader)  # noqa: S506 (it makes nothing but texts, lists, mappings)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{uri} is not YAML: {why}", fix=FIX) from None
+        form = yaml_value(content, yaml.BaseLoader, _LARGEST)
+    except (yaml.YAMLError, ValueError) as error:
+        raise DataError(f"{uri} is not YAML: {first_line(error)}", fix=FIX) from None
     if not isinstance(form, dict):
         raise DataError(f"{uri} is no description of a YOLO set", fix=FIX)
     names = _names(uri, form)
@@ -183,10 +184,13 @@ def _names(uri: str, form: dict[str, Any]) -> dict[int, str]:
     """Return the classes by their numbers."""
     names = form.get("names")
     count = str(form.get("nc", "")).strip()
-    if names in (None, "") and count.isdecimal():
-        return {number: f"class_{number}" for number in range(int(count))}
+    listed_count = whole_number(count)
+    if count.isdecimal() and (listed_count is None or listed_count > _MOST_CLASSES):
+        raise DataError(f"{uri}: nc is {count[:20]}, more than {_MOST_CLASSES}", fix="let nc be their number")
+    if names in (None, "") and listed_count is not None:
+        return {number: f"class_{number}" for number in range(listed_count)}
     if isinstance(names, dict):
-        wrong = [key for key in names if not str(key).isdecimal()]
+        wrong = [key for key in names if whole_number(str(key)) is None]
         if wrong:
             raise DataError(
                 f"{uri}: names has {str(wrong[0])!r} where a number should be",
@@ -200,7 +204,7 @@ def _names(uri: str, form: dict[str, Any]) -> dict[int, str]:
     if not all(isinstance(name, str) and name.strip() for name in numbered.values()):
         raise DataError(f"{uri}: names holds what is no name", fix="write names as a list of texts")
     listed = _numbered(uri, [], numbered)
-    if count.isdecimal() and int(count) != len(listed):
+    if listed_count not in (None, len(listed)):
         raise DataError(
             f"{uri}: nc is {count}, but names has {len(listed)} classes", fix="let nc be their number"
         )

@@ -5,9 +5,7 @@ On a disk some tensors have other names than in memory: transformers itself tran
 
 import contextlib
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -16,6 +14,7 @@ from transformers.utils import logging as library_logging
 
 from trainer.errors import CheckpointError
 from trainer.model.architecture import UpstreamWeights
+from trainer.temporary_folders import temporary_folder
 
 _CLASSES = ("enc_score_head.", "decoder.class_embed.", "denoising_class_embed.")
 """Beginnings of the names of the tensors that know of the classes, in the inner model."""
@@ -103,10 +102,10 @@ def folder(model: nn.Module, upstream: Any, config: Any, names: Sequence[str]) -
     whole.model.load_state_dict(model.state_dict())
     whole.config.id2label = dict(enumerate(names))
     whole.config.label2id = {name: label for label, name in enumerate(names)}
-    with tempfile.TemporaryDirectory(prefix="kubedet-") as temporary, _quiet():
+    with temporary_folder() as temporary, _quiet():
         whole.save_pretrained(temporary)
-        state = safetensors.torch.load_file(Path(temporary) / _WEIGHTS)
-        files = {"config.json": (Path(temporary) / "config.json").read_bytes()}
+        state = safetensors.torch.load_file(temporary / _WEIGHTS)
+        files = {"config.json": (temporary / "config.json").read_bytes()}
     return UpstreamWeights(state, len(names), files)
 
 

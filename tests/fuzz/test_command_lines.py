@@ -1,0 +1,191 @@
+"""Whatever stands on a command line ends with an exit code, a message and a remedy."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hostile import deep, examples, odd_texts, refused, tried, values
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pipelines import cron
+from trainer import recipes
+from trainer.configuration import parse_overrides
+from trainer.errors import ConfigError, EvaluationError
+from trainer.evaluation import gate
+
+NOWHERE = "/nowhere/at/all"
+LONG = "a" * 6000
+KEYS = (
+    "train.lr",
+    "model.architecture",
+    "model.anchor_sizes",
+    "evaluation.gate",
+    "loader.sizes",
+    "data.allow_hosts",
+    "model.weights",
+    "export.formats",
+    "train.trackers",
+    "a.b",
+    "",
+)
+texts = st.one_of(odd_texts, deep, st.builds(repr, values))
+
+
+@examples(150)
+@given(st.sampled_from(KEYS), texts)
+@example("train.lr", "[" * 100_000)
+@example("train.lr", "[" * 900 + "]" * 900)
+@example("train.lr", "9" * 5000)
+@example("train.lr", "Infinity")
+def test_overrides(key, value):
+    def load():
+        return recipes.load("small", parse_overrides([f"{key}={value}"]))
+
+    error = tried(load)
+    assert not isinstance(error, Exception) or error.fix
+
+
+def test_deep_brackets_in_an_override_are_named(capsys):
+    message = refused(
+        "run", "--source", NOWHERE, "--set", "train.lr=" + "[" * 100_000, capsys=capsys, codes=(2,)
+    )
+    assert "nested more than 100 deep" in message and len(message) < 1000
+
+
+BLANKS = " " * 30_000
+
+
+@examples(150)
+@given(texts)
+@example(f"coco/AP{BLANKS}> {BLANKS}b")
+@example(f"coco/AP{BLANKS}b")
+@example(f"AP[{BLANKS}")
+@example("," * 30_000)
+@example("AP[," * 10_000)
+@example("coco/AP >= 0.1," * 3000)
+@example("coco/AP >= " + "9" * 20_000)
+def test_gates(text):
+    error = tried(lambda: gate.check(gate.split_rules(text)))
+    assert error is None or (isinstance(error, EvaluationError) and error.fix)
+
+
+def test_blanks_in_a_gate_take_no_time(capsys):
+    words = ("run", "--source", NOWHERE, "--gate", f"coco/AP{BLANKS}>= {BLANKS}0.1 b")
+    assert "cannot be read" in refused(*words, capsys=capsys, codes=(2,))
+
+
+@examples(150)
+@given(st.one_of(texts, st.lists(st.text("0123456789*/-,?JANSUN ", max_size=8), max_size=6).map(" ".join)))
+@example("*/" + "9" * 5000 + " * * * *")
+@example("0-" + "9" * 5000 + " * * * *")
+@example("²  * * * *")
+def test_schedules(text):
+    error = tried(lambda: cron.parse(text))
+    assert not isinstance(error, Exception) or (isinstance(error, ConfigError) and error.fix)
+
+
+SOURCES = (
+    "{}",
+    "coco:{}",
+    "voc:{}",
+    "yolo:{}",
+    "openimages:{}",
+    "openimages:base={}",
+    "sample:{}",
+    "sample:images={}",
+    "coco:2017,base={}",
+    "coco:2017,{}",
+    "{}.zip",
+    "coco:{}.tar.gz",
+    "file://{}",
+    "file:{}",
+)
+
+
+@pytest.fixture
+def nothing_here(tmp_path, monkeypatch, hurried):
+    """An empty folder as the present one, with no store and no network to be asked."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("AWS_ENDPOINT_URL", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    hurried(first=0.01, connect=0.2)
+
+
+@examples(120)
+@given(st.sampled_from(SOURCES), odd_texts)
+def test_sources(nothing_here, capsys, form, text):
+    refused("run", "--source", form.format(text), "--recipe", NOWHERE, capsys=capsys, codes=(2,))
+
+
+COMMANDS = (
+    ("run", "--recipe", "{}", "--source", NOWHERE),
+    ("run", "--name", "{}", "--source", NOWHERE),
+    ("run", "--source", NOWHERE, "--data-root", "{}"),
+    ("run", "--source", NOWHERE, "--output", "{}"),
+    ("run", "--source", "{}", "--recipe", NOWHERE),
+    ("run", "--source", NOWHERE, "--nproc", "{}"),
+    ("compile", "--parallelism", "{}"),
+    ("compile", "--parallelism", "1", "-o", "{}"),
+    ("recipes", "--show", "{}"),
+    ("recipes", "--explain", "{}"),
+    ("data", "inspect", "{}"),
+    ("data", "verify", "{}"),
+    ("data", "preview", "{}"),
+    ("data", "inspect", "coco:{}"),
+    ("data", "preview", NOWHERE, "-o", "{}"),
+    ("data", "merge", "{}", NOWHERE, "-o", NOWHERE),
+    ("evaluate", "{}", "--shards", NOWHERE, "-o", NOWHERE),
+    ("evaluate", "{}.pt", "--shards", NOWHERE, "-o", NOWHERE),
+    ("predict", "{}", NOWHERE, "-o", NOWHERE),
+    ("predict", NOWHERE, "{}", "-o", NOWHERE),
+    ("model", "list", "--data-root", "{}"),
+    ("model", "show", "{}"),
+    ("model", "verify", "{}"),
+    ("model", "show", "x", "--data-root", "{}"),
+    ("model", "promote", "{}", "v1"),
+    ("model", "promote", "x", "{}"),
+    ("model", "rollback", "{}"),
+    ("model", "layout", "{}", "-o", NOWHERE),
+    ("serve", "{}", "--port", "0"),
+    ("serve", NOWHERE, "--port", "{}"),
+    ("job", "render", "--spec", "{}"),
+    ("job", "render", "--target", "{}", "--name", "a", "--image", "b", "--", "c"),
+    ("job", "render", "--name", "{}", "--image", "b", "--", "c"),
+    ("job", "render", "--name", "a", "--image", "{}", "--", "c"),
+    ("job", "render", "--name", "a", "--image", "b", "--env", "{}", "--", "c"),
+    ("job", "render", "--name", "a", "--image", "b", "--mount", "{}", "--", "c"),
+    ("job", "fields", "{}"),
+    ("completion", "{}"),
+    ("manifests", "{}"),
+    ("{}",),
+    ("weights", "{}"),
+)
+
+
+@examples(160)
+@given(st.sampled_from(COMMANDS), odd_texts)
+def test_words_of_commands(nothing_here, capsys, command, text):
+    refused(*(word.replace("{}", text) for word in command), capsys=capsys)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_path_of_6000_characters(nothing_here, capsys, command):
+    for text in (LONG, "/" + LONG, "a/" * 3000):
+        refused(*(word.replace("{}", text) for word in command), capsys=capsys)
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if "--" not in command], ids=" ".join)
+def test_a_name_that_is_no_text(nothing_here, capsys, command):
+    message = refused(*(word.replace("{}", "/tmp/\udcff") for word in command), capsys=capsys, codes=(2,))
+    assert "is not UTF-8" in message and "rename" in message
+
+
+@pytest.mark.slow
+def test_a_name_that_is_no_text_in_a_process_of_its_own(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(folder)
+    command = [sys.executable.encode(), b"-m", b"pipelines.cli", b"data", b"inspect", folder]
+    ended = subprocess.run(command, capture_output=True, timeout=100, check=False)
+    assert ended.returncode == 2 and b"is not UTF-8" in ended.stderr and b"Traceback" not in ended.stderr

@@ -1,0 +1,120 @@
+"""Whatever stands in a job's specification, `kubedet job render` ends with a message and a remedy."""
+
+import pytest
+import yaml
+from hostile import as_json, damaged, deep, examples, odd_texts, refused, spoiled, values
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from components.launchers.spec import JobSpec
+
+SPEC = {
+    "name": "a",
+    "image": "b:1",
+    "command": ["python", "-V"],
+    "nodes": 2,
+    "gpus": 1,
+    "env": {"A": "b"},
+    "mounts": [{"claim": "c", "path": "/data"}],
+    "secret_env": [{"name": "K", "secret": "s", "key": "k"}],
+    "labels": {"team": "x"},
+    "network": {"profile": "tcp"},
+    "tolerations": [{"key": "gpu"}],
+    "grace_seconds": 5,
+    "elastic": {"min_nodes": 1, "max_nodes": 3},
+    "cpu_limit": "4",
+    "memory_limit": "8Gi",
+    "spread": [{}],
+    "resources": {"a.b/c": 1},
+    "working_dir": "/x",
+    "ttl": None,
+}
+TARGETS = ("pytorchjob", "trainjob", "indexed-job", "runai", "runai-submit-dist")
+FIELDS = sorted(JobSpec.__dataclass_fields__)
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{chr(98 + level)}: &{chr(98 + level)} [{','.join(['*' + chr(97 + level)] * 9)}]\n" for level in range(8)
+)
+TAGS = (
+    "!!python/object/apply:os.system [ls]",
+    "!!python/name:os.system",
+    "!!binary abc",
+    "!!set {a, b}",
+    "!!omap [a]",
+    "!!pairs [a: b]",
+    "!!timestamp 2001-13-45",
+    "!!int x",
+    "!!float x",
+    "!!bool x",
+    "!x y",
+    "!!null x",
+    "!!map [a]",
+    "2001-99-99",
+    "0o9",
+    "1_000",
+    "190:20:30",
+    "0b2",
+    ".inf",
+    ".nan",
+    "<<: 1",
+    "&a [*a]",
+    "? [a]\n  : b",
+)
+
+
+@pytest.fixture
+def render(tmp_path, capsys):
+    """What renders a specification of these bytes."""
+    path = tmp_path / "job.yaml"
+
+    def rendered(content: bytes, target: str = "pytorchjob", codes: tuple[int, ...] = (0, 1, 2)) -> str:
+        path.write_bytes(content)
+        return refused("job", "render", "--target", target, "--spec", str(path), capsys=capsys, codes=codes)
+
+    return rendered
+
+
+@examples(200)
+@given(spoiled(SPEC), st.sampled_from(TARGETS))
+def test_specifications(render, tree, target):
+    render(as_json(tree), target)
+
+
+@examples(100)
+@given(st.one_of(damaged(yaml.safe_dump(SPEC).encode()), deep.map(str.encode), values.map(as_json)))
+def test_bytes_of_specifications(render, content):
+    render(content)
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_tags_of_yaml(render, tag):
+    message = render(f"name: a\nimage: b\ncommand: [c]\nenv: {tag}\n".encode())
+    assert "Traceback" not in message
+
+
+def test_a_bomb_of_yaml(render):
+    assert "100000 values" in render(BOMB.encode(), codes=(2,))
+    assert "nested more than 100 deep" in render(b"a: &a [*a]", codes=(2,))
+    assert "longer than" in render(b"name: a\n" + b"#" * 10_000_000, codes=(2,))
+
+
+@pytest.mark.parametrize("number", [".inf", "-.inf", ".nan", "1e999", "9" * 5000])
+def test_a_grace_that_is_no_number_of_seconds(render, number, capsys):
+    spec = f"name: a\nimage: b\ncommand: [c]\ngrace_seconds: {number}\n"
+    message = render(spec.encode(), codes=(2,))
+    assert "grace_seconds" in message or "YAML" in message
+    words = ("--name", "a", "--image", "b", "--set", f"grace_seconds={number}", "--", "c")
+    assert "grace_seconds" in refused("job", "render", *words, capsys=capsys, codes=(2,))
+
+
+@examples(80)
+@given(
+    st.sampled_from(
+        [*FIELDS, "network.profile", "mounts.0.path", "env.A", "elastic.min_nodes", "tolerations.9999.key"]
+    ),
+    st.one_of(odd_texts, deep, st.builds(repr, values), st.sampled_from([*TAGS, BOMB])),
+)
+@example("nodes", "9" * 5000)
+@example("mounts." + "9" * 5000, "x")
+def test_fields(capsys, field, value):
+    words = ("--name", "a", "--image", "b", "--set", f"{field}={value}", "--", "c")
+    refused("job", "render", *words, capsys=capsys)

@@ -1,0 +1,89 @@
+"""Whatever is in a checkpoint, weights or a configuration, commands end with a message and a remedy."""
+
+import json
+
+import pytest
+import torch
+from hostile import as_json, damaged, examples, refused, spoiled, tried, values
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer import checkpoint, configuration, recipes
+from trainer.errors import ConfigError
+from trainer.weights.weight_files import WeightFiles
+
+CATEGORIES = [{"id": 0, "name": "cat", "original_id": 7}]
+
+
+def state(**changed: object) -> dict[str, object]:
+    """What a checkpoint holds, with other values."""
+    whole = {
+        "version": checkpoint.VERSION, "model": {"a": torch.zeros(2)}, "categories": CATEGORIES,
+        "step": 3, "epoch": 1, "config": configuration.to_json(recipes.load("debug", {})),
+        "metrics": {}, "fingerprint": "f00d", "global_batch": 4,
+    }  # fmt: skip
+    return {key: value for key, value in (whole | changed).items() if value is not ...}
+
+
+@pytest.mark.parametrize("key", ["config", "categories", "step", "model", "version", "fingerprint"])
+@pytest.mark.parametrize("value", [..., None, 5, "x", [], {}, {"a": "b"}], ids=repr)
+def test_a_checkpoint_that_lacks_something(tmp_path, capsys, key, value):
+    path = tmp_path / "best.pt"
+    torch.save(state(**{key: value}), path)
+    words = ("evaluate", str(path), "--shards", str(tmp_path), "-o", str(tmp_path / "out"))
+    refused(*words, capsys=capsys, codes=(2,))
+
+
+def test_damaged_checkpoints(tmp_path, capsys):
+    path = tmp_path / "best.pt"
+    torch.save(state(), path)
+    whole = path.read_bytes()
+
+    @examples(40)
+    @given(damaged(whole))
+    def run(content):
+        path.write_bytes(content)
+        words = ("evaluate", str(path), "--shards", str(tmp_path), "-o", str(tmp_path / "out"))
+        refused(*words, capsys=capsys, codes=(2,))
+
+    run()
+
+
+@examples(150)
+@given(spoiled(json.loads(configuration.to_json(recipes.load("debug", {})))))
+def test_configurations(tree):
+    error = tried(lambda: configuration.from_json(as_json(tree)))
+    assert not isinstance(error, Exception) or (isinstance(error, ConfigError) and error.fix)
+
+
+@examples(60)
+@given(damaged(configuration.to_json(recipes.load("debug", {})).encode()))
+def test_bytes_of_configurations(content):
+    error = tried(lambda: configuration.from_json(content))
+    assert not isinstance(error, Exception) or (isinstance(error, ConfigError) and error.fix)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.pt"])
+def test_damaged_weights(tmp_path, name):
+    from safetensors.torch import save_file
+
+    path = tmp_path / name
+    tensors = {"a": torch.zeros(3), "b": torch.ones(2, 2)}
+    save_file(tensors, path) if name.endswith("safetensors") else torch.save(tensors, path)
+    whole = path.read_bytes()
+
+    @examples(40)
+    @given(damaged(whole))
+    def run(content):
+        path.write_bytes(content)
+        tried(WeightFiles(str(path), {name: path}).state)
+
+    run()
+
+
+@examples(60)
+@given(st.one_of(values.map(as_json), damaged(b'{"model_type": "d_fine", "id2label": {"0": "cat"}}')))
+def test_what_is_published_beside_weights(tmp_path, content):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    tried(WeightFiles("x", {"config.json": path}).config)

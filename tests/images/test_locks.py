@@ -1,0 +1,129 @@
+"""The images' locks: the tested versions, with hashes, all that is needed, and no host of an index."""
+
+import hashlib
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+EXTRAS = {
+    "trainer": ["mlflow", "wandb", "detr"],
+    "component": ["pipeline", "export", "signing", "registry", "mlflow", "wandb", "detr"],
+}
+UNPINNED = {"setuptools"}
+"""What pip leaves out of what it freezes."""
+
+
+@pytest.fixture(scope="module")
+def planner():
+    spec = importlib.util.spec_from_file_location("plan", ROOT / "images" / "plan.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(params=sorted(EXTRAS))
+def image(request):
+    return request.param
+
+
+@pytest.fixture
+def lock(planner, image):
+    """The entries of an image's lock by name."""
+    return planner.read_lock((ROOT / "images" / "locks" / f"{image}.txt").read_text())
+
+
+def test_versions_are_the_tested_ones(planner, lock):
+    pins = planner.read_pins((ROOT / "constraints.txt").read_text())
+    versions = {name: re.match(r"[\w.-]+==([\w.!+]+)", entry)[1] for name, entry in lock.items()}
+    assert {name: pins.get(name) for name in versions.keys() - UNPINNED} == {
+        name: version for name, version in versions.items() if name not in UNPINNED
+    }
+
+
+def test_each_file_has_a_hash_and_no_index_is_named(lock):
+    for name, entry in lock.items():
+        first, *hashes = entry.replace("\\\n", "\n").splitlines()
+        assert hashes and all(re.fullmatch(r" +--hash=sha256:[0-9a-f]{64} *", line) for line in hashes), name
+        assert re.fullmatch(r"[a-z0-9.-]+==[\w.!+]+( ; [^@/]+)? *", first), name
+
+
+def test_it_is_what_the_dockerfile_installs(image):
+    text = (ROOT / "images" / f"{image}.Dockerfile").read_text()
+    assert f"--extras {','.join(EXTRAS[image])}\n" in text
+
+
+def test_nothing_lacks_that_is_needed(image, lock):
+    """They are installed without their dependencies."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pending = [Requirement(text) for text in project["dependencies"]]
+    pending += [
+        Requirement(text) for extra in EXTRAS[image] for text in project["optional-dependencies"][extra]
+    ]
+    seen = set()
+    while pending:
+        requirement = pending.pop()
+        name = canonicalize_name(requirement.name)
+        if (name, frozenset(requirement.extras)) in seen:
+            continue
+        seen.add((name, frozenset(requirement.extras)))
+        if name == project["name"]:
+            texts = [text for extra in requirement.extras for text in project["optional-dependencies"][extra]]
+            pending += [Requirement(text) for text in texts]
+            continue
+        assert name in lock, f"{name} is needed: write the locks anew (CONTRIBUTING.md)"
+        try:
+            version(name)
+        except PackageNotFoundError:
+            continue  # Of another platform.
+        for text in requires(name) or []:
+            inner = Requirement(text)
+            environments = [{"extra": extra} for extra in ("", *requirement.extras)]
+            if inner.marker is None or any(inner.marker.evaluate(each) for each in environments):
+                pending.append(inner)
+    assert len(seen) > 80
+
+
+def wheel(folder: Path, name: str) -> str:
+    """Write a wheel that holds nothing; returns its sha256."""
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        info = f"{name}-1.0.dist-info"
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("hashes", [True, False])
+def test_a_file_with_another_hash_is_refused_unless_hashes_are_left_out(planner, tmp_path, hashes):
+    digests = {name: wheel(tmp_path, name) for name in ("kdone", "kdtwo", "setuptools")}
+    digests["kdtwo"] = "0" * 64
+    text = "".join(f"{name}==1.0 \\\n    --hash=sha256:{digest}\n" for name, digest in digests.items())
+    project = {"name": "x", "dependencies": ["kdone"], "optional-dependencies": {}}
+    files = planner.plan(project, {}, planner.read_lock(text, hashes=hashes), {}, [])
+    (tmp_path / "packages.txt").write_text(files["packages.txt"])
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-index",
+        "--no-deps",
+        "--dry-run",
+        "--no-cache-dir",
+    ]
+    command += ["--find-links", tmp_path, "--target", tmp_path / "out", "-r", tmp_path / "packages.txt"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (ended.returncode == 0) == (not hashes), ended.stdout + ended.stderr
+    assert ("DO NOT MATCH THE HASHES" in ended.stderr) == hashes
+    assert not hashes or "kdtwo" in ended.stderr

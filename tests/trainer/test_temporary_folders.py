@@ -1,0 +1,137 @@
+"""Temporary folders go with their process, however it ends, and no sooner."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from patience import until
+
+from trainer import storage, temporary_folders
+from trainer.temporary_folders import PREFIX, TemporaryFolder, temporary_folder
+
+ROOT = Path(__file__).parents[2]
+HOLD = """
+import sys, time
+from trainer.temporary_folders import temporary_folder
+with temporary_folder() as folder:
+    (folder / "file").write_text("x")
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+WRITE = """
+import sys, time
+from trainer import storage
+with storage.new_file(sys.argv[1]) as path:
+    path.write_text("a part")
+    print(path, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder of the system's for temporary ones, for this process and those that it starts."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr(temporary_folders, "_swept", set())
+    return tmp_path
+
+
+def started(code, *arguments):
+    """Start a process; returns it with the path that it prints."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    return process, Path(process.stdout.readline().strip())
+
+
+def killed(process):
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+
+def ours(place):
+    return sorted(path for path in place.iterdir() if path.name.startswith(PREFIX))
+
+
+def test_it_is_gone_when_the_block_ends_or_nobody_has_it(place):
+    with temporary_folder() as folder:
+        (folder / "a").mkdir()
+        assert len(ours(place)) == 1 and list(folder.iterdir())
+    kept = TemporaryFolder()
+    assert ours(place)
+    del kept
+    assert ours(place) == []
+
+
+def test_the_next_run_removes_what_a_kill_left_and_nothing_of_who_lives(place):
+    dead, left = started(HOLD)
+    alive, held = started(HOLD)
+    try:
+        killed(dead)
+        assert (left / "file").exists()
+        with temporary_folder() as own:
+            assert not left.parent.exists()
+            assert (held / "file").exists() and own.exists()
+    finally:
+        killed(alive)
+
+
+def test_what_others_have_named_so_stays(place):
+    for name in (f"{PREFIX}1", "kubedet-cache-0", "torchelastic_x"):
+        (place / name).mkdir()
+    (place / f"{PREFIX}1" / "file").write_text("x")
+    os.utime(place / f"{PREFIX}1", (0, 0))
+    (place / f"{PREFIX}link").symlink_to(place / "kubedet-cache-0")
+    temporary_folders.sweep()
+    assert len(list(place.iterdir())) == 4 and (place / f"{PREFIX}1" / "file").exists()
+
+
+def test_a_child_that_was_forked_does_not_take_it_along(place):
+    folder = TemporaryFolder()
+    pid = os.fork()
+    if not pid:
+        folder.close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert folder.path.exists()
+    folder.close()
+    assert ours(place) == []
+
+
+def test_the_next_writer_removes_the_half_file_of_one_that_was_killed(place):
+    target = place / "model" / "MODEL_CARD.md"
+    dead, left = started(WRITE, str(target))
+    alive, held = started(WRITE, str(target))
+    try:
+        killed(dead)
+        assert left.name.startswith(".MODEL_CARD.md.") and left.name.endswith(".tmp") and left.exists()
+        storage.remove_stale(str(place))
+        assert not left.exists() and held.exists()
+    finally:
+        killed(alive)
+
+
+def test_a_name_of_many_bytes_can_be_written(place):
+    uri = str(place / ("日" * 80))
+    storage.write_bytes(uri, b"x")
+    assert storage.read_bytes(uri) == b"x"
+
+
+@pytest.mark.slow
+def test_a_launch_leaves_no_folder_and_the_next_sweeps_that_of_a_killed_one(place):
+    """torchrun makes one of its own for each launch, and leaves it."""
+    command = [sys.executable, "-m", "trainer", "launch", "--nproc", "1", "--", "doctor", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    launched = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+    until(lambda: ours(place) or launched.poll() is not None)
+    launched.kill()
+    launched.wait()
+    assert ours(place)
+    subprocess.run(command, stdout=subprocess.DEVNULL, env=environment, check=False, timeout=300)
+    assert ours(place) == [] and not list(place.glob("torchelastic_*"))
