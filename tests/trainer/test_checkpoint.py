@@ -11,7 +11,7 @@ import torch
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.configuration import from_json, to_json
-from trainer.errors import CheckpointError, DataError, StorageError
+from trainer.errors import CheckpointError, StorageError
 from trainer.model.architecture import build
 
 

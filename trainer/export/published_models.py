@@ -19,8 +19,9 @@ from trainer.export.bundle import Bundle
 
 CURRENT = "current"
 _LOG = logging.getLogger("model")
-_SHAPE: dict[str, Any] = dict.fromkeys("name version model checkpoint evaluation fingerprint".split(), str)
-_SHAPE |= {"digest?": str, "metrics": {"*": float}, "classes?": [str], "history": [str]}
+_TEXTS = ("name", "version", "model", "checkpoint", "evaluation", "fingerprint")
+_SHAPE: dict[str, Any] = dict.fromkeys(_TEXTS, str) | {"metrics": {"*": float}, "history": [str]}
+_SHAPE |= {"digest?": str, "classes?": [str]}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST_HISTORY = 100
 _SHOWN = 10
@@ -301,8 +302,8 @@ def _history(data_root: str, name: str, version: str) -> list[str]:
     try:
         before = current(data_root, name)
     except (DamagedError, FormError) as error:
-        _LOG.warning("%s; it is written anew, without the versions that were current before", error.message)
-        return []
+        before, told = None, "%s; it is written anew, without the versions that were current before"
+        _LOG.warning(told, error.message)
     if before is None:
         return []
     if before["version"] == version:  # Promoted again, as by a retried step.
