@@ -1,7 +1,6 @@
 """Published models: `<data_root>/models/NAME/VERSION/` is a bundle, `current` names the one in use.
 
-`current` is a small JSON file, written whole and last. It also tells how good that version is
-(metrics, and the folder of its evaluation): the next run's gate compares with it.
+`current`, small JSON, is written whole and last, and tells how good that version is: gates compare with it.
 """
 
 import logging
