@@ -167,7 +167,9 @@ def test_the_seven_commands_lead_from_an_empty_folder_to_a_served_model(installe
                 found[0] for line in served.stdout if (found := re.search(r"http://\S+\d/?", line))
             )
             with urllib.request.urlopen(address, timeout=60) as answer:
-                assert b"cards" in answer.read()
+                assert b"<html" in answer.read()
+            with urllib.request.urlopen(f"{address.rstrip('/')}/v2/models/cards", timeout=60) as answer:
+                assert json.load(answer)["name"] == "cards"
         finally:
             served.terminate()
     made = {"cards.zip", "photos", "sheet.png", "predictions", "runs", "data_root"}
