@@ -1,10 +1,14 @@
-"""The wheel: all of it is inside, and it runs where no checkout is, on what its extra `pipeline` brings."""
+"""The wheel: all of it is inside, and it runs where no checkout is, on what its extras bring."""
 
+import io
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+import urllib.request
 import venv
 import zipfile
 from email import message_from_bytes
@@ -12,12 +16,16 @@ from pathlib import Path
 
 import pytest
 from installed import ROOT, view
+from PIL import Image, ImageDraw
 
 FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
 FOLDERS = ("deploy", "trainer", "components", "pipelines")
 ELSEWHERE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 """An environment in which the checkout is not to be found: pip would take it for what is installed."""
-TINY = ("--source", "sample:images=48,size=96", "--set", "train.epochs=1", "--set", "loader.image_size=96")
+TINY = (
+    "--nproc", "1", "--gate", "coco/AP50 >= 0", "--set", "train.epochs=1", "--set", "loader.image_size=96",
+    "--set", "train.minutes=0", "--set", "model.weights=none",
+)  # fmt: skip
 
 pytestmark = pytest.mark.slow
 
@@ -44,14 +52,14 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """Folder of an environment with the wheel and what its extra `pipeline` brings, and nothing else."""
+    """Folder of an environment with the wheel and what `pipeline` and `serve` bring, and nothing else."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python3*/site-packages")
     command = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "--quiet"]
     command += ["--no-index", "--no-deps", wheel]
     subprocess.run(command, env=ELSEWHERE, cwd=folder, check=True, timeout=120)
-    view(["pipeline"], packages)
+    view(["pipeline", "serve"], packages)
     return folder
 
 
@@ -114,15 +122,58 @@ def test_the_environment_has_nothing_else(installed, tmp_path):
     assert run(installed, tmp_path, "python", "-c", code).stdout == "[]\n"
 
 
-def test_the_whole_pipeline_runs_in_an_empty_folder(installed, tmp_path):
-    words = ("--name", "first", "--nproc", "1", *TINY, "--gate", "coco/AP50 >= 0")
-    ran = run(installed, tmp_path, "kubedet", "run", *words)
+def photographs(folder):
+    """Leave a labelling tool's export where the seven commands have it, and photographs without labels."""
+    (folder / "Downloads").mkdir()
+    (folder / "here" / "photos").mkdir(parents=True)
+    with zipfile.ZipFile(folder / "Downloads" / "cards.zip", "w") as archive:
+        archive.writestr("data.yaml", "names: [ace, king]\ntrain: train/images\nval: valid/images\n")
+        for number in range(30):
+            x, place = 10 + number, "valid" if number > 23 else "train"
+            drawn, file = Image.new("RGB", (96, 72), "green"), io.BytesIO()
+            ImageDraw.Draw(drawn).rectangle((x, 20, x + 30, 60), fill=("white", "red")[number % 2])
+            drawn.save(file, "JPEG")
+            archive.writestr(f"{place}/images/{number}.jpg", file.getvalue())
+            box = f"{number % 2} {(x + 15) / 96:.4f} {40 / 72:.4f} {30 / 96:.4f} {40 / 72:.4f}\n"
+            archive.writestr(f"{place}/labels/{number}.txt", box)
+    (folder / "here" / "photos" / "new.jpg").write_bytes(file.getvalue())
+    return folder / "here"
+
+
+def test_the_seven_commands_lead_from_an_empty_folder_to_a_served_model(installed, tmp_path):
+    """Those of docs/data.md as they stand there; the first is the fixture."""
+    part = (ROOT / "docs" / "data.md").read_text().partition("## Bring your own data")[2]
+    lines = part.partition("```bash\n")[2].partition("```")[0].splitlines()
+    assert len(lines) == 7 and lines[1] == "cp ~/Downloads/cards.zip ."
+    install, _, inspect, preview, training, predict, serve = map(shlex.split, lines)
+    assert install[-1] == "kubedet[pipeline,serve]"  # What the fixture has.
+    here = photographs(tmp_path)
+    shutil.copy(tmp_path / "Downloads" / "cards.zip", here)
+    told = run(installed, here, *inspect)
+    assert told.returncode == 0 and f"--source {training[3]}".split(":")[0] in told.stdout, told.stderr
+    assert run(installed, here, *preview).returncode == 0 and (here / "sheet.png").stat().st_size > 10_000
+    ran = run(installed, here, *training, *TINY)
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
-    summary = json.loads((tmp_path / "runs/first/summary.json").read_text())
-    assert summary["status"] == "succeeded"
-    assert (tmp_path / "runs/first/evaluation/report.html").stat().st_size > 10_000
-    assert (tmp_path / "runs/first/model/model.onnx").exists()
-    assert {path.name for path in tmp_path.iterdir()} == {"runs", "data_root"}
+    assert json.loads((here / "runs/first/summary.json").read_text())["status"] == "succeeded"
+    assert (here / "runs/first/evaluation/report.html").stat().st_size > 10_000
+    told = run(installed, here, *predict)
+    assert told.returncode == 0 and (here / "predictions" / "new.jpg").is_file(), told.stderr
+    with subprocess.Popen(
+        [installed / "bin" / serve[0], *serve[1:], "--port", "0"], cwd=here, env={"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE, text=True,
+    ) as served:  # fmt: skip
+        try:
+            address = next(
+                found[0] for line in served.stdout if (found := re.search(r"http://\S+\d/?", line))
+            )
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                assert b"<html" in answer.read()
+            with urllib.request.urlopen(f"{address.rstrip('/')}/v2/models/cards", timeout=60) as answer:
+                assert json.load(answer)["name"] == "cards"
+        finally:
+            served.terminate()
+    made = {"cards.zip", "photos", "sheet.png", "predictions", "runs", "data_root"}
+    assert {path.name for path in here.iterdir()} == made
 
 
 @pytest.mark.parametrize(
