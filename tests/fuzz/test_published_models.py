@@ -1,0 +1,119 @@
+"""Whatever is in a published model, commands end with a message and a remedy, and one hides no other."""
+
+import json
+
+import pytest
+from bundles import make_bundle
+from hostile import as_json, damaged, examples, refused, spoiled, values
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.export import bundle, published_models
+
+
+def resealed(folder) -> None:
+    """Write the checksums anew, as whoever exchanges a file would."""
+    bundle.seal(folder)
+
+
+@pytest.fixture
+def models(tmp_path):
+    """A data root with two models, one of which will be spoiled; gives the root and that one's folder."""
+    root = str(tmp_path / "data_root")
+    for name in ("good", "odd"):
+        source = make_bundle(tmp_path / name, name=name)
+        published_models.publish(source, root, name)
+    return root, tmp_path / "data_root" / "models" / "odd"
+
+
+def all_commands(root: str, capsys) -> None:
+    """Run what reads published models; the good one is always told."""
+    refused("model", "list", "--data-root", root, capsys=capsys)
+    assert published_models.current(root, "good")
+    for words in (
+        ("show", "odd"), ("verify", "odd"), ("show", "odd@v1"), ("rollback", "odd"),
+        ("layout", "odd", "-o", f"{root}/out"), ("promote", "odd", "v1"),
+    ):  # fmt: skip
+        refused("model", *words, "--data-root", root, capsys=capsys)
+
+
+def listed(root: str, capsys) -> str:
+    """Return what `kubedet model list` prints."""
+    from pipelines import cli
+
+    assert cli.main(["model", "list", "--data-root", root]) == 0
+    return capsys.readouterr().out
+
+
+def test_spoiled_metadata(models, capsys):
+    root, odd = models
+    metadata = json.loads((odd / "v1" / bundle.METADATA).read_text())
+
+    @examples(40)
+    @given(spoiled(metadata))
+    def run(tree):
+        (odd / "v1" / bundle.METADATA).write_bytes(as_json(tree))
+        resealed(odd / "v1")
+        all_commands(root, capsys)
+
+    run()
+
+
+def test_spoiled_current(models, capsys):
+    root, odd = models
+    current = json.loads((odd / "current").read_text())
+
+    @examples(40)
+    @given(st.one_of(spoiled(current).map(as_json), damaged(as_json(current)), values.map(as_json)))
+    def run(content):
+        (odd / "current").write_bytes(content)
+        all_commands(root, capsys)
+
+    run()
+
+
+def test_damaged_checksums(models, capsys):
+    root, odd = models
+    sums = (odd / "v1" / bundle.CHECKSUMS).read_bytes()
+
+    @examples(30)
+    @given(damaged(sums))
+    def run(content):
+        (odd / "v1" / bundle.CHECKSUMS).write_bytes(content)
+        all_commands(root, capsys)
+
+    run()
+
+
+WRONG = [
+    b"",
+    b"[]",
+    b"null",
+    b'"v1"',
+    b"{}",
+    b'{"version": 1}',
+    b'{"version": "v1", "history": 5}',
+    b"[" * 9000,
+]
+
+
+@pytest.mark.parametrize("content", WRONG)
+def test_one_bad_record_hides_no_model_and_promoting_mends_it(models, capsys, content):
+    root, odd = models
+    (odd / "current").write_bytes(content)
+    shown = listed(root, capsys)
+    assert "good" in shown and "* v1" in shown.partition("odd")[0]
+    refused("model", "promote", "odd", "v1", "--data-root", root, capsys=capsys, codes=(0,))
+    assert "* v1" in listed(root, capsys).partition("odd")[2]
+
+
+@pytest.mark.parametrize("content", WRONG)
+def test_one_bad_bundle_hides_no_model_and_another_version_can_be_promoted(models, capsys, content, tmp_path):
+    root, odd = models
+    published_models.publish(make_bundle(tmp_path / "v2", name="odd", version="v2"), root, "odd")
+    (odd / "v2" / bundle.METADATA).write_bytes(content)
+    resealed(odd / "v2")
+    shown = listed(root, capsys)
+    assert "good" in shown and "v2  damaged" in shown
+    refused("model", "promote", "odd", "v1", "--data-root", root, capsys=capsys, codes=(0,))
+    assert "* v1" in listed(root, capsys).partition("odd")[2]
