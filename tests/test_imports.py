@@ -40,12 +40,13 @@ LAYERS = (
     ("model", {"model"}),
     ("state", {"checkpoint", "compilation", "optim", "recipes"}),
     ("scores", {"evaluation", "resume", "state"}),
+    ("drift", {"drift"}),
     ("report", {"report", "run_recorder", "step"}),
     ("fitting", {"batch_fitting"}),
     ("speed", {"machine_speed"}),
     ("export", {"export"}),
-    ("baseline", {"baseline"}),
-    ("commands", {"doctor", "evaluate", "launch", "loop"}),
+    ("baseline", {"baseline", "data_comparison"}),
+    ("commands", {"doctor", "evaluate", "launch", "loop", "scored_files"}),
     ("program", {"__main__"}),
 )
 """The packages and top modules of trainer, the lowest first: each imports from the layers before its own

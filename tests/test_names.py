@@ -42,5 +42,6 @@ def test_hidden_names_are_seen_wherever_they_are_bound():
 
 def test_modules_of_trainer_have_names_that_say_what_is_in_them():
     names = Counter(path.stem for path in TRAINER if path.parent.name != "storage")
-    assert {name for name, count in names.items() if count > 1} <= {"__init__"}
+    # `trainer.evaluation.coco` was asked for by this name, and a source of data is called so too.
+    assert {name for name, count in names.items() if count > 1} <= {"__init__", "coco"}
     assert not SINGLE & names.keys()

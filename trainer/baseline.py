@@ -78,7 +78,7 @@ def _named(uri: str) -> Baseline:
         return Baseline(uri, uri)
     for folder in (uri, storage.join(uri, "evaluation")):
         if storage.exists(storage.join(folder, SUMMARY)):
-            return _evaluated(uri, folder, "")
+            return evaluated(uri, folder, "")
     if storage.exists(storage.join(uri, METADATA)):
         return Baseline(uri, uri)
     raise EvaluationError(
@@ -97,11 +97,22 @@ def _current(root: str, name: str) -> Baseline | None:
     bundle = storage.join(published.folder(root, name), record["version"])
     model = record["checkpoint"] if storage.exists(record["checkpoint"]) else bundle
     if record["evaluation"] and storage.exists(storage.join(record["evaluation"], SUMMARY)):
-        return _evaluated(shown, record["evaluation"], model)
+        return evaluated(shown, record["evaluation"], model)
     return Baseline(shown, model)
 
 
-def _evaluated(name: str, folder: str, model: str) -> Baseline:
+def evaluated(name: str, folder: str, model: str) -> Baseline:
+    """Return the model of an evaluation.
+
+    Args:
+        name: for people.
+        folder: of the evaluation.
+        model: URI of the model; empty takes the one that was scored.
+
+    Raises:
+        EvaluationError: the folder's metrics.json is of something else.
+        StorageError: it cannot be read.
+    """
     summary = storage.read_json(storage.join(folder, SUMMARY))
     keys = ("fingerprint", "split", "predictions", "checkpoint")
     if not isinstance(summary, dict) or not all(isinstance(summary.get(key), str) for key in keys):

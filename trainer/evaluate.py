@@ -15,6 +15,8 @@ from trainer.config import Config
 from trainer.configuration import to_json
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
+from trainer.data_comparison import compare_data
+from trainer.data_comparison import write as write_drift
 from trainer.distributed import World, broadcast, process_group
 from trainer.errors import EvaluationError, MissingError
 from trainer.evaluation import coco_metrics, engines, gate, kept_result, scoring
@@ -89,6 +91,7 @@ def evaluate(
         scores = scoring.score(truth_json, truth, predictions, config.evaluation.engine)
         summary = _summary(model, dataset, scores, _predictions_uri(output_uri, config))
         summary["comparison"] = _comparison(baseline, base, obstacle, truth, scores, config)
+        summary["drift"] = _drift(gate.drift_metrics(rules), baseline, dataset, config, output_uri)
         verdict = gate.decide(Evidence.from_summary(summary), rules)
         summary["verdict"] = {"passed": verdict.passed, "reason": verdict.reason, "rules": rules}
         _write(output_uri, model, dataset, truth, predictions, scores, summary, verdict)
@@ -217,6 +220,7 @@ def _summary(
         "sha256": model.sha256,
         "step": model.step,
         "fingerprint": dataset.fingerprint,
+        "shards": storage.absolute(dataset.uri),
         "predictions": predictions_uri,
     }
 
@@ -235,6 +239,32 @@ def _comparison(
             obstacle = f"it cannot be compared with the baseline {baseline.name}: no class has objects"
     named = {"baseline": baseline.name, "model": baseline.model, "obstacle": obstacle}
     return {**named, "samples": samples, "changes": changes}
+
+
+_OF_PIXELS = {"drift/brightness", "drift/sharpness", "drift/features"}
+_PICTURES = 200
+"""Images of each set whose pixels are looked at where a rule asks for what is in them."""
+
+
+def _drift(
+    names: set[str], baseline: Baseline | None, dataset: ShardDataset, config: Config, output_uri: str
+) -> dict[str, Any] | None:
+    """Return how far these shards are from the baseline's; None where no rule asks for it."""
+    if not names:
+        return None
+    if baseline is None:
+        return {"metrics": {}, "obstacle": ""}
+    before = str((baseline.summary or {}).get("shards", ""))
+    if not before or not storage.exists(storage.join(before, "index.json")):
+        return {
+            "metrics": {},
+            "obstacle": f"the shards of the baseline {baseline.name} are not known or not there",
+        }
+    model = baseline.model if "drift/features" in names else ""
+    pictures = _PICTURES if names & _OF_PIXELS else 0
+    drift = compare_data(before, dataset.uri, pictures=pictures, seed=config.train.seed, model_uri=model)
+    write_drift(drift, output_uri)
+    return {"metrics": drift.metrics, "obstacle": ""}
 
 
 def _predictions_uri(output_uri: str, config: Config) -> str:

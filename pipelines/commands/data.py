@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.commands import Commands, data_merge
+from pipelines.commands import Commands, data_compare, data_merge
 from pipelines.commands.options import add_overrides
 from trainer.errors import ConfigError
 from trainer.visible_text import one_line
@@ -28,7 +28,7 @@ _SHOWN_FAULTS = 10
 def add(commands: Commands) -> None:
     """Declare the command and what it can do."""
     parser = commands.add_parser(
-        "data", help="look at data: counts, hashes, pictures; merge corrections",
+        "data", help="look at data: counts, hashes, pictures, drift; merge corrections",
         description="Look at shards, raw images or a source: what they hold, whether they are whole, and "
         "what they look like; and put a set and corrections of it together.",
     )  # fmt: skip
@@ -86,6 +86,7 @@ def add(commands: Commands) -> None:
     )
     preview.add_argument("-o", "--output", default="preview.png", metavar="FILE", help="default: %(default)s")
     preview.set_defaults(command=_preview)
+    data_compare.add(verbs)
     data_merge.add(verbs)
 
 

@@ -1,4 +1,4 @@
-"""`kubedet evaluate`: score any model on any shards."""
+"""`kubedet evaluate`: score any model on any shards, or a file of detections against one of ground truth."""
 
 import argparse
 import json
@@ -15,6 +15,7 @@ from trainer.configuration import parse_overrides
 from trainer.errors import ConfigError, Interrupted
 
 _CONFIG = "config.json"
+_OPTIONS = ("shards", "truth", "predictions", "split", "nproc")
 _GRACE_SECONDS = 10.0
 """How long processes that are stopped may take to end; there is nothing for them to save."""
 
@@ -23,15 +24,27 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "evaluate",
-        help="score a checkpoint or exported model on shards",
-        description="Score a checkpoint or an exported model on shards, compare it with a baseline, hold it "
+        help="score a checkpoint or exported model on shards, or a file of detections",
+        description="Score a checkpoint or an exported model on shards, or with --truth and --predictions "
+        "detections of whatever model that stand in a file; compare it with a baseline, hold it "
         "against the gate, and write report.html, metrics.json and the predictions. Exit code: 0; 1 where "
         "the rules of --gate do not hold; 2 for a mistake in what was asked or given.",
     )
     parser.add_argument(
-        "model", metavar="MODEL", help="URI of best.pt, or of an exported folder or a file in it"
+        "model", metavar="MODEL", nargs="?", default="",
+        help="URI of best.pt, or of an exported folder or a file in it",
+    )  # fmt: skip
+    parser.add_argument("--shards", default="", metavar="URI", help="folder that the shard step wrote")
+    parser.add_argument(
+        "--truth", default="", metavar="FILE", help="in place of a model: ground truth in COCO's JSON form"
     )
-    parser.add_argument("--shards", required=True, metavar="URI", help="folder that the shard step wrote")
+    parser.add_argument(
+        "--predictions", default="", metavar="FILE",
+        help="with --truth: detections in COCO's results form, or predictions.parquet",
+    )  # fmt: skip
+    parser.add_argument(
+        "--images", default="", metavar="DIR", help="with --truth: the images, to show the worst of them"
+    )
     parser.add_argument("-o", "--output", required=True, metavar="URI", help="folder for the evaluation")
     parser.add_argument(
         "--split", choices=("train", "val", "test"), default="",
@@ -39,8 +52,8 @@ def add(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--baseline", default="", metavar="URI",
-        help="what to compare with: a run, an evaluation or a model; none compares with nothing "
-        "(default: the model of that name that passed last)",
+        help="what to compare with: a run, an evaluation or a model; with --truth an evaluation or another "
+        "file of detections; none compares with nothing (default: the model of that name that passed last)",
     )  # fmt: skip
     parser.add_argument(
         "--gate", default="", metavar="RULES",
@@ -63,6 +76,9 @@ def _evaluate(options: argparse.Namespace) -> int:
     from trainer.export import loading
 
     rules = split_rules(options.gate)
+    if options.truth or options.predictions or options.images:
+        return _evaluate_files(options, rules)
+    _check_given(options, ("model", "shards"), ())
     checks.make_all([partial(_check_processes, options.nproc), partial(check, rules)])
     trained = configuration.from_json(json.dumps(loading.trained_with(options.model)), where=options.model)
     config = configuration.with_overrides(trained, _overrides(options, rules), where="--set")
@@ -77,6 +93,34 @@ def _evaluate(options: argparse.Namespace) -> int:
         summary = storage.read_json(storage.join(options.output, SUMMARY))
     _show(summary, options.output)
     return int(bool(rules) and not summary["verdict"]["passed"])
+
+
+def _evaluate_files(options: argparse.Namespace, rules: list[str]) -> int:
+    from trainer import configuration, log, scored_files
+    from trainer.config import Config
+
+    _check_given(options, ("truth", "predictions"), ("model", "shards", "split", "nproc"))
+    config = configuration.with_overrides(Config(), _overrides(options, rules), where="--set").evaluation
+    log.setup()
+    summary = scored_files.evaluate(
+        options.truth, options.predictions, options.output, config, rules=rules, images_uri=options.images
+    )
+    _show(summary, options.output)
+    return int(bool(rules) and not summary["verdict"]["passed"])
+
+
+def _check_given(options: argparse.Namespace, needed: tuple[str, ...], others: tuple[str, ...]) -> None:
+    """Refuse what is neither a model on shards nor a file of detections and its ground truth."""
+    names = {"model": "MODEL", **{name: f"--{name}" for name in _OPTIONS}}
+    missing = [names[name] for name in needed if not getattr(options, name)]
+    strange = [names[name] for name in others if getattr(options, name)]
+    if missing or strange:
+        what = "must be given" if missing else "cannot be given with --truth"
+        raise ConfigError(
+            f"{', '.join(missing or strange)} {what}",
+            fix="score a model: kubedet evaluate MODEL --shards URI -o DIR; or a file of detections: "
+            "kubedet evaluate --truth GT.json --predictions DT.json -o DIR",
+        )
 
 
 def _overrides(options: argparse.Namespace, rules: list[str]) -> dict[str, object]:

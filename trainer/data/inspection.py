@@ -125,10 +125,12 @@ def _describe(view: RawImages | SourceRows, split: str) -> tuple[dict[str, Any],
             for row in rows:
                 if row["fault_reason"]:
                     problems.add(row["fault_reason"], f"{row['file_name']}: {row['fault_detail']}")
-            sized = [row for row in sound if _is_sized(row)]
-            others = [row for row in sound if not _is_sized(row)]
-            total = statistics.add(total, statistics.describe(_samples(sized, labels, problems), labels))
-            unsized = statistics.describe(_samples(others, labels, problems), labels)
+            sized = [row for row in sound if is_sized(row)]
+            others = [row for row in sound if not is_sized(row)]
+            total = statistics.add(
+                total, statistics.describe(cleaned_samples(sized, labels, problems), labels)
+            )
+            unsized = statistics.describe(cleaned_samples(others, labels, problems), labels)
             for name in _OF_PIXELS:
                 unsized[name] = [0] * len(unsized[name])
             total = statistics.add(total, unsized)
@@ -136,13 +138,13 @@ def _describe(view: RawImages | SourceRows, split: str) -> tuple[dict[str, Any],
     return total, problems
 
 
-def _is_sized(row: dict[str, Any]) -> bool:
+def is_sized(row: dict[str, Any]) -> bool:
     """Whether a row tells how large its image is, in pixels."""
     size = (row["width"], row["height"])
     return 0 not in size and size not in (SHARES, SHARES_UPRIGHT)
 
 
-def _samples(rows: list[dict[str, Any]], labels: int, problems: Problems) -> Iterator[dict[str, Any]]:
+def cleaned_samples(rows: list[dict[str, Any]], labels: int, problems: Problems) -> Iterator[dict[str, Any]]:
     """Yield rows as samples with the boxes that cleaning keeps; unknown sizes are replaced by a large one."""
     for row in rows:
         width, height, unit = row["width"], row["height"], 1

@@ -45,7 +45,7 @@ def compare(
         samples: bootstrap samples.
         seed: of the drawn images.
     """
-    weights = _weights(base.image_count, samples, seed)
+    weights = drawn_images(base.image_count, samples, seed)
     per_class, drawn = {}, []
     for place, name in enumerate(names):
         if not len(base.objects(place)):
@@ -62,7 +62,7 @@ def compare(
     return Comparison(overall, at_half, per_class, samples)
 
 
-def _weights(images: int, samples: int, seed: int) -> np.ndarray:
+def drawn_images(images: int, samples: int, seed: int) -> np.ndarray:
     """[images, 1 + samples]: how often each image counts; the first column is the data as they are."""
     random = np.random.default_rng(seed)
     weights = np.ones((images, samples + 1), np.uint8)

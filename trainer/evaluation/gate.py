@@ -5,6 +5,7 @@
 `AP[*] >= 0.05`               of every class that has objects
 `coco/AP >= baseline - 0.01`  with 95 % confidence not worse than the baseline by more than that
 `coco/AP > baseline`          with 95 % confidence better than the baseline
+`drift/classes <= 0.2`        the data are no further than that from those of the baseline's training
 """
 
 import difflib
@@ -17,7 +18,7 @@ from typing import Any
 
 from trainer.errors import EvaluationError
 from trainer.evaluation.metric_change import Change
-from trainer.evaluation.metric_names import METRICS, OPEN_IMAGES, PER_CLASS
+from trainer.evaluation.metric_names import DRIFT, METRICS, OPEN_IMAGES, PER_CLASS
 
 _OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -60,13 +61,19 @@ class Evidence:
     """Change against the baseline of coco/AP, coco/AP50 and AP[class]; empty without a baseline."""
     obstacle: str = ""
     """Why there is a baseline that the model cannot be compared with."""
+    drift_obstacle: str = "the evaluation does not tell it"
+    """Why the drift of the data is not known; empty where there is nothing yet to compare them with."""
 
     @classmethod
     def from_summary(cls, summary: Mapping[str, Any]) -> "Evidence":
         """Read the content of metrics.json."""
         compared = summary.get("comparison") or {}
         changes = {name: Change(*values) for name, values in compared.get("changes", {}).items()}
-        return cls(summary["metrics"], summary["per_class"], changes, compared.get("obstacle", ""))
+        drift = summary.get("drift") or {"metrics": {}, "obstacle": cls.drift_obstacle}
+        return cls(
+            {**summary["metrics"], **drift["metrics"]}, summary["per_class"], changes,
+            compared.get("obstacle", ""), drift["obstacle"],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,7 @@ def parse(text: str) -> Rule:
         raise EvaluationError(
             f"gate rule {text!r}: there is no {of_class[1]} of a class", fix=f"use {', '.join(PER_CLASS)}"
         )
-    if not of_class and metric not in (metric_names := (*METRICS, OPEN_IMAGES)):
+    if not of_class and metric not in (metric_names := (*METRICS, OPEN_IMAGES, *DRIFT)):
         raise EvaluationError(
             f"gate rule {text!r} names an unknown metric",
             fix=f"use one of: {', '.join(metric_names)}, or AP[class]",
@@ -126,6 +133,15 @@ def parse(text: str) -> Rule:
             fix=f"give the number as a share, for example {rule.bound / 100:g} for {rule.bound:g} %",
         )
     return rule
+
+
+def drift_metrics(rules: Sequence[str]) -> set[str]:
+    """Return which distances of data rules ask for.
+
+    Raises:
+        EvaluationError: as `parse`.
+    """
+    return {parse(rule).metric for rule in rules} & DRIFT.keys()
 
 
 def check(rules: Sequence[str], classes: Collection[str] | None = None) -> None:
@@ -189,7 +205,7 @@ def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
     if of_class:
         _check_class_name(str(rule), of_class[2], evidence.per_class)
     elif rule.metric not in evidence.metrics:
-        return False, f"{rule}: failed, the evaluation does not tell it"
+        return _without_value(rule, evidence)
     if rule.baseline:
         return _against_baseline(rule, evidence)
     value = evidence.per_class[of_class[2]][of_class[1]] if of_class else evidence.metrics[rule.metric]
@@ -199,6 +215,12 @@ def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
         return False, f"{rule}: failed, there is no ground truth to measure it on"
     passed = _OPERATORS[rule.comparison](value, rule.bound)
     return passed, f"{rule.metric} {_shown(rule, value)} {rule.comparison} {rule.bound:g}: {_word(passed)}"
+
+
+def _without_value(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
+    """Judge a rule whose metric was not measured."""
+    reason = evidence.drift_obstacle if rule.metric in DRIFT else "the evaluation does not tell it"
+    return not reason, f"{rule}: " + (f"failed, {reason}" if reason else "passed, there is no baseline yet")
 
 
 def _apply_to_all(rule: Rule, metric: str, evidence: Evidence) -> tuple[bool, str]:

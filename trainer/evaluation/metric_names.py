@@ -21,3 +21,14 @@ OPEN_IMAGES = "oid/AP50"
 
 PER_CLASS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
 """Metrics of each class; besides there is the number of its boxes."""
+
+DRIFT = {
+    "drift/classes": "frequencies of the classes",
+    "drift/boxes_per_image": "boxes in an image",
+    "drift/box_size": "sides of boxes",
+    "drift/image_size": "longer sides of images",
+    "drift/brightness": "brightness of images",
+    "drift/sharpness": "sharpness of images",
+    "drift/features": "features of a detector's backbone",
+}
+"""How far data have moved, from 0 (not at all) to 1, each with what is compared."""

@@ -255,13 +255,38 @@ def _refuse_malformed(where: str, items: Sequence[Any], numbers: Callable[[Any],
         except (TypeError, KeyError, AttributeError, ValueError):
             right = False
         if not right:
-            bad.append(f"{item!r} (item {place})")
+            bad.append(f"{item!r} (item {place}: {_wrong_field(item)})")
     if bad:
         raise EvaluationError(
             f"{where} ({len(items)} in all) cannot be scored:\n"
             f"  {len(bad)} with missing or malformed fields: {', '.join(bad[:EXAMPLES])}",
             fix="boxes are [x, y, width, height] in pixels; ids are integers",
         )
+
+
+def _wrong_field(item: Any) -> str:
+    """Name the first field that is missing or is not what it should be."""
+    if not isinstance(item, Mapping):
+        return "no JSON object"
+    for name in ("image_id", "category_id", "bbox", "score", "area"):
+        values = _box_or_nothing(item) if name == "bbox" else [item.get(name, 0)]
+        is_id = name.endswith("_id")
+        if is_id and name not in item:
+            return f"no {name}"
+        sound = bool(values) and all(
+            isinstance(value, float) or (isinstance(value, int) and abs(value) < _END_OF_FLOATS)
+            for value in values
+        )
+        if not sound or (is_id and not (float(values[0]).is_integer() and abs(values[0]) < _END_OF_IDS)):
+            return name
+    return "no score"
+
+
+def _box_or_nothing(item: Mapping[str, Any]) -> Sequence[Any]:
+    try:
+        return _box(item)
+    except (TypeError, KeyError):
+        return ()
 
 
 def _check_parts(dataset: Mapping[str, Any]) -> None:

@@ -1,8 +1,11 @@
 """Collects the content of an evaluation's report."""
 
 import platform
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
+
+import numpy as np
 
 from trainer import storage
 from trainer.data.shard_folder import read_index
@@ -37,20 +40,9 @@ def collect(
     index = read_index(dataset.uri)
     return ReportData(
         title=f"{model.config.get('recipe', 'model')} on {dataset.split}",
-        split=dataset.split,
-        images=len(dataset),
-        metrics=scores.metrics,
-        per_class=scores.coco.per_class,
-        precision=scores.coco.precision,
-        verdict=verdict,
-        compared=_compared(summary["comparison"]),
-        points=scores.points,
-        f1=scores.f1,
-        tide=scores.tide,
-        confusion=scores.confusion,
-        calibration=scores.calibration,
-        training=read_rows(storage.parent(model.uri)),
+        **_of_scores(scores, summary, verdict),
         gallery=gallery.worst_images(truth, predictions, scores.matches),
+        training=read_rows(storage.parent(model.uri)),
         load_image=_image_loader(dataset),
         dataset=_counts(index),
         statistics=index.get("statistics", {}),
@@ -58,6 +50,58 @@ def collect(
         config=model.config,
         versions=_versions(model, dataset),
     )
+
+
+def collect_files(
+    title: str, truth: Truth, predictions: Predictions, scores: Scores, summary: dict[str, Any],
+    verdict: Verdict | None, load_image: Callable[[int], bytes] | None,
+) -> ReportData:  # fmt: skip
+    """Collect what the report shows of a file of detections.
+
+    Args:
+        title: what was scored on what.
+        truth: ground truth.
+        predictions: the detections.
+        scores: their metrics and analyses.
+        summary: content of metrics.json, with the comparison.
+        verdict: the gate's; None where none was asked.
+        load_image: bytes of an image by its id; None where the images are not to be had.
+    """
+    boxes = len(truth.boxes) - int(truth.crowd.sum())
+    empty = len(truth.images) - len(np.unique(truth.image_ids))
+    counts = {"images": len(truth.images), "boxes": boxes, "without boxes": empty,
+              "crowds": int(truth.crowd.sum())}  # fmt: skip
+    return ReportData(
+        title=title,
+        **_of_scores(scores, summary, verdict),
+        gallery=gallery.worst_images(truth, predictions, scores.matches) if load_image else None,
+        load_image=load_image,
+        dataset={summary["split"]: counts},
+        versions={
+            "detections": summary["checkpoint"],
+            "sha256": summary["sha256"],
+            "ground truth": summary["truth"],
+            **_program_versions(),
+        },
+    )
+
+
+def _of_scores(scores: Scores, summary: dict[str, Any], verdict: Verdict | None) -> dict[str, Any]:
+    """What of a report follows from the scores alone."""
+    return {
+        "split": summary["split"],
+        "images": summary["images"],
+        "metrics": scores.metrics,
+        "per_class": scores.coco.per_class,
+        "precision": scores.coco.precision,
+        "verdict": verdict,
+        "compared": _compared(summary["comparison"]),
+        "points": scores.points,
+        "f1": scores.f1,
+        "tide": scores.tide,
+        "confusion": scores.confusion,
+        "calibration": scores.calibration,
+    }
 
 
 def _compared(comparison: dict[str, Any] | None) -> Compared | None:
@@ -83,9 +127,12 @@ def _versions(model: ScoredModel, dataset: ShardDataset) -> dict[str, str]:
         "model": f"{model.uri}{step}",
         "sha256": model.sha256,
         "data": f"{dataset.uri} ({dataset.split})",
-        "python": platform.python_version(),
-        **{name: version(name) for name in _PACKAGES},
+        **_program_versions(),
     }
+
+
+def _program_versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
 
 
 def _image_loader(dataset: ShardDataset) -> Any:

@@ -114,6 +114,34 @@ def test_kept_predictions_that_cannot_be_right_are_refused_with_examples(kubedet
     assert re.search(r"1 with a box outside of its image: \[90.0, 90.0, 50.0, 50.0\] \(item 2\)", err)
 
 
+def test_files_of_detections_are_scored_and_compared(kubedet, tmp_path):
+    truth, found = tmp_path / "truth.json", tmp_path / "found.json"
+    box = {"image_id": 1, "category_id": 3, "bbox": [10, 10, 40, 40]}
+    categories = [{"id": 3, "name": "cat"}]
+    images = [{"id": 1, "file_name": "1.jpg", "width": 90, "height": 90}]
+    boxes = [{**box, "id": 1, "area": 1600, "iscrowd": 0}]
+    truth.write_text(json.dumps({"images": images, "annotations": boxes, "categories": categories}))
+    found.write_text(json.dumps([{**box, "score": 0.9}]))
+    words = ("evaluate", "--truth", truth, "--predictions", found, "-o")
+    code, out, _ = kubedet(*words, tmp_path / "e", "--gate", "coco/AP >= 0.9")
+    assert code == 0 and "gate: passed" in out and (tmp_path / "e" / "report.html").exists()
+    assert kubedet(*words, tmp_path / "f", "--gate", "coco/AP > 1")[0] == 1
+    code, out, _ = kubedet("compare", tmp_path / "e", found, "--samples", "5", "-o", tmp_path / "c")
+    assert code == 0 and "neither is surely better, by coco/AP" in out
+    assert re.search(r"coco/AP +1\.000 +1\.000 +\+0\.000   \+0\.000 to \+0\.000: not sure", out)
+    assert (tmp_path / "c" / "comparison.json").exists()
+
+
+def test_a_model_and_files_cannot_be_scored_at_once(kubedet, tmp_path):
+    output = ("-o", tmp_path / "e")
+    code, _, err = kubedet("evaluate", "best.pt", *output)
+    assert code == 2 and "--shards must be given" in err and "--truth GT.json" in err
+    code, _, err = kubedet("evaluate", "--truth", "t.json", *output)
+    assert code == 2 and "--predictions must be given" in err
+    code, _, err = kubedet("evaluate", "best.pt", "--truth", "t.json", "--predictions", "d.json", *output)
+    assert code == 2 and "MODEL cannot be given with --truth" in err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_several_processes_end_where_only_the_command_is_told_to(model, shards, tmp_path, number):

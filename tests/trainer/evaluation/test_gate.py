@@ -200,3 +200,16 @@ def test_evidence_from_what_an_evaluation_wrote():
     assert gate.Evidence.from_summary(summary) == gate.Evidence(METRICS, CLASSES)
     summary["comparison"] = {"obstacle": "", "changes": {"coco/AP": [0.3, 0.31, -0.01, 0.02]}}
     assert gate.Evidence.from_summary(summary).changes == {"coco/AP": Change(0.3, 0.31, -0.01, 0.02)}
+
+
+def test_the_drift_of_data_is_a_metric_of_the_gate():
+    apart = gate.Evidence({"drift/classes": 0.3})
+    assert not gate.decide(apart, ["drift/classes <= 0.2"]).passed
+    assert gate.decide(apart, ["drift/classes <= 0.4"]).passed
+    unknown = gate.Evidence({}, drift_obstacle="its shards are gone")
+    assert gate.decide(unknown, ["drift/classes <= 0.4"]).reason.endswith("failed, its shards are gone")
+    first = gate.Evidence({}, drift_obstacle="")
+    assert gate.decide(first, ["drift/classes <= 0.4"]) == gate.Verdict(
+        passed=True, reason="drift/classes <= 0.4: passed, there is no baseline yet"
+    )
+    assert gate.drift_metrics(["coco/AP >= 0.1", "drift/sharpness <= 0.5"]) == {"drift/sharpness"}

@@ -1,0 +1,139 @@
+"""Files of detections as whole evaluations, and two evaluations side by side."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from trainer import scored_files
+from trainer.config import EvaluationConfig
+from trainer.errors import EvaluationError
+from trainer.evaluation.coco import evaluate_files
+from trainer.evaluation.metric_names import METRICS
+
+CONFIG = EvaluationConfig(bootstrap=40)
+IMAGES = 40
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Ground truth of 40 images of two classes, and the files of a good and of a bad detector."""
+    folder = tmp_path_factory.mktemp("drawn")
+    random = np.random.default_rng(3)
+    images = [{"id": i, "file_name": f"{i}.jpg", "width": 100, "height": 100} for i in range(IMAGES)]
+    boxes = [
+        {"id": n, "image_id": n % IMAGES, "category_id": 1 + n % 2, "bbox": [*map(float, corner), 25.0, 30.0],
+         "area": 750.0, "iscrowd": 0}
+        for n, corner in enumerate(random.integers(0, 70, (3 * IMAGES, 2)))
+    ]  # fmt: skip
+    categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    truth = {"images": images, "annotations": boxes, "categories": categories}
+    (folder / "truth.json").write_text(json.dumps(truth))
+    for name, shift, share in (("good", 1.0, 0.95), ("bad", 6.0, 0.6)):
+        detections = [
+            {"image_id": box["image_id"], "category_id": box["category_id"], "score": float(random.random()),
+             "bbox": [box["bbox"][0] + float(random.random() * shift), *box["bbox"][1:3], 25.0]}
+            for box in boxes
+            if random.random() < share
+        ]  # fmt: skip
+        (folder / f"{name}.json").write_text(json.dumps(detections))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evaluated(drawn):
+    """Both detectors' evaluations."""
+    for name in ("good", "bad"):
+        uri = str(drawn / f"{name}.json")
+        scored_files.evaluate(str(drawn / "truth.json"), uri, str(drawn / name), CONFIG)
+    return drawn
+
+
+def test_an_evaluation_of_a_file_has_what_one_of_a_model_has(drawn, tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(IMAGES):
+        Image.new("RGB", (100, 100), (number, 90, 200)).save(folder / f"{number}.jpg")
+    paths = str(drawn / "truth.json"), str(drawn / "bad.json")
+    rules = ["coco/AP50 >= 0.99", "AP[cat] >= 0.01"]
+    summary = scored_files.evaluate(*paths, str(tmp_path / "e"), CONFIG, rules=rules, images_uri=str(folder))
+    scored = evaluate_files(*paths)
+    assert all(summary["metrics"][name] == scored[name] for name in METRICS)
+    assert summary["images"] == IMAGES and not summary["verdict"]["passed"]
+    assert json.loads((tmp_path / "e" / "metrics.json").read_text()) == summary
+    page = (tmp_path / "e" / "report.html").read_text()
+    for part in (
+        "bad on truth",
+        "Gate failed",
+        "Classes, weakest first",
+        "Confusions",
+        "Worst images",
+        "bad.json",
+    ):
+        assert part in page, part
+    assert page.count("data:image/jpeg") == 12
+    assert "| cat |" in (tmp_path / "e" / "report.md").read_text()
+
+
+def test_a_baseline_may_be_a_file_or_an_evaluation(evaluated, tmp_path):
+    paths = str(evaluated / "truth.json"), str(evaluated / "good.json")
+    summaries = [
+        scored_files.evaluate(
+            *paths, str(tmp_path / name), EvaluationConfig(bootstrap=40, baseline=str(evaluated / name)),
+            rules=["coco/AP > baseline"],
+        )
+        for name in ("bad", "bad.json")
+    ]  # fmt: skip
+    assert all(summary["verdict"]["passed"] for summary in summaries)
+    assert summaries[0]["comparison"]["changes"] == summaries[1]["comparison"]["changes"]
+    assert "Against the baseline" in (tmp_path / "bad" / "report.md").read_text()
+
+
+def test_two_evaluations_are_compared_with_confidence(evaluated, tmp_path):
+    bad, good = str(evaluated / "bad"), str(evaluated / "good")
+    comparison = scored_files.compare(bad, good, samples=40, output_uri=str(tmp_path / "c"))
+    assert comparison["verdict"] == "better"
+    assert scored_files.compare(good, bad, samples=40)["verdict"] == "worse"
+    assert scored_files.compare(good, good, samples=40)["verdict"] == "not sure"
+    base, new, low, high = comparison["changes"]["coco/AP"]
+    assert [base, new] == pytest.approx(comparison["metrics"]["coco/AP"], abs=1e-9)
+    assert 0 < low < new - base < high
+    assert set(comparison["changes"]) == {"coco/AP", "coco/AP50", "AP[cat]", "AP[dog]"}
+    assert json.loads((tmp_path / "c" / "comparison.json").read_text()) == comparison
+    page = (tmp_path / "c" / "report.html").read_text()
+    assert "surely better" in page and "Gate" not in page
+
+
+def test_files_are_compared_where_their_ground_truth_is_named(evaluated):
+    files = [str(evaluated / f"{name}.json") for name in ("bad", "good")]
+    truth = str(evaluated / "truth.json")
+    of_files = scored_files.compare(*files, truth_uri=truth, samples=40)
+    mixed = scored_files.compare(str(evaluated / "bad"), files[1], samples=40)
+    assert of_files["changes"] == mixed["changes"]
+    with pytest.raises(EvaluationError, match="not known against which ground truth") as caught:
+        scored_files.compare(*files)
+    assert "--truth GT.json" in caught.value.fix
+    with pytest.raises(EvaluationError, match="neither an evaluation nor a file of detections"):
+        scored_files.compare(files[0], str(evaluated / "absent.json"), truth_uri=truth)
+
+
+def test_evaluations_of_other_images_are_not_compared(evaluated, tmp_path):
+    truth = json.loads((evaluated / "truth.json").read_text())
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({**truth, "annotations": truth["annotations"][:-1]}))
+    scored_files.evaluate(str(other), str(evaluated / "good.json"), str(tmp_path / "e"), CONFIG)
+    with pytest.raises(EvaluationError, match="not of the same images"):
+        scored_files.compare(str(evaluated / "bad"), str(tmp_path / "e"))
+    config = EvaluationConfig(baseline=str(tmp_path / "e"))
+    with pytest.raises(EvaluationError, match="was not scored on this ground truth"):
+        scored_files.evaluate(
+            str(evaluated / "truth.json"), str(evaluated / "bad.json"), str(tmp_path / "f"), config
+        )
+
+
+def test_images_that_are_not_there_are_told_before_anything_is_scored(drawn, tmp_path):
+    paths = str(drawn / "truth.json"), str(drawn / "bad.json")
+    with pytest.raises(EvaluationError, match=r"there is no image .*0\.jpg"):
+        scored_files.evaluate(*paths, str(tmp_path / "e"), CONFIG, images_uri=str(tmp_path))
+    assert not (tmp_path / "e").exists()

@@ -1,0 +1,77 @@
+"""Scores files of detections, of whatever detector, against a file of ground truth, both in COCO's form."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trainer import storage
+from trainer.errors import EvaluationError
+from trainer.evaluation import coco_metrics
+from trainer.evaluation.input_checks import check_predictions, check_truth
+from trainer.evaluation.truth_and_predictions import Predictions, Truth, parse_json
+
+
+def evaluate_files(
+    ground_truth_json: str | Path, detections_json: str | Path, *, engine: str = "hotcoco"
+) -> dict[str, float | dict[str, dict[str, float]]]:
+    """Score a file of detections against a file of ground truth.
+
+    Args:
+        ground_truth_json: path or URI of {"images", "annotations", "categories"} in COCO's form.
+        detections_json: path or URI of [{"image_id", "category_id", "bbox", "score"}] in COCO's results
+            form, or of predictions that `evaluate` wrote.
+        engine: one of engines.ENGINES.
+
+    Returns:
+        The twelve numbers by the names in metric_names.METRICS, and "per_class" as in CocoResult.
+
+    Raises:
+        EvaluationError: a file is not of its form, or does not fit the other one; with the file, the field,
+            the count and the first examples.
+        StorageError: a file cannot be read.
+    """
+    _, truth = read_truth(str(ground_truth_json))
+    result = coco_metrics.evaluate(truth, read_detections(str(detections_json), truth), engine=engine)
+    return {**result.metrics, "per_class": result.per_class}
+
+
+def read_truth(uri: str) -> tuple[dict[str, Any], Truth]:
+    """Read and check a file of ground truth.
+
+    Returns:
+        COCO's form as it stands in the file, and its boxes as columns.
+
+    Raises:
+        EvaluationError: it is not of that form, or boxes and ids cannot be used; it names the file.
+        StorageError: it cannot be read.
+    """
+    with _naming(uri):
+        dataset = parse_json(storage.read_bytes(uri), uri)
+        truth = Truth.from_coco(dataset)
+        check_truth(truth)
+    return dataset, truth
+
+
+def read_detections(uri: str, truth: Truth) -> Predictions:
+    """Read a file of detections, and check that they are of the images and classes of the ground truth.
+
+    Raises:
+        EvaluationError: it is not of that form, or does not fit; it names the file.
+        StorageError: it cannot be read.
+    """
+    with _naming(uri):
+        predictions, _ = Predictions.read(uri)
+        check_predictions(truth, predictions)
+    return predictions
+
+
+@contextmanager
+def _naming(uri: str) -> Iterator[None]:
+    """Begin what is said of the content of a file with its name."""
+    try:
+        yield
+    except EvaluationError as error:
+        if error.message.startswith(uri):
+            raise
+        raise EvaluationError(f"{uri}: {error.message}", fix=error.fix) from None

@@ -1,0 +1,284 @@
+"""Scores files of detections, of whatever detector, and compares two evaluations of the same images."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from importlib.metadata import version
+from typing import Any
+
+from trainer import baseline as baselines
+from trainer import storage
+from trainer.config import EvaluationConfig
+from trainer.data.shard_index import ShardDataset
+from trainer.errors import EvaluationError
+from trainer.evaluation import coco_metrics, engines, gate, scoring
+from trainer.evaluation.coco import read_detections, read_truth
+from trainer.evaluation.gate import Evidence, Verdict
+from trainer.evaluation.input_checks import check_predictions
+from trainer.evaluation.metric_change import Change
+from trainer.evaluation.scoring import Scores
+from trainer.evaluation.truth_and_predictions import Predictions, Truth
+from trainer.report.collect import collect_files
+from trainer.report.evaluation_page import write_report
+from trainer.storage.probe import check_writable
+
+COMPARISON = "comparison.json"
+"""File that holds what `compare` returned."""
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One of two evaluations: a folder that `evaluate` wrote, or a file of detections."""
+
+    uri: str
+    summary: dict[str, Any] | None
+    """metrics.json of the folder; None of a file."""
+
+    def images(self) -> tuple[str, str] | None:
+        """What tells the images it was scored on; None where that is not known."""
+        return (self.summary["fingerprint"], self.summary["split"]) if self.summary else None
+
+    def predictions(self, truth: Truth) -> Predictions:
+        return read_detections(self.summary["predictions"] if self.summary else self.uri, truth)
+
+
+def evaluate(
+    truth_uri: str, detections_uri: str, output_uri: str, config: EvaluationConfig, *,
+    rules: Sequence[str] = (), images_uri: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """Score a file of detections, and write what `trainer.evaluate` writes of a model.
+
+    Args:
+        truth_uri: ground truth in COCO's form.
+        detections_uri: detections in COCO's results form, or predictions that `evaluate` wrote.
+        output_uri: folder for metrics.json, predictions.parquet, gate.json, table.txt and the reports.
+        config: engine, bootstrap and predictions are used; and baseline: a file of detections or an
+            evaluation of the same images.
+        rules: the gate's.
+        images_uri: folder that the images' file names are below, for the worst images on the page; empty
+            leaves them out.
+
+    Returns:
+        The content of metrics.json: as of `trainer.evaluate`, with `truth` in place of `shards`; its
+        fingerprint is the sha256 of the ground truth, its split that file's name.
+
+    Raises:
+        EvaluationError: a file is not of its form or does not fit the other, or a rule cannot be used.
+        StorageError: a file cannot be read, or the folder not be written.
+    """
+    gate.check(rules)
+    engines.require(config.engine)
+    dataset, truth = read_truth(truth_uri)
+    gate.check(rules, truth.names)
+    truth_digest, digest = (_sha256(uri) for uri in (truth_uri, detections_uri))
+    predictions = read_detections(detections_uri, truth)
+    identity = (truth_digest, _stem(truth_uri))
+    base = _baseline(config.baseline, identity, truth)
+    load_image = _image_loader(images_uri, truth) if images_uri else None
+    check_writable(output_uri)
+    scores = scoring.score(dataset, truth, predictions, config.engine)
+    summary = {
+        "split": identity[1],
+        "images": len(truth.images),
+        "metrics": scores.metrics,
+        "per_class": scores.coco.per_class,
+        "thresholds": {name: point.threshold for name, point in scores.points.items()},
+        "checkpoint": storage.absolute(detections_uri),
+        "sha256": digest,
+        "step": None,
+        "fingerprint": truth_digest,
+        "truth": storage.absolute(truth_uri),
+        "predictions": storage.join(storage.absolute(output_uri), f"predictions.{config.predictions}"),
+        "comparison": _compared(config.baseline, base, truth, scores, config.bootstrap),
+    }
+    verdict = gate.decide(Evidence.from_summary(summary), rules)
+    summary["verdict"] = {"passed": verdict.passed, "reason": verdict.reason, "rules": list(rules)}
+    predictions.write(summary["predictions"], _provenance(summary))
+    title = f"{_stem(detections_uri)} on {identity[1]}"
+    _write(output_uri, title, truth, predictions, scores, summary, verdict, load_image)
+    storage.write_json(storage.join(output_uri, "gate.json"), summary["verdict"])
+    # Last: its existence means that all other files are there.
+    storage.write_json(storage.join(output_uri, baselines.SUMMARY), summary)
+    return summary
+
+
+def compare(
+    one_uri: str, other_uri: str, *, truth_uri: str = "", output_uri: str = "",
+    engine: str = "hotcoco", samples: int = 200,
+) -> dict[str, Any]:  # fmt: skip
+    """Compare two evaluations of the same images, with the confidence of a paired bootstrap over images.
+
+    Args:
+        one_uri: folder of an evaluation, or a file of detections.
+        other_uri: likewise; a change is the second's less the first's.
+        truth_uri: ground truth in COCO's form; empty takes that which an evaluation was scored on.
+        output_uri: folder for comparison.json, and for report.html and report.md of the second beside the
+            first; empty writes nothing.
+        engine: one of engines.ENGINES.
+        samples: bootstrap samples.
+
+    Returns:
+        names and images; metrics: both values of each by name; changes: of coco/AP, coco/AP50 and AP[class]
+        the two values and both ends of the 95 % interval; samples; and verdict: better, worse or not sure,
+        by coco/AP.
+
+    Raises:
+        EvaluationError: they are not of the same images and classes, there is no ground truth, or a file is
+            not of its form.
+        StorageError: something cannot be read or written.
+    """
+    engines.require(engine)
+    sides = [_side(uri) for uri in (one_uri, other_uri)]
+    _refuse_other_images(sides)
+    dataset, truth, truth_name = _truth_of(sides, truth_uri)
+    first, second = (side.predictions(truth) for side in sides)
+    if output_uri:
+        check_writable(output_uri)
+    before, scores = (scoring.score(dataset, truth, part, engine) for part in (first, second))
+    changes = scoring.changes(truth, first, scores, samples=samples)
+    comparison = {
+        "names": [one_uri, other_uri],
+        "images": len(truth.images),
+        "metrics": {name: [before.metrics[name], value] for name, value in scores.metrics.items()},
+        "changes": {name: list(astuple(change)) for name, change in changes.items()},
+        "samples": samples,
+        "verdict": _word(changes.get("coco/AP")),
+    }
+    if output_uri:
+        known = next((side.images() for side in sides if side.images()), None)
+        summary = {
+            "split": known[1] if known else _stem(truth_name),
+            "images": len(truth.images),
+            "checkpoint": other_uri,
+            "sha256": _sha256(_file_of(sides[1])),
+            "truth": truth_name,
+            "comparison": {"baseline": one_uri, "changes": comparison["changes"], "samples": samples,
+                           "obstacle": "" if changes else "no class has objects"},
+        }  # fmt: skip
+        title = f"{other_uri} against {one_uri}"
+        _write(output_uri, title, truth, second, scores, summary, None, None)
+        storage.write_json(storage.join(output_uri, COMPARISON), comparison)
+    return comparison
+
+
+def _word(change: Change | None) -> str:
+    return {1: "better", -1: "worse", 0: "not sure"}[change.sure if change else 0]
+
+
+def _side(uri: str) -> _Side:
+    """Tell a folder of an evaluation or run from a file of detections."""
+    for folder in (uri, storage.join(uri, "evaluation")):
+        if storage.exists(storage.join(folder, baselines.SUMMARY)):
+            return _Side(uri, baselines.evaluated(uri, folder, uri).summary)
+    if not storage.exists(uri):
+        raise EvaluationError(
+            f"{uri} is neither an evaluation nor a file of detections",
+            fix="give a folder that `kubedet evaluate` or a run wrote, or a file in COCO's results form",
+        )
+    return _Side(uri, None)
+
+
+def _file_of(side: _Side) -> str:
+    return str(side.summary["predictions"]) if side.summary else side.uri
+
+
+def _refuse_other_images(sides: Sequence[_Side]) -> None:
+    known = [side for side in sides if side.images()]
+    if len({side.images() for side in known}) > 1:
+        what = " and ".join(
+            f"{side.uri} of {side.summary['split']}, {side.summary['fingerprint'][:12]}"
+            for side in known
+            if side.summary
+        )
+        raise EvaluationError(
+            f"these evaluations are not of the same images: {what}",
+            fix="evaluate both models on the same shards and split, or files against the same ground truth",
+        )
+
+
+def _truth_of(sides: Sequence[_Side], truth_uri: str) -> tuple[dict[str, Any], Truth, str]:
+    """Return the ground truth in COCO's form, as columns, and where it stands."""
+    for summary in (side.summary for side in sides if side.summary and not truth_uri):
+        if shards := summary.get("shards"):
+            dataset = ShardDataset(shards, summary["split"]).annotations()
+            return dataset, Truth.from_coco(dataset), shards
+        truth_uri = summary.get("truth", "")
+    if not truth_uri:
+        raise EvaluationError(
+            "it is not known against which ground truth these are to be scored",
+            fix="name it: --truth GT.json, or --truth SHARDS/annotations/SPLIT.json",
+        )
+    return *read_truth(truth_uri), truth_uri
+
+
+def _baseline(uri: str, identity: tuple[str, str], truth: Truth) -> Predictions | None:
+    """Return the detections to compare with, None where there are to be none."""
+    if uri in ("", baselines.NONE):
+        return None
+    side = _side(uri)
+    if side.summary and side.summary["fingerprint"] != identity[0]:
+        raise EvaluationError(
+            f"the baseline {uri} was not scored on this ground truth",
+            fix="evaluate its detections against the same file, or give the file of its detections",
+        )
+    predictions = side.predictions(truth)
+    check_predictions(truth, predictions, "the baseline's detections")
+    return predictions
+
+
+def _compared(
+    name: str, base: Predictions | None, truth: Truth, scores: Scores, samples: int
+) -> dict[str, Any] | None:
+    if base is None:
+        return None
+    changes = scoring.changes(truth, base, scores, samples=samples)
+    obstacle = "" if changes else f"it cannot be compared with the baseline {name}: no class has objects"
+    by_name = {key: list(astuple(change)) for key, change in changes.items()}
+    return {"baseline": name, "model": name, "obstacle": obstacle, "samples": samples, "changes": by_name}
+
+
+def _write(
+    output_uri: str, title: str, truth: Truth, predictions: Predictions, scores: Scores,
+    summary: dict[str, Any], verdict: Verdict | None, load_image: Callable[[int], bytes] | None,
+) -> None:  # fmt: skip
+    storage.write_bytes(storage.join(output_uri, "table.txt"), coco_metrics.table(scores.coco).encode())
+    data = collect_files(title, truth, predictions, scores, summary, verdict, load_image)
+    write_report(data, storage.join(output_uri, "report.html"), storage.join(output_uri, "report.md"))
+
+
+def _image_loader(folder: str, truth: Truth) -> Callable[[int], bytes]:
+    """Return what reads an image by its id.
+
+    Raises:
+        EvaluationError: images of the ground truth have no file name or size, or the first is not there.
+    """
+    bad = [
+        image["id"]
+        for image in truth.images
+        if not all(image.get(k) for k in ("file_name", "width", "height"))
+    ]
+    if bad:
+        raise EvaluationError(
+            f"ground truth: {len(bad)} images without file_name, width or height, e.g. image {bad[0]}",
+            fix="leave --images out, or add these fields",
+        )
+    by_id = {image["id"]: storage.join(folder, image["file_name"]) for image in truth.images}
+    first = next(iter(by_id.values()))
+    if not storage.exists(first):
+        raise EvaluationError(
+            f"there is no image {first}", fix="give --images the folder that file_name is below"
+        )
+    return lambda image_id: storage.read_bytes(by_id[image_id])
+
+
+def _provenance(summary: dict[str, Any]) -> dict[str, str]:
+    named = {name: str(summary[name]) for name in ("fingerprint", "split", "checkpoint", "sha256")}
+    return {**named, "kubedet": version("kubedet")}
+
+
+def _sha256(uri: str) -> str:
+    return hashlib.sha256(storage.read_bytes(uri)).hexdigest()
+
+
+def _stem(uri: str) -> str:
+    return uri.rstrip("/").rpartition("/")[2].removesuffix(".json").removesuffix(".parquet")
