@@ -77,7 +77,7 @@ def evaluate(
     load_image = _image_loader(images_uri, truth) if images_uri else None
     check_writable(output_uri)
     scores = scoring.score(dataset, truth, predictions, config.engine)
-    summary = {
+    summary: dict[str, Any] = {
         "split": identity[1],
         "images": len(truth.images),
         "metrics": scores.metrics,

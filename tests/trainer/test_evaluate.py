@@ -278,3 +278,21 @@ def test_every_form_of_an_exported_model_is_scored_like_its_checkpoint(saved, sh
         allowed = 0.05 if name == "model.int8.onnx" else 1e-3
         assert scored["metrics"] == pytest.approx(expected["metrics"], abs=allowed), name
         assert (scored["images"], scored["step"]) == (expected["images"], expected["step"])
+
+
+def test_a_rule_about_drift_compares_with_the_shards_of_the_baseline(saved, shards, config, tmp_path):
+    output, rules = tmp_path / "e", ["drift/classes <= 0.001", "drift/features <= 0.001"]
+    first = evaluate(saved(), shards, str(output), config, rules=rules)
+    assert first["verdict"]["passed"] and "there is no baseline yet" in first["verdict"]["reason"]
+    assert not (output / "drift.html").exists() and first["shards"] == shards
+    changed = dataclasses.replace(
+        config, evaluation=dataclasses.replace(config.evaluation, baseline=str(output), bootstrap=5)
+    )
+    second = evaluate(saved(), shards, str(tmp_path / "f"), changed, rules=rules)
+    assert second["verdict"]["passed"] and second["drift"]["metrics"]["drift/classes"] == 0
+    assert "drift/features 0.000 <= 0.001: passed" in second["verdict"]["reason"]
+    assert "drift/classes" in (tmp_path / "f" / "drift.html").read_text()
+    summary = {**first, "shards": str(tmp_path / "gone")}
+    (output / "metrics.json").write_text(json.dumps(summary))
+    third = evaluate(saved(), shards, str(tmp_path / "g"), changed, rules=rules)
+    assert not third["verdict"]["passed"] and "are not known or not there" in third["verdict"]["reason"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.drift.distances import Shift, measure, of_frequencies, of_values, of_vectors
+from trainer.drift.distances import Distance, Shift, measure, of_frequencies, of_values, of_vectors
 from trainer.drift.measurements import Measurements
 from trainer.evaluation.metric_names import DRIFT
 
@@ -61,7 +61,7 @@ def find_drift(one: Measurements, other: Measurements, *, samples: int = 200, se
     classes = list(dict.fromkeys([*one.classes, *other.classes]))
     counts = np.concatenate([_counts_of(part, classes) for part in (one, other)])
     sizes = len(one.counts), len(other.counts)
-    distances = {}
+    distances: dict[str, tuple[Distance, int, int]] = {}
     if all(part.counts.any() for part in (one, other)):
         distances["drift/classes"] = (of_frequencies(counts), *sizes)
     boxes = counts.sum(axis=1)
@@ -73,7 +73,7 @@ def find_drift(one: Measurements, other: Measurements, *, samples: int = 200, se
         pair = [getattr(part, field) for part in (one, other)]
         if all(map(len, pair)):
             values = np.concatenate(pair)
-            distances[name] = (of_values(values, np.arange(len(values))), *map(len, pair))
+            distances[name] = (of_values(values, np.arange(len(values))), len(pair[0]), len(pair[1]))
     if one.features.size and other.features.size:
         features = np.concatenate([one.features, other.features])
         distances["drift/features"] = (of_vectors(features), len(one.features), len(other.features))

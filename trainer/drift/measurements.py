@@ -96,7 +96,7 @@ def measure_set(
         np.array(image_sides, float),
         np.array([image.mean() for image, _ in luminances]),
         np.array([_sharpness(image) for image, _ in luminances]),
-        np.array([features for _, features in luminances]).reshape(len(luminances), -1),
+        np.array([features for _, features in luminances]) if embed else np.zeros((len(luminances), 0)),
     )  # fmt: skip
 
 

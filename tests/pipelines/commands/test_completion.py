@@ -59,7 +59,7 @@ def completed(script):
 
 def test_commands_are_completed(completed):
     assert set(cli.COMMANDS) <= set(completed("kubedet "))
-    assert completed("kubedet comp") == ["compile", "completion"]
+    assert completed("kubedet comp") == ["compare", "compile", "completion"]
 
 
 def test_verbs_below_a_command_are_completed(completed):

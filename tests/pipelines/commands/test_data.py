@@ -326,3 +326,19 @@ def test_mistakes_are_told(data, prepared, tmp_path):
     assert "--threads -1" in data("verify", prepared[1], "--threads", -1)[2]
     code, _, err = data("inspect", tmp_path / "nothing")
     assert code == 2 and "does not exist" in err
+
+
+def test_two_sets_are_compared_and_rules_decide_on_the_exit_code(prepared, capsys, tmp_path):
+    raw, shards = prepared
+    words = ["data", "compare", SOURCE, shards, "--images", "4", "--samples", "20", "-o", str(tmp_path / "d")]
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"drift/classes +0\.000 +0\.000 to \d\.\d+ +1\.000  may be chance", out)
+    assert f"page: {tmp_path}/d/drift.html" in out
+    assert json.loads((tmp_path / "d" / "drift.json").read_text())["metrics"]["drift/box_size"] == 0
+    words = ["data", "compare", raw, "sample:images=30,seed=9,size=160", "--images", "0", "--samples", "20"]
+    assert cli.main([*words, "--gate", "drift/image_size <= 0.5, drift/classes <= 1"]) == 1
+    out = capsys.readouterr().out
+    assert "gate: failed" in out and "drift/image_size 1.000 <= 0.5: failed" in out
+    assert cli.main([*words, "--gate", "drift/clases <= 1"]) == 2
+    assert "names an unknown metric" in capsys.readouterr().err
