@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from trainer import storage
 from trainer.data_comparison import compare_data, write
 from trainer.errors import DataError
 from trainer.evaluation.metric_names import DRIFT
@@ -79,7 +80,7 @@ def test_what_cannot_be_compared_is_said(sets, tmp_path):
 def test_the_page_and_the_record_hold_every_distance(sets, tmp_path):
     drift = compare_data(sets["first"], sets["other"], pictures=20, samples=50)
     write(drift, str(tmp_path))
-    record = json.loads((tmp_path / "drift.json").read_text())
+    record = storage.read_json(str(tmp_path / "drift.json"))
     assert record["metrics"] == drift.metrics and record["classes"]["dog"][0] < record["classes"]["dog"][1]
     page = (tmp_path / "drift.html").read_text()
     assert all(name in page for name in drift.metrics) and "://" not in page.replace("http://www.w3.org", "")

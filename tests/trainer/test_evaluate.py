@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer import storage
+from trainer import scored_files, storage
 from trainer.configuration import to_json
 from trainer.data.shard_index import ShardDataset
 from trainer.errors import EvaluationError, StorageError
@@ -293,6 +293,13 @@ def test_a_rule_about_drift_compares_with_the_shards_of_the_baseline(saved, shar
     assert "drift/features 0.000 <= 0.001: passed" in second["verdict"]["reason"]
     assert "drift/classes" in (tmp_path / "f" / "drift.html").read_text()
     summary = {**first, "shards": str(tmp_path / "gone")}
-    (output / "metrics.json").write_text(json.dumps(summary))
+    storage.write_json(str(output / "metrics.json"), summary)
     third = evaluate(saved(), shards, str(tmp_path / "g"), changed, rules=rules)
     assert not third["verdict"]["passed"] and "are not known or not there" in third["verdict"]["reason"]
+
+
+def test_a_run_is_compared_with_a_file_of_detections(saved, shards, config, tmp_path):
+    summary = evaluate(saved(), shards, str(tmp_path / "run" / "evaluation"), config)
+    comparison = scored_files.compare(str(tmp_path / "run"), summary["predictions"], samples=5)
+    assert comparison["verdict"] == "not sure" and comparison["images"] == 4
+    assert comparison["metrics"]["coco/AP"] == [summary["metrics"]["coco/AP"]] * 2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer import scored_files
+from trainer import scored_files, storage
 from trainer.config import EvaluationConfig
 from trainer.errors import EvaluationError
 from trainer.evaluation.coco import evaluate_files
@@ -61,7 +61,7 @@ def test_an_evaluation_of_a_file_has_what_one_of_a_model_has(drawn, tmp_path):
     scored = evaluate_files(*paths)
     assert all(summary["metrics"][name] == scored[name] for name in METRICS)
     assert summary["images"] == IMAGES and not summary["verdict"]["passed"]
-    assert json.loads((tmp_path / "e" / "metrics.json").read_text()) == summary
+    assert storage.read_json(str(tmp_path / "e" / "metrics.json")) == summary
     page = (tmp_path / "e" / "report.html").read_text()
     for part in (
         "bad on truth",
@@ -100,7 +100,7 @@ def test_two_evaluations_are_compared_with_confidence(evaluated, tmp_path):
     assert [base, new] == pytest.approx(comparison["metrics"]["coco/AP"], abs=1e-9)
     assert 0 < low < new - base < high
     assert set(comparison["changes"]) == {"coco/AP", "coco/AP50", "AP[cat]", "AP[dog]"}
-    assert json.loads((tmp_path / "c" / "comparison.json").read_text()) == comparison
+    assert storage.read_json(str(tmp_path / "c" / "comparison.json")) == comparison
     page = (tmp_path / "c" / "report.html").read_text()
     assert "surely better" in page and "Gate" not in page
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageColor
 
 from pipelines import cli
-from trainer import recipes
+from trainer import recipes, storage
 from trainer.data.box_labels import COLOURS
 from trainer.data.download import download
 from trainer.data.preview import TILE
@@ -335,7 +335,7 @@ def test_two_sets_are_compared_and_rules_decide_on_the_exit_code(prepared, capsy
     out = capsys.readouterr().out
     assert re.search(r"drift/classes +0\.000 +0\.000 to \d\.\d+ +1\.000  may be chance", out)
     assert f"page: {tmp_path}/d/drift.html" in out
-    assert json.loads((tmp_path / "d" / "drift.json").read_text())["metrics"]["drift/box_size"] == 0
+    assert storage.read_json(str(tmp_path / "d" / "drift.json"))["metrics"]["drift/box_size"] == 0
     words = ["data", "compare", raw, "sample:images=30,seed=9,size=160", "--images", "0", "--samples", "20"]
     assert cli.main([*words, "--gate", "drift/image_size <= 0.5, drift/classes <= 1"]) == 1
     out = capsys.readouterr().out
