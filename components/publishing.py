@@ -1,9 +1,14 @@
 """The work of the export step: export the model, publish it as a version, and register it."""
 
+from contextlib import suppress
 from typing import Any
 
+from components import notices
+from components.scoring import NOT_THERE
 from components.signing_secret import SIGNING, mounted_key
 from trainer import configuration, storage
+from trainer.baseline import SUMMARY
+from trainer.errors import KubedetError
 from trainer.export import published_models
 from trainer.export.export import export
 
@@ -48,4 +53,18 @@ def export_and_publish(
         from components.model_registry import register_model
 
         register_model(exported, registry, run_id)
+    if notices.wanted(notices.PASSED):
+        notices.tell(_notice(exported, trained["output"]), trained["output"])
     return exported
+
+
+def _notice(exported: dict[str, Any], output: str) -> notices.Notice:
+    """Return what is told of a run whose model is published."""
+    reason, metrics = "", {}
+    with suppress(KubedetError):  # The model counts, not what is told of it.
+        folder = storage.join(output, "evaluation")
+        metrics = storage.read_json(storage.join(folder, SUMMARY))["metrics"]
+        reason = storage.read_json(storage.join(folder, "gate.json"))["reason"]
+    shown = {name: value for name, value in metrics.items() if value != NOT_THERE}
+    model = (exported["name"], exported["model_version"])
+    return notices.Notice(notices.PASSED, notices.run_of(output), reason, *model, shown)

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from components import jobs
+from components import jobs, notices
 from trainer.errors import KubedetError
 
 logger = logging.getLogger(__name__)
@@ -27,9 +27,11 @@ _SUCCEEDED = ("COMPLETE", "SUCCEEDED")
 
 _SHOWN_REASONS = ("OOMKilled", "Evicted")
 
+_UNKNOWN = "No pod of the run says why: it was terminated, or its pods are gone."
+
 
 def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
-    """Delete the run's training job if it is still there, and write how the run ended.
+    """Delete the run's training job if it is still there, write how the run ended, tell of a failure.
 
     Args:
         launcher: what started the training; empty where the run trains nothing.
@@ -48,12 +50,18 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
     # As it is: of what stands free, Markdown takes the underscores.
     parts = [f"**{step}** failed:\n\n```\n{message}\n```\n" for step, message in failed]
     if not parts and not succeeded:
-        parts = ["No pod of the run says why: it was terminated, or its pods are gone.\n"]
+        parts = [f"{_UNKNOWN}\n"]
     Path(path).write_text("\n".join([f"# The steps ended as {state.lower()}\n", *parts]))
     for step, message in failed:
         logger.error("%s failed: %s", step, message)
-    if launcher:
-        jobs.remove(launcher, run_id)
+    reason = ": ".join(failed[-1]) if failed else _UNKNOWN
+    try:
+        if launcher:
+            jobs.remove(launcher, run_id)
+    finally:
+        if not succeeded:
+            # This pod's disk keeps that it was told: the rest of this may be tried again.
+            notices.tell(notices.Notice(notices.FAILED, run_id, reason), folder=str(Path(path).parent))
     return {"state": state, **({"reason": failed[-1][1]} if failed else {})}
 
 

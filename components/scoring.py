@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from components import notices
 from trainer import configuration, storage
 from trainer.baseline import SUMMARY
 from trainer.config import Config
@@ -54,6 +55,10 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
     lines = "".join(f"- {line}\n" for line in decision["reason"].splitlines())
     Path(verdict).write_text(f"# Gate: {decision['verdict']}\n\n{lines}")
     shown = {name: value for name, value in scored["metrics"].items() if value != NOT_THERE}
+    if decision["verdict"] != "pass":
+        run = notices.run_of(trained["output"])
+        told = notices.Notice(notices.HELD_BACK, run, decision["reason"], settings.export.name, metrics=shown)
+        notices.tell(told, trained["output"])
     return {"metrics": scored["metrics"], "shown": shown, "verdict": decision}
 
 

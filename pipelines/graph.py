@@ -20,6 +20,7 @@ from components.export import export
 from components.fetch import fetch
 from components.images import COMPONENT_IMAGE
 from components.jobs import PARAMETERS, VOLUME
+from components.notices import SECRET_KEYS as NOTICE_KEYS
 from components.object_store import SECRET_KEYS
 from components.plan import plan
 from components.prepare import prepare
@@ -50,6 +51,7 @@ class _Pods:
     """Settings of the pods of all steps. Each is a parameter of the pipeline, or empty."""
 
     credentials: Any
+    notify: Any
     claim: Any
     cpu: Any
     memory: Any
@@ -63,6 +65,10 @@ class _Pods:
         if self.claim:
             kubernetes.mount_pvc(task, self.claim, VOLUME)
         return task
+
+    def tells(self, task: dsl.PipelineTask) -> dsl.PipelineTask:
+        """Give a step that knows how the run ends the webhook's address."""
+        return kubernetes.use_secret_as_env(task, self.notify, NOTICE_KEYS, optional=True)
 
 
 def _run(task: dsl.PipelineTask, title: str, cpu: Any, memory: Any) -> dsl.PipelineTask:
@@ -86,9 +92,10 @@ def train_detector(values: Mapping[str, Any], form: Form) -> None:
         values: the parameters that the form has, by name, as `pipelines/parameters.py` tells them.
         form: what is fixed when the pipeline is compiled.
     """
-    pods = _Pods(values["credentials"], values.get("claim", ""), values["step_cpu"], values["step_memory"])
+    of_pods = ("credentials", "notify", "claim", "step_cpu", "step_memory")
+    pods = _Pods(*(values.get(name, "") for name in of_pods))
     clean_up = cleanup(launcher="" if form.until else values["launcher"], run_id=_RUN_ID)
-    _run(clean_up, CLEANUP[clean_up.name], *_WAITING)
+    pods.tells(_run(clean_up, CLEANUP[clean_up.name], *_WAITING))
     with dsl.ExitHandler(clean_up, name="steps"):
         shards = _prepare_in_parts(pods, form, values) if form.shared else _prepare(pods, form, values)
         if not form.until:
@@ -114,9 +121,10 @@ def _train(pods: _Pods, shards: Any, values: Mapping[str, Any]) -> Any:
 def _evaluate_and_export(pods: _Pods, model: Any, values: Mapping[str, Any]) -> None:
     """Evaluate the model, and export and publish it where it passes the gate."""
     scored = pods.step(evaluate(model=model, rules=values["gate"], credentials=values["credentials"]))
+    pods.tells(scored)
     with dsl.If(scored.outputs["Output"] == "pass", name="passed"):
         publishing = _select(values, "credentials", "signing", "registry")
-        exported = pods.step(export(model=model, run_id=_RUN_ID, **publishing))
+        exported = pods.tells(pods.step(export(model=model, run_id=_RUN_ID, **publishing)))
         kubernetes.use_secret_as_volume(exported, values["signing"], FOLDER, optional=True)
 
 
@@ -124,7 +132,7 @@ def _prepare(pods: _Pods, form: Form, values: Mapping[str, Any]) -> Any:
     """Download and shard in one pod; returns the shards' manifest."""
     settings = _select(values, "source", "data_version", "data_root", *_SETTINGS)
     task = prepare(trains=not form.until, **settings)
-    return pods.step(task).outputs["shards"]
+    return pods.tells(pods.step(task)).outputs["shards"]
 
 
 def _prepare_in_parts(pods: _Pods, form: Form, values: Mapping[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 from components import jobs, launchers
 from components.launchers import spec_fields
+from components.notices import NOTIFY
 from components.object_store import CREDENTIALS
 from components.signing_secret import SIGNING
 from pipelines.forms import Form
@@ -214,6 +215,11 @@ _ALL = (
     Parameter(
         "registry", str, "URL of the Kubeflow Model Registry that is told of the exported model", "", "none",
         metavar="URL", more=" ([how](serving.md#the-model-registry))",
+    ),
+    Parameter(
+        "notify", str,
+        "Secret whose `url` is the webhook that is told how the run ends; it need not exist",
+        NOTIFY, metavar="SECRET", trains=False, more=" ([notices](operations.md#notices))",
     ),
 )  # fmt: skip
 

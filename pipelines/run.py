@@ -56,12 +56,23 @@ def run(options: Options) -> int:
                 stopped = _execute(options, progress, temporary, lock)
             except BaseException as error:  # E.g. stdout was closed. The record must not stay at "running".
                 progress.finish()
-                _write(folder, summary.complete(record, progress, folder, broken=repr(error)))
+                record = summary.complete(record, progress, folder, broken=repr(error))
+                _write(folder, record)
+                _tell_of_failure(record)
                 raise
         record = summary.complete(record, progress, folder, stopped=stopped)
         _write(folder, record)
         run_report.report(record, progress, folder, again=options.command())
+        _tell_of_failure(record)
         return run_report.exit_code(record)
+
+
+def _tell_of_failure(record: dict[str, Any]) -> None:
+    """Tell the webhook, if there is one. Of one that was interrupted, whoever did it knows."""
+    if record["status"] == "failed":
+        from components import notices
+
+        notices.tell(notices.Notice(notices.FAILED, record["name"], record["error"]["message"]))
 
 
 def _warn_of_processes(count: int) -> None:

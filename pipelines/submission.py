@@ -151,7 +151,7 @@ class Submission:
 
     def _names(self) -> None:
         wrong = []
-        for parameter in ("credentials", "claim", "signing"):
+        for parameter in ("credentials", "claim", "signing", "notify"):
             try:
                 kubernetes_names.dns_required(self.parameters.get(parameter, parameter))
             except ValueError as error:

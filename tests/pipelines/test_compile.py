@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from components import job_limits
+from components import job_limits, notices
 from components.images import COMPONENT_IMAGE
 from components.object_store import SECRET_KEYS
 from components.signing_secret import FOLDER
@@ -190,9 +190,8 @@ def test_what_heavy_steps_ask_for_is_a_parameter_and_those_that_wait_ask_for_lit
 def test_every_step_reads_keys_from_the_secret_that_the_run_names(compiled):
     steps = {name: pod for name, pod in pods(compiled).items() if name != "exec-cleanup"}
     assert set(steps) == {f"exec-{name}" for name in STEPS[compiled[0]["form"]]}
-    assert "secretAsEnv" not in pods(compiled)["exec-cleanup"]  # it must run where just these are wrong
     for pod in steps.values():
-        (secret,) = pod["secretAsEnv"]
+        secret = pod["secretAsEnv"][0]
         assert secret["optional"] is True
         assert secret["secretNameParameter"] == {"componentInputParameter": "pipelinechannel--credentials"}
         assert {pair["secretKey"]: pair["envVar"] for pair in secret["keyToEnv"]} == SECRET_KEYS
@@ -200,6 +199,22 @@ def test_every_step_reads_keys_from_the_secret_that_the_run_names(compiled):
     for name in STEPS[compiled[0]["form"]]:
         source = tasks(compiled[0])[name]["inputs"]["parameters"]["credentials"]
         assert source == {"componentInputParameter": "pipelinechannel--credentials"}
+
+
+@of(*FORMS)
+def test_steps_that_know_an_end_have_the_webhooks_address_from_a_secret_that_need_not_exist(compiled):
+    told = {}
+    for name, pod in pods(compiled).items():
+        for secret in pod.get("secretAsEnv", []):
+            # The clean-up stands in the outermost graph, whose inputs have the parameters' own names.
+            of = "notify" if name == "exec-cleanup" else "pipelinechannel--notify"
+            if secret["secretNameParameter"] == {"componentInputParameter": of}:
+                assert secret["optional"] is True
+                told[name] = {pair["secretKey"]: pair["envVar"] for pair in secret["keyToEnv"]}
+    expected = {"exec-prepare", "exec-evaluate", "exec-export", "exec-cleanup"} & set(pods(compiled))
+    assert told == dict.fromkeys(expected, notices.SECRET_KEYS)
+    # The clean-up must run where the keys of the store are wrong.
+    assert len(pods(compiled)["exec-cleanup"]["secretAsEnv"]) == 1
 
 
 @of(*FORMS)

@@ -1,0 +1,188 @@
+"""Notices: a webhook is told how runs end, in Slack's form or as JSON.
+
+The address is itself the right to post: steps have it in their environment, from a Secret, and it stands in
+no log, error, specification or artifact. A notice never is a reason for a step to fail.
+"""
+
+import json
+import logging
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import urllib3
+
+from trainer import storage
+from trainer.errors import KubedetError
+from trainer.storage import environment
+
+logger = logging.getLogger(__name__)
+
+NOTIFY = "kubedet-notify"
+"""Name of the Secret, where nobody names another. It need not exist: then nobody is told."""
+
+URL, KIND, ON = "KUBEDET_NOTIFY_URL", "KUBEDET_NOTIFY_KIND", "KUBEDET_NOTIFY_ON"
+
+SECRET_KEYS = {"url": URL, "kind": KIND, "on": ON}
+"""Keys of the Secret, of which `url` is required, and the variables they become."""
+
+FAILED, PASSED, HELD_BACK, NOTHING_NEW = EVENTS = ("failed", "passed", "held back", "nothing new")
+"""What is told: a step failed, or the run was ended; the model was published; the gate refused it; there was
+no reason to train."""
+
+SLACK, JSON = KINDS = ("slack", "json")
+"""What is posted: {"text": ...}, as Slack and those that take its form want it, or all fields of a notice."""
+
+_HEADLINES = {
+    FAILED: "failed",
+    PASSED: "passed the gate, and its model is published",
+    HELD_BACK: "was held back by the gate: no model is published",
+    NOTHING_NEW: "had nothing new to train on",
+}
+_SHOWN_METRICS = ("coco/AP", "coco/AP50")
+_MOST_OF_A_REASON = 3000
+"""Characters of a reason in the text."""
+_TIMEOUT = urllib3.Timeout(connect=5, read=10)
+_WAITS = (1.0, 3.0)
+"""Seconds before the second try and the third."""
+_PASSING = (429, 500, 502, 503, 504)
+"""HTTP codes after which another try may go well."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What is told of a run."""
+
+    event: str
+    """One of EVENTS."""
+    run: str
+    """Its folder's name; where the clean-up tells, its id, with which that name ends."""
+    reason: str = ""
+    """Why it came to this: the gate's lines, the last step's error, since which version nothing is new."""
+    model: str = ""
+    """Name of the model, where there is one."""
+    model_version: str = ""
+    """The published version, or the one since which nothing is new."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of the evaluation, by name."""
+
+    @property
+    def text(self) -> str:
+        """Return the notice for people to read."""
+        lines = [f"kubedet: run {self.run} {_HEADLINES[self.event]}"]
+        if self.model:
+            lines.append(f"model {self.model} {self.model_version}".rstrip())
+        shown = [f"{name} {self.metrics[name]:.4f}" for name in _SHOWN_METRICS if name in self.metrics]
+        if shown:
+            lines.append(", ".join(shown))
+        if self.reason:
+            lines.append(self.reason[:_MOST_OF_A_REASON])
+        return "\n".join(lines)
+
+    def body(self, kind: str) -> dict[str, Any]:
+        """Return what is posted.
+
+        Args:
+            kind: one of KINDS.
+        """
+        if kind == SLACK:
+            text = self.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+            return {"text": text}
+        # The id is the same however often a notice is sent: who receives may tell repeated ones.
+        notice_id = f"{self.run}/{self.event}"
+        return {"kind": "notice", "version": 1, "id": notice_id, **asdict(self), "text": self.text}
+
+
+def run_of(folder: str) -> str:
+    """Return how a run is called: the last name in the URI of its folder."""
+    return folder.rstrip("/").rpartition("/")[2]
+
+
+def tell(notice: Notice, folder: str = "") -> bool:
+    """Tell the webhook, if there is one and it is to hear of this event. Raises nothing.
+
+    Args:
+        notice: what is told.
+        folder: URI of the run's folder, which keeps that it was told: a step that is tried again does
+            not tell it twice. Empty where nothing is kept.
+
+    Returns:
+        Whether the webhook took it now.
+    """
+    try:
+        if not wanted(notice.event) or not _first(notice.event, folder):
+            return False
+        problem = _post(notice.body(_kind()))
+    except Exception as error:  # Whatever it is, the run goes on; its text may hold the address.
+        problem = type(error).__name__
+    if problem:
+        logger.warning("the webhook was not told that the run %s: %s", _HEADLINES[notice.event], problem)
+        return False
+    logger.info("the webhook was told that the run %s", _HEADLINES[notice.event])
+    return True
+
+
+def wanted(event: str) -> bool:
+    """Tell whether there is a webhook, and whether it is to hear of an event."""
+    chosen = {word.strip().replace("-", " ") for word in _setting(ON).lower().split(",")} - {""}
+    if unknown := sorted(chosen - set(EVENTS)):
+        logger.warning("%s: there is no event %s, only %s", ON, ", ".join(unknown), ", ".join(EVENTS))
+    return bool(_setting(URL)) and (not chosen or event in chosen)
+
+
+def _setting(name: str) -> str:
+    return os.environ.get(name, "").strip()
+
+
+def _kind() -> str:
+    """Return what is posted: what the environment says, else what the address tells."""
+    kind = _setting(KIND).lower()
+    if kind and kind not in KINDS:
+        logger.warning("%s is none of %s: taken for %s", KIND, ", ".join(KINDS), JSON)
+    of_slack = (urlsplit(_setting(URL)).hostname or "").endswith("slack.com")
+    return kind if kind in KINDS else SLACK if of_slack and not kind else JSON
+
+
+def _first(event: str, folder: str) -> bool:
+    """Note in the run's folder that an event is told; False where it was before.
+
+    Noted before it is sent: a step that is killed between the two tells nothing, and none tells twice.
+    """
+    if not folder:
+        return True
+    marker = storage.join(folder, "notices", f"{event.replace(' ', '-')}.json")
+    try:
+        return storage.create(marker, json.dumps({"event": event}).encode())
+    except KubedetError as error:
+        logger.warning("%s: a notice may be sent twice", error.message)
+        return True
+
+
+def _post(body: dict[str, Any]) -> str:
+    """Post a notice; returns what went wrong, without the address, or nothing."""
+    url = _setting(URL)
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        return f"{URL} (`url` of the Secret) is no address that begins with https://"
+    client = environment.web_client(url)
+    problem = ""
+    for wait in (0.0, *_WAITS):
+        time.sleep(wait)
+        try:
+            # A redirect would carry the notice to somebody whom nobody named.
+            response = client.request(
+                "POST", url, body=json.dumps(body).encode(), headers={"Content-Type": "application/json"},
+                timeout=_TIMEOUT, redirect=False, retries=False,
+            )  # fmt: skip
+        except urllib3.exceptions.ReadTimeoutError:
+            return "it took the notice and did not answer"  # Another try might tell it twice.
+        except urllib3.exceptions.HTTPError as error:
+            problem = type(error).__name__
+            continue
+        if response.status < 300:
+            return ""
+        problem = f"it answered with HTTP code {response.status}"
+        if response.status not in _PASSING:
+            break
+    return problem

@@ -1,0 +1,206 @@
+"""Notices: what the webhook is told and when, that it is told once, and that its address stays secret."""
+
+import json
+import logging
+from types import SimpleNamespace
+
+import pytest
+import urllib3
+from webhook import Webhook
+
+from components import notices, publishing, run_end, scoring
+from components.notices import EVENTS, FAILED, HELD_BACK, PASSED, Notice, tell
+from pipelines import run
+from pipelines.options import Options
+from trainer import configuration, log, recipes
+from trainer.errors import StorageError
+
+METRICS = {"coco/AP": 0.29, "coco/AP50": 0.5}
+REFUSED = Notice(HELD_BACK, "20261123-ab", "coco/AP 0.29 < 0.5 & <baseline>", "pets", metrics=METRICS)
+
+
+@pytest.fixture
+def hook(monkeypatch):
+    """A webhook that the environment names; further tries come at once."""
+    for name in (*notices.SECRET_KEYS.values(), "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(notices, "_WAITS", (0.0, 0.0))
+    webhook = Webhook()
+    monkeypatch.setenv(notices.URL, webhook.url + "\n")  # as `kubectl create secret --from-file` leaves it
+    yield webhook
+    webhook.close()
+
+
+def test_the_plain_form_has_every_field(hook):
+    assert tell(REFUSED)
+    (body,) = hook.posted
+    text = body.pop("text")
+    assert body == {
+        "kind": "notice", "version": 1, "id": "20261123-ab/held back", "event": "held back",
+        "run": "20261123-ab", "reason": REFUSED.reason, "model": "pets", "model_version": "",
+        "metrics": METRICS,
+    }  # fmt: skip
+    assert "held back by the gate" in text and "coco/AP 0.2900, coco/AP50 0.5000" in text
+
+
+def test_slacks_form_is_a_text_whose_signs_mean_nothing(hook, monkeypatch):
+    monkeypatch.setenv(notices.KIND, "slack")
+    assert tell(REFUSED)
+    (body,) = hook.posted
+    assert set(body) == {"text"} and body["text"].endswith("coco/AP 0.29 &lt; 0.5 &amp; &lt;baseline&gt;")
+
+
+def test_an_address_of_slack_says_its_form(monkeypatch):
+    monkeypatch.setenv(notices.URL, "https://hooks.slack.com/services/x")
+    monkeypatch.setattr(notices, "_post", lambda body: posted.append(body) or "")
+    posted = []
+    assert tell(REFUSED) and set(posted[0]) == {"text"}
+
+
+def test_only_the_events_that_are_chosen_are_told(hook, monkeypatch, caplog):
+    monkeypatch.setenv(notices.ON, "Failed, held-back, weekends")
+    assert [tell(Notice(event, "r")) for event in EVENTS] == [True, False, True, False]
+    assert "there is no event weekends" in caplog.text
+    monkeypatch.delenv(notices.URL)
+    assert not tell(Notice(FAILED, "r")) and len(hook.posted) == 2
+
+
+def test_what_passes_is_tried_again_and_what_does_not_is_not(hook):
+    hook.codes = [503, 429, 200]
+    assert tell(REFUSED) and len(hook.posted) == 3
+    hook.codes = [404]
+    assert not tell(REFUSED) and len(hook.posted) == 4
+
+
+def test_a_redirect_is_not_followed(hook, caplog):
+    other = Webhook()
+    hook.codes, hook.elsewhere = [307], other.url
+    assert not tell(REFUSED) and "HTTP code 307" in caplog.text
+    assert len(hook.posted) == 1 and not other.posted
+    other.close()
+
+
+def test_one_that_takes_it_and_never_answers_is_not_asked_twice(hook, monkeypatch, caplog):
+    monkeypatch.setattr(notices, "_TIMEOUT", urllib3.Timeout(connect=5, read=0.2))
+    hook.release.clear()
+    assert not tell(REFUSED) and len(hook.posted) == 1
+    assert "did not answer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["geheim", "ftp://geheim/x", "http://[geheim", "http://127.0.0.1:1/geheim", "http://geheim.invalid/x"],
+)
+def test_nothing_is_fatal_and_no_line_has_the_address(hook, monkeypatch, capfd, address):
+    monkeypatch.setenv(notices.URL, address)
+    monkeypatch.setenv("NO_PROXY", "*")
+    log.setup(logging.DEBUG)
+    assert not tell(REFUSED)
+    shown = "".join(capfd.readouterr())
+    assert "the webhook was not told" in shown and "geheim" not in shown
+
+
+def test_what_is_told_well_shows_no_address_either(hook, capfd):
+    log.setup(logging.DEBUG)
+    assert tell(REFUSED)
+    shown = "".join(capfd.readouterr())
+    assert "the webhook was told" in shown and "geheim" not in shown and "127.0.0.1" not in shown
+
+
+def test_an_event_is_told_once_of_a_run(hook, tmp_path, monkeypatch):
+    folder = str(tmp_path / "run")
+    assert [tell(REFUSED, folder), tell(REFUSED, folder)] == [True, False]
+    assert tell(Notice(PASSED, "r"), folder) and len(hook.posted) == 2
+
+    def refused(uri, data):
+        raise StorageError("the store is away")
+
+    monkeypatch.setattr("trainer.storage.create", refused)
+    assert tell(REFUSED, folder)
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """The manifest of a model whose evaluation is kept."""
+    output = tmp_path / "runs" / "20261123-ab"
+    (output / "evaluation").mkdir(parents=True)
+    (output / "config.json").write_text(configuration.to_json(recipes.load("debug", {"export.name": "pets"})))
+    summary = {"metrics": {**METRICS, "coco/APs": -1.0}, "per_class": {}}
+    (output / "evaluation" / "metrics.json").write_text(json.dumps(summary))
+    return {"output": str(output), "config": str(output / "config.json"), "checkpoint": "best.pt",
+            "shards": str(tmp_path / "shards" / "f")}  # fmt: skip
+
+
+def test_the_evaluation_tells_of_what_the_gate_held_back(hook, trained, tmp_path, monkeypatch):
+    def scores(model, shards, output, config, *, rules):
+        for name in ("report.html", "report.md"):
+            (tmp_path / "runs" / "20261123-ab" / "evaluation" / name).write_text("report")
+        return {"metrics": {**METRICS, "coco/APs": -1.0}}
+
+    monkeypatch.setattr(scoring, "evaluate", scores)
+    files = [str(tmp_path / name) for name in ("page", "short", "gate")]
+    scoring.score(trained, "coco/AP >= 0.2", *files)
+    assert hook.posted == []
+    for _ in range(2):  # as a step that is tried again
+        scoring.score(trained, "coco/AP >= 0.9", *files)
+    (body,) = hook.posted
+    assert (body["event"], body["run"], body["model"]) == ("held back", "20261123-ab", "pets")
+    assert body["metrics"] == METRICS and "coco/AP" in body["reason"]
+
+
+def test_the_export_tells_of_what_is_published(hook, trained, monkeypatch):
+    monkeypatch.setattr(publishing, "export", lambda *given, **named: {"name": "pets", "model_version": "v2"})
+    published = SimpleNamespace(publish=lambda *given, **named: {"model": "models/pets/v2"},
+                                name_for=lambda name, shards: name)  # fmt: skip
+    monkeypatch.setattr(publishing, "published_models", published)
+    for _ in range(2):
+        publishing.export_and_publish(trained)
+    (body,) = hook.posted
+    assert (body["event"], body["model"], body["model_version"]) == ("passed", "pets", "v2")
+    assert body["metrics"] == METRICS
+
+
+@pytest.mark.parametrize(
+    ("state", "told"), [("COMPLETE", 0), ("SUCCEEDED", 0), ("FAILED", 1), ("CANCELED", 1)]
+)
+def test_the_clean_up_tells_of_what_failed_or_was_ended(hook, tmp_path, monkeypatch, state, told):
+    monkeypatch.setattr(
+        run_end, "failures", lambda run: [("train", "no memory")] if state == "FAILED" else []
+    )
+    for _ in range(2):
+        run_end.end("", "ab", state, str(tmp_path / "outcome.md"))
+    assert [(body["event"], body["run"]) for body in hook.posted] == [("failed", "ab")] * told
+    if state == "FAILED":
+        assert hook.posted[0]["reason"] == "train: no memory"
+
+
+def test_a_job_that_cannot_be_deleted_is_no_reason_to_tell_nothing(hook, tmp_path, monkeypatch):
+    def refused(launcher, run_id):
+        raise StorageError("no permission")
+
+    monkeypatch.setattr(run_end.jobs, "remove", refused)
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            run_end.end("kubernetes", "ab", "FAILED", str(tmp_path / "outcome.md"))
+    assert len(hook.posted) == 1
+
+
+@pytest.mark.parametrize(("stopped", "told"), [(False, 1), (True, 0)])
+def test_kubedet_run_tells_of_its_own_failure(hook, tmp_path, monkeypatch, capsys, stopped, told):
+    monkeypatch.setattr(run, "_execute", lambda *given: stopped)
+    monkeypatch.setattr(run, "check", lambda options: None)
+    assert run.run(Options("mine", {"output": str(tmp_path)})) != 0
+    assert [(body["event"], body["run"]) for body in hook.posted] == [("failed", "mine")] * told
+    record = json.loads((tmp_path / "mine" / "summary.json").read_text())
+    assert record["status"] == ("interrupted" if stopped else "failed") and "geheim" not in json.dumps(record)
+
+
+def test_a_run_that_breaks_is_told_too(hook, tmp_path, monkeypatch, capsys):
+    def breaks(*given):
+        raise BrokenPipeError("stdout is closed")
+
+    monkeypatch.setattr(run, "_execute", breaks)
+    monkeypatch.setattr(run, "check", lambda options: None)
+    with pytest.raises(BrokenPipeError):
+        run.run(Options("mine", {"output": str(tmp_path)}))
+    assert len(hook.posted) == 1

@@ -1,0 +1,41 @@
+"""A webhook in a thread: keeps what is posted to it, and answers as it is told."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Webhook:
+    """Answers with `codes`, one a request, the last again and again; a code of 3xx names `elsewhere`."""
+
+    def __init__(self):
+        self.posted = []
+        """Body of each request."""
+        self.codes = [200]
+        self.elsewhere = ""
+        self.release = threading.Event()
+        """Answers wait for it."""
+        self.release.set()
+        hook = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                hook.posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                hook.release.wait(10)
+                self.send_response(hook.codes.pop(0) if len(hook.codes) > 1 else hook.codes[0])
+                self.send_header("Content-Length", "0")
+                if hook.elsewhere:
+                    self.send_header("Location", hook.elsewhere)
+                self.end_headers()
+
+            def log_message(self, *arguments):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/services/T0/B0/geheim"
+        threading.Thread(target=self._server.serve_forever, args=[0.01], daemon=True).start()
+
+    def close(self):
+        self.release.set()
+        self._server.shutdown()
+        self._server.server_close()
