@@ -57,8 +57,10 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
     shown = {name: value for name, value in scored["metrics"].items() if value != NOT_THERE}
     if decision["verdict"] != "pass":
         run = notices.run_of(trained["output"])
-        told = notices.Notice(notices.HELD_BACK, run, decision["reason"], settings.export.name, metrics=shown)
-        notices.tell(told, trained["output"])
+        refusal = notices.Notice(
+            notices.HELD_BACK, run, decision["reason"], settings.export.name, metrics=shown
+        )
+        notices.tell(refusal, trained["output"])
     return {"metrics": scored["metrics"], "shown": shown, "verdict": decision}
 
 

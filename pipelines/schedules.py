@@ -23,7 +23,7 @@ class Outcome:
     id: str
     """Of the one that is there now; empty is none."""
     done: str
-    """"created", "replaced", "enabled", "unchanged", "deleted" or "absent"."""
+    """"created", "replaced", "enabled", "unchanged", "deleted" or "absent"; of `start`, "started"."""
     lingering: tuple[str, ...] = ()
     """Ids of unfinished runs of a former schedule, which is only disabled: deleting it would end them."""
 
@@ -66,6 +66,62 @@ def remove(server: Server, name: str) -> Outcome:
     """
     existing = _named(server, name)
     return Outcome("", "deleted" if existing else "absent", _drop(server, existing))
+
+
+def start(server: Server, name: str) -> Outcome:
+    """Start a run of a schedule now, with the parameters that its runs have; its times stay as they are.
+
+    Returns:
+        Its id is that of the run.
+
+    Raises:
+        ConfigError: there is none of that name, or a run of it goes on: there is one at a time.
+    """
+    schedule = _one(server, name)
+    if going_on := server.going_on(schedule.recurring_run_id):
+        raise ConfigError(
+            f"a run of the schedule {name!r} goes on: {', '.join(going_on)}",
+            fix="wait for its end: the runs of a schedule share the data, one at a time",
+        )
+    if schedule.pipeline_spec is None or schedule.experiment_id is None:
+        raise ConfigError(
+            f"Kubeflow Pipelines does not tell what the schedule {name!r} runs",
+            fix="start the same with `kubedet submit`",
+        )
+    parameters = (schedule.runtime_config.parameters if schedule.runtime_config else None) or {}
+    run = server.create_run(f"{name} now", schedule.experiment_id, schedule.pipeline_spec, parameters)
+    return Outcome(run, "started")
+
+
+def pause(server: Server, name: str) -> None:
+    """Let a schedule come due no more, until `resume`; a run that it has started goes on.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    for item in _some(server, name):
+        server.disable_schedule(item.recurring_run_id)
+
+
+def resume(server: Server, name: str) -> None:
+    """Let a schedule that was paused come due again; what it missed is not made up for.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    server.enable_schedule(_one(server, name).recurring_run_id)
+
+
+def _one(server: Server, name: str) -> Any:
+    """Return the schedule of a name; not a former one, which only waits for the end of its run."""
+    return max(_some(server, name), key=lambda item: str(item.created_at))
+
+
+def _some(server: Server, name: str) -> list[Any]:
+    """Return the schedules of a name, at least one."""
+    if not (schedules := _named(server, name)):
+        raise ConfigError(f"there is no schedule {name!r}", fix="see `kubedet schedule --list`")
+    return schedules
 
 
 def _drop(server: Server, schedules: list[Any]) -> tuple[str, ...]:

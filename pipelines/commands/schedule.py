@@ -33,8 +33,15 @@ def add(commands: Commands) -> None:
         "the second if you like; '0 2 * * *' is every night at 2, in the cluster's time zone (mostly UTC)",
     )  # fmt: skip
     what.add_argument("--list", action="store_true", help="list the schedules")
+    what.add_argument("--run-now", action="store_true", help="start a run of the schedule of that --name now")
+    what.add_argument(
+        "--pause", action="store_true", help="start no more runs of the schedule of that --name; one goes on"
+    )
+    what.add_argument("--resume", action="store_true", help="let a schedule that was paused come due again")
     what.add_argument("--delete", action="store_true", help="delete the schedule of that --name")
-    parser.add_argument("--name", default=NAME, help="name of the schedule (default: %(default)s)")
+    parser.add_argument(
+        "--name", default=NAME, help="the schedule that is meant, of every option (default: %(default)s)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
     cluster_options.add_run(parser, without=("data_version",))
     cluster_options.add_form(parser)
@@ -45,6 +52,10 @@ def add(commands: Commands) -> None:
 def _schedule(options: argparse.Namespace) -> int:
     if options.list:
         return _list(options)
+    if options.run_now:
+        return _run_now(options)
+    if options.pause or options.resume:
+        return _pause_or_resume(options)
     return _delete(options) if options.delete else _put(options)
 
 
@@ -95,6 +106,29 @@ def _list(options: argparse.Namespace) -> int:
             print(f"  {parameter}={value if isinstance(value, str) else json.dumps(value)}")
     if not recurring_runs:
         print("there are none")
+    return 0
+
+
+def _run_now(options: argparse.Namespace) -> int:
+    from pipelines import schedules
+
+    server = cluster_options.connect(cluster_options.access(options))
+    outcome = schedules.start(server, options.name)
+    print(f"schedule {options.name}: started the run {outcome.id}\n{server.link('runs', outcome.id)}")
+    return 0
+
+
+def _pause_or_resume(options: argparse.Namespace) -> int:
+    from pipelines import schedules
+    from pipelines.kubeflow import Server
+
+    server = Server(cluster_options.access(options))
+    if options.pause:
+        schedules.pause(server, options.name)
+        print(f"schedule {options.name}: paused; a run that it has started goes on")
+    else:
+        schedules.resume(server, options.name)
+        print(f"schedule {options.name}: resumed; what it missed is not made up for")
     return 0
 
 

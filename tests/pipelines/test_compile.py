@@ -21,6 +21,7 @@ from trainer.errors import ConfigError, StorageError
 PARAMETERS = {
     "data_root", "source", "recipe", "overrides", "gate", "launcher", "nodes", "nproc", "gpus", "image",
     "job", "output", "credentials", "data_version", "step_cpu", "step_memory", "signing", "registry",
+    "notify",
 }  # fmt: skip
 ALONE = {
     "data_root",
@@ -29,6 +30,7 @@ ALONE = {
     "overrides",
     "credentials",
     "data_version",
+    "notify",
     "step_cpu",
     "step_memory",
 }

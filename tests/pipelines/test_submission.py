@@ -52,6 +52,7 @@ def test_what_can_be_run_passes():
         ({"credentials": "A_B"}, "credentials: "),
         ({"claim": "my claim"}, "claim: "),
         ({"signing": "My_key"}, "signing: "),
+        ({"notify": "My_hook"}, "notify: "),
         ({"registry": "registry:8080"}, "the model registry 'registry:8080' is no URL"),
         ({"data_root": ""}, "data_root: is missing"),
         ({"data_root": "./data"}, "data_root: no pod finds ./data: use a bucket, or a volume"),

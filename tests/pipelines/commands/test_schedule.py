@@ -170,3 +170,49 @@ def test_mistakes_are_refused_before_anything_is_sent(kfp_server, capsys, argume
 def test_a_dry_run_sends_nothing(kfp_server, capsys):
     assert cli.main([*NIGHTLY, "--dry-run"]) == 0
     assert kfp_server.requests == [] and "0 0 2 * * *" in capsys.readouterr().out
+
+
+def test_a_run_is_started_now_with_what_the_schedule_runs(kfp_server, capsys):
+    cli.main([*NIGHTLY, "--name", "weekly", "--nodes", "2"])
+    before = dict(only(kfp_server))
+    assert cli.main(["schedule", "--run-now", "--name", "weekly"]) == 0
+    (run,) = kfp_server.runs
+    assert run["runtime_config"] == before["runtime_config"]
+    assert run["pipeline_spec"] == before["pipeline_spec"]
+    assert run["experiment_id"] == before["experiment_id"]
+    assert only(kfp_server) == before
+    shown = capsys.readouterr().out
+    assert f"started the run {run['run_id']}" in shown and f"/#/runs/details/{run['run_id']}" in shown
+
+
+def test_no_run_is_started_beside_one_that_goes_on(kfp_server, capsys):
+    cli.main(NIGHTLY)
+    running(kfp_server)["state"] = "PENDING"
+    assert cli.main(["schedule", "--run-now"]) == 2
+    assert "goes on: r2" in capsys.readouterr().err and len(kfp_server.runs) == 2
+
+
+def test_a_schedule_is_paused_and_resumed_and_its_run_goes_on(kfp_server, capsys):
+    cli.main(NIGHTLY)
+    run = running(kfp_server)
+    assert cli.main(["schedule", "--pause"]) == 0
+    assert only(kfp_server)["status"] == "DISABLED" and run["state"] == "RUNNING"
+    assert "paused; a run that it has started goes on" in capsys.readouterr().out
+    assert cli.main(["schedule", "--resume"]) == 0
+    assert only(kfp_server)["status"] == "ENABLED" and run["state"] == "RUNNING"
+
+
+def test_a_former_schedule_that_waits_for_its_run_is_not_resumed(kfp_server):
+    cli.main(NIGHTLY)
+    kfp_server.schedules[0]["created_at"] = "2026-11-20T07:00:00Z"
+    running(kfp_server)
+    kfp_server.tag = "unknown"
+    cli.main([*NIGHTLY, "--nodes", "2"])
+    assert [cli.main(["schedule", what]) for what in ("--pause", "--resume")] == [0, 0]
+    assert [item["status"] for item in kfp_server.schedules] == ["DISABLED", "ENABLED"]
+
+
+@pytest.mark.parametrize("what", ["--run-now", "--pause", "--resume"])
+def test_a_schedule_that_there_is_not(kfp_server, capsys, what):
+    assert cli.main(["schedule", what, "--name", "none"]) == 2
+    assert "there is no schedule 'none'" in capsys.readouterr().err
