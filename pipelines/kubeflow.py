@@ -194,10 +194,15 @@ class Server:
 
     def going_on(self, schedule_id: str) -> list[str]:
         """Return the ids of the runs of a recurring run that have not ended."""
+        return [run.run_id for run in self.runs_of(schedule_id) if run.state not in _ENDED]
+
+    def runs_of(self, schedule_id: str) -> list[kfp_server_api.V2beta1Run]:
+        """Return the runs of a recurring run, with their states."""
         of_schedule = {
             "predicates": [{"operation": "EQUALS", "key": "recurring_run_id", "stringValue": schedule_id}]
         }
-        unfinished, token = [], ""
+        runs: list[kfp_server_api.V2beta1Run] = []
+        token = ""
         while True:
             with self._explained(f"list the runs of the schedule {schedule_id}"):
                 page = self._client.runs.run_service_list_runs(
@@ -207,11 +212,10 @@ class Server:
                     page_token=token,
                     _request_timeout=_SECONDS,
                 )
-            runs = [run for run in page.runs or [] if run.recurring_run_id == schedule_id]
-            unfinished += [run.run_id for run in runs if run.state not in _ENDED]
+            runs += [run for run in page.runs or [] if run.recurring_run_id == schedule_id]
             token = page.next_page_token
             if not token:
-                return unfinished
+                return runs
 
     def pod_log(self, pod: str, run_id: str) -> str:
         """Return the log of a pod, from the API or else from the UI; nothing where neither has it.

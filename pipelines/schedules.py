@@ -99,7 +99,7 @@ def pause(server: Server, name: str) -> None:
     Raises:
         ConfigError: there is none of that name.
     """
-    for item in _some(server, name):
+    for item in named(server, name):
         server.disable_schedule(item.recurring_run_id)
 
 
@@ -114,14 +114,18 @@ def resume(server: Server, name: str) -> None:
 
 def _one(server: Server, name: str) -> Any:
     """Return the schedule of a name; not a former one, which only waits for the end of its run."""
-    return max(_some(server, name), key=lambda item: str(item.created_at))
+    return named(server, name)[-1]
 
 
-def _some(server: Server, name: str) -> list[Any]:
-    """Return the schedules of a name, at least one."""
+def named(server: Server, name: str) -> list[Any]:
+    """Return the schedules of a name, the newest last.
+
+    Raises:
+        ConfigError: there is none.
+    """
     if not (schedules := _named(server, name)):
         raise ConfigError(f"there is no schedule {name!r}", fix="see `kubedet schedule --list`")
-    return schedules
+    return sorted(schedules, key=lambda item: str(item.created_at))
 
 
 def _drop(server: Server, schedules: list[Any]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -38,9 +39,17 @@ def add(commands: Commands) -> None:
         "--pause", action="store_true", help="start no more runs of the schedule of that --name; one goes on"
     )
     what.add_argument("--resume", action="store_true", help="let a schedule that was paused come due again")
+    what.add_argument(
+        "--history", action="store_true",
+        help="show the runs of the schedule of that --name: when, how long, state, verdict and AP, which are "
+        "read under the --data-root where this machine sees it",
+    )  # fmt: skip
     what.add_argument("--delete", action="store_true", help="delete the schedule of that --name")
     parser.add_argument(
         "--name", default=NAME, help="the schedule that is meant, of every option (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--html", default="", metavar="FILE", help="write the --history as a page, with plots"
     )
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
     cluster_options.add_run(parser, without=("data_version",))
@@ -50,8 +59,12 @@ def add(commands: Commands) -> None:
 
 
 def _schedule(options: argparse.Namespace) -> int:
+    if options.html and not options.history:
+        raise ConfigError("--html is the page of a --history", fix="give --history too")
     if options.list:
         return _list(options)
+    if options.history:
+        return _history(options)
     if options.run_now:
         return _run_now(options)
     if options.pause or options.resume:
@@ -129,6 +142,33 @@ def _pause_or_resume(options: argparse.Namespace) -> int:
     else:
         schedules.resume(server, options.name)
         print(f"schedule {options.name}: resumed; what it missed is not made up for")
+    return 0
+
+
+def _history(options: argparse.Namespace) -> int:
+    from pipelines import history
+    from pipelines.kubeflow import Server
+
+    server = Server(cluster_options.access(options))
+    nights, obstacle = history.nights(server, options.name, options.data_root or "")
+    remark = f"verdicts and APs could not be read: {obstacle}" if obstacle else ""
+    print(history.table(nights) if nights else f"the schedule {options.name} has no runs")
+    if remark:
+        print(
+            f"warning: {remark}\n  fix: name where this machine sees the data with --data-root",
+            file=sys.stderr,
+        )
+    if options.html:
+        from trainer import storage
+        from trainer.report.history_page import page
+
+        series = {
+            "AP": [(night.began, night.ap, night.verdict) for night in nights if night.ap is not None],
+            "hours": [(night.began, night.hours, night.state) for night in nights if night.hours is not None],
+        }
+        text = page(options.name, history.HEADER, [night.cells() for night in nights], series, remark)
+        storage.write_bytes(options.html, text.encode())
+        print(f"wrote {options.html}")
     return 0
 
 

@@ -1,5 +1,7 @@
 """`kubedet schedule`: one recurring run of a name, never two."""
 
+import json
+
 import pytest
 
 from pipelines import cli
@@ -216,3 +218,51 @@ def test_a_former_schedule_that_waits_for_its_run_is_not_resumed(kfp_server):
 def test_a_schedule_that_there_is_not(kfp_server, capsys, what):
     assert cli.main(["schedule", what, "--name", "none"]) == 2
     assert "there is no schedule 'none'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def past(kfp_server, tmp_path):
+    """A schedule with three runs, of which the first two left an evaluation under a data root."""
+    cli.main([*NIGHTLY, "--name", "weekly"])
+    of = {"recurring_run_id": only(kfp_server)["recurring_run_id"]}
+    for number, state in enumerate(["SUCCEEDED", "SUCCEEDED", "FAILED"], start=1):
+        times = {"created_at": f"2026-11-2{number}T02:00:00Z", "finished_at": f"2026-11-2{number}T03:30:00Z"}
+        kfp_server.runs.append({"run_id": f"id-{number}", "state": state, **times, **of})
+    kfp_server.runs.append({"run_id": "id-4", "state": "RUNNING", "created_at": "2026-11-24T02:00:00Z", **of})
+    for number, ap, passed in ((1, 0.4, True), (2, 0.3, False)):
+        folder = tmp_path / "root" / "runs" / f"2026112{number}020000-id-{number}" / "evaluation"
+        folder.mkdir(parents=True)
+        (folder / "metrics.json").write_text(json.dumps({"metrics": {"coco/AP": ap}}))
+        (folder / "gate.json").write_text(json.dumps({"passed": passed}))
+    return str(tmp_path / "root")
+
+
+def test_the_history_tells_what_became_of_each_run(past, capsys):
+    capsys.readouterr()
+    assert cli.main(["schedule", "--history", "--name", "weekly", "--data-root", past]) == 0
+    shown = capsys.readouterr()
+    assert [line.split() for line in shown.out.splitlines()] == [
+        ["began", "hours", "state", "verdict", "AP", "run"],
+        ["2026-11-21", "02:00", "1.50", "succeeded", "passed", "0.4000", "id-1"],
+        ["2026-11-22", "02:00", "1.50", "succeeded", "held", "back", "0.3000", "id-2"],
+        ["2026-11-23", "02:00", "1.50", "failed", "-", "-", "id-3"],
+        ["2026-11-24", "02:00", "-", "running", "-", "-", "id-4"],
+    ]
+    assert shown.err == ""
+
+
+def test_the_history_as_a_page_has_plots_and_every_run(past, tmp_path):
+    page = tmp_path / "history.html"
+    arguments = ["schedule", "--history", "--name", "weekly", "--data-root", past, "--html", str(page)]
+    assert cli.main(arguments) == 0
+    text = page.read_text()
+    assert text.count("<svg") == 2 and all(f"id-{number}" in text for number in range(1, 5))
+    assert "held back" in text and "http://" not in text.replace("http://www.w3.org", "")
+
+
+def test_the_history_says_where_it_could_not_look(past, tmp_path, capsys):
+    assert cli.main(["schedule", "--history", "--name", "weekly", "--data-root", f"{tmp_path}/none"]) == 0
+    shown = capsys.readouterr()
+    assert "verdicts and APs could not be read: this machine has no folder" in shown.err
+    assert "id-1" in shown.out and "0.4000" not in shown.out
+    assert cli.main(["schedule", "--list", "--html", "x"]) == 2

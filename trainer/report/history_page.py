@@ -1,0 +1,49 @@
+"""A page that shows what became of a schedule's runs: AP and hours over time, and each run as a row."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
+
+from trainer.report.figures import SERIES, Plot, figure, svg, variable
+
+Points = Sequence[tuple[datetime, float, str]]
+"""When, how much, and of which kind the point is."""
+
+
+def page(
+    name: str, header: Sequence[str], rows: Sequence[Sequence[str]], series: dict[str, Points], remark: str
+) -> str:
+    """Return the page, as HTML that needs no other file.
+
+    Args:
+        name: of the schedule.
+        header: what the cells of a row are.
+        rows: of the table.
+        series: points over time, by the title of the drawing; those without points are left out.
+        remark: a sentence above it, e.g. what could not be read.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, keep_trailing_newline=True
+    )
+    template = environment.get_template("history_page.html.jinja")
+    plots = [_over_time(title, points) for title, points in series.items() if points]
+    return template.render(name=name, header=header, rows=rows, plots=plots, remark=remark)
+
+
+def _over_time(title: str, points: Points) -> Plot:
+    drawn, axes = figure("", title)
+    kinds = sorted({kind for *_, kind in points})
+    days = [date2num(when) for when, *_ in points]
+    axes.plot(days, [much for _, much, _ in points], color=SERIES[0], linewidth=0.8)
+    for color, kind in zip(SERIES, kinds, strict=False):
+        of_kind = [(day, much) for day, (_, much, its) in zip(days, points, strict=True) if its == kind]
+        axes.plot([day for day, _ in of_kind], [much for _, much in of_kind], "o", color=color)
+    axes.set_ylim(bottom=0)
+    locator = AutoDateLocator(minticks=3, maxticks=7)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    legend = tuple((variable(color), kind) for color, kind in zip(SERIES, kinds, strict=False))
+    return Plot(title, svg(drawn), legend)
