@@ -1,6 +1,6 @@
 """A page that shows what became of a schedule's runs: AP and hours over time, and each run as a row."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -14,7 +14,7 @@ Points = Sequence[tuple[datetime, float, str]]
 
 
 def page(
-    name: str, header: Sequence[str], rows: Sequence[Sequence[str]], series: dict[str, Points], remark: str
+    name: str, header: Sequence[str], rows: Sequence[Sequence[str]], series: Mapping[str, Points], remark: str
 ) -> str:
     """Return the page, as HTML that needs no other file.
 
@@ -41,7 +41,7 @@ def _over_time(title: str, points: Points) -> Plot:
     for color, kind in zip(SERIES, kinds, strict=False):
         of_kind = [(day, much) for day, (_, much, its) in zip(days, points, strict=True) if its == kind]
         axes.plot([day for day, _ in of_kind], [much for _, much in of_kind], "o", color=color)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * max(much for _, much, _ in points) or 1)
     locator = AutoDateLocator(minticks=3, maxticks=7)
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
