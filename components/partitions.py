@@ -1,14 +1,15 @@
 """Download and sharding by several pods: the parts of the work, and how each is done.
 
 A part is {"plan": URI of the plan ("" where there is nothing to fetch), "partition": which, from 0,
-"partitions": how many}, written as JSON: Kubeflow's compiler types an item of a list as a string, and its
-driver refuses a mapping there. Whatever the parts are, the result is the same: see `trainer.data.download`.
+"partitions": how many}, or, where the run does not pay, {"ended": the manifest that says so}. It is written
+as JSON: Kubeflow's compiler types an item of a list as a string, and its driver refuses a mapping there.
+Whatever the parts are, the result is the same: see `trainer.data.download`.
 """
 
 import json
 from typing import Any
 
-from components import data_versions, starting_weights
+from components import data_versions, occasion, starting_weights
 from trainer import recipes, storage
 from trainer.config import DataConfig
 from trainer.data import download, raw_folder, shards
@@ -23,7 +24,7 @@ Part = str
 
 def plan(
     source: str, data_root: str, recipe: str, overrides: dict[str, Any], version: str, partitions: int,
-    trains: bool = False,
+    trains: bool = False, min_new_images: int = 0,
 ) -> list[Part]:  # fmt: skip
     """List a source, write its annotations as tables, and divide the work.
 
@@ -35,6 +36,8 @@ def plan(
         version: see `data_versions.fetch`.
         partitions: how many, 1 to MOST.
         trains: whether a training follows: its pretrained weights are then fetched first.
+        min_new_images: see `occasion.nothing_new`. Where the run does not pay there is one part, which says
+            so.
 
     Raises:
         ConfigError: no such number of partitions, or the version cannot be a name.
@@ -43,11 +46,18 @@ def plan(
         StorageError: the data root cannot be read or written.
     """
     check(partitions)
-    config = recipes.load_here(recipe, overrides).data
+    whole = recipes.load_here(recipe, overrides)
+    config = whole.data
+    known = data_versions.known(source, data_root, config, version)
+    planned: dict[str, Any] | None = None
+    if min_new_images:
+        planned = known or download.plan(source, data_root, config)
+        if ended := occasion.nothing_new(planned, data_root, whole, min_new_images):
+            return [json.dumps({"ended": ended})]
     if trains:
         starting_weights.secure(recipe, overrides, data_root)
-    is_known = data_versions.known(source, data_root, config, version) is not None
-    uri = "" if is_known else storage.join(download.plan(source, data_root, config)["uri"], "plan.json")
+    planned = planned or known or download.plan(source, data_root, config)
+    uri = "" if known else storage.join(planned["uri"], "plan.json")
     numbered = ({"plan": uri, "partition": part, "partitions": partitions} for part in range(partitions))
     return [json.dumps(part) for part in numbered]
 
@@ -70,15 +80,16 @@ def fetch(part: Part, recipe: str, overrides: dict[str, Any]) -> Part:
         StorageError: the source or the data root cannot be reached.
     """
     fields = json.loads(part)
-    if fields["plan"]:
+    if fields.get("plan"):
         config = recipes.load(recipe, overrides).data
         download.fetch_partition(_plan(fields["plan"]), config, *_numbers(fields))
     return part
 
 
 def fetched(
-    parts: list[Part], source: str, data_root: str, config: DataConfig, version: str
-) -> dict[str, Any]:
+    parts: list[Part], source: str, data_root: str, config: DataConfig, version: str,
+    planned: dict[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Put together what all parts fetched, or fetch everything where there are none.
 
     Args:
@@ -87,6 +98,7 @@ def fetched(
         data_root: see `data_versions.fetch`.
         config: see `data_versions.fetch`.
         version: see `data_versions.fetch`.
+        planned: what the source holds, where there are no parts and it has been listed already.
 
     Returns:
         The raw manifest, with the version in it if there is one.
@@ -98,9 +110,19 @@ def fetched(
     plan_uri = json.loads(parts[0])["plan"] if parts else ""
 
     def put_together() -> dict[str, Any]:
-        return download.join(_plan(plan_uri), config, len(parts))
+        if plan_uri:
+            return download.join(_plan(plan_uri), config, len(parts))
+        assert planned is not None
+        download.fetch_partition(planned, config)
+        return download.join(planned, config)
 
-    return data_versions.fetch(source, data_root, config, version, put_together if plan_uri else None)
+    brings = plan_uri or (planned and planned["kind"] == "plan")
+    return data_versions.fetch(source, data_root, config, version, put_together if brings else None)
+
+
+def ended(parts: list[Part]) -> dict[str, Any] | None:
+    """Return the manifest of nothing new, where the run does not pay; else None."""
+    return json.loads(parts[0]).get("ended") if parts else None
 
 
 def write(raw: dict[str, Any], data_root: str, recipe: str, overrides: dict[str, Any], part: Part) -> Part:
@@ -110,6 +132,8 @@ def write(raw: dict[str, Any], data_root: str, recipe: str, overrides: dict[str,
         DataError: a worker was killed, or the raw tables are damaged.
         StorageError: the data root cannot be read or written.
     """
+    if occasion.is_nothing(raw):
+        return part
     config = recipes.load(recipe, overrides).data
     shards.shard_partition(raw, data_root, config, *_numbers(json.loads(part)))
     return part

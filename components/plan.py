@@ -15,6 +15,7 @@ def plan(
     partitions: int,
     credentials: str,
     trains: bool,
+    min_new_images: int,
 ) -> list:
     """List a source, write its annotations as tables, and divide the work.
 
@@ -27,6 +28,8 @@ def plan(
         partitions: see the pipeline's parameters.
         credentials: see the pipeline's parameters.
         trains: whether a training follows: its pretrained weights are then fetched first.
+        min_new_images: see the pipeline's parameters. Where a run does not pay there is one part, which
+            says so.
 
     Returns:
         The parts, each as JSON.
@@ -34,4 +37,5 @@ def plan(
     from components import steps
 
     arguments = (source, data_root, recipe, overrides, data_version, partitions, trains)
+    arguments += (min_new_images,)
     return steps.run("plan", "components.partitions:plan", *arguments, secret=credentials)

@@ -14,13 +14,14 @@ def prepare(
     data_version: str,
     credentials: str,
     trains: bool,
+    min_new_images: int,
     raw: dsl.Output[dsl.Dataset],
     shards: dsl.Output[dsl.Dataset],
     statistics: dsl.Output[dsl.HTML],
-) -> None:
+) -> str:
     """Bring a source's images and annotations under the data root, clean them and write tar shards.
 
-    What is there already is found again.
+    What is there already is found again. One plain return value: a pipeline can branch on that alone.
 
     Args:
         source: see the pipeline's parameters.
@@ -30,15 +31,21 @@ def prepare(
         data_version: see the pipeline's parameters.
         credentials: see the pipeline's parameters.
         trains: whether a training follows: its pretrained weights are then fetched first.
+        min_new_images: see the pipeline's parameters.
         raw: manifest of the raw images.
         shards: manifest of the shards.
         statistics: what they hold, as a page.
+
+    Returns:
+        "train", or "nothing new" where a run does not pay.
     """
-    from components import steps
+    from components import occasion, steps
 
     arguments = (source, recipe, overrides, data_root, data_version, statistics.path, trains)
+    arguments += (min_new_images,)
     raw_published, shards_published = steps.run(
         "prepare", "components.preparation:prepare", *arguments, secret=credentials
     )
     steps.publish(raw, *raw_published)
     steps.publish(shards, *shards_published)
+    return occasion.word(shards_published[0])

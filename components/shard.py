@@ -15,8 +15,10 @@ def shard(
     parts: list,
     shards: dsl.Output[dsl.Dataset],
     statistics: dsl.Output[dsl.HTML],
-) -> None:
+) -> str:
     """Put together the shards that several pods have written.
+
+    One plain return value: a pipeline can branch on that alone.
 
     Args:
         raw: manifest of the raw images.
@@ -27,9 +29,13 @@ def shard(
         parts: those that other pods have written.
         shards: manifest of the shards.
         statistics: what they hold, as a page.
+
+    Returns:
+        "train", or "nothing new" where a run does not pay.
     """
-    from components import steps
+    from components import occasion, steps
 
     arguments = (parts, steps.manifest(raw), recipe, overrides, data_root, statistics.path)
     published = steps.run("shard", "components.preparation:shard", *arguments, secret=credentials)
     steps.publish(shards, *published)
+    return occasion.word(published[0])

@@ -29,6 +29,7 @@ def train(
     output: str,
     run_id: str,
     rules: str,
+    warm_start: str,
     model: dsl.Output[dsl.Model],
     task_config: dsl.TaskConfig,
 ) -> None:
@@ -45,6 +46,7 @@ def train(
         output: see the pipeline's parameters.
         run_id: the run's id.
         rules: the gate's, which may name classes that the data do not have; empty takes the recipe's.
+        warm_start: see the pipeline's parameters.
         model: manifest of the trained model.
         task_config: tolerations and node selectors that were set on this task.
     """
@@ -56,5 +58,5 @@ def train(
     placement = (task_config.tolerations, task_config.node_selector)
     arguments = (steps.manifest(shards), output, data_root, recipe, overrides, asked_fields, job, placement)
     work = "components.training:train"
-    published = steps.run("train", work, *arguments, rules, secret=credentials, lasting=True)
+    published = steps.run("train", work, *arguments, rules, warm_start, secret=credentials, lasting=True)
     steps.publish(model, *published)

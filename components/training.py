@@ -6,6 +6,7 @@ from typing import Any
 from components import data_versions, jobs, launchers, run_plan, starting_weights
 from components.jobs import Request
 from components.launchers.spec import JobSpec
+from components.warm_start import overrides_from as from_champion
 from trainer import configuration, recipes, storage
 from trainer.config import Config
 from trainer.configuration import with_overrides
@@ -46,6 +47,7 @@ def prepare(
     request: Request,
     *,
     rules: str = "",
+    warm_start: str = "",
 ) -> JobSpec:
     """Write the run's one configuration file and describe the job that trains by it.
 
@@ -57,6 +59,8 @@ def prepare(
         request: what the run asks of the launcher.
         rules: of the gate, parted by commas; empty takes the recipe's. Nobody should learn after a
             training of days that they name a class that there is not.
+        warm_start: see `components.warm_start.overrides_from`. A run that was begun goes on with what it
+            began with, whatever version is current now.
 
     Raises:
         ConfigError: no such recipe or key, a value that does not fit, a job that cannot be, a folder
@@ -65,8 +69,16 @@ def prepare(
         EvaluationError: the gate's rules cannot be used with these data.
         StorageError: the pretrained weights are not there and cannot be fetched.
     """
-    config = _with_weights(recipe, overrides, data_root_of(shards), output)
-    if not storage.exists(storage.join(output, "config.json")):  # A run that was begun has its own weights.
+    begun = storage.exists(storage.join(output, "config.json"))
+    data_root = data_root_of(shards)
+    if warm_start and begun:
+        config = configuration.read(storage.join(output, "config.json"))
+    else:
+        if warm_start:
+            name = published_models.name_for(recipes.load(recipe, overrides).export.name, shards)
+            overrides, _ = from_champion(warm_start, recipe, overrides, data_root, name)
+        config = _with_weights(recipe, overrides, data_root, output)
+    if not begun:  # A run that was begun has its own weights.
         check_available(config.model.weights, data_root_of(shards))
     uri = storage.join(output, "config.json")
     arguments = ("train", "--config", uri, "--shards", shards, "--output", storage.join(output, "train"))
@@ -165,6 +177,7 @@ def train(
     job: dict[str, Any],
     placed: tuple[list[dict[str, Any]] | None, dict[str, str] | None],
     rules: str,
+    warm_start: str = "",
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train to the end, resuming a training that was started before.
 
@@ -178,6 +191,7 @@ def train(
         job: further fields of JobSpec.
         placed: tolerations and node selector of the task, see `jobs.placed`.
         rules: see `prepare`.
+        warm_start: see `prepare`.
 
     Returns:
         The manifest of the trained model, and what is shown with it.
@@ -187,7 +201,7 @@ def train(
     """
     request = Request.of(parameters, job=jobs.placed(job, *placed))
     folder = folder_of(output, data_root, data, request.run_id)
-    spec = prepare(data["uri"], folder, recipe, overrides, request, rules=rules)
+    spec = prepare(data["uri"], folder, recipe, overrides, request, rules=rules, warm_start=warm_start)
     launchers.run(request.launcher, spec)
     trained = result(data["uri"], folder) | data_versions.label(data)
     place = {"uri": trained["output"], "checkpoint": trained["checkpoint"]}

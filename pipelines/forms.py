@@ -27,6 +27,9 @@ class Form:
     """Pods that work on partitions at a time; 0 is no limit."""
     until: str = ""
     """The last thing that is made: "shards", or all of it."""
+    conditional: bool = False
+    """A run ends at once where fewer images are new than the parameter `min_new_images` says; that condition
+    costs a pod."""
     deadline: int = 0
     """Seconds after which Kubeflow ends a run; 0 is no limit."""
     ttl: int = 0
@@ -42,5 +45,7 @@ class Form:
         ]  # fmt: skip
         if self.until not in ENDS:
             problems.append(f"until {self.until!r} is nowhere in the pipeline; it may be: {ENDS[1]}")
+        if self.conditional and self.until:
+            problems.append(f"conditional means nothing in a pipeline until {self.until}: it trains nothing")
         if problems:
             raise ConfigError("; ".join(problems), fix="correct these")

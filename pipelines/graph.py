@@ -22,6 +22,7 @@ from components.images import COMPONENT_IMAGE
 from components.jobs import PARAMETERS, VOLUME
 from components.notices import SECRET_KEYS as NOTICE_KEYS
 from components.object_store import SECRET_KEYS
+from components.occasion import TRAIN
 from components.plan import plan
 from components.prepare import prepare
 from components.shard import shard
@@ -97,20 +98,28 @@ def train_detector(values: Mapping[str, Any], form: Form) -> None:
     clean_up = cleanup(launcher="" if form.until else values["launcher"], run_id=_RUN_ID)
     pods.tells(_run(clean_up, CLEANUP[clean_up.name], *_WAITING))
     with dsl.ExitHandler(clean_up, name="steps"):
-        shards = _prepare_in_parts(pods, form, values) if form.shared else _prepare(pods, form, values)
-        if not form.until:
-            _evaluate_and_export(pods, _train(pods, shards, values), values)
+        data = (_prepare_in_parts if form.shared else _prepare)(pods, form, values)
+        if form.conditional:
+            with dsl.If(data.outputs["Output"] == TRAIN, name="pays"):
+                _make_model(pods, data.outputs["shards"], values)
+        elif not form.until:
+            _make_model(pods, data.outputs["shards"], values)
 
 
 def _select(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: values[name] for name in names}
 
 
+def _make_model(pods: _Pods, shards: Any, values: Mapping[str, Any]) -> None:
+    """Train on the shards, and evaluate, export and publish what comes of it."""
+    _evaluate_and_export(pods, _train(pods, shards, values), values)
+
+
 def _train(pods: _Pods, shards: Any, values: Mapping[str, Any]) -> Any:
     """Train on the shards; returns the model's manifest."""
     request = _select(values, "launcher", *PARAMETERS)
     request |= {"claim": pods.claim, "default_image": COMPONENT_IMAGE}
-    settings = _select(values, "job", "output", *_SETTINGS, "data_root")
+    settings = _select(values, "job", "output", *_SETTINGS, "data_root", "warm_start")
     # The run's id is an argument of its own: Kubeflow replaces it only where it is the whole value.
     task = train(shards=shards, request=request, run_id=_RUN_ID, rules=values["gate"], **settings)
     # What `job` may ask for comes from the namespace's owner, and not from the run.
@@ -129,24 +138,30 @@ def _evaluate_and_export(pods: _Pods, model: Any, values: Mapping[str, Any]) -> 
 
 
 def _prepare(pods: _Pods, form: Form, values: Mapping[str, Any]) -> Any:
-    """Download and shard in one pod; returns the shards' manifest."""
+    """Download and shard in one pod; returns the task."""
     settings = _select(values, "source", "data_version", "data_root", *_SETTINGS)
-    task = prepare(trains=not form.until, **settings)
-    return pods.tells(pods.step(task)).outputs["shards"]
+    task = prepare(trains=not form.until, min_new_images=_least(values), **settings)
+    return pods.tells(pods.step(task))
+
+
+def _least(values: Mapping[str, Any]) -> Any:
+    """How many images must be new: a parameter of one form, and 0 in all others."""
+    return values.get("min_new_images", 0)
 
 
 def _prepare_in_parts(pods: _Pods, form: Form, values: Mapping[str, Any]) -> Any:
-    """Download and shard, each in as many pods as there are partitions; returns the shards' manifest."""
+    """Download and shard, each in as many pods as there are partitions; returns the last task."""
     settings = _select(values, *_SETTINGS)
     stored = settings | _select(values, "data_root")
     of_source = stored | _select(values, "source", "data_version")
-    planned = pods.step(plan(partitions=values["partitions"], trains=not form.until, **of_source))
+    asked = {"partitions": values["partitions"], "min_new_images": _least(values)}
+    planned = pods.step(plan(trains=not form.until, **asked, **of_source))
     with dsl.ParallelFor(planned.output, name="fetching", parallelism=form.parallelism) as part:
         fetched = pods.step(fetch(part=part, **settings))
     raw = pods.step(download(parts=dsl.Collected(fetched.output), **of_source)).outputs["raw"]
     with dsl.ParallelFor(planned.output, name="writing", parallelism=form.parallelism) as part:
         written = pods.step(write(raw=raw, part=part, **stored))
-    return pods.step(shard(raw=raw, parts=dsl.Collected(written.output), **stored)).outputs["shards"]
+    return pods.step(shard(raw=raw, parts=dsl.Collected(written.output), **stored))
 
 
 def pipeline(form: Form) -> Any:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from components import occasion, warm_start
 from pipelines import checks, parameters, run_report
 from trainer import recipes, storage
 from trainer.configuration import parse_value
@@ -54,6 +55,8 @@ class Options:
         """Return the pipeline's parameters."""
         values = {name: self[name] for name in parameters.LOCAL}
         folders = {"data_root": storage.absolute(self["data_root"]), "output": str(self.folder)}
+        if not values["min_new_images"]:  # A form of its own has it.
+            del values["min_new_images"]
         return values | folders | {"nodes": 1, "launcher": "local"}
 
 
@@ -80,7 +83,11 @@ def check(options: Options) -> None:
         for rule in [] if options["gate"] else config.evaluation.gate:
             parse(rule)
 
+    def occasion_() -> None:
+        occasion.check(options["min_new_images"])
+        warm_start.check(options["warm_start"])
+
     rules = (partial(parse, rule) for rule in split_rules(options["gate"]))
     source = partial(sources.parse, options["source"])
     data_root = partial(storage.check_place, options["data_root"])
-    checks.make_all([name, processes, source, data_root, gate_of_recipe, *rules])
+    checks.make_all([name, processes, occasion_, source, data_root, gate_of_recipe, *rules])

@@ -27,7 +27,7 @@ ELSEWHERE = "see the pipeline's parameters."
 REQUIRED = inspect.Parameter.empty
 """The default of a parameter that has none."""
 
-_FORMS = {"volume": "with a volume", "shared": "in the shared form"}
+_FORMS = {"volume": "with a volume", "shared": "in the shared form", "conditional": "in the conditional form"}
 """Forms that have parameters of their own, in words."""
 
 _CPU, _MEMORY = SIZES[DEFAULT]
@@ -163,6 +163,20 @@ _ALL = (
         "gate", str,
         "what a model must reach to be exported, e.g. `coco/AP50 >= 0.5`; several are parted by commas",
         "", "the recipe's", metavar="RULE", local=Local(),
+    ),
+    Parameter(
+        "min_new_images", int,
+        "end at once, as succeeded, where fewer images of the source are new, changed or gone since the "
+        "current version of the model", 1, unasked="none: a run always trains", metavar="N",
+        only="conditional",
+        more=" ([how](operations.md#the-hundredth-night))",
+        local=Local(0, "0: always train"),
+    ),
+    Parameter(
+        "warm_start", str,
+        "`champion` begins with the weights of the current version of the model, and trains a quarter of the "
+        "recipe's epochs unless `train.epochs` is set", "", "none: as the recipe begins", metavar="FROM",
+        more=" ([how](operations.md#the-hundredth-night))", local=Local(),
     ),
     Parameter(
         "launcher", str,

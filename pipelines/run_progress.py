@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from components.occasion import NOTHING_NEW
 from components.steps import FINISHED, STARTED
 from pipelines import TITLES
 from trainer.errors import EXIT_RETRY
@@ -22,6 +23,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TASK_STARTS = re.compile(r" - INFO - Executing task '([\w-]+)'")
 _TASK_ENDS = re.compile(r" - (?:INFO|ERROR) - Task '([\w-]+)' finished with status (SUCCESS|FAILURE)")
 _FOUND_DONE = re.compile(r"shards of .* are there already")  # And so the images that they were made of.
+_NOTHING_NEW = re.compile(rf"{NOTHING_NEW} since (.*?)(?: \(fewer than \d+\))?: \d+ new, ")
 _LAST_LINES = 20
 
 
@@ -67,6 +69,8 @@ class RunProgress:
         self.outside: deque[str] = deque(maxlen=_LAST_LINES)
         self.stopping = False
         """The run was asked to stop, which is why a step fails."""
+        self.since = ""
+        """The version that nothing is new since, where the run ended with its first step for that."""
         self._events = events
         self._position = 0
         self._own_output = False
@@ -119,6 +123,8 @@ class RunProgress:
             step.lines.append(line)
         if _FOUND_DONE.search(line):
             step.reused = True
+        if step.name == "prepare" and (ended := _NOTHING_NEW.search(line)):
+            self.since = ended[1]
         if line.startswith("error: "):
             self.read_events()
             self._error_lines = f"error: {step.message}".splitlines() if step.known else []
@@ -159,3 +165,5 @@ class RunProgress:
             if step.state == "waiting":
                 step.state = "skipped"
                 step.note = "held back by the gate" if self.steps["evaluate"].state == "done" else ""
+                if self.since:
+                    step.note = f"{NOTHING_NEW} since {self.since}"

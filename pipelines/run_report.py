@@ -49,6 +49,8 @@ def program() -> str:
 
 
 def _results(record: dict[str, Any], folder: Path) -> None:
+    if "nothing_new_since" in record:
+        print(f"\nnothing new since {record['nothing_new_since']}: nothing was trained")
     if "metrics" in record:
         metrics = json.loads((folder / "evaluation" / "metrics.json").read_text())
         table = (folder / "evaluation" / "table.txt").read_text()

@@ -9,7 +9,15 @@ from typing import Any
 
 import yaml
 
-from components import data_versions, jobs, launchers, model_registry, partitions
+from components import (
+    data_versions,
+    jobs,
+    launchers,
+    model_registry,
+    occasion,
+    partitions,
+    warm_start,
+)
 from components.launchers import kubernetes_names
 from pipelines import checks, parameters, sizes
 from pipelines.access import Access
@@ -35,8 +43,8 @@ class Submission:
     experiment: str
     """Name of the experiment it belongs to."""
     parameters: Mapping[str, Any]
-    """Those of the pipeline that are given; the others have their defaults. A `claim` and `partitions`
-    make other forms of it."""
+    """Those of the pipeline that are given; the others have their defaults. A `claim`, `partitions`
+    and `min_new_images` make other forms of it."""
     parallelism: int = PARALLELISM
     """As `Form` has it, and so the following."""
     until: str = ""
@@ -60,6 +68,7 @@ class Submission:
             shared="partitions" in self.parameters,
             parallelism=self.parallelism,
             until=self.until,
+            conditional="min_new_images" in self.parameters and not self.until,
             deadline=self.deadline,
             ttl=self.ttl,
         )
@@ -77,6 +86,7 @@ class Submission:
             self._job,
             self._version,
             self._partitions,
+            self._occasion,
             self._size,
             self._names,
             self._places,
@@ -145,6 +155,10 @@ class Submission:
 
     def _partitions(self) -> None:
         partitions.check(self._get("partitions"))
+
+    def _occasion(self) -> None:
+        occasion.check(self._get("min_new_images"))
+        warm_start.check(self._get("warm_start"))
 
     def _size(self) -> None:
         sizes.check(self._get("step_cpu"), self._get("step_memory"))

@@ -53,7 +53,8 @@ def complete(
     ended = _results(folder, done)
     # Without an export the run is whole where the gate held it back.
     held_back = "gate" in ended and not ended["gate"]["passed"]
-    whole = failed is None and not broken and set(run.steps) - done <= ({"export"} if held_back else set())
+    may_be_skipped = {"train", "evaluate", "export"} if run.since else {"export"} if held_back else set()
+    whole = failed is None and not broken and set(run.steps) - done <= may_be_skipped
     interrupted = not whole and (stopped or (failed is not None and failed.state == "stopped"))
     status = "succeeded" if whole else "interrupted" if interrupted else "failed"
     steps = [
@@ -61,6 +62,8 @@ def complete(
         for step in run.steps.values()
     ]
     ended |= {"status": status, "ended": _now(), "steps": steps, "paths": paths(folder, done)}
+    if run.since:
+        ended["nothing_new_since"] = run.since
     if failed is not None:
         message = failed.message or "its process ended without a message (killed, or out of memory)"
         code = EXIT_RETRY if interrupted else failed.exit_code or EXIT_FAILURE

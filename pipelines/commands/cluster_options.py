@@ -140,6 +140,8 @@ def submission(options: argparse.Namespace, name: str) -> "Submission":
     values |= sizes.request(size, options.step_cpu or "", options.step_memory or "")
     if options.partitions == 1:  # The form without partitions, which has no such parameter.
         del values["partitions"]
+    if not values["min_new_images"]:  # Likewise.
+        del values["min_new_images"]
     values = {name: value for name, value in values.items() if value not in (None, "", {})}
     request = Submission(
         name, options.experiment, values, parallelism=options.parallelism, until=options.until,

@@ -30,6 +30,10 @@ def add(commands: Commands) -> None:
         help="share download and sharding among as many pods as the run's parameter `partitions` says, which "
         "only big sets are worth",
     )  # fmt: skip
+    parser.add_argument(
+        "--conditional", action="store_true",
+        help="end a run at once where fewer images are new than its parameter `min_new_images` says",
+    )  # fmt: skip
     cluster_options.add_form(parser)
     parser.set_defaults(command=_compile)
 

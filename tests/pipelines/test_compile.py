@@ -21,7 +21,7 @@ from trainer.errors import ConfigError, StorageError
 PARAMETERS = {
     "data_root", "source", "recipe", "overrides", "gate", "launcher", "nodes", "nproc", "gpus", "image",
     "job", "output", "credentials", "data_version", "step_cpu", "step_memory", "signing", "registry",
-    "notify",
+    "notify", "warm_start",
 }  # fmt: skip
 ALONE = {
     "data_root",
@@ -37,12 +37,14 @@ ALONE = {
 FORMS = {
     "bucket": Form(), "volume": Form(volume=True), "shared": Form(shared=True, parallelism=3),
     "data": Form(until="shards"), "limited": Form(deadline=3600, ttl=60),
+    "conditional": Form(conditional=True), "conditional_shared": Form(conditional=True, shared=True),
 }  # fmt: skip
 PASTED = ("{{$.inputs.parameters['", "']}}")
 MAIN = ("bucket", "volume", "shared")
 STEPS = {
     "bucket": [*TITLES], "volume": [*TITLES], "shared": [*SHARED, "train", "evaluate", "export"],
-    "data": ["prepare"], "limited": [*TITLES],
+    "data": ["prepare"], "limited": [*TITLES], "conditional": [*TITLES],
+    "conditional_shared": [*SHARED, "train", "evaluate", "export"],
 }  # fmt: skip
 
 
@@ -292,6 +294,35 @@ def test_only_a_pass_exports_and_the_condition_costs_no_pod(spec):
     assert len(held) == (3 if spec["form"] == "shared" else 1)
 
 
+@of("conditional", "conditional_shared")
+def test_a_model_is_made_only_where_the_data_are_worth_it(spec):
+    last = "shard" if "shard" in STEPS[spec["form"]] else "prepare"
+    assert set(spec["root"]["inputDefinitions"]["parameters"]) >= PARAMETERS | {"min_new_images"}
+    steps = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
+    (held,) = [task for name, task in steps.items() if name.startswith("condition")]
+    condition = held["triggerPolicy"]["condition"]
+    assert condition == f"inputs.parameter_values['pipelinechannel--{last}-Output'] == 'train'"
+    read = held["inputs"]["parameters"][f"pipelinechannel--{last}-Output"]
+    assert read == {"taskOutputParameter": {"outputParameterKey": "Output", "producerTask": last}}
+    # All that makes a model is below it; what it takes from outside is declared on the way.
+    inner = spec["components"][held["componentRef"]["name"]]
+    assert set(inner["dag"]["tasks"]) == {"train", "evaluate", "export"}
+    declared = inner["inputDefinitions"]
+    assert set(held["inputs"]["parameters"]) == set(declared["parameters"])
+    assert set(held["inputs"]["artifacts"]) == set(declared["artifacts"])
+    for task in inner["dag"]["tasks"].values():
+        for source in task["inputs"]["parameters"].values():
+            outside = source.get("componentInputParameter")
+            assert outside is None or outside in declared["parameters"]
+    assert inner["dag"]["tasks"]["export"]["triggerPolicy"]["condition"].endswith("-Output'] == 'pass'")
+
+
+@of(*MAIN)
+def test_without_the_condition_no_number_of_images_is_asked_for(spec):
+    first = tasks(spec)["plan" if "plan" in STEPS[spec["form"]] else "prepare"]
+    assert first["inputs"]["parameters"]["min_new_images"] == {"runtimeValue": {"constant": 0.0}}
+
+
 @of("bucket")
 def test_a_run_of_one_partition_has_twelve_pods(spec):
     """A driver for each graph, and for each step a driver and its own."""
@@ -387,7 +418,16 @@ def test_parts_are_shared_among_pods_and_put_together(spec):
         assert set(inner) == {part}
 
 
-@pytest.mark.parametrize("fields", [{"parallelism": -1}, {"deadline": -1}, {"ttl": -5}, {"until": "export"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"parallelism": -1},
+        {"deadline": -1},
+        {"ttl": -5},
+        {"until": "export"},
+        {"conditional": True, "until": "shards"},
+    ],
+)
 def test_forms_that_cannot_be(fields):
     with pytest.raises(ConfigError, match=next(iter(fields))):
         Form(**fields)

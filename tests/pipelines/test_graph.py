@@ -23,7 +23,7 @@ from pipelines.compile import compile_pipeline
 from pipelines.forms import Form
 
 file, root, arguments = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-compile_pipeline(file, Form(shared="partitions" in arguments))
+compile_pipeline(file, Form(shared="partitions" in arguments, conditional="min_new_images" in arguments))
 spec = next(yaml.safe_load_all(file.read_text()))
 for graph in [spec["root"], *spec["components"].values()]:
     for name, task in graph.get("dag", {}).get("tasks", {}).items():
@@ -75,7 +75,7 @@ def test_a_training_in_a_cluster(fake_cluster, tmp_path):
     done = run(
         tmp_path, fake_cluster.environment, launcher="kubernetes", source="sample:images=24,seed=5,size=96",
         overrides=TINY, gate="coco/AP50 >= 1.0", image="registry.example/kubedet:1", job=job,
-        data_version="v1", partitions=2,
+        data_version="v1", partitions=2, min_new_images=1,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     cluster_job = fake_cluster.job(name)

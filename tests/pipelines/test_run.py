@@ -149,13 +149,24 @@ def test_the_whole_pipeline(tmp_path):
     assert inputs[0].shape[1:] == [3, 96, 96]
     # The same file runs on a cluster; and a second run finds its data.
     assert (folder / "pipeline.yaml").exists()
-    again = kubedet("run", "--name", "second", *options, "--gate", "coco/AP50 >= 1.0", "--nproc", "1")
+    again = kubedet("run", "--name", "second", *options, "--gate", "coco/AP50 >= 1.0", "--nproc", "1",
+                    "--warm-start", "champion")  # fmt: skip
     assert again.returncode == 0, again.stdout + again.stderr
     second = json.loads((tmp_path / "runs" / "second" / "summary.json").read_text())
     reused = {step["name"]: step["reused"] for step in second["steps"]}
     assert reused["prepare"] and not reused["train"]
     assert not second["gate"]["passed"] and "no model was exported" in again.stdout
     assert not (tmp_path / "runs" / "second" / "model").exists()
+    # It began with the first one's weights; and a third one would learn nothing new.
+    assert "warm start from sample " in again.stdout
+    config = json.loads((tmp_path / "runs" / "second" / "config.json").read_text())
+    assert config["model"]["weights"].endswith("/model.safetensors")
+    third = kubedet("run", "--name", "third", *options, "--min-new-images", "1")
+    assert third.returncode == 0, third.stdout + third.stderr
+    summary = json.loads((tmp_path / "runs" / "third" / "summary.json").read_text())
+    assert summary["status"] == "succeeded" and summary["nothing_new_since"].startswith("sample ")
+    assert [step["status"] for step in summary["steps"]] == ["done", "skipped", "skipped", "skipped"]
+    assert f"nothing new since {summary['nothing_new_since']}: nothing was trained" in third.stdout
 
 
 @pytest.mark.slow

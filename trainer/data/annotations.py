@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import image_keys
+from trainer.data import forgotten, image_keys
 from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import BLOCK, ROW, new_table
@@ -44,7 +44,13 @@ class Built:
     """sha256 of each table."""
 
 
-def build(listing: Listing, config: DataConfig, folder: str, where: str = "the source") -> Built:
+def build(
+    listing: Listing,
+    config: DataConfig,
+    folder: str,
+    where: str = "the source",
+    without: frozenset[str] = frozenset(),
+) -> Built:
     """Write `<folder>/<split>.parquet` for each split of a source's listing.
 
     Args:
@@ -52,6 +58,7 @@ def build(listing: Listing, config: DataConfig, folder: str, where: str = "the s
         config: val_fraction, test_fraction, classes, max_images, empty_images, max_bad_fraction are used.
         folder: URI.
         where: names the source in messages.
+        without: keys and file names of images that are left out.
 
     Raises:
         DataError: unknown class names, no training images, no box at all, or too many that cannot be used.
@@ -61,7 +68,7 @@ def build(listing: Listing, config: DataConfig, folder: str, where: str = "the s
     with temporary_folder() as temporary:
         drafts = {}
         for split, rows in listing.splits.items():
-            drafts[split] = _draft(rows, labels, temporary / split)
+            drafts[split] = _draft(rows, labels, temporary / split, without)
         _drop_empty(drafts, listing, config.empty_images)
         splits = {}
         first = 1
@@ -127,12 +134,13 @@ class _Written:
         return self.boxes_of_label.total()
 
 
-def _draft(rows: Rows, labels: np.ndarray, path: Path) -> _Draft:
+def _draft(rows: Rows, labels: np.ndarray, path: Path, without: frozenset[str]) -> _Draft:
     """Write a split's rows to a local file, once, as a source may be slow to read."""
     numbers, fractions = array("Q"), array("d")
     filled = [np.zeros(0, bool)]
     with pq.ParquetWriter(path, ROW, compression="lz4") as file:
-        for batch in rows.batches():
+        for listed in rows.batches():
+            batch = _without(listed, without) if without else listed
             boxes = _labelled(batch.column("boxes"), labels)
             stems = [image_keys.stem(name) for name in batch.column("file_name").to_pylist()]
             numbers.extend(map(image_keys.number, stems))
@@ -143,6 +151,12 @@ def _draft(rows: Rows, labels: np.ndarray, path: Path) -> _Draft:
             ids = pa.nulls(len(stems), pa.int64())
             file.write_batch(pa.RecordBatch.from_arrays([ids, pa.array(stems), *columns, boxes], schema=ROW))
     return _Draft(path, np.array(numbers, np.uint64), np.array(fractions), np.concatenate(filled))
+
+
+def _without(rows: pa.RecordBatch, without: frozenset[str]) -> pa.RecordBatch:
+    """Return the rows without the images that are to be forgotten."""
+    names = rows.column("file_name").to_pylist()
+    return rows.filter(pa.array([not forgotten.is_meant(name, without) for name in names]))
 
 
 def _drop_empty(drafts: dict[str, _Draft], listing: Listing, policy: str) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from trainer import storage
 from trainer.config import DataConfig
-from trainer.data import annotations, fetch, fetch_reports, raw_folder, sources
+from trainer.data import annotations, fetch, fetch_reports, forgotten, raw_folder, sources
 from trainer.data import problem_counts as reasons
 from trainer.data.fetch_reports import Failure
 from trainer.data.problem_counts import Problems
@@ -102,8 +102,10 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
     """
     origin = sources.parse(source, config.boxes_from, config.allow_hosts)
     listing = origin.listing()
-    name = fingerprint("raw", VERSION, origin.uri, listing.state, *choices(config))
     root = storage.absolute(data_root)
+    without = forgotten.names(root, origin.uri)
+    left_out = [sorted(without)] if without else []
+    name = fingerprint("raw", VERSION, origin.uri, listing.state, *choices(config), *left_out)
     uri = storage.join(root, "raw", name)
     planned_before = _planned(uri)
     if planned_before:
@@ -112,7 +114,7 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
         annotations.check_listed(problems, origin.uri, planned_before["splits"], config)
         return planned_before
     storage.remove_stale(uri)
-    built = annotations.build(listing, config, uri, origin.uri)
+    built = annotations.build(listing, config, uri, origin.uri, without)
     planned = {
         "kind": "plan",
         "version": VERSION,

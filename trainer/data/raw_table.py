@@ -117,6 +117,13 @@ class Table:
         except (pa.ArrowException, OSError) as error:
             raise self._unread(error) from None
 
+    def batch(self, block: int, names: list[str]) -> pa.Table:
+        """Return some columns of a block."""
+        try:
+            return self._file.read_row_group(block, columns=names)
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(str(error)) from None
+
     def rows(self, block: int, positions: list[int] | None = None) -> list[dict[str, Any]]:
         """Return rows of a block as objects of Python; `positions` are those in the block."""
         try:

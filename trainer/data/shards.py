@@ -20,7 +20,7 @@ import numpy as np
 from trainer import storage
 from trainer.config import DataConfig
 from trainer.data import problem_counts as reasons
-from trainer.data import raw_folder, worker_pool
+from trainer.data import raw_folder, seen, worker_pool
 from trainer.data.download import fingerprint
 from trainer.data.image_keys import hash_fraction
 from trainer.data.problem_counts import Problems
@@ -129,6 +129,7 @@ def join(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, A
     if index:
         logger.info("shards of %s are there already: %s", raw["source"], uri)
         _check(Problems(dict(index["problems"]), {}), raw, config)
+        seen.write(raw, index, data_root)
         return index
     problems = Problems()
     problems.merge(raw["problems"])
@@ -153,6 +154,7 @@ def join(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, A
         "hierarchy": raw["hierarchy"],
     }
     index = write_index(header, names, problems, lambda: _check(problems, raw, config))
+    seen.write(raw, index, data_root)
     for name in noted(uri, states):
         storage.delete(storage.join(uri, name + NOTE))
     summary = f" ({problems.summary()})" if problems.counts else ""

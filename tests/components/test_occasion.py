@@ -1,0 +1,120 @@
+"""Whether a run pays, and how one ends that does not."""
+
+import json
+from pathlib import Path
+
+import pytest
+from bundles import make_bundle
+
+from components import occasion, partitions, preparation, training
+from components.jobs import Request
+from components.warm_start import overrides_from
+from trainer import recipes
+from trainer.configuration import from_json
+from trainer.data import forgotten
+from trainer.errors import ConfigError
+from trainer.export import bundle, published_models
+
+GIVEN = {"data.processes": 1, "data.threads": 2}
+ASKED = ("debug", GIVEN)
+SOURCE = "sample:images=24,size=96,seed=4"
+CLASSES = ["circle", "square", "triangle"]
+
+
+@pytest.fixture
+def champion(tmp_path):
+    """A data root with shards of a source and a model of that name that was trained on them."""
+    root = str(tmp_path / "root")
+    _, (shards, _) = preparation.prepare(SOURCE, *ASKED, root, "", str(tmp_path / "page.html"))
+    made = make_bundle(tmp_path / "made", name="sample", version="v7")
+    described = json.loads(Path(made, bundle.METADATA).read_text())
+    published_models.publish(made, root, "sample")
+    current = Path(root, "models", "sample", "current")
+    current.write_text(json.dumps(json.loads(current.read_text()) | {"fingerprint": shards["fingerprint"]}))
+    assert described["model_version"] == "v7"
+    return root
+
+
+def prepare(source, root, tmp_path, least):
+    page = tmp_path / "statistics.html"
+    (_, _), (shards, shown) = preparation.prepare(
+        source, *ASKED, root, "", str(page), trains=True, min_new_images=least
+    )
+    return shards, shown, page.read_text()
+
+
+def test_nothing_new_ends_the_run_before_any_image_is_fetched(champion, tmp_path, caplog):
+    caplog.set_level("INFO")
+    before = sorted(Path(champion).rglob("*"))
+    shards, shown, page = prepare(SOURCE, champion, tmp_path, 1)
+    assert occasion.word(shards) == "nothing new"
+    assert shown["verdict"] == "nothing new since sample v7" and "since sample v7" in page
+    assert "nothing new since sample v7: 0 new, 0 changed, 0 removed images" in caplog.text
+    assert sorted(Path(champion).rglob("*")) == before
+    # Without the parameter a run always trains.
+    assert occasion.word(prepare(SOURCE, champion, tmp_path, 0)[0]) == "train"
+
+
+def test_as_many_as_are_asked_for_make_a_run_pay(champion, tmp_path):
+    larger = SOURCE.replace("24", "25")
+    changed = occasion.seen.news(
+        preparation.listed(larger, champion, recipes.load(*ASKED).data, ""),
+        next(str(path) for path in Path(champion, "seen").iterdir()),
+    ).images
+    assert changed >= 1
+    assert occasion.word(prepare(larger, champion, tmp_path, changed + 1)[0]) == "nothing new"
+    assert occasion.word(prepare(larger, champion, tmp_path, changed)[0]) == "train"
+
+
+def test_a_run_pays_without_a_champion_and_where_an_image_must_go(champion, tmp_path):
+    fresh = str(tmp_path / "fresh")
+    assert occasion.word(prepare(SOURCE, fresh, tmp_path, 1)[0]) == "train"
+    (found,) = list(Path(champion, "seen").iterdir())
+    key = occasion.seen.pq.read_table(found)["key"][0].as_py()
+    forgotten.add(champion, [forgotten.Forgotten(key, "", "")])
+    assert occasion.word(prepare(SOURCE, champion, tmp_path, 1000)[0]) == "train"
+
+
+def test_several_pods_pass_it_on_and_do_nothing(champion, tmp_path):
+    parts = partitions.plan(SOURCE, champion, *ASKED, "", 3, trains=True, min_new_images=1)
+    assert len(parts) == 1
+    before = sorted(Path(champion).rglob("*"))
+    assert [partitions.fetch(part, *ASKED) for part in parts] == parts
+    raw, _ = preparation.download(parts, SOURCE, *ASKED, champion, "")
+    assert partitions.write(raw, champion, *ASKED, parts[0]) == parts[0]
+    shards, shown = preparation.shard(parts, raw, *ASKED, champion, str(tmp_path / "page"))
+    assert occasion.word(shards) == "nothing new" and shown["verdict"] == "nothing new since sample v7"
+    assert sorted(Path(champion).rglob("*")) == before
+
+
+def test_a_number_less_than_zero_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="min_new_images -1"):
+        prepare(SOURCE, str(tmp_path / "root"), tmp_path, -1)
+
+
+def test_a_warm_start_has_the_champions_weights_and_a_quarter_of_the_epochs(champion, caplog):
+    caplog.set_level("INFO")
+    given, version = overrides_from("champion", "debug", {"train.epochs": 9}, champion, "sample")
+    assert version == "v7" and given["train.epochs"] == 9
+    shorter, _ = overrides_from("champion", "small", {}, champion, "sample")
+    assert shorter["train.epochs"] == recipes.load("small").train.epochs // 4
+    assert shorter["model.weights"] == f"{champion}/models/sample/v7/model.safetensors"
+    assert "warm start from sample v7" in caplog.text
+    assert overrides_from("", "small", {}, champion, "sample") == ({}, "")
+    assert overrides_from("champion", "small", {}, champion, "another") == ({}, "")
+    with pytest.raises(ConfigError, match="warm_start 'best'"):
+        overrides_from("best", "small", {}, champion, "sample")
+    with pytest.raises(ConfigError, match=r"of model\.architecture retinanet, the recipe of fcos"):
+        overrides_from("champion", "small", {"model.architecture": "fcos"}, champion, "sample")
+
+
+def test_a_warm_run_that_was_begun_keeps_what_it_began_with(champion, tmp_path):
+    (shards,) = Path(champion, "shards").iterdir()
+    run = str(tmp_path / "run")
+    asked = (str(shards), run, "debug", {"export.other_classes": True}, Request(own={"nproc": 1}))
+    training.prepare(*asked, warm_start="champion")
+    first = from_json(Path(run, "config.json").read_text())
+    assert first.model.weights.endswith("sample/v7/model.safetensors")
+    published_models.publish(make_bundle(tmp_path / "next", name="sample", version="v8"), champion, "sample")
+    training.prepare(*asked, warm_start="champion")
+    assert from_json(Path(run, "config.json").read_text()) == first
