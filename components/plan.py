@@ -28,14 +28,13 @@ def plan(
         partitions: see the pipeline's parameters.
         credentials: see the pipeline's parameters.
         trains: whether a training follows: its pretrained weights are then fetched first.
-        min_new_images: see the pipeline's parameters. Where a run does not pay there is one part, which
-            says so.
+        min_new_images: see the pipeline's parameters.
 
     Returns:
-        The parts, each as JSON.
+        The parts, each as JSON; where a run does not pay, one that says so.
     """
     from components import steps
 
-    arguments = (source, data_root, recipe, overrides, data_version, partitions, trains)
-    arguments += (min_new_images,)
+    asked = (source, data_root, recipe, overrides, data_version, partitions)
+    arguments = (*asked, trains, min_new_images)
     return steps.run("plan", "components.partitions:plan", *arguments, secret=credentials)
