@@ -9,6 +9,9 @@ from trainer.export import bundle, published_models
 
 logger = logging.getLogger(__name__)
 
+_SHARE = 4
+"""A training that goes on from good weights has one epoch of so many of the recipe's."""
+
 CHAMPION = "champion"
 """Begin with the weights of the current version of the model."""
 
@@ -62,6 +65,15 @@ def overrides_from(
             f"warm_start={CHAMPION}: {champion} is of model.architecture {before}, the recipe of {now}",
             fix="choose a recipe of the same architecture, or leave warm_start out once",
         )
-    shorter = recipes.quick(recipe, overrides) | {"model.weights": storage.join(uri, bundle.WEIGHTS)}
+    shorter = _shorter(recipe, overrides) | {"model.weights": storage.join(uri, bundle.WEIGHTS)}
     logger.info("warm start from %s: its weights, %s epochs", champion, shorter["train.epochs"])
     return shorter, current["version"]
+
+
+def _shorter(recipe: str, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return the overrides with a quarter of the recipe's epochs, unless somebody set them."""
+    train = recipes.load(recipe, overrides).train
+    epochs = overrides.get("train.epochs", max(1, train.epochs // _SHARE))
+    # Two validations at least, as far as there are epochs for them: the best of them is what is exported.
+    often = min(train.validate_every, max(1, int(epochs) // 2))
+    return {"train.epochs": epochs, "train.validate_every": often} | overrides
