@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
-from components import notices
+from components import lineage, notices
 from components.scoring import NOT_THERE
 from components.signing_secret import SIGNING, mounted_key
 from trainer import configuration, storage
@@ -49,6 +49,7 @@ def export_and_publish(
     data_root = storage.parent(storage.parent(trained["shards"]))
     published = published_models.publish(folder, data_root, name, other_classes=settings.export.other_classes)
     exported = {"kind": "exported model", "version": 1, **exported, "model": published["model"]}
+    lineage.published(data_root, name, published["version"], trained["output"], registry)
     if registry:
         from components.model_registry import register_model
 

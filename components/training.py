@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from components import data_versions, jobs, launchers, run_plan, starting_weights
+from components import data_versions, jobs, launchers, lineage, run_plan, starting_weights
 from components.jobs import Request
 from components.launchers.spec import JobSpec
 from components.warm_start import overrides_from as from_champion
@@ -202,6 +202,8 @@ def train(
     request = Request.of(parameters, job=jobs.placed(job, *placed))
     folder = folder_of(output, data_root, data, request.run_id)
     spec = prepare(data["uri"], folder, recipe, overrides, request, rules=rules, warm_start=warm_start)
+    weights = from_json(storage.read_bytes(storage.join(folder, "config.json"))).model.weights
+    lineage.run_began(data_root, folder, request.run_id, data, recipe, overrides, weights)
     launchers.run(request.launcher, spec)
     trained = result(data["uri"], folder) | data_versions.label(data)
     place = {"uri": trained["output"], "checkpoint": trained["checkpoint"]}

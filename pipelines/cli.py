@@ -12,7 +12,7 @@ from trainer.os_errors import files_explained
 
 COMMANDS = (
     "run", "compile", "submit", "schedule", "recipes", "data", "weights", "evaluate", "compare", "predict",
-    "model", "serve", "job", "menu", "doctor", "manifests", "completion",
+    "model", "trace", "serve", "job", "menu", "doctor", "manifests", "completion",
 )  # fmt: skip
 """In the order of the help."""
 

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.commands import Commands, data_compare, data_merge
+from pipelines.commands import Commands, data_compare, data_forget, data_merge
 from pipelines.commands.options import add_overrides
 from trainer.errors import ConfigError
 from trainer.visible_text import one_line
@@ -88,6 +88,7 @@ def add(commands: Commands) -> None:
     preview.set_defaults(command=_preview)
     data_compare.add(verbs)
     data_merge.add(verbs)
+    data_forget.add(verbs)
 
 
 def _inspect(options: argparse.Namespace) -> int:

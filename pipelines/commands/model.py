@@ -73,6 +73,7 @@ def _add(
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    from components import lineage
     from trainer.export import published_models
 
     names = published_models.names(arguments.data_root)
@@ -87,7 +88,9 @@ def _list(arguments: argparse.Namespace) -> int:
             ap = bundle.metadata["metrics"]["values"].get("coco/AP")
             scored = "-" if ap is None else f"{ap:.3f}"
             formats = ", ".join(bundle.metadata["formats"])
-            print(f"{mark} {version}  {bundle.metadata['created']}  AP {scored}  {formats}")
+            gone = lineage.forgotten_in(arguments.data_root, bundle.metadata["trained_on"]["shards"])
+            note = f"  was trained on {gone} that are to be forgotten" if gone else ""
+            print(f"{mark} {version}  {bundle.metadata['created']}  AP {scored}  {formats}{note}")
         for version, problem in damaged.items():
             mark = "*" if current and current["version"] == version else " "
             print(f"{mark} {version}  damaged: {problem.splitlines()[-1].strip()}")
