@@ -17,12 +17,12 @@ _WHOLE = {"raw": ("manifest.json", "plan.json"), "shards": ("index.json",)}
 """Files that make a folder whole."""
 
 
-def plan(data_root: str, wanted: list[str]) -> dict[str, Any]:
+def plan(data_root: str, names: list[str]) -> dict[str, Any]:
     """Tell what forgetting images would delete, and who saw them.
 
     Args:
         data_root: URI under which data are kept.
-        wanted: keys or file names.
+        names: keys or file names.
 
     Returns:
         images (to be put on the list), files (URIs of their bytes), folders (raw tables and shards that hold
@@ -32,26 +32,26 @@ def plan(data_root: str, wanted: list[str]) -> dict[str, Any]:
         ConfigError: an image was seen nowhere.
         StorageError: the data root cannot be read.
     """
-    found = lineage.saw(data_root, frozenset(wanted))
-    rows = [(fingerprint, row) for fingerprint, of_one in found.items() for row in of_one]
+    seen_in = lineage.saw(data_root, frozenset(names))
+    rows = [(fingerprint, row) for fingerprint, of_one in seen_in.items() for row in of_one]
     named = {name for _, row in rows for name in (row["key"], row["file_name"])}
-    if unknown := sorted(set(wanted) - named):
+    if unknown := sorted(set(names) - named):
         raise ConfigError(
             f"no shards in {data_root} had an image {', '.join(unknown)}",
             fix="give keys or names of files as `kubedet trace IMAGE` takes them",
         )
-    headers = {each: seen.header(seen.place(data_root, each)) for each in found}
+    headers = {each: seen.header(seen.place(data_root, each)) for each in seen_in}
     listed = [Forgotten(row["key"], row["file_name"], headers[each]["source"]) for each, row in rows]
-    folders = [f"shards/{each}" for each in found] + [f"raw/{head['raw']}" for head in headers.values()]
-    there = [each for each in dict.fromkeys(folders) if storage.list_files(storage.join(data_root, each))]
-    runs = [run for run in lineage.runs(data_root) if run["shards"].rpartition("/")[2] in found]
+    folders = [f"shards/{each}" for each in seen_in] + [f"raw/{head['raw']}" for head in headers.values()]
+    present = [each for each in dict.fromkeys(folders) if storage.list_files(storage.join(data_root, each))]
+    runs = [run for run in lineage.runs(data_root) if run["shards"].rpartition("/")[2] in seen_in]
     return {
         "images": list(dict.fromkeys(listed)),
         "files": _files(data_root, {(row["key"], row["image"]) for _, row in rows}),
-        "folders": there,
+        "folders": present,
         "runs": [run["run"] for run in runs],
         "running": [run["run"] for run in runs if not _ended(data_root, run)],
-        "models": [item.shown for item in lineage.versions(data_root) if item.shards in found],
+        "models": [item.shown for item in lineage.versions(data_root) if item.shards in seen_in],
     }
 
 
@@ -90,10 +90,10 @@ def _files(data_root: str, images: set[tuple[str, str]]) -> list[str]:
     root = storage.join(data_root, "images")
     ends = {f"{digest[:2]}/{key}-{digest}" for key, digest in images}
     sources = {name.partition("/")[0] for name in storage.list_files(root)} if images else set()
-    found = []
+    files = []
     for source in sorted(sources):
         for folder in sorted({end[:2] for end in ends}):
             for name in storage.list_files(storage.join(root, source, folder)):
                 if f"{folder}/{name}".partition(".")[0] in ends:
-                    found.append(storage.join(root, source, folder, name))
-    return found
+                    files.append(storage.join(root, source, folder, name))
+    return files

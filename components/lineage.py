@@ -124,35 +124,35 @@ class Version:
 def versions(data_root: str) -> list[Version]:
     """Return all versions of all models; damaged ones are left out."""
     known = {f"{item['model']}@{item['model_version']}": item for item in _records(data_root, "models")}
-    found = []
+    results = []
     for name in published_models.names(data_root):
         current = (published_models.current(data_root, name) or {}).get("version")
-        for version, made in published_models.versions(data_root, name)[0].items():
-            found.append(_version(made, name, known.get(f"{name}@{version}", {}), version == current))
-    return found
+        for version, exported in published_models.versions(data_root, name)[0].items():
+            results.append(_version(exported, name, known.get(f"{name}@{version}", {}), version == current))
+    return results
 
 
-def _version(made: bundle.Bundle, name: str, record: dict[str, Any], current: bool) -> Version:
-    origin = made.metadata["trained_on"]
+def _version(exported: bundle.Bundle, name: str, record: dict[str, Any], current: bool) -> Version:
+    origin = exported.metadata["trained_on"]
     # <run>/train/best.pt
     by_place = storage.parent(storage.parent(origin["checkpoint"])).rpartition("/")[2]
     return Version(
-        name, made.metadata["model_version"], origin["shards"], record.get("run") or by_place, current,
-        origin["checkpoint"], made.metadata.get("versions", {}), record.get("registry", ""),
+        name, exported.metadata["model_version"], origin["shards"], record.get("run") or by_place, current,
+        origin["checkpoint"], exported.metadata.get("versions", {}), record.get("registry", ""),
     )  # fmt: skip
 
 
-def saw(data_root: str, wanted: frozenset[str]) -> dict[str, list[dict[str, Any]]]:
+def saw(data_root: str, names: frozenset[str]) -> dict[str, list[dict[str, Any]]]:
     """Return the images that are meant, by the fingerprint of the shards that had them.
 
     Args:
         data_root: URI under which data are kept.
-        wanted: see `seen.find`.
+        names: see `seen.find`.
     """
     folder = storage.join(data_root, seen.FOLDER)
     fingerprints = [name.removesuffix(".parquet") for name in storage.list_files(folder)]
-    found = {each: list(seen.find(seen.place(data_root, each), wanted)) for each in fingerprints}
-    return {each: rows for each, rows in found.items() if rows}
+    results = {each: list(seen.find(seen.place(data_root, each), names)) for each in fingerprints}
+    return {each: rows for each, rows in results.items() if rows}
 
 
 def forgotten_in(data_root: str, shards: str) -> int:
@@ -184,50 +184,52 @@ def trace(what: str, data_root: str) -> dict[str, Any]:
     for record in runs(data_root):
         if what in (record["run"], record["run_id"]) or below(what, data_root) == record["output"]:
             return {"kind": "run", **_of_run(record, data_root)}
-    found = saw(data_root, frozenset({what}))
-    if not found:
+    results = saw(data_root, frozenset({what}))
+    if not results:
         raise ConfigError(
             f"{what!r} is no model, no run and no image that is known in {data_root}",
             fix="`kubedet model list` shows models; a run has the name of its folder; an image its key or "
             "the name of its file. Runs and images are known since version 0.2.0",
         )
-    who = [_who(each, rows, data_root) for each, rows in found.items()]
+    who = [_who(each, rows, data_root) for each, rows in results.items()]
     return {"kind": "image", "image": what, "seen": who}
 
 
-def _of_model(made: bundle.Bundle, data_root: str) -> dict[str, Any]:
-    name = made.metadata["name"]
+def _of_model(exported: bundle.Bundle, data_root: str) -> dict[str, Any]:
+    name = exported.metadata["name"]
     records = {f"{item['model']}@{item['model_version']}": item for item in _records(data_root, "models")}
-    record = records.get(f"{name}@{made.metadata['model_version']}", {})
+    record = records.get(f"{name}@{exported.metadata['model_version']}", {})
     current = (published_models.current(data_root, name) or {}).get("version")
-    chosen = _version(made, name, record, current == made.metadata["model_version"])
-    told = {
-        "kind": "model", "model": chosen.shown, "current": chosen.current, "digest": made.digest,
+    chosen = _version(exported, name, record, current == exported.metadata["model_version"])
+    description = {
+        "kind": "model", "model": chosen.shown, "current": chosen.current, "digest": exported.digest,
         "checkpoint": chosen.checkpoint, "code": chosen.code, "registry": chosen.registry,
-        "signed": storage.exists(storage.join(made.uri, bundle.SIGNATURE)),
+        "signed": storage.exists(storage.join(exported.uri, bundle.SIGNATURE)),
     }  # fmt: skip
     for run in runs(data_root):
         if run["run"] == chosen.run:
-            return told | _of_run(run, data_root)
-    return told | {"run": chosen.run} | _of_shards(chosen.shards, data_root)
+            return description | _of_run(run, data_root)
+    return description | {"run": chosen.run} | _of_shards(chosen.shards, data_root)
 
 
 def _of_run(record: dict[str, Any], data_root: str) -> dict[str, Any]:
     fingerprint = record["shards"].rpartition("/")[2]
-    made = [item.shown for item in versions(data_root) if item.run == record["run"]]
+    exported = [item.shown for item in versions(data_root) if item.run == record["run"]]
     keys = ("run", "run_id", "output", "recipe", "overrides", "weights", "started", KEY)
-    told = {key: record[key] for key in keys} | {"run_code": record["code"], "models": made}
-    return told | _of_shards(fingerprint, data_root) | {"raw": record["raw"], "source": record["source"]}
+    description = {key: record[key] for key in keys} | {"run_code": record["code"], "models": exported}
+    description |= _of_shards(fingerprint, data_root)
+    return description | {"raw": record["raw"], "source": record["source"]}
 
 
 def _of_shards(fingerprint: str, data_root: str) -> dict[str, Any]:
     uri = seen.place(data_root, fingerprint)
-    told: dict[str, Any] = {"shards": f"shards/{fingerprint}"}
-    told["forgotten"] = forgotten_in(data_root, fingerprint)
+    description: dict[str, Any] = {"shards": f"shards/{fingerprint}"}
+    description["forgotten"] = forgotten_in(data_root, fingerprint)
     if storage.exists(uri):
         header = seen.header(uri)
-        told |= {"raw": f"raw/{header['raw']}", "source": header["source"], "images": below(uri, data_root)}
-    return told
+        description |= {"raw": f"raw/{header['raw']}", "source": header["source"]}
+        description["images"] = below(uri, data_root)
+    return description
 
 
 def _who(fingerprint: str, rows: list[dict[str, Any]], data_root: str) -> dict[str, Any]:

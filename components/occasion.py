@@ -54,14 +54,14 @@ def nothing_new(
     if not storage.exists(uri):
         logger.info("what %s was trained on is not known (%s is not there): this run trains", since, uri)
         return None
-    found = seen.news(planned, uri, forgotten.names(data_root, planned["source"]))
-    if found.images >= min_new_images or found.other_classes or found.forgotten:
-        must_go = f", {found.forgotten} of them to be forgotten" if found.forgotten else ""
-        logger.info("since %s: %s%s: this run trains", since, found, must_go)
+    differences = seen.news(planned, uri, forgotten.names(data_root, planned["source"]))
+    if differences.images >= min_new_images or differences.other_classes or differences.forgotten:
+        must_go = f", {differences.forgotten} of them to be forgotten" if differences.forgotten else ""
+        logger.info("since %s: %s%s: this run trains", since, differences, must_go)
         return None
-    few = f" (fewer than {min_new_images})" if found.images else ""
-    logger.info("%s since %s%s: %s", NOTHING_NEW, since, few, found)
-    ended = {"kind": NOTHING_NEW, "version": 1, SINCE: since, "found": str(found)}
+    few = f" (fewer than {min_new_images})" if differences.images else ""
+    logger.info("%s since %s%s: %s", NOTHING_NEW, since, few, differences)
+    ended = {"kind": NOTHING_NEW, "version": 1, SINCE: since, "found": str(differences)}
     return ended | {"uri": "", "fingerprint": ""}
 
 
@@ -96,5 +96,5 @@ def page(manifest: dict[str, Any]) -> bytes:
     """Return it as a page."""
     import html
 
-    told = [html.escape(text) for text in shown(manifest).values()]
-    return f"<!doctype html><meta charset=utf-8><h1>{told[0]}</h1><p>{told[1]}</p>\n".encode()
+    texts = [html.escape(text) for text in shown(manifest).values()]
+    return f"<!doctype html><meta charset=utf-8><h1>{texts[0]}</h1><p>{texts[1]}</p>\n".encode()

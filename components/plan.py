@@ -35,6 +35,6 @@ def plan(
     """
     from components import steps
 
-    asked = (source, data_root, recipe, overrides, data_version, partitions)
-    arguments = (*asked, trains, min_new_images)
+    request = (source, data_root, recipe, overrides, data_version, partitions)
+    arguments = (*request, trains, min_new_images)
     return steps.run("plan", "components.partitions:plan", *arguments, secret=credentials)

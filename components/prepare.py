@@ -41,8 +41,8 @@ def prepare(
     """
     from components import occasion, steps
 
-    asked = (source, recipe, overrides, data_root, data_version, statistics.path)
-    arguments = (*asked, trains, min_new_images)
+    request = (source, recipe, overrides, data_root, data_version, statistics.path)
+    arguments = (*request, trains, min_new_images)
     raw_published, shards_published = steps.run(
         "prepare", "components.preparation:prepare", *arguments, secret=credentials
     )

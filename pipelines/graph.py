@@ -154,8 +154,8 @@ def _prepare_in_parts(pods: _Pods, form: Form, values: Mapping[str, Any]) -> Any
     settings = _select(values, *_SETTINGS)
     stored = settings | _select(values, "data_root")
     of_source = stored | _select(values, "source", "data_version")
-    asked = {"partitions": values["partitions"], "min_new_images": _least(values)}
-    planned = pods.step(plan(trains=not form.until, **asked, **of_source))
+    division = {"partitions": values["partitions"], "min_new_images": _least(values)}
+    planned = pods.step(plan(trains=not form.until, **division, **of_source))
     with dsl.ParallelFor(planned.output, name="fetching", parallelism=form.parallelism) as part:
         fetched = pods.step(fetch(part=part, **settings))
     raw = pods.step(download(parts=dsl.Collected(fetched.output), **of_source)).outputs["raw"]

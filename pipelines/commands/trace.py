@@ -30,18 +30,18 @@ def add(commands: Commands) -> None:
 def _trace(options: argparse.Namespace) -> int:
     from components import lineage
 
-    found = lineage.trace(options.what, options.data_root)
+    lineage_of = lineage.trace(options.what, options.data_root)
     if options.json:
-        print(json.dumps(found, indent=2))
-    elif found["kind"] == "image":
-        _show_image(found)
+        print(json.dumps(lineage_of, indent=2))
+    elif lineage_of["kind"] == "image":
+        _show_image(lineage_of)
     else:
-        _show(found)
+        _show(lineage_of)
     return 0
 
 
-def _show(found: dict[str, Any]) -> None:
-    for key, value in found.items():
+def _show(lineage_of: dict[str, Any]) -> None:
+    for key, value in lineage_of.items():
         if key == "kind" or value in ("", None, [], {}):
             continue
         shown = ", ".join(map(str, value)) if isinstance(value, list) else value
@@ -49,8 +49,8 @@ def _show(found: dict[str, Any]) -> None:
         print(f"{key.replace('_', ' '):<13} {text}")
 
 
-def _show_image(found: dict[str, Any]) -> None:
-    for item in found["seen"]:
+def _show_image(lineage_of: dict[str, Any]) -> None:
+    for item in lineage_of["seen"]:
         print(f"{item['shards']}  of {item['source']}")
         for row in item["images"]:
             in_split = f"in {row['split']}" if row["seen"] else f"listed in {row['split']}, but not usable"

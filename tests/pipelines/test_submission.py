@@ -128,7 +128,7 @@ def test_the_package_is_in_the_form_of_its_parameters():
 
 
 def test_the_package_has_the_form_that_is_asked_for():
-    plain = submission().package()["pipeline_spec"]
+    plain = Submission("a", "b", {**ROOT, "min_new_images": 1}).package()["pipeline_spec"]
     shards = Submission("a", "b", {**ROOT, "partitions": 2}, until="shards", parallelism=3)
     shards.check()
     spec = shards.package()["pipeline_spec"]

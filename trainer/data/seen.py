@@ -91,9 +91,9 @@ class _Rows:
         names = ["" if name == f"{key}.jpg" else name for key, name in plain]
         splits = pa.array([split] * len(self.keys)).dictionary_encode()
         count = len(self.ids)
-        found = crc32.of(np.array(self.ids)) if crc32 else pa.nulls(count, pa.uint32())
+        crc32_of_rows = crc32.of(np.array(self.ids)) if crc32 else pa.nulls(count, pa.uint32())
         columns = [pa.array(self.keys), pa.array(names), splits.cast(ROW.field("split").type)]
-        return [*columns, pa.array(self.images), pa.array(self.annotations), found]
+        return [*columns, pa.array(self.images), pa.array(self.annotations), crc32_of_rows]
 
 
 class _Checksums:
@@ -243,20 +243,20 @@ def _seen_columns(uri: str) -> tuple[dict[str, Any], Iterator[Columns]]:
     return json.loads(file.schema_arrow.metadata[_HEADER]), parts()
 
 
-def find(uri: str, wanted: frozenset[str]) -> Iterator[dict[str, Any]]:
+def find(uri: str, names: frozenset[str]) -> Iterator[dict[str, Any]]:
     """Yield the images that are meant: by key, file name, or digest of image or annotations (16 hex digits).
 
     Args:
         uri: see `place`.
-        wanted: what is meant.
+        names: what is meant.
 
     Yields:
         key, file_name, split, image and annotations (hex), seen (whether it is in the shards).
     """
-    digests = pa.array([int(text, 16) for text in wanted if _is_digest(text)], pa.uint64())
-    texts = pa.array(sorted(wanted), pa.string())
+    digests = pa.array([int(text, 16) for text in names if _is_digest(text)], pa.uint64())
+    texts = pa.array(sorted(names), pa.string())
     # A file name that is not kept: KEY.jpg.
-    keys = pa.array(sorted({*wanted, *(text.removesuffix(".jpg") for text in wanted)}), pa.string())
+    keys = pa.array(sorted({*names, *(text.removesuffix(".jpg") for text in names)}), pa.string())
     import pyarrow.compute as pc
 
     for batch in _open(uri).iter_batches():
@@ -266,7 +266,7 @@ def find(uri: str, wanted: frozenset[str]) -> Iterator[dict[str, Any]]:
         for row in batch.filter(chosen).to_pylist():
             name = row["file_name"] or f"{row['key']}.jpg"
             named = {row["key"], name, _hex(row["image"]), _hex(row["annotations"])}
-            if named & wanted:
+            if named & names:
                 yield {
                     "key": row["key"], "file_name": name, "split": row["split"], "image": _hex(row["image"]),
                     "annotations": _hex(row["annotations"]), "seen": row["crc32"] is not None,
