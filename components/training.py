@@ -202,7 +202,7 @@ def train(
     request = Request.of(parameters, job=jobs.placed(job, *placed))
     folder = folder_of(output, data_root, data, request.run_id)
     spec = prepare(data["uri"], folder, recipe, overrides, request, rules=rules, warm_start=warm_start)
-    weights = from_json(storage.read_bytes(storage.join(folder, "config.json"))).model.weights
+    weights = configuration.read(storage.join(folder, "config.json")).model.weights
     lineage.run_began(data_root, folder, request.run_id, data, recipe, overrides, weights)
     launchers.run(request.launcher, spec)
     trained = result(data["uri"], folder) | data_versions.label(data)
