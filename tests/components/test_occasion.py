@@ -9,8 +9,7 @@ from bundles import make_bundle
 from components import occasion, partitions, preparation, training
 from components.jobs import Request
 from components.warm_start import overrides_from
-from trainer import recipes
-from trainer.configuration import from_json
+from trainer import configuration, recipes
 from trainer.data import forgotten
 from trainer.errors import ConfigError
 from trainer.export import bundle, published_models
@@ -26,12 +25,12 @@ def champion(tmp_path):
     """A data root with shards of a source and a model of that name that was trained on them."""
     root = str(tmp_path / "root")
     _, (shards, _) = preparation.prepare(SOURCE, *ASKED, root, "", str(tmp_path / "page.html"))
-    made = make_bundle(tmp_path / "made", name="sample", version="v7")
-    described = json.loads(Path(made, bundle.METADATA).read_text())
-    published_models.publish(made, root, "sample")
-    current = Path(root, "models", "sample", "current")
-    current.write_text(json.dumps(json.loads(current.read_text()) | {"fingerprint": shards["fingerprint"]}))
-    assert described["model_version"] == "v7"
+    folder = Path(make_bundle(tmp_path / "made", name="sample", version="v7"))
+    metadata = json.loads((folder / bundle.METADATA).read_text())
+    metadata["trained_on"]["shards"] = shards["fingerprint"]
+    (folder / bundle.METADATA).write_text(json.dumps(metadata))
+    bundle.seal(folder)
+    published_models.publish(str(folder), root, "sample")
     return root
 
 
@@ -113,8 +112,8 @@ def test_a_warm_run_that_was_begun_keeps_what_it_began_with(champion, tmp_path):
     run = str(tmp_path / "run")
     asked = (str(shards), run, "debug", {"export.other_classes": True}, Request(own={"nproc": 1}))
     training.prepare(*asked, warm_start="champion")
-    first = from_json(Path(run, "config.json").read_text())
+    first = configuration.read(f"{run}/config.json")
     assert first.model.weights.endswith("sample/v7/model.safetensors")
     published_models.publish(make_bundle(tmp_path / "next", name="sample", version="v8"), champion, "sample")
     training.prepare(*asked, warm_start="champion")
-    assert from_json(Path(run, "config.json").read_text()) == first
+    assert configuration.read(f"{run}/config.json") == first
