@@ -301,8 +301,8 @@ def _history(data_root: str, name: str, version: str) -> list[str]:
     try:
         before = current(data_root, name)
     except (DamagedError, FormError) as error:
-        before, told = None, "%s; it is written anew, without the versions that were current before"
-        _LOG.warning(told, error.message)
+        before, warning = None, "%s; it is written anew, without the versions that were current before"
+        _LOG.warning(warning, error.message)
     if before is None:
         return []
     if before["version"] == version:  # Promoted again, as by a retried step.
