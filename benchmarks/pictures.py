@@ -9,6 +9,7 @@ from PIL import Image
 
 from trainer.config import DataConfig
 from trainer.data.download import download
+from trainer.data.shard_folder import VERSION
 from trainer.data.shard_index import SAMPLE
 from trainer.data.shards import shard
 
@@ -68,8 +69,12 @@ def write_large(folder: Path, samples: int = 1_743_042, shard_size: int = 220) -
     split = {"samples": samples, "boxes": 8 * samples, "shards": shards}
     index = {
         "kind": "shards",
-        "categories": [],
+        "version": VERSION,
         "fingerprint": "",
+        "source": "",
+        "raw_fingerprint": "",
+        "categories": [],
+        "problems": {},
         "class_counts": {},
         "splits": {"train": split},
     }

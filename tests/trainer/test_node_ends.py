@@ -16,7 +16,7 @@ NODE = """
 import sys
 from trainer import launch
 settings = launch._settings
-launch._settings = lambda words: (settings(words)[0], sys.executable, ["-c", sys.argv[1]])
+launch._settings = lambda *given: (settings(*given)[0], sys.executable, ["-c", sys.argv[1]])
 sys.exit(launch.launch(["train"], ["--nproc-per-node", "2", *sys.argv[2:]]))
 """
 
