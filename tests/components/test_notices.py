@@ -150,8 +150,8 @@ def test_the_evaluation_tells_of_what_the_gate_held_back(hook, trained, tmp_path
 
 def test_the_export_tells_of_what_is_published(hook, trained, monkeypatch):
     monkeypatch.setattr(publishing, "export", lambda *given, **named: {"name": "pets", "model_version": "v2"})
-    published = SimpleNamespace(publish=lambda *given, **named: {"model": "models/pets/v2"},
-                                name_for=lambda name, shards: name)  # fmt: skip
+    record = {"model": "models/pets/v2", "version": "v2"}
+    published = SimpleNamespace(publish=lambda *given, **named: record, name_for=lambda name, shards: name)
     monkeypatch.setattr(publishing, "published_models", published)
     for _ in range(2):
         publishing.export_and_publish(trained)

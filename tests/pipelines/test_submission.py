@@ -140,7 +140,8 @@ def test_the_package_has_the_form_that_is_asked_for():
 
 @pytest.mark.parametrize("name", TRAINING)
 def test_what_means_nothing_until_the_shards_is_refused_by_name(name):
-    value = {"nodes": 2, "nproc": 2, "gpus": 1, "job": {}, "launcher": "local"}.get(name, "x")
+    values = {"nodes": 2, "nproc": 2, "gpus": 1, "job": {}, "launcher": "local", "min_new_images": 1}
+    value = values.get(name, "x")
     with pytest.raises(ConfigError, match=f"  {name}: means nothing in a run until shards"):
         Submission("a", "b", {"data_root": "s3://bucket/r", name: value}, until="shards").check()
 
