@@ -37,7 +37,7 @@ CASES = {
         "--second-set",
         "train.lr=2e-3 train.ema_decay=0.9",
         "--seconds",
-        "5",
+        "2",
         "--trial",
         "1",
     ],

@@ -132,7 +132,7 @@ def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes]]:
             while at < len(uris) and at - number < 2 * task.readers:
                 if at > number and ahead + task.sizes[at] > _WINDOW:
                     break
-                many.read(at, uris[at])
+                many.read(at, uris[at], task.hashes[at])
                 ahead += task.sizes[at]
                 at += 1
             # Takes what has arrived meanwhile, and sends the pending requests.
@@ -140,7 +140,7 @@ def _images(task: ShardTask) -> Iterator[tuple[dict[str, Any], bytes]]:
             while number not in done:
                 done.update(many.wait())
             outcome = done.pop(number)
-            yield row, stored[number].checked(outcome, task)
+            yield row, stored[number].checked(outcome, task, hashed=True)
             ahead -= task.sizes[number]
 
 
@@ -158,12 +158,17 @@ class _Stored(NamedTuple):
             outcome: bytes | StorageError = storage.read_bytes(self.uri)
         except StorageError as error:
             outcome = error
-        return self.checked(outcome, task)
+        return self.checked(outcome, task, hashed=False)
 
-    def checked(self, outcome: bytes | StorageError, task: ShardTask) -> bytes:
+    def checked(self, outcome: bytes | StorageError, task: ShardTask, *, hashed: bool) -> bytes:
         """Return the bytes that were read, or, where they are lost or damaged, those of the source.
 
         An image that cannot be read now is not a bad image: leaving it out would lose it for good.
+
+        Args:
+            outcome: the bytes, or why there are none.
+            task: whose image it is.
+            hashed: whether they were read by their hash.
 
         Raises:
             StorageError: it can be read neither here nor there, or is another one at the source now.
@@ -173,7 +178,7 @@ class _Stored(NamedTuple):
                 raise outcome
             fault = outcome.message
         else:
-            fault = self._fault(outcome)
+            fault = self._fault(outcome, hashed=hashed)
         if not fault:
             assert isinstance(outcome, bytes | bytearray | memoryview)
             return outcome
@@ -183,7 +188,7 @@ class _Stored(NamedTuple):
             raise StorageError(
                 f"{fault}; and it cannot be fetched again: {error.message}", fix=error.fix
             ) from error
-        if self._fault(data):
+        if self._fault(data, hashed=False):
             raise StorageError(
                 f"{fault}; and at the source {self.row['file_name']} is another image now",
                 fix="run `kubedet data verify --repair` on the raw images: it takes the new one",
@@ -192,12 +197,12 @@ class _Stored(NamedTuple):
         _LOG.warning("%s; mended: fetched again from the source", fault)
         return data
 
-    def _fault(self, data: bytes) -> str:
+    def _fault(self, data: bytes, *, hashed: bool) -> str:
         if len(data) != self.size:
             return f"{self.uri} is not as it was downloaded: {len(data)} bytes, not {self.size}"
-        if self.sha256 and (actual := hashlib.sha256(data).hexdigest()) != self.sha256:
-            return f"{self.uri} is damaged: its sha256 is {actual}, not {self.sha256}"
-        return ""
+        if hashed or not self.sha256 or (actual := hashlib.sha256(data).hexdigest()) == self.sha256:
+            return ""
+        return f"{self.uri} is damaged: its sha256 is {actual}, not {self.sha256}"
 
 
 def _add_sample(

@@ -12,6 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import pycurl
@@ -41,6 +42,8 @@ class _Read(NamedTuple):
     handle: pycurl.Curl
     headers: list[bytes]
     blocks: list[bytes]
+    sha256: str
+    """What its hash must be; "" for what the answer tells of it."""
 
 
 class Many:
@@ -89,16 +92,22 @@ class Many:
         self._waker.close()
         self._woken.close()
 
-    def read(self, tag: Hashable, uri: str) -> None:
-        """Begin to read a file whole; `wait` gives its bytes, or a StorageError."""
+    def read(self, tag: Hashable, uri: str, sha256: str = "") -> None:
+        """Begin to read a file whole; `wait` gives its bytes, or a StorageError.
+
+        Args:
+            tag: what `wait` names it by.
+            uri: the file.
+            sha256: what its hash must be, of a file that a user named; "" for what a store tells of it.
+        """
         address = None if storage.is_local(uri) else self._address(uri)
         if address is None:
-            self._read_with_care(tag, uri)
+            self._read_with_care(tag, uri, sha256)
             return
         self.busy += 1
         idle = self._idle.setdefault(address.server, [])
         handle = idle.pop() if idle else self._handle(uri, address.server)
-        read = _Read(tag, address, handle, [], [])
+        read = _Read(tag, address, handle, [], [], sha256)
         handle.setopt(pycurl.URL, address.url)
         handle.setopt(pycurl.HEADERFUNCTION, read.headers.append)
         handle.setopt(pycurl.WRITEFUNCTION, read.blocks.append)
@@ -146,9 +155,9 @@ class Many:
                 break
         return ended
 
-    def _read_with_care(self, tag: Hashable, uri: str) -> None:
+    def _read_with_care(self, tag: Hashable, uri: str, sha256: str) -> None:
         if self._reach is None:
-            self.call(tag, storage.read_bytes, uri)
+            self.call(tag, partial(storage.read_bytes, uri, sha256=sha256))
         else:
             self.call(tag, storage.read_within, uri, self._reach)
 
@@ -212,7 +221,7 @@ class Many:
         if data is None:
             self._refusals[server] += 1
             self.busy -= 1
-            self._read_with_care(read.tag, read.address.uri)
+            self._read_with_care(read.tag, read.address.uri, read.sha256)
         else:
             self._refusals[server] = 0
             self._results.append((read.tag, data))
@@ -285,7 +294,7 @@ def _content(read: _Read) -> bytes | None:
     )
     if read.handle.getinfo(pycurl.RESPONSE_CODE) != 200 or not is_whole:
         return None
-    sha256 = known_hash(headers.get("x-amz-meta-sha256", ""))
-    check = Check(read.address.uri, Content(len(data), headers.get("etag", ""), sha256))
+    told = known_hash(headers.get("x-amz-meta-sha256", ""))
+    check = Check(read.address.uri, Content(len(data), headers.get("etag", ""), told), read.sha256)
     check.update(data)
     return data if check.is_same() else None

@@ -5,6 +5,7 @@ side, all of one version; where a server gives a file only whole, from start to 
 """
 
 import io
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -81,6 +82,25 @@ def copy(uri: str, path: Path, sha256: str = "") -> None:
                 copy_whole(uri, file, sha256)
 
     attempts.repeated(read)
+
+
+def confirm(uri: str, sha256: str) -> None:
+    """Read a file for its hash alone, and compare that.
+
+    Raises:
+        Absent, Damaged: it is not there, or another one.
+        StorageError: it cannot be read.
+    """
+    place = locate(uri)
+    try:
+        content, first = begin(place)
+        large = content.size > PIECE
+        blocks = pieces(place, content, 0, content.size, first) if large else iter([first()])
+        for _ in checked(place, content, sha256, blocks):
+            pass
+    except failures.Whole:
+        with tempfile.TemporaryFile(prefix="kubedet-", buffering=0) as file:
+            copy_whole(uri, file, sha256)
 
 
 def pieces(

@@ -18,9 +18,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError
 
 from trainer.errors import Interrupted
-from trainer.storage import attempts, failures
+from trainer.storage import attempts, failures, reads
 from trainer.storage.parallel import watch
-from trainer.storage.reader import open_reader
 from trainer.storage.store import locate, state
 
 PART = 8 * 1024 * 1024
@@ -28,7 +27,6 @@ PART = 8 * 1024 * 1024
 
 _MOST_PARTS = 10_000
 _SENDERS = 6
-_READ_AHEAD = 4
 _ABORT_SECONDS = 5.0
 """How long an upload that is interrupted may take to remove its parts, which no listing shows."""
 
@@ -95,17 +93,13 @@ class _Upload:
         """
         written = self._place.call("write", lambda: self._send(mode))
         if self._confirm:
-            digest, uri = hashlib.sha256(), self._place.uri
+            uri = self._place.uri
             try:
-                with open_reader(uri, _READ_AHEAD) as file:
-                    while block := file.read(PART):
-                        digest.update(block)
+                reads.confirm(uri, self._sha256)
             except failures.Absent:
                 raise failures.unkept(uri, "it is not there") from None
             except failures.Damaged:
                 raise failures.unkept(uri, "it came back altered") from None
-            if digest.hexdigest() != self._sha256:
-                raise failures.unkept(uri, "it came back altered")
         return written
 
     def _send(self, mode: Literal["create", "overwrite"]) -> bool:

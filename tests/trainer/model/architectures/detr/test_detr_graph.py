@@ -1,13 +1,9 @@
-"""The deployment graph of D-FINE and RT-DETRv2: the same detections in every runtime, without suppression."""
+"""The deployment graph of D-FINE and RT-DETRv2: the network's detections. Its files: test_detr_life.py."""
 
-import importlib.util
-
-import onnx
 import pytest
 import torch
 
-from trainer.export.onnx_file import write_onnx
-from trainer.export.runtimes import ExportedProgram, OnnxRuntime, OpenVino
+from trainer.export.runtimes import ExportedProgram
 
 
 @pytest.fixture
@@ -21,22 +17,6 @@ def assert_same(runtime, graph, images):
         served = [torch.from_numpy(part) for part in runtime.run(batch.numpy())]
         for ours, theirs in zip(graph.detector.predict(batch), served, strict=True):
             torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
-def test_it_is_the_network_in_every_runtime(architecture, graph, batch, tmp_path):
-    made, images = graph(architecture), batch([1, 1, 1]).images
-    path = tmp_path / "model.onnx"
-    write_onnx(made, path, 18)
-    assert_same(OnnxRuntime(path), made, images)
-    kinds = {node.op_type for node in onnx.load(path).graph.node}
-    assert "GridSample" in kinds and "NonMaxSuppression" not in kinds
-    if importlib.util.find_spec("openvino"):
-        import openvino
-
-        openvino.save_model(openvino.convert_model(str(path)), str(tmp_path / "model.xml"), False)
-        assert_same(OpenVino(tmp_path / "model.xml"), made, images)
 
 
 @pytest.mark.slow

@@ -1,7 +1,10 @@
 """D-FINE and RT-DETRv2 in our loop: resumed bit for bit, on any processes, evaluated and exported."""
 
 import dataclasses
+import importlib.util
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from finished_runs import losses, stop_after
@@ -10,7 +13,10 @@ from two_processes import assert_two_equal_one
 
 from trainer import batch_fitting, recipes
 from trainer.errors import Interrupted
+from trainer.export.detection_pairing import EXACT, Comparison
+from trainer.export.runtimes import OnnxRuntime
 from trainer.loop import train
+from trainer.model.postprocess import Detections
 from trainer.training_log import read_rows
 
 
@@ -80,10 +86,28 @@ def test_squares_of_several_sizes_mosaics_and_mixed_images(narrow, shards, tmp_p
 @pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
 def test_a_whole_life(architecture, narrow, shards, tmp_path):
     """Trained, stopped and resumed to the same bits, evaluated, exported, and scored as exported."""
-    lived = live(narrow(architecture, train__epochs=3), shards, tmp_path, 7, ["onnx"])
+    formats = ["onnx", *(["openvino"] if importlib.util.find_spec("openvino") else [])]
+    lived = live(narrow(architecture, train__epochs=3), shards, tmp_path, 7, formats)
+    assert list(lived["formats"]) == formats
     for check in lived["formats"].values():
         assert check["images"] == 4 and check["matches"]["detections"] > 20
         assert check["matches"]["matched"] >= 0.98 and abs(check["ap_change"]) <= 1e-3
+    path = tmp_path / "model" / "model.onnx"
+    kinds = {node.op_type for node in onnx.load(path).graph.node}
+    assert "GridSample" in kinds and "NonMaxSuppression" not in kinds
+    assert_images_are_found_alone_as_together(OnnxRuntime(path), path)
+
+
+def assert_images_are_found_alone_as_together(runtime, path):
+    size = onnx.load(path).graph.input[0].type.tensor_type.shape.dim[-1].dim_value
+    images = np.random.default_rng(0).integers(0, 256, (3, 3, size, size), dtype=np.uint8)
+    together, comparison = runtime.run(images), Comparison(EXACT)
+    for index in range(len(images)):
+        alone = runtime.run(images[index : index + 1])
+        of_batch = [part[index : index + 1] for part in together]
+        comparison.add(*(Detections(*map(torch.from_numpy, each)) for each in (alone, of_batch)))
+    matches = comparison.result()
+    assert matches.detections > 20 and matches.matched >= 0.98
 
 
 @pytest.mark.slow
