@@ -79,8 +79,7 @@ def forget(data_root: str, planned: dict[str, Any]) -> None:
 
 def _ended(data_root: str, run: dict[str, Any]) -> bool:
     """Whether a run's training has ended, or its folder is gone."""
-    output = run["output"]
-    folder = output if "://" in output or output.startswith("/") else storage.join(data_root, output)
+    folder = lineage.folder_of(run, data_root)
     result = storage.exists(storage.join(folder, "train", "result.json"))
     return result or not storage.exists(storage.join(folder, "config.json"))
 

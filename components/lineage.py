@@ -155,13 +155,19 @@ def saw(data_root: str, names: frozenset[str]) -> dict[str, list[dict[str, Any]]
     return {each: rows for each, rows in results.items() if rows}
 
 
-def forgotten_in(data_root: str, shards: str) -> int:
-    """Return how many images that are to be forgotten a set of shards had."""
-    uri = seen.place(data_root, shards)
-    if not forgotten.read(data_root) or not storage.exists(uri):
-        return 0
-    names = forgotten.names(data_root, seen.header(uri)["source"])
-    return sum(row["seen"] for row in seen.find(uri, names)) if names else 0
+def held_back(data_root: str, source: str) -> dict[str, Any] | None:
+    """Return the record of the newest run of a source that was evaluated, if the gate refused its model."""
+    for record in reversed(runs(data_root)):
+        gate = storage.join(folder_of(record, data_root), "evaluation", "gate.json")
+        if record["source"] == source and storage.exists(gate):
+            return None if storage.read_json(gate)["passed"] else record
+    return None
+
+
+def folder_of(run: dict[str, Any], data_root: str) -> str:
+    """Return the URI of a run's folder, given its record."""
+    output = str(run["output"])
+    return output if "://" in output or output.startswith("/") else storage.join(data_root, output)
 
 
 def trace(what: str, data_root: str) -> dict[str, Any]:
@@ -224,7 +230,7 @@ def _of_run(record: dict[str, Any], data_root: str) -> dict[str, Any]:
 def _of_shards(fingerprint: str, data_root: str) -> dict[str, Any]:
     uri = seen.place(data_root, fingerprint)
     description: dict[str, Any] = {"shards": f"shards/{fingerprint}"}
-    description["forgotten"] = forgotten_in(data_root, fingerprint)
+    description["forgotten"] = seen.forgotten_in(data_root, fingerprint)
     if storage.exists(uri):
         header = seen.header(uri)
         description |= {"raw": f"raw/{header['raw']}", "source": header["source"]}

@@ -1,12 +1,14 @@
 """Whether a run pays: whether its source holds enough that the current model was not trained on.
 
 It is asked when the source has been listed and before any image is fetched. What the settings are does not
-count: who wants another recipe tried on the same images asks for a run without `min_new_images`.
+count: who wants another recipe tried on the same images asks for a run without `min_new_images`. Images on
+which a model was trained that the gate refused are not new either.
 """
 
 import logging
 from typing import Any
 
+from components import lineage
 from trainer import storage
 from trainer.config import Config
 from trainer.data import forgotten, seen
@@ -55,14 +57,37 @@ def nothing_new(
         logger.info("what %s was trained on is not known (%s is not there): this run trains", since, uri)
         return None
     differences = seen.news(planned, uri, forgotten.names(data_root, planned["source"]))
-    if differences.images >= min_new_images or differences.other_classes or differences.forgotten:
+    if _pays(differences, min_new_images):
         must_go = f", {differences.forgotten} of them to be forgotten" if differences.forgotten else ""
-        logger.info("since %s: %s%s: this run trains", since, differences, must_go)
-        return None
+        logger.info("since %s: %s%s", since, differences, must_go)
+        tried = _since_held_back(planned, data_root)
+        if tried is None or _pays(tried[1], min_new_images):
+            logger.info("this run trains")
+            return None
+        since, differences = tried
     few = f" (fewer than {min_new_images})" if differences.images else ""
     logger.info("%s since %s%s: %s", NOTHING_NEW, since, few, differences)
     ended = {"kind": NOTHING_NEW, "version": 1, SINCE: since, "found": str(differences)}
     return ended | {"uri": "", "fingerprint": ""}
+
+
+def _pays(differences: seen.News, min_new_images: int) -> bool:
+    return bool(differences.images >= min_new_images or differences.other_classes or differences.forgotten)
+
+
+def _since_held_back(planned: dict[str, Any], data_root: str) -> tuple[str, seen.News] | None:
+    """Return the last run of the source, and what is new since, if the gate held its model back.
+
+    Else every night would train on the same images what was refused the night before.
+    """
+    run = lineage.held_back(data_root, planned["source"])
+    if run is None:
+        return None
+    uri = seen.place(data_root, run["shards"].rpartition("/")[2])
+    if not storage.exists(uri):
+        return None
+    names = forgotten.names(data_root, planned["source"])
+    return f"{run['run']}, whose model was held back", seen.news(planned, uri, names)
 
 
 def check(min_new_images: int) -> None:

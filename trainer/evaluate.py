@@ -13,8 +13,9 @@ from trainer import storage
 from trainer.baseline import Baseline
 from trainer.config import Config
 from trainer.configuration import to_json
+from trainer.data import seen
 from trainer.data.shard_folder import read_index
-from trainer.data.shard_index import ShardDataset
+from trainer.data.shard_index import ShardDataset, data_root_of
 from trainer.data_comparison import compare_data
 from trainer.data_comparison import write as write_drift
 from trainer.distributed import World, broadcast, process_group
@@ -256,6 +257,10 @@ def _drift(
         return {"metrics": {}, "obstacle": ""}
     before = str((baseline.summary or {}).get("shards", ""))
     if not before or not storage.exists(storage.join(before, "index.json")):
+        if before and seen.forgotten_in(data_root_of(before), before.rstrip("/").rpartition("/")[2]):
+            # Else no later model could pass: nobody will ever bring back what was to be forgotten.
+            _LOG.warning("drift is not measured: the shards of %s went with images to forget", baseline.name)
+            return {"metrics": {}, "obstacle": ""}
         return {
             "metrics": {},
             "obstacle": f"the shards of the baseline {baseline.name} are not known or not there",

@@ -73,7 +73,7 @@ def _add(
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from components import lineage
+    from trainer.data import seen
     from trainer.export import published_models
 
     names = published_models.names(arguments.data_root)
@@ -88,7 +88,7 @@ def _list(arguments: argparse.Namespace) -> int:
             ap = bundle.metadata["metrics"]["values"].get("coco/AP")
             scored = "-" if ap is None else f"{ap:.3f}"
             formats = ", ".join(bundle.metadata["formats"])
-            gone = lineage.forgotten_in(arguments.data_root, bundle.metadata["trained_on"]["shards"])
+            gone = seen.forgotten_in(arguments.data_root, bundle.metadata["trained_on"]["shards"])
             note = f"  was trained on {gone} that are to be forgotten" if gone else ""
             print(f"{mark} {version}  {bundle.metadata['created']}  AP {scored}  {formats}{note}")
         for version, problem in damaged.items():

@@ -84,7 +84,7 @@ def test_an_image_that_must_go_goes_and_the_next_run_trains(made, tmp_path, caps
     assert not [path for path in files if path.suffix == ".tar" or "raw" in path.relative_to(root).parts]
     assert [item.key for item in forgotten.read(root)] == [key]
     # What was seen stays, and says whom it concerns.
-    assert lineage.forgotten_in(root, shards["fingerprint"]) == 1
+    assert seen.forgotten_in(root, shards["fingerprint"]) == 1
     capsys.readouterr()
     cli.main(["model", "list", "--data-root", root])
     assert "was trained on 1 that are to be forgotten" in capsys.readouterr().out

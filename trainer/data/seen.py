@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer import storage
-from trainer.data import image_keys
+from trainer.data import forgotten, image_keys
 from trainer.data.raw_table import Table
 from trainer.data.shard_index import SAMPLE
 from trainer.errors import DataError
@@ -271,6 +271,15 @@ def find(uri: str, names: frozenset[str]) -> Iterator[dict[str, Any]]:
                     "key": row["key"], "file_name": name, "split": row["split"], "image": _hex(row["image"]),
                     "annotations": _hex(row["annotations"]), "seen": row["crc32"] is not None,
                 }  # fmt: skip
+
+
+def forgotten_in(data_root: str, shards: str) -> int:
+    """Return how many images that are to be forgotten a set of shards had, given its fingerprint."""
+    uri = place(data_root, shards)
+    if not forgotten.read(data_root) or not storage.exists(uri):
+        return 0
+    names = forgotten.names(data_root, header(uri)["source"])
+    return sum(row["seen"] for row in find(uri, names)) if names else 0
 
 
 def _hex(digest: int) -> str:

@@ -220,7 +220,9 @@ def _apply(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
 def _without_value(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
     """Judge a rule whose metric was not measured."""
     reason = evidence.drift_obstacle if rule.metric in DRIFT else "the evaluation does not tell it"
-    return not reason, f"{rule}: " + (f"failed, {reason}" if reason else "passed, there is no baseline yet")
+    return not reason, f"{rule}: " + (
+        f"failed, {reason}" if reason else "passed, there is nothing to compare with"
+    )
 
 
 def _apply_to_all(rule: Rule, metric: str, evidence: Evidence) -> tuple[bool, str]:

@@ -210,6 +210,6 @@ def test_the_drift_of_data_is_a_metric_of_the_gate():
     assert gate.decide(unknown, ["drift/classes <= 0.4"]).reason.endswith("failed, its shards are gone")
     first = gate.Evidence({}, drift_obstacle="")
     assert gate.decide(first, ["drift/classes <= 0.4"]) == gate.Verdict(
-        passed=True, reason="drift/classes <= 0.4: passed, there is no baseline yet"
+        passed=True, reason="drift/classes <= 0.4: passed, there is nothing to compare with"
     )
     assert gate.drift_metrics(["coco/AP >= 0.1", "drift/sharpness <= 0.5"]) == {"drift/sharpness"}
