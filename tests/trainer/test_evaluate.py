@@ -283,7 +283,7 @@ def test_every_form_of_an_exported_model_is_scored_like_its_checkpoint(saved, sh
 def test_a_rule_about_drift_compares_with_the_shards_of_the_baseline(saved, shards, config, tmp_path):
     output, rules = tmp_path / "e", ["drift/classes <= 0.001", "drift/features <= 0.001"]
     first = evaluate(saved(), shards, str(output), config, rules=rules)
-    assert first["verdict"]["passed"] and "there is no baseline yet" in first["verdict"]["reason"]
+    assert first["verdict"]["passed"] and "there is nothing to compare with" in first["verdict"]["reason"]
     assert not (output / "drift.html").exists() and first["shards"] == shards
     changed = dataclasses.replace(
         config, evaluation=dataclasses.replace(config.evaluation, baseline=str(output), bootstrap=5)

@@ -294,7 +294,7 @@ def _content(read: _Read) -> bytes | None:
     )
     if read.handle.getinfo(pycurl.RESPONSE_CODE) != 200 or not is_whole:
         return None
-    told = known_hash(headers.get("x-amz-meta-sha256", ""))
-    check = Check(read.address.uri, Content(len(data), headers.get("etag", ""), told), read.sha256)
+    known = known_hash(headers.get("x-amz-meta-sha256", ""))
+    check = Check(read.address.uri, Content(len(data), headers.get("etag", ""), known), read.sha256)
     check.update(data)
     return data if check.is_same() else None
