@@ -1,0 +1,1 @@
+"""The search for hyper-parameters: spaces, trials, and what became of them."""

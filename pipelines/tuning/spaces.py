@@ -1,0 +1,103 @@
+"""Spaces of a search: which keys of a configuration take which values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from trainer import recipes, storage
+from trainer.errors import ConfigError
+
+Space = dict[str, dict[str, Any]]
+"""By key of the configuration: {"low", "high"} with "log" where the logarithm is drawn and "step" between whole
+numbers, or {"choices"}."""
+
+_FIX = "write `train.lr: {low: 0.0001, high: 0.01, log: true}` or `loader.mosaic: {choices: [0.0, 0.5]}`, a line a key"
+_SHARED = ("data.", "evaluation.", "export.", "recipe")
+"""What trials have in common: raw data, shards, and how they are scored."""
+
+
+def builtin(recipe: str, overrides: Mapping[str, Any]) -> Space:
+    """Return the space that belongs to a recipe: around its own values.
+
+    Raises:
+        ConfigError: there is no such recipe, or an override cannot be used.
+    """
+    config = recipes.load(recipe, dict(overrides))
+    train, loader = config.train, config.loader
+    space: Space = {"train.lr": {"low": train.lr / 5, "high": train.lr * 5, "log": True}}
+    if train.weight_decay:
+        decay = train.weight_decay
+        space["train.weight_decay"] = {"low": decay / 10, "high": min(decay * 10, 1.0), "log": True}
+    if train.ema_decay:
+        space["train.ema_decay"] = {"choices": sorted({0.98, 0.99, 0.998, train.ema_decay})}
+    if not loader.sizes:
+        space["loader.mosaic"] = {"choices": sorted({0.0, 0.5, loader.mosaic})}
+    space["loader.brightness"] = {"low": 0.0, "high": 0.4}
+    return {key: one for key, one in space.items() if key not in overrides}
+
+
+def read(uri: str) -> Space:
+    """Read a space from a YAML file.
+
+    Raises:
+        ConfigError: it is not of that form.
+        StorageError: it cannot be read.
+    """
+    try:
+        space = yaml.safe_load(storage.read_bytes(uri))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{uri} is not YAML: {str(error).splitlines()[0]}", fix=_FIX) from None
+    if not isinstance(space, dict) or not space:
+        raise ConfigError(f"{uri} is not a mapping of keys to what they may be", fix=_FIX)
+    return space
+
+
+def check(space: Space, recipe: str, overrides: Mapping[str, Any], where: str) -> None:
+    """Refuse a space that trials could not draw from, before the first of them.
+
+    Args:
+        space: to check.
+        recipe: that the values are for.
+        overrides: of the recipe.
+        where: what to call the space in an error.
+
+    Raises:
+        ConfigError: naming every key that cannot be used, and why.
+    """
+    wrong = [f"  {key}: {reason}" for key, one in space.items() if (reason := _reason(key, one))]
+    if not wrong:
+        for values in _extremes(space):
+            try:
+                recipes.load(recipe, {**overrides, **values})
+            except ConfigError as error:
+                wrong.append(f"  {error.message}")
+    if wrong:
+        raise ConfigError(f"the space {where} cannot be used:\n" + "\n".join(dict.fromkeys(wrong)), fix=_FIX)
+
+
+def _reason(key: str, one: Any) -> str:
+    """Say what is wrong with a key of a space; nothing where it is sound."""
+    if key.startswith(_SHARED):
+        return "trials share raw data, shards and how they are scored: choose it by --set"
+    if not isinstance(one, dict):
+        return "neither choices nor low and high"
+    if unknown := one.keys() - {"low", "high", "log", "step", "choices"}:
+        return f"unknown: {', '.join(sorted(unknown))}"
+    if "choices" in one:
+        sound = isinstance(one["choices"], list) and one["choices"] and len(one) == 1
+        return "" if sound else "choices must be a list, and stand alone"
+    bounds = [one.get("low"), one.get("high")]
+    numbers = [bound for bound in bounds if isinstance(bound, int | float) and not isinstance(bound, bool)]
+    if len(numbers) < 2 or numbers[0] >= numbers[1]:
+        return "low and high must be numbers, low the smaller one (1.0e-4 with a point, as YAML has it)"
+    if one.get("log") and (numbers[0] <= 0 or "step" in one):
+        return "with log low must be above 0, and there is no step"
+    return ""
+
+
+def _extremes(space: Space) -> list[dict[str, Any]]:
+    """Both ends of every range, and every choice, each at least once."""
+    columns = {key: one.get("choices") or [one["low"], one["high"]] for key, one in space.items()}
+    longest = max(map(len, columns.values()))
+    return [{key: values[i % len(values)] for key, values in columns.items()} for i in range(longest)]
