@@ -11,8 +11,8 @@ from trainer.errors import EXIT_FAILURE, ConfigError, KubedetError, refuse_useri
 from trainer.os_errors import files_explained
 
 COMMANDS = (
-    "run", "compile", "submit", "schedule", "recipes", "data", "weights", "evaluate", "compare", "predict",
-    "model", "trace", "serve", "job", "menu", "doctor", "manifests", "completion",
+    "run", "tune", "compile", "submit", "schedule", "recipes", "data", "weights", "evaluate", "compare",
+    "predict", "model", "trace", "serve", "job", "menu", "doctor", "manifests", "completion",
 )  # fmt: skip
 """In the order of the help."""
 

@@ -153,7 +153,12 @@ _ALL = (
     ),
     Parameter(
         "recipe", str, "a whole configuration; `kubedet recipes` lists them", "debug",
-        metavar="NAME", choices=tuple(recipes.RECIPES), trains=False, local=Local(),
+        metavar="NAME", choices=tuple(recipes.RECIPES), trains=False,
+        more="; on a command line a file too ([how](operations.md#search-for-hyper-parameters))",
+        local=Local(
+            meaning="a whole configuration: a name (`kubedet recipes` lists them), or a file as "
+            "`kubedet tune` writes it"
+        ),
     ),
     Parameter(
         "overrides", dict, 'keys of the recipe and their values, e.g. `{"train.epochs": 10}`', {},

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from trainer import architectures
+import yaml
+
+from trainer import architectures, storage
 from trainer.config import Config, DataConfig, EvaluationConfig, LoaderConfig, TrainConfig
 from trainer.configuration import check_frozen, with_overrides
 from trainer.errors import ConfigError
@@ -287,6 +289,39 @@ def load(name: str, overrides: dict[str, Any] | None = None) -> Config:
     config = with_overrides(RECIPES[name](), overrides or {}, where=f"overrides of recipe {name}")
     check_frozen(config)
     return config
+
+
+_FILE_FIX = "write `recipe: small` and below it `set:` with lines like `  train.lr: 0.001`"
+
+
+def named(name: str) -> tuple[str, dict[str, Any]]:
+    """Return what a name or a file (*.yaml, *.yml) stands for: the recipe, and overrides of it.
+
+    A file holds `recipe: NAME` and `set:`, dotted keys with their values, as `kubedet tune` writes it.
+
+    Raises:
+        ConfigError: the file is not of that form.
+        StorageError: it cannot be read.
+    """
+    if not name.endswith((".yaml", ".yml")):
+        return name, {}
+    try:
+        tree = yaml.safe_load(storage.read_bytes(name))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name} is not YAML: {str(error).splitlines()[0]}", fix=_FILE_FIX) from None
+    sound = (
+        isinstance(tree, dict) and isinstance(tree.get("recipe"), str) and not tree.keys() - {"recipe", "set"}
+    )
+    overrides = (tree.get("set") or {}) if sound else None
+    if not isinstance(overrides, dict) or not all(isinstance(key, str) for key in overrides):
+        raise ConfigError(f"{name} is not a recipe's file", fix=_FILE_FIX)
+    load(tree["recipe"], overrides)
+    return tree["recipe"], overrides
+
+
+def file_text(name: str, overrides: dict[str, Any]) -> str:
+    """Return the text of a file that `named` reads."""
+    return yaml.safe_dump({"recipe": name, "set": overrides}, sort_keys=False)
 
 
 def load_here(name: str, overrides: dict[str, Any] | None = None) -> Config:

@@ -65,6 +65,10 @@ class GuardedProcess:
         """Stop it; a second call kills it."""
         self._process.terminate()
 
+    def poll(self) -> int | None:
+        """Return what `wait` does where it has ended; None while it runs."""
+        return None if self._process.poll() is None else self.wait()
+
     def wait(self) -> int:
         """Return its exit code when it has ended: 128 + n where signal n ended it."""
         code = self._process.wait()

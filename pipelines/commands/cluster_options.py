@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from pipelines import parameters
-from pipelines.commands.options import add_overrides, add_parameter
+from pipelines.commands.options import add_overrides, add_parameter, read_recipe
 from pipelines.forms import ENDS, PARALLELISM
 from pipelines.sizes import SIZES
 from trainer.configuration import parse_overrides
@@ -135,8 +135,9 @@ def submission(options: argparse.Namespace, name: str) -> "Submission":
     from pipelines.submission import Submission
 
     size = options.size or sizes.of_source(options.source or parameters.default("source"))
+    overrides = read_recipe(options)
     values: dict[str, Any] = {name: getattr(options, name) for name in parameters.TABLE}
-    values |= {"overrides": parse_overrides(options.overrides), "job": _job(options.job)}
+    values |= {"overrides": overrides, "job": _job(options.job)}
     values |= sizes.request(size, options.step_cpu or "", options.step_memory or "")
     if options.partitions == 1:  # The form without partitions, which has no such parameter.
         del values["partitions"]

@@ -1,8 +1,11 @@
 """Options that several commands share."""
 
 import argparse
+from typing import Any
 
 from pipelines.parameters import LOCAL, Parameter
+from trainer import recipes
+from trainer.configuration import parse_overrides
 from trainer.errors import ConfigError
 
 
@@ -13,6 +16,21 @@ def add_overrides(parser: "argparse._ActionsContainer") -> None:
         help="change one value of the configuration, e.g. train.lr=0.01; may be given again; "
         "`kubedet recipes --explain` says what there is",
     )  # fmt: skip
+
+
+def read_recipe(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the overrides of --set, and put a recipe's name where --recipe names a file.
+
+    What the file sets is among the overrides; --set goes before it.
+
+    Raises:
+        ConfigError: either cannot be used; StorageError: the file cannot be read.
+    """
+    overrides = parse_overrides(options.overrides)
+    if options.recipe is None:
+        return overrides
+    options.recipe, of_file = recipes.named(options.recipe)
+    return of_file | overrides
 
 
 def add_parameter(parser: "argparse._ActionsContainer", item: Parameter) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from pipelines import parameters
 from pipelines.commands import Commands
-from pipelines.commands.options import add_overrides, add_parameter
+from pipelines.commands.options import add_overrides, add_parameter, read_recipe
 from trainer.config import MINUTES, QUICK_MINUTES
-from trainer.configuration import parse_overrides
 
 
 def add(commands: Commands) -> None:
@@ -41,8 +40,8 @@ def _run(options: argparse.Namespace) -> int:
     from pipelines.options import Options
     from pipelines.run import run
 
+    overrides = read_recipe(options)
     values = {name: getattr(options, name) for name in parameters.LOCAL}
-    overrides = parse_overrides(options.overrides)
     if options.quick:
         overrides = {MINUTES: QUICK_MINUTES} | overrides
     values |= {"overrides": overrides}

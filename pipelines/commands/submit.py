@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines import parameters
@@ -33,7 +34,8 @@ def add(commands: Commands) -> None:
 
 
 def _submit(options: argparse.Namespace) -> int:
-    name = options.name or f"{options.recipe or parameters.default('recipe')}-{datetime.now():%Y%m%d-%H%M%S}"
+    recipe = Path(options.recipe or parameters.default("recipe")).stem
+    name = options.name or f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
     submission, access = cluster_options.submission(options, name), cluster_options.access(options)
     if options.dry_run:
         print("nothing is sent; this would be:")

@@ -9,10 +9,13 @@ from trainer import recipes, storage
 from trainer.errors import ConfigError
 
 Space = dict[str, dict[str, Any]]
-"""By key of the configuration: {"low", "high"} with "log" where the logarithm is drawn and "step" between whole
-numbers, or {"choices"}."""
+"""By key of the configuration: {"low", "high"} with "log" where the logarithm is drawn and "step" between
+values, or {"choices"}."""
 
-_FIX = "write `train.lr: {low: 0.0001, high: 0.01, log: true}` or `loader.mosaic: {choices: [0.0, 0.5]}`, a line a key"
+_FIX = (
+    "write `train.lr: {low: 0.0001, high: 0.01, log: true}` or `loader.mosaic: {choices: [0.0, 0.5]}`, "
+    "a line a key"
+)
 _SHARED = ("data.", "evaluation.", "export.", "recipe")
 """What trials have in common: raw data, shards, and how they are scored."""
 
@@ -65,6 +68,11 @@ def check(space: Space, recipe: str, overrides: Mapping[str, Any], where: str) -
     Raises:
         ConfigError: naming every key that cannot be used, and why.
     """
+    if not space:
+        raise ConfigError(
+            f"nothing is left to search in the space {where}: all of it is set",
+            fix="leave some of it to the search, or name a space with --space",
+        )
     wrong = [f"  {key}: {reason}" for key, one in space.items() if (reason := _reason(key, one))]
     if not wrong:
         for values in _extremes(space):
@@ -87,6 +95,10 @@ def _reason(key: str, one: Any) -> str:
     if "choices" in one:
         sound = isinstance(one["choices"], list) and one["choices"] and len(one) == 1
         return "" if sound else "choices must be a list, and stand alone"
+    return _reason_of_range(one)
+
+
+def _reason_of_range(one: Mapping[str, Any]) -> str:
     bounds = [one.get("low"), one.get("high")]
     numbers = [bound for bound in bounds if isinstance(bound, int | float) and not isinstance(bound, bool)]
     if len(numbers) < 2 or numbers[0] >= numbers[1]:
@@ -101,3 +113,9 @@ def _extremes(space: Space) -> list[dict[str, Any]]:
     columns = {key: one.get("choices") or [one["low"], one["high"]] for key, one in space.items()}
     longest = max(map(len, columns.values()))
     return [{key: values[i % len(values)] for key, values in columns.items()} for i in range(longest)]
+
+
+def text(space: Space) -> str:
+    """Return a space as the file that `read` takes."""
+    # PyYAML writes 1e-05 as 1.0e-05, and reads that as a number.
+    return yaml.safe_dump(space, sort_keys=False, default_flow_style=None)

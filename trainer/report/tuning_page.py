@@ -1,0 +1,100 @@
+"""A page that shows a search for hyper-parameters: its history, what matters, and the best configuration."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
+from matplotlib.ticker import MaxNLocator
+
+from trainer.report.figures import SERIES, Plot, figure, svg, variable
+
+
+@dataclass(frozen=True)
+class TrialShown:
+    """A trial as the page shows it."""
+
+    number: int
+    state: str
+    value: float | None
+    """Of the metric, the more the better; of a trial that was ended early at its last validation."""
+    validations: Sequence[float]
+    params: Mapping[str, Any]
+
+
+def page(
+    name: str, metric: str, trials: Sequence[TrialShown], importances: Mapping[str, float], recipe: str
+) -> str:
+    """Return the page, as HTML that needs no other file.
+
+    Args:
+        name: of the search.
+        metric: what is searched for the highest value of.
+        trials: by number.
+        importances: shares by key, which sum to 1; empty while too few trials tell.
+        recipe: text of the file with the best configuration; empty while there is none.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, keep_trailing_newline=True
+    )
+    drawn = [_history(metric, trials), _courses(metric, trials), _importances(importances)]
+    keys = list(dict.fromkeys(key for trial in trials for key in trial.params))
+    rows = [
+        [str(trial.number), trial.state, _text(trial.value), *(_text(trial.params.get(key)) for key in keys)]
+        for trial in sorted(trials, key=_rank)
+    ]
+    plots = [plot for plot in drawn if plot]
+    return environment.get_template("tuning_page.html.jinja").render(
+        name=name, header=["trial", "state", metric, *keys], rows=rows, plots=plots, recipe=recipe
+    )
+
+
+def _rank(trial: TrialShown) -> tuple[bool, float]:
+    return trial.state != "complete", -(trial.value or 0.0)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _history(metric: str, trials: Sequence[TrialShown]) -> Plot | None:
+    """Draw each trial's value, and the best until then."""
+    valued = [(trial.number, trial.value, trial.state) for trial in trials if trial.value is not None]
+    if not valued:
+        return None
+    drawn, axes = figure("trial", metric)
+    complete = [(number, value) for number, value, state in valued if state == "complete"]
+    best = list(accumulate((value for _, value in complete), max))
+    axes.step([number for number, _ in complete], best, where="post", color=SERIES[0])
+    states = ("complete", "pruned")
+    for color, state in zip(SERIES[:2], states, strict=True):
+        points = [(number, value) for number, value, its in valued if its == state]
+        axes.plot([x for x, _ in points], [y for _, y in points], "o", color=color)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    legend = tuple((variable(color), state) for color, state in zip(SERIES[:2], states, strict=True))
+    return Plot("History: each trial, and the best so far", svg(drawn), legend)
+
+
+def _courses(metric: str, trials: Sequence[TrialShown]) -> Plot | None:
+    """Draw the validations of each trial, which tell why some were ended."""
+    if not any(trial.validations for trial in trials):
+        return None
+    drawn, axes = figure("validation", metric)
+    for trial in trials:
+        color = SERIES[1] if trial.state == "pruned" else SERIES[0]
+        counts = range(1, len(trial.validations) + 1)
+        axes.plot(counts, trial.validations, "o-", color=color, linewidth=0.9, markersize=3)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return Plot("Validations of each trial", svg(drawn))
+
+
+def _importances(importances: Mapping[str, float]) -> Plot | None:
+    """Draw a bar a key."""
+    if not importances:
+        return None
+    drawn, axes = figure("share of what the keys explain", "")
+    keys = list(importances)[::-1]
+    axes.barh(keys, [importances[key] for key in keys], color=SERIES[0])
+    return Plot("Importance of each key", svg(drawn))
