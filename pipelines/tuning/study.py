@@ -148,8 +148,8 @@ class Study:
         """Note how a trial ended; `value` is that of a complete one."""
         if state == PRUNED:
             value = record.validations[-1]
-        told = value if state == COMPLETE else None
-        self.optuna.tell(trial, told, state=_STATES[state])
+        of_complete = value if state == COMPLETE else None
+        self.optuna.tell(trial, of_complete, state=_STATES[state])
         record.state, record.value = state, value
         self.write(record)
 
@@ -192,17 +192,17 @@ def _open(place: str, search: Search) -> None:
 
 def _read(uri: str) -> list[TrialRecord]:
     folder = storage.join(uri, "trials")
-    found = []
+    trials = []
     for name in sorted(storage.list_files(folder)):
         tree = storage.read_json(storage.join(folder, name))
         known = {key: value for key, value in tree.items() if key in TrialRecord.__dataclass_fields__}
-        found.append(TrialRecord(**known))
-    if [record.number for record in found] != list(range(len(found))):
+        trials.append(TrialRecord(**known))
+    if [record.number for record in trials] != list(range(len(trials))):
         raise DamagedError(
             f"{folder} does not hold every trial from the first to the last",
             fix="give this search another --name",
         )
-    return found
+    return trials
 
 
 def _distribution(one: Mapping[str, Any]) -> BaseDistribution:

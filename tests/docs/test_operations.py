@@ -4,6 +4,7 @@ import argparse
 import ast
 import re
 import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from components.launchers.render import trainjob
 from components.launchers.spec import Elastic, JobSpec, Spread, from_fields
 from pipelines import cli
 from pipelines.commands.job_options import BACKENDS
+from pipelines.tuning import spaces
 from trainer import recipes
 from trainer.__main__ import _parser as trainer_parser
 from trainer.data import sources
@@ -139,3 +141,14 @@ def test_the_readmes_steps_can_be_given():
     assert len(commands) == 5
     for command in commands:
         trainer_parser().parse_args(shlex.split(command))
+
+
+def test_the_examples_of_a_search_can_be_used(tmp_path):
+    section = TEXT.split("### Search for hyper-parameters")[1].split("\n### ")[0]
+    blocks = re.findall(r"(?:^    .*\n)+", section, re.MULTILINE)
+    space, recipe = (textwrap.dedent(block) for block in blocks[1:])
+    file = tmp_path / "best.yaml"
+    file.write_text(space)
+    spaces.check(spaces.read(str(file)), "small", {}, "of the example")
+    file.write_text(recipe)
+    assert recipes.named(str(file))[0] == "small"
