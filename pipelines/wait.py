@@ -22,13 +22,14 @@ _ORDER = ("FAILED", "CANCELING", "RUNNING", "PENDING")
 """What is told of a step that several pods do: the first that any of them is."""
 
 
-def follow(server: Server, run_id: str, *, deadline: int = 0) -> None:
+def follow(server: Server, run_id: str, *, deadline: int = 0, conditional: bool = False) -> None:
     """Print how a run and its steps go on, and what holds them back, until it has ended.
 
     Args:
         server: where it runs.
         run_id: its id.
         deadline: seconds after which it is to be ended; 0 is never.
+        conditional: whether it trains only where its source holds something new.
 
     Raises:
         LaunchError: it failed, with the steps that did and what they said, or it was stopped.
@@ -53,6 +54,8 @@ def follow(server: Server, run_id: str, *, deadline: int = 0) -> None:
             _show(run, shown, start)
             if run.state in _ENDED:
                 raise_failure(server, run, pods, _NAMES, deadline)
+                if conditional and TITLES["train"] not in shown:
+                    _tell(start, "nothing new: nothing was trained; the step of the data says since when")
                 return
             _show_waiting(pods, reported, start)
         time.sleep(SECONDS)

@@ -58,7 +58,8 @@ def _submit(options: argparse.Namespace) -> int:
     sys.stdout.flush()
     if options.wait:
         try:
-            wait.follow(server, run_id, deadline=submission.deadline)
+            conditional = submission.form.conditional
+            wait.follow(server, run_id, deadline=submission.deadline, conditional=conditional)
         except KeyboardInterrupt:
             print(f"the run goes on: {link}", file=sys.stderr)
             raise

@@ -179,6 +179,14 @@ def test_waiting_shows_the_steps(kfp_server, capsys):
     ]
 
 
+@pytest.mark.parametrize(("condition", "told"), [(["--min-new-images", "1"], 1), ([], 0)])
+def test_a_run_that_did_not_pay_says_so(kfp_server, capsys, condition, told):
+    prepared = [{"display_name": "prepare", "state": "SUCCEEDED"}]
+    kfp_server.states = [("RUNNING", prepared), ("SUCCEEDED", prepared)]
+    assert cli.main([*ARGUMENTS, *condition, "--wait"]) == 0
+    assert capsys.readouterr().out.count("nothing new: nothing was trained") == told
+
+
 def test_a_failed_run_is_told_and_fails(kfp_server, capsys):
     failed = [{"display_name": "train", "state": "FAILED", "error": {"message": "pod was OOMKilled"}}]
     kfp_server.states = ["RUNNING", ("FAILED", failed)]
