@@ -13,6 +13,8 @@ from packaging.requirements import Requirement
 _EXTRA = {
     "components": "pipeline",
     "pipelines": "pipeline",
+    "pipelines.tuning.search": "tune",
+    "pipelines.tuning.study": "tune",
     "trainer.export": "export",
     "trainer.export.server": "serve",
     "trainer.trackers.mlflow_tracker": "mlflow",
