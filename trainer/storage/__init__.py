@@ -17,6 +17,7 @@ says what is in it last. What concerns servers is imported when first used.
     reach.py         where such addresses may lead
     cache.py         local copies, in the folder of copies.py
     records.py       JSON of ours: its hash, version and form
+    traffic.py       how many bytes come from servers and go to them
 """
 
 import importlib
