@@ -20,6 +20,7 @@ makes them anonymous in any case.
 """
 
 import os
+import re
 import ssl
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -200,6 +201,12 @@ def bucket_region(url: str, bucket: str) -> str:
     return response.headers.get("x-amz-bucket-region", "")
 
 
+_PROXY = re.compile(
+    r"((https?|socks[45][ah]?)://)?([^/@\s]*@)?([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:(?P<port>[0-9]{1,5}))?/?",
+    re.IGNORECASE | re.ASCII,
+)
+
+
 def web_client(url: str) -> PoolManager:
     """Return connections of urllib3 for an address: for the few requests that obstore cannot make.
 
@@ -211,7 +218,11 @@ def web_client(url: str) -> PoolManager:
 
 
 def proxy_of(url: str) -> str:
-    """Return the proxy that the environment names for an address; "" for none."""
+    """Return the proxy that the environment names for an address; "" for none.
+
+    Raises:
+        StorageError: what it names cannot be one.
+    """
     return _proxy(url, tuple(map(os.environ.get, _PROXY_VARIABLES)))
 
 
@@ -219,7 +230,21 @@ def proxy_of(url: str) -> str:
 def _proxy(url: str, _variables: tuple[str | None, ...]) -> str:
     """Look a proxy up, which takes longer than all the rest of a small request."""
     address = urlsplit(url)
-    return "" if proxy_bypass(address.hostname or "") else getproxies().get(address.scheme, "")
+    if proxy_bypass(address.hostname or ""):
+        return ""
+    proxy = getproxies().get(address.scheme, "").strip()
+    if proxy and not _is_address(proxy):
+        raise StorageError(
+            f"{address.scheme.upper()}_PROXY in the environment is no address of a proxy",
+            fix="use one like http://proxy.example:3128",
+        )
+    return proxy
+
+
+def _is_address(proxy: str) -> bool:
+    """Tell whether a text can be a proxy's address: of others obstore says only that it cannot be built."""
+    match = _PROXY.fullmatch(proxy)
+    return match is not None and int(match["port"] or 0) < 2**16
 
 
 def authorities() -> str:

@@ -115,3 +115,22 @@ def test_the_proxy_of_the_environment_is_used_and_left_out(monkeypatch):
     assert environment.proxy_of("https://s3.amazonaws.com") == "http://proxy:3128"
     assert environment.proxy_of("https://store.minio.svc:9000") == ""
     assert environment.proxy_of("http://s3.amazonaws.com") == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "proxy"), [(" ", ""), ("proxy:3128", "proxy:3128"), (" http://[::1]:80/ ", "http://[::1]:80/")]
+)
+def test_a_proxy_of_the_environment(monkeypatch, value, proxy):
+    monkeypatch.setenv("http_proxy", value)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert environment.proxy_of("http://store.example/x") == proxy
+
+
+@pytest.mark.parametrize("value", ["|", "::", "http://", "a b", "http://x:99999", "ftp://x"])
+def test_what_can_be_no_proxy_is_refused(monkeypatch, value):
+    monkeypatch.setenv("http_proxy", value)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with pytest.raises(StorageError, match="HTTP_PROXY in the environment is no address of a proxy"):
+        environment.proxy_of("http://store.example/x")
