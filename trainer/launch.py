@@ -39,6 +39,7 @@ from trainer.data.worker_pool import threads_of_process
 from trainer.errors import EXIT_RETRY, ConfigError, LaunchError
 from trainer.stop_signals import exit_on_signal
 from trainer.temporary_folders import temporary_folder
+from trainer.usage.meter import of_node
 from trainer.worker_failures import (
     exit_code,
     explain,
@@ -76,10 +77,11 @@ def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
     try:
         with temporary_folder() as folder:
             config, program, words = _settings([*torchrun_arguments, "-m", "trainer", *arguments], folder)
-            if config.max_nodes > 1:
-                meeting_place = f"{_nodes(config)} to meet at {config.rdzv_endpoint}"
-                print(f"launch: waiting for {meeting_place}", file=sys.stderr)
-            return _outcome(config, program, words)
+            with of_node(config.nproc_per_node):
+                if config.max_nodes > 1:
+                    meeting_place = f"{_nodes(config)} to meet at {config.rdzv_endpoint}"
+                    print(f"launch: waiting for {meeting_place}", file=sys.stderr)
+                return _outcome(config, program, words)
     except SignalException as error:
         print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
         return EXIT_RETRY if error.sigval in (signal.SIGTERM, signal.SIGINT) else 128 + int(error.sigval)

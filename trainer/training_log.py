@@ -9,8 +9,6 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
-
 from trainer import storage
 from trainer.os_errors import explained
 from trainer.temporary_folders import TemporaryFolder
@@ -45,6 +43,9 @@ class TrainingLog:
             validated: step of the last validation that the run remembers: later ones it repeats.
             listener: called with kind and row after each was written.
         """
+        # PyTorch, which takes seconds to start: whoever only reads rows has no need of it.
+        from torch.utils.tensorboard import SummaryWriter
+
         self._uri, self._listener = output_uri, listener
         self._lock = threading.Lock()
         self._local = storage.is_local(output_uri)

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -80,38 +80,17 @@ def run(
     workers = (config.processes or worker_pool.available_cores()) if source.cpu_bound else config.threads
     known = fetch_reports.known_sums(planned["uri"], total)
     tally = _Tally(planned, config.max_bad_fraction, workers)
-    unhashed: list[Task] = []
-
-    def count_unhashed() -> None:
-        for result in worker_pool.run(image_copying.hashed, unhashed, _LISTERS, processes=False):
-            tally.add(result)
-        unhashed.clear()
-
+    unhashed = _Unhashed(tally)
     with progress("download", expected, "images") as bar:
-
-        def to_fetch() -> Iterator[Task]:
-            for task in _tasks(planned, source, set(mine), stored, missing):
-                tally.note_place(task)
-                before = known[task.image_id - 1]
-                if task.fault or not task.size or before["bytes"] not in (0, task.size):
-                    tally.lost += bool(before["bytes"])
-                    yield task
-                    continue
-                bar.skip()
-                if before["bytes"] and before["sha256"].tobytes() != _UNKNOWN:
-                    tally.add(Result(task.image_id, task.size, sha256=before["sha256"].tobytes()))
-                    continue
-                unhashed.append(task)
-                if len(unhashed) >= _FEW:
-                    count_unhashed()
-
-        for result in image_copying.run(source, to_fetch(), min(workers, total), reach):
+        tasks = _tasks(planned, source, set(mine), stored, missing)
+        to_fetch = _to_fetch(tasks, known, tally, unhashed, bar.skip)
+        for result in image_copying.run(source, to_fetch, min(workers, total), reach):
             tally.add(result)
             bar.update(note=tally.note())
         for result in image_copying.run(source, tally.again(), workers, reach):
             tally.add(result)
             bar.update(0, note=tally.note())
-        count_unhashed()
+        unhashed.count()
         bar.total = bar.done  # A partition's share was an estimate.
     if tally.lost:
         logger.warning(
@@ -119,6 +98,44 @@ def run(
             planned["images"], tally.lost,
         )  # fmt: skip
     tally.write(fetch_reports.place(planned["uri"], partition, partitions))
+
+
+class _Unhashed:
+    """Stored images whose hash nobody knows: they are read for it, many at a time."""
+
+    def __init__(self, tally: "_Tally") -> None:
+        self._tally = tally
+        self._tasks: list[Task] = []
+
+    def add(self, task: Task) -> None:
+        """Read it with the next ones."""
+        self._tasks.append(task)
+        if len(self._tasks) >= _FEW:
+            self.count()
+
+    def count(self) -> None:
+        """Read those that wait, and count them in."""
+        for result in worker_pool.run(image_copying.hashed, self._tasks, _LISTERS, processes=False):
+            self._tally.add(result)
+        self._tasks.clear()
+
+
+def _to_fetch(
+    tasks: Iterator[Task], known: np.ndarray, tally: "_Tally", unhashed: _Unhashed, skip: Callable[[], Any]
+) -> Iterator[Task]:
+    """Yield the images that have to be fetched; count those that are stored as an earlier report says."""
+    for task in tasks:
+        tally.note_place(task)
+        before = known[task.image_id - 1]
+        if task.fault or not task.size or before["bytes"] not in (0, task.size):
+            tally.lost += bool(before["bytes"])
+            yield task
+            continue
+        skip()
+        if before["bytes"] and before["sha256"].tobytes() != _UNKNOWN:
+            tally.add(Result(task.image_id, task.size, sha256=before["sha256"].tobytes()))
+        else:
+            unhashed.add(task)
 
 
 class _Tally:

@@ -19,7 +19,7 @@ import pycurl
 
 from trainer import storage
 from trainer.errors import StorageError
-from trainer.storage import attempts, environment, reads
+from trainer.storage import attempts, environment, reads, traffic
 from trainer.storage.addresses import Address, Addresses
 from trainer.storage.content_hash import Check, Content, known_hash
 from trainer.storage.parallel import Workers
@@ -212,6 +212,7 @@ class Many:
         """Take what came of a read; what is no whole small file is read with care."""
         self._multi.remove_handle(handle)
         read = self._reads.pop(handle)
+        traffic.read(sum(map(len, read.blocks)))
         data = _content(read) if is_whole else None
         # The handle is kept, and what it refers to with it.
         read.headers.clear()

@@ -131,6 +131,14 @@ def delete(uri: str) -> None:
         local_path(uri).unlink(missing_ok=True)
 
 
+def remove_empty(uri: str) -> None:
+    """Remove a folder and those in it, as far as they are empty."""
+    folder = local_path(uri)
+    for path in [*sorted(folder.rglob("*"), reverse=True), folder]:
+        with suppress(OSError):
+            path.rmdir()
+
+
 def remove_stale(uri: str) -> None:
     """Remove what killed writers left under a folder: those of this machine at once, others after an hour."""
     for path in local_path(uri).rglob(".*.tmp"):

@@ -14,7 +14,7 @@ from typing import IO, Any, BinaryIO
 
 import obstore
 
-from trainer.storage import attempts, failures, web
+from trainer.storage import attempts, failures, traffic, web
 from trainer.storage.content_hash import Check, Content, known_hash
 from trainer.storage.parallel import Workers
 from trainer.storage.store import Place, locate
@@ -149,7 +149,7 @@ def begin(place: Place) -> tuple[Content, Callable[[], Any]]:
         answer = _first_piece(place) if parted else place.get()
         content = _content(answer)
         if content.size <= PIECE:
-            data = answer.bytes()
+            data = _received(answer)
             return content, lambda: data
         if parted:
             return content, partial(_first_bytes, place, content, answer)
@@ -182,11 +182,17 @@ def _first_piece(place: Place) -> "obstore.GetResult":
 def _first_bytes(place: Place, content: Content, answer: "obstore.GetResult") -> Any:
     """Return the first piece of a large file from an answer that has begun, or else from a new one."""
     try:
-        data = answer.bytes()
+        data = _received(answer)
     except Exception:  # It is asked for again, and that tells what is wrong.
         return piece(place, content, 0, PIECE)
     if len(data) < PIECE:  # of a proxy that cuts answers off
         return bytes(data) + bytes(piece(place, content, len(data), PIECE))
+    return data
+
+
+def _received(answer: "obstore.GetResult") -> Any:
+    data = answer.bytes()
+    traffic.read(len(data))
     return data
 
 
@@ -208,7 +214,7 @@ def piece(place: Place, content: Content | None, start: int, stop: int) -> Any:
             if failures.status(error) == 416:
                 return Content(-1, "", ""), b""
             raise
-        return _content(answer), answer.bytes()
+        return _content(answer), _received(answer)
 
     try:
         now, data = place.call("read", read)
@@ -243,6 +249,7 @@ def copy_whole(uri: str, file: BinaryIO | IO[bytes], sha256: str) -> None:
             content, blocks = Content(-1, "", ""), web.blocks(uri)
         check = Check(place.uri, content, sha256)
         for block in blocks:
+            traffic.read(len(block))
             check.update(block)
             _write(file, block)
         return check

@@ -23,7 +23,7 @@ from urllib3.util.connection import create_connection
 
 from trainer.bounded_text import whole_number
 from trainer.errors import StorageError
-from trainer.storage import attempts, environment, failures, hub
+from trainer.storage import attempts, environment, failures, hub, traffic
 from trainer.storage.reach import MOST_BYTES, Reach, Refused, host_and_port
 from trainer.storage.uris import WEB, FileState, scheme
 
@@ -166,6 +166,7 @@ def _content(response: urllib3.BaseHTTPResponse, uri: str, most: int) -> bytes:
     patience = attempts.PATIENCE
     while data := response.read1(_BLOCK, decode_content=False):
         received += len(data)
+        traffic.read(len(data))
         blocks_read.append(data)
         if received > most:
             response.close()

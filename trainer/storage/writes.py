@@ -18,7 +18,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError
 
 from trainer.errors import Interrupted
-from trainer.storage import attempts, failures, reads
+from trainer.storage import attempts, failures, reads, traffic
 from trainer.storage.parallel import watch
 from trainer.storage.store import locate, state
 
@@ -106,6 +106,7 @@ class _Upload:
         self._ended.clear()
         try:
             if self._size <= 2 * PART:
+                traffic.written(self._size)
                 self._put(self._content(), mode=mode, use_multipart=False)
             else:
                 length = max(PART, -(-self._size // _MOST_PARTS))
@@ -144,6 +145,7 @@ class _Upload:
         for block in blocks:
             if self._interrupted or self._is_given_up():
                 raise Interrupted(f"{self._place.uri} is not written any more")
+            traffic.written(len(block))
             yield block
 
     def _is_there(self) -> bool:
