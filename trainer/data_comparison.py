@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from trainer import checkpoint, storage
 from trainer.config import DataConfig
-from trainer.data.data_views import RawImages, Shards, SourceRows, open_view
+from trainer.data.data_views import Listing, RawImages, Shards, SourceRows, open_view
 from trainer.drift.comparing import Drift, find_drift
 from trainer.drift.measurements import Embed, measure_set
 from trainer.errors import DataError, EvaluationError
@@ -51,6 +51,22 @@ def compare_data(
             )
     measured = [measure_set(view, chosen, pictures=pictures, seed=seed, embed=embed) for view in views]
     return find_drift(*measured, samples=samples, seed=seed)
+
+
+def compare_listings(one: dict[str, Any], other: dict[str, Any]) -> Drift:
+    """Tell how far the annotations of two listings are apart; no image is looked at.
+
+    Args:
+        one: plan or manifest of a folder of raw images, as `trainer.data.raw_folder` reads it.
+        other: likewise.
+
+    Raises:
+        DataError: they have no split in common, or a table is damaged.
+        StorageError: a table cannot be read.
+    """
+    views: list[Shards | RawImages | SourceRows] = [Listing(part["uri"], part) for part in (one, other)]
+    split = _common_split(views)
+    return find_drift(*(measure_set(view, split, pictures=0) for view in views), samples=1)
 
 
 def write(drift: Drift, output_uri: str) -> None:

@@ -217,6 +217,22 @@ class RawImages:
         return [_as_picture(row, storage.read_bytes, self.place(row)) for row in rows]
 
 
+class Listing(RawImages):
+    """The tables of a folder of raw images, whatever is to be had of the images themselves."""
+
+    kind = "listing"
+
+    def blocks(self, split: str) -> Iterator[list[dict[str, Any]]]:
+        """Yield the rows of all images that are listed, a block at a time."""
+        table = self.table(split)
+        for block in range(table.blocks):
+            yield table.rows(block)
+
+    def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
+        """Return none: no image is looked at."""
+        return []
+
+
 class SourceRows:
     """A source, as it is published."""
 

@@ -11,11 +11,14 @@ what of a source is new since. A row is some 30 bytes; it is written block by bl
     annotations 8 bytes: digest of its boxes and of all else that the source says of it
     crc32       of its JPEG and its JSON in the shards; null where it is listed but not in them (it could not
                 be had or used): nothing was trained on it
+
+Beside it lies its hash, `<shards>.parquet.sha256`; those that earlier programs wrote have none.
 """
 
 import hashlib
 import io
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +31,13 @@ from trainer import storage
 from trainer.data import forgotten, image_keys
 from trainer.data.raw_table import Table
 from trainer.data.shard_index import SAMPLE
-from trainer.errors import DataError
+from trainer.errors import DamagedError
+from trainer.os_errors import refuse_want
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "seen"
+SUFFIX = ".parquet"
 
 ROW = pa.schema(
     [
@@ -39,17 +46,19 @@ ROW = pa.schema(
     ]
 )  # fmt: skip
 _HEADER = b"kubedet"
+_SUM = ".sha256"
+_REMEDY = "run the step of these data again, which writes it anew; where the data are gone, put a copy back"
 _OF_IMAGE = ["image_id", "key", "file_name", "origin", "version"]
 _OF_ANNOTATIONS = ["width", "height", "orientation", "extra", "boxes"]
 
 
 def place(data_root: str, shards: str) -> str:
     """Return the URI of what was seen in the shards of a fingerprint."""
-    return storage.join(data_root, FOLDER, f"{shards}.parquet")
+    return storage.join(data_root, FOLDER, f"{shards}{SUFFIX}")
 
 
 def write(raw: dict[str, Any], index: dict[str, Any], data_root: str) -> None:
-    """Write what is in a set of shards, unless it is written already.
+    """Write what is in a set of shards, unless it is written already and whole.
 
     Args:
         raw: manifest of the raw images that they were made of.
@@ -61,18 +70,43 @@ def write(raw: dict[str, Any], index: dict[str, Any], data_root: str) -> None:
         StorageError: the data root cannot be read or written.
     """
     uri = place(data_root, index["fingerprint"])
-    if storage.exists(uri):
+    if storage.exists(uri) and _is_whole(uri):
         return
     header = {"shards": index["fingerprint"], "raw": raw["fingerprint"], "source": raw["source"]}
     header["classes"] = [category["name"] for category in index["categories"]]
     schema = ROW.with_metadata({_HEADER: json.dumps(header)})
-    with storage.new_file(uri) as path, pq.ParquetWriter(path, schema, compression="zstd") as file:
-        for split in raw["splits"]:
-            table = Table(storage.join(raw["uri"], f"{split}.parquet"))
-            crc32 = _Checksums(index["uri"], split) if split in index["splits"] else None
-            for rows in _digests(table):
-                batch = rows.described(split, crc32)
-                file.write_table(pa.Table.from_arrays(batch, schema=schema))
+    known: list[str] = []
+    with storage.new_file(uri, sha256=lambda: known[0], confirm=True) as path:
+        with pq.ParquetWriter(path, schema, compression="zstd") as file:
+            for split in raw["splits"]:
+                table = Table(storage.join(raw["uri"], f"{split}.parquet"))
+                crc32 = _Checksums(index["uri"], split) if split in index["splits"] else None
+                for rows in _digests(table):
+                    batch = rows.described(split, crc32)
+                    file.write_table(pa.Table.from_arrays(batch, schema=schema))
+        with path.open("rb") as written:
+            known.append(hashlib.file_digest(written, "sha256").hexdigest())
+        # First: what is there and whole is not written again, and would have none for good.
+        storage.write_bytes(uri + _SUM, f"{known[0]}  {uri.rpartition('/')[2]}\n".encode())
+
+
+def _is_whole(uri: str) -> bool:
+    try:
+        _open(uri)
+    except DamagedError as error:
+        logger.warning("%s; mending it", error.message)
+        return False
+    return True
+
+
+def listed(data_root: str) -> list[str]:
+    """Return the fingerprints of the shards of which it is known what was seen in them.
+
+    Raises:
+        StorageError: the data root cannot be read.
+    """
+    names = storage.list_files(storage.join(data_root, FOLDER))
+    return [name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)]
 
 
 @dataclass
@@ -176,7 +210,7 @@ def news(planned: dict[str, Any], seen: str, forgotten: frozenset[str] = frozens
 
     Raises:
         DataError: a table is damaged.
-        StorageError: something cannot be read.
+        StorageError: something cannot be read; DamagedError: what was seen is not what was written.
     """
     now = _sorted(_planned_columns(planned))
     header, columns = _seen_columns(seen)
@@ -216,12 +250,16 @@ def _planned_columns(planned: dict[str, Any]) -> Iterator[Columns]:
 
 
 def _open(uri: str) -> pq.ParquetFile:
+    noted = storage.read_bytes(uri + _SUM).decode("ascii", "replace") if storage.exists(uri + _SUM) else ""
     try:
-        file = pq.ParquetFile(storage.local_copy(uri))
-    except pa.ArrowException as error:
-        raise DataError(f"{uri} is damaged: {error}", fix="delete it") from None
+        file = pq.ParquetFile(storage.local_copy(uri, sha256=noted.partition(" ")[0]))
+    except DamagedError as error:
+        raise DamagedError(error.message, fix=_REMEDY) from None
+    except (pa.ArrowException, OSError) as error:
+        refuse_want(error, uri)
+        raise DamagedError(f"{uri} is damaged: {str(error).splitlines()[0]}", fix=_REMEDY) from None
     if _HEADER not in (file.schema_arrow.metadata or {}):
-        raise DataError(f"{uri} is not what was seen in shards", fix="delete it")
+        raise DamagedError(f"{uri} is not what was seen in shards", fix=_REMEDY)
     return file
 
 

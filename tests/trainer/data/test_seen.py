@@ -12,6 +12,7 @@ from PIL import Image
 from trainer.config import DataConfig
 from trainer.data import download, forgotten, seen
 from trainer.data.shards import shard
+from trainer.errors import DamagedError
 
 CONFIG = DataConfig(processes=1, threads=2, val_fraction=0.2, max_bad_fraction=0.1)
 
@@ -131,3 +132,24 @@ def test_an_image_that_is_to_be_forgotten_is_in_no_later_download(coco, root):
     assert not list(seen.find(uri, frozenset({"0005"})))
     # Of the same name in another set it is another image.
     assert forgotten.names(root, "coco:/elsewhere") == frozenset()
+
+
+def test_what_was_altered_is_named_by_its_hash_and_written_anew(coco, root, caplog):
+    source = coco.add(*range(20))
+    _, uri = make(source, root)
+    file, whole = Path(uri), Path(uri).read_bytes()
+    at = whole.rindex(b"square")  # In the footer, which Parquet itself does not check.
+    file.write_bytes(whole[:at] + b"squire" + whole[at + 6 :])
+    with pytest.raises(DamagedError, match="its sha256 is ") as raised:
+        seen.header(uri)
+    assert "run the step of these data again" in raised.value.fix
+    make(source, root)
+    assert file.read_bytes() == whole and "mending it" in caplog.text
+    # One of an earlier program has no hash beside it.
+    Path(f"{uri}.sha256").unlink()
+    assert seen.header(uri)["classes"] == ["square"] and seen.listed(root) == [file.stem]
+    file.write_bytes(whole[:200])
+    with pytest.raises(DamagedError, match="is damaged"):
+        list(seen.find(uri, frozenset({"0005"})))
+    make(source, root)
+    assert file.read_bytes() == whole and seen.header(uri)["classes"] == ["square"]
