@@ -16,7 +16,7 @@ PUBLISH = """
 import json, os, signal, sys
 from trainer import storage
 from trainer.export import bundle, published_models
-from trainer.storage import attempts
+from trainer.storage import attempts, leases
 
 source, root, points, most = sys.argv[1], sys.argv[2], set(json.loads(sys.argv[3])), int(sys.argv[4])
 
@@ -63,6 +63,9 @@ def publish(at):
 
 
 def checked(before):
+    lock = leases.of_data_root(root)
+    for name in storage.list_files(lock):  # Of one that died it lapses in a minute: here at once.
+        storage.delete(storage.join(lock, name))
     now = published_models.current(root, "pets")
     bundle.load(now["model"]).check()  # Whole, whichever it is.
     if now["version"] == "v2":  # Again from the start: as it was before.
