@@ -1,0 +1,146 @@
+"""Frees what nothing needs, so that whatever kills it leaves nothing half that counts as whole."""
+
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from components import run_ids
+from components.retention import GRACE, judgement, uses
+from components.retention.things import Thing
+from trainer import storage
+from trainer.errors import ConfigError, KubedetError
+from trainer.export import bundle
+from trainer.storage import leases, local
+
+logger = logging.getLogger(__name__)
+
+_ORDER = ("models", "runs", "tuning", "shards", "raw", "versions", "images")
+"""What refers to others goes before them."""
+_FIRST = {"models": (bundle.CHECKSUMS,), "raw": ("manifest.json", "plan.json"), "shards": ("index.json",)}
+"""Files that make a folder whole: without them it is not taken for one."""
+_LAST = {"runs": ("evaluation/gate.json", "train/result.json")}
+"""Files by which the rest of a folder is known for something that may go."""
+_AT_ONCE = 32
+_BATCH = 512
+_PATIENCE = 2 * leases.LAPSE
+"""Seconds for which another pruning is waited for: as long as it takes to find out that it died."""
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What a pruning found and did."""
+
+    things: dict[str, Thing]
+    """All, by name."""
+
+    @property
+    def freed(self) -> list[Thing]:
+        """Those that went as a whole."""
+        return [thing for thing in self.things.values() if not thing.why]
+
+    @property
+    def size(self) -> int:
+        """Bytes that went."""
+        return sum(thing.freed for thing in self.things.values())
+
+    @property
+    def told(self) -> str:
+        """Return what went, in a line."""
+        counts = {kind: sum(thing.name.startswith(f"{kind}/") for thing in self.freed) for kind in _ORDER}
+        spare = sum(len(thing.spare) for thing in self.things.values() if thing.why)
+        words = [f"{count} of {kind}" for kind, count in counts.items() if count]
+        words += [f"{spare:,} images that nothing refers to"] if spare else []
+        return f"{', '.join(words) or 'nothing'}: {self.size / 1e6:,.1f} MB"
+
+
+def check(keep: int) -> None:
+    """Refuse a number of runs that cannot be kept.
+
+    Raises:
+        ConfigError: saying what it may be.
+    """
+    if keep < 1:
+        raise ConfigError(
+            f"the newest {keep} runs cannot be kept", fix="give 1 or more: --keep N, or --prune N of a run"
+        )
+
+
+def plan(
+    data_root: str, keep: int, *, grace: float = GRACE, runs: str = "", now: float | None = None
+) -> Pruned:
+    """Tell what `prune` would free, and why the rest is kept.
+
+    Args:
+        data_root: URI under which data are kept.
+        keep: how many of the newest runs are kept, and how many versions can be gone back to.
+        grace: seconds for which whatever was written is kept.
+        runs: URI of a folder elsewhere whose folders are runs; may be empty.
+        now: seconds since 1970; None asks the clock.
+
+    Raises:
+        ConfigError: keep is less than one.
+        StorageError: the data root cannot be read, or a record in it is damaged.
+        DataError: a record is of a newer version.
+    """
+    check(keep)
+    return Pruned(judgement.judge(data_root, keep, grace, now, runs))
+
+
+def prune(
+    data_root: str, keep: int, *, grace: float = GRACE, runs: str = "", now: float | None = None
+) -> Pruned:
+    """Free what nothing needs; see `plan`. What is killed is gone on with by the next call.
+
+    Raises:
+        HeldError: another one goes on.
+    """
+    check(keep)
+    holder = f"a pruning ({run_ids.current() or 'by hand'})"
+    with leases.hold(leases.of_data_root(data_root), holder, patience=_PATIENCE) as lease:
+        pruned = plan(data_root, keep, grace=grace, runs=runs, now=now)
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            for names in _in_order(pruned):
+                for begin in range(0, len(names), _BATCH):
+                    lease.check()
+                    list(threads.map(storage.delete, names[begin : begin + _BATCH]))
+        for thing in pruned.freed:
+            if storage.is_local(thing.place):
+                local.remove_empty(thing.place)
+        for uri in uses.expired(data_root, time.time() if now is None else now):
+            storage.delete(uri)
+    return pruned
+
+
+def _in_order(pruned: Pruned) -> Iterator[list[str]]:
+    """Yield URIs of files, each list to be deleted before the next."""
+    for thing in sorted(pruned.things.values(), key=lambda thing: _ORDER.index(_kind(thing))):
+        if thing.why:
+            yield [storage.join(thing.place, name) for name in thing.spare]
+            continue
+        # Of images there may be millions: they are listed when it is their turn.
+        files = thing.files or storage.list_files(thing.place)
+        first, last = (ends.get(_kind(thing), ()) for ends in (_FIRST, _LAST))
+        for names in (first, set(files) - {*first, *last}, last):
+            present = [name for name in names if name in files]
+            yield [storage.join(thing.place, name) if name else thing.place for name in present]
+
+
+def _kind(thing: Thing) -> str:
+    return thing.name.partition("/")[0]
+
+
+def prune_after(data_root: str, keep: int) -> None:
+    """Free what nothing needs at the end of a step of the data; 0 keeps all. Why it could not is only told.
+
+    Args:
+        data_root: URI under which data are kept.
+        keep: see `plan`.
+    """
+    if not keep:
+        return
+    try:
+        logger.info("freed %s", prune(data_root, keep).told)
+    except KubedetError as error:
+        logger.warning("nothing was freed: %s", error)

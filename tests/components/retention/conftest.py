@@ -1,0 +1,74 @@
+"""Five nights on two sets of data, for what is kept of them and what is freed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from bundles import make_bundle
+
+from components import lineage, preparation
+from components.retention import uses
+from trainer import storage
+from trainer.export import bundle, published_models
+
+ASKED = ("debug", {"data.processes": 1, "data.threads": 2})
+
+
+def prepared(root, seed, page):
+    source = f"sample:images=24,size=96,seed={seed}"
+    shards = preparation.prepare(source, *ASKED, str(root), "", str(page))[1][0]
+    uses.end(str(root), [])  # As if it were long ago.
+    return shards
+
+
+def run(root, name, shards, *, ended=True, weights=""):
+    folder = root / "runs" / name
+    lineage.run_began(str(root), str(folder), "", shards, "debug", {}, weights)
+    (folder / "train").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    if ended:
+        (folder / "train" / "result.json").write_text("{}")
+        (folder / "evaluation").mkdir()
+        (folder / "evaluation" / "gate.json").write_text('{"passed": false}')
+    record = root / "lineage" / "runs" / f"{name}.json"  # All began in the same second.
+    content = json.loads(record.read_text())
+    content.pop("sha256", None)
+    storage.write_json(str(record), content | {"started": f"2026-01-{name[-2:]}T00:00:00+00:00"})
+    return folder
+
+
+def publish(root, made_at, version, folder, shards, registry=""):
+    made = Path(make_bundle(made_at / version, name="sample"))
+    metadata = json.loads((made / bundle.METADATA).read_text())
+    metadata["model_version"] = version
+    metadata["trained_on"] |= {"shards": shards["fingerprint"], "checkpoint": str(folder / "train/best.pt")}
+    (made / bundle.METADATA).write_text(json.dumps(metadata))
+    bundle.seal(made)
+    published_models.publish(str(made), str(root), "sample")
+    lineage.published(str(root), "sample", version, str(folder), registry)
+
+
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory):
+    """Five ended nights on two sets of data, of which four published a version."""
+    tmp_path = tmp_path_factory.mktemp("nights")
+    root = tmp_path / "root"
+    old, new = (prepared(root, seed, tmp_path / "page.html") for seed in (1, 2))
+    for day in range(1, 6):
+        folder = run(root, f"night-0{day}", old if day < 3 else new)
+        if day < 5:
+            publish(root, tmp_path, f"v{day}", folder, old if day < 3 else new)
+    return root, old, new
+
+
+@pytest.fixture
+def root(nights, tmp_path):
+    """A copy of the five nights."""
+    return Path(shutil.copytree(nights[0], tmp_path / "root")), *nights[1:]
+
+
+@pytest.fixture
+def began():
+    """Note down a run: (root, name, shards, ended=, weights=)."""
+    return run

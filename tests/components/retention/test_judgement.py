@@ -1,0 +1,154 @@
+"""What of a data root is needed, and why."""
+
+import shutil
+import time
+
+from components import lineage
+from components.retention import GRACE, UNENDED, judgement, pins, uses
+from trainer import storage
+from trainer.export import bundle
+
+LATER = 2 * GRACE
+
+
+def judged(root, keep=1, later=LATER):
+    things = judgement.judge(str(root), keep, now=time.time() + later)
+    return {name: thing.why for name, thing in things.items()}
+
+
+def test_only_what_nothing_needs_may_go(root):
+    root, old, new = root
+    why = judged(root)
+    assert why["models/sample/v4"] == ["the current version"]
+    assert why["models/sample/v3"] == ["`model rollback` goes to it"]
+    assert why["runs/night-05"] == ["one of the newest 1 runs"]
+    assert why["runs/night-04"] == ["sample@v4 was made by it"]
+    freed = {name for name, reasons in why.items() if not reasons}
+    expected = {"models/sample/v1", "models/sample/v2", "runs/night-01", "runs/night-02"}
+    expected |= {f"shards/{old['fingerprint']}"}
+    assert freed >= expected
+    others = {name.partition("/")[0] for name in freed - expected}
+    assert others == {"raw", "images"}
+    assert why[f"shards/{new['fingerprint']}"]
+    kept = [name for name, reasons in why.items() if reasons]
+    assert [name.partition("/")[0] for name in kept].count("raw") == 1
+    assert [name.partition("/")[0] for name in kept].count("images") == 1
+
+
+def test_what_was_written_a_short_time_ago_stays(root):
+    assert all(judged(root[0], later=0).values())
+
+
+def test_pinned_registered_and_signed_stay_with_their_data(root):
+    root, old, _ = root
+    assert pins.pin(str(root), "night-01") == "runs/night-01"
+    (root / "models" / "sample" / "v2" / bundle.SIGNATURE).write_text("{}")
+    why = judged(root)
+    assert why["runs/night-01"] == ["pinned", "sample@v1 was made by it"]
+    assert why["models/sample/v1"] == ["made by night-01: pinned"]
+    assert "signed" in why["models/sample/v2"] and why["runs/night-02"]
+    assert "run night-01 has it" in why[f"shards/{old['fingerprint']}"]
+    assert not [name for name, reasons in why.items() if not reasons]
+
+
+def test_registered_stays(root):
+    root = root[0]
+    lineage.published(str(root), "sample", "v1", str(root / "runs/night-01"), "http://registry")
+    assert judged(root)["models/sample/v1"] == ["registered at http://registry"]
+
+
+def test_a_running_run_keeps_its_data_and_what_it_began_with(root, began):
+    root, old, _ = root
+    began(root, "night-00", old, ended=False, weights=str(root / "runs/night-01/train/best.pt"))
+    why = judged(root)
+    assert why["runs/night-00"] == ["it has not ended"]
+    assert why["runs/night-01"] == ["run night-00 began with its weights"]
+    assert "run night-00 has it" in why[f"shards/{old['fingerprint']}"]
+    assert not judged(root, later=2 * UNENDED)["runs/night-00"]  # Nobody goes on with it.
+
+
+def test_a_run_without_a_record_keeps_all_data(root):
+    root, old, _ = root
+    (root / "lineage" / "runs" / "night-04.json").unlink()
+    assert judged(root)[f"shards/{old['fingerprint']}"] == ["no record tells what run night-04 was made of"]
+
+
+def test_a_run_that_begins_keeps_all_data_and_then_its_own(root, monkeypatch):
+    root, old, new = root
+    monkeypatch.setenv("KUBEDET_RUN_ID", "tonight")
+    lender = f"s3://elsewhere/{root.name}/runs/night-01/train/best.pt"
+    uses.begin(str(root), lender)
+    begins = ["the run tonight begins"]
+    why = judged(root, later=0.9 * LATER)
+    assert [reasons for name, reasons in why.items() if name.startswith(("raw/", "images/"))]
+    assert why[f"shards/{old['fingerprint']}"][0] == begins[0]
+    assert why["runs/night-01"][0] == begins[0] and not why["runs/night-02"]
+    uses.end(str(root), [f"shards/{new['fingerprint']}"])
+    assert not judged(root, later=0.9 * LATER)[f"shards/{old['fingerprint']}"]
+    # Nobody waits for its training that long.
+    assert "the run tonight begins" in judged(root)[f"shards/{new['fingerprint']}"]
+    late = judged(root, later=8 * GRACE)
+    assert "the run tonight begins" not in late[f"shards/{new['fingerprint']}"]
+    uses.end(str(root), [])
+    assert "the run tonight begins" not in judged(root)[f"shards/{new['fingerprint']}"]
+
+
+def test_a_run_that_passed_is_not_over_before_its_model_is_published(root, began):
+    root, old, _ = root
+    folder = began(root, "night-00", old)
+    (folder / "evaluation" / "gate.json").write_text('{"passed": true}')
+    assert judged(root)["runs/night-00"] == ["it has not ended"]
+    lineage.published(str(root), "sample", "v0", str(folder), "")
+    assert not judged(root)["runs/night-00"]
+
+
+def test_the_shards_of_a_search_that_goes_on_are_kept(root):
+    root, old, _ = root
+    (root / "tuning" / "lr").mkdir(parents=True)
+    study = root / "tuning" / "lr" / "study.json"
+    study.write_text(f'{{"shards": "s3://bucket/root/shards/{old["fingerprint"]}"}}')
+    assert judged(root)[f"shards/{old['fingerprint']}"] == ["the search lr trains on it"]
+    assert not judged(root, later=2 * UNENDED)[f"shards/{old['fingerprint']}"]
+
+
+def test_trainings_of_a_search_go_when_all_its_trials_have_ended(root):
+    study = root[0] / "tuning" / "lr"
+    for name in ("trials/00000.json", "trials/00001.json", "runs/00000/checkpoint.pt", "study.json"):
+        (study / name).parent.mkdir(parents=True, exist_ok=True)
+        (study / name).write_text('{"state": "complete", "shards": "shards/0"}')
+    trials = study / "trials" / "00001.json"
+    trials.write_text('{"state": "running"}')
+    assert judged(root[0])["tuning/lr/runs"] == ["its search has not ended"]
+    trials.write_text('{"state": "pruned"}')
+    why = judged(root[0])
+    assert not why["tuning/lr/runs"] and why["tuning/lr/trials"] == ["the record of a search"]
+    assert "tuning/lr/study.json" not in why
+
+
+def test_images_of_a_kept_source_go_one_by_one(root):
+    root = root[0]
+    things = judgement.judge(str(root), 1, now=time.time() + LATER)
+    of_kept = [thing for name, thing in things.items() if name.startswith("images/") and thing.why]
+    assert [thing.spare for thing in of_kept] == [{}]
+    stray = next(root.joinpath(of_kept[0].name).rglob("*.*"))
+    lost = stray.with_name(f"{stray.stem.rpartition('-')[0]}-0123456789abcdef.png")
+    lost.write_bytes(b"bytes")
+    things = judgement.judge(str(root), 1, now=time.time() + LATER)
+    assert things[of_kept[0].name].spare == {f"{lost.parent.name}/{lost.name}": 5}
+    assert things[of_kept[0].name].freed == 5
+
+
+def test_runs_elsewhere_are_judged_where_a_record_tells_of_them(root, tmp_path, began):
+    root, old, _ = root
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(root / "runs" / "night-02", elsewhere / "night-90" / "inner")
+    folder = began(root, "night-91", old)
+    folder.rename(elsewhere / "night-91")
+    record = root / "lineage" / "runs" / "night-91.json"
+    content = storage.read_json(str(record))
+    storage.write_json(str(record), content | {"output": str(elsewhere / "night-91")})
+    shutil.copytree(elsewhere / "night-91", elsewhere / "night-01")
+    things = judgement.judge(str(root), 1, now=time.time() + LATER, runs=str(elsewhere))
+    assert things["runs/night-90"].why[0] == "no record of the data root tells that it is a run"
+    assert things["runs/night-91"].why == ["one of the newest 1 runs"]
+    assert "has a run of that name too" in things["runs/night-01"].why[0]
