@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from importlib import import_module
 
-from components.launchers.backend import JobStatus
+from components.launchers.backend import JobStatus, Look, ignore
 from components.launchers.launcher import Launcher
 from components.launchers.spec import JobSpec
 from trainer.errors import ConfigError
@@ -50,19 +50,20 @@ def entry(launcher: str) -> Entry:
     return LAUNCHERS[launcher]
 
 
-def run(launcher: str, job: JobSpec) -> None:
+def run(launcher: str, job: JobSpec, look: Look = ignore) -> None:
     """Run a training job to its end, its output on stdout.
 
     Args:
         launcher: one of LAUNCHERS.
         job: what to run.
+        look: takes each status of its pods, where it has some.
 
     Raises:
         ConfigError: there is no such launcher, or it cannot run a job of this shape.
         LaunchError: the job failed; the message holds its error or last lines, `exit_code` its code.
         Interrupted: the job was stopped and goes on when it is run again.
     """
-    _create(launcher).run(job)
+    _create(launcher).run(job, look)
 
 
 def remove(launcher: str, name: str) -> JobStatus:

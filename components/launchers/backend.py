@@ -1,6 +1,6 @@
 """Interface of the backends that run jobs, and the values that describe a job's status."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
@@ -83,6 +83,8 @@ class PodStatus:
     """When its process ended, RFC 3339."""
     image: str = ""
     """The image of its container, or of that container which the reason is about."""
+    image_id: str = ""
+    """What the container that trains runs, with its digest; "" until the cluster says so."""
     container: str = ""
     """The container that trains; a pod may have others."""
     before: Ending | None = None
@@ -126,6 +128,14 @@ class JobStatus:
     """Kueue's queue that admits it; empty is none."""
     progress: "Progress | None" = None
     """Progress of the training, where it is known."""
+
+
+Look = Callable[[JobStatus], None]
+"""Is told every status of a job while somebody waits for its end."""
+
+
+def ignore(status: JobStatus) -> None:
+    """Look away."""
 
 
 @dataclass(frozen=True)

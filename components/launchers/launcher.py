@@ -2,15 +2,19 @@
 
 from typing import Protocol
 
-from components.launchers.backend import JobStatus
+from components.launchers.backend import JobStatus, Look, ignore
 from components.launchers.spec import JobSpec
 
 
 class Launcher(Protocol):
     """A way to run a training job."""
 
-    def run(self, job: JobSpec) -> None:
+    def run(self, job: JobSpec, look: Look = ignore) -> None:
         """Run a job to its end, its output on stdout.
+
+        Args:
+            job: what to run.
+            look: takes each status of its pods, where it has some.
 
         Raises:
             ConfigError: a job of this shape cannot run here.

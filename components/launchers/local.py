@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus
+from components.launchers.backend import Backend, JobStatus, LogLine, Look, Phase, PodStatus, ignore
 from components.launchers.cluster.log_hints import Hints
 from components.launchers.guarded_process import GuardedProcess
 from components.launchers.last_lines import LAST_LINES, indented, own_message
@@ -77,7 +77,7 @@ class LocalBackend(Backend):
 class LocalLauncher(Launcher):
     """Runs a job on this machine, for as long as this process lives."""
 
-    def run(self, job: JobSpec) -> None:
+    def run(self, job: JobSpec, look: Look = ignore) -> None:
         """Run a job to its end; see `run`."""
         run(job)
 

@@ -41,6 +41,9 @@ def ends(code, *lines, reason=""):
 class FakePod:
     """One pod, as its life sees it."""
 
+    image_id = ""
+    """What the cluster says that its container runs."""
+
     def __init__(self, cluster, body, base=""):
         self.cluster, self.body = cluster, body
         self.name, self.uid = body["metadata"]["name"], body["metadata"]["uid"]
@@ -120,8 +123,8 @@ class FakePod:
 
     def _set(self, phase, state, last=None):
         container = {
-            "name": self.container, "state": state, "lastState": last or {}, "image": "i", "imageID": "",
-            "restartCount": len(self.containers) - 1, "ready": "running" in state,
+            "name": self.container, "state": state, "lastState": last or {}, "image": "i",
+            "imageID": self.image_id, "restartCount": len(self.containers) - 1, "ready": "running" in state,
         }  # fmt: skip
         self.body["status"] = {"phase": phase, "containerStatuses": [container], "startTime": now()}
         self.cluster.changed("MODIFIED", self.body)

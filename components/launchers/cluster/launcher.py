@@ -1,6 +1,6 @@
 """Launchers that run a job in the cluster around this process, as one kind of job or another."""
 
-from components.launchers.backend import JobStatus
+from components.launchers.backend import JobStatus, Look, ignore
 from components.launchers.cluster import watch
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
@@ -18,9 +18,9 @@ class ClusterLauncher(Launcher):
     def __init__(self, *kinds: str) -> None:
         self._kinds = [KINDS[name] for name in kinds or KINDS]
 
-    def run(self, job: JobSpec) -> None:
+    def run(self, job: JobSpec, look: Look = ignore) -> None:
         """Run a job to its end, its output on stdout; see `watch.run`."""
-        watch.run(ClusterBackend.connect(kinds=self._kinds), job)
+        watch.run(ClusterBackend.connect(kinds=self._kinds), job, look=look)
 
     def remove(self, name: str) -> JobStatus:
         """Delete a job that is not finished; returns its last status."""

@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
+from components.launchers.cluster import pods
 from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.client import Cluster, own_namespace
 from components.launchers.render.labels import LABEL_QUEUE
@@ -45,6 +46,23 @@ def read_own_pod(cluster: Cluster) -> OwnPod:
         logger.warning("the job will have no owner, for this pod cannot be read: %s", error)
         return OwnPod()
     return _from_pod(pod, home)
+
+
+def read_image_id(cluster: Cluster) -> str:
+    """Return what the step's container in this pod runs, with its digest; "" where nobody says so.
+
+    It asks once: to know this is worth no wait.
+    """
+    name = _pod_name()
+    if not name:
+        return ""
+    try:
+        pod = _own_pod(_home(cluster), name, glance=True)
+    except ApiError as error:
+        logger.info("the digest of this pod's image is not known: %s", error)
+        return ""
+    statuses = {item.name: item for item in pod.status.container_statuses or []}
+    return pods.image_id(statuses.get(_STEP))
 
 
 def _from_pod(pod: Any, home: Cluster) -> OwnPod:

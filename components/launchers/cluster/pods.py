@@ -86,6 +86,7 @@ def status(pod: Any, rank: int, attempt: str = "") -> PodStatus:
         created=rfc3339(pod.metadata.creation_timestamp),
         ended=rfc3339(end.finished_at) if end else "",
         image=_image(pod, container_name),
+        image_id=image_id(container),
         container=main_name(pod),
         before=Ending(last_end.reason or "", last_end.message or "", last_end.exit_code)
         if last_end
@@ -104,6 +105,14 @@ def main_container(pod: Any) -> Any:
     """Return the status of the container that trains (V1ContainerStatus), if it has one yet."""
     container_statuses, name = pod.status.container_statuses or [], main_name(pod)
     return next((item for item in container_statuses if item.name == name), None)
+
+
+def image_id(container: Any) -> str:
+    """Return what a container runs, given its status (V1ContainerStatus): `registry/name@sha256:...`.
+
+    Docker put a scheme before it. Where an image was never in a registry it is a digest alone.
+    """
+    return str((container and container.image_id) or "").rpartition("://")[2]
 
 
 def _why(pod: Any) -> tuple[str, str, str]:

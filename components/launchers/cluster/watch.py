@@ -5,7 +5,7 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import NoReturn
 
-from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus
+from components.launchers.backend import Backend, JobStatus, LogLine, Look, Phase, PodStatus, ignore
 from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.job_failure import (
     cannot_start,
@@ -35,7 +35,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def run(backend: Backend, job: JobSpec, out: Out = say) -> None:
+def run(backend: Backend, job: JobSpec, out: Out = say, look: Look = ignore) -> None:
     """Run a job to its end, or take up the same one where it runs already.
 
     On SIGTERM or SIGINT the job is deleted before anything else; but in the pod of a pipeline's step
@@ -45,6 +45,7 @@ def run(backend: Backend, job: JobSpec, out: Out = say) -> None:
         backend: where to run it; the job's namespace wins over the backend's.
         job: what to run.
         out: takes each line.
+        look: takes each status of the job.
 
     Raises:
         ConfigError: the cluster would not take the job.
@@ -57,7 +58,7 @@ def run(backend: Backend, job: JobSpec, out: Out = say) -> None:
         try:
             backend.submit(job)
             submitted = True
-            Watch(backend, job, out).to_the_end()
+            Watch(backend, job, out, look).to_the_end()
         except StopRequest as request:
             stop(backend, job.name, request, submitted, out)
         except ApiError as error:
@@ -74,10 +75,11 @@ class Watch:
         backend: where it runs.
         job: its specification, whose limits are kept.
         out: takes each line.
+        look: takes each status.
     """
 
-    def __init__(self, backend: Backend, job: JobSpec, out: Out) -> None:
-        self._backend, self._job, self._out = backend, job, out
+    def __init__(self, backend: Backend, job: JobSpec, out: Out, look: Look = ignore) -> None:
+        self._backend, self._job, self._out, self._onlooker = backend, job, out, look
         self._hints = Hints(rdma=job.network.profile == "rdma")
         self._last: dict[int, deque[str]] = {}
         """Last lines, by rank: a pod that is made anew may have another name."""
@@ -124,6 +126,7 @@ class Watch:
     def _look(self, status: JobStatus) -> None:
         """Print what is new, and enforce the limits."""
         self._check_identity(status)
+        self._onlooker(status)
         before, self._status = self._status, status
         now = time.monotonic()
         news = self._queue_wait.is_news(status, now)

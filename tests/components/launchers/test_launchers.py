@@ -48,7 +48,7 @@ class Toy:
     def __init__(self, *words):
         self.words, self.done = words, []
 
-    def run(self, job):
+    def run(self, job, look):
         print(f"ran {job.name} with {self.words}")
 
     def remove(self, name):

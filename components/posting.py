@@ -1,0 +1,59 @@
+"""JSON that is posted to an address which is a secret itself: what goes wrong is told without it."""
+
+import time
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+import urllib3
+
+from trainer.storage import environment
+
+_PASSING = (429, 500, 502, 503, 504)
+"""HTTP codes after which another try may go well."""
+
+
+def post(
+    url: str,
+    body: bytes,
+    variable: str,
+    *,
+    timeout: urllib3.Timeout,
+    waits: Sequence[float],
+    headers: Mapping[str, str] | None = None,
+) -> str:
+    """Post JSON; returns what went wrong, without the address, or nothing.
+
+    Args:
+        url: the address.
+        body: the JSON.
+        variable: what the address is called in what is returned: the variable that holds it.
+        timeout: of each try.
+        waits: seconds before the second try, the third, and so on.
+        headers: besides the type of the content.
+
+    Raises:
+        StorageError: the CA bundle that the environment names cannot be used.
+    """
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        return f"{variable} is no address that begins with https://"
+    client = environment.web_client(url)
+    problem = ""
+    for wait in (0.0, *waits):
+        time.sleep(wait)
+        try:
+            # A redirect would carry it to somebody whom nobody named.
+            response = client.request(
+                "POST", url, body=body, headers={"Content-Type": "application/json", **(headers or {})},
+                timeout=timeout, redirect=False, retries=False,
+            )  # fmt: skip
+        except urllib3.exceptions.ReadTimeoutError:
+            return "it took it and did not answer"  # Another try might tell it twice.
+        except urllib3.exceptions.HTTPError as error:
+            problem = type(error).__name__
+            continue
+        if response.status < 300:
+            return ""
+        problem = f"it answered with HTTP code {response.status}"
+        if response.status not in _PASSING:
+            break
+    return problem

@@ -1,0 +1,103 @@
+"""The images that a run really ran: noted while it trains, of both pods and the step's own."""
+
+import json
+from pathlib import Path
+
+import pytest
+from fake_api import Fault
+from fake_pod import FakePod
+from kinds import both
+
+from components import run_images
+from components.launchers.cluster import watch
+
+TRAINER, STEP = "registry.example/kubedet-trainer@sha256:aa", "registry.example/kubedet-component@sha256:bb"
+
+
+@pytest.fixture
+def images(tmp_path):
+    return run_images.Images(str(tmp_path), "night-1")
+
+
+def of(tmp_path):
+    return run_images.read(str(tmp_path), "night-1")
+
+
+@both
+def test_the_pods_images_are_noted_before_the_training_ends(
+    backend, job, fake_cluster, master, images, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(FakePod, "image_id", f"docker-pullable://{TRAINER}")
+    file = Path(run_images.place(str(tmp_path), "night-1"))
+
+    def life(pod):
+        pod.run()
+        for _ in range(3000):
+            if file.exists():
+                return pod.exit(0)
+            pod.sleep(0.02)
+        raise TimeoutError("nothing was noted while it ran")
+
+    fake_cluster.lives[master] = life
+    watch.run(backend, job(), lambda line: None, images.look)
+    assert of(tmp_path) == {"training": [TRAINER]}
+
+
+def test_a_later_attempt_adds_what_it_runs(backend, job, images, tmp_path, monkeypatch):
+    monkeypatch.setattr(FakePod, "image_id", TRAINER)
+    watch.run(backend, job(), lambda line: None, images.look)
+    replaced = TRAINER.replace("aa", "cc")
+    monkeypatch.setattr(FakePod, "image_id", replaced)
+    again = run_images.Images(str(tmp_path), "night-1")
+    watch.run(backend, job(name="again"), lambda line: None, again.look)
+    assert of(tmp_path) == {"training": [TRAINER, replaced]}
+
+
+@pytest.fixture
+def step(fake_cluster, monkeypatch):
+    """This process seems to run in the pod of a pipeline's step."""
+    statuses = [{"name": name, "image": "i", "imageID": image, "ready": True, "restartCount": 0}
+                for name, image in (("wait", "argoexec@sha256:00"), ("main", STEP))]  # fmt: skip
+    monkeypatch.setenv("KFP_POD_NAME", "step-pod")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    return fake_cluster.add(
+        "pods", "default",
+        {"metadata": {"name": "step-pod"}, "spec": {"containers": []},
+         "status": {"containerStatuses": statuses}},
+    )  # fmt: skip
+
+
+def test_the_steps_own_image_is_noted(step, images, tmp_path):
+    images.look_at_own()
+    assert of(tmp_path) == {"step": [STEP]}
+    record = json.loads(Path(run_images.place(str(tmp_path), "night-1")).read_text())
+    assert (record["kind"], record["run"]) == ("images", "night-1") and "file_sha256" in record
+
+
+@pytest.mark.parametrize("status", [403, 404, 503])
+def test_a_pod_that_cannot_be_read_is_left_out(step, images, tmp_path, fake_cluster, status):
+    fake_cluster.faults.append(Fault("GET", "/pods/step-pod", status=status))
+    images.look_at_own()
+    assert of(tmp_path) == {} and not list(tmp_path.rglob("*.json"))
+
+
+def test_outside_of_a_cluster_nobody_is_asked(fake_cluster, images, tmp_path, monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    images.look_at_own()
+    assert not fake_cluster.seen and of(tmp_path) == {}
+
+
+def test_what_cannot_be_kept_ends_no_training(backend, job, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(FakePod, "image_id", TRAINER)
+    (tmp_path / "lineage").write_text("in the way")
+    watch.run(backend, job(), lambda line: None, run_images.Images(str(tmp_path), "night-1").look)
+    assert caplog.text.count("the digests of the images are not kept") == 1
+
+
+def test_a_record_that_was_altered_is_left_out_and_written_anew(step, images, tmp_path, caplog):
+    images.look_at_own()
+    file = Path(run_images.place(str(tmp_path), "night-1"))
+    file.write_text(file.read_text().replace("bb", "dd"))
+    assert of(tmp_path) == {} and "night-1.json is damaged" in caplog.text
+    run_images.Images(str(tmp_path), "night-1").look_at_own()
+    assert of(tmp_path) == {"step": [STEP]}

@@ -1,0 +1,294 @@
+"""OpenLineage: what a server learns of a run's steps, and that nothing of it can fail or delay one."""
+
+import inspect
+import json
+import logging
+import pkgutil
+import sys
+import time
+import uuid
+from types import SimpleNamespace
+
+import attr
+import pytest
+import urllib3
+from openlineage.client import event_v2, facet_v2
+from webhook import Webhook
+
+from components import lineage_events, lineage_sender, run_ids, steps, supervisor
+from trainer import log
+from trainer.errors import DataError, Interrupted
+
+SOURCE = "sample:images=24,seed=3,size=96"
+ASKED = ("debug", {"data.processes": 1})
+RUN = "0b9c8d7e-1111-4222-8333-444455556666"
+RULES = "coco/AP >= 0.2"
+
+
+def returns(result, *arguments):
+    return result
+
+
+def fails(error, *arguments):
+    raise error
+
+
+def work_of(function):
+    return f"{__name__}:{function.__name__}"
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A server that the environment names; events are sent by this very process."""
+    for name in (*lineage_events.SECRET_KEYS.values(), "OPENLINEAGE_DISABLED", "KUBERNETES_SERVICE_HOST",
+                 supervisor.TRIES, "http_proxy", "HTTP_PROXY"):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+    webhook = Webhook()
+    monkeypatch.setenv("OPENLINEAGE_URL", webhook.url + "\n")
+    monkeypatch.setenv("OPENLINEAGE_API_KEY", "geheim-key\n")
+    monkeypatch.setenv(run_ids.VARIABLE, RUN)
+    monkeypatch.setattr(lineage_sender, "_WAITS", (0.0,))
+
+    def here(event):
+        problem = lineage_sender.send(json.loads(event))
+        return SimpleNamespace(communicate=lambda timeout: (problem, None), returncode=0)
+
+    monkeypatch.setattr(lineage_events, "_send", here)
+    yield webhook
+    webhook.close()
+
+
+def facets_of(thing):
+    """All facets of a part of an event, by name."""
+    return {name: facet for key, of in thing.items() if "acets" in key for name, facet in of.items()}
+
+
+def known_facets(kind=facet_v2.BaseFacet):
+    for each in kind.__subclasses__():
+        yield each._get_schema(), each
+        yield from known_facets(each)
+
+
+def check(event):
+    """Hold an event to the standard's own classes: kinds of facets, their keys, ids and times."""
+    assert event["schemaURL"].endswith("/OpenLineage.json#/$defs/RunEvent")
+    assert event["producer"].startswith("pkg:generic/kubedet@")
+    run, job = (
+        event_v2.Run(event["run"]["runId"]),
+        event_v2.Job(event["job"]["namespace"], event["job"]["name"]),
+    )
+    state = event_v2.RunState(event["eventType"])
+    event_v2.RunEvent(eventTime=event["eventTime"], eventType=state, run=run, job=job)
+    kinds = dict(known_facets())
+    for thing in (event["run"], event["job"], *event["inputs"], *event["outputs"]):
+        for facet in facets_of(thing).values():
+            kind = kinds[facet["_schemaURL"]]
+            kind(**{key: value for key, value in facet.items() if not key.startswith("_")})
+            assert {each.name for each in attr.fields(kind)} >= facet.keys()
+    return event
+
+
+def names(datasets):
+    return [(each["namespace"], each["name"]) for each in datasets]
+
+
+def run_step(step, result, *arguments):
+    return steps.run(step, work_of(returns), result, *arguments)
+
+
+@pytest.fixture
+def canned(monkeypatch):
+    """Let a step's work return what is given as its first argument: that is no argument of the real work."""
+    for step, describe in lineage_events.STEPS.items():
+        if step != "prepare":
+            monkeypatch.setitem(
+                lineage_events.STEPS, step, lambda result, _, *rest, of=describe: of(result, *rest)
+            )
+
+
+def test_a_run_from_its_source_to_the_published_version(server, canned, data_root, shards, tmp_path):
+    arguments = (SOURCE, *ASKED, data_root, "", str(tmp_path / "page.html"))
+    (raw, _), (made, shown) = steps.run("prepare", "components.preparation:prepare", *arguments)
+    assert made["uri"] == shards
+    folder = f"{data_root}/runs/first"
+    trained = {"output": folder, "config": f"{folder}/config.json", "shards": shards, "best_step": 12,
+               "checkpoint": f"{folder}/train/best.pt"}  # fmt: skip
+    run_step("train", (trained, {}), made, "", data_root, *ASKED, {}, {}, (None, None), "", "")
+    verdict = {"verdict": "fail", "reason": "0.1 is less", "rules": RULES}
+    scored = {"metrics": {}, "shown": {"coco/AP": 0.123456789}, "verdict": verdict}
+    run_step("evaluate", scored, trained, RULES, "a", "b", "c")
+    version = {"model": f"{data_root}/models/sample/v1", "name": "sample", "model_version": "v1"}
+    run_step("export", version, trained, "", "", RUN)
+    events = [check(event) for event in server.posted]
+    assert [event["eventType"] for event in events] == ["START", "COMPLETE"] * 4
+    ended = {event["job"]["name"]: event for event in events[1::2]}
+    assert list(ended) == [f"kubedet.{step}" for step in ("prepare", "train", "evaluate", "export")]
+    prepared, training, scoring, publishing = ended.values()
+    assert names(prepared["inputs"]) == [("sample", "images=24,seed=3,size=96")]
+    assert names(prepared["outputs"]) == [("file", raw["uri"]), ("file", shards)]
+    assert names(training["inputs"]) == names(prepared["outputs"])[1:]
+    assert names(scoring["inputs"])[0] == names(publishing["inputs"])[0] == names(training["outputs"])[0]
+    assert names(publishing["inputs"])[1:] == names(scoring["outputs"]) == [("file", f"{folder}/evaluation")]
+    assert names(publishing["outputs"]) == [("file", f"{data_root}/models/sample/v1")]
+    of_shards = facets_of(prepared["outputs"][1])
+    assert of_shards["version"]["datasetVersion"] == made["fingerprint"]
+    images = sum(count for key, count in shown.items() if key.endswith("_samples"))
+    assert of_shards["outputStatistics"]["rowCount"] == images == 32
+    assert of_shards["dataQualityMetrics"]["columnMetrics"]["boxes"]["count"] >= images
+    assert facets_of(training["inputs"][0])["inputStatistics"]["rowCount"] == images
+    assert facets_of(training["outputs"][0])["version"]["datasetVersion"] == "step 12"
+    (rule,) = facets_of(scoring["inputs"][0])["dataQualityAssertions"]["assertions"]
+    assert (rule["assertion"], rule["success"]) == (RULES, False)
+    (tag,) = facets_of(scoring["outputs"][0])["tags"]["tags"]
+    assert (tag["key"], tag["value"]) == ("coco/AP", "0.123457")
+    # All have the run as their parent; a step has one id, whatever the attempt.
+    assert {event["run"]["facets"]["parent"]["run"]["runId"] for event in events} == {RUN}
+    assert len({event["run"]["runId"] for event in events}) == 4
+    run_step("export", version, trained, "", "", RUN)
+    assert server.posted[-1]["run"]["runId"] == publishing["run"]["runId"]
+    path, headers = server.asked[0]
+    assert path == "/services/T0/B0/api/v1/lineage"
+    assert headers["Authorization"] == "Bearer geheim-key"
+    assert "geheim" not in json.dumps(server.posted)
+
+
+def test_the_steps_of_several_pods(server, canned):
+    raw = {
+        "uri": "s3://bucket/root/raw/f1",
+        "fingerprint": "f1",
+        "splits": {"train": {"images": 3, "boxes": 5}},
+    }
+    source = "coco:https://user:geheim@host/sets/cards?X-Amz-Signature=geheim"
+    run_step("download", (raw, {}), [], source, *ASKED, "s3://bucket/root", "v7")
+    made = {"uri": "s3://bucket/root/shards/f2", "fingerprint": "f2", "train_samples": 3, "train_boxes": 5}
+    run_step("shard", (made, {}), [], raw, *ASKED, "s3://bucket/root", "page")
+    downloaded, sharded = (check(event) for event in server.posted[1::2])
+    assert names(downloaded["inputs"]) == [("https://host", "sets/cards")]
+    assert facets_of(downloaded["inputs"][0])["version"]["datasetVersion"] == "v7"
+    assert names(downloaded["outputs"]) == names(sharded["inputs"]) == [("s3://bucket", "root/raw/f1")]
+    assert names(sharded["outputs"]) == [("s3://bucket", "root/shards/f2")]
+    assert "geheim" not in json.dumps(server.posted)
+
+
+def test_nothing_new_is_an_end_without_outputs(server, canned):
+    ended = {"kind": "nothing new", "uri": "", "fingerprint": "", "since": "pets v3", "found": "0 new"}
+    run_step("download", (ended, {}), [], SOURCE, *ASKED, "root", "")
+    run_step("shard", (ended, {}), [], ended, *ASKED, "root", "page")
+    assert [(event["eventType"], event["outputs"]) for event in map(check, server.posted)] == [
+        ("START", []), ("COMPLETE", []), ("START", []), ("COMPLETE", []),
+    ]  # fmt: skip
+    assert server.posted[-1]["inputs"] == []
+
+
+ARGUMENTS = (SOURCE, *ASKED, "root", "", "page")
+
+
+@pytest.mark.parametrize(
+    ("error", "ended", "raised"),
+    [
+        (DataError("cannot read https://me:geheim@host/x", fix="mend it"), "FAIL", SystemExit),
+        (ZeroDivisionError("https://me:geheim@host/x?sig=geheim"), "FAIL", ZeroDivisionError),
+        (Interrupted("the step was stopped"), "ABORT", SystemExit),
+    ],
+)
+def test_a_failure_is_told_with_its_reason_and_no_secret(server, monkeypatch, capfd, error, ended, raised):
+    describe = lineage_events.STEPS["prepare"]
+    monkeypatch.setitem(lineage_events.STEPS, "prepare", lambda result, _, *rest: describe(result, *rest))
+    with pytest.raises(raised):
+        steps.run("prepare", work_of(fails), error, *ARGUMENTS)
+    started, failed = map(check, server.posted)
+    assert (started["eventType"], failed["eventType"], failed["outputs"]) == ("START", ended, [])
+    assert started["run"]["runId"] == failed["run"]["runId"]
+    text = failed["run"]["facets"]["errorMessage"]["message"]
+    assert ("https://***@host/x" in text) == (ended == "FAIL") and "geheim" not in json.dumps(server.posted)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("OPENLINEAGE_URL", ""), ("OPENLINEAGE_URL", None), ("OPENLINEAGE_DISABLED", "True")],
+)
+def test_nothing_is_sent_where_nobody_asks_for_it(server, canned, monkeypatch, variable, value):
+    monkeypatch.delenv(variable) if value is None else monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(lineage_events, "_send", lambda event: pytest.fail("sent"))
+    run_step("shard", ({}, {}), [], {}, *ASKED, "root", "page")
+    assert not server.posted
+
+
+@pytest.mark.parametrize(
+    "address", ["geheim", "ftp://geheim/x", "http://[geheim", "http://127.0.0.1:1/geheim/"]
+)
+def test_a_server_that_is_not_there_is_one_warning_without_its_address(
+    server, canned, monkeypatch, capfd, address
+):
+    monkeypatch.setenv("OPENLINEAGE_URL", address)
+    monkeypatch.setenv("NO_PROXY", "*")
+    log.setup(logging.DEBUG)
+    made = {"uri": "/root/shards/f", "fingerprint": "f"}
+    assert run_step("shard", (made, {}), [], made, *ASKED, "root", "page") == (made, {})
+    shown = "".join(capfd.readouterr())
+    assert shown.count("OpenLineage's server was not told") == 1 and "geheim" not in shown
+
+
+def test_one_that_refuses_or_hangs_is_a_warning(server, canned, monkeypatch, capfd):
+    made = {"uri": "/root/shards/f", "fingerprint": "f"}
+    server.codes = [401]
+    run_step("shard", (made, {}), [], made, *ASKED, "root", "page")
+    assert capfd.readouterr().err.count("HTTP code 401") == 1 and len(server.posted) == 2
+    monkeypatch.setattr(lineage_sender, "_TIMEOUT", urllib3.Timeout(connect=5, read=0.2))
+    server.release.clear()
+    run_step("shard", (made, {}), [], made, *ASKED, "root", "page")
+    assert capfd.readouterr().err.count("did not answer") == 1
+
+
+def test_what_cannot_be_described_or_sent_fails_no_step(server, canned, monkeypatch, capfd):
+    assert run_step("shard", ("?", {}), [], {}, *ASKED, "root", "page") == ("?", {})
+    assert "was not told of this step: KeyError" in capfd.readouterr().err
+    monkeypatch.setitem(sys.modules, "openlineage.client", None)
+    made = {"uri": "/root/shards/f", "fingerprint": "f"}
+    run_step("shard", (made, {}), [], made, *ASKED, "root", "page")
+    assert "pip install 'kubedet[lineage]'" in capfd.readouterr().err
+
+
+def test_another_process_sends_it_and_is_not_waited_for_long(server, canned, monkeypatch, caplog):
+    monkeypatch.undo()
+    monkeypatch.setenv("OPENLINEAGE_URL", server.url)
+    monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "night shift")
+    monkeypatch.setenv("OPENLINEAGE_ENDPOINT", "events")
+    monkeypatch.delenv(run_ids.VARIABLE, raising=False)
+    monkeypatch.setattr(lineage_events, "_PATIENCE", 60.0)
+    telling = lineage_events.Telling(
+        "shard", ([], {"uri": "/r/raw/f", "fingerprint": "f"}, *ASKED, "/r", "p")
+    )
+    telling._told[0].communicate()  # Or the two may come in any order.
+    telling._told.clear()
+    telling.completed(({"uri": "/r/shards/f", "fingerprint": "f"}, {}))
+    assert [(check(event)["eventType"], event["job"]["namespace"]) for event in server.posted] == [
+        ("START", "night shift"), ("COMPLETE", "night shift"),
+    ]  # fmt: skip
+    assert server.asked[0][0].endswith("/events") and not caplog.text
+    # Of no run: both have one id, and no parent.
+    assert len({event["run"]["runId"] for event in server.posted}) == 1
+    assert "parent" not in server.posted[0]["run"]["facets"]
+    monkeypatch.setattr(lineage_events, "_PATIENCE", 0.1)
+    monkeypatch.setattr(lineage_events, "_LEFT", 0.1)
+    server.release.clear()
+    began = time.monotonic()
+    lineage_events.Telling("shard", ([], {"uri": "", "fingerprint": ""}, *ASKED, "/r", "p")).failed("x")
+    assert "it took too long" in caplog.text and time.monotonic() - began < 5
+
+
+def test_arguments_are_named_as_those_of_the_work():
+    """They are handed on by their places."""
+    works = {"prepare": "preparation:prepare", "download": "preparation:download", "train": "training:train",
+             "shard": "preparation:shard", "evaluate": "scoring:score",
+             "export": "publishing:export_and_publish"}  # fmt: skip
+    for step, describe in lineage_events.STEPS.items():
+        work = pkgutil.resolve_name(f"components.{works[step]}")
+        named = [name for name in inspect.signature(describe).parameters if name != "rest"][1:]
+        assert named == list(inspect.signature(work).parameters)[: len(named)], step
+
+
+def test_a_run_of_one_machine_has_an_id_that_follows_from_its_name_and_data():
+    assert lineage_events.run_of(RUN, "/root") == uuid.UUID(RUN)
+    ids = [lineage_events.run_of(name, root) for name, root in (("a", "/r"), ("b", "/r"), ("a", "/s"))]
+    assert len(set(ids)) == 3 and lineage_events.run_of("a", "/r/") == ids[0]
