@@ -1,33 +1,36 @@
-"""`kubedet tune`: a search for hyper-parameters."""
+"""`kubedet tune`: a search for hyper-parameters, on this machine or as one run in Kubeflow."""
 
 import argparse
-import re
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipelines import parameters
-from pipelines.commands import Commands
+from pipelines.commands import Commands, cluster_options
 from pipelines.commands.options import add_overrides, add_parameter, read_recipe
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipelines.tuning.study import Study, TrialRecord
+    from components.tuning.spaces import Space
+    from components.tuning.study import TrialRecord
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_IN_CLUSTER = ("claim", "credentials", "data_version", "notify", "prune", "step_cpu", "step_memory")
+"""Parameters of the pipeline that a search in Kubeflow has, and one on this machine has not."""
+_HERE = ("recipe", "source", "data_root", "output")
 
 
 def add(commands: Commands) -> None:
     """Declare the command."""
     parser = commands.add_parser(
         "tune",
-        help="search for a recipe's best hyper-parameters on this machine",
+        help="search for a recipe's best hyper-parameters, here or in a cluster",
         description="Train trials of a recipe on the same shards, with values that Optuna's TPE chooses, end "
         "at a validation those that are behind (ASHA), and write the best as a file that --recipe takes. "
         "Stopped or killed, the same command goes on, and no trial counts twice. Exit code: 0; 2 for a "
         "mistake in what was asked or given; 143 when stopped; 1 otherwise.",
     )
-    for name in ("recipe", "source", "data_root", "output"):
+    for name in _HERE:
         add_parameter(parser, parameters.LOCAL[name])
     parser.add_argument(
         "--space", default="", metavar="FILE",
@@ -44,90 +47,124 @@ def add(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument("--name", default="", help="name of the search (default: tune-RECIPE)")
     add_overrides(parser)
+    _add_cluster(parser)
     parser.set_defaults(command=_tune)
 
 
+def _add_cluster(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "in Kubeflow", "With --submit the search is one run of Kubeflow Pipelines, each trial in its own pod."
+    )
+    group.add_argument("--submit", action="store_true", help="search there, and not on this machine")
+    group.add_argument("--wait", action="store_true", help="follow the run to its end; its exit code")
+    group.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
+    group.add_argument(
+        "--gpus", type=int, default=0, metavar="N", dest="trial_gpus",
+        help="GPUs of each trial's pod, a training process each (default: %(default)s)",
+    )  # fmt: skip
+    for name in _IN_CLUSTER[:-2]:
+        add_parameter(group, parameters.TABLE[name])
+    cluster_options.add_sizes(
+        group, "default: small for sample, large for coco:2017 and openimages:, else medium"
+    )
+    cluster_options.add_experiment(group)
+    cluster_options.add_limits(group)
+    cluster_options.add_access(parser)
+
+
 def _tune(options: argparse.Namespace) -> int:
-    from pipelines.tuning import spaces
+    from components import tuning
+    from components.tuning import spaces
 
     overrides = read_recipe(options)
-    given = {
-        name: getattr(options, name) or parameters.LOCAL[name].default
-        for name in ("recipe", "source", "data_root", "output")
-    }
-    recipe, name = given["recipe"], options.name or f"tune-{given['recipe']}"
-    _check(options, name)
+    recipe = options.recipe or parameters.LOCAL["recipe"].default
+    _check(options)
+    name = tuning.study_name(options.name, recipe)
     space = spaces.read(options.space) if options.space else spaces.builtin(recipe, overrides)
     spaces.check(space, recipe, overrides, options.space or f"of {recipe}")
     if options.show_space:
         print(spaces.text(space), end="")
         return 0
+    if options.submit:
+        return _submit(options, name, overrides, spaces.line(space))
+    return _search_here(options, name, overrides, space)
+
+
+def _check(options: argparse.Namespace) -> None:
+    for option in ("trials", "parallel"):
+        if getattr(options, option) < 1:
+            raise ConfigError(
+                f"--{option} must be 1 or more, not {getattr(options, option)}", fix=f"use --{option} 1"
+            )
+    if options.submit:
+        if options.output is not None:
+            raise ConfigError(
+                "--output means nothing with --submit: all of a search is kept under its data root",
+                fix="leave it out",
+            )
+        return
+    further = ("wait", "dry_run", "trial_gpus", "size", "deadline", "ttl", "host", "namespace", "ca")
+    given = [name for name in (*_IN_CLUSTER, *further) if getattr(options, name)]
+    if given:
+        words = ", ".join(f"--{name.replace('trial_', '').replace('_', '-')}" for name in given)
+        raise ConfigError(
+            f"{words}: means nothing to a search on this machine", fix="add --submit to search in Kubeflow"
+        )
+
+
+def _submit(options: argparse.Namespace, name: str, overrides: dict[str, Any], space: str) -> int:
+    """Start the search as a run of Kubeflow's."""
+    from pipelines.commands import submit
+
+    # As `kubedet submit` has them, which this has otherwise, or not.
+    options.study, options.space, options.job = name, space, []
+    options.output, options.until, options.parallelism = None, "", options.parallel
+    submission = cluster_options.submission(
+        options, f"{name}-{datetime.now():%Y%m%d-%H%M%S}", overrides=overrides,
+        trials=options.trials, gpus=options.trial_gpus,
+    )  # fmt: skip
+    root = submission.parameters.get("data_root") or parameters.default("data_root", submission.form)
+    print(f"the search's page and best configuration: {root}/tuning/{name}", flush=True)
+    return submit.send(options, submission)
+
+
+def _search_here(options: argparse.Namespace, name: str, overrides: dict[str, Any], space: "Space") -> int:
+    """Search on this machine."""
     try:
         import optuna as _optuna  # noqa: F401
     except ImportError:
         raise ConfigError(
             "a search needs Optuna, which is not installed", fix="pip install 'kubedet[tune]'"
         ) from None
-    from components import preparation
-    from pipelines.tuning import search
-    from pipelines.tuning.study import Search, Study
+    from components import preparation, tuning
+    from components.tuning import results, search
+    from components.tuning.study import Search, Study
     from trainer import storage
 
+    given = {name: getattr(options, name) or parameters.LOCAL[name].default for name in _HERE}
     folder = Path(given["output"]).absolute() / name
     folder.mkdir(parents=True, exist_ok=True)
     root = storage.absolute(given["data_root"])
     _, (shards, _) = preparation.prepare(
-        given["source"], recipe, overrides, root, "", str(folder / "shards.html"), trains=True
+        given["source"], given["recipe"], overrides, root, "", str(folder / "shards.html"), trains=True
     )
-    searched = Search(recipe, overrides, space, shards["uri"])
-    study = Study(storage.join(root, "tuning", name), searched, options.trials)
+    searched = Search(given["recipe"], overrides, space, shards["uri"])
+    study = Study(tuning.study_folder(root, name), searched, options.trials)
 
     def start(record: "TrialRecord", stack: ExitStack) -> search.LocalTraining:
         of_trial = folder / "trials" / f"{record.number:05d}"
         of_trial.mkdir(parents=True, exist_ok=True)
-        return search.LocalTraining(searched, record, of_trial, options.parallel, stack)
+        return search.LocalTraining(
+            searched, record, str(of_trial), stack, parallel=options.parallel, log=of_trial / "log.txt"
+        )
 
     def shown(line: str) -> None:
         print(line, flush=True)
-        _publish(study, name, folder)
+        results.publish(study, name, str(folder))
 
-    search.run(study, options.trials, options.parallel, start, shown)
-    _publish(study, name, folder)
-    best = study.best()
-    assert best is not None
-    print(f"best: {search.describe(best)}\npage: {folder / 'tuning.html'}")
-    print(f"kubedet run --recipe {folder / 'best.yaml'}")
+    search.train(study, range(options.trials), options.parallel, start, shown)
+    best = search.best(study)
+    results.publish(study, name, str(folder))
+    print(f"best: {search.describe(best)}\npage: {folder / results.PAGE}")
+    print(f"kubedet run --recipe {folder / results.BEST}")
     return 0
-
-
-def _check(options: argparse.Namespace, name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"the name {name!r} cannot be a folder's",
-            fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit",
-        )
-    for option in ("trials", "parallel"):
-        if getattr(options, option) < 1:
-            raise ConfigError(
-                f"--{option} must be 1 or more, not {getattr(options, option)}", fix=f"use --{option} 1"
-            )
-
-
-def _publish(study: "Study", name: str, folder: Path) -> None:
-    """Write the page and the best configuration, in the search's folder and beside the study."""
-    from pipelines.tuning.study import recipe_file
-    from trainer import recipes, storage
-    from trainer.report.tuning_page import TrialShown, page
-
-    best = study.best()
-    text = recipe_file(study.search, best) if best else ""
-    metric = recipes.load(study.search.recipe, dict(study.search.overrides)).evaluation.metric
-    trials = [
-        TrialShown(record.number, record.state, record.value, record.validations, record.params)
-        for record in study.records
-    ]
-    html = page(name, metric, trials, study.importances(), text)
-    for place in (str(folder), study.uri):
-        storage.write_bytes(storage.join(place, "tuning.html"), html.encode())
-        if text:
-            storage.write_bytes(storage.join(place, "best.yaml"), text.encode())

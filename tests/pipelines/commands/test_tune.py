@@ -1,11 +1,13 @@
 """`kubedet tune`, and `--recipe FILE`."""
 
+import shlex
 import shutil
 
 import pytest
 import yaml
 
-from pipelines.tuning import search
+from components.tuning import search
+from pipelines import cli
 from trainer import recipes
 
 SOURCE = "sample:images=24,seed=3,size=96"
@@ -16,7 +18,7 @@ class Ended:
 
     begun = 0
 
-    def __init__(self, searched, record, folder, parallel, stack):
+    def __init__(self, searched, record, folder, stack, **settings):
         Ended.begun += 1
         self.value = record.params["train.lr"]
 
@@ -96,3 +98,67 @@ def test_without_optuna_it_says_what_to_install(tune, monkeypatch):
     code, _, err = tune()
     assert code == 2
     assert "pip install 'kubedet[tune]'" in err
+
+
+SUBMIT = [
+    "tune", "--submit", "--data-root", "s3://bucket/root", "--source", SOURCE, "--trials", "3",
+    "--parallel", "2", "--set", "train.epochs=2", "--name", "first",
+]  # fmt: skip
+
+
+def test_a_search_in_kubeflow_is_one_run(kfp_server, capsys):
+    assert cli.main(SUBMIT) == 0
+    (run,) = kfp_server.runs
+    shown = capsys.readouterr().out
+    assert "s3://bucket/root/tuning/first" in shown and "kubedet job status" not in shown
+    given = run["runtime_config"]["parameters"]
+    space = yaml.safe_load(given.pop("space"))
+    assert set(space) >= {"train.lr", "loader.mosaic"}
+    assert given == {
+        "data_root": "s3://bucket/root", "source": SOURCE, "overrides": {"train.epochs": 2},
+        "study": "first", "step_cpu": "500m", "step_memory": "2Gi",
+    }  # fmt: skip
+    assert run["display_name"].startswith("first-")
+    spec = run["pipeline_spec"]["pipeline_spec"]
+    (loop,) = [item for name, item in spec["components"].items() if name.startswith("comp-for-loop")]
+    assert set(loop["dag"]["tasks"]) == {"trial"}
+
+
+def test_the_lines_for_kfp_compile_and_start_the_same_search(kfp_server, capsys, tmp_path):
+    assert cli.main([*SUBMIT, "--gpus", "1", "--dry-run"]) == 0
+    assert kfp_server.requests == []
+    *_, compiled, run = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert compiled == "kubedet compile --parallelism 2 --trials 3 --gpus 1 --output pipeline.yaml"
+    assert cli.main([*shlex.split(compiled)[1:-1], str(tmp_path / "p.yaml")]) == 0
+    assert cli.main([*SUBMIT, "--gpus", "1"]) == 0
+    sent = kfp_server.runs[0]
+    assert (
+        next(yaml.safe_load_all((tmp_path / "p.yaml").read_text())) == sent["pipeline_spec"]["pipeline_spec"]
+    )
+    words = dict(word.split("=", 1) for word in shlex.split(run) if "=" in word)
+    assert words["space"] == sent["runtime_config"]["parameters"]["space"]
+
+
+def test_a_recipes_file_gives_a_search_in_kubeflow_its_keys(kfp_server, tmp_path):
+    (tmp_path / "own.yaml").write_text("recipe: small\nset: {train.epochs: 7, train.lr: 0.02}\n")
+    assert cli.main([*SUBMIT[:4], "--recipe", str(tmp_path / "own.yaml"), "--trials", "2"]) == 0
+    given = kfp_server.runs[0]["runtime_config"]["parameters"]
+    assert (given["recipe"], given["study"]) == ("small", "tune-small")
+    assert given["overrides"] == {"train.epochs": 7, "train.lr": 0.02}
+    assert "train.lr" not in yaml.safe_load(given["space"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--claim", "sets", "--dry-run"], "--claim, --dry-run: means nothing to a search on this machine"),
+        (["--host", "http://127.0.0.1:1"], "add --submit"),
+        (["--submit", "--output", "runs"], "--output means nothing with --submit"),
+        (["--submit", "--data-root", "./data"], "no pod finds ./data"),
+        (["--submit", "--data-root", "s3://bucket/root", "--trials", "0"], "--trials must be 1 or more"),
+    ],
+)
+def test_options_of_the_other_place_are_refused(kfp_server, capsys, words, said):
+    assert cli.main(["tune", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert kfp_server.requests == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.tuning import spaces
+from components.tuning import spaces
 from trainer import recipes
 from trainer.errors import ConfigError
 

@@ -47,12 +47,33 @@ def read(uri: str) -> Space:
         ConfigError: it is not of that form.
         StorageError: it cannot be read.
     """
+    return _parsed(storage.read_bytes(uri), uri)
+
+
+def of(text: str, recipe: str, overrides: Mapping[str, Any], where: str) -> Space:
+    """Return the space that a text holds, or, where it is empty, that of a recipe; checked.
+
+    Args:
+        text: YAML.
+        recipe: see `check`.
+        overrides: see `check`.
+        where: see `check`.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    space = _parsed(text, f"the space {where}") if text else builtin(recipe, overrides)
+    check(space, recipe, overrides, where)
+    return space
+
+
+def _parsed(text: str | bytes, where: str) -> Space:
     try:
-        space = yaml.safe_load(storage.read_bytes(uri))
+        space = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{uri} is not YAML: {str(error).splitlines()[0]}", fix=_FIX) from None
+        raise ConfigError(f"{where} is not YAML: {str(error).splitlines()[0]}", fix=_FIX) from None
     if not isinstance(space, dict) or not space:
-        raise ConfigError(f"{uri} is not a mapping of keys to what they may be", fix=_FIX)
+        raise ConfigError(f"{where} is not a mapping of keys to what they may be", fix=_FIX)
     return space
 
 
@@ -119,3 +140,8 @@ def text(space: Space) -> str:
     """Return a space as the file that `read` takes."""
     # PyYAML writes 1e-05 as 1.0e-05, and reads that as a number.
     return yaml.safe_dump(space, sort_keys=False, default_flow_style=None)
+
+
+def line(space: Space) -> str:
+    """Return a space as one line that `of` takes."""
+    return yaml.safe_dump(space, sort_keys=False, default_flow_style=True, width=2**30).strip()

@@ -1,1 +1,0 @@
-"""The search for hyper-parameters: spaces, trials, and what became of them."""
