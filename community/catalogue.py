@@ -10,7 +10,7 @@ GROUP = "kubedet"
 IMAGE = f"ghcr.io/kubeflow/pipelines-components-{GROUP}:main"
 """What the community's builder makes of our Containerfile; its checks allow images of that registry alone."""
 
-EXTRAS = "pipeline,signing,registry,mlflow,wandb,detr"
+EXTRAS = "pipeline,signing,registry,mlflow,wandb,detr,lineage,tune"
 """What the steps need of kubedet, as in `images/component.Dockerfile`."""
 
 STABILITY = "alpha"
@@ -43,6 +43,8 @@ ENTRIES = {
     "shard": Entry(_DATA, ("object_detection", "dataset_preparation", "parallel", "webdataset")),
     "train": Entry("training", ("object_detection", "pytorch", "distributed"), (_PIPELINES, _TRAINER)),
     "cleanup": Entry("training", ("object_detection", "exit_handler"), (_PIPELINES, _TRAINER)),
+    "trial": Entry("training", ("object_detection", "pytorch", "hyper_parameters", "optuna")),
+    "best": Entry("training", ("object_detection", "hyper_parameters", "optuna", "report")),
     "evaluate": Entry("evaluation", ("object_detection", "coco_metrics", "report", "gate")),
     "export": Entry("deployment", ("object_detection", "onnx", "model_registry", "signing")),
 }

@@ -30,7 +30,7 @@ def plan(data_root: str, names: list[str]) -> dict[str, Any]:
 
     Raises:
         ConfigError: an image was seen nowhere.
-        StorageError: the data root cannot be read.
+        StorageError: the data root cannot be read, or a record is damaged: a run might still train on them.
     """
     seen_in = lineage.saw(data_root, frozenset(names))
     rows = [(fingerprint, row) for fingerprint, of_one in seen_in.items() for row in of_one]
@@ -44,7 +44,9 @@ def plan(data_root: str, names: list[str]) -> dict[str, Any]:
     listed = [Forgotten(row["key"], row["file_name"], headers[each]["source"]) for each, row in rows]
     folders = [f"shards/{each}" for each in seen_in] + [f"raw/{head['raw']}" for head in headers.values()]
     present = [each for each in dict.fromkeys(folders) if storage.list_files(storage.join(data_root, each))]
-    runs = [run for run in lineage.runs(data_root) if run["shards"].rpartition("/")[2] in seen_in]
+    runs = [
+        run for run in lineage.runs(data_root, strict=True) if run["shards"].rpartition("/")[2] in seen_in
+    ]
     return {
         "images": list(dict.fromkeys(listed)),
         "files": _files(data_root, {(row["key"], row["image"]) for _, row in rows}),

@@ -12,6 +12,7 @@ from components import job_limits, launchers, object_store, tracker_settings
 from components.launchers import spec_fields
 from components.launchers.spec import JobSpec, from_fields, training
 from trainer.errors import ConfigError
+from trainer.usage.meter import FOLDER
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class Request:
     """The run's id; decides on the job's name."""
     default_image: str = ""
     """Container image of a job that names none."""
+    usage: str = ""
+    """URI of the folder where its nodes keep what they use; empty is none."""
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any], **surroundings: Any) -> "Request":
@@ -59,6 +62,12 @@ class Request:
         own = {name: _read(name, parameters[name]) for name in PARAMETERS if name in parameters}
         further = {name: value for name, value in parameters.items() if name not in PARAMETERS}
         return cls(own=own, **further, **surroundings)
+
+    @property
+    def processes(self) -> int:
+        """Processes on each node, as far as the parameters say."""
+        count = self.own.get("nproc")
+        return count if isinstance(count, int) and count > 0 else 1
 
     def spec(self, arguments: tuple[str, ...]) -> JobSpec:
         """Describe the job that runs `python -m trainer ARGUMENTS`.
@@ -109,7 +118,8 @@ class Request:
 
     def _surroundings(self, job: dict[str, Any]) -> dict[str, Any]:
         """Return environment and volumes as in the step's own pod; those of the job take precedence."""
-        env = object_store.settings() | tracker_settings.settings() | _mapping(job, "env")
+        kept = {FOLDER: self.usage} if self.usage else {}
+        env = object_store.settings() | tracker_settings.settings() | kept | _mapping(job, "env")
         secret_env = _list(job, "secret_env")
         defined = {*env, *(item.get("name") for item in secret_env if isinstance(item, dict))}
         secret_env += [

@@ -7,16 +7,15 @@ no log, error, specification or artifact. A notice never is a reason for a step 
 import json
 import logging
 import os
-import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 import urllib3
 
+from components import posting
 from trainer import storage
 from trainer.errors import KubedetError
-from trainer.storage import environment
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +46,6 @@ _MOST_OF_A_REASON = 3000
 _TIMEOUT = urllib3.Timeout(connect=5, read=10)
 _WAITS = (1.0, 3.0)
 """Seconds before the second try and the third."""
-_PASSING = (429, 500, 502, 503, 504)
-"""HTTP codes after which another try may go well."""
 
 
 @dataclass(frozen=True)
@@ -162,27 +159,5 @@ def _first(event: str, folder: str) -> bool:
 
 def _post(body: dict[str, Any]) -> str:
     """Post a notice; returns what went wrong, without the address, or nothing."""
-    url = _setting(URL)
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        return f"{URL} (`url` of the Secret) is no address that begins with https://"
-    client = environment.web_client(url)
-    problem = ""
-    for wait in (0.0, *_WAITS):
-        time.sleep(wait)
-        try:
-            # A redirect would carry the notice to somebody whom nobody named.
-            response = client.request(
-                "POST", url, body=json.dumps(body).encode(), headers={"Content-Type": "application/json"},
-                timeout=_TIMEOUT, redirect=False, retries=False,
-            )  # fmt: skip
-        except urllib3.exceptions.ReadTimeoutError:
-            return "it took the notice and did not answer"  # Another try might tell it twice.
-        except urllib3.exceptions.HTTPError as error:
-            problem = type(error).__name__
-            continue
-        if response.status < 300:
-            return ""
-        problem = f"it answered with HTTP code {response.status}"
-        if response.status not in _PASSING:
-            break
-    return problem
+    name = f"{URL} (`url` of the Secret)"
+    return posting.post(_setting(URL), json.dumps(body).encode(), name, timeout=_TIMEOUT, waits=_WAITS)

@@ -1,17 +1,19 @@
 """Whether a run pays: whether its source holds enough that the current model was not trained on.
 
 It is asked when the source has been listed and before any image is fetched. What the settings are does not
-count: who wants another recipe tried on the same images asks for a run without `min_new_images`. Images on
-which a model was trained that the gate refused are not new either.
+count: who wants another recipe tried on the same images asks for a run without a condition. Images on which
+a model was trained that the gate refused are not new either.
 """
 
 import logging
+import math
+from dataclasses import dataclass
 from typing import Any
 
-from components import lineage
+from components import lineage, notices, run_ids
 from trainer import storage
 from trainer.config import Config
-from trainer.data import forgotten, seen
+from trainer.data import forgotten, raw_folder, seen
 from trainer.data.sources.set_names import name_of
 from trainer.errors import ConfigError
 from trainer.export import published_models
@@ -28,23 +30,56 @@ SINCE = "since"
 """Key of the version, in the manifest of nothing new."""
 
 
+@dataclass(frozen=True)
+class Condition:
+    """When a run pays. Other classes, and an image that must be forgotten, always make it pay."""
+
+    min_new_images: int = 0
+    """How many images must be new, changed or removed; 0: a run always pays."""
+    min_drift: float = 0.0
+    """How far the annotations must have moved besides, 0 to 1: the largest distance of classes, boxes in an
+    image and sizes. 0: it does not matter."""
+
+    def __bool__(self) -> bool:
+        """Whether there is a condition at all."""
+        return self.min_new_images != 0
+
+    def check(self) -> None:
+        """Refuse numbers that cannot be.
+
+        Raises:
+            ConfigError: saying what they may be.
+        """
+        if self.min_new_images < 0:
+            raise ConfigError(
+                f"min_new_images {self.min_new_images} is less than zero",
+                fix="use 1, or leave it out to train always",
+            )
+        if not 0 <= self.min_drift <= 1:
+            raise ConfigError(
+                f"min_drift {self.min_drift:g} is not from 0 to 1", fix="use 0.1, or leave it out"
+            )
+
+
 def nothing_new(
-    planned: dict[str, Any], data_root: str, config: Config, min_new_images: int
+    planned: dict[str, Any], data_root: str, config: Config, condition: Condition
 ) -> dict[str, Any] | None:
     """Return the manifest of nothing new, or None where the run pays.
+
+    That there is nothing new is noted in the lineage, and told to the webhook, once for each run.
 
     Args:
         planned: what `download.plan` returned, or a raw manifest.
         data_root: URI under which data are kept.
         config: export.name is used.
-        min_new_images: how many images must be new, changed or removed; 0: a run always pays.
+        condition: when it pays.
 
     Raises:
-        ConfigError: min_new_images is less than zero.
-        StorageError: the data root cannot be read.
+        ConfigError: the condition cannot be.
+        StorageError: the data root cannot be read or written.
     """
-    check(min_new_images)
-    if not min_new_images:
+    condition.check()
+    if not condition:
         return None
     name = config.export.name or name_of(planned["source"])
     current = published_models.current(data_root, name)
@@ -57,26 +92,65 @@ def nothing_new(
         logger.info("what %s was trained on is not known (%s is not there): this run trains", since, uri)
         return None
     differences = seen.news(planned, uri, forgotten.names(data_root, planned["source"]))
-    if _pays(differences, min_new_images):
+    too_little = _too_little(planned, uri, differences, condition)
+    if too_little is None:
         must_go = f", {differences.forgotten} of them to be forgotten" if differences.forgotten else ""
         logger.info("since %s: %s%s", since, differences, must_go)
         tried = _since_held_back(planned, data_root)
-        if tried is None or _pays(tried[1], min_new_images):
+        too_little = _too_little(planned, *tried[1:], condition) if tried else None
+        if tried is None or too_little is None:
             logger.info("this run trains")
             return None
-        since, differences = tried
-    few = f" (fewer than {min_new_images})" if differences.images else ""
-    logger.info("%s since %s%s: %s", NOTHING_NEW, since, few, differences)
-    ended = {"kind": NOTHING_NEW, "version": 1, SINCE: since, "found": str(differences)}
+        since, _, differences = tried
+    return _ended(data_root, name, current["version"], since, f"{differences}{too_little}")
+
+
+def _ended(data_root: str, name: str, version: str, since: str, differences: str) -> dict[str, Any]:
+    """Note down and tell that there is nothing new; return the manifest of it."""
+    logger.info("%s since %s: %s", NOTHING_NEW, since, differences)
+    ended = {"kind": NOTHING_NEW, "version": 1, SINCE: since, "found": differences}
+    run = run_ids.current()
+    if not run or lineage.nothing_new(data_root, run, since, differences):
+        reason = f"{NOTHING_NEW} since {since}: {differences}"
+        notices.tell(notices.Notice(notices.NOTHING_NEW, run, reason, name, version))
     return ended | {"uri": "", "fingerprint": ""}
 
 
-def _pays(differences: seen.News, min_new_images: int) -> bool:
-    return bool(differences.images >= min_new_images or differences.other_classes or differences.forgotten)
+def _too_little(
+    planned: dict[str, Any], uri: str, differences: seen.News, condition: Condition
+) -> str | None:
+    """Return why what is new is too little to train on, in brackets; None where it is enough.
+
+    Args:
+        planned: see `nothing_new`.
+        uri: of what was seen.
+        differences: of the source from it.
+        condition: when a run pays.
+    """
+    if differences.other_classes or differences.forgotten:
+        return None
+    if differences.images < condition.min_new_images:
+        return f" (fewer than {condition.min_new_images})" if differences.images else ""
+    drift = _drift(planned, uri) if condition.min_drift else math.inf
+    few = f" (moved by {drift:.3f}, less than {condition.min_drift:g})"
+    return few if drift < condition.min_drift else None
 
 
-def _since_held_back(planned: dict[str, Any], data_root: str) -> tuple[str, seen.News] | None:
-    """Return the last run of the source, and what is new since, if the gate held its model back.
+def _drift(planned: dict[str, Any], uri: str) -> float:
+    """Return how far the annotations of a source have moved since, 0 to 1; infinity where nobody can tell."""
+    root = storage.parent(storage.parent(uri))
+    before = storage.join(root, "raw", seen.header(uri)["raw"])
+    if not storage.exists(storage.join(before, raw_folder.PLAN)):
+        logger.warning("%s is gone: how far the data have moved since is not known", before)
+        return math.inf
+    from trainer import data_comparison  # Its torch is more than the process of a step that waits has.
+
+    distances = data_comparison.compare_listings(raw_folder.read_plan(before), planned).metrics
+    return max(distances.values())
+
+
+def _since_held_back(planned: dict[str, Any], data_root: str) -> tuple[str, str, seen.News] | None:
+    """Return the last run of the source, what it saw and what is new since, if its model was held back.
 
     Else every night would train on the same images what was refused the night before.
     """
@@ -87,19 +161,15 @@ def _since_held_back(planned: dict[str, Any], data_root: str) -> tuple[str, seen
     if not storage.exists(uri):
         return None
     names = forgotten.names(data_root, planned["source"])
-    return f"{run['run']}, whose model was held back", seen.news(planned, uri, names)
+    return f"{run['run']}, whose model was held back", uri, seen.news(planned, uri, names)
 
 
-def check(min_new_images: int) -> None:
-    """Refuse a number of images that cannot be.
-
-    Raises:
-        ConfigError: saying what it may be.
-    """
-    if min_new_images < 0:
-        raise ConfigError(
-            f"min_new_images {min_new_images} is less than zero", fix="use 1, or leave it out to train always"
-        )
+def of_form(values: dict[str, Any]) -> None:
+    """Take the condition out of a pipeline's parameters where there is none: a form of its own has it."""
+    if values["min_drift"]:
+        values["min_new_images"] = values["min_new_images"] or 1
+    if not values["min_new_images"]:
+        del values["min_new_images"], values["min_drift"]
 
 
 def is_nothing(manifest: dict[str, Any]) -> bool:

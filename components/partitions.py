@@ -9,7 +9,8 @@ Whatever the parts are, the result is the same: see `trainer.data.download`.
 import json
 from typing import Any
 
-from components import data_versions, occasion, starting_weights
+from components import data_versions, occasion, starting_weights, usage
+from components.retention import uses
 from trainer import recipes, storage
 from trainer.config import DataConfig
 from trainer.data import download, raw_folder, shards
@@ -24,7 +25,7 @@ Part = str
 
 def plan(
     source: str, data_root: str, recipe: str, overrides: dict[str, Any], version: str, partitions: int,
-    trains: bool = False, min_new_images: int = 0,
+    trains: bool = False, min_new_images: int = 0, min_drift: float = 0.0,
 ) -> list[Part]:  # fmt: skip
     """List a source, write its annotations as tables, and divide the work.
 
@@ -36,8 +37,9 @@ def plan(
         version: see `data_versions.fetch`.
         partitions: how many, 1 to MOST.
         trains: whether a training follows: its pretrained weights are then fetched first.
-        min_new_images: see `occasion.nothing_new`. Where the run does not pay there is one part, which says
+        min_new_images: see `occasion.Condition`. Where the run does not pay there is one part, which says
             so.
+        min_drift: likewise.
 
     Raises:
         ConfigError: no such number of partitions, or the version cannot be a name.
@@ -45,18 +47,22 @@ def plan(
         DataError: the source cannot be used.
         StorageError: the data root cannot be read or written.
     """
+    usage.keep(data_root)
     check(partitions)
     whole = recipes.load_here(recipe, overrides)
-    config = whole.data
-    known = data_versions.known(source, data_root, config, version)
-    planned: dict[str, Any] | None = None
-    if min_new_images:
-        planned = known or download.plan(source, data_root, config)
-        if ended := occasion.nothing_new(planned, data_root, whole, min_new_images):
+    condition = occasion.Condition(min_new_images, min_drift)
+    uses.begin(data_root, whole.model.weights)
+    try:
+        known = data_versions.known(source, data_root, whole.data, version)
+        planned = known or download.plan(source, data_root, whole.data) if condition else None
+        if planned and (ended := occasion.nothing_new(planned, data_root, whole, condition)):
             return [json.dumps({"ended": ended})]
-    if trains:
-        starting_weights.secure(recipe, overrides, data_root)
-    planned = planned or known or download.plan(source, data_root, config)
+        if trains:
+            starting_weights.secure(recipe, overrides, data_root)
+        planned = planned or known or download.plan(source, data_root, whole.data)
+    except BaseException:
+        uses.end(data_root, [])
+        raise
     uri = "" if known else storage.join(planned["uri"], "plan.json")
     numbered = ({"plan": uri, "partition": part, "partitions": partitions} for part in range(partitions))
     return [json.dumps(part) for part in numbered]
@@ -81,6 +87,10 @@ def fetch(part: Part, recipe: str, overrides: dict[str, Any]) -> Part:
     """
     fields = json.loads(part)
     if fields.get("plan"):
+        # <data_root>/raw/<fingerprint>/plan.json
+        data_root = storage.parent(storage.parent(storage.parent(fields["plan"])))
+        usage.keep(data_root)
+        uses.renew(data_root)
         config = recipes.load(recipe, overrides).data
         download.fetch_partition(_plan(fields["plan"]), config, *_numbers(fields))
     return part
@@ -132,8 +142,10 @@ def write(raw: dict[str, Any], data_root: str, recipe: str, overrides: dict[str,
         DataError: a worker was killed, or the raw tables are damaged.
         StorageError: the data root cannot be read or written.
     """
+    usage.keep(data_root)
     if occasion.is_nothing(raw):
         return part
+    uses.renew(data_root)
     config = recipes.load(recipe, overrides).data
     shards.shard_partition(raw, data_root, config, *_numbers(json.loads(part)))
     return part

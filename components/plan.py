@@ -16,6 +16,7 @@ def plan(
     credentials: str,
     trains: bool,
     min_new_images: int,
+    min_drift: float,
 ) -> list:
     """List a source, write its annotations as tables, and divide the work.
 
@@ -29,6 +30,7 @@ def plan(
         credentials: see the pipeline's parameters.
         trains: whether a training follows: its pretrained weights are then fetched first.
         min_new_images: see the pipeline's parameters.
+        min_drift: see the pipeline's parameters.
 
     Returns:
         The parts, each as JSON; where a run does not pay, one that says so.
@@ -36,5 +38,5 @@ def plan(
     from components import steps
 
     request = (source, data_root, recipe, overrides, data_version, partitions)
-    arguments = (*request, trains, min_new_images)
+    arguments = (*request, trains, min_new_images, min_drift)
     return steps.run("plan", "components.partitions:plan", *arguments, secret=credentials)

@@ -15,6 +15,8 @@ def prepare(
     credentials: str,
     trains: bool,
     min_new_images: int,
+    min_drift: float,
+    prune: int,
     raw: dsl.Output[dsl.Dataset],
     shards: dsl.Output[dsl.Dataset],
     statistics: dsl.Output[dsl.HTML],
@@ -32,6 +34,8 @@ def prepare(
         credentials: see the pipeline's parameters.
         trains: whether a training follows: its pretrained weights are then fetched first.
         min_new_images: see the pipeline's parameters.
+        min_drift: see the pipeline's parameters.
+        prune: see the pipeline's parameters.
         raw: manifest of the raw images.
         shards: manifest of the shards.
         statistics: what they hold, as a page.
@@ -42,7 +46,7 @@ def prepare(
     from components import occasion, steps
 
     request = (source, recipe, overrides, data_root, data_version, statistics.path)
-    arguments = (*request, trains, min_new_images)
+    arguments = (*request, trains, min_new_images, min_drift, prune)
     raw_published, shards_published = steps.run(
         "prepare", "components.preparation:prepare", *arguments, secret=credentials
     )

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
-from components import lineage, notices
+from components import costs, lineage, notices, run_ids, usage
 from components.scoring import NOT_THERE
 from components.signing_secret import SIGNING, mounted_key
 from trainer import configuration, storage
@@ -29,13 +29,16 @@ def export_and_publish(
 
     Returns:
         The manifest of the exported model: what `trainer.export.export` returns, `model` being the
-        published version.
+        published version, and `used` what the run has used, as it is shown.
 
     Raises:
         ConfigError: export.name cannot be used, said before any work; or the model of this name has
             other classes.
         KubedetError: as `export`, `published_models.publish` and `register_model` raise them.
     """
+    # The shards are <data_root>/shards/<fingerprint>.
+    data_root = storage.parent(storage.parent(trained["shards"]))
+    usage.keep(data_root, processes=1)
     signing_key = mounted_key(signing)
     settings = configuration.read(trained["config"])
     name = published_models.name_for(settings.export.name, trained["shards"])
@@ -45,8 +48,6 @@ def export_and_publish(
         trained["checkpoint"], trained["shards"], folder, settings,
         evaluation_uri=evaluation, signing_key=signing_key,
     )  # fmt: skip
-    # The shards are <data_root>/shards/<fingerprint>.
-    data_root = storage.parent(storage.parent(trained["shards"]))
     published = published_models.publish(folder, data_root, name, other_classes=settings.export.other_classes)
     exported = {"kind": "exported model", "version": 1, **exported, "model": published["model"]}
     lineage.published(data_root, name, published["version"], trained["output"], registry)
@@ -56,7 +57,7 @@ def export_and_publish(
         register_model(exported, registry, run_id)
     if notices.wanted(notices.PASSED):
         notices.tell(_notice(exported, trained["output"]), trained["output"])
-    return exported
+    return exported | {"used": costs.of_run(data_root, run_ids.current()).numbers()}
 
 
 def _notice(exported: dict[str, Any], output: str) -> notices.Notice:

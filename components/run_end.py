@@ -9,13 +9,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from components import jobs, notices
+from components import jobs, notices, run_ids
 from trainer.errors import KubedetError
 
 logger = logging.getLogger(__name__)
-
-LABEL_RUN = "pipeline/runid"
-"""Label of a run's pods; its value is the run's id."""
 
 _NODE_NAME = "workflows.argoproj.io/node-name"
 """Annotation of a pod: its path in the workflow, e.g. run.root(0).exit-handler-1(0).train(0).executor(0)."""
@@ -80,7 +77,7 @@ def failures(run_id: str) -> list[tuple[str, str]]:
             "list",
             "pods",
             lambda: cluster.core.list_namespaced_pod(
-                cluster.namespace, label_selector=f"{LABEL_RUN}={run_id}"
+                cluster.namespace, label_selector=f"{run_ids.LABEL}={run_id}"
             ),
         ).items
     except KubedetError as error:

@@ -4,10 +4,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from components import notices
+from components import costs, lineage, notices, run_ids, usage
 from trainer import configuration, storage
 from trainer.baseline import SUMMARY
 from trainer.config import Config
+from trainer.data.shard_index import data_root_of
 from trainer.evaluate import evaluate
 from trainer.evaluation.gate import Evidence, decide, split_rules
 
@@ -39,15 +40,21 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
         verdict: local file that receives what was decided and why, as Markdown.
 
     Returns:
-        metrics (all, by name), shown (those that are there) and verdict: word, reason, rules.
+        metrics (all, by name), shown (those that are there, and what the run has used) and verdict: word,
+        reason, rules.
 
     Raises:
         EvaluationError: a rule cannot be read or names a metric that is not there.
         KubedetError: as `trainer.evaluate.evaluate` raises them.
     """
+    data_root = data_root_of(trained["shards"])
+    usage.keep(data_root, processes=1)
     settings, gate_rules = rules_for(trained, rules)
     folder = storage.join(trained["output"], "evaluation")
-    scored = evaluate(trained["checkpoint"], trained["shards"], folder, settings, rules=gate_rules)
+    scored = evaluate(
+        trained["checkpoint"], trained["shards"], folder, settings, rules=gate_rules,
+        used=lambda: costs.of_run(data_root, run_ids.current()).table(),
+    )  # fmt: skip
     for name, path in (("report.html", report), ("report.md", summary)):
         Path(path).write_bytes(storage.read_bytes(storage.join(folder, name)))
     decision = judge(trained, scored["metrics"], rules)
@@ -55,13 +62,16 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
     lines = "".join(f"- {line}\n" for line in decision["reason"].splitlines())
     Path(verdict).write_text(f"# Gate: {decision['verdict']}\n\n{lines}")
     shown = {name: value for name, value in scored["metrics"].items() if value != NOT_THERE}
-    if decision["verdict"] != "pass":
+    passed = decision["verdict"] == "pass"
+    lineage.decided(data_root_of(trained["shards"]), trained["output"], passed, shown)
+    if not passed:
         run = notices.run_of(trained["output"])
         refusal = notices.Notice(
             notices.HELD_BACK, run, decision["reason"], settings.export.name, metrics=shown
         )
         notices.tell(refusal, trained["output"])
-    return {"metrics": scored["metrics"], "shown": shown, "verdict": decision}
+    used = costs.of_run(data_root, run_ids.current()).numbers()
+    return {"metrics": scored["metrics"], "shown": shown | used, "verdict": decision}
 
 
 def judge(trained: dict[str, Any], metrics: dict[str, float], rules: str) -> dict[str, str]:

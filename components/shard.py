@@ -13,6 +13,7 @@ def shard(
     data_root: str,
     credentials: str,
     parts: list,
+    prune: int,
     shards: dsl.Output[dsl.Dataset],
     statistics: dsl.Output[dsl.HTML],
 ) -> str:
@@ -27,6 +28,7 @@ def shard(
         data_root: see the pipeline's parameters.
         credentials: see the pipeline's parameters.
         parts: those that other pods have written.
+        prune: see the pipeline's parameters.
         shards: manifest of the shards.
         statistics: what they hold, as a page.
 
@@ -35,7 +37,7 @@ def shard(
     """
     from components import occasion, steps
 
-    arguments = (parts, steps.manifest(raw), recipe, overrides, data_root, statistics.path)
+    arguments = (parts, steps.manifest(raw), recipe, overrides, data_root, statistics.path, prune)
     published = steps.run("shard", "components.preparation:shard", *arguments, secret=credentials)
     steps.publish(shards, *published)
     return occasion.word(published[0])

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from components import object_store, supervisor
+from components import lineage_events, object_store, supervisor
 from trainer import log
-from trainer.errors import EXIT_FAILURE, KubedetError, StorageError
+from trainer.errors import EXIT_FAILURE, Interrupted, KubedetError, StorageError
 
 TERMINATION_LOG = Path("/dev/termination-log")
 """The content of this file becomes part of the pod's status, and of the workflow's message in Kubeflow."""
@@ -39,7 +39,8 @@ def run(step: str, work: str, *arguments: Any, secret: str = "", lasting: bool =
     thing in the log; in a pod it is also what Kubernetes shows of the container's end. Where
     `kubedet run` waits, an error goes to the file it follows too, as one JSON object a
     line: {"step", "message", "exit_code", "known" (it is a KubedetError)}. Kubeflow's local
-    runner keeps neither the message nor the code.
+    runner keeps neither the message nor the code. Where a server of OpenLineage is configured it learns
+    what the step reads and writes.
 
     Args:
         step: name of the step, e.g. "train".
@@ -60,10 +61,14 @@ def run(step: str, work: str, *arguments: Any, secret: str = "", lasting: bool =
     logger = logging.getLogger(f"kubedet.{step}")
     logger.info(STARTED)
     start = time.monotonic()
+    telling = lineage_events.Telling(step, arguments)
 
     def do_work() -> Any:
+        from components import usage  # Here: the process that waits stays small.
+
         try:
-            return pkgutil.resolve_name(work)(*arguments)
+            with usage.metered(step):
+                return pkgutil.resolve_name(work)(*arguments)
         except KubedetError as error:
             object_store.explain(error, secret)
             raise
@@ -78,11 +83,14 @@ def run(step: str, work: str, *arguments: Any, secret: str = "", lasting: bool =
         is_known = not isinstance(error, supervisor.Crashed)
         _write_event(step, str(error), error.exit_code, known=is_known)
         _show_kubernetes(error)
+        telling.failed(str(error), stopped=isinstance(error, Interrupted))
         print(f"error: {error}", file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from None
     except Exception as error:
         _write_event(step, _one_line(error), EXIT_FAILURE)
+        telling.failed(_one_line(error))
         raise
+    telling.completed(result)
     logger.info("%s, %.1f s", FINISHED, time.monotonic() - start)
     return result
 

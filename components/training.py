@@ -3,7 +3,17 @@
 from functools import partial
 from typing import Any
 
-from components import data_versions, jobs, launchers, lineage, run_plan, starting_weights
+from components import (
+    data_versions,
+    jobs,
+    launchers,
+    lineage,
+    run_ids,
+    run_images,
+    run_plan,
+    starting_weights,
+    usage,
+)
 from components.jobs import Request
 from components.launchers.spec import JobSpec
 from components.warm_start import overrides_from as from_champion
@@ -15,7 +25,7 @@ from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import data_root_of
 from trainer.errors import ConfigError, LaunchError
 from trainer.evaluation.gate import check, split_rules
-from trainer.export import published_models
+from trainer.export import class_check, published_models
 from trainer.weights.weights_mirror import check_available
 
 
@@ -120,8 +130,8 @@ def _named(config: Config, shards: str, classes: list[str]) -> Config:
     name = published_models.name_for(config.export.name, shards)
     # The shards are <data_root>/shards/<fingerprint>.
     data_root = storage.parent(storage.parent(shards))
-    published_models.check_classes(
-        data_root, name, classes, other_classes=config.export.other_classes, fix=published_models.ANOTHER_NAME
+    class_check.check_classes(
+        data_root, name, classes, other_classes=config.export.other_classes, fix=class_check.ANOTHER_NAME
     )
     return with_overrides(config, {"export.name": name})
 
@@ -199,12 +209,17 @@ def train(
     Raises:
         KubedetError: as `prepare`, `launchers.run` and `result` raise them.
     """
-    request = Request.of(parameters, job=jobs.placed(job, *placed))
+    records = usage.place(data_root, run_ids.current()) if run_ids.current() else ""
+    request = Request.of(parameters, job=jobs.placed(job, *placed), usage=records)
+    in_pods = launchers.entry(request.launcher).pods
+    usage.keep(data_root, processes=0 if in_pods else request.processes, nodes=0 if in_pods else 1)
     folder = folder_of(output, data_root, data, request.run_id)
     spec = prepare(data["uri"], folder, recipe, overrides, request, rules=rules, warm_start=warm_start)
     weights = configuration.read(storage.join(folder, "config.json")).model.weights
     lineage.run_began(data_root, folder, request.run_id, data, recipe, overrides, weights)
-    launchers.run(request.launcher, spec)
+    images = run_images.Images(data_root, lineage.name_of(folder))
+    images.look_at_own()
+    launchers.run(request.launcher, spec, images.look)
     trained = result(data["uri"], folder) | data_versions.label(data)
     place = {"uri": trained["output"], "checkpoint": trained["checkpoint"]}
     return trained, place | trained["metrics"] | data_versions.label(data)

@@ -13,8 +13,10 @@ from packaging.requirements import Requirement
 _EXTRA = {
     "components": "pipeline",
     "pipelines": "pipeline",
-    "pipelines.tuning.search": "tune",
-    "pipelines.tuning.study": "tune",
+    "components.tuning.results": "tune",
+    "components.tuning.search": "tune",
+    "components.tuning.study": "tune",
+    "components.tuning.work": "tune",
     "trainer.export": "export",
     "trainer.export.server": "serve",
     "trainer.trackers.mlflow_tracker": "mlflow",

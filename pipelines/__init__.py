@@ -24,5 +24,8 @@ SHARED = {
 }
 """The steps that several pods do instead of "prepare", where a run shares it among them."""
 
+SEARCH = {"trial": "Train a trial", "best": "Choose the best"}
+"""The steps that follow the data in a search for hyper-parameters."""
+
 CLEANUP = {"cleanup": "Clean up"}
 """The step that ends every run in a cluster."""

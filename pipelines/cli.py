@@ -12,7 +12,7 @@ from trainer.os_errors import files_explained
 
 COMMANDS = (
     "run", "tune", "compile", "submit", "schedule", "recipes", "data", "weights", "evaluate", "compare",
-    "predict", "model", "trace", "serve", "job", "menu", "doctor", "manifests", "completion",
+    "predict", "model", "trace", "prune", "serve", "job", "menu", "doctor", "manifests", "completion",
 )  # fmt: skip
 """In the order of the help."""
 

@@ -24,12 +24,16 @@ class Form:
     shared: bool = False
     """Download and sharding are shared by as many pods as the parameter `partitions` says."""
     parallelism: int = PARALLELISM
-    """Pods that work on partitions at a time; 0 is no limit."""
+    """Pods that work on partitions, or trials, at a time; 0 is no limit."""
     until: str = ""
     """The last thing that is made: "shards", or all of it."""
     conditional: bool = False
     """A run ends at once where fewer images are new than the parameter `min_new_images` says; that condition
     costs a pod."""
+    trials: int = 0
+    """Trials of a search for hyper-parameters, which then follows the data; 0: one training does."""
+    gpus: int = 0
+    """GPUs of each trial's pod. (Of a number that is a parameter Kubeflow makes nothing here.)"""
     deadline: int = 0
     """Seconds after which Kubeflow ends a run; 0 is no limit."""
     ttl: int = 0
@@ -40,6 +44,7 @@ class Form:
             f"{name} {value} is less than zero"
             for name, value in (
                 ("parallelism", self.parallelism), ("deadline", self.deadline), ("ttl", self.ttl),
+                ("trials", self.trials), ("gpus", self.gpus),
             )
             if value < 0
         ]  # fmt: skip
@@ -47,5 +52,10 @@ class Form:
             problems.append(f"until {self.until!r} is nowhere in the pipeline; it may be: {ENDS[1]}")
         if self.conditional and self.until:
             problems.append(f"conditional means nothing in a pipeline until {self.until}: it trains nothing")
+        if self.trials and (self.until or self.conditional):
+            other = f"until {self.until}" if self.until else "conditional"
+            problems.append(f"{other} means nothing in a search, which trains trials")
+        if self.gpus and not self.trials:
+            problems.append("gpus means nothing without trials: of a training it is a parameter")
         if problems:
             raise ConfigError("; ".join(problems), fix="correct these")

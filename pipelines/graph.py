@@ -1,5 +1,7 @@
 """The one pipeline: prepare the data, train, evaluate, export if it is good enough, and clean up at the end.
 
+In the form of a search trials follow the data, each in a pod of its own, and then what is the best of them.
+
 Starting a pod takes ten seconds or more, and every task of Kubeflow Pipelines has two pods: so download and
 sharding are one step here, and work of a second is part of another step. Where the data are
 large enough to be shared by several pods, `plan` divides the work, `fetch` and `write` do a part each, and
@@ -12,7 +14,8 @@ from typing import Any
 
 from kfp import dsl, kubernetes
 
-from components import job_limits
+from components import job_limits, lineage_events, run_ids
+from components.best import best
 from components.cleanup import cleanup
 from components.download import download
 from components.evaluate import evaluate
@@ -28,8 +31,9 @@ from components.prepare import prepare
 from components.shard import shard
 from components.signing_secret import FOLDER
 from components.train import train
+from components.trial import trial
 from components.write import write
-from pipelines import CLEANUP, NAME, SHARED, TITLES, parameters
+from pipelines import CLEANUP, NAME, SEARCH, SHARED, TITLES, parameters
 from pipelines.forms import Form
 
 _WAITING = ("250m", "512Mi")
@@ -45,6 +49,9 @@ _SETTINGS = ("recipe", "overrides", "credentials")
 """Parameters that every step of the data and the training has."""
 
 _PURPOSE = "Train a detector on a source of images, score it, and export it if it is good enough."
+_SEARCH_PURPOSE = "Search for the hyper-parameters with which a recipe trains best on a source of images."
+
+_GPU = "nvidia.com/gpu"
 
 
 @dataclass(frozen=True)
@@ -60,9 +67,12 @@ class _Pods:
     def step(self, task: dsl.PipelineTask, *, waits: bool = False) -> dsl.PipelineTask:
         """Set the resources, Secret and volume of a pod; one that `waits` only starts a job and waits."""
         cpu, memory = _WAITING if waits else (self.cpu, self.memory)
-        _run(task, (TITLES | SHARED)[task.name], cpu, memory)
+        _run(task, (TITLES | SHARED | SEARCH)[task.name], cpu, memory)
         # Keys that are not in the Secret, or no such Secret, leave the variables unset.
         kubernetes.use_secret_as_env(task, self.credentials, SECRET_KEYS, optional=True)
+        if task.name in lineage_events.STEPS:
+            secret, keys = lineage_events.SECRET, lineage_events.SECRET_KEYS
+            kubernetes.use_secret_as_env(task, secret, keys, optional=True)
         if self.claim:
             kubernetes.mount_pvc(task, self.claim, VOLUME)
         return task
@@ -74,6 +84,7 @@ class _Pods:
 
 def _run(task: dsl.PipelineTask, title: str, cpu: Any, memory: Any) -> dsl.PipelineTask:
     task.set_display_name(title)
+    kubernetes.use_field_path_as_env(task, run_ids.VARIABLE, f"metadata.labels['{run_ids.LABEL}']")
     # No user id: OpenShift gives each namespace its own, and the image has one.
     kubernetes.set_security_context(task, run_as_non_root=True)
     # Requests, not limits: a step that needs more on a big set is slow then, not killed.
@@ -95,13 +106,15 @@ def train_detector(values: Mapping[str, Any], form: Form) -> None:
     """
     of_pods = ("credentials", "notify", "claim", "step_cpu", "step_memory")
     pods = _Pods(*(values.get(name, "") for name in of_pods))
-    clean_up = cleanup(launcher="" if form.until else values["launcher"], run_id=_RUN_ID)
+    clean_up = cleanup(launcher=values.get("launcher", ""), run_id=_RUN_ID)
     pods.tells(_run(clean_up, CLEANUP[clean_up.name], *_WAITING))
     with dsl.ExitHandler(clean_up, name="steps"):
         data = (_prepare_in_parts if form.shared else _prepare)(pods, form, values)
         if form.conditional:
             with dsl.If(data.outputs["Output"] == TRAIN, name="pays"):
                 _make_model(pods, data.outputs["shards"], values)
+        elif form.trials:
+            _search(pods, data.outputs["shards"], form, values)
         elif not form.until:
             _make_model(pods, data.outputs["shards"], values)
 
@@ -137,16 +150,31 @@ def _evaluate_and_export(pods: _Pods, model: Any, values: Mapping[str, Any]) -> 
         kubernetes.use_secret_as_volume(exported, values["signing"], FOLDER, optional=True)
 
 
+def _search(pods: _Pods, shards: Any, form: Form, values: Mapping[str, Any]) -> None:
+    """Train trials on the shards, each in a pod of its own, and choose the best."""
+    settings = _select(values, "study", "space", "data_root", *_SETTINGS)
+    settings |= {"shards": shards, "trials": form.trials}
+    # Texts: Kubeflow's driver refuses other items of a list, see `components/partitions.py`.
+    numbers = [str(number) for number in range(form.trials)]
+    with dsl.ParallelFor(numbers, name="trials", parallelism=form.parallelism) as number:
+        trained = pods.step(trial(number=number, gpus=form.gpus, **settings))
+        if form.gpus:
+            trained.set_accelerator_type(_GPU).set_accelerator_limit(form.gpus)
+            # What processes of a node exchange; a container has 64 MB by itself.
+            kubernetes.empty_dir_mount(trained, "shm", "/dev/shm", medium="Memory")  # noqa: S108
+    pods.step(best(ended=dsl.Collected(trained.output), **settings))
+
+
 def _prepare(pods: _Pods, form: Form, values: Mapping[str, Any]) -> Any:
     """Download and shard in one pod; returns the task."""
     settings = _select(values, "source", "data_version", "data_root", *_SETTINGS)
-    task = prepare(trains=not form.until, min_new_images=_least(values), **settings)
+    task = prepare(trains=not form.until, **_condition(values), prune=values["prune"], **settings)
     return pods.tells(pods.step(task))
 
 
-def _least(values: Mapping[str, Any]) -> Any:
-    """How many images must be new: a parameter of one form, and 0 in all others."""
-    return values.get("min_new_images", 0)
+def _condition(values: Mapping[str, Any]) -> dict[str, Any]:
+    """When the run pays: parameters of one form, and 0 in all others."""
+    return {"min_new_images": values.get("min_new_images", 0), "min_drift": values.get("min_drift", 0.0)}
 
 
 def _prepare_in_parts(pods: _Pods, form: Form, values: Mapping[str, Any]) -> Any:
@@ -154,14 +182,14 @@ def _prepare_in_parts(pods: _Pods, form: Form, values: Mapping[str, Any]) -> Any
     settings = _select(values, *_SETTINGS)
     stored = settings | _select(values, "data_root")
     of_source = stored | _select(values, "source", "data_version")
-    division = {"partitions": values["partitions"], "min_new_images": _least(values)}
-    planned = pods.step(plan(trains=not form.until, **division, **of_source))
+    division = {"partitions": values["partitions"], **_condition(values)}
+    planned = pods.tells(pods.step(plan(trains=not form.until, **division, **of_source)))
     with dsl.ParallelFor(planned.output, name="fetching", parallelism=form.parallelism) as part:
         fetched = pods.step(fetch(part=part, **settings))
     raw = pods.step(download(parts=dsl.Collected(fetched.output), **of_source)).outputs["raw"]
     with dsl.ParallelFor(planned.output, name="writing", parallelism=form.parallelism) as part:
         written = pods.step(write(raw=raw, part=part, **stored))
-    return pods.step(shard(raw=raw, parts=dsl.Collected(written.output), **stored))
+    return pods.step(shard(raw=raw, parts=dsl.Collected(written.output), prune=values["prune"], **stored))
 
 
 def pipeline(form: Form) -> Any:
@@ -181,10 +209,11 @@ def pipeline(form: Form) -> Any:
     def build(*values: Any) -> None:
         train_detector(dict(zip(signature.parameters, values, strict=True)), form)
 
-    build.__doc__ = parameters.docstring(_PURPOSE, form)
+    build.__doc__ = parameters.docstring(_SEARCH_PURPOSE if form.trials else _PURPOSE, form)
     build.__signature__ = signature  # type: ignore[attr-defined]
     # All three: Kubeflow's own settings name an hour for each, and those of success and failure come first.
     ttls = [f"ttl_seconds_after_{end}" for end in ("finished", "success", "failure")]
     limits = {"active_deadline_seconds": form.deadline, **dict.fromkeys(ttls, form.ttl)}
     config = dsl.PipelineConfig(**{name: value for name, value in limits.items() if value})
-    return dsl.pipeline(name=NAME, display_name="Train an object detector", pipeline_config=config)(build)
+    title = "Search for hyper-parameters" if form.trials else "Train an object detector"
+    return dsl.pipeline(name=NAME, display_name=title, pipeline_config=config)(build)

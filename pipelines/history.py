@@ -1,4 +1,4 @@
-"""What became of a schedule's runs: their states from Kubeflow, what they reached from their folders."""
+"""What became of a schedule's runs: states from Kubeflow, what they reached and used from the data root."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,14 +6,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from components import costs, lineage, prices, usage
+from components.costs import Costs
+from components.occasion import NOTHING_NEW
 from pipelines import parameters, schedules
 from pipelines.kubeflow import Server
 from trainer import storage
-from trainer.errors import KubedetError
+from trainer.errors import ConfigError, KubedetError
 
 _NONE = "-"
 _SHOWN_METRIC = "coco/AP"
-_METRICS, _GATE = "/evaluation/metrics.json", "/evaluation/gate.json"
+
+NOTHING_KNOWN = costs.summed([])
 
 
 @dataclass(frozen=True)
@@ -28,18 +32,40 @@ class Night:
     state: str
     """As Kubeflow has it, in small letters."""
     verdict: str = ""
-    """"passed" or "held back"; empty where nothing was evaluated, or nobody could look."""
+    """"passed", "held back" or "nothing new"; empty where nothing was evaluated, or nobody could look."""
     ap: float | None = None
     """coco/AP of its evaluation, 0 to 1."""
+    used: Costs = NOTHING_KNOWN
+    """What it used and cost."""
 
     def cells(self) -> tuple[str, ...]:
-        """Return the run as a row: began, hours, state, verdict, AP, id."""
+        """Return the run as a row, see HEADER."""
         hours = _NONE if self.hours is None else f"{self.hours:.2f}"
         ap = _NONE if self.ap is None else f"{self.ap:.4f}"
-        return f"{self.began:%Y-%m-%d %H:%M}", hours, self.state, self.verdict or _NONE, ap, self.run
+        reached = (f"{self.began:%Y-%m-%d %H:%M}", hours, self.state, self.verdict or _NONE, ap)
+        return (*reached, *self._used(), self.run)
+
+    def _used(self) -> tuple[str, ...]:
+        if not self.used:
+            return (_NONE,) * len(_USED)
+        total = self.used.total
+        money = _NONE if total.money is None else f"{total.money.shown(2)} {self.used.currency}".strip()
+        gco2 = _NONE if total.gco2 is None else total.gco2.shown(0)
+        return f"{total.node_hours:.2f}", total.gpu_hours.shown(2), total.kwh.shown(2), money, gco2
+
+    def amounts(self) -> dict[str, float]:
+        """Return what it used and cost, as far as it is known, by what it is."""
+        if not self.used:
+            return {}
+        total, money = self.used.total, f"cost, {self.used.currency}".removesuffix(", ")
+        figures = {"GPU hours": total.gpu_hours, "kWh": total.kwh, money: total.money, "gCO2": total.gco2}
+        known = {what: figure.value for what, figure in figures.items() if figure is not None}
+        amounts = {"node hours": total.node_hours} | known
+        return {what: value for what, value in amounts.items() if value is not None}
 
 
-HEADER = ("began", "hours", "state", "verdict", "AP", "run")
+_USED = ("node h", "GPU h", "kWh", "cost", "gCO2")
+HEADER = ("began", "hours", "state", "verdict", "AP", *_USED, "run")
 """What the cells of a night are."""
 
 
@@ -52,52 +78,60 @@ def nights(server: Server, name: str, data_root: str = "") -> tuple[list[Night],
         data_root: where this machine sees the runs' data; empty is where they see it themselves.
 
     Raises:
-        ConfigError: there is no schedule of that name.
+        ConfigError: there is no schedule of that name, or the prices cannot be used.
         KubedetError: Kubeflow does not answer.
     """
     of_name = schedules.named(server, name)
     given = (of_name[-1].runtime_config.parameters if of_name[-1].runtime_config else None) or {}
     root = data_root or given.get("data_root") or parameters.default("data_root")
+    runs = schedules.runs(server, name)
+    used: dict[str, Costs] = {}
     try:
-        files, obstacle = _evaluations(root), ""
+        _check_reached(root)
+        verdicts, ended, obstacle = lineage.verdicts(root), lineage.without_news(root), ""
+        used = _used(root, [run.run_id for run in runs])
+    except ConfigError:
+        raise
     except KubedetError as error:
-        files, obstacle = {}, error.message
-    runs = [run for item in of_name for run in server.runs_of(item.recurring_run_id)]
-    return sorted((_night(run, files) for run in runs), key=lambda night: night.began), obstacle
+        verdicts, ended, obstacle = {}, frozenset(), error.message
+    rows = [_night(run, verdicts, ended, used.get(run.run_id, NOTHING_KNOWN)) for run in runs]
+    return sorted(rows, key=lambda night: night.began), obstacle
 
 
-def _evaluations(root: str) -> dict[str, str]:
-    """Return the folders of runs under a data root whose evaluation is there, by name."""
-    place = storage.join(root, "runs")
-    if storage.is_local(place) and not Path(storage.absolute(root)).is_dir():
+def _used(root: str, run_ids: list[str]) -> dict[str, Costs]:
+    rates = prices.find(root)
+    return {run: costs.summed(records, rates) for run, records in usage.of_runs(root, run_ids).items()}
+
+
+def _check_reached(root: str) -> None:
+    if storage.is_local(root) and not Path(storage.absolute(root)).is_dir():
         raise KubedetError(f"this machine has no folder {root}")
-    names = [name for name, _ in storage.scan(place) if f"/{name}".endswith(_METRICS)]
-    return {name.removesuffix(_METRICS): storage.join(place, name.removesuffix(_METRICS)) for name in names}
 
 
-def _night(run: Any, folders: dict[str, str]) -> Night:
+def _night(run: Any, verdicts: dict[str, dict[str, Any]], without_news: frozenset[str], used: Costs) -> Night:
     # A folder's name is the run's id, after the version of the data.
-    folder = next((uri for name, uri in folders.items() if name.endswith(run.run_id)), "")
+    record = next((record for name, record in verdicts.items() if name.endswith(run.run_id)), None)
     took = run.finished_at - run.created_at if run.finished_at and run.finished_at.year > 1970 else None
     hours = took.total_seconds() / 3600 if took else None
     state = (run.state or "unknown").lower()
-    verdict, ap = _reached(folder) if folder else ("", None)
-    return Night(run.run_id, run.created_at, hours, state, verdict, ap)
+    if record is None:
+        verdict = NOTHING_NEW if run.run_id in without_news else ""
+        return Night(run.run_id, run.created_at, hours, state, verdict, used=used)
+    verdict = "passed" if record["passed"] else "held back"
+    ap = record["metrics"].get(_SHOWN_METRIC)
+    return Night(run.run_id, run.created_at, hours, state, verdict, ap, used)
 
 
-def _reached(folder: str) -> tuple[str, float | None]:
-    """Return the verdict and the AP that lie in a run's folder; a file that cannot be read tells none."""
-    try:
-        metrics = storage.read_json(folder + _METRICS)["metrics"]
-        passed = storage.read_json(folder + _GATE)["passed"]
-    except (KubedetError, KeyError, TypeError):
-        return "", None
-    return "passed" if passed else "held back", metrics.get(_SHOWN_METRIC)
+def cells(rows: Sequence[Night]) -> list[tuple[str, ...]]:
+    """Return a header, and a row a night; of what they used only what is known of one of them."""
+    columns = list(zip(HEADER, *(night.cells() for night in rows), strict=True))
+    known = [each for each in columns if each[0] not in _USED or set(each[1:]) != {_NONE}]
+    return list(zip(*known, strict=True))
 
 
 def table(rows: Sequence[Night]) -> str:
     """Return nights as a table for a terminal."""
-    cells = [HEADER, *(night.cells() for night in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells]
+    lines = cells(rows)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in lines]
     return "\n".join("  ".join(row).rstrip() for row in padded)

@@ -114,8 +114,9 @@ class Server:
         return self._id_of(created.experiment_id)
 
     def create_run(
-        self, name: str, experiment: str, package: dict[str, Any], parameters: dict[str, Any]
-    ) -> str:
+        self, name: str, experiment: str, package: dict[str, Any], parameters: dict[str, Any],
+        description: str = "",
+    ) -> str:  # fmt: skip
         """Start a run.
 
         Args:
@@ -123,6 +124,7 @@ class Server:
             experiment: id of its experiment.
             package: the compiled pipeline, as the API takes it.
             parameters: of the pipeline.
+            description: shown with it; may be empty.
 
         Returns:
             The run's id.
@@ -132,6 +134,7 @@ class Server:
             experiment_id=experiment,
             pipeline_spec=package,
             runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=parameters),
+            description=description or None,
         )
         with self._explained(f"start the run {name}", creates=True):
             created = self._client.runs.run_service_create_run(run=body, _request_timeout=_SECONDS)
@@ -194,25 +197,36 @@ class Server:
 
     def going_on(self, schedule_id: str) -> list[str]:
         """Return the ids of the runs of a recurring run that have not ended."""
-        return [run.run_id for run in self.runs_of(schedule_id) if run.state not in _ENDED]
+        return self.unfinished(self.runs_of(schedule_id))
+
+    @staticmethod
+    def unfinished(runs: list[kfp_server_api.V2beta1Run]) -> list[str]:
+        """Return the ids of those of the runs that have not ended."""
+        return [run.run_id for run in runs if run.state not in _ENDED]
 
     def runs_of(self, schedule_id: str) -> list[kfp_server_api.V2beta1Run]:
-        """Return the runs of a recurring run, with their states."""
-        of_schedule = {
-            "predicates": [{"operation": "EQUALS", "key": "recurring_run_id", "stringValue": schedule_id}]
-        }
+        """Return the runs of a recurring run, with their states; it may be deleted."""
+        runs = self._runs("recurring_run_id", schedule_id)
+        return [run for run in runs if run.recurring_run_id == schedule_id]
+
+    def runs_named(self, name: str) -> list[kfp_server_api.V2beta1Run]:
+        """Return the runs of a name, with their states."""
+        return [run for run in self._runs("display_name", name) if run.display_name == name]
+
+    def _runs(self, key: str, value: str) -> list[kfp_server_api.V2beta1Run]:
+        by_key = {"predicates": [{"operation": "EQUALS", "key": key, "stringValue": value}]}
         runs: list[kfp_server_api.V2beta1Run] = []
         token = ""
         while True:
-            with self._explained(f"list the runs of the schedule {schedule_id}"):
+            with self._explained(f"list the runs whose {key} is {value}"):
                 page = self._client.runs.run_service_list_runs(
                     namespace=self.namespace,
-                    filter=json.dumps(of_schedule),
+                    filter=json.dumps(by_key),
                     page_size=_PAGE,
                     page_token=token,
                     _request_timeout=_SECONDS,
                 )
-            runs += [run for run in page.runs or [] if run.recurring_run_id == schedule_id]
+            runs += page.runs or []
             token = page.next_page_token
             if not token:
                 return runs

@@ -30,6 +30,8 @@ class Options:
     """Parameters of the pipeline, of those in `parameters.LOCAL`; what is not named has its default there."""
     verbose: bool = False
     """Show the local runner's own log too."""
+    prices: str = ""
+    """Absolute URI of a file of prices; empty is the data root's own."""
 
     def __getitem__(self, name: str) -> Any:
         """Return a parameter's value, given or not."""
@@ -46,6 +48,7 @@ class Options:
         for name, item in parameters.LOCAL.items():
             if name != "overrides" and self[name] != item.default:
                 words += [item.option, str(self[name])]
+        words += ["--prices", self.prices] if self.prices else []
         for key, value in self["overrides"].items():
             plain = isinstance(value, str) and parse_value(value) == value
             words += ["--set", f"{key}={value if plain else json.dumps(value)}"]
@@ -55,8 +58,7 @@ class Options:
         """Return the pipeline's parameters."""
         values = {name: self[name] for name in parameters.LOCAL}
         folders = {"data_root": storage.absolute(self["data_root"]), "output": str(self.folder)}
-        if not values["min_new_images"]:  # A form of its own has it.
-            del values["min_new_images"]
+        occasion.of_form(values)
         return values | folders | {"nodes": 1, "launcher": "local"}
 
 
@@ -84,7 +86,7 @@ def check(options: Options) -> None:
             parse(rule)
 
     def occasion_() -> None:
-        occasion.check(options["min_new_images"])
+        occasion.Condition(options["min_new_images"], options["min_drift"]).check()
         warm_start.check(options["warm_start"])
 
     rules = (partial(parse, rule) for rule in split_rules(options["gate"]))

@@ -27,7 +27,10 @@ ELSEWHERE = "see the pipeline's parameters."
 REQUIRED = inspect.Parameter.empty
 """The default of a parameter that has none."""
 
-_FORMS = {"volume": "with a volume", "shared": "in the shared form", "conditional": "in the conditional form"}
+_FORMS = {
+    "volume": "with a volume", "shared": "in the shared form", "conditional": "in the conditional form",
+    "trials": "in a search",
+}  # fmt: skip
 """Forms that have parameters of their own, in words."""
 
 _CPU, _MEMORY = SIZES[DEFAULT]
@@ -51,7 +54,7 @@ class Parameter:
 
     name: str
     kind: type
-    """str, int or dict, as Kubeflow has them."""
+    """str, int, float or dict, as Kubeflow has them."""
     meaning: str
     """What it is, for everybody who is asked for it."""
     default: Any = REQUIRED
@@ -68,7 +71,7 @@ class Parameter:
     with_volume: Any = None
     """The default in the form with a volume, where that is another one."""
     trains: bool = True
-    """Whether it means nothing to a pipeline that ends with the shards."""
+    """Whether it means nothing to a pipeline that ends with the shards, or searches."""
     more: str = ""
     """What the guide says beyond that, its links relative to `docs/`."""
     local: Local | None = None
@@ -165,6 +168,16 @@ _ALL = (
         trains=False, more="; `kubedet recipes --explain` says what each means", local=Local(),
     ),
     Parameter(
+        "study", str, "name of the search; one of a name that is known goes on", "", "`tune-<recipe>`",
+        only="trials", trains=False, more=" ([how](operations.md#a-search-in-kubeflow))",
+    ),
+    Parameter(
+        "space", str,
+        "keys that are searched and what they may be, as YAML, e.g. `{train.lr: {low: 0.001, high: 0.1}}`",
+        "", "the recipe's own", only="trials", trains=False,
+        more=" ([how](operations.md#search-for-hyper-parameters))",
+    ),
+    Parameter(
         "gate", str,
         "what a model must reach to be exported, e.g. `coco/AP50 >= 0.5`; several are parted by commas",
         "", "the recipe's", metavar="RULE", local=Local(),
@@ -178,10 +191,23 @@ _ALL = (
         local=Local(0, "0: always train"),
     ),
     Parameter(
+        "min_drift", float,
+        "end at once too where the annotations have moved less than this since then, 0 to 1", 0.0,
+        unasked="0: it does not matter", metavar="D", only="conditional",
+        more=" ([how](operations.md#the-hundredth-night))", local=Local(),
+    ),
+    Parameter(
         "warm_start", str,
         "`champion` begins with the weights of the current version of the model, and trains a quarter of the "
         "recipe's epochs unless `train.epochs` is set", "", "none: as the recipe begins", metavar="FROM",
         more=" ([how](operations.md#the-hundredth-night))", local=Local(),
+    ),
+    Parameter(
+        "prune", int,
+        "how many of the newest runs are kept when the data are ready: older runs, versions, shards and "
+        "images that nothing needs are deleted under the data root", 0, "0: all is kept", metavar="N",
+        trains=False,
+        more=" ([what is never deleted](operations.md#space))",
     ),
     Parameter(
         "launcher", str,
@@ -249,7 +275,7 @@ LOCAL: Mapping[str, Parameter] = {item.name: item.here() for item in _ALL if ite
 """Those of `kubedet run`, as it has them."""
 
 TRAINING = tuple(item.name for item in _ALL if item.trains)
-"""Names of those that mean nothing to a pipeline that ends with the shards."""
+"""Names of those that mean nothing to a pipeline that ends with the shards, or searches."""
 
 
 def of(form: Form) -> Iterator[Parameter]:
@@ -257,7 +283,8 @@ def of(form: Form) -> Iterator[Parameter]:
     of_form = [
         item.within(form)
         for item in TABLE.values()
-        if not (item.only and not getattr(form, item.only)) and not (item.trains and form.until)
+        if not (item.only and not getattr(form, item.only))
+        and not (item.trains and (form.until or form.trials))
     ]
     yield from sorted(of_form, key=lambda item: item.default is not REQUIRED)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from components import costs, run_ids
 from components.launchers.guarded_process import GuardedProcess
 from pipelines import display, run_report, summary
 from pipelines.options import Options, check
@@ -60,9 +61,10 @@ def run(options: Options) -> int:
                 _write(folder, record)
                 _tell_of_failure(record)
                 raise
-        record = summary.complete(record, progress, folder, stopped=stopped)
+        used = costs.of_run(record["arguments"]["data_root"], options.name)
+        record = summary.complete(record, progress, folder, stopped=stopped, used=used)
         _write(folder, record)
-        run_report.report(record, progress, folder, again=options.command())
+        run_report.report(record, progress, folder, again=options.command(), used=used)
         _tell_of_failure(record)
         return run_report.exit_code(record)
 
@@ -95,6 +97,7 @@ def _execute(options: Options, progress: RunProgress, temporary: Path, lock: int
     command = [sys.executable, "-m", "pipelines.local", file, str(artifacts), arguments]
     env = {
         **os.environ,
+        run_ids.VARIABLE: options.name,
         log.PROGRESS_FILE: str(temporary / "progress.jsonl"),
         "PYTHONUNBUFFERED": "1",  # Else a step's lines come when it has ended.
         "TMPDIR": str(temporary),  # The runner leaves a folder a step behind.

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from components.costs import Costs
 from pipelines.run_progress import RunProgress
 from trainer.log import clock
 
@@ -17,7 +18,9 @@ def exit_code(record: dict[str, Any]) -> int:
     return record["error"]["exit_code"] if "error" in record else 0
 
 
-def report(record: dict[str, Any], run: RunProgress, folder: Path, *, again: str) -> None:
+def report(
+    record: dict[str, Any], run: RunProgress, folder: Path, *, again: str, used: Costs | None = None
+) -> None:
     """Print how a run went: results on stdout, what went wrong on stderr.
 
     Args:
@@ -25,7 +28,10 @@ def report(record: dict[str, Any], run: RunProgress, folder: Path, *, again: str
         run: the state of the run's steps, with their last lines.
         folder: the run's folder.
         again: the command line that goes on with the run.
+        used: what its steps used.
     """
+    if used:
+        print(f"\nwhat it used\n{used.text()}")
     _results(record, folder)
     took = datetime.fromisoformat(record["ended"]) - datetime.fromisoformat(record["started"])
     print(f"\nrun {record['name']}: {record['status']} in {clock(took.total_seconds())}")

@@ -15,6 +15,15 @@ from trainer.errors import ConfigError
 _MARK = "made by kubedet schedule, "
 """Prefix of the fingerprint in the description of recurring runs that kubedet made."""
 
+_FORMER = ", after "
+"""Between the fingerprint and the ids of the recurring runs that it replaced: their runs are its history."""
+
+_MOST_FORMER = 50
+"""Ids that a description names: an id has 36 characters."""
+
+_STARTED = "started by kubedet schedule --run-now"
+"""Description of a run that did not wait until it was due."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -45,7 +54,7 @@ def put(server: Server, submission: Submission, cron: Cron) -> Outcome:
     package = submission.package()
     mark = _MARK + _fingerprint(submission, cron, package)
     existing = _named(server, submission.name)
-    same = [item for item in existing if item.description == mark]
+    same = [item for item in existing if item.description.partition(_FORMER)[0] == mark]
     if same:
         done = "unchanged"
         if same[0].status != "ENABLED":
@@ -53,7 +62,9 @@ def put(server: Server, submission: Submission, cron: Cron) -> Outcome:
             done = "enabled"
         kept = same[0].recurring_run_id
     else:
-        kept = server.create_schedule(_body(server, submission, cron, package, mark))
+        former = list(dict.fromkeys(each for item in existing for each in _recurring_runs(item)))
+        text = mark + _FORMER * bool(former) + " ".join(former[-_MOST_FORMER:])
+        kept = server.create_schedule(_body(server, submission, cron, package, text))
         done = "replaced" if existing else "created"
     return Outcome(kept, done, _drop(server, [item for item in existing if item.recurring_run_id != kept]))
 
@@ -78,7 +89,7 @@ def start(server: Server, name: str) -> Outcome:
         ConfigError: there is none of that name, or a run of it goes on: there is one at a time.
     """
     schedule = _one(server, name)
-    if going_on := server.going_on(schedule.recurring_run_id):
+    if going_on := server.unfinished(runs(server, name)):
         raise ConfigError(
             f"a run of the schedule {name!r} goes on: {', '.join(going_on)}",
             fix="wait for its end: the runs of a schedule share the data, one at a time",
@@ -89,8 +100,30 @@ def start(server: Server, name: str) -> Outcome:
             fix="start the same with `kubedet submit`",
         )
     parameters = (schedule.runtime_config.parameters if schedule.runtime_config else None) or {}
-    run = server.create_run(f"{name} now", schedule.experiment_id, schedule.pipeline_spec, parameters)
+    run = server.create_run(
+        _name_of_started(name), schedule.experiment_id, schedule.pipeline_spec, parameters, _STARTED
+    )
     return Outcome(run, "started")
+
+
+def _name_of_started(name: str) -> str:
+    return f"{name} now"
+
+
+def runs(server: Server, name: str) -> list[Any]:
+    """Return the runs of a schedule: of those of the name before it too, and those of `start`.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    ids = dict.fromkeys(each for item in named(server, name) for each in _recurring_runs(item))
+    started = [run for run in server.runs_named(_name_of_started(name)) if run.description == _STARTED]
+    return [*(run for each in ids for run in server.runs_of(each)), *started]
+
+
+def _recurring_runs(item: Any) -> list[str]:
+    """Return the ids of a recurring run and of those that it replaced, the oldest first."""
+    return [*(item.description or "").partition(_FORMER)[2].split(), item.recurring_run_id]
 
 
 def pause(server: Server, name: str) -> None:
@@ -171,11 +204,11 @@ def _fingerprint(submission: Submission, cron: Cron, package: dict[str, Any]) ->
 
 
 def _body(
-    server: Server, submission: Submission, cron: Cron, package: dict[str, Any], mark: str
+    server: Server, submission: Submission, cron: Cron, package: dict[str, Any], description: str
 ) -> kfp_server_api.V2beta1RecurringRun:
     return kfp_server_api.V2beta1RecurringRun(
         display_name=submission.name,
-        description=mark,
+        description=description,
         experiment_id=server.experiment(submission.experiment),
         pipeline_spec=package,
         runtime_config=kfp_server_api.V2beta1RuntimeConfig(parameters=dict(submission.parameters)),

@@ -16,9 +16,12 @@ from components import (
     model_registry,
     occasion,
     partitions,
+    tuning,
     warm_start,
 )
 from components.launchers import kubernetes_names
+from components.retention import pruning
+from components.tuning import spaces
 from pipelines import checks, parameters, sizes
 from pipelines.access import Access
 from pipelines.compile import compile_pipeline
@@ -48,6 +51,8 @@ class Submission:
     parallelism: int = PARALLELISM
     """As `Form` has it, and so the following."""
     until: str = ""
+    trials: int = 0
+    gpus: int = 0
     deadline: int = 0
     ttl: int = 0
 
@@ -68,6 +73,8 @@ class Submission:
             shared="partitions" in self.parameters,
             parallelism=self.parallelism,
             until=self.until,
+            trials=self.trials,
+            gpus=self.gpus,
             conditional="min_new_images" in self.parameters and not self.until,
             deadline=self.deadline,
             ttl=self.ttl,
@@ -82,11 +89,13 @@ class Submission:
         all_checks = (
             self._form,
             self._recipe,
+            self._search,
             self._gate,
             self._job,
             self._version,
             self._partitions,
             self._occasion,
+            self._prune,
             self._size,
             self._names,
             self._places,
@@ -122,23 +131,28 @@ class Submission:
 
     def _form(self) -> None:
         form = self.form
-        if form.parallelism != PARALLELISM and not form.shared:
+        if form.parallelism != PARALLELISM and not (form.shared or form.trials):
             raise ConfigError("parallelism: means nothing without partitions: one pod does all of it")
-        strangers = [name for name in parameters.TRAINING if name in self.parameters] if form.until else []
+        what = f"run until {form.until}" if form.until else "search" if form.trials else ""
+        strangers = [name for name in parameters.TRAINING if name in self.parameters] if what else []
         if strangers:
-            raise ConfigError(
-                "\n".join(f"{name}: means nothing in a run until {form.until}" for name in strangers)
-            )
+            raise ConfigError("\n".join(f"{name}: means nothing in a {what}" for name in strangers))
 
     def _recipe(self) -> None:
         overrides, launcher = self._get("overrides"), self._get("launcher")
         recipes.load(self._get("recipe"), overrides)
         known = launchers.LAUNCHERS.get(launcher)
-        if overrides.get(MINUTES) and known and known.pods:
+        if overrides.get(MINUTES) and known and known.pods and not self.trials:
             raise ConfigError(
                 f"{MINUTES}: means nothing to the launcher {launcher}: the speed of its pods is not measured",
                 fix="set train.epochs, or train in the step itself with --launcher local",
             )
+
+    def _search(self) -> None:
+        if self.trials:
+            recipe, overrides = self._get("recipe"), self._get("overrides")
+            spaces.of(self._get("space"), recipe, overrides, f"of {self.name}")
+            tuning.study_name(self._get("study"), recipe)
 
     def _gate(self) -> None:
         for rule in split_rules(self._get("gate")):
@@ -157,8 +171,12 @@ class Submission:
         partitions.check(self._get("partitions"))
 
     def _occasion(self) -> None:
-        occasion.check(self._get("min_new_images"))
+        occasion.Condition(self._get("min_new_images"), self._get("min_drift")).check()
         warm_start.check(self._get("warm_start"))
+
+    def _prune(self) -> None:
+        if keep := self._get("prune"):
+            pruning.check(keep)
 
     def _size(self) -> None:
         sizes.check(self._get("step_cpu"), self._get("step_memory"))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from components import run_plan
+from components.costs import Costs
 from pipelines.run_progress import RunProgress
 from trainer import storage
 from trainer.errors import EXIT_FAILURE, EXIT_RETRY
@@ -33,8 +34,9 @@ def begin(arguments: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def complete(
-    record: dict[str, Any], run: RunProgress, folder: Path, *, stopped: bool = False, broken: str = ""
-) -> dict[str, Any]:
+    record: dict[str, Any], run: RunProgress, folder: Path, *, stopped: bool = False, broken: str = "",
+    used: Costs | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Add to a run's record how it ended and what it made.
 
     Args:
@@ -43,6 +45,7 @@ def complete(
         folder: the run's folder.
         stopped: it was asked to stop.
         broken: what ended the process that watched it, where something did.
+        used: what its steps used.
 
     Returns:
         The record with `status` succeeded, failed or interrupted, `error` where it did not
@@ -62,6 +65,8 @@ def complete(
         for step in run.steps.values()
     ]
     ended |= {"status": status, "ended": _now(), "steps": steps, "paths": paths(folder, done)}
+    if used:
+        ended["used"] = used.fields()
     if run.since:
         ended["nothing_new_since"] = run.since
     if failed is not None:

@@ -1,18 +1,23 @@
 """Thirty nights of a recurring run, in a minute: when it trains, which version it leaves, and what is kept.
 
-Each night calls what the steps of the pipeline call, on a source that grows, shrinks, breaks and drifts. Only
-the launcher's part is this process's own: it trains where a process would be started. The clock is the number
-of the night, in the names of the runs.
+Each night calls what the steps of the pipeline call, on a source that grows, shrinks, breaks and drifts, and
+frees what nothing needs. Only the launcher's part is this process's own: it trains where a process would be
+started. The clock is the number of the night, in the names of the runs and the times of the files.
 """
 
 import json
+import os
 import random
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image, ImageDraw
 
-from components import forgetting, lineage, occasion, preparation, publishing, scoring, training
+from components import forgetting, lineage, occasion, preparation, publishing, scoring, tracing, training
+from components.launchers.backend import JobStatus, Phase, PodStatus
+from components.retention import judgement, pruning, uses
 from components.warm_start import CHAMPION
 from trainer import __main__ as trainer
 from trainer.errors import KubedetError
@@ -33,6 +38,8 @@ DRIFTING = 40
 
 PUBLISHED = [1, 7, 14, 25]
 """Nights after which there is a new champion."""
+
+DAY = 24 * 3600.0
 
 
 class Source:
@@ -83,19 +90,33 @@ class Nights:
 
     def __init__(self, source: Source, root: Path) -> None:
         self.source, self.root = source, root
+        self.now = self._begin = time.time() - 40 * DAY
+        self.sizes: dict[int, int] = {}
+        """Bytes of the data root after each night."""
 
     def run(self, night: int) -> tuple[str, str]:
         """List the source, and where the run pays train, evaluate and publish; return the end, and why."""
+        self.now = self._begin + night * DAY
         try:
             return self._steps(f"night-{night:02}")
         except KubedetError as error:
             return "failed", error.message
+        finally:
+            self._date_files(night)
+
+    def _date_files(self, night: int) -> None:
+        """Let what was written in this night be of this night."""
+        files = [path for path in self.root.rglob("*") if path.is_file()]
+        for path in files:
+            if path.stat().st_mtime > self._begin + 35 * DAY:
+                os.utime(path, (self.now, self.now))
+        self.sizes[night] = sum(path.stat().st_size for path in files)
 
     def _steps(self, name: str) -> tuple[str, str]:
         scratch, root = self.source.folder.parent, str(self.root)
         _, (shards, _) = preparation.prepare(
             f"coco:{self.source.folder}", "debug", SETTINGS, root, "", str(scratch / "page"), trains=True,
-            min_new_images=2,
+            min_new_images=2, prune=1,
         )  # fmt: skip
         if occasion.is_nothing(shards):
             return "nothing new", shards[occasion.SINCE]
@@ -119,13 +140,17 @@ class Nights:
 def nights(tmp_path, monkeypatch):
     """The first night is yet to come."""
 
-    def train_here(launcher, spec):
+    def train_here(launcher, spec, look):
         assert launcher == "local"
+        look(JobStatus("train", Phase.RUNNING, pods=(PodStatus("a", "Running", 0, image_id="t@sha256:1"),)))
         assert trainer.main(list(spec.command[spec.command.index("train") :])) == 0
 
     monkeypatch.setattr(training.launchers, "run", train_here)
     monkeypatch.delenv("KUBEDET_NOTIFY_URL", raising=False)
-    return Nights(Source(tmp_path / "source"), tmp_path / "root")
+    nights = Nights(Source(tmp_path / "source"), tmp_path / "root")
+    for module in (judgement, pruning, uses):
+        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: nights.now))
+    return nights
 
 
 @pytest.mark.slow
@@ -158,15 +183,19 @@ def test_thirty_nights(nights):
     ends = dict.fromkeys(range(1, 31), "nothing new") | dict.fromkeys(PUBLISHED, "published")
     assert {night: end for night, (end, _) in told.items()} == ends | {11: "failed", 20: "held back"}
     assert "is not JSON" in told[11][1] and told[21][1] == "night-20, whose model was held back"
-    assert {run.name for run in nights.root.joinpath("runs").iterdir()} == {
-        f"night-{night:02}" for night in (*PUBLISHED, 20)
-    }
+    # Of the runs there are those of the champion and of the version that a rollback would go to.
+    assert {run.name for run in nights.root.joinpath("runs").iterdir()} == {"night-14", "night-25"}
+    assert published_models.version_names(str(nights.root), "source") == sorted(
+        [champions[14], champions[25]]
+    )
     versions = list(dict.fromkeys(champions.values()))
     assert [list(champions.values()).index(version) + 1 for version in versions] == PUBLISHED
     assert all(told[night][1] == f"source {champions[night]}" for night in (2, 6, 10, 13, 15, 22, 26, 30))
     # Each image's bytes are there once; raw data and shards of those alone that had no image to forget.
     kept = list(nights.root.joinpath("images").rglob("*.png"))
-    assert len(kept) == 12 + 4 + 2 + DRIFTING - 1
+    assert len(kept) == 12 + 4 + 2 - 2 - 1
+    # Two runs and two versions are there after each of these nights.
+    assert nights.sizes[30] < 1.1 * nights.sizes[8]
     assert len(list(nights.root.joinpath("shards").glob("*/index.json"))) == 1
     # Who saw an image is known of all nights, also of those whose data are gone.
     assert seen_by("train-5.png", nights.root) == (
@@ -175,15 +204,16 @@ def test_thirty_nights(nights):
     )
     assert seen_by("train-3.png", nights.root) == (["night-01", "night-07"], versions[:2])
     assert seen_by("drift-7.png", nights.root) == (["night-20"], [])
-    assert lineage.trace("source", str(nights.root))["run"] == "night-25"
+    last = tracing.trace("source", str(nights.root))
+    assert (last["run"], last["run_images"]) == ("night-25", {"training": ["t@sha256:1"]})
 
 
 def seen_by(image, root):
     """Return the runs and the versions that saw an image, in order."""
-    seen = lineage.trace(image, str(root))["seen"]
+    seen = tracing.trace(image, str(root))["seen"]
     models = {model.partition("@")[2] for each in seen for model in each["models"]}
     order = [record["run"] for record in lineage.runs(str(root))]
-    made = {version.run: version.version for version in lineage.versions(str(root))}
+    made = {record["run"]: record["model_version"] for record in lineage.publications(str(root))}
     return (
         sorted({run for each in seen for run in each["runs"]}, key=order.index),
         [made[run] for run in order if made.get(run) in models],

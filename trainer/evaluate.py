@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, replace
 from importlib.metadata import version
 from typing import Any
@@ -30,6 +30,7 @@ from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.export import loading
 from trainer.report.collect import collect
 from trainer.report.evaluation_page import write_report
+from trainer.report.report_data import Table
 from trainer.storage.probe import check_writable
 from trainer.training_log import METRICS
 
@@ -43,8 +44,9 @@ count."""
 
 
 def evaluate(
-    model_uri: str, shards_uri: str, output_uri: str, config: Config, *, rules: Sequence[str] | None = None
-) -> dict[str, Any]:
+    model_uri: str, shards_uri: str, output_uri: str, config: Config, *,
+    rules: Sequence[str] | None = None, used: Callable[[], Table] = list,
+) -> dict[str, Any]:  # fmt: skip
     """Score a model; the processes that torchrun started share the images.
 
     Args:
@@ -55,6 +57,7 @@ def evaluate(
             report.html, report.md.
         config: the evaluation section, workers of the loader, and the model's name.
         rules: the gate's; None takes the configuration's.
+        used: tells what the run has used so far, for the report.
 
     Returns:
         On rank 0 the content of metrics.json, elsewhere {}: split, images, metrics (by name),
@@ -95,7 +98,7 @@ def evaluate(
         summary["drift"] = _drift(gate.drift_metrics(rules), baseline, dataset, config, output_uri)
         verdict = gate.decide(Evidence.from_summary(summary), rules)
         summary["verdict"] = {"passed": verdict.passed, "reason": verdict.reason, "rules": rules}
-        _write(output_uri, model, dataset, truth, predictions, scores, summary, verdict)
+        _write(output_uri, model, dataset, truth, predictions, scores, summary, verdict, used())
         predicted = _predictions_uri(output_uri, config).rpartition("/")[2]
         kept_result.keep(output_uri, [*_FILES, predicted], made_from)
         return summary
@@ -278,11 +281,11 @@ def _predictions_uri(output_uri: str, config: Config) -> str:
 
 def _write(
     output_uri: str, model: ScoredModel, dataset: ShardDataset, truth: Truth, predictions: Predictions,
-    scores: Scores, summary: dict[str, Any], verdict: Verdict,
+    scores: Scores, summary: dict[str, Any], verdict: Verdict, used: Table,
 ) -> None:  # fmt: skip
     predictions.write(summary["predictions"], _provenance(model, dataset))
     storage.write_bytes(storage.join(output_uri, "table.txt"), coco_metrics.table(scores.coco).encode())
-    data = collect(model, dataset, truth, predictions, scores, summary, verdict)
+    data = collect(model, dataset, truth, predictions, scores, summary, verdict, used)
     write_report(data, storage.join(output_uri, "report.html"), storage.join(output_uri, "report.md"))
     storage.write_json(storage.join(output_uri, "gate.json"), summary["verdict"])
     # Last: its existence means that all other files are there.

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pipelines.kubeflow import Server
     from pipelines.submission import Submission
 
+BY_SOURCE = "default: small for sample, large for coco:2017 and openimages:, else medium"
+"""What is said of leaving out the size."""
+
 _SIZES = ("step_cpu", "step_memory")
 """Parameters that a size stands for."""
 
@@ -48,13 +51,18 @@ def add_run(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -
     for name, item in parameters.TABLE.items():
         if item.metavar and name not in (*_SIZES, *without):
             add_parameter(group, item)
-    add_sizes(group, "default: small for sample, large for coco:2017 and openimages:, else medium")
+    add_sizes(group, BY_SOURCE)
     add_overrides(group)
     group.add_argument(
         "--job", action="append", default=[], metavar="FIELD=VALUE",
         help="set one further field of the training job, e.g. memory_limit=64Gi or "
         "network.profile=rdma; may be given again; `kubedet job fields` says what there is",
     )  # fmt: skip
+    add_experiment(group)
+
+
+def add_experiment(group: "argparse._ActionsContainer") -> None:
+    """Declare which experiment a run belongs to."""
     group.add_argument(
         "--experiment", default="kubedet", metavar="NAME", help="experiment of the runs (default: kubedet)"
     )
@@ -87,6 +95,11 @@ def add_form(parser: argparse.ArgumentParser) -> None:
         "--parallelism", type=int, default=PARALLELISM, metavar="N",
         help="pods that work on partitions at a time; 0 is no limit (default: %(default)s)",
     )  # fmt: skip
+    add_limits(group)
+
+
+def add_limits(group: "argparse._ActionsContainer") -> None:
+    """Declare how long a run may take, and how long it is kept."""
     group.add_argument(
         "--deadline", type=int, default=0, metavar="SECONDS",
         help="end a run that takes longer (default: none)",
@@ -121,32 +134,37 @@ def connect(access: "Access") -> "Server":
     return server
 
 
-def submission(options: argparse.Namespace, name: str) -> "Submission":
+def submission(
+    options: argparse.Namespace, name: str, *, overrides: dict[str, Any] | None = None, **form: int
+) -> "Submission":
     """Return what the options ask for, checked.
 
     Args:
         options: of `add_run`, and those that it was to leave out.
         name: of the run or schedule.
+        overrides: what `read_recipe` has returned; None calls it.
+        form: further fields of Submission.
 
     Raises:
         ConfigError: naming all that cannot be run.
     """
+    from components import occasion
     from pipelines import sizes
     from pipelines.submission import Submission
 
     size = options.size or sizes.of_source(options.source or parameters.default("source"))
-    overrides = read_recipe(options)
-    values: dict[str, Any] = {name: getattr(options, name) for name in parameters.TABLE}
+    overrides = read_recipe(options) if overrides is None else overrides
+    # Some are of other forms than this command sends, and it has no options of theirs.
+    values: dict[str, Any] = {name: getattr(options, name, None) for name in parameters.TABLE}
     values |= {"overrides": overrides, "job": _job(options.job)}
     values |= sizes.request(size, options.step_cpu or "", options.step_memory or "")
-    if options.partitions == 1:  # The form without partitions, which has no such parameter.
+    if values["partitions"] == 1:  # The form without partitions, which has no such parameter.
         del values["partitions"]
-    if not values["min_new_images"]:  # Likewise.
-        del values["min_new_images"]
+    occasion.of_form(values)
     values = {name: value for name, value in values.items() if value not in (None, "", {})}
     request = Submission(
         name, options.experiment, values, parallelism=options.parallelism, until=options.until,
-        deadline=options.deadline, ttl=options.ttl,
+        deadline=options.deadline, ttl=options.ttl, **form,
     )  # fmt: skip
     request.check()
     return request

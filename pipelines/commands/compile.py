@@ -34,6 +34,14 @@ def add(commands: Commands) -> None:
         "--conditional", action="store_true",
         help="end a run at once where fewer images are new than its parameter `min_new_images` says",
     )  # fmt: skip
+    parser.add_argument(
+        "--trials", type=int, default=0, metavar="N",
+        help="search for hyper-parameters, as `kubedet tune` does, by so many trials; --parallelism says how "
+        "many of them train at a time",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gpus", type=int, default=0, metavar="N", help="GPUs of each trial's pod (default: %(default)s)"
+    )
     cluster_options.add_form(parser)
     parser.set_defaults(command=_compile)
 
@@ -41,8 +49,10 @@ def add(commands: Commands) -> None:
 def _compile(options: argparse.Namespace) -> int:
     from pipelines.compile import compile_pipeline
 
-    if options.parallelism != PARALLELISM and not options.shared:
-        raise ConfigError("--parallelism means nothing without --shared", fix="leave it out, or add --shared")
+    if options.parallelism != PARALLELISM and not (options.shared or options.trials):
+        raise ConfigError(
+            "--parallelism means nothing without --shared or --trials", fix="leave it out, or add --shared"
+        )
     form = Form(**{item.name: getattr(options, item.name) for item in fields(Form)})
     compile_pipeline(Path(options.output), form)
     print(f"wrote {options.output}")

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import argparse
+import os
 from typing import Any
 
 from pipelines.parameters import LOCAL, Parameter
@@ -40,12 +41,38 @@ def add_parameter(parser: "argparse._ActionsContainer", item: Parameter) -> None
     parser.add_argument(item.option, type=item.kind, metavar=item.metavar, help=description)
 
 
-def add_published(parser: argparse.ArgumentParser) -> None:
-    """Declare where published models are."""
+def add_published(parser: argparse.ArgumentParser, what: str = "where published models are") -> None:
+    """Declare the data root, and what it is to the command."""
     parser.add_argument(
         "--data-root", default=LOCAL["data_root"].default, metavar="URI",
-        help="where published models are (default: %(default)s)",
+        help=f"{what} (default: %(default)s)",
     )  # fmt: skip
+
+
+def add_prices(parser: argparse.ArgumentParser) -> None:
+    """Declare --prices."""
+    parser.add_argument(
+        "--prices", default="", metavar="FILE",
+        help="prices of hours, energy and bytes, as YAML (default: what KUBEDET_PRICES names, or prices.yaml "
+        "in the data root)",
+    )  # fmt: skip
+
+
+def use_prices(options: argparse.Namespace) -> str:
+    """Let this process, and those that it starts, take the prices of --prices; return their absolute URI.
+
+    Raises:
+        ConfigError: the file cannot be used; StorageError: it cannot be read.
+    """
+    if not options.prices:
+        return ""
+    from components import prices
+    from trainer import storage
+
+    uri = storage.absolute(options.prices)
+    prices.read(uri)
+    os.environ[prices.VARIABLE] = uri
+    return uri
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipelines import parameters
 from pipelines.commands import Commands
-from pipelines.commands.options import add_overrides, add_parameter, read_recipe
+from pipelines.commands.options import add_overrides, add_parameter, add_prices, read_recipe, use_prices
 from trainer.config import MINUTES, QUICK_MINUTES
 
 
@@ -32,6 +32,7 @@ def add(commands: Commands) -> None:
         help=f"for a first look, in about {QUICK_MINUTES} minutes from the training's start on: short for "
         f"--set {MINUTES}={QUICK_MINUTES}, which chooses image size, epochs and batch that are not set",
     )
+    add_prices(parser)
     parser.add_argument("--verbose", action="store_true", help="show the local runner's own log too")
     parser.set_defaults(command=_run)
 
@@ -47,7 +48,7 @@ def _run(options: argparse.Namespace) -> int:
     values |= {"overrides": overrides}
     values |= {"nproc": _processes()} if options.nproc is None else {}
     values = {name: value for name, value in values.items() if value is not None}
-    request = Options(options.name, values, options.verbose)
+    request = Options(options.name, values, options.verbose, use_prices(options))
     if not request.name:
         request = replace(request, name=f"{request['recipe']}-{datetime.now():%Y%m%d-%H%M%S}")
     return run(request)

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from pipelines.commands import Commands, cluster_options
+from pipelines.commands.options import add_prices, use_prices
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ def add(commands: Commands) -> None:
     what.add_argument("--resume", action="store_true", help="let a schedule that was paused come due again")
     what.add_argument(
         "--history", action="store_true",
-        help="show the runs of the schedule of that --name: when, how long, state, verdict and AP, which are "
-        "read under the --data-root where this machine sees it",
+        help="show the runs of the schedule of that --name: when, how long, state, verdict, AP, and what "
+        "they used and cost, which is read under the --data-root where this machine sees it",
     )  # fmt: skip
     what.add_argument("--delete", action="store_true", help="delete the schedule of that --name")
     parser.add_argument(
@@ -51,6 +52,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--html", default="", metavar="FILE", help="write the --history as a page, with plots"
     )
+    add_prices(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
     cluster_options.add_run(parser, without=("data_version",))
     cluster_options.add_form(parser)
@@ -61,6 +63,8 @@ def add(commands: Commands) -> None:
 def _schedule(options: argparse.Namespace) -> int:
     if options.html and not options.history:
         raise ConfigError("--html is the page of a --history", fix="give --history too")
+    if options.prices and not options.history:
+        raise ConfigError("--prices are those of a --history", fix="give --history too")
     if options.list:
         return _list(options)
     if options.history:
@@ -149,9 +153,10 @@ def _history(options: argparse.Namespace) -> int:
     from pipelines import history
     from pipelines.kubeflow import Server
 
+    use_prices(options)
     server = Server(cluster_options.access(options))
     nights, obstacle = history.nights(server, options.name, options.data_root or "")
-    remark = f"verdicts and APs could not be read: {obstacle}" if obstacle else ""
+    remark = f"verdicts, APs and costs could not be read: {obstacle}" if obstacle else ""
     print(history.table(nights) if nights else f"the schedule {options.name} has no runs")
     if remark:
         print(
@@ -166,7 +171,11 @@ def _history(options: argparse.Namespace) -> int:
             "AP": [(night.began, night.ap, night.verdict) for night in nights if night.ap is not None],
             "hours": [(night.began, night.hours, night.state) for night in nights if night.hours is not None],
         }
-        text = page(options.name, history.HEADER, [night.cells() for night in nights], series, remark)
+        for night in nights:
+            for what, value in night.amounts().items():
+                series.setdefault(what, []).append((night.began, value, night.verdict or night.state))
+        header, *rows = history.cells(nights)
+        text = page(options.name, header, rows, series, remark)
         storage.write_bytes(options.html, text.encode())
         print(f"wrote {options.html}")
     return 0

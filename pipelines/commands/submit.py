@@ -36,7 +36,20 @@ def add(commands: Commands) -> None:
 def _submit(options: argparse.Namespace) -> int:
     recipe = Path(options.recipe or parameters.default("recipe")).stem
     name = options.name or f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    submission, access = cluster_options.submission(options, name), cluster_options.access(options)
+    return send(options, cluster_options.submission(options, name))
+
+
+def send(options: argparse.Namespace, submission: "Submission") -> int:
+    """Start a run, or print what would be sent; returns the exit code.
+
+    Args:
+        options: `dry_run`, `wait`, and those of `cluster_options.add_access`.
+        submission: the run.
+
+    Raises:
+        KubedetError: it is refused, or, with `wait`, ended other than well.
+    """
+    access = cluster_options.access(options)
     if options.dry_run:
         print("nothing is sent; this would be:")
         _describe(submission, access)
@@ -46,13 +59,14 @@ def _submit(options: argparse.Namespace) -> int:
 
     server = cluster_options.connect(access)
     run_id = server.create_run(
-        name, server.experiment(submission.experiment), submission.package(), {**submission.parameters}
-    )
+        submission.name, server.experiment(submission.experiment), submission.package(),
+        {**submission.parameters},
+    )  # fmt: skip
     link = server.link("runs", run_id)
     _describe(submission, access)
     print(f"run {run_id}\n{link}")
     launcher = launchers.entry(submission.parameters.get("launcher", parameters.default("launcher")))
-    if not submission.until and launcher.pods:
+    if not (submission.until or submission.trials) and launcher.pods:
         where = f" -n {server.namespace}" if server.namespace else ""
         print(f"its training, once the data are ready: kubedet job status{where} {jobs.name_of(run_id)}")
     sys.stdout.flush()

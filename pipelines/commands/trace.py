@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from pipelines.commands import Commands
-from pipelines.commands.options import add_published
+from pipelines.commands.options import add_prices, add_published, use_prices
 
 
 def add(commands: Commands) -> None:
@@ -13,9 +13,10 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "trace",
         help="tell what a model or run was made from, and who saw an image",
-        description="From a model or a run: run, checkpoint, configuration, code, shards, raw data, source. "
-        "From an image: every set of shards that had it, in which split, and the runs and versions that were "
-        "made of it, also where the data are gone. Exit code: 0; 2 where nothing of that name is known.",
+        description="From a model or a run: run, checkpoint, configuration, code, images, shards, raw data, "
+        "source, and what the run used and cost. From an image: every set of shards that had it, in which "
+        "split, and the runs and versions that were made of it, also where the data are gone. Exit code: 0; "
+        "2 where nothing of that name is known.",
     )
     parser.add_argument(
         "what", metavar="MODEL|RUN|IMAGE",
@@ -23,20 +24,25 @@ def add(commands: Commands) -> None:
         "digest (16 hex digits) of an image or its annotations",
     )  # fmt: skip
     add_published(parser)
+    add_prices(parser)
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.set_defaults(command=_trace)
 
 
 def _trace(options: argparse.Namespace) -> int:
-    from components import lineage
+    from components import costs, tracing
 
-    lineage_of = lineage.trace(options.what, options.data_root)
+    use_prices(options)
+    lineage_of = tracing.trace(options.what, options.data_root)
+    used = costs.of_run(options.data_root, lineage_of.get("run_id", ""), lineage_of.get("run", ""))
     if options.json:
-        print(json.dumps(lineage_of, indent=2))
+        print(json.dumps(lineage_of | ({"used": used.fields()} if used else {}), indent=2))
     elif lineage_of["kind"] == "image":
         _show_image(lineage_of)
     else:
         _show(lineage_of)
+        if used:
+            print(f"\nwhat the run used\n{used.text()}")
     return 0
 
 
@@ -58,4 +64,5 @@ def _show_image(lineage_of: dict[str, Any]) -> None:
             print(f"  {row['key']} ({row['file_name']}) {in_split}{mark}")
             print(f"    image {row['image']}, annotations {row['annotations']}")
         print(f"  runs    {', '.join(item['runs']) or 'none known'}")
-        print(f"  models  {', '.join(item['models']) or 'none'}")
+        models = [f"{name} (freed)" if name in item["freed"] else name for name in item["models"]]
+        print(f"  models  {', '.join(models) or 'none'}")

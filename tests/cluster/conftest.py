@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.cluster.runs import Runs
 from tests.cluster.user import KINDS, Cluster, User
 
 NEEDED = ("KUBECONFIG", "KUBEDET_IMAGE", "KUBEDET_DATA_ROOT")
@@ -81,3 +82,26 @@ def user(cluster, common, tmp_path):
     someone = User(cluster, common, tmp_path)
     yield someone
     someone.leave()
+
+
+@pytest.fixture(scope="session")
+def host():
+    """Address of Kubeflow Pipelines; skipped where none is named, or none answers."""
+    import kfp
+
+    address = os.environ.get("KUBEDET_KFP", "")
+    if not address:
+        pytest.skip("no Kubeflow Pipelines is named: set KUBEDET_KFP")
+    try:
+        kfp.Client(host=address).get_kfp_healthz()
+    except Exception as error:
+        pytest.skip(f"Kubeflow Pipelines at {address} does not answer: {error}")
+    return address
+
+
+@pytest.fixture
+def runs(host, cluster, pipeline_work):
+    """Runs of one test, on data that all of them share."""
+    cluster_runs = Runs(host, cluster, pipeline_work)
+    yield cluster_runs
+    cluster_runs.leave()

@@ -82,6 +82,13 @@ class Runs:
 
         return kfp.Client(host=self.host)
 
+    def ended(self, schedule_id, count):
+        """The first runs of a schedule in the order of their beginning, once so many have ended."""
+        every = self.client().list_runs(page_size=50, sort_by="created_at desc").runs or []
+        ours = [run for run in every if run.recurring_run_id == schedule_id]
+        ended = [run for run in ours if run.state in ("SUCCEEDED", "FAILED", "CANCELED")]
+        return sorted(ended, key=lambda run: run.created_at)[:count] if len(ended) >= count else None
+
     def pods(self, run_id):
         """Pods of a run by the name of their node in the workflow, e.g. root.steps.train.executor."""
         pods = self.cluster.core.list_namespaced_pod(

@@ -10,31 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.runs import MINUTES, Runs, steps_environment
+from tests.cluster.runs import MINUTES, steps_environment
 from tests.cluster.user import KUBEDET, until
-
-
-@pytest.fixture(scope="session")
-def host():
-    """Address of Kubeflow Pipelines; skipped where none is named, or none answers."""
-    import kfp
-
-    address = os.environ.get("KUBEDET_KFP", "")
-    if not address:
-        pytest.skip("no Kubeflow Pipelines is named: set KUBEDET_KFP")
-    try:
-        kfp.Client(host=address).get_kfp_healthz()
-    except Exception as error:
-        pytest.skip(f"Kubeflow Pipelines at {address} does not answer: {error}")
-    return address
-
-
-@pytest.fixture
-def runs(host, cluster, pipeline_work):
-    """Runs of one test, on data that all of them share."""
-    cluster_runs = Runs(host, cluster, pipeline_work)
-    yield cluster_runs
-    cluster_runs.leave()
 
 
 @pytest.fixture
@@ -88,7 +65,7 @@ def test_a_recurring_run_finds_its_data_and_compares_with_the_first_ones_model(r
     assert command.end() == 0, str(command)
     schedule_id = re.search(r"recurringrun/details/([0-9a-f-]{36})", str(command))[1]
     try:
-        first, second = until(lambda: _ended(runs, schedule_id, 2), "two runs", 2 * MINUTES)
+        first, second = until(lambda: runs.ended(schedule_id, 2), "two runs", 2 * MINUTES)
     finally:
         gone, code = user.runs("schedule", "--host", runs.host, "--delete", "--name", name)
     assert (first.state, second.state, code) == ("SUCCEEDED", "SUCCEEDED", 0), str(gone)
@@ -96,14 +73,6 @@ def test_a_recurring_run_finds_its_data_and_compares_with_the_first_ones_model(r
         second.run_id, "prepare"
     )
     assert "baseline" in runs.log(second.run_id, "evaluate")
-
-
-def _ended(runs, schedule_id, count):
-    """The first runs of a schedule in the order of their beginning, once so many have ended."""
-    every = runs.client().list_runs(page_size=50, sort_by="created_at desc").runs or []
-    ours = [run for run in every if run.recurring_run_id == schedule_id]
-    ended = [run for run in ours if run.state in ("SUCCEEDED", "FAILED", "CANCELED")]
-    return sorted(ended, key=lambda run: run.created_at)[:count] if len(ended) >= count else None
 
 
 def test_a_run_that_is_terminated_leaves_no_job_and_is_told_as_stopped(runs, cluster):

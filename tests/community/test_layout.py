@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 
 from community.__main__ import write
 from community.catalogue import ENTRIES
-from pipelines import CLEANUP, SHARED, TITLES
+from pipelines import CLEANUP, SEARCH, SHARED, TITLES
 from pipelines.parameters import ELSEWHERE, TABLE
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +74,7 @@ def compiled(folders, tmp_path_factory):
 
 
 def test_every_step_of_the_pipeline_is_there(folders):
-    assert set(folders) == set(ENTRIES) == {*TITLES, *SHARED, *CLEANUP}
+    assert set(folders) == set(ENTRIES) == {*TITLES, *SHARED, *SEARCH, *CLEANUP}
 
 
 def test_folders_and_files_are_those_that_are_asked_for(folders):
@@ -287,10 +287,14 @@ def test_a_groups_page_lists_its_components(folders):
     page = (folders["train"].parent / "README.md").read_text()
     assert page == (
         "# Kubedet\n\nThis subcategory contains components in the **Kubedet** group:\n\n"
+        "- [Kubedet Best](./best/README.md): Write the best configuration as a recipe's file, and the page "
+        "of the search, also beside the study.\n"
         "- [Kubedet Cleanup](./cleanup/README.md): Delete the run's training job if it is still going on, "
         "and say how the run ended and why.\n"
         "- [Kubedet Train](./train/README.md): Train the detector; a run that was stopped goes on from its "
         "last checkpoint.\n"
+        "- [Kubedet Trial](./trial/README.md): Train one trial; one that was stopped goes on from its last "
+        "checkpoint, one that has ended is left.\n"
     )
 
 

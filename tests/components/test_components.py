@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from components import (
+    best,
     cleanup,
     download,
     evaluate,
@@ -23,6 +24,7 @@ from components import (
     steps,
     supervisor,
     train,
+    trial,
     write,
 )
 from components.images import COMPONENT_IMAGE
@@ -30,8 +32,10 @@ from trainer.errors import DataError, StorageError
 
 COMPONENTS = [
     module.__dict__[module.__name__.split(".")[-1]]
-    for module in (prepare, plan, fetch, download, write, shard, train, evaluate, export, cleanup)
-]
+    for module in (
+        prepare, plan, fetch, download, write, shard, train, evaluate, export, trial, best, cleanup,
+    )
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("component", COMPONENTS, ids=lambda component: component.name)
@@ -115,11 +119,12 @@ def test_keys_that_are_missing_are_told_with_the_secrets_name(capfd, monkeypatch
 def test_what_a_body_names_is_there(component):
     """As text: the process that waits for the work does not import what the work needs."""
     text = Path(component.python_func.__code__.co_filename).read_text()
-    names = re.findall(r'"(components\.\w+:\w+)"', text)
+    names = re.findall(r'"(components\.[\w.]+:\w+)"', text)
     assert len(names) == 1 and callable(pkgutil.resolve_name(names[0]))
 
 
 def test_the_process_that_waits_imports_neither_torch_nor_a_store():
-    code = "import sys; from components import steps; print({'torch', 'minio', 'numpy'} & set(sys.modules))"
+    names = "{'torch', 'minio', 'numpy', 'openlineage'}"
+    code = f"import sys; from components import steps; print({names} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 from bundles import make_bundle
 
-from components import forgetting, lineage, occasion, preparation
+from components import forgetting, lineage, occasion, preparation, prices, tracing
 from pipelines import cli
-from trainer import recipes
+from trainer import recipes, storage
 from trainer.data import forgotten, seen
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, DamagedError, DataError
 from trainer.export import bundle, published_models
+from trainer.usage.record import Record
 
 ASKED = ("debug", {"data.processes": 1, "data.threads": 2})
 SOURCE = "sample:images=24,size=96,seed=4"
@@ -44,17 +45,33 @@ def key_of(root, shards, row=0):
 
 def test_from_a_model_to_its_run_data_and_source(made, capsys):
     root, shards = made
-    told = lineage.trace("sample@v1", root)
+    told = tracing.trace("sample@v1", root)
     assert (told["kind"], told["run"], told["current"]) == ("model", "night-1", True)
     assert told["registry"] == "http://registry" and told["overrides"] == {"train.epochs": 2}
     assert told["shards"] == f"shards/{shards['fingerprint']}" and told["source"].startswith("sample:")
     assert Path(root, told["raw"], "manifest.json").exists() and told["run_code"]["kubedet"]
     # A run by its name, its id and its folder.
     for name in ("night-1", "id-1", f"{root}/runs/night-1"):
-        assert lineage.trace(name, root)["models"] == ["sample@v1"]
+        assert tracing.trace(name, root)["models"] == ["sample@v1"]
     assert root not in json.dumps(lineage.runs(root))  # A volume may be mounted elsewhere.
     assert cli.main(["trace", "sample", "--data-root", root]) == 0
-    assert "night-1" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "night-1" in told and "what the run used" not in told
+
+
+def test_a_trace_tells_what_the_run_used_by_its_id_and_its_name(made, capsys, monkeypatch):
+    root, _ = made
+    monkeypatch.setenv(prices.VARIABLE, "")  # It is set, and must not stay.
+    for run, step in (("id-1", "prepare"), ("night-1", "train")):
+        used = Record(run, step, 0, "2026-11-23T00:00:00+00:00", True, 3600.0, 1, 0, 0.0, None, 0, 0)
+        storage.write_bytes(f"{root}/usage/{run}/{step}.json", used.encoded())
+    Path(root, "mine.yaml").write_text("currency: CHF\nnode_hour: 2")
+    command = ["trace", "night-1", "--data-root", root, "--prices", f"{root}/mine.yaml"]
+    assert cli.main(command) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in told[-4:]] == ["CHF", "2.00", "2.00", "4.00"]
+    assert cli.main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["used"]["total"]["node_hours"] == 2.0
 
 
 def test_from_an_image_to_all_who_saw_it(made, capsys):
@@ -65,9 +82,9 @@ def test_from_an_image_to_all_who_saw_it(made, capsys):
     (row,) = who["images"]
     assert (who["runs"], who["models"], row["key"], row["seen"]) == (["night-1"], ["sample@v1"], key, True)
     for name in (row["file_name"], row["image"], row["annotations"]):
-        assert lineage.trace(name, root)["seen"][0]["models"] == ["sample@v1"]
+        assert tracing.trace(name, root)["seen"][0]["models"] == ["sample@v1"]
     with pytest.raises(ConfigError, match="'nobody' is no model, no run and no image"):
-        lineage.trace("nobody", root)
+        tracing.trace("nobody", root)
 
 
 def test_an_image_that_must_go_goes_and_the_next_run_trains(made, tmp_path, capsys):
@@ -89,7 +106,7 @@ def test_an_image_that_must_go_goes_and_the_next_run_trains(made, tmp_path, caps
     cli.main(["model", "list", "--data-root", root])
     assert "was trained on 1 that are to be forgotten" in capsys.readouterr().out
     planned = preparation.listed(SOURCE, root, CONFIG.data, "")
-    assert occasion.nothing_new(planned, root, CONFIG, 1000) is None
+    assert occasion.nothing_new(planned, root, CONFIG, occasion.Condition(1000)) is None
     _, (again, _) = preparation.prepare(SOURCE, *ASKED, root, "", str(tmp_path / "page.html"))
     assert key not in seen.pq.read_table(seen.place(root, again["fingerprint"]))["key"].to_pylist()
     # The same again finds nothing left, and is no error.
@@ -106,3 +123,28 @@ def test_nothing_is_deleted_while_a_run_trains_on_it(made):
     assert not forgotten.read(root) and Path(root, "shards", shards["fingerprint"], "index.json").exists()
     with pytest.raises(ConfigError, match="had an image nobody"):
         forgetting.plan(root, ["nobody"])
+
+
+def test_a_record_that_was_altered_is_left_out_and_written_anew(made, caplog):
+    root, shards = made
+    record = Path(root, "lineage/runs/night-1.json")
+    sealed = record.read_text()
+    record.write_text(sealed.replace('"debug"', '"other"'))
+    assert lineage.runs(root) == [] and "night-1.json is damaged" in caplog.text
+    # Who deletes must not overlook a run.
+    with pytest.raises(DamagedError, match=r"night-1\.json is damaged"):
+        forgetting.plan(root, [key_of(root, shards)])
+    lineage.run_began(root, f"{root}/runs/night-1", "id-1", shards, "debug", {"train.epochs": 2}, "")
+    assert tracing.trace("night-1", root)["overrides"] == {"train.epochs": 2}
+    # What programs before this one wrote has no hash, and is read; what lacks a key is not.
+    plain = json.loads(record.read_text())
+    del plain["file_sha256"]
+    record.write_text(json.dumps(plain))
+    assert [run["run"] for run in lineage.runs(root)] == ["night-1"]
+    del plain["shards"]
+    record.write_text(json.dumps(plain))
+    assert lineage.runs(root) == [] and "night-1.json lacks shards" in caplog.text
+    plain = {"kind": "run", "version": 2}
+    record.write_text(json.dumps(plain))
+    with pytest.raises(DataError, match="written by a newer kubedet"):
+        lineage.runs(root)

@@ -1,12 +1,14 @@
 """Whether a run pays, and how one ends that does not."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 from bundles import make_bundle
 
-from components import occasion, partitions, preparation, training
+from components import lineage, notices, occasion, partitions, preparation, training
 from components.jobs import Request
 from components.warm_start import overrides_from
 from trainer import configuration, recipes
@@ -34,6 +36,11 @@ def champion(tmp_path):
     return root
 
 
+def data_of(root):
+    """Return all that is below a data root, but for notes of who uses it."""
+    return sorted(path for path in Path(root).rglob("*") if "retention" not in path.parts)
+
+
 def prepare(source, root, tmp_path, least):
     page = tmp_path / "statistics.html"
     (_, _), (shards, shown) = preparation.prepare(
@@ -44,12 +51,12 @@ def prepare(source, root, tmp_path, least):
 
 def test_nothing_new_ends_the_run_before_any_image_is_fetched(champion, tmp_path, caplog):
     caplog.set_level("INFO")
-    before = sorted(Path(champion).rglob("*"))
+    before = data_of(champion)
     shards, shown, page = prepare(SOURCE, champion, tmp_path, 1)
     assert occasion.word(shards) == "nothing new"
     assert shown["verdict"] == "nothing new since sample v7" and "since sample v7" in page
     assert "nothing new since sample v7: 0 new, 0 changed, 0 removed images" in caplog.text
-    assert sorted(Path(champion).rglob("*")) == before
+    assert data_of(champion) == before
     # Without the parameter a run always trains.
     assert occasion.word(prepare(SOURCE, champion, tmp_path, 0)[0]) == "train"
 
@@ -58,7 +65,7 @@ def test_as_many_as_are_asked_for_make_a_run_pay(champion, tmp_path):
     larger = SOURCE.replace("24", "25")
     changed = occasion.seen.news(
         preparation.listed(larger, champion, recipes.load(*ASKED).data, ""),
-        next(str(path) for path in Path(champion, "seen").iterdir()),
+        next(str(path) for path in Path(champion, "seen").glob("*.parquet")),
     ).images
     assert changed >= 1
     assert occasion.word(prepare(larger, champion, tmp_path, changed + 1)[0]) == "nothing new"
@@ -68,22 +75,64 @@ def test_as_many_as_are_asked_for_make_a_run_pay(champion, tmp_path):
 def test_a_run_pays_without_a_champion_and_where_an_image_must_go(champion, tmp_path):
     fresh = str(tmp_path / "fresh")
     assert occasion.word(prepare(SOURCE, fresh, tmp_path, 1)[0]) == "train"
-    (found,) = list(Path(champion, "seen").iterdir())
+    (found,) = list(Path(champion, "seen").glob("*.parquet"))
     key = occasion.seen.pq.read_table(found)["key"][0].as_py()
     forgotten.add(champion, [forgotten.Forgotten(key, "", "")])
     assert occasion.word(prepare(SOURCE, champion, tmp_path, 1000)[0]) == "train"
 
 
+def test_a_drift_below_the_threshold_ends_the_run(champion, tmp_path, caplog):
+    caplog.set_level("INFO")
+    other = SOURCE.replace("seed=4", "seed=5")
+    asked = {"trains": True, "min_new_images": 1}
+
+    def ended(drift):
+        arguments = (other, *ASKED, champion, "", str(tmp_path / "page"))
+        return occasion.word(preparation.prepare(*arguments, **asked, min_drift=drift)[1][0])
+
+    assert ended(0.9) == "nothing new"
+    assert re.search(
+        r"nothing new since sample v7: 0 new, 32 changed, .* \(moved by 0\.\d+, less than 0\.9\)", caplog.text
+    )
+    (moved,) = re.findall(r"moved by (0\.\d+)", caplog.text)
+    assert ended(float(moved) - 0.001) == "train"
+    with pytest.raises(ConfigError, match=r"min_drift 1\.5 is not from 0 to 1"):
+        ended(1.5)
+
+
+def test_a_drift_that_nobody_can_tell_any_more_lets_the_run_train(champion, tmp_path, caplog):
+    (raw,) = Path(champion, "raw").iterdir()
+    shutil.rmtree(raw)
+    arguments = (SOURCE.replace("24", "26"), *ASKED, champion, "", str(tmp_path / "page"))
+    (_, (shards, _)) = preparation.prepare(*arguments, trains=True, min_new_images=1, min_drift=0.9)
+    assert occasion.word(shards) == "train" and "is gone: how far the data have moved" in caplog.text
+
+
+def test_nothing_new_is_told_and_noted_once_for_a_run(champion, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(occasion.notices, "tell", told.append)
+    monkeypatch.setenv("KUBEDET_RUN_ID", "night-2")
+    for _ in range(2):  # The step is tried again.
+        prepare(SOURCE, champion, tmp_path, 1)
+    monkeypatch.setenv("KUBEDET_RUN_ID", "night-3")
+    partitions.plan(SOURCE, champion, *ASKED, "", 3, trains=True, min_new_images=1)
+    reason = "nothing new since sample v7: 0 new, 0 changed, 0 removed images"
+    assert told == [
+        notices.Notice(notices.NOTHING_NEW, run, reason, "sample", "v7") for run in ("night-2", "night-3")
+    ]
+    assert lineage.without_news(champion) == {"night-2", "night-3"}
+
+
 def test_several_pods_pass_it_on_and_do_nothing(champion, tmp_path):
     parts = partitions.plan(SOURCE, champion, *ASKED, "", 3, trains=True, min_new_images=1)
     assert len(parts) == 1
-    before = sorted(Path(champion).rglob("*"))
+    before = data_of(champion)
     assert [partitions.fetch(part, *ASKED) for part in parts] == parts
     raw, _ = preparation.download(parts, SOURCE, *ASKED, champion, "")
     assert partitions.write(raw, champion, *ASKED, parts[0]) == parts[0]
     shards, shown = preparation.shard(parts, raw, *ASKED, champion, str(tmp_path / "page"))
     assert occasion.word(shards) == "nothing new" and shown["verdict"] == "nothing new since sample v7"
-    assert sorted(Path(champion).rglob("*")) == before
+    assert data_of(champion) == before
 
 
 def test_a_number_less_than_zero_is_refused(tmp_path):

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 from bundles import make_bundle
 
-from components import model_registry, publishing
+from components import model_registry, publishing, run_ids
 from components.export import export as component
 from components.publishing import export_and_publish
 from trainer import recipes, storage
 from trainer.configuration import to_json
 from trainer.errors import ConfigError, ExportError
 from trainer.export import published_models
+from trainer.usage.record import Record
 
 
 @pytest.fixture
@@ -49,8 +50,13 @@ def exports(monkeypatch, tmp_path):
 
 def test_it_publishes_under_the_shards_data_root(trained, exports, tmp_path, monkeypatch):
     calls = exports("v1")
+    monkeypatch.setenv(run_ids.VARIABLE, "run-1")
+    used = Record("run-1", "train", 0, "2026-11-23T00:00:00+00:00", True, 7200.0, 1, 4, None, None, 0, 0)
+    uri = str(tmp_path / "data_root" / "usage" / "run-1" / "train.json")
+    storage.write_bytes(uri, used.encoded())
     monkeypatch.setattr(publishing, "mounted_key", lambda secret: f"/{secret}/private.pem")
     exported = export_and_publish(trained, "keys")
+    assert exported["used"]["used/gpu_hours"] == 8.0
     run = tmp_path / "run"
     places = (trained["shards"], str(run / "model"), str(run / "evaluation"))
     assert calls == [("best.pt", *places, "/keys/private.pem")]

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from components import scoring
+from components import run_ids, scoring
 from components.scoring import judge, score
 from trainer import configuration, recipes, storage
 from trainer.errors import EvaluationError
+from trainer.usage.record import Record
 
 METRICS = {"coco/AP": 0.29, "coco/AP50": 0.5}
 
@@ -48,16 +49,23 @@ def test_a_class_that_there_is_not(trained, tmp_path):
 
 
 def test_what_people_see_and_metrics_that_do_not_exist(trained, tmp_path, monkeypatch):
-    def scores(model, shards, output, config, *, rules):
+    def scores(model, shards, output, config, *, rules, used):
+        told.extend(used())
         (tmp_path / "evaluation" / "report.html").write_text("<p>report")
         (tmp_path / "evaluation" / "report.md").write_text("# report")
         return {"metrics": {**METRICS, "coco/APs": -1.0}}
 
+    told = []
     monkeypatch.setattr(scoring, "evaluate", scores)
-    trained |= {"checkpoint": "best.pt", "shards": "shards"}
+    monkeypatch.setenv(run_ids.VARIABLE, "run-1")
+    used = Record("run-1", "train", 0, "2026-11-23T00:00:00+00:00", True, 7200.0, 1, 4, None, None, 0, 0)
+    storage.write_bytes(str(tmp_path / "usage" / "run-1" / "train.json"), used.encoded())
+    trained |= {"checkpoint": "best.pt", "shards": str(tmp_path / "shards" / "0123")}
     files = [str(tmp_path / name) for name in ("page", "short", "gate")]
     scored = score(trained, "coco/AP >= 0.2", *files)
     # COCO says -1 where there is nothing of a size: as a number beside others it would be a bad score.
-    assert scored["shown"] == METRICS and scored["metrics"]["coco/APs"] == -1.0
+    of_run = {"used/node_hours": 2.0, "used/gpu_hours": 8.0, "used/gb_read": 0.0, "used/gb_written": 0.0}
+    assert scored["shown"] == METRICS | of_run and scored["metrics"]["coco/APs"] == -1.0
+    assert [row[:3] for row in told[1:]] == [("train", "2.000", "8.000"), ("in all", "2.000", "8.000")]
     page, short, gate = (Path(file).read_text() for file in files)
     assert page == "<p>report" and short == "# report" and gate.startswith("# Gate: pass\n\n- coco/AP")

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 EXTRAS = {
     "trainer": ["mlflow", "wandb", "detr"],
-    "component": ["pipeline", "export", "signing", "registry", "mlflow", "wandb", "detr"],
+    "component": ["pipeline", "export", "signing", "registry", "mlflow", "wandb", "detr", "lineage", "tune"],
 }
 UNPINNED = {"setuptools"}
 """What pip leaves out of what it freezes."""

@@ -1,16 +1,17 @@
 """The compiled pipeline, in all its forms: what a cluster takes."""
 
+import json
 import subprocess
 import sys
 
 import pytest
 import yaml
 
-from components import job_limits, notices
+from components import job_limits, lineage_events, notices
 from components.images import COMPONENT_IMAGE
 from components.object_store import SECRET_KEYS
 from components.signing_secret import FOLDER
-from pipelines import CLEANUP, SHARED, TITLES
+from pipelines import CLEANUP, SEARCH, SHARED, TITLES
 from pipelines.compile import compile_pipeline
 from pipelines.forms import Form
 from pipelines.local import for_this_machine
@@ -21,7 +22,7 @@ from trainer.errors import ConfigError, StorageError
 PARAMETERS = {
     "data_root", "source", "recipe", "overrides", "gate", "launcher", "nodes", "nproc", "gpus", "image",
     "job", "output", "credentials", "data_version", "step_cpu", "step_memory", "signing", "registry",
-    "notify", "warm_start",
+    "notify", "warm_start", "prune",
 }  # fmt: skip
 ALONE = {
     "data_root",
@@ -31,6 +32,7 @@ ALONE = {
     "credentials",
     "data_version",
     "notify",
+    "prune",
     "step_cpu",
     "step_memory",
 }
@@ -38,6 +40,7 @@ FORMS = {
     "bucket": Form(), "volume": Form(volume=True), "shared": Form(shared=True, parallelism=3),
     "data": Form(until="shards"), "limited": Form(deadline=3600, ttl=60),
     "conditional": Form(conditional=True), "conditional_shared": Form(conditional=True, shared=True),
+    "search": Form(trials=3, parallelism=2), "search_gpus": Form(trials=2, gpus=4, volume=True),
 }  # fmt: skip
 PASTED = ("{{$.inputs.parameters['", "']}}")
 MAIN = ("bucket", "volume", "shared")
@@ -45,6 +48,7 @@ STEPS = {
     "bucket": [*TITLES], "volume": [*TITLES], "shared": [*SHARED, "train", "evaluate", "export"],
     "data": ["prepare"], "limited": [*TITLES], "conditional": [*TITLES],
     "conditional_shared": [*SHARED, "train", "evaluate", "export"],
+    "search": ["prepare", *SEARCH], "search_gpus": ["prepare", *SEARCH],
 }  # fmt: skip
 
 
@@ -156,7 +160,7 @@ def test_every_step_has_image_title_resources_retries_and_no_cache(spec):
     all_tasks = tasks(spec)
     assert set(executors) == {f"exec-{name}" for name in (*STEPS[spec["form"]], "cleanup")}
     for name in (*STEPS[spec["form"]], "cleanup"):
-        assert all_tasks[name]["taskInfo"]["name"] == (TITLES | SHARED | CLEANUP)[name]
+        assert all_tasks[name]["taskInfo"]["name"] == (TITLES | SHARED | SEARCH | CLEANUP)[name]
         assert all_tasks[name]["retryPolicy"]["maxRetryCount"] >= 1
         assert not all_tasks[name].get("cachingOptions", {}).get("enableCache")
         container = executors[f"exec-{name}"]["container"]
@@ -164,7 +168,7 @@ def test_every_step_has_image_title_resources_retries_and_no_cache(spec):
         resources = container["resources"]
         assert resources["resourceCpuRequest"] and resources["resourceMemoryRequest"]
         # The step that starts a PyTorchJob waits; its pods have the GPUs.
-        assert "accelerator" not in resources
+        assert ("accelerator" in resources) == ((name, spec["form"]) == ("trial", "search_gpus"))
 
 
 @of(*FORMS)
@@ -215,10 +219,31 @@ def test_steps_that_know_an_end_have_the_webhooks_address_from_a_secret_that_nee
             if secret["secretNameParameter"] == {"componentInputParameter": of}:
                 assert secret["optional"] is True
                 told[name] = {pair["secretKey"]: pair["envVar"] for pair in secret["keyToEnv"]}
-    expected = {"exec-prepare", "exec-evaluate", "exec-export", "exec-cleanup"} & set(pods(compiled))
+    expected = {"exec-prepare", "exec-plan", "exec-evaluate", "exec-export", "exec-cleanup"} & set(
+        pods(compiled)
+    )
     assert told == dict.fromkeys(expected, notices.SECRET_KEYS)
     # The clean-up must run where the keys of the store are wrong.
     assert len(pods(compiled)["exec-cleanup"]["secretAsEnv"]) == 1
+
+
+@of(*FORMS)
+def test_steps_that_tell_of_their_lineage_have_the_address_from_a_secret_that_need_not_exist(compiled):
+    told = {}
+    for name, pod in pods(compiled).items():
+        for secret in pod.get("secretAsEnv", []):
+            if secret["secretNameParameter"] == {"runtimeValue": {"constant": lineage_events.SECRET}}:
+                assert secret["optional"] is True
+                told[name] = {pair["secretKey"]: pair["envVar"] for pair in secret["keyToEnv"]}
+    expected = {f"exec-{name}" for name in lineage_events.STEPS} & set(pods(compiled))
+    assert len(expected) >= 1 and told == dict.fromkeys(expected, lineage_events.SECRET_KEYS)
+
+
+@of(*FORMS)
+def test_every_step_knows_its_run(compiled):
+    path = "metadata.labels['pipeline/runid']"
+    for pod in pods(compiled).values():
+        assert {"name": "KUBEDET_RUN_ID", "fieldPath": path} in pod["fieldPathAsEnv"]
 
 
 @of(*FORMS)
@@ -297,7 +322,7 @@ def test_only_a_pass_exports_and_the_condition_costs_no_pod(spec):
 @of("conditional", "conditional_shared")
 def test_a_model_is_made_only_where_the_data_are_worth_it(spec):
     last = "shard" if "shard" in STEPS[spec["form"]] else "prepare"
-    assert set(spec["root"]["inputDefinitions"]["parameters"]) >= PARAMETERS | {"min_new_images"}
+    assert set(spec["root"]["inputDefinitions"]["parameters"]) >= PARAMETERS | {"min_new_images", "min_drift"}
     steps = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
     (held,) = [task for name, task in steps.items() if name.startswith("condition")]
     condition = held["triggerPolicy"]["condition"]
@@ -321,6 +346,7 @@ def test_a_model_is_made_only_where_the_data_are_worth_it(spec):
 def test_without_the_condition_no_number_of_images_is_asked_for(spec):
     first = tasks(spec)["plan" if "plan" in STEPS[spec["form"]] else "prepare"]
     assert first["inputs"]["parameters"]["min_new_images"] == {"runtimeValue": {"constant": 0.0}}
+    assert first["inputs"]["parameters"]["min_drift"] == {"runtimeValue": {"constant": 0.0}}
 
 
 @of("bucket")
@@ -328,6 +354,39 @@ def test_a_run_of_one_partition_has_twelve_pods(spec):
     """A driver for each graph, and for each step a driver and its own."""
     graphs_, steps = 2, len(TITLES) + len(CLEANUP)
     assert graphs_ + 2 * steps == 12 and len(tasks(spec)) == steps + 1
+
+
+@of("search")
+def test_trials_have_a_pod_each_and_the_best_follows_them(spec):
+    asked = set(spec["root"]["inputDefinitions"]["parameters"])
+    assert asked == ALONE | {"study", "space"}
+    steps = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
+    (loop,) = [task for name, task in steps.items() if name.startswith("for-loop")]
+    assert json.loads(loop["parameterIterator"]["items"]["raw"]) == ["0", "1", "2"]
+    assert loop["iteratorPolicy"] == {"parallelismLimit": 2} and loop["dependentTasks"] == ["prepare"]
+    inner = spec["components"][loop["componentRef"]["name"]]
+    assert set(inner["dag"]["tasks"]) == {"trial"}
+    item = loop["parameterIterator"]["itemInput"]
+    given = inner["dag"]["tasks"]["trial"]["inputs"]["parameters"]
+    assert given["number"] == {"componentInputParameter": item}
+    # An item of another kind than the driver thinks it has would end the run.
+    assert inner["inputDefinitions"]["parameters"][item]["parameterType"] == "STRING"
+    assert given["trials"] == {"runtimeValue": {"constant": 3.0}}
+    assert steps["best"]["inputs"]["parameters"]["ended"]["taskOutputParameter"]["producerTask"] in steps
+    # All that changes what is searched is the same for the trials and whoever reads their study.
+    for name in ("study", "recipe", "overrides", "space", "data_root"):
+        source = {"componentInputParameter": f"pipelinechannel--{name}"}
+        assert given[name] == steps["best"]["inputs"]["parameters"][name] == source
+
+
+@of("search_gpus")
+def test_a_trials_pod_has_the_gpus_that_its_processes_use(compiled):
+    spec = compiled[0]
+    of_pod = spec["deploymentSpec"]["executors"]["exec-trial"]["container"]["resources"]["accelerator"]
+    assert (of_pod["resourceType"], of_pod["resourceCount"]) == ("nvidia.com/gpu", "4")
+    assert tasks(spec)["trial"]["inputs"]["parameters"]["gpus"] == {"runtimeValue": {"constant": 4.0}}
+    (mount,) = pods(compiled)["exec-trial"]["emptyDirMounts"]
+    assert (mount["mountPath"], mount["medium"]) == ("/dev/shm", "Memory")
 
 
 def test_a_registry_is_told_by_the_export(spec):

@@ -44,7 +44,7 @@ def test_its_commands_work(kfp_server, monkeypatch, tmp_path, capsys):
 
 def test_its_tables_are_whole(tmp_path):
     parameters = {}
-    for form in (Form(volume=True, shared=True, conditional=True), Form()):
+    for form in (Form(volume=True, shared=True, conditional=True), Form(trials=2), Form()):
         compile_pipeline(tmp_path / "p.yaml", form)
         (spec, _) = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
         parameters |= spec["root"]["inputDefinitions"]["parameters"]

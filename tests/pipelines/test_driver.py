@@ -14,6 +14,8 @@ FORMS = {
     "shared": Form(shared=True),
     "shared on a volume": Form(shared=True, volume=True),
     "data alone": Form(until="shards"),
+    "search": Form(trials=3, parallelism=2),
+    "search on a volume, with GPUs": Form(trials=3, gpus=2, volume=True),
     "data alone, shared": Form(until="shards", shared=True, volume=True, deadline=60, ttl=60),
 }
 

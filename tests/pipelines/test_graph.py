@@ -11,9 +11,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from registry_server import RegistryServer
 
+from components import run_ids
 from components.jobs import name_of
 from components.supervisor import TRIES
 from pipelines import cli
+from trainer import recipes
 
 RUN = """
 import json, sys, yaml
@@ -23,7 +25,9 @@ from pipelines.compile import compile_pipeline
 from pipelines.forms import Form
 
 file, root, arguments = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-compile_pipeline(file, Form(shared="partitions" in arguments, conditional="min_new_images" in arguments))
+form = {"trials": arguments.pop("trials", 0), "parallelism": arguments.pop("parallelism", 16)}
+form |= {"shared": "partitions" in arguments, "conditional": "min_new_images" in arguments}
+compile_pipeline(file, Form(**form))
 spec = next(yaml.safe_load_all(file.read_text()))
 for graph in [spec["root"], *spec["components"].values()]:
     for name, task in graph.get("dag", {}).get("tasks", {}).items():
@@ -92,6 +96,29 @@ def test_a_training_in_a_cluster(fake_cluster, tmp_path):
     assert "train: epoch 1: coco/AP" in output
     assert (tmp_path / "data" / "runs" / "v1-the-run" / "train" / "best.pt").exists()
     assert f"nothing to clean up: the job {name} is succeeded" in output
+
+
+@pytest.mark.slow
+def test_a_search_whose_trials_have_a_pod_each(fake_cluster, tmp_path):
+    lines = {
+        "space": "{train.lr: {low: 0.001, high: 0.01}}", "study": "first", "trials": 2, "parallelism": 2,
+        "source": "sample:images=24,seed=5,size=96", "overrides": TINY | {"loader.workers": 1},
+    }  # fmt: skip
+    done = run(tmp_path, fake_cluster.environment | {run_ids.VARIABLE: "the-run"}, **lines)
+    output = words(done)
+    assert done.returncode == 0, output
+    study = tmp_path / "data" / "tuning" / "first"
+    trials = [json.loads(path.read_text()) for path in sorted((study / "trials").iterdir())]
+    assert [trial["attempts"] for trial in trials] == [1, 1]
+    assert {trial["state"] for trial in trials} <= {"complete", "pruned"}
+    best = max((trial["value"], trial["params"]) for trial in trials if trial["state"] == "complete")
+    recipe, overrides = recipes.named(str(study / "best.yaml"))
+    assert (recipe, overrides["train.lr"]) == ("debug", best[1]["train.lr"])
+    ((page,),) = [list((tmp_path / "artifacts").rglob(name)) for name in ("page",)]
+    assert "History" in page.read_text() and page.read_text() == (study / "tuning.html").read_text()
+    records = [path.name.split("-")[0] for path in (tmp_path / "data" / "usage" / "the-run").iterdir()]
+    assert sorted(records) == ["best", "prepare", "trial", "trial"]
+    assert "nothing to clean up" not in output and "Executing task 'cleanup'" in output
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
 """What a run is asked for: refused in one go where it cannot be, and written as a command again."""
 
+import os
 import shlex
 
 import pytest
 
+from components import prices
 from pipelines import cli, run
 from pipelines.options import Options, check
 from trainer.errors import ConfigError
@@ -56,3 +58,16 @@ def test_the_command_asks_for_the_same(options, monkeypatch):
     assert cli.main(words[1:]) == 0
     (again,) = seen
     assert again.name == options.name and again.arguments() == options.arguments()
+
+
+def test_the_command_names_the_prices_which_the_steps_take_from_the_environment(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(run, "run", lambda started: seen.append(started) or 0)
+    monkeypatch.setenv(prices.VARIABLE, "")  # It is set, and must not stay.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("gpu_hour: 2")
+    assert cli.main(["run", "--name", "dear", "--prices", "mine.yaml"]) == 0
+    assert os.environ[prices.VARIABLE] == str(tmp_path / "mine.yaml")
+    assert f"--prices {tmp_path}/mine.yaml" in seen[0].command()
+    (tmp_path / "mine.yaml").write_text("gpu: 2")
+    assert cli.main(["run", "--name", "dear", "--prices", "mine.yaml"]) == 2 and len(seen) == 1

@@ -14,7 +14,9 @@ from pathlib import Path
 import onnxruntime
 import pytest
 import torch
+from webhook import Webhook
 
+from components import lineage_events
 from pipelines import cli
 from pipelines.commands.run import _processes
 from pipelines.options import Options
@@ -55,6 +57,7 @@ SOURCE = ["--source", "sample:images=24,seed=5,size=96"]
         (["--set", 'evaluation.gate=["coco/AP > high"]'], "coco/AP > high"),
         (["--source", "coco:/nonexistent"], "/nonexistent does not exist"),
         (["--source", "labelme:here"], "unknown kind 'labelme'"),
+        (["--prices", "/nonexistent/prices.yaml"], "/nonexistent/prices.yaml"),
     ],
 )
 def test_mistakes_are_refused_before_anything_starts(arguments, message, tmp_path):
@@ -132,7 +135,8 @@ def test_recipes_are_listed_and_shown():
 @pytest.mark.slow
 def test_the_whole_pipeline(tmp_path):
     options = [*SOURCE, *settings(tmp_path, TINY)]
-    done = kubedet("run", "--name", "first", *options)
+    (tmp_path / "prices.yaml").write_text("currency: EUR\nnode_hour: 1000\n")
+    done = kubedet("run", "--name", "first", *options, "--prices", str(tmp_path / "prices.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "runs" / "first"
     summary = json.loads((folder / "summary.json").read_text())
@@ -145,6 +149,14 @@ def test_the_whole_pipeline(tmp_path):
         assert os.path.exists(path), path
         assert os.path.relpath(path) in done.stdout or path in done.stdout
     assert "AP50" in done.stdout and "gate: passed" in done.stdout
+    # What each step used is in the summary, on the page as far as it had come, and told at the end.
+    used = {step["step"]: step for step in summary["used"]["steps"]}
+    assert list(used) == ["prepare", "train", "evaluate", "export"]
+    assert all(step["tries"] == 1 and step["node_hours"] > 0 for step in used.values())
+    assert summary["used"]["total"]["money"]["value"] > 0 and summary["used"]["currency"] == "EUR"
+    assert "what it used\nstep " in done.stdout
+    page = Path(summary["paths"]["report"]).read_text()
+    assert "What it used" in page and "<td>train</td>" in page and "<td>export</td>" not in page
     inputs = onnxruntime.InferenceSession(f"{summary['paths']['model']}/model.onnx").get_inputs()
     assert inputs[0].shape[1:] == [3, 96, 96]
     # The same file runs on a cluster; and a second run finds its data.
@@ -161,12 +173,20 @@ def test_the_whole_pipeline(tmp_path):
     assert "warm start from sample " in again.stdout
     config = json.loads((tmp_path / "runs" / "second" / "config.json").read_text())
     assert config["model"]["weights"].endswith("/model.safetensors")
-    third = kubedet("run", "--name", "third", *options, "--min-new-images", "1")
+    server = Webhook()
+    third = kubedet("run", "--name", "third", *options, "--min-new-images", "1",
+                    env={**os.environ, "OPENLINEAGE_URL": server.url})  # fmt: skip
+    server.close()
     assert third.returncode == 0, third.stdout + third.stderr
     summary = json.loads((tmp_path / "runs" / "third" / "summary.json").read_text())
     assert summary["status"] == "succeeded" and summary["nothing_new_since"].startswith("sample ")
     assert [step["status"] for step in summary["steps"]] == ["done", "skipped", "skipped", "skipped"]
     assert f"nothing new since {summary['nothing_new_since']}: nothing was trained" in third.stdout
+    # The same two in whatever order: the first is not waited for.
+    told = sorted((event["eventTime"], event["eventType"], event["outputs"]) for event in server.posted)
+    assert [words[1:] for words in told] == [("START", []), ("COMPLETE", [])]
+    parents = {event["run"]["facets"]["parent"]["run"]["runId"] for event in server.posted}
+    assert parents == {str(lineage_events.run_of("third", str(tmp_path / "data")))}
 
 
 @pytest.mark.slow
@@ -258,3 +278,5 @@ def test_stopped_and_continued(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "runs" / "stopped" / "summary.json").read_text())
     assert summary["training"]["resumed_from"] > 0
+    used = {step["step"]: step["tries"] for step in summary["used"]["steps"]}
+    assert used == {"prepare": 2, "train": 2, "evaluate": 1}

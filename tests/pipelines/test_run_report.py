@@ -4,8 +4,11 @@ import json
 
 import pytest
 
+from components import costs
+from components.prices import Prices
 from pipelines import run_report
 from pipelines.run_progress import RunProgress
+from trainer.usage.record import Record
 
 AGAIN = "kubedet run --name first"
 
@@ -60,6 +63,24 @@ try the model
 """
     )
     assert printed.err == ""
+
+
+def test_what_it_used_is_told_with_its_results(record, folder, capsys):
+    used = Record("first", "train", 0, "2026-11-23T00:00:00+00:00", True, 1800.0, 1, 0, 0.0, None, 0, 0)
+    prices = Prices("EUR", node_hour=3.0)
+    run_report.report(
+        record, RunProgress(folder / "events"), folder, again=AGAIN, used=costs.summed([used], prices)
+    )
+    assert capsys.readouterr().out.startswith(
+        """
+what it used
+step    node h  GPU h  CPU kWh  GPU kWh  GB read  GB written   EUR
+train    0.500  0.000        -    0.000    0.000       0.000  1.50
+in all   0.500  0.000        -    0.000    0.000       0.000  1.50
+
+80 images of the test split
+"""
+    )
 
 
 def test_a_run_that_went_on_says_what_it_did_and_how_much_there_is(record, folder, capsys):

@@ -140,15 +140,39 @@ def test_the_package_has_the_form_that_is_asked_for():
 
 @pytest.mark.parametrize("name", TRAINING)
 def test_what_means_nothing_until_the_shards_is_refused_by_name(name):
-    values = {"nodes": 2, "nproc": 2, "gpus": 1, "job": {}, "launcher": "local", "min_new_images": 1}
+    values = {"nodes": 2, "nproc": 2, "gpus": 1, "job": {}, "launcher": "local"}
+    values |= {"min_new_images": 1, "min_drift": 0.1}
     value = values.get(name, "x")
     with pytest.raises(ConfigError, match=f"  {name}: means nothing in a run until shards"):
         Submission("a", "b", {"data_root": "s3://bucket/r", name: value}, until="shards").check()
 
 
+@pytest.mark.parametrize("name", TRAINING)
+def test_what_means_nothing_in_a_search_is_refused_by_name(name):
+    values = {"nodes": 2, "nproc": 2, "gpus": 1, "job": {}, "launcher": "local"}
+    values |= {"min_new_images": 1, "min_drift": 0.1}
+    with pytest.raises(ConfigError, match=f"{name}|conditional means nothing"):
+        Submission("a", "b", {"data_root": "s3://bucket/r", name: values.get(name, "x")}, trials=2).check()
+
+
+def test_a_search_is_checked_before_anything_is_sent():
+    searched = {"data_root": "s3://bucket/r", "space": "{train.rate: {low: 1, high: 2}}", "study": "../a"}
+    with pytest.raises(ConfigError) as caught:
+        Submission("a", "b", searched, trials=2).check()
+    assert "train.rate" in str(caught.value)
+    searched |= {"space": "{train.lr: {low: 0.1, high: 0.2}}"}
+    with pytest.raises(ConfigError, match="cannot be a folder's"):
+        Submission("a", "b", searched, trials=2).check()
+    searched |= {"study": "first", "overrides": {"train.minutes": 3}}
+    Submission("a", "b", searched, trials=2, parallelism=2, gpus=1).check()
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"trials": -1}, "trials -1 is less than zero"),
+        ({"gpus": 1}, "gpus means nothing without trials"),
+        ({"trials": 2, "until": "shards"}, "until shards means nothing in a search"),
         ({"parallelism": 4}, "parallelism: means nothing without partitions"),
         ({"parallelism": -1}, "parallelism -1 is less than zero"),
         ({"until": "train"}, "until 'train' is nowhere in the pipeline"),

@@ -16,7 +16,7 @@ from trainer.evaluation.scored_model import ScoredModel
 from trainer.evaluation.scoring import Scores
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report import gallery
-from trainer.report.report_data import Compared, ReportData
+from trainer.report.report_data import Compared, ReportData, Table
 from trainer.training_log import read_rows
 
 _PACKAGES = ("kubedet", "torch", "torchvision", "hotcoco", "pycocotools", "numpy")
@@ -24,7 +24,7 @@ _PACKAGES = ("kubedet", "torch", "torchvision", "hotcoco", "pycocotools", "numpy
 
 def collect(
     model: ScoredModel, dataset: ShardDataset, truth: Truth, predictions: Predictions, scores: Scores,
-    summary: dict[str, Any], verdict: Verdict,
+    summary: dict[str, Any], verdict: Verdict, used: Table = (),
 ) -> ReportData:  # fmt: skip
     """Collect what the report shows.
 
@@ -36,6 +36,7 @@ def collect(
         scores: their metrics and analyses.
         summary: content of metrics.json, with the comparison.
         verdict: the gate's.
+        used: see `ReportData.used`.
     """
     index = read_index(dataset.uri)
     return ReportData(
@@ -49,6 +50,7 @@ def collect(
         trained_boxes=dataset.class_counts.get("train", {}),
         config=model.config,
         versions=_versions(model, dataset),
+        used=used,
     )
 
 

@@ -1,4 +1,4 @@
-"""A page that shows what became of a schedule's runs: AP and hours over time, and each run as a row."""
+"""A page that shows what became of a schedule's runs: plots over time, and each run as a row."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime

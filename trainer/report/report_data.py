@@ -11,6 +11,9 @@ from trainer.evaluation.gate import Verdict
 from trainer.evaluation.metric_change import Change
 from trainer.report.gallery import GalleryImage
 
+Table = Sequence[Sequence[str]]
+"""Rows of cells, the first of which is their header."""
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -72,3 +75,5 @@ class ReportData:
     """Configuration, nested or flat."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Libraries, code, data fingerprint and checkpoint, by name."""
+    used: Table = ()
+    """What the run has used so far: a header, a row a step, and one of all."""

@@ -1,11 +1,13 @@
 """`kubedet schedule`: one recurring run of a name, never two."""
 
-import json
-
 import pytest
 
+from components import lineage, prices
 from pipelines import cli
+from trainer import storage
+from trainer.usage.record import Record
 
+TIMES = {"created_at": "2026-11-21T02:00:00Z", "finished_at": "2026-11-21T03:30:00Z"}
 NIGHTLY = ["schedule", "--cron", "0 2 * * *", "--data-root", "s3://bucket/root"]
 
 
@@ -187,6 +189,33 @@ def test_a_run_is_started_now_with_what_the_schedule_runs(kfp_server, capsys):
     assert f"started the run {run['run_id']}" in shown and f"/#/runs/details/{run['run_id']}" in shown
 
 
+def test_a_run_that_was_started_belongs_to_the_schedule(kfp_server, capsys, tmp_path):
+    cli.main(NIGHTLY)
+    assert cli.main(["schedule", "--run-now"]) == 0
+    (run,) = kfp_server.runs
+    somebodys = {"run_id": "other", "display_name": run["display_name"], "state": "SUCCEEDED", **TIMES}
+    kfp_server.runs.append(somebodys)
+    assert cli.main(["schedule", "--run-now"]) == 2  # One at a time.
+    run |= {"state": "SUCCEEDED", **TIMES}
+    capsys.readouterr()
+    assert cli.main(["schedule", "--history", "--data-root", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert run["run_id"] in shown and "other" not in shown
+
+
+def test_the_runs_of_a_schedule_that_was_replaced_stay_in_its_history(kfp_server, capsys, tmp_path):
+    for number in range(3):
+        cli.main([*NIGHTLY, "--nodes", str(number + 1)])
+        of = {"recurring_run_id": only(kfp_server)["recurring_run_id"], **TIMES}
+        kfp_server.runs.append({"run_id": f"night-{number}", "state": "SUCCEEDED", **of})
+    assert cli.main([*NIGHTLY, "--nodes", "3"]) == 0
+    capsys.readouterr()
+    assert cli.main(["schedule", "--history", "--data-root", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert [f"night-{number}" in shown for number in range(3)] == [True] * 3
+    assert len(shown.splitlines()) == 4
+
+
 def test_no_run_is_started_beside_one_that_goes_on(kfp_server, capsys):
     cli.main(NIGHTLY)
     running(kfp_server)["state"] = "PENDING"
@@ -222,18 +251,19 @@ def test_a_schedule_that_there_is_not(kfp_server, capsys, what):
 
 @pytest.fixture
 def past(kfp_server, tmp_path):
-    """A schedule with three runs, of which the first two left an evaluation under a data root."""
+    """A schedule with four runs that ended: two left an evaluation, one had nothing new."""
     cli.main([*NIGHTLY, "--name", "weekly"])
     of = {"recurring_run_id": only(kfp_server)["recurring_run_id"]}
-    for number, state in enumerate(["SUCCEEDED", "SUCCEEDED", "FAILED"], start=1):
+    for number, state in enumerate(["SUCCEEDED"] * 3 + ["FAILED"], start=1):
         times = {"created_at": f"2026-11-2{number}T02:00:00Z", "finished_at": f"2026-11-2{number}T03:30:00Z"}
         kfp_server.runs.append({"run_id": f"id-{number}", "state": state, **times, **of})
-    kfp_server.runs.append({"run_id": "id-4", "state": "RUNNING", "created_at": "2026-11-24T02:00:00Z", **of})
+    kfp_server.runs.append({"run_id": "id-5", "state": "RUNNING", "created_at": "2026-11-25T02:00:00Z", **of})
+    root = str(tmp_path / "root")
     for number, ap, passed in ((1, 0.4, True), (2, 0.3, False)):
-        folder = tmp_path / "root" / "runs" / f"2026112{number}020000-id-{number}" / "evaluation"
-        folder.mkdir(parents=True)
-        (folder / "metrics.json").write_text(json.dumps({"metrics": {"coco/AP": ap}}))
-        (folder / "gate.json").write_text(json.dumps({"passed": passed}))
+        lineage.decided(root, f"{root}/runs/2026112{number}020000-id-{number}", passed, {"coco/AP": ap})
+    folder = tmp_path / "root" / "lineage" / "nothing_new"
+    folder.mkdir(parents=True)
+    (folder / "id-3.json").write_text("{}")
     return str(tmp_path / "root")
 
 
@@ -245,8 +275,9 @@ def test_the_history_tells_what_became_of_each_run(past, capsys):
         ["began", "hours", "state", "verdict", "AP", "run"],
         ["2026-11-21", "02:00", "1.50", "succeeded", "passed", "0.4000", "id-1"],
         ["2026-11-22", "02:00", "1.50", "succeeded", "held", "back", "0.3000", "id-2"],
-        ["2026-11-23", "02:00", "1.50", "failed", "-", "-", "id-3"],
-        ["2026-11-24", "02:00", "-", "running", "-", "-", "id-4"],
+        ["2026-11-23", "02:00", "1.50", "succeeded", "nothing", "new", "-", "id-3"],
+        ["2026-11-24", "02:00", "1.50", "failed", "-", "-", "id-4"],
+        ["2026-11-25", "02:00", "-", "running", "-", "-", "id-5"],
     ]
     assert shown.err == ""
 
@@ -256,13 +287,37 @@ def test_the_history_as_a_page_has_plots_and_every_run(past, tmp_path):
     arguments = ["schedule", "--history", "--name", "weekly", "--data-root", past, "--html", str(page)]
     assert cli.main(arguments) == 0
     text = page.read_text()
-    assert text.count("<svg") == 2 and all(f"id-{number}" in text for number in range(1, 5))
+    assert text.count("<svg") == 2 and all(f"id-{number}" in text for number in range(1, 6))
     assert "held back" in text and "http://" not in text.replace("http://www.w3.org", "")
+
+
+def test_the_history_tells_what_each_run_used_and_cost(past, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv(prices.VARIABLE, "")  # It is set, and must not stay.
+    for run, seconds, joules in (("id-1", 7200.0, 3.6e6), ("id-2", 3600.0, None), ("other", 9e9, None)):
+        used = Record(run, "train", 0, "2026-11-21T02:00:00+00:00", True, seconds, 1, 2, joules, joules, 0, 0)
+        storage.write_bytes(f"{past}/usage/{run}/train.json", used.encoded())
+    (tmp_path / "prices.yaml").write_text("{currency: EUR, gpu_hour: 2.5, gco2_per_kwh: 400}")
+    page = tmp_path / "history.html"
+    capsys.readouterr()
+    command = ["schedule", "--history", "--name", "weekly", "--data-root", past, "--html", str(page)]
+    assert cli.main([*command, "--prices", str(tmp_path / "prices.yaml")]) == 0
+    header, first, second, third, *_ = capsys.readouterr().out.splitlines()
+    assert header.split()[5:] == ["node", "h", "GPU", "h", "kWh", "cost", "gCO2", "run"]
+    assert first.split()[6:] == ["2.00", "4.00", "2.00", "10.00", "EUR", "800", "id-1"]
+    assert second.split()[7:] == ["1.00", "2.00", "-", "5.00", "EUR", "-", "id-2"]
+    assert third.split()[7:] == ["-", "-", "-", "-", "-", "id-3"]
+    text = page.read_text()
+    assert text.count("<svg") == 7 and all(
+        f"<h2>{name}" in text for name in ("GPU hours", "cost, EUR", "kWh")
+    )
+    (tmp_path / "prices.yaml").write_text("euros: 1")
+    assert cli.main([*command, "--prices", str(tmp_path / "prices.yaml")]) == 2
+    assert cli.main(["schedule", "--list", "--prices", "x"]) == 2
 
 
 def test_the_history_says_where_it_could_not_look(past, tmp_path, capsys):
     assert cli.main(["schedule", "--history", "--name", "weekly", "--data-root", f"{tmp_path}/none"]) == 0
     shown = capsys.readouterr()
-    assert "verdicts and APs could not be read: this machine has no folder" in shown.err
+    assert "verdicts, APs and costs could not be read: this machine has no folder" in shown.err
     assert "id-1" in shown.out and "0.4000" not in shown.out
     assert cli.main(["schedule", "--list", "--html", "x"]) == 2

@@ -107,6 +107,13 @@ def test_page_shows_everything():
     assert boxes == {"missed truth", "false found"}
 
 
+def test_page_tells_what_the_run_used():
+    used = [("step", "GPU h"), ("train", ">=2.500"), ("in all", ">=2.500")]
+    text = Page(evaluation_page.html(data(used=used))).text
+    assert "What it used" in text and "train≥2.500" in "".join(text.split())
+    assert "What it used" not in Page(evaluation_page.html(data())).text
+
+
 def test_page_follows_the_readers_colours_and_width():
     text = evaluation_page.html(data())
     assert "prefers-color-scheme: dark" in text and "width=device-width" in text
