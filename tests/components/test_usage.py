@@ -52,7 +52,7 @@ def killed_once(data_root):
     usage.keep(data_root)
     killed = Path(data_root) / "killed"
     if not killed.exists():
-        while not storage.list_files(storage.join(data_root, "usage", RUN)):  # whole ones, not those being written
+        while not storage.list_files(storage.join(data_root, "usage", RUN)):  # those that are whole
             time.sleep(0.01)
         killed.touch()
         os.kill(os.getpid(), signal.SIGKILL)
