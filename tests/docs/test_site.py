@@ -7,12 +7,11 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
+import browser
 import pytest
 import yaml
-from browser import page, program
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
@@ -115,35 +114,32 @@ def test_no_page_loads_anything_from_another_host(site):
     assert not re.findall(r"url\(['\"]?(?:https?:)?//", styles)
 
 
-@pytest.mark.skipif(not program(), reason="needs a browser")
+@browser.needed
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_browser_shows_it_and_asks_nobody_else(address, tmp_path, dark):
-    with page(f"{address}/index.html", tmp_path, dark=dark) as shown:
-        assert shown.run("document.querySelector('h1').innerText").startswith("kubedet")
-        brightness = shown.run(
+def test_a_browser_shows_it_and_asks_nobody_else(address, dark):
+    with browser.page(f"{address}/index.html", dark=dark) as (page, heard):
+        assert page.inner_text("h1").startswith("kubedet")
+        brightness = page.evaluate(
             "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3)"
             ".reduce((sum, part) => sum + Number(part), 0)"
         )
         assert (brightness < 300) is dark
-        assert shown.complaints == []
-        assert [url for url in shown.requests if not url.startswith(address)] == []
+        assert heard.complaints == []
+        assert [url for url in heard.requests if not url.startswith(address)] == []
 
 
-@pytest.mark.skipif(not program(), reason="needs a browser")
+@browser.needed
 @pytest.mark.parametrize(
     ("words", "place"), [("kueue", "/docs/operations.html"), ("val_fraction", "/api/trainer/config.html")]
 )
-def test_the_search_finds_documents_and_docstrings(address, tmp_path, words, place):
-    with page(f"{address}/index.html", tmp_path) as shown:
-        shown.click(".md-search__input")
-        shown.type(words)
-        links, end = [], time.monotonic() + 60
-        while not links and time.monotonic() < end:
-            time.sleep(0.2)
-            query = "[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)"
-            links = shown.run(query)
+def test_the_search_finds_documents_and_docstrings(address, words, place):
+    with browser.page(f"{address}/index.html") as (page, heard):
+        page.click(".md-search__input")
+        page.keyboard.insert_text(words)
+        page.locator(".md-search-result__link").first.wait_for(timeout=60_000)
+        links = page.locator(".md-search-result__link").evaluate_all("links => links.map(link => link.href)")
         assert any(place in link for link in links), links
-        assert [url for url in shown.requests if not url.startswith((address, "blob:"))] == []
+        assert [url for url in heard.requests if not url.startswith((address, "blob:"))] == []
 
 
 @pytest.mark.parametrize("link", ["docs/nothing.md", "docs/data.md#nowhere", "deploy/nothing.yaml"])

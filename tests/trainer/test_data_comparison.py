@@ -90,8 +90,8 @@ def test_the_page_and_the_record_hold_every_distance(sets, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(browser.program() is None, reason="no Chromium on this machine")
+@browser.needed
 def test_the_page_fits_a_telephone(sets, tmp_path):
     write(compare_data(sets["first"], sets["other"], pictures=20, samples=50), str(tmp_path))
-    with browser.page((tmp_path / "drift.html").as_uri(), tmp_path / "browser", width=390) as page:
-        assert page.run("document.documentElement.scrollWidth") <= 390
+    with browser.page((tmp_path / "drift.html").as_uri(), width=390) as (page, _):
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 
+import browser
 import pytest
 from bundles import make_bundle
 from served_model import served
@@ -40,3 +41,37 @@ def address(bundle_uri):
     """Host and port of a running server of the small model."""
     with served(bundle_uri) as (port, _):
         yield "127.0.0.1", port
+
+
+CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A browser with a camera that shows a made picture."""
+    with browser.chromium(*CAMERA) as opened:
+        yield opened
+
+
+@pytest.fixture
+def visit(chromium, address):
+    """Opens the server's page; what the console complains of and what is asked of others fails the test."""
+    contexts, heard = [], []
+
+    def go(allowed="", **options):
+        context = chromium.new_context(viewport={"width": 1280, "height": 900}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        heard.append(browser.Heard(page))
+        page.goto("http://{}:{}/".format(*address))
+        page.get_by_role("heading", name="Try pets").wait_for()
+        go.allowed, go.requests = allowed, heard[-1].requests
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    complaints = [line for each in heard for line in each.complaints]
+    assert [line for line in complaints if not go.allowed or go.allowed not in line] == []
+    own = ("http://{}:{}/".format(*address), "blob:")
+    assert [url for each in heard for url in each.requests if not url.startswith(own)] == []

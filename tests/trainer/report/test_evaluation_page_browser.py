@@ -12,10 +12,7 @@ from trainer.report import evaluation_page
 from trainer.report.gallery import GalleryImage, Marked
 from trainer.report.report_data import Compared
 
-pytestmark = [
-    pytest.mark.skipif(browser.program() is None, reason="no Chromium on this machine"),
-    pytest.mark.slow,
-]
+pytestmark = [browser.needed, pytest.mark.slow]
 
 CLASSES = {"person": 0.5, "dog": 0.1, "cat": 0.3, "<i>tv</i>": 0.2, "nothing": -1.0}
 CHANGES = {
@@ -51,37 +48,37 @@ def url(tmp_path_factory):
     return write(tmp_path_factory.mktemp("page") / "report.html", CLASSES)
 
 
-def test_the_table_sorts_and_filters_without_complaints(url, tmp_path):
-    with browser.page(url, tmp_path) as page:
-        assert page.run(NAMES) == ["dog", "<i>tv</i>", "cat", "person", "nothing"]
+def test_the_table_sorts_and_filters_without_complaints(url):
+    with browser.page(url) as (page, heard):
+        assert page.evaluate(NAMES) == ["dog", "<i>tv</i>", "cat", "person", "nothing"]
         page.click("th[data-key=AP] button")  # It was ascending; without a value stays last.
-        assert page.run(NAMES) == ["person", "cat", "<i>tv</i>", "dog", "nothing"]
+        assert page.evaluate(NAMES) == ["person", "cat", "<i>tv</i>", "dog", "nothing"]
         page.click("th[data-key=name] button")
-        assert page.run(NAMES) == ["<i>tv</i>", "cat", "dog", "nothing", "person"]
+        assert page.evaluate(NAMES) == ["<i>tv</i>", "cat", "dog", "nothing", "person"]
         page.click("th[data-key=boxes] button")
         page.click("th[data-key=boxes] button")
-        assert page.run(NAMES) == ["nothing", "<i>tv</i>", "cat", "dog", "person"]
-        assert page.run("document.querySelector('th[data-key=boxes]').ariaSort") == "descending"
+        assert page.evaluate(NAMES) == ["nothing", "<i>tv</i>", "cat", "dog", "person"]
+        assert page.evaluate("document.querySelector('th[data-key=boxes]').ariaSort") == "descending"
         page.click("#filter")
-        page.type("O")
-        assert page.run(NAMES) == ["nothing", "dog", "person"]
-        assert page.run("document.getElementById('shown').textContent") == "3 of 5 classes"
-        page.run("sure.value = 'worse'; sure.dispatchEvent(new Event('change'))")
-        assert page.run(NAMES) == ["dog"]
-        assert page.complaints == [] and page.requests == [url]
+        page.keyboard.insert_text("O")
+        assert page.evaluate(NAMES) == ["nothing", "dog", "person"]
+        assert page.evaluate("document.getElementById('shown').textContent") == "3 of 5 classes"
+        page.evaluate("sure.value = 'worse'; sure.dispatchEvent(new Event('change'))")
+        assert page.evaluate(NAMES) == ["dog"]
+        assert heard.complaints == [] and heard.requests == [url]
 
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_it_fits_a_phone_and_the_readers_colours(tmp_path, dark):
     url = write(tmp_path / "report.html", {"x" * 60: 0.1, **CLASSES})
-    with browser.page(url, tmp_path, width=390, dark=dark) as page:
-        assert page.run("document.documentElement.scrollWidth") <= 390
-        assert page.run("table.parentElement.scrollWidth - table.parentElement.clientWidth") <= 0
-        background = page.run("getComputedStyle(document.body).backgroundColor")
+    with browser.page(url, width=390, dark=dark) as (page, heard):
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.evaluate("table.parentElement.scrollWidth - table.parentElement.clientWidth") <= 0
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert background == ("rgb(18, 22, 28)" if dark else "rgb(246, 247, 249)")
-        page.screenshot(tmp_path / "page.png")
+        page.screenshot(path=tmp_path / "page.png", full_page=True)
         assert (tmp_path / "page.png").stat().st_size > 10_000
-        assert page.complaints == []
+        assert heard.complaints == []
 
 
 def test_a_tap_in_a_box_of_the_gallery_names_all_boxes_there(tmp_path):
@@ -93,8 +90,8 @@ def test_a_tap_in_a_box_of_the_gallery_names_all_boxes_there(tmp_path):
     (tmp_path / "report.html").write_text(
         evaluation_page.html(data(gallery=[GalleryImage(3, "a.jpg", 1200, 900, 0.5, boxes, detections)]))
     )
-    with browser.page((tmp_path / "report.html").as_uri(), tmp_path, width=390) as page:
-        page.click(".gallery rect:nth-of-type(2)")
-        assert page.run("document.querySelector('.gallery output').textContent") == "train 0.50, dog, bus"
-        page.screenshot(tmp_path / "page.png")
-        assert page.complaints == []
+    with browser.page((tmp_path / "report.html").as_uri(), width=390) as (page, heard):
+        page.click(".gallery rect:nth-of-type(2)", force=True)  # A larger box lies above it.
+        assert page.text_content(".gallery output") == "train 0.50, dog, bus"
+        page.screenshot(path=tmp_path / "page.png", full_page=True)
+        assert heard.complaints == []
