@@ -10,6 +10,7 @@ from collections import defaultdict
 import pytest
 from fault_table import Results, table
 from faulty_store import hurried, proxy
+from prepared_data import Prepared
 
 from tests.trainer.conftest import bucket, config, object_store_server
 from tests.trainer.data.conftest import make_coco, make_jpeg
@@ -63,3 +64,15 @@ def chance(request):
     seed = os.environ.get("KUBEDET_FAULTS_SEED") or str(random.SystemRandom().randrange(10**6))
     print(f"KUBEDET_FAULTS_SEED={seed}")  # Shown where the test fails.
     return random.Random(f"{seed} {request.node.name}")
+
+
+@pytest.fixture
+def coco(make_coco):
+    return make_coco(
+        train=[f"{number}.jpg" for number in range(12)], val=[f"v{number}.jpg" for number in range(3)]
+    )
+
+
+@pytest.fixture
+def prepared(coco, tmp_path):
+    return Prepared(f"coco:{coco}", str(tmp_path / "data"))

@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 from fault_table import FAULTS, HARMS, STAGES, contents, table
+from prepared_data import Prepared
 
-from tests.faults.test_prepare import Prepared, coco
 from trainer.data.shard_index import ShardDataset
 from trainer.errors import KubedetError
-
-__all__ = ["coco"]
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "reliability.md").read_text()

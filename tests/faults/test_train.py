@@ -11,6 +11,7 @@ import pytest
 import torch
 from fault_table import HARMS, cells, each
 from finished_runs import assert_same_weights, final_weights, losses, stop_after
+from prepared_data import mounts
 
 from trainer import checkpoint, configuration, storage
 from trainer.errors import CheckpointError, Interrupted, KubedetError, StorageError
@@ -268,8 +269,6 @@ def test_kills(whole, shards, tiny, chance, tmp_path, injected):
 @pytest.mark.parametrize("room", [3, 400, 2500])
 def test_a_full_disk(room, whole, shards, tiny, tmp_path):
     """In a file system of some KB, mounted for one process; the same command goes on when there is room."""
-    from tests.faults.test_prepare import mounts
-
     if not mounts():
         pytest.skip("mounts nothing: needs root")
     configuration.write(str(tmp_path / "config.json"), tiny())

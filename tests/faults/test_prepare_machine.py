@@ -1,0 +1,170 @@
+"""Faults of the machine in download and sharding: kills, and want of files, memory and room."""
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+from fault_table import cells, contents
+from prepared_data import BOTH, believed, mounts
+
+from tests.trainer.export.test_serving_limits import png
+from trainer.data.shard_index import ShardDataset
+from trainer.errors import WantError
+
+KILLED = """
+import json, os, random, signal, sys
+from trainer import recipes
+from trainer.data.download import download
+from trainer.data.shards import shard
+
+source, root, times, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+config = recipes.load("debug", {"data.processes": 1, "data.shard_bytes": 20000}).data
+events = {"open", "os.rename", "os.remove", "os.mkdir", "os.link", "os.truncate"}
+
+
+def run(root, at):
+    # In a process of its own, which dies at its at-th touch of a file; returns whether it died.
+    pid = os.fork()
+    if not pid:
+        passed = 0
+
+        def count(event, arguments):
+            nonlocal passed
+            if event in events and str(arguments[0]).startswith(root):
+                passed += 1
+                if passed == at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(count)
+        shard(download(source, root, config), root, config)
+        os.write(sender, f"{passed}\\n".encode()) if not at else None
+        os._exit(0)
+    status = os.waitpid(pid, 0)[1]
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, status
+    return os.WIFSIGNALED(status)
+
+
+receiver, sender = os.pipe()
+run(root + "/calm", 0)
+points = int(os.read(receiver, 20))
+chance, deaths = random.Random(seed), 0
+for _ in range(times):
+    deaths += run(root + "/killed", chance.randrange(1, points // 2))
+run(root + "/killed", -1)
+print(json.dumps({"points": points, "deaths": deaths}))
+"""
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from trainer import recipes
+from trainer.data.download import download
+from trainer.data.shards import shard
+from trainer.errors import KubedetError
+
+config = recipes.load("debug", {"data.processes": 1, "data.max_bad_fraction": 0.5}).data
+raw = download(sys.argv[1], sys.argv[2], config)
+size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + 150_000_000, resource.RLIM_INFINITY))
+try:
+    shard(raw, sys.argv[2], config)
+except KubedetError as error:
+    print(error)
+    sys.exit(3)
+"""
+FULL = """
+import os, subprocess, sys
+from trainer import recipes
+from trainer.data.download import download
+from trainer.data.shards import shard
+from trainer.errors import KubedetError
+
+config = recipes.load("debug", {"data.processes": 1}).data
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=" + sys.argv[3], "none", sys.argv[2]], check=True)
+for room in ("", "remount,size=9m"):
+    if room:
+        subprocess.run(["mount", "-o", room, sys.argv[2]], check=True)
+    try:
+        shard(download(sys.argv[1], sys.argv[2], config), sys.argv[2], config)
+        print("whole")
+    except KubedetError as error:
+        print(error)
+left = [name for _, _, names in os.walk(sys.argv[2]) for name in names if name.startswith(".")]
+print("left:", left)
+"""
+
+
+@contextmanager
+def few_files():
+    """Let this process open no further file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@cells("kill", *BOTH)
+def test_kills(coco, tmp_path, chance, injected):
+    command = [
+        sys.executable,
+        "-c",
+        KILLED,
+        f"coco:{coco}",
+        str(tmp_path / "root"),
+        "30",
+        str(chance.random()),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["points"] > 50 and result["deaths"] >= 5
+    calm, killed = (contents(*(tmp_path / "root" / name).iterdir()) for name in ("calm", "killed"))
+    assert killed == calm
+    injected(result["deaths"])
+
+
+@cells("files", "shard", "train", "evaluate")
+def test_too_many_open_files(prepared):
+    expected = believed(prepared)
+    dataset = ShardDataset(prepared.index["uri"], "train")
+    with few_files(), pytest.raises(WantError, match=os.strerror(errno.EMFILE)) as caught:
+        dataset.read(0)
+    assert "raise the limit" in caught.value.fix and "damaged" not in caught.value.message
+    assert believed(prepared) == expected and not list(prepared.folders[1].glob("*.damaged"))
+
+
+@cells("memory", "shard")
+def test_want_of_memory(make_coco, tmp_path):
+    coco = make_coco(train=["0.jpg", "1.jpg", "2.jpg"])
+    (coco / "train" / "1.jpg").write_bytes(png(13_000))  # 169 MB where it is decoded.
+    command = [sys.executable, "-c", MEMORY, f"coco:{coco}", str(tmp_path / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "1.jpg" in done.stdout and "there is not enough memory" in done.stdout
+    assert "damaged" not in done.stdout and not list((tmp_path / "data/shards").rglob("index.json"))
+
+
+@pytest.mark.skipif(not mounts(), reason="mounts nothing: needs root")
+@cells("full", *BOTH)
+@pytest.mark.parametrize("size", ["20k", "60k", "100k"])
+def test_a_full_disk(coco, tmp_path, size):
+    (tmp_path / "root").mkdir()
+    command = [sys.executable, "-c", FULL, f"coco:{coco}", str(tmp_path / "root"), size]
+    done = subprocess.run(["unshare", "--mount", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "the disk is full" in done.stdout and "whole" in done.stdout and "left: []" in done.stdout
+
+
+@cells("worker", "shard")
+def test_a_killed_worker(make_coco, tmp_path):
+    from tests.trainer.data.test_interruptions import test_a_killed_worker_is_told_of
+
+    test_a_killed_worker_is_told_of(make_coco, tmp_path)
