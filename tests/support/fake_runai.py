@@ -60,7 +60,7 @@ class FakeRunai:
         before = self._descriptions()
 
         def act() -> None:
-            until(lambda: self._descriptions() >= before + asked, 120)
+            until(lambda: self._descriptions() > before + asked, 120)  # The next begins: these have ended.
             self.change(name, **fields)
 
         thread = threading.Thread(target=act, daemon=True)

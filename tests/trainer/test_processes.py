@@ -42,9 +42,9 @@ AUGMENTED = {
 @pytest.mark.parametrize("features", [{}, AUGMENTED], ids=["plain", "augmented"])
 def test_two_processes_equal_one_on_the_same_global_batch(features, shards, tiny, tmp_path):
     """Of each five images one process has two, in passes of 1 and 1, the other three, of 1 and 2."""
-    # At a tenth of the rate: at the whole of it rounding grows to several per cent within ten steps.
+    # At a thirtieth of the rate: at a tenth, on some processors, rounding turns the sign of a gradient.
     common = {
-        **FP32, "model__norm": "group", "train__ema_decay": 0.9, "train__global_batch": 5, "train__lr": 3e-4,
+        **FP32, "model__norm": "group", "train__ema_decay": 0.9, "train__global_batch": 5, "train__lr": 1e-4,
         **features,
     }  # fmt: skip
     two = launch(tiny(**common, train__batch_size=2), shards, str(tmp_path / "two"), nproc=2)
