@@ -180,6 +180,7 @@ def test_the_architecture_tells_these_layers():
     assert [(name, set(re.findall(r"`(\w+)/?`", units))) for name, units in rows] == list(LAYERS)
 
 
+@pytest.mark.slow
 def test_nothing_needs_what_kubeflow_pipelines_drops_or_adds():
     """ML Metadata goes after 2.17; MLflow's variables may be in the pods, and mean something to trackers."""
     tracking = {*(ROOT / "trainer" / "trackers").glob("*.py"), ROOT / "components" / "tracker_settings.py"}
@@ -203,6 +204,7 @@ def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/", check=False)
 
 
+@pytest.mark.slow
 def test_trainer_runs_without_kfp_and_kubeflow_training():
     code = """
 import importlib, pkgutil, sys

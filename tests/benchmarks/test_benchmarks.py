@@ -136,6 +136,7 @@ for name in {list(modules)}:
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_gpus_benchmarks_need_little_more_than_torch():
     """Those that need more are left out, which is told."""
     done = importing(

@@ -5,6 +5,7 @@ import pytest
 from benchmarks.state import ACTIVATIONS_MB, sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "classes", "moments"), [("openimages_r50", 600, 1), ("mlperf", 264, 2)])
 def test_the_whole_state_is_smaller_than_one_images_activations(recipe, classes, moments):
     figures = sizes(recipe, classes)

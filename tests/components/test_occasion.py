@@ -72,6 +72,7 @@ def test_as_many_as_are_asked_for_make_a_run_pay(champion, tmp_path):
     assert occasion.word(prepare(larger, champion, tmp_path, changed)[0]) == "train"
 
 
+@pytest.mark.slow
 def test_a_run_pays_without_a_champion_and_where_an_image_must_go(champion, tmp_path):
     fresh = str(tmp_path / "fresh")
     assert occasion.word(prepare(SOURCE, fresh, tmp_path, 1)[0]) == "train"

@@ -33,6 +33,7 @@ KEYS = (
 texts = st.one_of(odd_texts, deep, st.builds(repr, values))
 
 
+@pytest.mark.slow
 @examples(150)
 @given(st.sampled_from(KEYS), texts)
 @example("train.lr", "[" * 100_000)
@@ -113,6 +114,7 @@ def nothing_here(tmp_path, monkeypatch, hurried):
     hurried(first=0.01, connect=0.2)
 
 
+@pytest.mark.slow
 @examples(120)
 @given(st.sampled_from(SOURCES), odd_texts)
 def test_sources(nothing_here, capsys, form, text):
@@ -164,6 +166,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.slow
 @examples(160)
 @given(st.sampled_from(COMMANDS), odd_texts)
 def test_words_of_commands(nothing_here, capsys, command, text):

@@ -60,6 +60,7 @@ def coco(tmp_path, jpeg):
     return inspect
 
 
+@pytest.mark.slow
 @examples(200)
 @given(spoiled(COCO), st.sampled_from(["bbox", "segmentation"]))
 def test_coco(coco, capsys, tree, boxes_from):
@@ -87,6 +88,7 @@ def test_an_id_of_coco_of_more_than_64_bits(coco, capsys, number, where):
     assert "64 bits" in message or "integer overflow" in message
 
 
+@pytest.mark.slow
 @examples(80)
 @given(odd_texts, odd_texts)
 def test_names_of_classes(coco, capsys, first, second):
@@ -104,6 +106,7 @@ def test_names_in_pictures(text):
     assert pen.width(tried(lambda: pen.shortened(text, 100))) <= 110
 
 
+@pytest.mark.slow
 @examples(80)
 @given(damaged(VOC.encode()))
 @example(b"<a>" * 100_000)
@@ -123,6 +126,7 @@ BOMB = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
 )
 
 
+@pytest.mark.slow
 @examples(100)
 @given(damaged(YOLO), damaged(LABELS))
 @example(BOMB + b"path: *i\ntrain: *i\nnames: *i\n", LABELS)
@@ -142,6 +146,7 @@ def test_yolo(tmp_path, jpeg, capsys, described, labels):
     refused("data", "inspect", f"yolo:{tmp_path}", capsys=capsys)
 
 
+@pytest.mark.slow
 def test_csv_and_hierarchies_of_open_images(mirror, capsys):  # noqa: F811
     files = sorted(path for path in (mirror / "base").rglob("*") if path.is_file())
     whole = {path: path.read_bytes() for path in files}

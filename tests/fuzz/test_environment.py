@@ -57,6 +57,7 @@ def test_there_are_variables_to_be_tried():
     assert {"AWS_ENDPOINT_URL", "KUBEDET_CACHE_DIR", "HF_TOKEN"} <= set(VARIABLES)
 
 
+@pytest.mark.slow
 def test_variables(no_network, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     usable = odd_texts.filter(lambda text: "\0" not in text and "\ud800" not in text)

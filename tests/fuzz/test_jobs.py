@@ -73,12 +73,14 @@ def render(tmp_path, capsys):
     return rendered
 
 
+@pytest.mark.slow
 @examples(200)
 @given(spoiled(SPEC), st.sampled_from(TARGETS))
 def test_specifications(render, tree, target):
     render(as_json(tree), target)
 
 
+@pytest.mark.slow
 @examples(100)
 @given(st.one_of(damaged(yaml.safe_dump(SPEC).encode()), deep.map(str.encode), values.map(as_json)))
 def test_bytes_of_specifications(render, content):
@@ -106,6 +108,7 @@ def test_a_grace_that_is_no_number_of_seconds(render, number, capsys):
     assert "grace_seconds" in refused("job", "render", *words, capsys=capsys, codes=(2,))
 
 
+@pytest.mark.slow
 @examples(80)
 @given(
     st.sampled_from(

@@ -45,6 +45,7 @@ def listed(root: str, capsys) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_spoiled_metadata(models, capsys):
     root, odd = models
     metadata = json.loads((odd / "v1" / bundle.METADATA).read_text())
@@ -59,6 +60,7 @@ def test_spoiled_metadata(models, capsys):
     run()
 
 
+@pytest.mark.slow
 def test_spoiled_current(models, capsys):
     root, odd = models
     current = json.loads((odd / "current").read_text())
@@ -72,6 +74,7 @@ def test_spoiled_current(models, capsys):
     run()
 
 
+@pytest.mark.slow
 def test_damaged_checksums(models, capsys):
     root, odd = models
     sums = (odd / "v1" / bundle.CHECKSUMS).read_bytes()

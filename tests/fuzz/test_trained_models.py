@@ -34,6 +34,7 @@ def test_a_checkpoint_that_lacks_something(tmp_path, capsys, key, value):
     refused(*words, capsys=capsys, codes=(2,))
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints(tmp_path, capsys):
     path = tmp_path / "best.pt"
     torch.save(state(), path)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 import yaml
 from compiled_forms import FORMS, MAIN, STEPS, asked_of_the_launcher, of, pods, tasks
 
@@ -135,6 +136,7 @@ def test_limits_of_a_run(compiled):
     assert config == ends | {"activeDeadlineSeconds": 3600}
 
 
+@pytest.mark.slow
 def test_no_secret_and_no_path_of_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
     monkeypatch.setenv("MINIO_SECRET_KEY", "minio123")
@@ -148,6 +150,7 @@ def test_no_secret_and_no_path_of_this_machine(tmp_path, monkeypatch):
     assert not [name for name in (*SECRET_KEYS, *SECRET_KEYS.values()) if name in yaml.safe_dump(first)]
 
 
+@pytest.mark.slow
 def test_the_image_can_be_another_registrys(tmp_path):
     code = "from pathlib import Path; from pipelines.compile import compile_pipeline; "
     code += f"compile_pipeline(Path({str(tmp_path / 'p.yaml')!r}))"

@@ -23,6 +23,7 @@ BLOCKS = re.findall(r"```bash\n(.*?)```", GUIDE, re.DOTALL)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines() if not line.startswith("export ")]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This client only works")
 def test_its_commands_work(kfp_server, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)

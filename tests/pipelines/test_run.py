@@ -44,6 +44,7 @@ TINY = {
 SOURCE = ["--source", "sample:images=24,seed=5,size=96"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -111,6 +111,7 @@ def test_on_a_cpu_it_says_that_it_does_nothing(shards, tiny, tmp_path, caplog):
     assert losses(str(tmp_path / "asked")) == losses(str(tmp_path / "not"))
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_with_it_bit_for_bit(small_memory, shards, tiny, tmp_path, monkeypatch):
     config = tiny(train__find_batch_size=True, train__global_batch=4, train__batch_size=1)
     passes = small_memory(2)

@@ -144,6 +144,7 @@ def test_any_flipped_bit_is_noticed_and_named(flipped):
         assert "delete" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_flip_in_the_seal_itself_is_noticed(flipped):
     length = Path(flipped(0.0)).stat().st_size
     for place in range(length - 93, length):

@@ -38,6 +38,7 @@ def traced(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 def test_the_compiled_network_is_one_graph_with_the_same_result(traced):
     detector = tiny_detector()
     names = list(detector.state_dict())

@@ -43,6 +43,7 @@ def test_everything_is_written_and_agrees(saved, shards, config, tmp_path):
     assert set(predictions.image_ids.tolist()) == {image["id"] for image in truth["images"]}
 
 
+@pytest.mark.slow
 def test_what_was_found_in_the_same_images_is_not_looked_for_again(
     saved, shards, config, tmp_path, monkeypatch
 ):
@@ -85,6 +86,7 @@ export.export(checkpoint, shards, f"{folder}/model", config, evaluation_uri=f"{f
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_in_the_export_does_not_evaluate_again(
     saved, shards, config, tmp_path, monkeypatch
 ):
@@ -280,6 +282,7 @@ def test_every_form_of_an_exported_model_is_scored_like_its_checkpoint(saved, sh
         assert (scored["images"], scored["step"]) == (expected["images"], expected["step"])
 
 
+@pytest.mark.slow
 def test_a_rule_about_drift_compares_with_the_shards_of_the_baseline(saved, shards, config, tmp_path):
     output, rules = tmp_path / "e", ["drift/classes <= 0.001", "drift/features <= 0.001"]
     first = evaluate(saved(), shards, str(output), config, rules=rules)

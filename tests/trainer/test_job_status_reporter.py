@@ -256,6 +256,7 @@ def test_a_training_that_fails_ends_its_reports(shards, tiny, tmp_path, monkeypa
     assert 1 <= count == len(server.asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [200, 403])
 def test_a_slow_server_does_not_slow_the_training(code, shards, tiny, tmp_path, monkeypatch, server, caplog):
     """Every answer takes 2 s: the steps do not wait for it, and the end waits for a moment at most."""

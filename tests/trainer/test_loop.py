@@ -70,6 +70,7 @@ def test_resumed_bit_for_bit(signalled, stopped, unbroken, shards, tiny, tmp_pat
     assert result["metrics"] == unbroken[1]["metrics"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_a_row_that_spans_a_stop_is_that_of_all_its_steps(forgotten, shards, tiny, tmp_path, monkeypatch):
     config, rows = tiny(train__log_every=4), {}
@@ -195,6 +196,7 @@ def test_random_weights_are_not_frozen_whatever_the_file_says(shards, tiny, tmp_
         train(config, shards, str(tmp_path))
 
 
+@pytest.mark.slow
 def test_weights_of_every_second_epoch_are_kept(shards, tiny, tmp_path):
     """Stopped in between and resumed; nothing deletes them; evaluation and export read them."""
     output = tmp_path / "run"

@@ -24,6 +24,7 @@ def unbroken(tmp_path_factory, shards, tiny):
     return output, train(tiny(**STRONG), shards, output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signalled", "stopped"), [(2, 3), (11, 12), (13, 14)])
 def test_resumed_bit_for_bit(signalled, stopped, unbroken, shards, tiny, tmp_path, monkeypatch):
     """Stopped within an epoch, before the plain one begins, and within that."""

@@ -45,6 +45,7 @@ def test_it_ends_after_as_many_epochs_without_a_better_score(scored, shards, tin
     assert [row["epoch"] for row in read_rows(str(tmp_path)) if row["kind"] == "val"] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("patience", "epochs"), [(0, 6), (4, 6), (3, 5)])
 def test_with_more_patience_it_goes_on(scored, patience, epochs, shards, tiny, tmp_path, caplog):
     result = train(tiny(**QUICK, train__patience=patience), shards, str(tmp_path))
@@ -53,6 +54,7 @@ def test_with_more_patience_it_goes_on(scored, patience, epochs, shards, tiny, t
     assert bool(result["advice"]) == ("train longer: --set train.epochs=12" in caplog.text) == (epochs == 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signalled", [7, 12])
 def test_stopped_and_resumed_it_ends_at_the_same_step(scored, signalled, shards, tiny, tmp_path, monkeypatch):
     config = tiny(**QUICK, train__patience=2)
@@ -69,6 +71,7 @@ def test_stopped_and_resumed_it_ends_at_the_same_step(scored, signalled, shards,
     assert_same_weights(final_weights(parts), final_weights(str(tmp_path / "whole")))
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_early_is_found_finished_until_it_may_go_on(scored, shards, tiny, tmp_path):
     config = tiny(**QUICK, train__patience=2)
     train(config, shards, str(tmp_path))

@@ -76,6 +76,7 @@ def test_an_evaluation_of_a_file_has_what_one_of_a_model_has(drawn, tmp_path):
     assert "| cat |" in (tmp_path / "e" / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_baseline_may_be_a_file_or_an_evaluation(evaluated, tmp_path):
     paths = str(evaluated / "truth.json"), str(evaluated / "good.json")
     summaries = [

@@ -92,6 +92,7 @@ def test_killed_in_any_moment_it_leaves_what_is_needed_and_goes_on(root, tmp_pat
         assert sorted(inventory(str(copy))) == left
 
 
+@pytest.mark.slow
 def test_two_prunings_and_a_run_that_begins_lose_nothing(root, tmp_path, monkeypatch):
     """The run needs the very data that the prunings would free."""
     root, old, new = root

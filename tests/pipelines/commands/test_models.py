@@ -73,6 +73,7 @@ def test_predict_does_the_other_images(kubedet, published, images):
     )
 
 
+@pytest.mark.slow
 def test_predict_refuses_more_pixels_than_the_limit_by_the_header(kubedet, published, images):
     Image.new("1", (8000, 8000)).save(images / "large.png")
     Image.new("1", (14_000, 14_000)).save(images / "huge.png")

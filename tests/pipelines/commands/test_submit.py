@@ -40,6 +40,7 @@ def test_a_run_is_started(kfp_server, capsys):
     assert f"kubedet job status kubedet-{run['run_id'].replace('-', '')[:12]}-train" in shown
 
 
+@pytest.mark.slow
 def test_the_line_for_kfp_does_the_same(kfp_server, capsys, tmp_path):
     assert cli.main([*ARGUMENTS, "--dry-run"]) == 0
     assert kfp_server.requests == []

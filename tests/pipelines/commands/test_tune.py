@@ -48,6 +48,7 @@ def tune(kubedet, data_root, tmp_path, monkeypatch):
     shutil.rmtree(f"{data_root}/tuning", ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_a_search_writes_the_page_and_a_recipe_that_a_search_takes(tune, data_root, tmp_path):
     code, out, err = tune("--trials", "5", "--parallel", "2")
     assert (code, err) == (0, "")

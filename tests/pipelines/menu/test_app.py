@@ -172,6 +172,7 @@ def test_a_job_is_deleted_when_that_is_meant_and_only_then(backend, fake_cluster
     assert len(fake_cluster.requests("DELETE", "pytorchjobs/a")) == 1
 
 
+@pytest.mark.slow
 def test_a_job_is_submitted_from_the_form(backend, fake_cluster, tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text("env: {A: b}\nnodes: 7\n")
@@ -219,6 +220,7 @@ def test_a_form_that_cannot_be_used_says_why_and_sends_nothing(backend, fake_clu
     assert not fake_cluster.requests("POST")
 
 
+@pytest.mark.slow
 def test_a_refused_submission_is_told(backend, fake_cluster):
     fake_cluster.denied.add(("create", "pytorchjobs"))
 

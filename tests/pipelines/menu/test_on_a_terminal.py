@@ -4,6 +4,7 @@ import os
 import sys
 import time
 
+import pytest
 from fake_exec import give_exec
 from fake_pod import endless
 from terminal import Terminal
@@ -14,6 +15,7 @@ from components.launchers.spec import JobSpec
 MENU = [sys.executable, "-m", "pipelines.cli", "menu"]
 
 
+@pytest.mark.slow
 def test_logs_and_a_shell_take_the_terminal_and_give_it_back(fake_cluster, monkeypatch, tmp_path):
     give_exec(fake_cluster)
     monkeypatch.setenv("HOME", str(tmp_path))  # Where no file sets the shell's prompt.
@@ -41,6 +43,7 @@ def test_logs_and_a_shell_take_the_terminal_and_give_it_back(fake_cluster, monke
     assert [name for name, _, _ in fake_cluster.executed] == ["a-master-0"]
 
 
+@pytest.mark.slow
 def test_the_log_of_a_failed_job_ends_though_a_peer_takes_its_time(fake_cluster):
     fake_cluster.termination_seconds = 600
     fake_cluster.lives |= {"a-master-0": endless, "a-worker-0": endless}

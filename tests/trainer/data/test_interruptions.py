@@ -70,6 +70,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_store_that_fails_now_and_then(kind, expected, proxy):
     for fault, details in FAULTS[kind]:

@@ -198,6 +198,7 @@ def test_an_image_that_neither_is_there_nor_at_the_source_is_an_error(source, tm
     assert "delete" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_verify_finds_every_flip_and_repairs_it(prepared):
     _, raw, shards = prepared
     images = raw.parent.parent / "images"

@@ -93,6 +93,7 @@ def test_the_result_does_not_depend_on_the_processes_nor_on_the_place(make_coco,
     assert {**one, "uri": ""} == {**other, "uri": ""}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partitions", [2, 7, 50])
 def test_the_result_does_not_depend_on_the_partitions(make_coco, tmp_path, monkeypatch, partitions):
     monkeypatch.setattr(raw_table, "BLOCK", 7)
@@ -272,6 +273,7 @@ def test_workers_do_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_is_not_run_again_by_the_workers(make_coco, tmp_path):
     root = make_coco(train=[f"{number}.jpg" for number in range(8)])
     script = tmp_path / "script.py"

@@ -51,6 +51,7 @@ def average_precision(matches: Matches, place: int) -> float:
     return float(bootstrap._precision(matches, place, once)[0, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tenth", range(10))
 def test_all_agree_with_pycocotools(tenth: int) -> None:
     for seed in range(tenth * CASES // 10, (tenth + 1) * CASES // 10):

@@ -107,6 +107,7 @@ def _die_everywhere(tmp_path, root, points):
     return result["deaths"]
 
 
+@pytest.mark.slow
 def test_on_a_disk(tmp_path):
     assert _die_everywhere(tmp_path, str(tmp_path / "data_root"), FILES) > 30
 

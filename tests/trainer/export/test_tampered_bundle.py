@@ -112,6 +112,7 @@ def test_a_bundle_as_it_was_signed_is_taken_by_both(root, keys):
         verify(model, root, keys[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alter", WAYS, ids=lambda alter: alter.__name__)
 def test_what_the_openssf_verifier_refuses_is_refused(root, keys, alter):
     folder = root / "models" / "pets" / "v2"

@@ -31,6 +31,7 @@ def config(tiny):
     return dataclasses.replace(tiny(), model=ToyOptions(score_threshold=0.1))
 
 
+@pytest.mark.slow
 def test_a_toy_of_one_file_and_one_line_lives_the_whole_life(config, shards, tmp_path):
     lived = live(config, shards, tmp_path, 7, ["onnx", "torch-export"])
     assert set(lived["formats"]) == {"onnx", "torch-export"}

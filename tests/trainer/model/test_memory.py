@@ -68,6 +68,7 @@ def kept_for_an_image(classes):
     return (kept(classes, 4) - kept(classes, 2)) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pretended_gpu")
 def test_what_an_image_keeps_for_the_backward_pass_does_not_depend_on_the_classes():
     few, many = kept_for_an_image(91), kept_for_an_image(601)
@@ -150,6 +151,7 @@ def memory_of(monkeypatch):
     return measure
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pretended_gpu")
 def test_a_step_takes_at_most_what_is_said_for_each_image(memory_of):
     two, many = memory_of(601, 2), memory_of(601, 16)
@@ -160,6 +162,7 @@ def test_a_step_takes_at_most_what_is_said_for_each_image(memory_of):
     assert two.after_forward < two.peak and two.after_backward < 0.01e9
 
 
+@pytest.mark.slow
 def test_what_the_plain_loss_takes_besides_is_seen(memory_of):
     """Its intermediate results are as large as the logits of a chunk, and in fp32."""
     assert memory_of(601, 2, compiled=False).peak > memory_of(601, 2).peak + 10 * focal.CHUNK_BYTES

@@ -113,6 +113,7 @@ def a_chunk(monkeypatch):
     return counts[1] - counts[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("classes", "chunks"), [(91, {2: 3, 8: 3}), (91, {8: 3, 9: 4}), (600, {2: 2 + 1 + 1, 16: 16 + 4 + 2})]
 )

@@ -61,6 +61,7 @@ def test_as_many_are_under_way_as_were_begun(server, no_care):
     assert server.connections == 8
 
 
+@pytest.mark.slow
 def test_objects_of_a_store_are_signed_checked_and_equal(any_store, monkeypatch):
     content = {f"{any_store}/a b/{number}é.bin": os.urandom(1000 * number) for number in range(12)}
     for uri, data in content.items():
@@ -113,6 +114,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.kind} {fault.status}")
 def test_after_a_fault_every_file_comes_whole(proxy, hurried, fault):
     hurried(silence=1.0, total=6.0)

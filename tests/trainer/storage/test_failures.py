@@ -113,6 +113,7 @@ def test_a_server_that_is_not_there(proxy, monkeypatch, hurried):
     assert "port" in error.fix
 
 
+@pytest.mark.slow
 def test_a_name_that_is_not_known(proxy, monkeypatch, hurried):
     hurried(total=60, connect=20, silence=20)
     error = at(monkeypatch, "http://store.invalid:9000")

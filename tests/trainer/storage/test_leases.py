@@ -37,10 +37,12 @@ def process(uri):
     started.stdout.close()
 
 
+@pytest.mark.slow
 def test_of_many_one_at_a_time_holds_it(uri):
     assert most_at_a_time(uri) == [1] * 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("any_store", ["seaweedfs"], indirect=True)
 def test_of_many_one_at_a_time_holds_it_in_a_store(any_store):
     assert most_at_a_time(f"{any_store}/lease") == [1] * 12

@@ -49,6 +49,7 @@ def test_memory_holds_a_window(proxy, data):
             assert len(file.raw._pieces) <= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cut", "drop", "stall"])
 def test_breaks_do_not_show(proxy, data, kind):
     proxy.fail(kind, times=5, after=KB, parts=True)

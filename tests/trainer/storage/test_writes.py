@@ -149,6 +149,7 @@ def test_a_failed_block_uploads_nothing(proxy, bucket):
     assert proxy.requests == [] and list(bucket.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(unhashed_store, tmp_path):
     with (tmp_path / "x").open("wb") as file:
         file.truncate(64 * 2**20)

@@ -62,6 +62,7 @@ def history_of(folder):
     return rows, run
 
 
+@pytest.mark.slow
 def test_an_offline_run_holds_every_row_and_the_configuration(clean, tiny, shards, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_PROJECT", "cells")

@@ -77,6 +77,7 @@ def test_a_signal_deletes_the_job_first(fake_cluster, launcher, number, master):
     assert f"deleted on {number.name}" in out and "run the same again" in out
 
 
+@pytest.mark.slow
 def test_a_signal_is_heard_while_an_answer_is_waited_for(fake_cluster, launcher, master, kind):
     """And a deletion that the server is too busy for is asked for again; a second signal changes nothing."""
     fake_cluster.lives[master] = endless
@@ -93,6 +94,7 @@ def test_a_signal_is_heard_while_an_answer_is_waited_for(fake_cluster, launcher,
     assert gone(fake_cluster)
 
 
+@pytest.mark.slow
 @both
 def test_a_signal_while_the_job_is_created_leaves_nothing(fake_cluster, launcher, master, kind):
     fake_cluster.faults.append(Fault("POST", kind.plural, delay=0.7))
@@ -136,6 +138,7 @@ def step(fake_cluster, surroundings):
     return fake_cluster.add("workflows", "default", {"metadata": {"name": "run-x"}, "spec": {}})
 
 
+@pytest.mark.slow
 def test_a_steps_pod_that_is_evicted_leaves_the_job_to_the_next_attempt(
     fake_cluster, step, launcher, surroundings, master
 ):
@@ -171,6 +174,7 @@ def test_a_run_that_is_terminated_takes_the_job_along_at_once(fake_cluster, step
     assert [path for path in asked if "workflows" in path] and len(asked) <= 4
 
 
+@pytest.mark.slow
 def test_the_loser_of_a_name_leaves_the_winners_job_alone(fake_cluster, launcher, master, kind):
     """Its own was deleted and another put in its place between two looks."""
     fake_cluster.lives[master] = endless

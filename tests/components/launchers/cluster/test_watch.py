@@ -139,6 +139,7 @@ def test_pods_that_stay_pending_are_explained_and_removed(run, fake_cluster, mas
     assert sum("waits: ImagePullBackOff" in line for line in run.lines) == 1
 
 
+@pytest.mark.slow
 @both
 def test_the_start_timeout_counts_each_wait_by_itself(run, fake_cluster, master):
     def preempted(pod):

@@ -69,6 +69,7 @@ def crd() -> Any:
     return strict(definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ODD, *(path.stem for path in EXAMPLES)])
 def test_a_cluster_takes_it(name: str) -> None:
     spec = ODD.get(name) or example(next(path for path in EXAMPLES if path.stem == name))
@@ -77,6 +78,7 @@ def test_a_cluster_takes_it(name: str) -> None:
     jsonschema.Draft202012Validator(crd()).validate(manifest)
 
 
+@pytest.mark.slow
 def test_the_schema_refuses_what_it_does_not_know() -> None:
     manifest = pytorchjob.manifest(job())
     manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["gpus"] = 1

@@ -37,6 +37,7 @@ def narrow(tiny):
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_trains_in_every_precision(precision, narrow, shards, tmp_path):
     changes = {"train__epochs": 2, "train__lr": 3e-3, "train__precision": precision}
@@ -50,6 +51,7 @@ def test_trains_in_every_precision(precision, narrow, shards, tmp_path):
     assert rows[-1]["loss_vfl"] < rows[0]["loss_vfl"]
 
 
+@pytest.mark.slow
 def test_several_passes_equal_a_larger_batch(narrow, shards, tmp_path, monkeypatch):
     """Passes of 1, 2 and 2 images: boxes are counted over all five."""
     # A batch's own statistics are no sum over images.
@@ -66,6 +68,7 @@ def test_several_passes_equal_a_larger_batch(narrow, shards, tmp_path, monkeypat
         assert other[step] == pytest.approx(one[step], rel=2e-3), step
 
 
+@pytest.mark.slow
 def test_squares_of_several_sizes_mosaics_and_mixed_images(narrow, shards, tmp_path, monkeypatch):
     """Resumed to the same bits too; the search for a batch size leaves the random numbers as they were."""
     config = narrow(

@@ -40,6 +40,7 @@ def test_what_transformers_saves_loads_here(architecture, frozen, network, file_
     torch.testing.assert_close(ours.boxes[:, -1], expected.pred_boxes, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
 def test_ours_load_in_transformers(architecture, network, tmp_path, batch):
     detector = network(architecture).eval()
@@ -61,6 +62,7 @@ def test_ours_load_in_transformers(architecture, network, tmp_path, batch):
             assert torch.equal(value, again.state_dict()[name]), name
 
 
+@pytest.mark.slow
 def test_other_classes_leave_the_heads_as_they_are(network, file_of):
     detector = network("dfine")
     before = {name: value.clone() for name, value in detector.state_dict().items()}

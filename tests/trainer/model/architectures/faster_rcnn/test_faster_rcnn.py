@@ -68,6 +68,7 @@ def pair():
     return ours, stock
 
 
+@pytest.mark.slow
 def test_losses_and_gradients_are_torchvisions(pair, monkeypatch):
     ours, stock = in_training(pair)
     images, boxes, labels, lists = random_batch([3, 0], SIZE, CLASSES)
@@ -113,6 +114,7 @@ def test_every_place_is_drawn_as_often():
     assert counts.min() > 1400 and counts.max() < 1600
 
 
+@pytest.mark.slow
 def test_detections_and_the_graphs_are_torchvisions(pair, monkeypatch):
     ours, stock = (model.eval() for model in pair)
     images = torch.randint(0, 256, (2, 3, SIZE, SIZE), dtype=torch.uint8)
@@ -136,6 +138,7 @@ def test_an_image_with_fewer_proposals_than_places_finds_as_much_in_the_graph():
     assert 0 < real.sum(dim=1).min() < graph.places and comparison.result().matched > 0.99
 
 
+@pytest.mark.slow
 def test_weights_come_from_torchvision_and_go_back(pair):
     ours, _ = pair
     upstream = ours.upstream_weights([f"class {number}" for number in range(CLASSES)])

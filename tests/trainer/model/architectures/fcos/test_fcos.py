@@ -50,6 +50,7 @@ def pair():
     return ours, stock
 
 
+@pytest.mark.slow
 def test_losses_and_gradients_are_torchvisions(pair, monkeypatch):
     ours, stock = in_training(pair)
     images, boxes, labels, lists = random_batch([3, 0, 1], SIZE, CLASSES)

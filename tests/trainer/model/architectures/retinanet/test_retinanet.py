@@ -30,6 +30,7 @@ def reference(version):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_equal_to_torchvision(version):
     model = reference(version)
