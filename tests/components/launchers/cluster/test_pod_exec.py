@@ -104,8 +104,8 @@ def test_on_a_terminal_the_keys_the_size_and_ctrl_c_are_the_pods(core, fake_clus
         terminal.type("stty size; tty -s && echo ter''minal\r")
         terminal.until("33 77")
         terminal.until("terminal")
-        # Once it speaks the shell has read the line, which the key would end otherwise.
-        terminal.type("echo re''ady; sleep 60 && echo sle''pt\r")
+        # Once it speaks itself it is what the key ends: before that the shell would wait for it.
+        terminal.type("sh -c 'echo re\"\"ady; exec sleep 60' && echo sle''pt\r")
         terminal.until("ready")
         terminal.type("\x03")
         assert "slept" not in terminal.until("> ")  # What comes before its prompt the shell may drop.
