@@ -1,19 +1,16 @@
 """SIGTERM and SIGINT: the job is deleted, first of all and at any moment."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 from fake_api import Fault
 from fake_pod import endless
 from kinds import both
-
-from components.launchers.cluster import watch
-from trainer.errors import Interrupted
 
 
 def gone(fake_cluster):
@@ -29,11 +26,13 @@ from components.launchers.timings import Timings
 from components.launchers.spec import JobSpec
 from trainer.errors import KubedetError
 job = JobSpec(command=("python",), name="train", image="i:1")
+handed = signal.getsignal(signal.SIGTERM)
 try:
     backend = ClusterBackend.connect(timings=Timings(read=60, late=1.5), kinds=[KINDS[os.environ["KIND"]]])
     watch.run(backend, job)
 except KubedetError as error:
     print(f"error: {error}", flush=True)
+    assert signal.getsignal(signal.SIGTERM) is handed
     sys.exit(error.exit_code)
 """
 
@@ -109,21 +108,16 @@ def test_a_signal_while_the_job_is_created_leaves_nothing(fake_cluster, launcher
 
 
 @both
-def test_a_deletion_that_fails_is_told(backend, job, fake_cluster, master, kind):
+def test_a_deletion_that_fails_is_told(launcher, fake_cluster, master, kind):
     """Whoever reads it knows that GPUs are still held."""
-
-    def life(pod):
-        pod.run()
-        threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGTERM]).start()
-        pod.sleep(3600)
-
-    fake_cluster.lives[master] = life
+    fake_cluster.lives[master] = endless
     fake_cluster.denied.add(("delete", kind.plural))
-    handed = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Interrupted, match=r"could not be deleted.*403") as error:
-        watch.run(backend, job(), lambda line: None)
-    assert "kubedet job stop train" in error.value.fix
-    assert signal.getsignal(signal.SIGTERM) is handed
+    while "hello" not in (line := launcher.stdout.readline()):
+        assert line, "the launcher ended"
+    launcher.terminate()
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 143
+    assert re.search(r"could not be deleted.*403", output) and "kubedet job stop train" in output
 
 
 @pytest.fixture
