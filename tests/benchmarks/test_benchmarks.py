@@ -214,6 +214,7 @@ def test_one_by_the_runner(capsys):
     assert '"name": "openimages_csv"' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_benchmark_that_fails_is_told_and_the_others_run(monkeypatch, tmp_path, capsys):
     (tmp_path / "benchmarks").mkdir()
     for name, code in BROKEN.items():

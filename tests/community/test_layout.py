@@ -309,6 +309,7 @@ def test_the_image_has_what_our_own_image_of_the_steps_has(folders):
     assert (folders["train"] / "constraints.txt").read_text() == (ROOT / "constraints.txt").read_text()
 
 
+@pytest.mark.slow
 def test_without_an_owner_nothing_is_written(tmp_path):
     command = [sys.executable, "-m", "community", "-o", str(tmp_path / "out")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)

@@ -87,6 +87,7 @@ def test_from_an_image_to_all_who_saw_it(made, capsys):
         tracing.trace("nobody", root)
 
 
+@pytest.mark.slow
 def test_an_image_that_must_go_goes_and_the_next_run_trains(made, tmp_path, capsys):
     root, shards = made
     key = key_of(root, shards)

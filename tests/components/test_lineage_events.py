@@ -249,6 +249,7 @@ def test_what_cannot_be_described_or_sent_fails_no_step(server, canned, monkeypa
     assert "pip install 'kubedet[lineage]'" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_process_sends_it_and_is_not_waited_for_long(server, canned, monkeypatch, caplog):
     monkeypatch.undo()
     monkeypatch.setenv("OPENLINEAGE_URL", server.url)

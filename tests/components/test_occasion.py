@@ -61,6 +61,7 @@ def test_nothing_new_ends_the_run_before_any_image_is_fetched(champion, tmp_path
     assert occasion.word(prepare(SOURCE, champion, tmp_path, 0)[0]) == "train"
 
 
+@pytest.mark.slow
 def test_as_many_as_are_asked_for_make_a_run_pay(champion, tmp_path):
     larger = SOURCE.replace("24", "25")
     changed = occasion.seen.news(
@@ -82,6 +83,7 @@ def test_a_run_pays_without_a_champion_and_where_an_image_must_go(champion, tmp_
     assert occasion.word(prepare(SOURCE, champion, tmp_path, 1000)[0]) == "train"
 
 
+@pytest.mark.slow
 def test_a_drift_below_the_threshold_ends_the_run(champion, tmp_path, caplog):
     caplog.set_level("INFO")
     other = SOURCE.replace("seed=4", "seed=5")
@@ -101,6 +103,7 @@ def test_a_drift_below_the_threshold_ends_the_run(champion, tmp_path, caplog):
         ended(1.5)
 
 
+@pytest.mark.slow
 def test_a_drift_that_nobody_can_tell_any_more_lets_the_run_train(champion, tmp_path, caplog):
     (raw,) = Path(champion, "raw").iterdir()
     shutil.rmtree(raw)

@@ -58,6 +58,7 @@ def test_deep_brackets_in_an_override_are_named(capsys):
 BLANKS = " " * 30_000
 
 
+@pytest.mark.slow
 @examples(150)
 @given(texts)
 @example(f"coco/AP{BLANKS}> {BLANKS}b")

@@ -182,6 +182,7 @@ def packed(kind: str, jpeg: bytes) -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz", "tar.xz", "tar.bz2"])
 def test_archives(tmp_path, jpeg, capsys, kind):
     whole = packed(kind, jpeg)

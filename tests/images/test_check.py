@@ -58,6 +58,7 @@ def extras_of(image):
     return extras_match[1].split(",") if extras_match else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("image", ["trainer", "component"])
 def test_an_image_has_what_its_modules_import(check, image):
     extras = extras_of(image)

@@ -38,6 +38,7 @@ def test_what_the_driver_takes(declared, taken):
     assert {kind for kind in kinds if takes(declared, kind)} == taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_it_refuses_nothing_of_ours(tmp_path, form):
     compile_pipeline(tmp_path / "p.yaml", form)

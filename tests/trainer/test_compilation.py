@@ -158,6 +158,7 @@ def test_compiled_code_that_cannot_be_read_is_made_anew(tmp_path, caplog):
     assert "compiling anew" in caplog.text and "took up" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_network_that_cannot_be_compiled_goes_on_as_it_is(monkeypatch, caplog):
     def broken(graph, inputs):
         raise RuntimeError("no such instruction")

@@ -151,6 +151,7 @@ def test_whoever_finds_the_summary_finds_the_rest(saved, shards, config, tmp_pat
     assert not (tmp_path / "e" / "metrics.json").exists()
 
 
+@pytest.mark.slow
 def test_a_second_model_is_held_against_the_first(saved, shards, config, tmp_path, monkeypatch):
     uri = saved()
     with monkeypatch.context() as elsewhere:
@@ -169,6 +170,7 @@ def test_a_second_model_is_held_against_the_first(saved, shards, config, tmp_pat
     assert storage.read_json(str(tmp_path / "second" / "gate.json")) == second["verdict"]
 
 
+@pytest.mark.slow
 def test_a_baseline_scored_on_other_data_is_scored_anew(saved, shards, config, tmp_path):
     val = dataclasses.replace(config.evaluation, split="val")
     first = evaluate(saved(), shards, str(tmp_path / "f"), dataclasses.replace(config, evaluation=val))
@@ -220,6 +222,7 @@ def test_a_split_of_crowds_alone_passes_no_rule(saved, shards, config, tmp_path)
         assert "no class has objects" in (tmp_path / "second" / name).read_text()
 
 
+@pytest.mark.slow
 def test_the_order_of_classes_in_the_shards_counts_for_open_images(
     saved, shards, config, tmp_path, monkeypatch
 ):

@@ -37,6 +37,7 @@ def test_resumed_bit_for_bit(signalled, stopped, unbroken, shards, tiny, tmp_pat
     assert_same_weights(final_weights(str(tmp_path)), final_weights(unbroken[0]))
 
 
+@pytest.mark.slow
 def test_it_is_another_training_than_without(unbroken, shards, tiny, tmp_path):
     train(tiny(train__epochs=1), shards, str(tmp_path))
     assert losses(str(tmp_path)) != {step: losses(unbroken[0])[step] for step in range(1, 7)}

@@ -36,6 +36,7 @@ addresses = st.builds(
 around = st.sampled_from(["cannot read {}", "{}: no such file", "['{}']", "a {} b", '"{}",', "{}"])
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(addresses, around)
 def test_no_password_is_printed(address, text):

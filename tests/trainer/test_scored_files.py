@@ -91,6 +91,7 @@ def test_a_baseline_may_be_a_file_or_an_evaluation(evaluated, tmp_path):
     assert "Against the baseline" in (tmp_path / "bad" / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_two_evaluations_are_compared_with_confidence(evaluated, tmp_path):
     bad, good = str(evaluated / "bad"), str(evaluated / "good")
     comparison = scored_files.compare(bad, good, samples=40, output_uri=str(tmp_path / "c"))

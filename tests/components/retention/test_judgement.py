@@ -3,6 +3,8 @@
 import shutil
 import time
 
+import pytest
+
 from components import lineage
 from components.retention import GRACE, UNENDED, judgement, pins, uses
 from trainer import storage
@@ -16,6 +18,7 @@ def judged(root, keep=1, later=LATER):
     return {name: thing.why for name, thing in things.items()}
 
 
+@pytest.mark.slow
 def test_only_what_nothing_needs_may_go(root):
     root, old, new = root
     why = judged(root)

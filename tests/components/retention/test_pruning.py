@@ -37,6 +37,7 @@ def readable(root, shards):
     return True
 
 
+@pytest.mark.slow
 def test_what_is_needed_stays_whole_and_the_rest_is_gone(root):
     root, old, new = root
     before = sum(thing.size for thing in inventory(str(root)).values())
@@ -186,6 +187,7 @@ def test_the_command_pins_and_unpins(root, capsys):
         assert message in messages
 
 
+@pytest.mark.slow
 def test_a_bucket_is_freed_likewise(bucket, tmp_path):
     root, asked = "s3://bucket/root", ("debug", {"data.processes": 1, "data.threads": 2})
     sources = (f"sample:images=8,size=96,seed={seed}" for seed in (1, 2))

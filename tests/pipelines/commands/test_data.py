@@ -232,6 +232,7 @@ def test_a_seed_shows_the_same_images_and_another_one_others(data, prepared, tmp
     assert first == again != other
 
 
+@pytest.mark.slow
 def test_a_sheet_shows_what_a_training_sees(data, prepared, tmp_path):
     """The last epoch is plain; in the first four images share a square, whose size changes by the step."""
     common = ["--recipe", "debug", "--set", "loader.mosaic=1", "--set", "loader.plain_epochs=1", "-n", 8]

@@ -154,6 +154,7 @@ def test_an_answer_after_the_menu_was_closed_is_dropped(backend):
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_job_is_deleted_when_that_is_meant_and_only_then(backend, fake_cluster):
     fake_cluster.lives["a-master-0"] = endless
     backend.submit(job("a"))

@@ -84,6 +84,7 @@ def test_a_store_that_fails_now_and_then(kind, expected, proxy):
     assert proxy.faults == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAULTS)
 def test_open_images_from_a_store_that_fails_now_and_then(kind, mirror, bucket, proxy, tmp_path):
     """In their genuine layout: CSVs, train/<16 hex>.jpg, and one image that is not there."""

@@ -82,6 +82,7 @@ def test_the_ground_truth_is_taken_by_pycocotools(make_coco, tmp_path):
     assert truth.getCatIds() == [0, 1] and min(truth.getAnnIds()) >= 1
 
 
+@pytest.mark.slow
 def test_the_result_does_not_depend_on_the_processes_nor_on_the_place(make_coco, tmp_path):
     root = make_coco(train=[f"{number}.jpg" for number in range(20)])
     one, other = (
@@ -305,6 +306,7 @@ def test_a_data_root_in_an_object_store_gives_the_same_shards(make_coco, bucket,
     assert made(root, "s3://bucket/data") == remote
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not BCCD.is_dir(), reason="the blood cell set is not on this machine")
 @pytest.mark.parametrize("kind", ["voc", "coco"])
 def test_a_real_set(kind, tmp_path):

@@ -61,6 +61,7 @@ def test_of_a_mosaic_only_what_is_known_of_all_four(open_images):
         assert batch.verified.sum() <= 4
 
 
+@pytest.mark.slow
 def test_a_training_leaves_the_other_classes_alone(open_images, tiny, tmp_path):
     """Nothing pulls down the scores of a class that no image knows; without it, all images do."""
     changes = {"train__epochs": 4, "train__batch_size": 2, "train__precision": "fp32",

@@ -150,6 +150,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 def test_processes_that_evict_each_others_copies_read_what_is_right(server, folder):
     uri, gets = server
     readers = [

@@ -183,6 +183,7 @@ def test_a_server_that_answers_in_chunks_is_read_whole(server):
     assert len(server.requests) == 6
 
 
+@pytest.mark.slow
 def test_a_silent_server_fails_within_the_deadline_and_others_do_not_wait(server, hurried):
     hurried(silence=0.5, total=1.5)
     quiet = Server()

@@ -120,6 +120,7 @@ def test_a_name_that_is_not_known(proxy, monkeypatch, hurried):
     assert "'store.invalid'" in error.message and "DNS" in error.fix
 
 
+@pytest.mark.slow
 def test_a_server_that_is_silent_from_the_start(proxy, monkeypatch, hurried):
     hurried(total=60)
     with socket.create_server(("127.0.0.1", 0)) as server:

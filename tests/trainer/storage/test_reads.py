@@ -258,6 +258,7 @@ def test_children(bucket, method):
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "key", ["x", "a b/é+~'(1).jpg", "a=1/b=2.json", "p&q?r#s", "a!*;:@,$.x", "ü/%41", "quote'\"<>^`{|}"]
 )

@@ -43,6 +43,7 @@ def test_a_training_is_a_run_with_parameters_metrics_by_step_and_its_best(client
     assert client.get_metric_history(run.info.run_id, "val/AP")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_gone_on_with_is_one_run(client, tiny, shards, tmp_path, monkeypatch):
     config = tiny(train__epochs=2, train__checkpoint_steps=2)
     stopped = threading.Event()

@@ -66,6 +66,7 @@ def test_the_runtime_of_a_deleted_job_is_taken_over_before_the_cluster_collects_
     assert owners(fake_cluster) == [("TrainJob", fake_cluster.job("train")["metadata"]["uid"])]
 
 
+@pytest.mark.slow
 def test_a_runtime_that_the_controller_has_not_seen_yet_is_waited_for(backend, job, fake_cluster):
     backend.submit(job(backoff=3))
     (runtime,) = runtimes(fake_cluster)

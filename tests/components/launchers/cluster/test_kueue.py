@@ -117,6 +117,7 @@ def test_without_the_right_to_see_workloads_the_right_is_named(fake_cluster, wai
     assert 'apiGroups ["kueue.x-k8s.io"], resources ["workloads"], verbs ["list"]' in status.message
 
 
+@pytest.mark.slow
 def test_a_kueue_in_trouble_is_no_trouble_of_the_jobs(fake_cluster, waiting):
     fake_cluster.faults.append(
         Fault("GET", "/workloads", status=500, times=1000, message="conversion webhook")

@@ -91,6 +91,7 @@ def test_a_server_that_refuses_for_another_reason_is_told(core, fake_cluster):
         run(core, "true")
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_keys_the_size_and_ctrl_c_are_the_pods(core, fake_cluster, monkeypatch):
     script = (
         "from components.launchers.cluster import pod_exec, client; import sys;"

@@ -56,6 +56,7 @@ def launcher(fake_cluster, surroundings):
     process.stdout.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "number"),
     [("pytorchjob", signal.SIGTERM), ("trainjob", signal.SIGTERM), ("pytorchjob", signal.SIGINT)],

@@ -173,6 +173,7 @@ def test_watched_to_a_bad_end(backend, job, runai):
     assert error.value.exit_code == 3
 
 
+@pytest.mark.slow
 def test_a_job_that_does_not_start_is_deleted(backend, job, runai):
     backend.submit(job(start_timeout=1))
     runai.change("train", phase="Pending", phaseMessage="no GPUs")

@@ -332,6 +332,7 @@ def test_images_in_two_splits_are_told(make_yolo):
     assert YoloSource(str(root)).listing().problems.counts == {reasons.IMAGE_IN_TWO_SPLITS: 1}
 
 
+@pytest.mark.slow
 def test_from_a_bucket_to_shards(make_yolo, bucket, tmp_path):
     """All the way: a turned photograph keeps its box where people see it."""
     root = make_yolo(train={"a": ONE, "b": ONE}, val={"c": "1 0.25 0.125 0.5 0.25\n"})

@@ -44,6 +44,7 @@ def use_our_noise(monkeypatch, sample, part, number):
         monkeypatch.setattr(module, "get_contrastive_denoising_training_group", ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
 @pytest.mark.parametrize("number", [0, 20])
 def test_losses_and_gradients_are_those_of_transformers(architecture, number, network, batch, monkeypatch):
@@ -72,6 +73,7 @@ def test_losses_and_gradients_are_those_of_transformers(architecture, number, ne
             torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
 @pytest.mark.parametrize("counts", [[5, 2, 3, 0], [0, 0, 0, 4], [0, 0, 0, 0]])
 def test_slices_of_a_batch_add_up_to_it(architecture, counts, network, batch, monkeypatch):

@@ -86,6 +86,7 @@ AUTHORS = (("embedder.", "stem."), ("encoder.", ""), (".convolution.", ".conv.")
 """Names of PPHGNetV2's tensors in transformers, and by its authors, as D-FINE's file and timm have them."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_its_authors", [False, True])
 def test_a_backbones_weights(by_its_authors, network, file_of):
     detector = network("dfine")

@@ -60,6 +60,7 @@ def test_losses_and_gradients_are_torchvisions(pair, monkeypatch):
     assert_same_losses(ours, stock, losses, expected, LOSSES)
 
 
+@pytest.mark.slow
 def test_detections_are_torchvisions(pair, monkeypatch):
     ours, stock = (sharpened(model) for model in pair)
     ours.load_state_dict(stock.state_dict())

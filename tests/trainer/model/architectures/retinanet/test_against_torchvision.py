@@ -75,6 +75,7 @@ def assert_same(detector, images, boxes, labels, targets):
     return matched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("classes", "counts"), [(1, [3, 0, 1]), (91, [1000, 0]), (264, [5, 20]), (601, [1, 3]), (601, [0])]
 )
