@@ -13,9 +13,18 @@ from faulty_store import hurried, proxy
 from prepared_data import Prepared
 
 from tests.trainer.conftest import bucket, config, object_store_server
-from tests.trainer.data.conftest import make_coco, make_jpeg
+from tests.trainer.data.conftest import fifteen_images, make_coco, make_jpeg
 
-__all__ = ["bucket", "config", "hurried", "make_coco", "make_jpeg", "object_store_server", "proxy"]
+__all__ = [
+    "bucket",
+    "config",
+    "fifteen_images",
+    "hurried",
+    "make_coco",
+    "make_jpeg",
+    "object_store_server",
+    "proxy",
+]
 
 _RESULTS: Results = defaultdict(list)
 
@@ -67,12 +76,5 @@ def chance(request):
 
 
 @pytest.fixture
-def coco(make_coco):
-    return make_coco(
-        train=[f"{number}.jpg" for number in range(12)], val=[f"v{number}.jpg" for number in range(3)]
-    )
-
-
-@pytest.fixture
-def prepared(coco, tmp_path):
-    return Prepared(f"coco:{coco}", str(tmp_path / "data"))
+def prepared(fifteen_images, tmp_path):
+    return Prepared(f"coco:{fifteen_images}", str(tmp_path / "data"))

@@ -91,8 +91,8 @@ def test_files_of_a_newer_program(prepared, name):
 
 @pytest.mark.parametrize("harm", HARMS)
 @cells("image", "shard")
-def test_a_raw_image_while_shards_are_made(coco, tmp_path, harm, chance, injected):
-    raw = download(f"coco:{coco}", str(tmp_path / "data"), CONFIG)
+def test_a_raw_image_while_shards_are_made(fifteen_images, tmp_path, harm, chance, injected):
+    raw = download(f"coco:{fifteen_images}", str(tmp_path / "data"), CONFIG)
     expected = shard(raw, str(tmp_path / "other"), CONFIG)["splits"]
     for path in chance.sample(sorted(Path(raw["images"]).rglob("*.jpg")), 4):
         HARMS[harm](path, chance)
@@ -102,11 +102,11 @@ def test_a_raw_image_while_shards_are_made(coco, tmp_path, harm, chance, injecte
 
 @pytest.mark.parametrize("harm", ["cut", "lost", "flip"])
 @cells("image", "shard")
-def test_a_raw_image_whose_source_is_gone(coco, tmp_path, harm, chance):
-    raw = download(f"coco:{coco}", str(tmp_path / "data"), CONFIG)
+def test_a_raw_image_whose_source_is_gone(fifteen_images, tmp_path, harm, chance):
+    raw = download(f"coco:{fifteen_images}", str(tmp_path / "data"), CONFIG)
     image = chance.choice(sorted(Path(raw["images"]).rglob("*.jpg")))
     HARMS[harm](image, chance)
-    shutil.rmtree(coco)
+    shutil.rmtree(fifteen_images)
     with pytest.raises(KubedetError) as caught:
         shard(raw, str(tmp_path / "data"), CONFIG)
     assert "delete" not in str(caught.value)
@@ -114,7 +114,7 @@ def test_a_raw_image_whose_source_is_gone(coco, tmp_path, harm, chance):
 
 
 @cells("moved", *BOTH)
-def test_a_moved_data_root(prepared, coco, bucket, tmp_path, monkeypatch, injected):
+def test_a_moved_data_root(prepared, fifteen_images, bucket, tmp_path, monkeypatch, injected):
     root, fetched = Path(prepared.root), []
     shutil.copytree(root, bucket / "deep" / "root")
     shutil.move(root, tmp_path / "elsewhere")
@@ -124,5 +124,5 @@ def test_a_moved_data_root(prepared, coco, bucket, tmp_path, monkeypatch, inject
         moved = Prepared(prepared.source, place)
         assert moved.raw["uri"].startswith(place) and moved.index["uri"].startswith(place)
         check(verify(moved.index["uri"]))
-    assert not [uri for uri in fetched if uri.startswith(str(coco)) and uri.endswith(".jpg")]
+    assert not [uri for uri in fetched if uri.startswith(str(fifteen_images)) and uri.endswith(".jpg")]
     injected(2)

@@ -112,12 +112,12 @@ def few_files():
 
 
 @cells("kill", *BOTH)
-def test_kills(coco, tmp_path, chance, injected):
+def test_kills(fifteen_images, tmp_path, chance, injected):
     command = [
         sys.executable,
         "-c",
         KILLED,
-        f"coco:{coco}",
+        f"coco:{fifteen_images}",
         str(tmp_path / "root"),
         "30",
         str(chance.random()),
@@ -155,9 +155,9 @@ def test_want_of_memory(make_coco, tmp_path):
 @pytest.mark.skipif(not mounts(), reason="mounts nothing: needs root")
 @cells("full", *BOTH)
 @pytest.mark.parametrize("size", ["20k", "60k", "100k"])
-def test_a_full_disk(coco, tmp_path, size):
+def test_a_full_disk(fifteen_images, tmp_path, size):
     (tmp_path / "root").mkdir()
-    command = [sys.executable, "-c", FULL, f"coco:{coco}", str(tmp_path / "root"), size]
+    command = [sys.executable, "-c", FULL, f"coco:{fifteen_images}", str(tmp_path / "root"), size]
     done = subprocess.run(["unshare", "--mount", *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "the disk is full" in done.stdout and "whole" in done.stdout and "left: []" in done.stdout

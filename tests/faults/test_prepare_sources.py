@@ -36,10 +36,10 @@ STORE = {
 
 
 @pytest.fixture
-def in_store(coco, bucket, tmp_path):
+def in_store(fifteen_images, bucket, tmp_path):
     """A source in a store, and what its shards are where nothing fails."""
-    shutil.copytree(coco, bucket / "source")
-    calm = Prepared(f"coco:{coco}", str(tmp_path / "calm"))
+    shutil.copytree(fifteen_images, bucket / "source")
+    calm = Prepared(f"coco:{fifteen_images}", str(tmp_path / "calm"))
     return [
         data for name, data in contents(Path(calm.index["uri"])).items() if name.endswith((".tar", ".npy"))
     ]
@@ -108,14 +108,14 @@ def test_images_that_a_server_lacks(image_server, tmp_path, injected):
 
 
 @cells("back", *BOTH)
-def test_an_image_that_is_back(coco, tmp_path, injected):
-    images = sorted((coco / "train").iterdir())[:3]
+def test_an_image_that_is_back(fifteen_images, tmp_path, injected):
+    images = sorted((fifteen_images / "train").iterdir())[:3]
     for image in images:
         image.rename(f"{image}.away")
-    first = Prepared(f"coco:{coco}", str(tmp_path / "data"), SOME_BAD)
+    first = Prepared(f"coco:{fifteen_images}", str(tmp_path / "data"), SOME_BAD)
     for image in images:
         Path(f"{image}.away").rename(image)
-    second = Prepared(f"coco:{coco}", str(tmp_path / "data"), SOME_BAD)
+    second = Prepared(f"coco:{fifteen_images}", str(tmp_path / "data"), SOME_BAD)
     assert (images_of(first.raw), images_of(second.raw)) == (12, 15)
     assert sum(split["samples"] for split in second.index["splits"].values()) == 15
     injected(3)

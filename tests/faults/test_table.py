@@ -36,8 +36,8 @@ def test_the_table_tells_what_did_not_hold():
 
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("name", ["train-00000.tar", "train.samples.npy", "index.json"])
-def test_a_few_of_them(coco, tmp_path, chance, harm, name):
-    prepared = Prepared(f"coco:{coco}", str(tmp_path / "data"))
+def test_a_few_of_them(fifteen_images, tmp_path, chance, harm, name):
+    prepared = Prepared(f"coco:{fifteen_images}", str(tmp_path / "data"))
     before = contents(*prepared.folders)
     HARMS[harm](prepared.folders[1] / name, chance)
     try:

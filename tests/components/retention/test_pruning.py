@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from at_once import at_once
 
 from components import preparation
 from components.retention import GRACE, judgement, pins, pruning, uses
@@ -100,32 +101,21 @@ def test_two_prunings_and_a_run_that_begins_lose_nothing(root, tmp_path, monkeyp
     monkeypatch.setenv("KUBEDET_RUN_ID", "tonight")
     ends = set()
     for pause in (0.0, 0.05, 0.15, 0.3):
-        copy, problems, made = shutil.copytree(root, tmp_path / f"at-{pause}"), [], []
-        together = threading.Barrier(3)
+        copy = shutil.copytree(root, tmp_path / f"at-{pause}")
 
-        def begin(copy=copy, made=made, together=together, pause=pause):
-            together.wait()
+        def begin(copy=copy, pause=pause):
             time.sleep(pause)
             asked = ("debug", {"data.processes": 1, "data.threads": 2})
             source = "sample:images=24,size=96,seed=1"
-            made.append(preparation.prepare(source, *asked, str(copy), "", str(copy / "page"))[1][0])
+            return preparation.prepare(source, *asked, str(copy), "", str(copy / "page"))[1][0]
 
-        def free(copy=copy, together=together, problems=problems):
-            together.wait()
-            try:
-                problems.append(len(freed(copy).freed))
-            except BaseException as error:
-                problems.append(error)
+        def free(copy=copy):
+            return len(freed(copy).freed)
 
-        threads = [threading.Thread(target=each) for each in (begin, free, free)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert all(isinstance(each, int) for each in problems), problems
-        assert made[0]["fingerprint"] == old["fingerprint"]
+        made, *counts = at_once(begin, free, free)
+        assert made["fingerprint"] == old["fingerprint"]
         assert readable(copy, old) and readable(copy, new)
-        ends.add(max(problems))
+        ends.add(max(counts))
     assert ends  # Whoever came first, the data are there.
 
 

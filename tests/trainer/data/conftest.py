@@ -66,6 +66,14 @@ def make_coco(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
+def fifteen_images(make_coco: Callable[..., Path]) -> Path:
+    """Folder of a COCO set of twelve training images and three for validation."""
+    return make_coco(
+        train=[f"{number}.jpg" for number in range(12)], val=[f"v{number}.jpg" for number in range(3)]
+    )
+
+
+@pytest.fixture
 def edit_json() -> Callable[[Path, Callable[[dict[str, Any]], None]], None]:
     """Change a JSON file in place."""
 
@@ -81,3 +89,25 @@ def edit_json() -> Callable[[Path, Callable[[dict[str, Any]], None]], None]:
 def make_jpeg() -> Callable[..., bytes]:
     """Encode a small picture."""
     return jpeg
+
+
+@pytest.fixture
+def make_yolo(tmp_path: Path) -> Callable[..., Path]:
+    """Write images/<split>/<stem>.jpg, labels/<split>/<stem>.txt and data.yaml; return the folder."""
+
+    def make(yaml: str = "", root: str = "yolo", **splits: dict[str, str | None]) -> Path:
+        folder = tmp_path / root
+        for split, labels in splits.items():
+            for number, (stem, text) in enumerate(labels.items()):
+                image = folder / "images" / split / f"{stem}.jpg"
+                image.parent.mkdir(parents=True, exist_ok=True)
+                image.write_bytes(jpeg(seed=number))
+                label = folder / "labels" / split / f"{stem}.txt"
+                label.parent.mkdir(parents=True, exist_ok=True)
+                if text is not None:
+                    label.write_text(text)
+        data_yaml = yaml or "".join(f"{split}: images/{split}\n" for split in splits) + "names: [cat, dog]\n"
+        (folder / "data.yaml").write_text(data_yaml)
+        return folder
+
+    return make

@@ -20,19 +20,12 @@ CONFIG = recipes.load("debug", {"data.processes": 1, "data.max_bad_fraction": 0.
 
 
 @pytest.fixture
-def source(make_coco):
-    return make_coco(
-        train=[f"{number}.jpg" for number in range(12)], val=[f"v{number}.jpg" for number in range(3)]
-    )
-
-
-@pytest.fixture
-def prepared(source, tmp_path):
+def prepared(fifteen_images, tmp_path):
     """Prepare a data root; give a way to run the same commands again, and both folders."""
     root = str(tmp_path / "data")
 
     def prepare():
-        raw = download(f"coco:{source}", root, CONFIG)
+        raw = download(f"coco:{fifteen_images}", root, CONFIG)
         return raw, shard(raw, root, CONFIG)
 
     raw, index = prepare()
@@ -179,8 +172,8 @@ def test_a_damaged_report_is_written_anew_when_it_is_needed(prepared, harm):
 
 
 @pytest.mark.parametrize("harm", [lose, cut, flip])
-def test_the_shard_step_takes_a_lost_or_damaged_image_from_the_source(source, tmp_path, harm, caplog):
-    raw = download(f"coco:{source}", str(tmp_path / "data"), CONFIG)
+def test_the_shard_step_takes_a_lost_or_damaged_image_from_the_source(fifteen_images, tmp_path, harm, caplog):
+    raw = download(f"coco:{fifteen_images}", str(tmp_path / "data"), CONFIG)
     image = next((tmp_path / "data" / "images").rglob("*.jpg"))
     whole = image.read_bytes()
     harm(image)
@@ -189,10 +182,10 @@ def test_the_shard_step_takes_a_lost_or_damaged_image_from_the_source(source, tm
     assert f"{image.name}" in caplog.text and "mended: fetched again from the source" in caplog.text
 
 
-def test_an_image_that_neither_is_there_nor_at_the_source_is_an_error(source, tmp_path):
-    raw = download(f"coco:{source}", str(tmp_path / "data"), CONFIG)
+def test_an_image_that_neither_is_there_nor_at_the_source_is_an_error(fifteen_images, tmp_path):
+    raw = download(f"coco:{fifteen_images}", str(tmp_path / "data"), CONFIG)
     flip(next((tmp_path / "data" / "images").rglob("*.jpg")))
-    shutil.rmtree(source)
+    shutil.rmtree(fifteen_images)
     with pytest.raises(KubedetError, match=r"its sha256 is .* and it cannot be fetched") as caught:
         shard(raw, str(tmp_path / "data"), CONFIG)
     assert "delete" not in str(caught.value)
@@ -246,7 +239,7 @@ def test_an_index_of_another_form_is_named_and_mended(prepared, form):
     assert contents(shards) == before
 
 
-def test_a_data_root_moves_between_paths_and_a_store(prepared, source, tmp_path, bucket, monkeypatch):
+def test_a_data_root_moves_between_paths_and_a_store(prepared, fifteen_images, tmp_path, bucket, monkeypatch):
     _, raw, shards = prepared
     root = raw.parent.parent
     absolute = str(root).encode()
@@ -262,10 +255,10 @@ def test_a_data_root_moves_between_paths_and_a_store(prepared, source, tmp_path,
     for place in (elsewhere, "s3://bucket/deep/root"):
         with monkeypatch.context() as watched:
             watched.setattr(storage, "read_bytes", lambda uri, **o: read.append(uri) or read_bytes(uri, **o))
-            manifest = download(f"coco:{source}", place, CONFIG)
+            manifest = download(f"coco:{fifteen_images}", place, CONFIG)
             index = shard(manifest, place, replace(CONFIG, jpeg_quality=80))
             same = shard(manifest, place, CONFIG)
-        assert not [uri for uri in read if uri.startswith(str(source)) and uri.endswith(".jpg")]
+        assert not [uri for uri in read if uri.startswith(str(fifteen_images)) and uri.endswith(".jpg")]
         assert manifest["uri"].startswith(place) and index["uri"].startswith(place)
         assert same["uri"].rpartition("/")[2] == shards.name
         assert len(ShardDataset(same["uri"], "val").annotations()["images"]) == 3
@@ -276,7 +269,7 @@ def test_a_data_root_moves_between_paths_and_a_store(prepared, source, tmp_path,
     assert read_index(moved)["uri"] == moved and ShardDataset(moved, "train").read(0)
 
 
-def test_a_data_root_of_an_earlier_program_goes_on_where_it_is(prepared, source):
+def test_a_data_root_of_an_earlier_program_goes_on_where_it_is(prepared, fifteen_images):
     prepare, raw, shards = prepared
     root = raw.parent.parent
     added = ("tables", "sums", "unfetched", "files", "settings", "content")

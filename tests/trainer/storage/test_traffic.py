@@ -4,12 +4,12 @@ import os
 import secrets
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 
 import pytest
+from at_once import at_once
 from prepared_server import Server
 
 from trainer import storage
@@ -150,11 +150,7 @@ def test_no_count_of_a_thread_is_lost(counted):
         for _ in range(2000):
             traffic.read(1)
 
-    threads = [threading.Thread(target=add) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*[add] * 8)
     assert counted() == (16_000, 0)
 
 

@@ -11,8 +11,10 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
+from at_once import at_once
 
 from trainer import storage
 from trainer.errors import StorageError
@@ -187,11 +189,7 @@ def test_of_several_creators_one_succeeds_on_disk(tmp_path, monkeypatch, links):
         if storage.create(uri, str(number).encode()):
             won.append(number)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*(partial(run, number) for number in range(16)))
     assert len(won) == 1
     assert storage.read_bytes(uri) == str(won[0]).encode()
     assert [path.name for path in (tmp_path / "lock").iterdir()] == ["x"]
