@@ -118,5 +118,5 @@ def test_on_a_gpu_the_loader_has_to_keep_up(decoder, expected):
     ways = ["loader", "augmented", "gpu_loader", "gpu_augmented"]
     figures = {f"{way}_wall_{case}": 1.0 for way in ways for case in ("640x480_to_512", "1024x768_to_800")}
     gpu = options(device=torch.device("cuda", 0), decoder=decoder)
-    assert loader.keeping_up(figures, gpu) == dict.fromkeys(expected, 400)
+    assert loader.keeping_up(figures, gpu) == dict.fromkeys(expected, 505)
     assert loader.keeping_up(figures, options(decoder=decoder)) == {}

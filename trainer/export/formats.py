@@ -1,6 +1,7 @@
 """The export formats: how each is written, which runtime runs it, and its tolerance."""
 
 import contextlib
+import copy
 import io
 import logging
 import shutil
@@ -41,7 +42,8 @@ class Maker:
         """
         self.folder = folder
         self.image_size, self.config, self.shards_uri = image_size, config, shards_uri
-        self.detector = detector
+        # A copy: nobody can train or save what is folded.
+        self.detector = copy.deepcopy(detector).folded()
         self._scratch = folder / "scratch"
         self._scratch.mkdir()
 

@@ -10,6 +10,7 @@ from torchvision.ops.feature_pyramid_network import ExtraFPNBlock
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from trainer.model.backbone_options import PyramidOptions
+from trainer.model.batchnorm_folding import TORCHVISION, apply_in_convolutions
 
 NormLayer = Callable[[int], nn.Module]
 
@@ -75,6 +76,7 @@ def build_backbone(
         config.backbone_width, of_body, block, layers, groups=groups, width_per_group=group_width
     )
     freeze(body, config.trainable_layers)
+    apply_in_convolutions(body, (FrozenBatchNorm2d,), TORCHVISION)
     stages = range(first, 6)
     channels = [config.backbone_width * block.expansion * 2 ** (stage - 2) for stage in stages]
     return BackboneWithFPN(

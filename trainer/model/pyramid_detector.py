@@ -9,7 +9,7 @@ from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from trainer.data.batch import PADDING
 from trainer.model.architecture import Architecture
 from trainer.model.backbone_options import PyramidOptions
-from trainer.model.batchnorm_folding import fold
+from trainer.model.batchnorm_folding import TORCHVISION, fold
 
 MEAN = (0.485, 0.456, 0.406)
 """Mean of the ImageNet images, RGB in 0..1 (torchvision's presets)."""
@@ -67,7 +67,7 @@ class PyramidDetector(Architecture):
 
     def folded(self) -> Self:
         """Its batch normalisation is in the convolutions; see `batchnorm_folding.fold`."""
-        fold(self.backbone.body)
+        fold(self.backbone.body, TORCHVISION)
         return self
 
 

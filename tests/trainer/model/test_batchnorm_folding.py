@@ -1,4 +1,4 @@
-"""Normalisation folded into convolutions: the same detections, and none of it left."""
+"""Normalisation as a part of convolutions, for good and anew at each call: the same function."""
 
 import copy
 import dataclasses
@@ -6,9 +6,12 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
+from torchvision.models import resnet18, resnext50_32x4d
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from trainer.model.architecture import build
+from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
+from trainer.model.batchnorm_folding import TORCHVISION, NormedConv2d, apply_in_convolutions
 
 
 def with_statistics(detector):
@@ -35,3 +38,88 @@ def test_outputs_stay_what_they_were(tiny, backbone, norm):
     with torch.no_grad():
         for ours, expected in zip(folded.features(images), detector.features(images), strict=True):
             assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    "options", [DFineOptions(size="s", width=0.25), DFineOptions(size="l", width=0.25, frozen_norm=True),
+                RTDetrOptions(size="r18", width=0.25), RTDetrOptions(size="r50", width=0.25)]
+)  # fmt: skip
+def test_outputs_of_transformers_networks_stay_what_they_were(options):
+    torch.manual_seed(0)
+    detector = with_statistics(build(options, 5))
+    images = detector.normalize(torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8))
+    folded = copy.deepcopy(detector).folded()
+    # Those without a convolution before them stay: of two paths that are added.
+    assert any(isinstance(m, nn.Identity) for m in folded.modules())
+    assert not any(isinstance(m, nn.BatchNorm2d | FrozenBatchNorm2d) for m in folded.model.modules())
+    with torch.no_grad():
+        for ours, expected in zip(folded.features(images), detector.features(images), strict=True):
+            assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.fixture(params=[resnet18, resnext50_32x4d])
+def both(request):
+    """torchvision's network with fixed statistics, and the same with them in its convolutions; fp64."""
+    torch.manual_seed(0)
+    theirs = with_statistics(request.param(norm_layer=FrozenBatchNorm2d)).double()
+    ours = copy.deepcopy(theirs)
+    apply_in_convolutions(ours, (FrozenBatchNorm2d,), TORCHVISION)
+    return theirs, ours
+
+
+@pytest.fixture
+def pixels():
+    return torch.rand(2, 3, 64, 64, dtype=torch.float64)
+
+
+def test_applied_anew_outputs_gradients_and_names_are_those_of_torchvision(both, pixels):
+    for network in both:
+        network(pixels).square().sum().backward()
+    theirs, ours = both
+    assert theirs.state_dict().keys() == ours.state_dict().keys()
+    assert [name for name, _ in theirs.named_parameters()] == [name for name, _ in ours.named_parameters()]
+    torch.testing.assert_close(ours(pixels), theirs(pixels), rtol=1e-9, atol=1e-9)
+    for (name, parameter), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-8, atol=1e-8, msg=name)
+
+
+def test_applied_anew_they_are_the_present_ones_of_this_copy(both, pixels):
+    theirs, ours = both
+    changed, before = copy.deepcopy(ours), ours(pixels)
+    for network in (theirs, changed):
+        for name, buffer in network.named_buffers():
+            if name.endswith("running_var"):
+                buffer.mul_(4)
+    torch.testing.assert_close(changed(pixels), theirs(pixels), rtol=1e-9, atol=1e-9)
+    assert torch.equal(ours(pixels), before)
+    loaded = copy.deepcopy(ours)
+    loaded.load_state_dict(theirs.state_dict())
+    assert torch.equal(loaded(pixels), changed(pixels))
+
+
+def test_applied_anew_all_behind_a_convolution_has_16_bits(both, pixels):
+    kinds: dict[str, set[torch.dtype]] = {}
+    for network, name in zip(both, ("theirs", "ours"), strict=True):
+        for module in network.float().modules():
+            module.register_forward_hook(
+                lambda *call, of=name: kinds.setdefault(of, set()).add(call[2].dtype)
+            )
+        with torch.autocast("cpu", torch.bfloat16):
+            network(pixels.float())
+    assert kinds["ours"] == {torch.bfloat16}
+    assert torch.float32 in kinds["theirs"]
+
+
+def test_applied_anew_they_can_be_compiled_and_exported(both, pixels):
+    _, ours = both
+    expected = ours(pixels)
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)(pixels)
+    exported = torch.export.export(ours, (pixels,)).module()(pixels)
+    torch.testing.assert_close(compiled, expected)
+    torch.testing.assert_close(exported, expected)
+
+
+def test_a_convolution_with_a_bias_is_left_to_its_layer():
+    body = nn.Sequential(nn.Conv2d(3, 4, 3), FrozenBatchNorm2d(4))
+    apply_in_convolutions(body, (FrozenBatchNorm2d,), TORCHVISION)
+    assert not isinstance(body[0], NormedConv2d) and type(body[1]) is FrozenBatchNorm2d

@@ -7,22 +7,22 @@ matching, what the losses are divided by; and the detections.
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import DFineConfig, DFineForObjectDetection, RTDetrV2Config, RTDetrV2ForObjectDetection
-from transformers.models.d_fine.modeling_d_fine import DFineIntegral
 
 from trainer.config import TrainConfig
 from trainer.data.batch import PADDING
 from trainer.model.architecture import Architecture, UpstreamWeights, split_by_decay
-from trainer.model.architectures.detr import detr_sizes, detr_weights
+from trainer.model.architectures.detr import detr_precision, detr_sizes, detr_weights
 from trainer.model.architectures.detr.denoising import Denoising, denoising
-from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs, Targets, at_least_fp32
+from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs, Targets
 from trainer.model.architectures.detr.detr_initial import draw_first_weights
 from trainer.model.architectures.detr.detr_options import DetrOptions, DFineOptions, RTDetrOptions
+from trainer.model.batchnorm_folding import TRANSFORMERS, fold
 from trainer.model.deployment import Graph
 from trainer.model.global_batch import Part
 from trainer.model.postprocess import Detections
@@ -47,6 +47,7 @@ class Detr(Architecture):
         # Without the outer model, which has the heads a second time under other names.
         self.model = self.upstream(self.library_config).model
         draw_first_weights(self.model)
+        detr_precision.mend(self.model, self.library_config)
         # Always: on a CPU the BatchNorm of torch 2.15 gives a batch of one that is not in NHWC order a wrong
         # gradient where the next operation is a transposition.
         self.model.to(memory_format=torch.channels_last)
@@ -220,6 +221,11 @@ class Detr(Architecture):
         """Weights and configuration as transformers' `save_pretrained` writes them."""
         return detr_weights.folder(self.model, self.upstream, self.library_config, names)
 
+    def folded(self) -> Self:
+        """Its batch normalisation is in the convolutions; see `batchnorm_folding.fold`."""
+        fold(self.model, TRANSFORMERS)
+        return self
+
     @property
     def thresholds(self) -> dict[str, float]:
         """What decides on detections."""
@@ -233,10 +239,6 @@ class DFine(Detr):
     config: DFineOptions
     loss_names = ("vfl", "bbox", "giou", "fgl", "ddf")
     upstream = DFineForObjectDetection
-
-    def __init__(self, config: DFineOptions, num_classes: int) -> None:
-        super().__init__(config, num_classes)
-        self.model.decoder.integral = _ExactIntegral(self.library_config)
 
     def make_library_config(self) -> DFineConfig:
         """The library's configuration of this size."""
@@ -308,14 +310,6 @@ def best_pairs(logits: Tensor, boxes: Tensor, image_size: int, config: DetrOptio
         labels=torch.where(real, pair % classes, PADDING),
         num=real.sum(dim=1),
     )
-
-
-class _ExactIntegral(DFineIntegral):
-    """Distances from distributions, in fp32: under autocast bf16 would move a side by pixels."""
-
-    def forward(self, pred_corners: Tensor, project: Tensor) -> Tensor:
-        with torch.autocast(pred_corners.device.type, enabled=False):
-            return super().forward(at_least_fp32(pred_corners), at_least_fp32(project))
 
 
 def _common(config: DetrOptions, num_classes: int) -> dict[str, Any]:

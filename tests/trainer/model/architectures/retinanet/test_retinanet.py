@@ -99,7 +99,7 @@ def test_backbones_and_norms_train(backbone, norm):
     (losses["classification"] + losses["boxes"]).backward()
     kinds = {type(module) for module in detector.backbone.body.modules()}
     expected = {"batch": torch.nn.BatchNorm2d, "frozen": FrozenBatchNorm2d, "group": torch.nn.GroupNorm}[norm]
-    assert expected in kinds
+    assert any(issubclass(kind, expected) for kind in kinds)
     assert all(p.grad is not None for p in detector.parameters() if p.requires_grad)
 
 
