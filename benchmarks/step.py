@@ -1,12 +1,13 @@
-"""A whole training step against torchvision's: preprocessing, network, loss, gradients, optimiser.
+"""A whole training step against the library's: preprocessing, network, loss, gradients, optimiser.
 
     python -m benchmarks.step                # a CPU: 91 and 601 classes, 256 px; 601, 512 px
     python -m benchmarks.step --cases 91:800,264:800:mlperf,601:800 --images 16 --network graphs   # a GPU
 
 A case is CLASSES:SIZE or CLASSES:SIZE:RECIPE, whose network and optimiser it takes; @N after it gives it N
-rounds. `stock` is torchvision's model in the step of its reference script, in fp32; `stock_bf16` the same
-with autocast and channels_last; on a GPU `stock_amp` is the script's own `--amp`: fp16, with a gradient
-scaler. One that the memory does not hold is left out. `ours` is all that the loop does in a step, its norm
+rounds. `stock` is torchvision's model in the step of its reference script, in fp32, or for D-FINE and
+RT-DETRv2 transformers' in a plain loop; `stock_bf16` the same with autocast and channels_last; on a GPU
+`stock_amp` is the script's own `--amp`: fp16, with a gradient scaler. One that the memory does not hold is
+left out. `ours` is all that the loop does in a step, its norm
 of the gradient and its guard against what is not finite included; `ours_augmented` gets the colours of each
 image changed as well, and `augmented_share` is what it keeps of the rate. Images are ready in memory for
 all. `saved` is what a forward pass keeps for the backward pass; on a GPU `peak` is the most memory that a
@@ -18,25 +19,26 @@ import argparse
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchmarks.common import arguments, interleaved, random_batch, report, run, saved_bytes, stock_model
+from benchmarks.common import arguments, interleaved, random_batch, report, run, saved_bytes
+from benchmarks.stock_step import Candidate, stock
 from benchmarks.training import PHOTOGRAPHS, Inputs, color_maps, step_of, without_weights
 from trainer import recipes
 from trainer.config import Config
 from trainer.distributed import World
 from trainer.errors import ConfigError
-from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.state import TrainState
 
 GOALS = {
     "cpu": {
         "ratio_91_256px": 2.0, "ratio_601_256px": 2.3, "ratio_601_512px": 3.5,
         "ratio_to_bf16_91_256px": 1.05, "ratio_to_bf16_601_256px": 1.3,
+        "ratio_80_320px_dfine_s": 1.3, "ratio_to_bf16_80_320px_dfine_s": 1.0,
     },
     "cuda": {
         "images_per_second_91_800px": 400, "images_per_second_601_800px": 205,
@@ -58,15 +60,6 @@ STOCK: dict[str, torch.dtype | None] = {
 """The arithmetic that torchvision's model gets, None being fp32."""
 RATIOS = {"stock": "ratio", "stock_bf16": "ratio_to_bf16", "stock_amp": "ratio_to_amp"}
 """Figures that say how much faster ours is."""
-
-
-class Candidate(NamedTuple):
-    """What is measured."""
-
-    step: Callable[[], Any]
-    """One training step."""
-    forward: Callable[[], Any]
-    """Its loss alone."""
 
 
 class Case(NamedTuple):
@@ -100,33 +93,6 @@ def parse(text: str) -> Case:
         )
     classes, size, recipe, rounds = match.groups(default="")
     return Case(int(classes), int(size), recipe, int(rounds or 0))
-
-
-def stock(
-    batch: Any, config: RetinaNetOptions, case: Case, device: torch.device, dtype: torch.dtype | None
-) -> Candidate:
-    """The step of torchvision's reference script (references/detection/engine.py)."""
-    pixels, _, _, lists = batch
-    model = stock_model(case.classes, case.size, device, config)
-    if dtype == torch.bfloat16:
-        model = model.to(memory_format=torch.channels_last)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=1e-6, momentum=0.9, weight_decay=1e-4)
-    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
-
-    def loss() -> Tensor:
-        with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            return sum(model([image / 255 for image in pixels], lists).values())
-
-    def step() -> None:
-        total = loss()
-        total.item()  # The script looks in every step whether it is finite.
-        scaler.scale(total).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-
-    return Candidate(step, loss)
 
 
 def ours(
@@ -191,7 +157,7 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
         torch.compiler.reset()  # the graphs of the case before keep their memory otherwise
     batch = random_batch(options.images, case.size, case.classes, device)
     theirs = {
-        name: stock(batch, config.model, case, device, dtype)
+        name: stock(batch, config.model, case.classes, dtype)
         for name, dtype in STOCK.items()
         if name != "stock_amp" or device.type == "cuda"
     }
@@ -217,16 +183,25 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Measure every case and print the ratios."""
-    options = arguments(
-        __doc__, trains=True, images=2, cases="91:256,601:256,601:512", network=("off", "model", "graphs")
-    )
-    cases = [parse(text) for text in options.cases.split(",")]
+    compare("step", __doc__, "91:256,601:256,601:512")
+
+
+def compare(name: str, description: str | None, cases: str) -> None:
+    """Measure the cases that the command line names, and print the ratios.
+
+    Args:
+        name: of the benchmark.
+        description: what its help says.
+        cases: those measured where none is named.
+    """
+    options = arguments(description, trains=True, images=2, cases=cases, network=("off", "model", "graphs"))
+    chosen = [parse(text) for text in options.cases.split(",")]
     figures: dict[str, Any] = {}
-    for case in cases:
+    for case in chosen:
         figures |= {f"{key}_{case.label}": value for key, value in measure(case, options).items()}
         print(f"{case.label}: {headline([case], figures):.2f}", flush=True)
     goals = GOALS[options.device.type]
-    report("step", headline(cases, figures), figures, options, at_least=goals, at_most=MEMORY)
+    report(name, headline(chosen, figures), figures, options, at_least=goals, at_most=MEMORY)
 
 
 def headline(cases: Sequence[Case], figures: dict[str, Any]) -> float:

@@ -20,6 +20,7 @@ CASES = {
     "loss": ["--size", "128", "--images", "1", *TRAINS],
     "conv": ["--maps", "4,2", "--images", "1"],
     "step": ["--cases", "5:128,4:96:mlperf@2", "--images", "1", *TRAINS],
+    "detr_step": ["--cases", "4:128:dfine_small@1", "--images", "1", *TRAINS],
     "postprocess": ["--size", "128", "--images", "1"],
     "scaling": ["--size", "128", "--images", "1", "--classes", "3", "--steps", "1", *TRAINS],
     "checkpoint": ["--classes", "3"],
@@ -71,6 +72,7 @@ FIGURES = {
         "ratio_5_128px", "ratio_to_bf16_4_96px_mlperf", "ours_saved_gb_per_image_5_128px",
         "augmented_share_5_128px",
     },
+    "detr_step": {"ratio_4_128px_dfine_small", "ratio_to_bf16_4_128px_dfine_small"},
     "postprocess": {"ratio_91", "ratio_601", "differing_images_91", "differing_images_601"},
     "scaling": {"processes", "images_per_second_together", "limit_of_the_machine", "ratio"},
     "checkpoint": {"written_s", "held_s"},
@@ -104,7 +106,7 @@ LONG = {"accuracy", "same_time"}
 NOT_ON_A_BARE_MACHINE = (
     "kfp", "kfp_kubernetes", "kubeflow", "kubernetes", "minio", "pyarrow", "simplejpeg", "pycocotools",
     "hotcoco", "ijson", "tensorboard", "matplotlib", "jinja2", "rich", "onnx", "onnxruntime", "openvino",
-    "urllib3", "certifi", "obstore",
+    "urllib3", "certifi", "obstore", "transformers", "scipy",
 )  # fmt: skip
 
 

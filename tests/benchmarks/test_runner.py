@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import __main__ as runner
 
-SHARDS = runner.NEEDS["loader"]
+SHARDS, DETR = runner.NEEDS["loader"], runner.NEEDS["detr_step"]
 
 
 @pytest.fixture
@@ -55,9 +55,10 @@ def test_the_set_for_a_gpu_is_not_begun_without_one(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("gpus", "packages", "left_out"),
     [
-        (1, SHARDS, {"scaling": "it compares several GPUs with one, and this machine has one"}),
-        (8, SHARDS, {}),
-        (8, SHARDS[1:-1], dict.fromkeys(["loader", "workers"], f"it needs {SHARDS[0]}, {SHARDS[-1]}")),
+        (1, SHARDS + DETR, {"scaling": "it compares several GPUs with one, and this machine has one"}),
+        (8, SHARDS + DETR, {}),
+        (8, SHARDS, {"detr_step": "it needs transformers, scipy"}),
+        (8, SHARDS[1:-1] + DETR, dict.fromkeys(["loader", "workers"], f"it needs {SHARDS[0]}, {SHARDS[-1]}")),
     ],
 )
 def test_what_a_machine_with_gpus_cannot_run_is_left_out(gpus, packages, left_out, ran, monkeypatch, capsys):

@@ -7,9 +7,8 @@ import sys
 import pytest
 import torch
 
-from benchmarks import common, step
+from benchmarks import common, step, stock_step
 from trainer.errors import ConfigError
-from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.recipes import load
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -55,47 +54,6 @@ def test_nothing_to_compare_with_is_no_ratio():
     assert step.headline([step.parse("601:800")], {"images_per_second_601_800px": 9.0}) == 0
 
 
-class Small(torch.nn.Module):
-    """Stands for torchvision's model: it takes what that takes, and gives two losses."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = torch.nn.Conv2d(3, 4, 3)
-        self.dtypes, self.gradients = [], []
-        self.conv.weight.register_post_accumulate_grad_hook(
-            lambda one: self.gradients.append(one.grad.norm())
-        )
-
-    def forward(self, images, targets):
-        assert len(images) == len(targets) == 2 and 0.9 < images[0].max() <= 1
-        out = self.conv(torch.stack(images))
-        self.dtypes.append(out.dtype)
-        return {"one": out.float().square().mean(), "other": out.float().mean()}
-
-
-@pytest.mark.parametrize(
-    ("dtype", "channels_last", "scale"),
-    [(None, False, 1), (torch.bfloat16, True, 1), (torch.float16, False, 65536)],
-)
-def test_stock_steps_are_the_reference_scripts(dtype, channels_last, scale, monkeypatch):
-    """fp16 goes with a gradient scaler, and keeps the layout as it comes."""
-    model = Small()
-    monkeypatch.setattr(step, "stock_model", lambda *_: model)
-    candidate = step.stock(
-        common.random_batch(2, 32, 3, CPU), RetinaNetOptions(), step.parse("3:32"), CPU, dtype
-    )
-    candidate.forward().backward()
-    model.zero_grad()
-    before = model.conv.weight.detach().clone()
-    candidate.step()
-    assert model.dtypes == [dtype or torch.float32] * 2
-    assert model.conv.weight.is_contiguous(memory_format=torch.channels_last) == channels_last
-    assert model.gradients[1] / model.gradients[0] == pytest.approx(scale, rel=0.05)
-    moved = (model.conv.weight - before).norm()
-    assert model.conv.weight.grad is None
-    assert 0 < moved < 1e-4, "the optimiser takes gradients without the scale"
-
-
 class Candidates:
     """Stand for the real ones: they compute nothing, and count their steps."""
 
@@ -109,7 +67,7 @@ class Candidates:
         monkeypatch.setattr(step, "on_a_gpu", lambda candidate, *_, **__: {"waits": 0})
         monkeypatch.setattr(common, "synchronize", lambda device: None)
 
-    def stock(self, batch, config, case, device, dtype):
+    def stock(self, batch, config, classes, dtype):
         self.dtypes.append(dtype)
         return self.one(next(name for name, stock_dtype in step.STOCK.items() if stock_dtype == dtype))
 
@@ -119,7 +77,7 @@ class Candidates:
             if self.broken.get(name) == self.steps.count(name):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore of it")
 
-        return step.Candidate(run, lambda: torch.zeros(1))
+        return stock_step.Candidate(run, lambda: torch.zeros(1))
 
 
 def measured(device, text="3:96@2"):
