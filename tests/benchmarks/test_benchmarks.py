@@ -66,7 +66,9 @@ CASES = {
 """Each in its smallest form."""
 FIGURES = {
     "loss": {"focal_91_ratio", "loss_601_ratio", "saved_601_ours_mb_per_image"},
-    "conv": {"library_91_4_ms", "products_601_2_ms", "gain_91", "gain_601", "padding_gain_91", "padding_gain_601"},
+    "conv": {
+        "library_91_4_ms", "products_601_2_ms", "gain_91", "gain_601", "padding_gain_91", "padding_gain_601",
+    },
     "workers": {"images_per_s_same_batch", "images_per_s_workers_2", "waiting_share_workers_1", "best"},
     "step": {
         "ratio_5_128px", "ratio_to_bf16_4_96px_mlperf", "ours_saved_gb_per_image_5_128px",

@@ -64,6 +64,9 @@ def test_what_is_exported(exported, trained, shards):
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     detector, _ = checkpoint.load_model(trained)
     assert weights.keys() == detector.state_dict().keys()
+    # Its normalisation is in the convolutions.
+    program = torch.export.load(folder / "model.pt2")
+    assert not [node for node in program.graph.nodes if "batch_norm" in str(node.target)]
     card = (folder / "MODEL_CARD.md").read_text()
     assert "| 0 | circle |" in card and "onnx-int8" in card
 
