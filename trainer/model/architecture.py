@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer import architectures
 from trainer.config import ModelConfig, TrainConfig
+from trainer.errors import ExportError
 from trainer.model.deployment import Graph
 from trainer.model.postprocess import Detections
 
@@ -86,8 +87,12 @@ class Architecture(nn.Module, ABC):
         """The graph that is exported: gives what `predict` does, in fp32, for squares of this size."""
 
     def raw_graph(self, image_size: int) -> Graph:
-        """The graph without suppression, where `config.left_out_formats` does not exclude it."""
-        raise NotImplementedError
+        """The graph without suppression. Whoever has none names `raw` in its options' `left_out_formats`.
+
+        Raises:
+            ExportError: it has none, and does not name it.
+        """
+        raise ExportError(f"{self.title} has no raw graph", fix="leave raw out of export.formats")
 
     @abstractmethod
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:

@@ -11,9 +11,9 @@ from toy_detector import ToyOptions
 from trainer import architectures, recipes
 from trainer.architectures import Entry
 from trainer.configuration import from_json, with_overrides
-from trainer.errors import CheckpointError, ConfigError
+from trainer.errors import CheckpointError, ConfigError, ExportError
 from trainer.loop import train
-from trainer.model.architecture import build, has_running_statistics
+from trainer.model.architecture import Architecture, build, has_running_statistics
 from trainer.training_log import read_rows
 
 
@@ -115,3 +115,15 @@ def test_published_weights_of_another_detector_are_told_with_the_configuration()
     assert recipes.load("finetune", wrong | {"model.architecture": "fcos"}).model.weights
     backbone = {"model.architecture": "fcos", "model.weights": "torchvision:ResNet50_Weights.IMAGENET1K_V1"}
     assert recipes.load("coco_r50", backbone)
+
+
+@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+def test_each_has_the_raw_graph_or_leaves_it_out(name):
+    has_one = architectures.network_class(name).raw_graph is not Architecture.raw_graph
+    assert has_one == ("raw" not in architectures.options_class(name).left_out_formats)
+
+
+def test_one_that_forgot_to_leave_it_out_says_so(config):
+    with pytest.raises(ExportError, match="has no raw graph") as caught:
+        build(config.model, 3).raw_graph(64)
+    assert caught.value.fix == "leave raw out of export.formats"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from trainer import storage
+from trainer.data.sources.archive_errors import archive_explained
 from trainer.data.sources.zip_members import checked_members
 from trainer.errors import DataError
 from trainer.os_errors import explained
@@ -73,14 +74,11 @@ def _unpack(uri: str) -> Unpacked:
     path = str(storage.local_copy(uri))
     keeper = TemporaryFolder()
     unpacked = Unpacked(os.path.realpath(keeper.path), keeper=keeper)
-    try:
-        with explained(unpacked.folder, "write"):
-            for name, content in _members(uri, path, unpacked.folder):
-                if len(unpacked.versions) >= _MOST_FILES:
-                    raise _refused(uri, name, f"it is one of more than {_MOST_FILES:,} files")
-                unpacked.versions[name] = _write(content, os.path.join(unpacked.folder, name))
-    except (zipfile.BadZipFile, tarfile.TarError, NotImplementedError, EOFError, zlib.error) as error:
-        raise DataError(f"{uri} cannot be unpacked: {error}", fix="pack or fetch it again") from None
+    with archive_explained(f"{uri} cannot be unpacked"), explained(unpacked.folder, "write"):
+        for name, content in _members(uri, path, unpacked.folder):
+            if len(unpacked.versions) >= _MOST_FILES:
+                raise _refused(uri, name, f"it is one of more than {_MOST_FILES:,} files")
+            unpacked.versions[name] = _write(content, os.path.join(unpacked.folder, name))
     return unpacked
 
 
@@ -112,8 +110,18 @@ def _members(uri: str, path: str, folder: str) -> Iterator[tuple[str, IO[bytes]]
                 file = tar.extractfile(member)
                 if name and file is not None:
                     yield name, file
+            _read_to_the_end(uri, tar, max(_HARMLESS, _RATIO * size))
     else:
         raise DataError(f"{uri} is neither a zip nor a tar that can be read", fix="pack or fetch it again")
+
+
+def _read_to_the_end(uri: str, tar: tarfile.TarFile, most: int) -> None:
+    """Read what is behind a tar's last member: gzip's checksum is there, and only then compared."""
+    assert tar.fileobj is not None
+    while block := tar.fileobj.read(_BLOCK):
+        most -= len(block)
+        if most < 0:
+            raise _refused(uri, "its end", "there is more behind the last file than an archive has")
 
 
 def _decoded(item: zipfile.ZipInfo) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 
 from trainer import storage
+from trainer.data.sources.archive_errors import archive_explained
 from trainer.errors import DataError, MissingError, StorageError
 
 _SIGNATURE, _HEADER = b"PK\x03\x04", 30
@@ -53,16 +54,17 @@ class Zip:
         """
         self.uri = uri
         self._members: dict[str, _Member] = {}
-        try:
-            with storage.open_reader(uri) as file, zipfile.ZipFile(file) as archive:
-                self._end = archive.start_dir
-                for item in checked_members(uri, archive):
-                    self._members[item.filename] = _Member(
-                        item.header_offset, item.compress_size, item.file_size, item.CRC,
-                        item.compress_type, len(item.orig_filename.encode("utf-8", "replace")),
-                    )  # fmt: skip
-        except (zipfile.BadZipFile, NotImplementedError) as error:
-            raise StorageError(f"{uri} is no zip that can be read: {error}", fix="fetch it again") from None
+        with (
+            archive_explained(f"{uri} is no zip that can be read", StorageError),
+            storage.open_reader(uri) as file,
+            zipfile.ZipFile(file) as archive,
+        ):
+            self._end = archive.start_dir
+            for item in checked_members(uri, archive):
+                self._members[item.filename] = _Member(
+                    item.header_offset, item.compress_size, item.file_size, item.CRC,
+                    item.compress_type, len(item.orig_filename.encode("utf-8", "replace")),
+                )  # fmt: skip
 
     def state(self, name: str) -> str:
         """Return what changes when a member does; "" if there is none of this name."""
@@ -125,14 +127,13 @@ def open_member(uri: str, name: str) -> Iterator[BufferedIOBase]:
         DataError: the zip or the member is damaged, holds what is refused, or there is none of this name.
         StorageError: the zip is missing or cannot be reached.
     """
-    try:
-        with zipfile.ZipFile(storage.local_copy(uri)) as archive:
-            checked_members(uri, archive)
-            with archive.open(name) as file:
-                assert isinstance(file, BufferedIOBase)
-                yield file
-    except (zipfile.BadZipFile, NotImplementedError, KeyError, EOFError, zlib.error) as error:
-        raise DataError(f"{name} in {uri} cannot be read: {error}", fix="fetch the zip again") from None
+    said = f"{name} in {uri} cannot be read"
+    with archive_explained(said), zipfile.ZipFile(storage.local_copy(uri)) as archive:
+        if name not in {item.filename for item in checked_members(uri, archive)}:
+            raise DataError(f"{said}: there is none of this name", fix="check that the zip is the right one")
+        with archive.open(name) as file:
+            assert isinstance(file, BufferedIOBase)
+            yield file
 
 
 def checked_members(uri: str, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:

@@ -1,7 +1,10 @@
 """A zip or tar of a data set: read like the folder that it was, and never trusted."""
 
+import gzip
 import io
 import json
+import random
+import struct
 import tarfile
 import zipfile
 from pathlib import Path
@@ -201,6 +204,78 @@ def test_a_damaged_archive(make_set):
     archive.write_bytes(archive.read_bytes()[:-200])
     with pytest.raises(DataError, match="cannot be unpacked"):
         sources.parse(str(archive)).listing()
+
+
+NOISE = random.Random(0).randbytes(40_000)
+"""Content that no packer makes smaller: nearly every byte of an archive is in it."""
+METHODS = {"stored": zipfile.ZIP_STORED, "deflate": zipfile.ZIP_DEFLATED, "bzip2": zipfile.ZIP_BZIP2,
+           "lzma": zipfile.ZIP_LZMA}  # fmt: skip
+
+
+@pytest.fixture
+def packed(tmp_path):
+    """An archive of one file of noise, in any way that Python can pack."""
+
+    def make(form: str) -> Path:
+        kind, _, way = form.partition(" ")
+        path = tmp_path / f"set.{kind}"
+        if kind == "zip":
+            with zipfile.ZipFile(path, "w", METHODS[way]) as archive:
+                archive.writestr("train/a.jpg", NOISE)
+        else:
+            (tmp_path / "a.jpg").write_bytes(NOISE)
+            with tarfile.open(path, f"w:{kind.partition('.')[2]}") as archive:
+                archive.add(tmp_path / "a.jpg", "train/a.jpg")
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize("form", ["tar.gz", "tar.bz2", "tar.xz", *(f"zip {way}" for way in METHODS)])
+@pytest.mark.parametrize("place", [0.3, 0.6, 0.9])
+def test_a_byte_that_is_another_one_is_told_in_every_way_of_packing(form, place, packed):
+    archive = packed(form)
+    data = bytearray(archive.read_bytes())
+    data[int(place * len(data))] ^= 0x10
+    archive.write_bytes(data)
+    # Of bzip2 already the first block is unreadable, and nothing tells that a tar is in it.
+    with pytest.raises(
+        DataError, match=r"set\.\S+ (cannot be unpacked: .|is neither a zip nor a tar)"
+    ) as caught:
+        archives.unpack(str(archive))
+    assert caught.value.fix == "pack or fetch it again"
+
+
+def test_what_is_behind_a_tar_is_read_but_no_bomb(packed, monkeypatch):
+    archive = packed("tar.gz")
+    archive.write_bytes(gzip.compress(gzip.decompress(archive.read_bytes()) + bytes(300_000)))
+    assert archives.unpack(str(archive)).versions.keys() == {"train/a.jpg"}
+    monkeypatch.setattr(archives, "_HARMLESS", 100_000)
+    monkeypatch.setattr(archives, "_RATIO", 1)
+    archive.write_bytes(gzip.compress(gzip.decompress(archive.read_bytes()) + bytes(10)))
+    with pytest.raises(DataError, match=r"refused 'its end' in .* more behind the last file"):
+        archives.unpack(str(archive))
+
+
+@pytest.mark.parametrize("form", ["tar.gz", "tar.bz2", "tar.xz", "zip deflate"])
+def test_one_that_ends_early_is_told_in_every_way_of_packing(form, packed):
+    archive = packed(form)
+    archive.write_bytes(archive.read_bytes()[:20_000])
+    with pytest.raises(DataError, match=r"cannot be unpacked|neither a zip nor a tar") as caught:
+        archives.unpack(str(archive))
+    assert "again" in caught.value.fix
+
+
+def test_a_way_of_packing_that_is_not_known_is_no_damage(packed):
+    """Method 93, Zstandard: other programs have it; the archive fetched again would be the same."""
+    archive = packed("zip deflate")
+    data = bytearray(archive.read_bytes())
+    for signature, field in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
+        struct.pack_into("<H", data, data.rindex(signature) + field, 93)
+    archive.write_bytes(data)
+    with pytest.raises(DataError, match=r"cannot be unpacked: .*not supported") as caught:
+        archives.unpack(str(archive))
+    assert caught.value.fix == "pack it anew with deflate, as zip -r does"
 
 
 def test_an_archive_without_a_set(tmp_path):

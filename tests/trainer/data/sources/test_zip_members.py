@@ -165,7 +165,7 @@ def test_a_member_is_read_as_a_stream(zip_path, bucket):
         with open_member(uri, "big.json") as file:
             assert file.read(1000) + file.read() == text
     with (
-        pytest.raises(DataError, match=r"no\.json in .* cannot be read"),
+        pytest.raises(DataError, match=r"no\.json in .* cannot be read: there is none of this name"),
         open_member(str(zip_path), "no.json"),
     ):
         pass
@@ -175,3 +175,15 @@ def test_a_member_is_read_as_a_stream(zip_path, bucket):
         open_member(str(zip_path), "big.json") as file,
     ):
         file.read()
+
+
+def test_what_its_reader_misses_is_no_damage_of_the_zip(zip_path):
+    with pytest.raises(KeyError, match="images"), open_member(str(zip_path), "a/stored.jpg"):
+        raise KeyError("images")
+
+
+def test_a_version_of_the_format_that_is_not_known_is_told(zip_path):
+    patch(zip_path, b"a/stored.jpg", 6, "<H", 99)
+    with pytest.raises(StorageError, match=r"is no zip that can be read: zip file version 9\.9") as caught:
+        Zip(str(zip_path))
+    assert "pack it anew" in caught.value.fix
