@@ -41,7 +41,7 @@ LAYERS = (
     ("state", {"checkpoint", "compilation", "optim", "recipes"}),
     ("scores", {"evaluation", "resume", "state"}),
     ("drift", {"drift"}),
-    ("report", {"report", "run_recorder", "step"}),
+    ("report", {"cadence", "report", "run_recorder", "step"}),
     ("fitting", {"batch_fitting"}),
     ("speed", {"machine_speed"}),
     ("export", {"export"}),

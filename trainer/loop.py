@@ -7,19 +7,17 @@ the same global batches and, but for rounding, the same losses.
 
 import dataclasses
 import logging
-import math
 import time
 from typing import Any
-
-import numpy as np
 
 from trainer import checkpoint, configuration, job_status, log, storage
 from trainer.advice import train_longer
 from trainer.batch_fitting import fitting_batch
+from trainer.cadence import Cadence
 from trainer.compilation import compile_detector, hold_gradients, load_compiled, save_compiled
 from trainer.config import Config
 from trainer.data.loader import TrainLoader
-from trainer.data.sampling import check_verified, image_weights
+from trainer.data.sampling import check_verified, shared_weights
 from trainer.data.shard_index import ShardDataset, data_root_of
 from trainer.distributed import World, broadcast, mean, process_group
 from trainer.errors import ConfigError, Interrupted
@@ -92,9 +90,13 @@ class _Run:
             self.train_set, config.loader, global_batch=self.global_batch,
             batch_size=self.batch["images"], seed=config.train.seed, world=world,
             max_bad_fraction=config.data.max_bad_fraction, epochs=config.train.epochs,
-            weights=self._weights(), verified=config.train.negatives == "verified",
+            weights=shared_weights(self.train_set, config.loader, world),
+            verified=config.train.negatives == "verified",
         )  # fmt: skip
-        self.steps = math.ceil(config.train.epochs * len(self.train_set) / self.global_batch)
+        self.cadence = Cadence(
+            config.train, self.state, images=len(self.train_set), global_batch=self.global_batch
+        )
+        self.steps = self.cadence.steps
         self.resumed_from = self._resume(saved) if saved else None
         best = restore_best(output_uri, saved) if saved and world.is_main else {}
         if saved and broadcast(bool(saved["best"]) and not best, world):
@@ -145,19 +147,6 @@ class _Run:
         if train.negatives == "verified":
             check_verified(self.train_set)
 
-    def _weights(self) -> np.ndarray | None:
-        """How often each sample is read: rank 0 reads the annotations for all."""
-        if self.config.loader.sampling == "plain":
-            return None
-        own = image_weights(self.train_set, self.config.loader) if self.world.is_main else None
-        weights: np.ndarray | None = broadcast(own, self.world)
-        return weights
-
-    @property
-    def epoch(self) -> int:
-        """Epochs that are complete."""
-        return self.state.samples // len(self.train_set)
-
     def fit(self, stop: StopRequest) -> dict[str, Any]:
         """Train to the end, or to a stop request."""
         state, first, stopping = self.state, self.state.step, False
@@ -168,15 +157,16 @@ class _Run:
         ) as bar:
             self.reporter.show(bar)
             while True:
-                if self._epoch_ended() or stopping or self._checkpoint_due(saved_at):
+                if self.cadence.epoch_ended() or stopping or self.cadence.checkpoint_due(saved_at):
                     stopping |= self.train_step.settle()
                     self._save()
-                    self._keep_epoch()
+                    if self.recorder and self.cadence.weights_are_kept():
+                        self.recorder.keep_epoch()
                     self._keep_compiled()
                     saved_at = time.monotonic()
                 if stopping and state.step < self.steps:
                     raise self._interrupted()
-                if self._validation_due():
+                if self.val_set is not None and self.cadence.validation_due():
                     # The state is being saved: a signal may end a validation at once.
                     with stop.at_once(self._interrupted):
                         self._validate()
@@ -201,28 +191,18 @@ class _Run:
             fix="run the same command again and it goes on from there",
         )
 
-    def _epoch_ended(self) -> bool:
-        """Whether the last step completed an epoch, or the training."""
-        before = (self.state.samples - self.global_batch) // len(self.train_set)
-        return self.state.step == self.steps or (self.state.step > 0 and self.epoch > before)
-
-    def _validation_due(self) -> bool:
-        due = self.epoch % self.config.train.validate_every == 0 or self.state.step == self.steps
-        fresh = self.state.validated < self.state.step
-        return self.val_set is not None and self._epoch_ended() and due and fresh
-
     def _out_of_patience(self) -> bool:
         """Whether validations have not become better for too long; waits for the score of one just made."""
-        patience, state = self.config.train.patience, self.state
-        if not patience or not self._epoch_ended() or state.validated < state.step:
+        patience, state, epoch = self.config.train.patience, self.state, self.cadence.epoch
+        if not patience or not self.cadence.epoch_ended() or state.validated < state.step:
             return False
         self.settle()
         best = self.recorder.best if self.recorder else {}
-        self.ended_early = broadcast(bool(best) and self.epoch - best["epoch"] >= patience, self.world)
+        self.ended_early = broadcast(bool(best) and epoch - best["epoch"] >= patience, self.world)
         if self.ended_early and self.world.is_main:
             _LOG.info(
                 "no better %s since epoch %d: the training ends after epoch %d of %d (train.patience=%d)",
-                self.config.evaluation.metric, best["epoch"], self.epoch, self.config.train.epochs, patience,
+                self.config.evaluation.metric, best["epoch"], epoch, self.config.train.epochs, patience,
             )  # fmt: skip
         return self.ended_early
 
@@ -246,15 +226,6 @@ class _Run:
         self.reporter.measure({job_status.LOSS: total, job_status.SPEED: rate})
         return job_status.measured(total, rate)
 
-    def _checkpoint_due(self, saved_at: float) -> bool:
-        config = self.config.train
-        if config.checkpoint_steps and self.state.step % config.checkpoint_steps == 0:
-            return True
-        # Rank 0's clock decides for all; it is a message, so it is sent only now and then.
-        if not config.checkpoint_minutes or self.state.step % config.log_every:
-            return False
-        return broadcast(time.monotonic() - saved_at > config.checkpoint_minutes * 60, self.world)
-
     def _validate(self) -> None:
         """Detect objects in the validation split; rank 0 scores them while training goes on."""
         state = self.state
@@ -274,17 +245,11 @@ class _Run:
             "fingerprint": self.train_set.fingerprint,
             "global_batch": self.global_batch,
             "batch": self.batch,
-            "epoch": self.epoch,
+            "epoch": self.cadence.epoch,
             **self.state.state_dict(),
         }
         if self.recorder:
             self.recorder.save(state)
-
-    def _keep_epoch(self) -> None:
-        """Keep the weights that were just saved if this epoch is a multiple of train.keep_every."""
-        every = self.config.train.keep_every
-        if self.recorder and every and self._epoch_ended() and self.epoch % every == 0:
-            self.recorder.keep_epoch()
 
     def _keep_compiled(self) -> None:
         """Keep compiled code once, for processes that go on after this one."""
@@ -314,7 +279,7 @@ class _Run:
             "metrics": best.get("metrics", {}),
             "best_step": best.get("step"),
             "steps": self.state.step,
-            "epochs": self.epoch if self.ended_early else self.config.train.epochs,
+            "epochs": self.cadence.epoch if self.ended_early else self.config.train.epochs,
             "ended_early": self.ended_early,
             "seconds": seconds,
             "images_per_second": steps * self.global_batch / seconds if steps else 0.0,

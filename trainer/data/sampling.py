@@ -4,6 +4,7 @@ import numpy as np
 
 from trainer.config import LoaderConfig
 from trainer.data.shard_index import ShardDataset
+from trainer.distributed import World, broadcast
 from trainer.errors import DataError
 
 _LOOKED_AT = 64
@@ -26,6 +27,18 @@ def image_weights(dataset: ShardDataset, config: LoaderConfig) -> np.ndarray | N
     if config.sampling == "repeat_factor":
         return repeat_factors(images, labels, len(dataset), config.repeat_threshold)
     return class_shares(images, labels, len(dataset))
+
+
+def shared_weights(dataset: ShardDataset, config: LoaderConfig, world: World) -> np.ndarray | None:
+    """Return `image_weights` in every process: rank 0 reads the annotations for all.
+
+    Raises:
+        StorageError: they cannot be read.
+    """
+    if config.sampling == "plain":
+        return None
+    weights: np.ndarray | None = broadcast(image_weights(dataset, config) if world.is_main else None, world)
+    return weights
 
 
 def check_verified(dataset: ShardDataset) -> None:

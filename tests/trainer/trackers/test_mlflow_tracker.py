@@ -49,15 +49,15 @@ def test_a_run_that_is_gone_on_with_is_one_run(client, tiny, shards, tmp_path, m
     stopped = threading.Event()
 
     def stop(self):
-        if self.state.step == 3 and not stopped.is_set():
+        if self._state.step == 3 and not stopped.is_set():
             stopped.set()
             raise Interrupted("stopped")
         return epoch_ended(self)
 
-    from trainer.loop import _Run
+    from trainer.cadence import Cadence
 
-    epoch_ended = _Run._epoch_ended
-    monkeypatch.setattr(_Run, "_epoch_ended", stop)
+    epoch_ended = Cadence.epoch_ended
+    monkeypatch.setattr(Cadence, "epoch_ended", stop)
     with pytest.raises(Interrupted):
         train(config, shards, str(tmp_path / "train"))
     assert [run.info.status for run in runs_of(client)] == ["KILLED"]
