@@ -15,9 +15,9 @@ from components import (
     usage,
 )
 from components.jobs import Request
-from components.launchers.spec import JobSpec
+from components.launchers.spec import JobSpec, with_heartbeat
 from components.warm_start import overrides_from as from_champion
-from trainer import configuration, recipes, storage
+from trainer import configuration, heartbeat, recipes, storage
 from trainer.config import Config
 from trainer.configuration import with_overrides
 from trainer.data.sample_order import global_batch
@@ -94,6 +94,7 @@ def prepare(
     arguments = ("train", "--config", uri, "--shards", shards, "--output", storage.join(output, "train"))
     job = request.spec(arguments)
     if launchers.entry(request.launcher).pods:
+        job = with_heartbeat(job, _heartbeat(output))
         _check_reach(job, {"data_root": shards, "output": output})
     index = read_index(shards)
     check(
@@ -219,10 +220,22 @@ def train(
     lineage.run_began(data_root, folder, request.run_id, data, recipe, overrides, weights)
     images = run_images.Images(data_root, lineage.name_of(folder))
     images.look_at_own()
-    launchers.run(request.launcher, spec, images.look)
+    with heartbeat.renewed(_heartbeat(folder), spec.launcher_timeout if in_pods else 0):
+        launchers.run(request.launcher, spec, images.look)
+    if in_pods and spec.restart_policy == "OnFailure" and not storage.exists(_report(folder)):
+        launchers.remove(request.launcher, spec.name, finished=True)
+        raise LaunchError(f"the job {spec.name} ended before its training was complete", passing=True)
     trained = result(data["uri"], folder) | data_versions.label(data)
     place = {"uri": trained["output"], "checkpoint": trained["checkpoint"]}
     return trained, place | trained["metrics"] | data_versions.label(data)
+
+
+def _heartbeat(output: str) -> str:
+    return storage.join(output, "launcher.json")
+
+
+def _report(output: str) -> str:
+    return storage.join(output, "train", "result.json")
 
 
 def result(shards: str, output: str) -> dict[str, Any]:
@@ -231,7 +244,7 @@ def result(shards: str, output: str) -> dict[str, Any]:
     Raises:
         LaunchError: the training ended well but left no checkpoint.
     """
-    report = storage.join(output, "train", "result.json")
+    report = _report(output)
     if not storage.exists(report):
         raise LaunchError(
             f"the training ended without a result at {report}",

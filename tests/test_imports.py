@@ -35,7 +35,7 @@ LAYERS = (
         },
     ),
     ("storage", {"config", "job_status_reporter", "storage"}),
-    ("text", {"advice", "configuration", "trackers", "training_log", "usage"}),
+    ("text", {"advice", "configuration", "heartbeat", "trackers", "training_log", "usage"}),
     ("data", {"data", "weights"}),
     ("model", {"model"}),
     ("state", {"checkpoint", "compilation", "optim", "recipes"}),

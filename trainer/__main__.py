@@ -100,6 +100,18 @@ def _parser() -> argparse.ArgumentParser:
         "--rdzv-endpoint", metavar="HOST[:PORT]", help="where the machines meet: the first one's name, and a "
         "port that is free there, 29500 unless given (else PET_RDZV_ENDPOINT or PET_MASTER_ADDR)",
     )  # fmt: skip
+    choices["launch"].add_argument(
+        "--heartbeat",
+        metavar="URI",
+        help="file that the launcher of this job rewrites; see --heartbeat-timeout",
+    )
+    choices["launch"].add_argument(
+        "--heartbeat-timeout", type=float, default=180, metavar="SECONDS",
+        help="save a checkpoint and end if the heartbeat has not changed for this long (default: 180)",
+    )  # fmt: skip
+    choices["launch"].add_argument(
+        "--heartbeat-exit", type=int, default=75, metavar="CODE", help="exit code in that case (default: 75)"
+    )
     choices["launch"].add_argument("arguments", nargs="+", metavar="-- VERB ...", help="what to run in each")
     doctor = choices["doctor"]
     doctor.add_argument("--gpus", type=int, default=0, help="GPUs that must be here")
@@ -184,13 +196,17 @@ def _launch(options: argparse.Namespace) -> int:
     # PyTorch reads it once, when imported: else waiting for other nodes prints stack traces of C++.
     chosen = os.environ.get(_CPP_LOG_LEVEL)
     os.environ[_CPP_LOG_LEVEL] = chosen or "FATAL"
+    from trainer.heartbeat import Watch
     from trainer.launch import launch, meeting
 
     if not chosen:
         del os.environ[_CPP_LOG_LEVEL]  # The workers log C++ messages as usual.
     place = meeting(nnodes=options.nnodes, node_rank=options.node_rank, endpoint=options.rdzv_endpoint)
     nproc = ["--nproc-per-node", options.nproc] if options.nproc else []
-    return launch(options.arguments, [*nproc, *place])
+    watch = None
+    if options.heartbeat:
+        watch = Watch(options.heartbeat, options.heartbeat_timeout, options.heartbeat_exit)
+    return launch(options.arguments, [*nproc, *place], watch)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -14,8 +14,10 @@ import sys
 import time
 import uuid
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
@@ -33,11 +35,11 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, parse_args, parse_min_max_nnodes
 
-from trainer import parent_watch
+from trainer import heartbeat, parent_watch
 from trainer.bounded_text import whole_number
 from trainer.data.worker_pool import threads_of_process
 from trainer.errors import EXIT_RETRY, ConfigError, LaunchError
-from trainer.stop_signals import exit_on_signal
+from trainer.stop_signals import exit_on_signal, handling
 from trainer.temporary_folders import temporary_folder
 from trainer.usage.meter import of_node
 from trainer.worker_failures import (
@@ -52,21 +54,28 @@ from trainer.worker_failures import (
 )
 
 _DEFAULT_PORT = 29500
+_exit_codes: dict[int, int] = {
+    signal.SIGTERM: EXIT_RETRY,
+    signal.SIGINT: EXIT_RETRY,
+    heartbeat.SIGNAL: heartbeat.EXIT_ABANDONED,
+}
+"""Exit code of this node for each signal that stops it; `launch` sets the heartbeat's."""
 _SHARED_CORES = "threads that share the cores"
 """Stands in OMP_NUM_THREADS until the number of processes is known."""
 
 
-def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
+def launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat.Watch | None = None) -> int:
     """Run `python -m trainer ARGUMENTS` in every process of this node, and wait.
 
     Args:
         arguments: verb and options, e.g. ["train", "--config", URI].
         torchrun_arguments: options of torchrun, e.g. ["--nproc-per-node", "2"]. What is not
             given torchrun takes from PET_* variables, as the Training Operator sets them.
+        watch: the launcher's heartbeat; without one the job does not depend on it.
 
     Returns:
         0, or the exit code of the failure that others follow from; 143 where this node was
-        stopped or only lost others; 128 + n for signal n.
+        stopped or only lost others; `watch.abandoned` if the launcher is gone; 128 + n for signal n.
 
     Raises:
         ConfigError: torchrun cannot use its options.
@@ -74,17 +83,28 @@ def launch(arguments: list[str], torchrun_arguments: list[str]) -> int:
     """
     os.environ[parent_watch.LAUNCHER] = str(os.getpid())
     _quieten()
+    if watch is None:
+        return _launch(arguments, torchrun_arguments, None)
+    _exit_codes[heartbeat.SIGNAL] = watch.abandoned
+    return watch.exit_code(_launch(arguments, torchrun_arguments, watch))
+
+
+def _launch(arguments: list[str], torchrun_arguments: list[str], watch: heartbeat.Watch | None) -> int:
     try:
-        with temporary_folder() as folder:
+        with temporary_folder() as folder, handling(_hang_up, (heartbeat.SIGNAL,)):
             config, program, words = _settings([*torchrun_arguments, "-m", "trainer", *arguments], folder)
-            with of_node(config.nproc_per_node):
+            with of_node(config.nproc_per_node), watch.signalling() if watch else nullcontext():
                 if config.max_nodes > 1:
                     meeting_place = f"{_nodes(config)} to meet at {config.rdzv_endpoint}"
                     print(f"launch: waiting for {meeting_place}", file=sys.stderr)
                 return _outcome(config, program, words)
     except SignalException as error:
         print(f"stopped by {signal.Signals(error.sigval).name}", file=sys.stderr)
-        return EXIT_RETRY if error.sigval in (signal.SIGTERM, signal.SIGINT) else 128 + int(error.sigval)
+        return _exit_codes.get(signal.Signals(error.sigval), 128 + int(error.sigval))
+
+
+def _hang_up(number: int, frame: FrameType | None) -> NoReturn:
+    raise SignalException("the launcher is gone", sigval=signal.Signals(number))
 
 
 def _outcome(config: LaunchConfig, program: Any, words: list[str]) -> int:
@@ -109,7 +129,7 @@ def _outcome(config: LaunchConfig, program: Any, words: list[str]) -> int:
 def _let_others_end(config: LaunchConfig) -> None:
     """Wait so that the failed node ends first; SIGTERM ends the wait."""
     if config.max_nodes > 1:
-        with exit_on_signal(EXIT_RETRY):
+        with exit_on_signal(_exit_codes):
             time.sleep(peers_patience())
 
 
@@ -208,7 +228,7 @@ class _Agent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         # No worker runs meanwhile, and the wait for other nodes may be long.
-        with exit_on_signal(EXIT_RETRY):
+        with exit_on_signal(_exit_codes):
             super()._rendezvous(worker_group)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -218,7 +238,12 @@ class _Agent(LocalElasticAgent):
         context, patience = self._pcontext, neighbours_patience()
         assert context is not None
         close = context.close
-        context.close = lambda death_sig=None, timeout=patience: close(death_sig, timeout)  # type: ignore[method-assign]
+
+        def stop(death_sig: signal.Signals | None = None, timeout: int = patience) -> None:
+            # Workers save their state at SIGTERM, whatever the reason is.
+            close(signal.SIGTERM if death_sig == heartbeat.SIGNAL else death_sig, timeout)
+
+        context.close = stop  # type: ignore[method-assign]
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -248,7 +273,7 @@ def _run(config: LaunchConfig, program: Any, words: list[str]) -> RunResult | No
         # A store that all rounds share makes a node that comes back wait in vain for its address,
         # and lets workers read what an earlier round has left.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    with exit_on_signal(EXIT_RETRY):
+    with exit_on_signal(_exit_codes):
         handler = _handler(parameters, patience=config.rdzv_configs["timeout"])
     address, _, port = config.rdzv_endpoint.rpartition(":")
     spec = WorkerSpec(

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -64,8 +64,11 @@ def stop_request() -> Iterator[StopRequest]:
 
 
 @contextlib.contextmanager
-def exit_on_signal(code: int) -> Iterator[None]:
-    """End this process with `code` at SIGTERM or SIGINT, while the context lasts.
+def exit_on_signal(codes: Mapping[int, int]) -> Iterator[None]:
+    """End this process at a signal, while the context lasts.
+
+    Args:
+        codes: the exit code for each signal.
 
     Python's own handlers wait until a call into C returns, for minutes where it waits for
     other machines, and the first process of a container ignores what it does not handle.
@@ -76,15 +79,15 @@ def exit_on_signal(code: int) -> Iterator[None]:
 
     def watch() -> None:
         while number := os.read(reader, 1):
-            if number[0] in ENDING:
+            if number[0] in codes:
                 print(f"stopped by {signal.Signals(number[0]).name}", file=sys.stderr, flush=True)
-                os._exit(code)
+                os._exit(codes[number[0]])
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
         # With a handler of Python's, however empty, the number of a signal is written at once.
-        with handling(lambda _number, _frame: None):
+        with handling(lambda _number, _frame: None, tuple(codes)):
             former = signal.set_wakeup_fd(writer)
             try:
                 yield

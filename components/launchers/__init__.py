@@ -66,17 +66,18 @@ def run(launcher: str, job: JobSpec, look: Look = ignore) -> None:
     _create(launcher).run(job, look)
 
 
-def remove(launcher: str, name: str) -> JobStatus:
+def remove(launcher: str, name: str, *, finished: bool = False) -> JobStatus:
     """Delete a job that is not finished; returns its last status.
 
     Args:
         launcher: what started it.
         name: its name.
+        finished: whether to delete one that is finished, too.
 
     Raises:
         KubedetError: nobody could tell whether it is there, or it could not be deleted.
     """
-    return _create(launcher).remove(name)
+    return _create(launcher).remove(name, finished=finished)
 
 
 def _create(launcher: str) -> Launcher:

@@ -23,8 +23,8 @@ class Launcher(Protocol):
         """
         ...
 
-    def remove(self, name: str) -> JobStatus:
-        """Delete a job that is not finished; returns its last status.
+    def remove(self, name: str, *, finished: bool = False) -> JobStatus:
+        """Delete a job that is not finished, or any if `finished`; returns its last status.
 
         Raises:
             KubedetError: nobody could tell whether it is there, or it could not be deleted.

@@ -81,7 +81,7 @@ class LocalLauncher(Launcher):
         """Run a job to its end; see `run`."""
         run(job)
 
-    def remove(self, name: str) -> JobStatus:
+    def remove(self, name: str, *, finished: bool = False) -> JobStatus:
         """Remove nothing: a job of this machine ends with the process that started it."""
         return JobStatus(name, Phase.GONE)
 

@@ -7,7 +7,7 @@ field says what it means; its default is the value of a job that does not name i
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -233,6 +233,9 @@ class JobSpec:
     """Seconds until all pods must run, or the job is given up."""
     deadline: Count = 0
     """Seconds after which the job is stopped; 0 is no limit."""
+    launcher_timeout: Count = 180
+    """Seconds without a sign of life from the step that waits for it, after which the training of a run saves
+    its state and ends, so that its GPUs are free; 0 is no limit."""
     grace_seconds: float = Field(default=60.0, ge=0)
     """How long a job that was asked to stop may take to save its checkpoint, in seconds."""
 
@@ -281,9 +284,29 @@ class JobSpec:
 _ADAPTER = TypeAdapter(JobSpec)
 
 
-def training(arguments: tuple[str, ...] | list[str]) -> tuple[str, ...]:
-    """Return the command of a node whose every process runs `python -m trainer ARGUMENTS`."""
-    return ("python", "-m", "trainer", "launch", "--", *arguments)
+def training(arguments: tuple[str, ...] | list[str], options: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the command of a node whose every process runs `python -m trainer ARGUMENTS`.
+
+    Args:
+        arguments: the verb and its options.
+        options: those of `launch` itself.
+    """
+    return ("python", "-m", "trainer", "launch", *options, "--", *arguments)
+
+
+def with_heartbeat(job: JobSpec, uri: str) -> JobSpec:
+    """Return a training that ends if the heartbeat at `uri` stops; the same job if it has no limit for that.
+
+    Args:
+        job: a job whose command `training` made.
+        uri: file that the launcher rewrites, see `trainer.heartbeat`.
+    """
+    if not job.launcher_timeout:
+        return job
+    options = ["--heartbeat", uri, "--heartbeat-timeout", str(job.launcher_timeout)]
+    if job.restart_policy == "OnFailure":  # Any other code would restart the container, which keeps its GPUs.
+        options += ["--heartbeat-exit", "0"]
+    return replace(job, command=training(job.command[len(training(())) :], tuple(options)))
 
 
 def from_fields(fields: Mapping[str, Any], *, where: str = "the job's specification") -> JobSpec:

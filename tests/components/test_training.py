@@ -8,7 +8,7 @@ from small_index import index
 
 from components.jobs import Request
 from components.training import folder_of, prepare, result
-from trainer import configuration
+from trainer import __main__, configuration
 from trainer.errors import ConfigError, DamagedError, DataError, EvaluationError, LaunchError
 from trainer.export import published_models
 
@@ -98,6 +98,33 @@ def test_a_folder_that_the_pods_would_not_find_is_refused(indexed, tmp_path):
     mounts = [{"claim": "scratch", "path": str(tmp_path)}]
     own = Request("kubernetes", {"image": "registry/kubedet:1"}, {"mounts": mounts}, run_id=RUN)
     assert prepare(indexed, str(tmp_path / "runs"), "debug", {}, own).mounts[0].claim == "scratch"
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({}, ["--heartbeat-timeout", "180"]),
+        ({"launcher_timeout": 60}, ["--heartbeat-timeout", "60"]),
+        ({"restart_policy": "OnFailure"}, ["--heartbeat-timeout", "180", "--heartbeat-exit", "0"]),
+        ({"launcher_timeout": 0}, None),
+    ],
+    ids=str,
+)
+def test_a_job_in_pods_ends_without_its_launcher(indexed, tmp_path, fields, options):
+    mounts = [{"claim": "scratch", "path": str(tmp_path)}]
+    request = Request("kubernetes", {"image": "i:1"}, {"mounts": mounts, **fields}, run_id=RUN)
+    command = list(prepare(indexed, str(tmp_path / "runs"), "debug", {}, request).command)
+    launch, _, train = " ".join(command).partition(" -- ")
+    assert train.startswith("train --config ")
+    heartbeat = ["--heartbeat", str(tmp_path / "runs" / "launcher.json")]
+    assert launch.split()[4:] == ([] if options is None else heartbeat + options)
+    main = __main__._parser().parse_args(command[3:])
+    assert main.arguments[0] == "train"
+
+
+def test_a_local_training_has_no_heartbeat(indexed, tmp_path):
+    command = prepare(indexed, str(tmp_path / "run"), "debug", {}, Request()).command
+    assert "--heartbeat" not in command
 
 
 def test_a_run_has_a_folder_of_its_own(tmp_path):

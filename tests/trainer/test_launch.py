@@ -223,9 +223,9 @@ def test_wakeup_and_handlers_are_restored():
     """After waiting for others the process handles signals as it did before."""
     code = (
         "import signal\nfrom trainer.stop_signals import exit_on_signal\n"
-        "with exit_on_signal(143): pass\n"
+        "with exit_on_signal({signal.SIGTERM: 143}): pass\n"
         "assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and signal.set_wakeup_fd(-1) == -1\n"
-        "with exit_on_signal(143):\n"
+        "with exit_on_signal({signal.SIGTERM: 143}):\n"
         "    signal.raise_signal(signal.SIGTERM)\n"
         "    import time; time.sleep(30)\n"
     )

@@ -10,6 +10,7 @@ from components.launchers.cluster.restarts import MEMORY_KILLS
 from components.launchers.last_lines import indented, own_message
 from components.launchers.spec import JobSpec
 from trainer.errors import EXIT_RETRY, Interrupted, KubedetError, LaunchError
+from trainer.heartbeat import EXIT_ABANDONED
 
 
 def of_job(status: JobStatus, last_lines_of: Mapping[str, Iterable[str]], hints: Hints) -> KubedetError:
@@ -36,6 +37,12 @@ def of_job(status: JobStatus, last_lines_of: Mapping[str, Iterable[str]], hints:
     if pod.exit_code == EXIT_RETRY:
         return Interrupted(
             f"the training was stopped: {ending(pod)}", fix="run the same again: it goes on where it stopped"
+        )
+    if pod.exit_code == EXIT_ABANDONED:
+        return LaunchError(
+            f"the training saved its state and ended: it had no sign of life from this step; {ending(pod)}",
+            fix="run the same again: it goes on where it ended; job.launcher_timeout sets the limit",
+            passing=True,
         )
     hints.exit_code(pod.exit_code)
     lines = list(last_lines_of.get(pod.name, ()))

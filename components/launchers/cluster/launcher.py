@@ -22,10 +22,10 @@ class ClusterLauncher(Launcher):
         """Run a job to its end, its output on stdout; see `watch.run`."""
         watch.run(ClusterBackend.connect(kinds=self._kinds), job, look=look)
 
-    def remove(self, name: str) -> JobStatus:
-        """Delete a job that is not finished; returns its last status."""
+    def remove(self, name: str, *, finished: bool = False) -> JobStatus:
+        """Delete a job that is not finished, or any if `finished`; returns its last status."""
         backend = ClusterBackend.connect(kinds=self._kinds)
         status = backend.status(name)
-        if not status.phase.final:
+        if finished or not status.phase.final:
             backend.stop(name)
         return status

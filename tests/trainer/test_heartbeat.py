@@ -1,0 +1,161 @@
+"""A training whose launcher is gone saves its state and ends; one whose launcher is only away does not."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from trainer import checkpoint, heartbeat, storage
+from trainer.errors import StorageError
+from trainer.heartbeat import EXIT_ABANDONED, Watch, renewed
+from trainer.training_log import read_rows
+
+LIMIT = 9.0
+
+
+class Clock:
+    """Stands in for the clocks of a watch."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def time(self):
+        return 1_700_000_000.0 + self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(heartbeat, "time", clock)
+    return clock
+
+
+def beat(path, clock, age=0.0):
+    path.write_text(json.dumps({"time": clock.time() - age}))
+
+
+def passes(watch, clock, seconds):
+    """Look every second for a while; returns after how many seconds the launcher counted as gone."""
+    for second in range(int(seconds) + 1):
+        watch.look()
+        if watch.expired:
+            return second
+        clock.now += 1
+    return None
+
+
+def test_a_launcher_that_renews_its_heartbeat_is_there(tmp_path, clock):
+    watch = Watch(str(tmp_path / "beat"), 180)
+    for _ in range(50):
+        beat(tmp_path / "beat", clock)
+        assert passes(watch, clock, 100) is None
+
+
+@pytest.mark.parametrize("age", [0, 100])
+def test_a_heartbeat_that_has_been_seen_to_change_expires_at_the_limit(tmp_path, clock, age):
+    watch = Watch(str(tmp_path / "beat"), 180)
+    beat(tmp_path / "beat", clock)
+    watch.look()
+    beat(tmp_path / "beat", clock, age)  # Another machine's clock does not matter.
+    assert passes(watch, clock, 300) == 180
+
+
+@pytest.mark.parametrize(("age", "expected"), [(0, 180), (100, 80), (170, 60), (100_000, 60), (-3600, 180)])
+def test_a_restarted_pod_adds_the_age_of_the_heartbeat_it_finds(tmp_path, clock, age, expected):
+    beat(tmp_path / "beat", clock, age)
+    assert passes(Watch(str(tmp_path / "beat"), 180), clock, 300) == expected
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"time": "x"}', "[]"])
+def test_a_missing_or_unreadable_heartbeat_expires_as_well(tmp_path, clock, content):
+    if content is not None:
+        (tmp_path / "beat").write_text(content)
+    assert passes(Watch(str(tmp_path / "beat"), 180), clock, 300) == 180
+
+
+def test_a_store_that_is_away_says_nothing_about_the_launcher(tmp_path, clock, monkeypatch):
+    watch = Watch(str(tmp_path / "beat"), 180)
+    beat(tmp_path / "beat", clock)
+    assert passes(watch, clock, 170) is None
+    read = storage.read_bytes
+
+    def away(uri):
+        raise StorageError("away")
+
+    def slow(uri):
+        clock.now += 600
+        return read(uri)
+
+    for outage in (away, slow):
+        monkeypatch.setattr(storage, "read_bytes", outage)
+        assert passes(watch, clock, 20) is None
+        monkeypatch.setattr(storage, "read_bytes", read)
+        assert passes(watch, clock, 170) is None
+    assert passes(watch, clock, 20) is not None
+
+
+def test_the_heartbeat_is_written_until_the_launcher_ends(tmp_path, monkeypatch):
+    uri = str(tmp_path / "run" / "beat")
+    written, write = [], storage.write_json
+    third = threading.Event()
+
+    def sometimes(*arguments):
+        written.append(arguments)
+        if len(written) == 2:
+            raise StorageError("away")
+        write(*arguments)
+        if len(written) == 3:
+            third.set()
+
+    monkeypatch.setattr(storage, "write_json", sometimes)
+    with renewed(uri, 0.9):
+        assert third.wait(60)
+    count = len(written)
+    assert abs(storage.read_json(uri)["time"] - time.time()) < 60
+    with renewed(str(tmp_path / "none"), 0):
+        pass
+    assert len(written) <= count + 1 and not (tmp_path / "none").exists()
+
+
+def options(path, limit=LIMIT):
+    return ("--heartbeat", str(path), "--heartbeat-timeout", str(limit))
+
+
+ELASTIC = {"nnodes": "1:2", "rdzv_backend": "c10d", "rdzv_id": "job", "max_restarts": 3}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("elastic", [False, True])
+def test_two_nodes_save_and_end_when_the_launcher_is_gone(node, port, training, tmp_path, elastic):
+    arguments, output = training
+    if elastic:
+        places = [{**ELASTIC, "rdzv_endpoint": f"127.0.0.1:{port}"}] * 2
+    else:
+        fixed = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": port}
+        places = [{**fixed, "node_rank": rank} for rank in (0, 1)]
+    limit = options(tmp_path / "beat", 30)
+    with renewed(str(tmp_path / "beat"), 30):
+        pair = [node(arguments(train__epochs=2000), *limit, **place) for place in places]
+        for each in pair:
+            each.wait_for("launch: waiting for")
+        end = time.monotonic() + 240
+        while not read_rows(output):
+            assert time.monotonic() < end and pair[0].process.poll() is None, pair[0].output
+            time.sleep(0.2)
+    assert [each.wait() for each in pair] == [EXIT_ABANDONED] * 2, pair[0].output + pair[1].output
+    assert any("no sign of life" in each.output for each in pair)
+    assert "Traceback" not in pair[0].output + pair[1].output
+    assert checkpoint.read_latest(f"{output}/checkpoints")["step"] >= len(read_rows(output)) > 0
+
+
+@pytest.mark.slow
+def test_a_node_that_waits_for_others_ends_with_its_launcher(node, port, tmp_path):
+    """Nodes that wait for a place on the cluster hold GPUs too."""
+    place = {"nnodes": 2, "node_rank": 0, "master_addr": "127.0.0.1", "master_port": port}
+    alone = node(["train"], *options(tmp_path / "beat"), "--heartbeat-exit", "0", **place)
+    assert alone.wait(120) == 0
+    assert "no sign of life" in alone.output and "Traceback" not in alone.output
