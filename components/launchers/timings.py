@@ -41,7 +41,7 @@ class Timings:
     """Between two lines on a job's position in its queue."""
     replaced: float = 10.0
     """For another job of the same name to appear, when ours is gone."""
-    glance: float = 0.5
+    glance: float = 1.0
     """For a response after a stop signal, when this process may have a second left."""
     submit: float = 180.0
     """For a submission through another program."""

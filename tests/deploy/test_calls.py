@@ -12,6 +12,7 @@ from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
 
 STREAMS = {
+    ("watch", "workflows"): ("termination.py", "/apis/{group}/{version}/namespaces/"),
     ("watch", "pods"): ("pod_endings.py", "/api/v1/namespaces/{namespace}/pods"),
     ("get", "pods/log"): ("pod_log.py", "/api/v1/namespaces/{namespace}/pods/{name}/log"),
 }

@@ -58,7 +58,7 @@ LAUNCHER = {
     ("", "pods"): ("get", "list", "watch"),
     ("", "pods/log"): ("get",),
     ("", "events"): ("list",),
-    ("argoproj.io", "workflows"): ("get",),
+    ("argoproj.io", "workflows"): ("get", "watch"),
     ("kueue.x-k8s.io", "workloads"): ("list",),
     ("visibility.kueue.x-k8s.io", "localqueues/pendingworkloads"): ("get",),
 }

@@ -42,7 +42,7 @@ class FakeCluster:
         self.trainer = FakeTrainer(self)
         """The controllers of TrainJobs."""
         self.changes = []
-        """What a watch of the pods tells: (ADDED, MODIFIED or DELETED, the body as it was then)."""
+        """What watches tell: (ADDED, MODIFIED or DELETED, the body as it was then, its resource)."""
         self.forgotten = 0
         """The version up to which changes are not kept any more."""
         self.denied = set()
@@ -73,11 +73,11 @@ class FakeCluster:
             self.changed("ADDED", body)
         return body
 
-    def changed(self, kind, body):
+    def changed(self, kind, body, resource=PODS):
         """Tell those who watch; the number of a change is its object's version."""
         with self._lock:
             body["metadata"]["resourceVersion"] = str(len(self.changes) + 1)
-            self.changes.append((kind, copy.deepcopy(body)))
+            self.changes.append((kind, copy.deepcopy(body), resource))
 
     def event(self, name, reason, message, kind="Pod", namespace="default", count=1):
         """Tell something about an object."""

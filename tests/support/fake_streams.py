@@ -15,18 +15,22 @@ class Streams:
         if 0 < since < self.cluster.forgotten:
             return self._error(410, "too old resource version")
         index = since or len(self.cluster.changes)
-        pending = [("ADDED", body) for key, body in list(self.cluster.objects.items()) if key[0] == resource]
+        objects = list(self.cluster.objects.items())
+        pending = [("ADDED", body, resource) for key, body in objects if key[0] == resource]
         pending = [] if since else pending
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while not self.cluster.closed:
-                for kind, body in pending:
+                for kind, body, changed in pending:
                     meta = body["metadata"]
                     labels = meta.get("labels", {})
-                    if meta["namespace"] == namespace and selected(
-                        query.get("labelSelector", ""), labels.get
+                    name = query.get("fieldSelector", "").removeprefix("metadata.name=")
+                    if (
+                        (changed, meta["namespace"]) == (resource, namespace)
+                        and selected(query.get("labelSelector", ""), labels.get)
+                        and name in ("", meta["name"])
                     ):
                         self._chunk(json.dumps({"type": kind, "object": body}).encode() + b"\n")
                 time.sleep(0.01)

@@ -9,6 +9,7 @@ from typing import Any
 from components.launchers.cluster import pods
 from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.client import Cluster, own_namespace
+from components.launchers.cluster.termination import has_ended
 from components.launchers.render.labels import LABEL_QUEUE
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,16 @@ def read_image_id(cluster: Cluster) -> str:
     return pods.image_id(statuses.get(_STEP))
 
 
+def delete(cluster: Cluster) -> None:
+    """Delete the pod of this process: Kubeflow then runs its step again.
+
+    Raises:
+        ApiError: it may not be deleted.
+    """
+    home, name = _home(cluster), _pod_name()
+    home.call("delete", "pods", lambda: home.core.delete_namespaced_pod(name, home.namespace), name=name)
+
+
 def _from_pod(pod: Any, home: Cluster) -> OwnPod:
     containers = {container.name: container.image for container in pod.spec.containers}
     image = containers.get(_STEP) or pod.spec.containers[0].image
@@ -76,9 +87,9 @@ def _from_pod(pod: Any, home: Cluster) -> OwnPod:
 def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
     """Decide, when this process is asked to end, whether its job ends too.
 
-    A run that is terminated, deleted or over takes its job along. Where only this pod is evicted or
-    deleted, the run goes on: its next attempt takes the job up. Kubeflow leaves about a second for
-    both question and deletion.
+    A run that is terminated, deleted or over takes its job along. If only this pod is evicted or deleted, the
+    run goes on, and its next attempt takes the job up. Kubeflow leaves about a second for both question and
+    deletion; `termination` has mostly done both by then.
 
     Args:
         cluster: where the job is.
@@ -95,16 +106,24 @@ def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
             own = _from_pod(_own_pod(home, _pod_name(), glance=True), home)
         if own.workflow is None:
             return True
-        workflow = _workflow(home, own.workflow["name"])
+        return run_has_ended(home, own.workflow["name"])
     except ApiError as error:
-        return error.status == 404 or not _is_deleted(home, _pod_name())
-    spec, status = workflow.get("spec") or {}, workflow.get("status") or {}
-    return bool(
-        spec.get("shutdown")
-        or spec.get("activeDeadlineSeconds") == 0  # So Kubeflow terminates a run.
-        or workflow["metadata"].get("deletionTimestamp")
-        or status.get("finishedAt")
-    )
+        # A job whose launcher does not come back ends by itself: see `trainer.heartbeat`.
+        return error.status == 404
+
+
+def run_has_ended(cluster: Cluster, workflow: str) -> bool:
+    """Return whether a run has ended, by its Workflow; asks once.
+
+    Raises:
+        ApiError: the cluster does not say.
+    """
+    try:
+        return has_ended(_workflow(cluster, workflow))
+    except ApiError as error:
+        if error.absent:
+            return True
+        raise
 
 
 def _pod_name() -> str:
@@ -129,14 +148,6 @@ def _own_pod(cluster: Cluster, name: str, *, glance: bool = False) -> Any:
         name=name,
         patience=0.0 if glance else None,
     )
-
-
-def _is_deleted(cluster: Cluster, name: str) -> bool:
-    """Whether the own pod is being deleted, as far as that can be told."""
-    try:
-        return bool(_own_pod(cluster, name, glance=True).metadata.deletion_timestamp)
-    except ApiError:
-        return False
 
 
 def _workflow(cluster: Cluster, name: str) -> dict[str, Any]:

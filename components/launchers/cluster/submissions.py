@@ -4,6 +4,7 @@ import logging
 import time
 from dataclasses import replace
 from functools import partial
+from subprocess import Popen
 
 from components.launchers.backend import Phase
 from components.launchers.cluster import job_objects
@@ -12,6 +13,7 @@ from components.launchers.cluster.client import Cluster
 from components.launchers.cluster.job_kinds import Kinds
 from components.launchers.cluster.kinds.kind import Body, Kind
 from components.launchers.cluster.own_pod import OwnPod, ends_with_the_run, read_own_pod
+from components.launchers.cluster.termination import delete_with_run
 from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
 from components.launchers.spec import JobSpec
 from trainer.errors import ConfigError, LaunchError
@@ -32,6 +34,7 @@ class Submissions:
     def __init__(self, cluster: Cluster, kinds: Kinds) -> None:
         self._cluster, self._kinds = cluster, kinds
         self._own: OwnPod | None = None
+        self._guard: Popen[bytes] | None = None
         self._hashes: dict[str, str] = {}
         self._uids: dict[str, str] = {}
 
@@ -50,6 +53,14 @@ class Submissions:
         """
         self._own = read_own_pod(self._cluster)
         job = self._completed(job, self._own)
+        if self._own.workflow and self._own.namespace == self._cluster.namespace:
+            self._guard = delete_with_run(
+                self._cluster.api.configuration,
+                self._cluster.namespace,
+                self._own.workflow["name"],
+                [(kind.group, kind.version, kind.plural) for kind in self._kinds.possible],
+                job.name,
+            )
         self._hashes[job.name] = job.fingerprint
         manifests: list[Body] = []
         for _ in range(_TRIES):

@@ -115,16 +115,14 @@ def test_a_workflow_that_is_gone_has_taken_its_run_along(step, cluster):
     assert ends_with_the_run(cluster, read_own_pod(cluster))
 
 
-@pytest.mark.parametrize("deleted", [True, False])
 @pytest.mark.parametrize("fault", [{"status": 403}, {"status": 503}, {"delay": 5}], ids=str)
-def test_where_the_workflow_cannot_be_read_the_own_pod_tells(
-    step, workflow, cluster, fake_cluster, deleted, fault
-):
-    step(**({"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {}))
+def test_a_job_stays_if_the_workflow_cannot_be_read(step, workflow, cluster, fake_cluster, fault):
+    """It ends by itself if nobody takes it up."""
+    step()
     workflow()
     mine = read_own_pod(cluster)
     fake_cluster.faults.append(Fault("GET", "workflows", times=9, **fault))
-    assert ends_with_the_run(cluster, mine) is not deleted
+    assert not ends_with_the_run(cluster, mine)
     assert len(fake_cluster.requests("GET", "workflows")) == 1  # There is no time for a second.
 
 

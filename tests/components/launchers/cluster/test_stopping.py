@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from fake_api import Fault
@@ -152,21 +153,67 @@ def test_a_steps_pod_that_is_evicted_leaves_the_job_to_the_next_attempt(
     assert fake_cluster.job("train")["metadata"]["uid"] == uid and not fake_cluster.requests("DELETE")
 
 
-def test_a_run_that_is_terminated_takes_the_job_along_at_once(fake_cluster, step, launcher, master):
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+ENDINGS = [
+    {"spec": {"activeDeadlineSeconds": 0}},
+    {"spec": {"shutdown": "Terminate"}},
+    {"spec": {"activeDeadlineSeconds": 60}, "status": {"startedAt": "2026-01-01T00:00:00Z"}},
+    {"status": {"finishedAt": "2026-01-01T00:00:00Z"}},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ENDINGS, ids=str)
+def test_the_end_of_the_run_deletes_the_job_without_a_signal(fake_cluster, step, launcher, master, change):
     fake_cluster.lives[master] = endless
     assert "running" in launcher.stdout.readline()
-    assert "hello" in launcher.stdout.readline()
+    wait_until(lambda: fake_cluster.requests("GET", "workflows?watch=true"))
+    assert not fake_cluster.requests("DELETE")
+    step |= change
+    fake_cluster.changed("MODIFIED", step, "workflows")
+    wait_until(lambda: gone(fake_cluster))
+
+
+@pytest.mark.slow
+def test_the_end_of_the_run_deletes_the_job_although_its_launcher_hangs(fake_cluster, step, launcher, master):
+    """A busy node leaves the launcher no time between SIGTERM and SIGKILL; and nobody may watch Workflows."""
+    fake_cluster.denied.add(("watch", "workflows"))
+    fake_cluster.lives[master] = endless
+    assert "running" in launcher.stdout.readline()
+    wait_until(lambda: fake_cluster.requests("GET", "workflows?watch=true"))
+    guard = int(subprocess.check_output(["pgrep", "-P", str(launcher.pid), "-f", "termination"]))
+    os.kill(launcher.pid, signal.SIGSTOP)
+    os.kill(guard, signal.SIGTERM)
+    time.sleep(1.0)
+    assert not fake_cluster.requests("DELETE")  # Only the pod ends, as far as the Workflow says.
     step["spec"]["activeDeadlineSeconds"] = 0
-    begun = time.monotonic()
-    os.kill(launcher.pid, signal.SIGTERM)
-    assert launcher.wait(60) == 143
-    (deletion,) = fake_cluster.requests("DELETE")
-    assert deletion.at - begun < 5.0
-    assert gone(fake_cluster)
-    asked = [
-        seen.path for seen in fake_cluster.seen if begun < seen.at <= deletion.at and "watch" not in seen.path
-    ]
-    assert [path for path in asked if "workflows" in path] and len(asked) <= 4
+    os.kill(guard, signal.SIGTERM)
+    wait_until(lambda: gone(fake_cluster))
+
+
+@pytest.mark.slow
+def test_the_process_that_waits_for_the_end_of_the_run_ends_with_its_launcher(
+    fake_cluster, step, launcher, master
+):
+    fake_cluster.lives[master] = endless
+    assert "running" in launcher.stdout.readline()
+    guard = int(subprocess.check_output(["pgrep", "-P", str(launcher.pid), "-f", "termination"]))
+    launcher.kill()
+    wait_until(lambda: not is_running(guard))
+    assert not fake_cluster.requests("DELETE")
 
 
 @pytest.mark.slow
