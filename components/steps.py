@@ -12,6 +12,7 @@ import pkgutil
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ TERMINATION_LOG = Path("/dev/termination-log")
 
 _MOST_OF_A_MESSAGE = 4096
 """Bytes that Kubernetes keeps of it."""
+
+_DELETION_SECONDS = 60.0
+"""How long a pod waits for the signal that follows its own deletion."""
 
 STARTED = "step started"
 """Text of the log line after which a step's own output begins."""
@@ -78,7 +82,8 @@ def run(step: str, work: str, *arguments: Any, secret: str = "", lasting: bool =
             raise explained from None
 
     try:
-        result = supervisor.run(step, do_work, supervisor.Patience.here(), lasting=lasting)
+        patience, orphaned = supervisor.Patience.here(), partial(_orphaned, step)
+        result = supervisor.run(step, do_work, patience, lasting=lasting, orphaned=orphaned)
     except KubedetError as error:
         is_known = not isinstance(error, supervisor.Crashed)
         _write_event(step, str(error), error.exit_code, known=is_known)
@@ -93,6 +98,26 @@ def run(step: str, work: str, *arguments: Any, secret: str = "", lasting: bool =
     telling.completed(result)
     logger.info("%s, %.1f s", FINISHED, time.monotonic() - start)
     return result
+
+
+def _orphaned(step: str) -> None:
+    """Report that the process that waits for the step's work was killed, and have the step run again.
+
+    Kubeflow would fail the run. It tries a step again only if its pod is deleted, so this pod deletes itself;
+    where that is not allowed, the run fails with the message.
+    """
+    error = supervisor.Killed(
+        f"the main process of the step {step} was killed",
+        fix="if memory ran out, raise the step's (step_memory); Retry in Kubeflow's UI goes on with this run",
+    )
+    _show_kubernetes(error)
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        from components.launchers.cluster import client, own_pod
+
+        with suppress(KubedetError):
+            own_pod.delete(client.connect())
+            time.sleep(_DELETION_SECONDS)
 
 
 def _explained(error: OSError) -> KubedetError | None:

@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from trainer.bounded_text import whole_number
-from trainer.errors import ConfigError, Interrupted, KubedetError, LaunchError
+from trainer.errors import EXIT_RETRY, ConfigError, Interrupted, KubedetError, LaunchError
 from trainer.stop_signals import ENDING, handling
 
 T = TypeVar("T")
@@ -75,7 +76,14 @@ class Killed(LaunchError):
     passing = True
 
 
-def run(step: str, work: Callable[[], T], patience: Patience, *, lasting: bool = False) -> T:
+def run(
+    step: str,
+    work: Callable[[], T],
+    patience: Patience,
+    *,
+    lasting: bool = False,
+    orphaned: Callable[[], None] = lambda: None,
+) -> T:
     """Run work and return its result.
 
     SIGTERM and SIGINT reach the work's process, and nothing is tried again after them.
@@ -86,6 +94,7 @@ def run(step: str, work: Callable[[], T], patience: Patience, *, lasting: bool =
         patience: how often, and how long between.
         lasting: what the work has begun goes on elsewhere when its process ends, so that every other
             try takes it up: then a crash is tried again, too.
+        orphaned: called in the work's process if this one is killed; then the work's process ends.
 
     Raises:
         KubedetError: what the last try raised; Killed or Crashed where its process ended otherwise.
@@ -96,7 +105,7 @@ def run(step: str, work: Callable[[], T], patience: Patience, *, lasting: bool =
     tries, wait = 0, patience.first_wait
     while True:
         began = time.monotonic()
-        outcome, stopped_by = _once(work)
+        outcome, stopped_by = _once(work, orphaned)
         if not isinstance(outcome, KubedetError):
             return outcome
         if stopped_by:
@@ -114,14 +123,14 @@ def run(step: str, work: Callable[[], T], patience: Patience, *, lasting: bool =
         wait = min(3 * wait, patience.longest_wait)
 
 
-def _once(work: Callable[[], T]) -> tuple[T | KubedetError, bool]:
+def _once(work: Callable[[], T], orphaned: Callable[[], None]) -> tuple[T | KubedetError, bool]:
     """Do the work in a child process; returns its result or error, and whether a stop signal came.
 
     Forked, not spawned: this process has imported next to nothing, and has no other thread.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_work, args=(work, sender))
+    child = context.Process(target=_work, args=(work, sender, os.getpid(), orphaned))
     with _passing_on(child) as stopped_by:
         child.start()
         sender.close()
@@ -153,10 +162,11 @@ def _received(receiver: Connection, child: BaseProcess) -> tuple[Any] | None:
             return None
 
 
-def _work(work: Callable[[], Any], sender: Connection) -> None:
+def _work(work: Callable[[], Any], sender: Connection, supervisor: int, orphaned: Callable[[], None]) -> None:
     """Do the work in the child, and send its result or error through the pipe."""
     for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
+    threading.Thread(target=_watch_supervisor, args=(supervisor, orphaned), daemon=True).start()
     outcome: Any
     try:
         outcome = work()
@@ -167,6 +177,14 @@ def _work(work: Callable[[], Any], sender: Connection) -> None:
         outcome = Crashed(f"{type(error).__name__}: {error}".strip().splitlines()[0])
     sender.send(outcome)
     sender.close()
+
+
+def _watch_supervisor(supervisor: int, orphaned: Callable[[], None]) -> None:
+    """End this process after the one that waits for it: nothing would take its result."""
+    while os.getppid() == supervisor:
+        time.sleep(_LOOK_SECONDS)
+    orphaned()
+    os._exit(EXIT_RETRY)
 
 
 @contextmanager

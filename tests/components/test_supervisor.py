@@ -165,3 +165,23 @@ def test_a_request_to_end_reaches_the_work_and_nothing_is_tried_after_it(kind, s
     assert process.returncode == Interrupted.exit_code
     assert time.monotonic() - began < 50
     assert out.splitlines() == said[0 if kind == "passes" else 1 :]
+
+
+ORPHANED = """
+import os, signal, sys, time
+from components import supervisor
+
+def work():
+    print("working", flush=True)
+    time.sleep(60)
+
+supervisor.run("train", work, supervisor.Patience(tries=5), orphaned=lambda: print("orphaned", flush=True))
+"""
+
+
+def test_the_work_of_a_killed_process_says_so_and_ends():
+    """Kubeflow's launcher waits for all that holds its pipe: it saw the kill when the training was over."""
+    with subprocess.Popen([sys.executable, "-c", ORPHANED], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "working\n"
+        process.kill()
+        assert process.stdout.read() == "orphaned\n"
