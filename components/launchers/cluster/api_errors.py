@@ -1,6 +1,7 @@
 """Errors of the API server: what each refusal means, and how to fix it."""
 
 import json
+import re
 from typing import Any
 
 from kubernetes.client import ApiException
@@ -19,6 +20,8 @@ _INSTALL = {
     "pytorchjobs": "install the Training Operator (v1.9): the cluster does not know PyTorchJobs",
     "trainjobs": "install Kubeflow Trainer (v2.3): the cluster does not know TrainJobs",
 }
+_NO_WEBHOOK = ("failed calling webhook", "no endpoints available")
+_SERVICE = re.compile(r"https://([a-z0-9-]+)\.([a-z0-9-]+)\.svc\b|service \"([a-z0-9-]+)\"")
 _WITHOUT_NAMESPACE = ("nodes", "namespaces", "version", "customresourcedefinitions")
 """Resources that are cluster-scoped."""
 _FIXES = {
@@ -49,6 +52,13 @@ class ApiError(LaunchError):
 def passes(error: BaseException) -> bool:
     """Whether the same request may do better a little later."""
     return error.status in PASSING if isinstance(error, ApiException) else True
+
+
+def is_webhook_away(message: str) -> bool:
+    """Return whether a request failed only because an admission webhook, mostly a controller's, does not
+    answer.
+    """
+    return any(words in message for words in _NO_WEBHOOK)
 
 
 def retry_after(error: BaseException) -> float:
@@ -96,7 +106,8 @@ def _fix(error: BaseException, status: int, verb: str, resource: str, namespace:
     answer = _answer(error) if isinstance(error, ApiException) else {}
     message, about = str(answer.get("message", "")), (answer.get("details") or {}).get("kind")
     if status in PASSING:
-        return "the API server has trouble: look at its log, or try again later"
+        trouble = "the API server has trouble: look at its log, or try again later"
+        return _start_webhook(message) if is_webhook_away(message) else trouble
     if status == 403 and not _by_others(message):
         if resource in _WITHOUT_NAMESPACE:
             return f'allow it with a ClusterRole: resources ["{resource}"], verbs ["{verb}"]'
@@ -110,6 +121,17 @@ def _fix(error: BaseException, status: int, verb: str, resource: str, namespace:
     if status == 404 and about == "namespaces":
         return f"create the namespace {namespace}, or name another"
     return _FIXES.get(status, "")
+
+
+def _start_webhook(message: str) -> str:
+    service = _SERVICE.search(message)
+    if service is None:
+        return "start the controller of this webhook, which does not answer"
+    name, namespace = service[1] or service[3], service[2] or "--all-namespaces"
+    return (
+        f"the webhook's Service {name} does not answer: start its controller "
+        f"(`kubectl get pods -n {namespace}` shows its state)"
+    ).replace("-n --all", "--all")
 
 
 def _by_others(message: str) -> bool:

@@ -96,8 +96,9 @@ class Cluster:
     ) -> T:
         """Make a request, and retry it with back-off while its failure is temporary.
 
-        Those are 410, 429 (not before Retry-After), 5xx, lost connections and time-outs.
-        At 401 the credentials are loaded again, once.
+        Those are 410, 429 (not before Retry-After), 5xx, lost connections and time-outs. At 401 the
+        credentials are loaded again, once. A webhook that does not answer is waited for as long as an API
+        server is while a job is watched: its controller is being started or moved.
 
         Args:
             verb: the verb for RBAC: get, list, create, patch, delete.
@@ -109,7 +110,8 @@ class Cluster:
         Raises:
             ApiError: it was refused, or still failed after `patience`.
         """
-        end = time.monotonic() + (self.timings.patience if patience is None else patience)
+        began = time.monotonic()
+        patience = self.timings.patience if patience is None else patience
         waits = self.timings.waits()
         refreshed = False
         while True:
@@ -122,6 +124,8 @@ class Cluster:
                 self.refresh()
                 continue
             wait = max(next(waits), api_errors.retry_after(cause))
+            away = patience > 0 and api_errors.is_webhook_away(api_errors.reason(cause))
+            end = began + (max(patience, self.timings.outage) if away else patience)
             if not api_errors.passes(cause) or time.monotonic() + wait > end:
                 raise api_errors.api_error(cause, verb, resource, name, self.namespace) from None
             if wait > _LONG_WAIT:

@@ -1,17 +1,15 @@
 """Which kinds of jobs a cluster has, which of them a new job becomes, and of which kind a job is."""
 
 import logging
+import time
 
 from components.launchers.cluster import job_objects
-from components.launchers.cluster.api_errors import ApiError
+from components.launchers.cluster.api_errors import ApiError, is_webhook_away
 from components.launchers.cluster.client import Cluster
 from components.launchers.cluster.kinds.kind import Body, Kind
 from trainer.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-
-_NO_WEBHOOK = ("failed calling webhook", "no endpoints available")
-"""Messages of an API server whose admission webhook does not answer."""
 
 
 class Kinds:
@@ -28,21 +26,35 @@ class Kinds:
         self._chosen: Kind | None = None
         self._answering: Kind | None = None
         """The first kind whose resource the cluster has."""
+        self._away: ApiError | None = None
+        """Answer of a controller that does not answer."""
 
     def of_new(self) -> Kind:
         """Return the kind of a new job: the first that the cluster knows and whose controller answers.
+
+        If no controller answers, it waits for one as for an API server that is away.
 
         Raises:
             ConfigError: there is none.
             ApiError: the cluster does not say, or forbids it.
         """
-        if self._chosen is None:
-            self._chosen = self._choose()
+        timings = self._cluster.timings
+        waits, end = timings.waits(), time.monotonic() + timings.outage
+        while self._chosen is None:
+            chosen = self._choose()
+            if isinstance(chosen, ConfigError):
+                if self._away is None or time.monotonic() > end:
+                    raise chosen
+                self._cluster.trouble.tell(self._away.message)
+                time.sleep(next(waits))
+            else:
+                self._chosen = chosen
         return self._chosen
 
-    def _choose(self) -> Kind:
+    def _choose(self) -> Kind | ConfigError:
         if len(self.possible) == 1:
             return self.possible[0]
+        self._away = None
         problems: list[str] = []
         forbidden: ApiError | None = None
         for kind in self.possible:
@@ -52,6 +64,8 @@ class Kinds:
                 problems.append(f"  {kind.title}: you may not create them")
                 continue
             if problem := _problem(kind, refusal):
+                if refusal is not None and is_webhook_away(refusal.message):
+                    self._away = refusal
                 problems.append(f"  {kind.title}: {problem}")
                 continue
             others = "; ".join(line.strip() for line in problems)
@@ -61,7 +75,7 @@ class Kinds:
             return kind
         if forbidden is not None:
             raise forbidden
-        raise _nothing_here(problems)
+        return _nothing_here(problems)
 
     def trouble(self, kind: Kind) -> str:
         """Return why a job of a kind would not run; empty if it would.
@@ -77,8 +91,9 @@ class Kinds:
         try:
             job_objects.create(self._cluster, kind, kind.probe(), dry_run=True)
         except ApiError as error:
-            away = any(words in error.message for words in _NO_WEBHOOK)
-            if not away and (error.passing or (error.unknown and 'namespaces "' in error.message)):
+            if not is_webhook_away(error.message) and (
+                error.passing or (error.unknown and 'namespaces "' in error.message)
+            ):
                 raise
             return error
         return None
@@ -161,6 +176,6 @@ def _problem(kind: Kind, refusal: ApiError | None) -> str:
     """Return why a job of a kind would not run, from the refusal of its dry run."""
     if refusal is None:
         return ""
-    if any(words in refusal.message for words in _NO_WEBHOOK):
+    if is_webhook_away(refusal.message):
         return f"its controller does not answer ({kind.controller})"
     return "the cluster does not know them" if refusal.unknown else ""

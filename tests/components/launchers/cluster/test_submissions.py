@@ -1,5 +1,6 @@
 """Jobs made, taken up, replaced and deleted."""
 
+import threading
 import time
 from dataclasses import replace
 
@@ -11,6 +12,8 @@ from patience import until
 
 from components.launchers.backend import Phase
 from components.launchers.cluster.api_errors import ApiError
+from components.launchers.cluster.backend import ClusterBackend
+from components.launchers.cluster.kinds import KINDS
 from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC
 from trainer.errors import ConfigError, LaunchError
 
@@ -212,3 +215,34 @@ def test_abandoning_is_one_request(backend, fake_cluster, job, endless_pods):
     backend.abandon("train")
     (deletion,) = fake_cluster.seen[before:]
     assert (deletion.method, deletion.body["preconditions"]) == ("DELETE", {"uid": first})
+
+
+AWAY = (
+    'Internal error occurred: failed calling webhook "validator.pytorchjob.training-operator.kubeflow.org": '
+    'failed to call webhook: Post "https://training-operator.kubeflow.svc:443/validate-kubeflow-org-v1-pytorchjob'
+    '?timeout=10s": dial tcp 10.96.80.99:443: connect: connection refused'
+)
+
+
+def test_a_stopped_operator_is_waited_for_as_an_outage(job, kind, fake_cluster, timings):
+    backend = ClusterBackend.connect(timings=replace(timings, patience=0.1, outage=60), kinds=[kind])
+    fake_cluster.faults.append(Fault("POST", kind.plural, status=500, message=AWAY, times=6))
+    backend.submit(job())
+    assert len(fake_cluster.requests("POST", kind.plural)) == 7
+
+
+def test_a_webhook_that_stays_away_is_named_by_its_service(job, kind, fake_cluster, timings):
+    backend = ClusterBackend.connect(timings=replace(timings, patience=0.1, outage=0.3), kinds=[kind])
+    fake_cluster.faults.append(Fault("POST", kind.plural, status=500, message=AWAY, times=999))
+    with pytest.raises(ApiError) as error:
+        backend.submit(job())
+    assert "training-operator" in error.value.fix and "-n kubeflow" in error.value.fix
+
+
+def test_any_of_several_controllers_is_waited_for(job, fake_cluster, timings):
+    fake_cluster.installed = {"pytorchjobs", "trainjobs", "trainingruntimes"}
+    fake_cluster.operator, fake_cluster.trainer.away = False, True
+    backend = ClusterBackend.connect(timings=replace(timings, outage=60), kinds=KINDS.values())
+    threading.Timer(0.5, lambda: setattr(fake_cluster, "operator", True)).start()
+    backend.submit(job())
+    assert backend.status("train").kind == "PyTorchJob"
