@@ -13,11 +13,12 @@ from typing import Any
 from components import jobs
 from components.launchers import last_lines
 from components.launchers.cluster.api_errors import ApiError
+from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import Cluster, connect
 from components.launchers.cluster.pods import events
 from components.launchers.render.labels import LABEL_NAME
 from components.launchers.timings import Timings
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, KubedetError
 
 LABEL = "pipeline/runid"
 """Label of a run's pods, with the run's id."""
@@ -110,6 +111,21 @@ class Pods:
             for cluster, pod in self._newest()
             if (text := _failure_of(cluster, pod))
         ]
+
+    def job_left(self) -> str:
+        """Describe the run's training job if it has not ended; return "" if it has."""
+        name = jobs.name_of(self._run_id)
+        for cluster in self._places:
+            try:
+                phase = ClusterBackend(cluster).status(name).phase
+            except KubedetError:
+                continue
+            if not phase.final:
+                return (
+                    f"the training job {name} is still {phase}: it saves its state and ends by itself within "
+                    f"minutes, or at once by `kubedet job stop {name} --namespace {cluster.namespace}`"
+                )
+        return ""
 
     def namespace(self) -> str:
         """Return the namespace that the run's pods are in; empty where they are not seen."""

@@ -53,12 +53,24 @@ def follow(server: Server, run_id: str, *, deadline: int = 0, conditional: bool 
             seen, away = time.monotonic(), False
             _show(run, shown, start)
             if run.state in _ENDED:
+                if left := _job_left(pods):
+                    _tell(start, left)
                 raise_failure(server, run, pods, _NAMES, deadline)
                 if conditional and TITLES["train"] not in shown:
                     _tell(start, "nothing new: nothing was trained; the step of the data says since when")
                 return
             _show_waiting(pods, reported, start)
         time.sleep(SECONDS)
+
+
+def _job_left(pods: Pods) -> str:
+    """Describe a training job that outlives its run; one that is being deleted gets some seconds."""
+    left = pods.job_left()
+    for _ in range(3):
+        if left:
+            time.sleep(SECONDS)
+            left = pods.job_left()
+    return left
 
 
 def _show(run: Any, shown: dict[str, str], start: float) -> None:

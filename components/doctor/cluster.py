@@ -10,9 +10,11 @@ from kubernetes import client
 from components.doctor import job_kinds
 from components.launchers import kubernetes_names
 from components.launchers.cluster.api_errors import ApiError
+from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import Cluster
 from components.object_store import SECRET_KEYS
 from trainer.doctor import Check
+from trainer.errors import KubedetError
 
 PERMISSIONS = {
     ("kubeflow.org", "pytorchjobs"): ("create", "get", "list", "delete"),
@@ -21,7 +23,7 @@ PERMISSIONS = {
     ("", "pods"): ("get", "list", "watch"),
     ("", "pods/log"): ("get",),
     ("", "events"): ("list",),
-    ("argoproj.io", "workflows"): ("get",),
+    ("argoproj.io", "workflows"): ("get", "watch"),
     ("kueue.x-k8s.io", "workloads"): ("list",),
     ("visibility.kueue.x-k8s.io", "localqueues/pendingworkloads"): ("get",),
     ("", "pods/exec"): ("create", "get"),
@@ -33,7 +35,7 @@ _OPTIONAL = {
     "trainingruntimes": "without it only TrainJobs can run that the namespace's runtime fits",
     "workloads": "without it nobody tells why a job waits in a queue of Kueue",
     "localqueues/pendingworkloads": "without it nobody tells a job's place in a queue of Kueue",
-    "workflows": "without it a training job ends where only its step's pod is evicted",
+    "workflows": "without it a terminated run ends its training job minutes later",
 }
 """Optional permissions, and what does not work without each."""
 _PATIENCE = 5.0
@@ -82,12 +84,32 @@ def check(cluster: Cluster, needs: Needs) -> Iterator[Check]:
         if group not in absent:
             spared = (_OPTIONAL | job_kinds.spared(states)).get(resource, "")
             yield from _permission(cluster, group, resource, verbs, spared)
+    if any(state.known for state in states):
+        yield from _left_over(cluster)
     if needs.secret:
         yield from _secret(cluster, needs.secret)
     if needs.claim:
         yield from _claim(cluster, needs)
     if needs.resources or needs.cpu or needs.memory:
         yield from _nodes(cluster, needs)
+
+
+def _left_over(cluster: Cluster) -> Iterator[Check]:
+    """Check for training jobs that hold their GPUs although their run has ended."""
+    try:
+        names = [job.name for job in ClusterBackend(cluster).list_jobs() if job.orphaned]
+    except KubedetError as error:
+        yield Check("jobs of ended runs", "warning", f"not known: {error.message}", error.fix)
+        return
+    if names:
+        yield Check(
+            "jobs of ended runs",
+            "warning",
+            f"{', '.join(names)}: still there",
+            f"kubedet job stop {names[0]}",
+        )
+    else:
+        yield Check("jobs of ended runs", "ok", "none")
 
 
 def _namespace(cluster: Cluster) -> Iterator[Check]:

@@ -126,6 +126,10 @@ class JobStatus:
     """What the cluster calls it: PyTorchJob, TrainJob; empty outside of a cluster."""
     queue: str = ""
     """Kueue's queue that admits it; empty is none."""
+    workflow: str = ""
+    """The Workflow of the run that it belongs to; empty is none."""
+    orphaned: bool = False
+    """Whether it has not ended although its run has."""
     progress: "Progress | None" = None
     """Progress of the training, where it is known."""
 

@@ -3,11 +3,13 @@
 import random
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase
-from components.launchers.cluster import client, job_kinds, job_state, kueue_setup, pods
+from components.launchers.cluster import client, job_kinds, job_state, kueue_setup, own_pod, pods
 from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kinds.kind import Body, Kind
@@ -160,7 +162,21 @@ class ClusterBackend(Backend):
             for pod in pods.of_all(self.cluster, kind) if jobs else ():
                 by_job.setdefault(pod.metadata.labels[kind.pod_label], []).append(pod)
             statuses += [job_state.status(kind, job, by_job.get(_name(job), [])) for job in jobs]
+        statuses = self._with_orphans(statuses)
         return sorted(self._queues.with_positions(statuses), key=lambda status: status.created, reverse=True)
+
+    def _with_orphans(self, statuses: list[JobStatus]) -> list[JobStatus]:
+        """Mark the jobs that go on although their run has ended, as far as the cluster tells."""
+        ended: dict[str, bool] = {}
+        for name in {status.workflow for status in statuses if status.workflow and not status.phase.final}:
+            with suppress(ApiError):
+                ended[name] = own_pod.run_has_ended(self.cluster, name)
+        return [
+            replace(status, orphaned=True, reason="RunEnded")
+            if ended.get(status.workflow) and not status.phase.final
+            else status
+            for status in statuses
+        ]
 
     def with_progress(self, status: JobStatus) -> JobStatus:
         """Return a job's status with its progress, if the job or its log reports it."""

@@ -38,6 +38,9 @@ def status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
         spec=labels.get(LABEL_SPEC, ""),
         kind=kind.title,
         queue=labels.get(LABEL_QUEUE, ""),
+        workflow=next(
+            (owner["name"] for owner in meta.get("ownerReferences") or () if owner["kind"] == "Workflow"), ""
+        ),
         progress=kind.progress(job),
     )
 

@@ -83,7 +83,7 @@ def test_a_missing_permission_names_the_rule_to_add(look, fake_cluster):
     ("verb", "resource", "lost"),
     [
         ("create", "pods/exec", "kubedet job exec"),
-        ("get", "workflows", "a training job ends"),
+        ("watch", "workflows", "ends its training job minutes later"),
         ("create", "trainingruntimes", "the namespace's runtime fits"),
     ],
 )

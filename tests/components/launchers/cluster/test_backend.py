@@ -2,13 +2,17 @@
 
 import threading
 
+import pytest
 from fake_pod import endless
 from kinds import both, make_by_hand, plain, pod_name
 from patience import until
 
+from components import jobs
+from components.doctor import cluster as cluster_doctor
 from components.launchers.backend import Phase
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.spec import Elastic
+from pipelines.pods import Pods
 
 
 @both
@@ -163,3 +167,36 @@ def test_logs_of_now_end_at_once(backend, fake_cluster, job, endless_pods, maste
 def test_nothing_is_sent_to_connect(fake_cluster):
     ClusterBackend.connect()
     assert not fake_cluster.seen
+
+
+@pytest.mark.parametrize(
+    ("workflow", "orphaned"),
+    [
+        ({"status": {"finishedAt": "2026-01-01T00:00:00Z"}}, True),
+        ({"spec": {"shutdown": "Terminate"}}, True),
+        ({}, False),
+        (None, True),
+    ],
+    ids=str,
+)
+def test_a_job_whose_run_has_ended_is_listed_as_such(backend, fake_cluster, job, master, workflow, orphaned):
+    fake_cluster.lives[master] = endless
+    backend.submit(job())
+    owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u"}
+    fake_cluster.job("train")["metadata"]["ownerReferences"] = [owner]
+    if workflow is not None:
+        fake_cluster.add("workflows", "default", {"metadata": {"name": "run-x"}, **workflow})
+    (status,) = backend.list_jobs()
+    assert status.orphaned is orphaned
+    checks = {check.title: check for check in cluster_doctor.check(backend.cluster, cluster_doctor.Needs())}
+    assert checks["jobs of ended runs"].state == ("warning" if orphaned else "ok")
+    assert Pods("r", "default", {}).job_left() == ""
+    fake_cluster.denied.add(("get", "workflows"))
+    assert not backend.list_jobs()[0].orphaned
+
+
+def test_a_job_that_outlives_its_run_is_said(backend, fake_cluster, job, kind):
+    name = jobs.name_of("r")
+    fake_cluster.lives[pod_name(kind, 0, name)] = endless
+    backend.submit(job(name=name))
+    assert f"kubedet job stop {name}" in Pods("r", "default", {}).job_left()
