@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from components.launchers.cluster.backend import ClusterBackend
+from components.launchers.cluster.kinds import KINDS as job_kinds
 from tests.cluster.runs import Runs
-from tests.cluster.user import KINDS, Cluster, User
+from tests.cluster.user import KINDS, Cluster, User, until
 
 NEEDED = ("KUBECONFIG", "KUBEDET_IMAGE", "KUBEDET_DATA_ROOT")
 
@@ -43,6 +45,9 @@ def cluster(request):
         if error.status != 404:
             raise
         pytest.skip(f"the cluster does not know {kind.title}s")
+    # On a busy node a controller's webhook may be away for a while.
+    kinds = ClusterBackend.connect(namespace).kinds
+    until(lambda: not kinds.trouble(job_kinds[kind.name]), f"the controller of {kind.title}s answers")
     return test_cluster
 
 

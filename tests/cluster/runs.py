@@ -21,15 +21,16 @@ MINUTES = 20 * 60.0
 """Seconds that a run may take on a slow machine."""
 
 KILL = """
-import os, signal
+import os, signal, sys
 def parent(pid):
     return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
 steps = [pid for pid in os.listdir("/proc") if pid.isdigit() and b"executor_main" in open(f"/proc/{pid}/cmdline", "rb").read()]
 work = [pid for pid in steps if str(parent(pid)) in steps and not any(str(parent(one)) == pid for one in steps)]
-os.kill(int(work[0]), signal.SIGKILL)
-print("killed", work[0])
+victim = parent(work[0]) if sys.argv[1] == "main" else int(work[0])
+os.kill(victim, signal.SIGKILL)
+print("killed", victim)
 """  # noqa: E501
-"""Kills the process that does a step's work; the one that waits for it is its parent."""
+"""Kills the process that does a step's work, or the main one, its parent, which waits for it."""
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Runs:
             if name == "overrides":
                 options += [w for key, one in value.items() for w in ("--set", f"{key}={json.dumps(one)}")]
             elif name == "job":
-                options += [w for key, one in value.items() for w in ("--job", f"{key}={one}")]
+                options += [w for key, one in value.items() for w in ("--job", f"{key}={json.dumps(one)}")]
             else:
                 options += [f"--{name.replace('_', '-')}", str(value)]
         self.begun.append(Running([verb, "--host", self.host, *options, *words], env=steps_environment()))
@@ -122,13 +123,13 @@ class Runs:
         self.cluster.running(name, 1)
         return name
 
-    def kill_work(self, pod):
-        """Kill the process that does the work of a step, in its pod; returns what that said."""
+    def kill(self, pod, process):
+        """Kill the process "work" or "main" of a step in its pod; returns what that said."""
         from kubernetes import stream
 
         return stream.stream(
             self.cluster.core.connect_get_namespaced_pod_exec, pod, self.cluster.namespace,
-            container="main", command=["python", "-c", KILL], stdout=True, stderr=True, stdin=False,
+            container="main", command=["python", "-c", KILL, process], stdout=True, stderr=True, stdin=False,
             tty=False,
         )  # fmt: skip
 

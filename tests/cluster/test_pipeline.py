@@ -1,5 +1,6 @@
 """The compiled pipeline on a real Kubeflow Pipelines: as people start it, and what it survives."""
 
+import contextlib
 import json
 import os
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.runs import MINUTES, steps_environment
+from tests.cluster.runs import JOB, MINUTES, steps_environment
 from tests.cluster.user import KUBEDET, until
 
 
@@ -102,11 +103,67 @@ def test_a_launcher_that_is_killed_is_started_again_in_its_pod(runs, cluster):
     run_id = runs.id_of(command)
     job = runs.trains(run_id)
     uid = cluster.job(job)["metadata"]["uid"]
-    assert "killed" in runs.kill_work(runs.pod(run_id, "train"))
+    assert "killed" in runs.kill(runs.pod(run_id, "train"), "work")
     assert command.end(MINUTES) == 0, str(command)
     assert cluster.job(job)["metadata"]["uid"] == uid
     said = runs.log(run_id, "train")
     assert "trying again" in said and f"{cluster.kind.title} {job} is there already: taking it up" in said
+
+
+def test_a_step_whose_main_process_is_killed_is_started_again_and_adopts_its_job(runs, cluster):
+    command = runs.submit(epochs=60)
+    run_id = runs.id_of(command)
+    job = runs.trains(run_id)
+    uid = cluster.job(job)["metadata"]["uid"]
+    assert "killed" in runs.kill(runs.pod(run_id, "train"), "main")
+    assert command.end(MINUTES) == 0, str(command)
+    assert cluster.job(job)["metadata"]["uid"] == uid
+
+
+@pytest.mark.parametrize("elastic", [None, {"min_nodes": 1, "max_nodes": 2}], ids=["fixed", "elastic"])
+def test_a_job_whose_launcher_does_not_come_back_saves_its_state_and_ends(runs, cluster, elastic):
+    """Nothing deletes it: neither the launcher nor the clean-up nor the run's Workflow."""
+    job = {**JOB, "launcher_timeout": 60, **({"elastic": elastic} if elastic else {})}
+    command = runs.submit(epochs=4000, job=job, nodes=2 if elastic else 1)
+    run_id = runs.id_of(command)
+    name = runs.trains(run_id)
+    until(lambda: "steps/s" in log_of(cluster, name), "the training trains")
+    with cordoned(cluster):
+        cluster.delete_pod(runs.pod(run_id, "train"))
+        until(
+            lambda: not [pod for pod in cluster.pods(name) if pod.status.phase == "Running"], "its pods end"
+        )
+        assert cluster.job(name) is not None
+    # And it goes on when the launcher is back.
+    until(lambda: "resumed at step" in log_of(cluster, name), "the training goes on")
+    runs.client().terminate_run(run_id)
+
+
+def log_of(cluster, name):
+    """What the pods of a job have printed."""
+    from kubernetes.client import ApiException
+
+    text = ""
+    for pod in cluster.pods(name):
+        with contextlib.suppress(ApiException):
+            text += cluster.core.read_namespaced_pod_log(pod.metadata.name, cluster.namespace)
+    return text
+
+
+@contextlib.contextmanager
+def cordoned(cluster):
+    """Keep new pods off every node."""
+    names = [node.metadata.name for node in cluster.core.list_node().items]
+
+    def mark(value):
+        for name in names:
+            cluster.core.patch_node(name, {"spec": {"unschedulable": value}})
+
+    mark(True)
+    try:
+        yield
+    finally:
+        mark(False)
 
 
 def test_a_gate_that_holds_back_skips_the_export_and_the_run_succeeds(runs):

@@ -13,13 +13,12 @@ import uuid
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.cluster.user import until
 
 GROUP, VERSION = "kueue.x-k8s.io", "v1beta1"
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
-UNSERVED = bool(os.environ.get("KUBEDET_QUEUE_UNSERVED"))
-"""Whether Kueue serves no kind of jobs now: `KUEUE_JOBS= controllers/up.sh kueue`."""
 SECONDS = "import sys, time; print('up', flush=True); time.sleep(float(sys.argv[1]))"
 
 
@@ -83,7 +82,25 @@ def urgent(cluster):
     cluster.custom.delete_cluster_custom_object(GROUP, VERSION, plural, name)
 
 
-served = pytest.mark.skipif(UNSERVED, reason="Kueue serves no kind of jobs now")
+@pytest.fixture
+def is_served(cluster):
+    """Whether Kueue is set up for jobs of this kind, by its own configuration."""
+    maps = cluster.core.list_namespaced_config_map("kueue-system").items
+    texts = [
+        text
+        for item in maps
+        if item.metadata.name.startswith("kueue-manager-config")
+        for text in item.data.values()
+    ]
+    frameworks = [name for text in texts for name in yaml.safe_load(text)["integrations"]["frameworks"]]
+    return f"{cluster.kind.group}/{cluster.kind.name}" in frameworks
+
+
+@pytest.fixture
+def served(cluster, queue, is_served):
+    """Skips a test if Kueue does not queue jobs of this kind."""
+    if not is_served:
+        pytest.skip(f"Kueue does not queue {cluster.kind.title}s here: see KUEUE_JOBS")
 
 
 @pytest.fixture
@@ -109,7 +126,7 @@ def status(user, name):
     return json.loads("\n".join(ran.lines))
 
 
-@served
+@pytest.mark.usefixtures("served")
 def test_a_job_is_admitted_and_ends_well(user, cluster, queued):
     path, name = queued("print('done', flush=True)")
     command, code = user.runs("job", "submit", "--spec", str(path), "--wait")
@@ -118,7 +135,7 @@ def test_a_job_is_admitted_and_ends_well(user, cluster, queued):
     assert held["Admitted"] == "True"
 
 
-@served
+@pytest.mark.usefixtures("served")
 def test_jobs_that_wait_for_quota_say_their_place_and_why(user, cluster, queue, queued):
     """However long: they are not given up."""
     holder, first_name = queued(SLEEP, cpu_request="150m")
@@ -142,7 +159,7 @@ def test_jobs_that_wait_for_quota_say_their_place_and_why(user, cluster, queue, 
     assert waiting.end() == 0, str(waiting)
 
 
-@served
+@pytest.mark.usefixtures("served")
 def test_all_pods_of_a_job_start_or_none(user, cluster, queued):
     holder, holder_name = queued(SLEEP, cpu_request="100m")
     assert user.runs("job", "submit", "--spec", str(holder))[1] == 0
@@ -158,7 +175,7 @@ def test_all_pods_of_a_job_start_or_none(user, cluster, queued):
     assert len(cluster.running(name, 2)) == 2
 
 
-@served
+@pytest.mark.usefixtures("served")
 def test_a_job_that_is_taken_back_resumes_and_that_is_no_restart(user, cluster, queued, hold):
     path, name = queued(SECONDS, "20", nodes=2, backoff=0)
     command = user.starts("job", "submit", "--spec", str(path), "--wait")
@@ -173,7 +190,7 @@ def test_a_job_that_is_taken_back_resumes_and_that_is_no_restart(user, cluster, 
     assert not [line for line in command.lines if "started anew" in line], str(command)
 
 
-@served
+@pytest.mark.usefixtures("served")
 def test_a_job_that_another_preempts_waits_and_resumes(user, cluster, queued, urgent):
     path, _ = queued(SECONDS, "15", cpu_request="150m", backoff=0)
     command = user.starts("job", "submit", "--spec", str(path), "--wait")
@@ -186,7 +203,7 @@ def test_a_job_that_another_preempts_waits_and_resumes(user, cluster, queued, ur
     assert not [line for line in command.lines if "started anew" in line], str(command)
 
 
-@served
+@pytest.mark.usefixtures("served")
 def test_a_job_that_is_released_at_once_resumes_though_its_old_pods_still_end(user, queued, hold):
     """A rank is there twice then: the old pod that ignores SIGTERM, and the new one."""
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -199,7 +216,7 @@ def test_a_job_that_is_released_at_once_resumes_though_its_old_pods_still_end(us
     assert not [line for line in command.lines if "started anew" in line], str(command)
 
 
-@served
+@pytest.mark.usefixtures("served")
 def test_a_queue_that_does_not_exist_ends_the_job(user, cluster, queue, queued):
     path, name = queued("pass", kueue_queue="kubedet-none", start_timeout=10)
     command, code = user.runs("job", "submit", "--spec", str(path), "--wait")
@@ -208,17 +225,17 @@ def test_a_queue_that_does_not_exist_ends_the_job(user, cluster, queue, queued):
     assert cluster.job(name) is None
 
 
-def test_the_doctor_looks_at_the_queue(user, cluster, queue):
+def test_the_doctor_looks_at_the_queue(user, cluster, queue, is_served):
     command, _ = user.runs("doctor", "--namespace", cluster.namespace, "--queue", queue, "-o", "json")
     findings = {item["title"]: item for item in json.loads("\n".join(command.lines))}
     assert findings[f"queue {queue}"]["state"] == "ok", str(command)
     assert findings["Kueue"]["detail"].startswith("Kueue v"), str(command)
-    served = findings[f"{cluster.kind.title}s in Kueue"]["state"] == "ok"
-    assert served is not UNSERVED, str(command)
+    assert (findings[f"{cluster.kind.title}s in Kueue"]["state"] == "ok") is is_served, str(command)
 
 
-@pytest.mark.skipif(not UNSERVED, reason="needs a Kueue that serves no kind: set KUBEDET_QUEUE_UNSERVED")
-def test_a_job_that_no_controller_releases_ends(user, cluster, queue, queued):
+def test_a_job_that_no_controller_releases_ends(user, cluster, queued, is_served):
+    if is_served:
+        pytest.skip(f"Kueue queues {cluster.kind.title}s here")
     path, name = queued("pass", start_timeout=20)
     command = user.starts("job", "submit", "--spec", str(path), "--wait")
     assert command.end(120) == 1, str(command)
