@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, astuple, replace
 from importlib.metadata import version
 from typing import Any
@@ -19,25 +19,26 @@ from trainer.data.shard_index import ShardDataset, data_root_of
 from trainer.data_comparison import compare_data
 from trainer.data_comparison import write as write_drift
 from trainer.distributed import World, broadcast, process_group
-from trainer.errors import EvaluationError, MissingError
-from trainer.evaluation import coco_metrics, engines, gate, kept_result, scoring
+from trainer.errors import DamagedError, EvaluationError, MissingError
+from trainer.evaluation import coco_metrics, engines, gate, scoring
 from trainer.evaluation.gate import Evidence, Verdict
-from trainer.evaluation.inference import predict_split
+from trainer.evaluation.inference import ScoredModel, predict_split
 from trainer.evaluation.input_checks import class_difference
-from trainer.evaluation.scored_model import ScoredModel
 from trainer.evaluation.scoring import Scores
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.export import loading
+from trainer.report import evaluation_page
 from trainer.report.collect import collect
-from trainer.report.evaluation_page import write_report
 from trainer.report.report_data import Table
 from trainer.storage.probe import check_writable
 from trainer.training_log import METRICS
 
 _LOG = logging.getLogger("evaluate")
 
-_FILES = (baselines.SUMMARY, "gate.json", "table.txt", "report.html", "report.md")
+_FILES = (baselines.SUMMARY, "gate.json", "table.txt", *evaluation_page.FILES)
 """Of an evaluation, beside the predictions."""
+RECORD = "made_from.json"
+"""File of an evaluation that says what the others were computed from; the last one of all."""
 _SAME = ("fingerprint", "split", "sha256", "kubedet")
 """What kept predictions must share with model and data to be used again; where the checkpoint lies does not
 count."""
@@ -100,7 +101,7 @@ def evaluate(
         summary["verdict"] = {"passed": verdict.passed, "reason": verdict.reason, "rules": rules}
         _write(output_uri, model, dataset, truth, predictions, scores, summary, verdict, used())
         predicted = _predictions_uri(output_uri, config).rpartition("/")[2]
-        kept_result.keep(output_uri, [*_FILES, predicted], made_from)
+        _keep(output_uri, [*_FILES, predicted], made_from)
         return summary
 
 
@@ -110,7 +111,7 @@ def _made_from(
     """Return everything that the result of an evaluation follows from."""
     log = storage.join(storage.parent(model.uri), METRICS)
     # The report draws the training's curves.
-    curves = hashlib.sha256(storage.read_bytes(log)).hexdigest() if storage.exists(log) else ""
+    curves = _sha256(log) if storage.exists(log) else ""
     return _provenance(model, dataset) | {
         "config": to_json(config),
         "rules": json.dumps(rules),
@@ -125,10 +126,30 @@ def _is_kept(
     """Whether an earlier run has done all of it, e.g. one that was killed in the export."""
     # What a baseline without predictions of these images is, its name and file do not say.
     known = baseline is None or baseline.is_scored_on(dataset.fingerprint, dataset.split)
-    if not known or not kept_result.is_kept(output_uri, made_from):
+    uri = storage.join(output_uri, RECORD)
+    if not known or not storage.exists(uri):
+        return False
+    try:
+        record: Any = storage.read_json(uri)
+        if not isinstance(record, dict) or record.get("made_from") != made_from:
+            return False
+        files = record["files"]
+        if not files or any(_sha256(storage.join(output_uri, name)) != files[name] for name in files):
+            return False
+    except (MissingError, DamagedError, KeyError, ValueError, TypeError):  # It is written again.
         return False
     _LOG.info("this model has been evaluated on these images already: %s", output_uri)
     return True
+
+
+def _keep(output_uri: str, names: Iterable[str], made_from: dict[str, str]) -> None:
+    """Write what the files of an evaluation, which are complete, were computed from, and their hashes."""
+    files = {name: _sha256(storage.join(output_uri, name)) for name in names}
+    storage.write_json(storage.join(output_uri, RECORD), {"made_from": made_from, "files": files})
+
+
+def _sha256(uri: str) -> str:
+    return hashlib.sha256(storage.read_bytes(uri)).hexdigest()
 
 
 def _dataset(shards_uri: str, only: str) -> ShardDataset:
@@ -286,7 +307,7 @@ def _write(
     predictions.write(summary["predictions"], _provenance(model, dataset))
     storage.write_bytes(storage.join(output_uri, "table.txt"), coco_metrics.table(scores.coco).encode())
     data = collect(model, dataset, truth, predictions, scores, summary, verdict, used)
-    write_report(data, storage.join(output_uri, "report.html"), storage.join(output_uri, "report.md"))
+    evaluation_page.write_report(data, output_uri)
     storage.write_json(storage.join(output_uri, "gate.json"), summary["verdict"])
     # Last: its existence means that all other files are there.
     storage.write_json(storage.join(output_uri, baselines.SUMMARY), summary)

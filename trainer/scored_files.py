@@ -14,8 +14,7 @@ from trainer.errors import EvaluationError
 from trainer.evaluation import coco_metrics, engines, gate, scoring
 from trainer.evaluation.coco import read_detections, read_truth
 from trainer.evaluation.gate import Evidence, Verdict
-from trainer.evaluation.input_checks import check_predictions
-from trainer.evaluation.metric_change import Change
+from trainer.evaluation.metrics import NOT_SURE
 from trainer.evaluation.scoring import Scores
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report.collect import collect_files
@@ -38,13 +37,13 @@ class _Side:
         """What tells the images it was scored on; None where that is not known."""
         return (self.summary["fingerprint"], self.summary["split"]) if self.summary else None
 
-    def predictions(self, truth: Truth) -> Predictions:
-        return read_detections(self.summary["predictions"] if self.summary else self.uri, truth)
+    def predictions(self, truth: Truth, *, clip: bool) -> Predictions:
+        return read_detections(self.summary["predictions"] if self.summary else self.uri, truth, clip=clip)
 
 
 def evaluate(
     truth_uri: str, detections_uri: str, output_uri: str, config: EvaluationConfig, *,
-    rules: Sequence[str] = (), images_uri: str = "",
+    rules: Sequence[str] = (), images_uri: str = "", clip: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Score a file of detections, and write what `trainer.evaluate` writes of a model.
 
@@ -57,6 +56,7 @@ def evaluate(
         rules: the gate's.
         images_uri: folder that the images' file names are below, for the worst images on the page; empty
             leaves them out.
+        clip: clip boxes that leave their image, the baseline's too, instead of refusing the file.
 
     Returns:
         The content of metrics.json: as of `trainer.evaluate`, with `truth` in place of `shards`; its
@@ -71,9 +71,9 @@ def evaluate(
     dataset, truth = read_truth(truth_uri)
     gate.check(rules, truth.names)
     truth_digest, digest = (_sha256(uri) for uri in (truth_uri, detections_uri))
-    predictions = read_detections(detections_uri, truth)
+    predictions = read_detections(detections_uri, truth, clip=clip)
     identity = (truth_digest, _stem(truth_uri))
-    base = _baseline(config.baseline, identity, truth)
+    base = _baseline(config.baseline, identity, truth, clip)
     load_image = _image_loader(images_uri, truth) if images_uri else None
     check_writable(output_uri)
     scores = scoring.score(dataset, truth, predictions, config.engine)
@@ -104,7 +104,7 @@ def evaluate(
 
 def compare(
     one_uri: str, other_uri: str, *, truth_uri: str = "", output_uri: str = "",
-    engine: str = "hotcoco", samples: int = 200,
+    engine: str = "hotcoco", samples: int = 200, clip: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Compare two evaluations of the same images, with the confidence of a paired bootstrap over images.
 
@@ -116,11 +116,11 @@ def compare(
             first; empty writes nothing.
         engine: one of engines.ENGINES.
         samples: bootstrap samples.
+        clip: clip boxes that leave their image, instead of refusing the file.
 
     Returns:
         names and images; metrics: both values of each by name; changes: of coco/AP, coco/AP50 and AP[class]
-        the two values and both ends of the 95 % interval; samples; and verdict: better, worse or not sure,
-        by coco/AP.
+        the fields of a Change; samples; and verdict: that of coco/AP.
 
     Raises:
         EvaluationError: they are not of the same images and classes, there is no ground truth, or a file is
@@ -131,7 +131,7 @@ def compare(
     sides = [_side(uri) for uri in (one_uri, other_uri)]
     _refuse_other_images(sides)
     dataset, truth, truth_name = _truth_of(sides, truth_uri)
-    first, second = (side.predictions(truth) for side in sides)
+    first, second = (side.predictions(truth, clip=clip) for side in sides)
     if output_uri:
         check_writable(output_uri)
     before, scores = (scoring.score(dataset, truth, part, engine) for part in (first, second))
@@ -142,7 +142,7 @@ def compare(
         "metrics": {name: [before.metrics[name], value] for name, value in scores.metrics.items()},
         "changes": {name: list(astuple(change)) for name, change in changes.items()},
         "samples": samples,
-        "verdict": _word(changes.get("coco/AP")),
+        "verdict": changes["coco/AP"].verdict if changes else NOT_SURE,
     }
     if output_uri:
         known = next((side.images() for side in sides if side.images()), None)
@@ -159,10 +159,6 @@ def compare(
         _write(output_uri, title, truth, second, scores, summary, None, None)
         storage.write_json(storage.join(output_uri, COMPARISON), comparison)
     return comparison
-
-
-def _word(change: Change | None) -> str:
-    return {1: "better", -1: "worse", 0: "not sure"}[change.sure if change else 0]
 
 
 def _side(uri: str) -> _Side:
@@ -211,7 +207,7 @@ def _truth_of(sides: Sequence[_Side], truth_uri: str) -> tuple[dict[str, Any], T
     return *read_truth(truth_uri), truth_uri
 
 
-def _baseline(uri: str, identity: tuple[str, str], truth: Truth) -> Predictions | None:
+def _baseline(uri: str, identity: tuple[str, str], truth: Truth, clip: bool) -> Predictions | None:
     """Return the detections to compare with, None where there are to be none."""
     if uri in ("", baselines.NONE):
         return None
@@ -221,9 +217,7 @@ def _baseline(uri: str, identity: tuple[str, str], truth: Truth) -> Predictions 
             f"the baseline {uri} was not scored on this ground truth",
             fix="evaluate its detections against the same file, or give the file of its detections",
         )
-    predictions = side.predictions(truth)
-    check_predictions(truth, predictions, "the baseline's detections")
-    return predictions
+    return side.predictions(truth, clip=clip)
 
 
 def _compared(
@@ -243,7 +237,7 @@ def _write(
 ) -> None:  # fmt: skip
     storage.write_bytes(storage.join(output_uri, "table.txt"), coco_metrics.table(scores.coco).encode())
     data = collect_files(title, truth, predictions, scores, summary, verdict, load_image)
-    write_report(data, storage.join(output_uri, "report.html"), storage.join(output_uri, "report.md"))
+    write_report(data, output_uri)
 
 
 def _image_loader(folder: str, truth: Truth) -> Callable[[int], bytes]:

@@ -26,6 +26,9 @@ def add(commands: Commands) -> None:
         help="ground truth in COCO's JSON form (default: what an evaluation was scored on)",
     )  # fmt: skip
     parser.add_argument(
+        "--clip", action="store_true", help="clip boxes that leave their image, instead of refusing a file"
+    )
+    parser.add_argument(
         "--samples", type=int, default=200, metavar="N", help="bootstrap samples (default: %(default)s)"
     )
     parser.add_argument(
@@ -42,7 +45,7 @@ def _compare(options: argparse.Namespace) -> int:
         raise ConfigError(f"--samples must be 1 or more, not {options.samples}", fix="leave it out")
     comparison = scored_files.compare(
         options.one, options.other, truth_uri=options.truth, output_uri=options.output,
-        samples=options.samples,
+        samples=options.samples, clip=options.clip,
     )  # fmt: skip
     print("\n".join(_lines(comparison)))
     if options.output:
@@ -53,7 +56,15 @@ def _compare(options: argparse.Namespace) -> int:
 def _lines(comparison: dict[str, Any]) -> list[str]:
     """What the terminal shows."""
     from trainer.evaluation.coco_metrics import number
-    from trainer.evaluation.metric_change import Change
+    from trainer.evaluation.metrics import (
+        BETTER,
+        LEAST_IMAGES,
+        NOT_SURE,
+        TOO_FEW,
+        WORSE,
+        Change,
+        count_verdicts,
+    )
 
     one, other = comparison["names"]
     lines = [f"A  {one}", f"B  {other}", f"{comparison['images']:,} images", ""]
@@ -65,19 +76,19 @@ def _lines(comparison: dict[str, Any]) -> list[str]:
         elif min(before, after) >= 0:
             line += f"{after - before:>+9.3f}"
         lines.append(line)
-    changes = {key[3:-1]: Change(*v) for key, v in comparison["changes"].items() if key.startswith("AP[")}
-    sure = sorted((item for item in changes.items() if item[1].sure), key=lambda item: -abs(item[1].delta))
-    better = sum(change.sure > 0 for _, change in sure)
-    lines += ["", f"{len(changes)} classes: {better} surely better, {len(sure) - better} surely worse"]
+    changes = {key: Change(*v) for key, v in comparison["changes"].items() if key.startswith("AP[")}
+    lines += ["", f"{len(changes)} classes: {count_verdicts(changes)}"]
+    sure = [(name[3:-1], change) for name, change in changes.items() if change.verdict in (BETTER, WORSE)]
+    sure.sort(key=lambda item: -abs(item[1].delta))
     width = min(max((len(name) for name, _ in sure), default=0), shutil.get_terminal_size().columns - 60)
     for name, change in sure[:_SHOWN_CLASSES]:
         lines.append(
             f"  {name:<{max(width, 10)}}{number(change.base):>8}{number(change.new):>8}{_interval(change)}"
         )
-    verdict = {"better": "B is better", "worse": "B is worse", "not sure": "neither is surely better"}
-    return [*lines, "", f"{verdict[comparison['verdict']]}, by coco/AP"]
+    verdicts = {BETTER: "B is better", WORSE: "B is worse", NOT_SURE: "neither is clearly better"}
+    few = f"fewer than {LEAST_IMAGES} images have boxes: {TOO_FEW}"
+    return [*lines, "", f"{verdicts.get(comparison['verdict'], few)}, by coco/AP"]
 
 
 def _interval(change: Any) -> str:
-    word = {1: "better", -1: "worse", 0: "not sure"}[change.sure]
-    return f"{change.delta:>+9.3f}   {change.low:+.3f} to {change.high:+.3f}: {word}"
+    return f"{change.delta:>+9.3f}   {change.low:+.3f} to {change.high:+.3f}: {change.verdict}"

@@ -45,6 +45,10 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--images", default="", metavar="DIR", help="with --truth: the images, to show the worst of them"
     )
+    parser.add_argument(
+        "--clip", action="store_true",
+        help="with --truth: clip boxes that leave their image, instead of refusing the file",
+    )  # fmt: skip
     parser.add_argument("-o", "--output", required=True, metavar="URI", help="folder for the evaluation")
     parser.add_argument(
         "--split", choices=("train", "val", "test"), default="",
@@ -76,7 +80,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     from trainer.export import loading
 
     rules = split_rules(options.gate)
-    if options.truth or options.predictions or options.images:
+    if options.truth or options.predictions or options.images or options.clip:
         return _evaluate_files(options, rules)
     _check_given(options, ("model", "shards"), ())
     checks.make_all([partial(_check_processes, options.nproc), partial(check, rules)])
@@ -103,7 +107,13 @@ def _evaluate_files(options: argparse.Namespace, rules: list[str]) -> int:
     config = configuration.with_overrides(Config(), _overrides(options, rules), where="--set").evaluation
     log.setup()
     summary = scored_files.evaluate(
-        options.truth, options.predictions, options.output, config, rules=rules, images_uri=options.images
+        options.truth,
+        options.predictions,
+        options.output,
+        config,
+        rules=rules,
+        images_uri=options.images,
+        clip=options.clip,
     )
     _show(summary, options.output)
     return int(bool(rules) and not summary["verdict"]["passed"])
@@ -181,12 +191,12 @@ def _show(summary: dict[str, Any], output: str) -> None:
 
 
 def _compared(comparison: dict[str, Any]) -> str:
-    from trainer.evaluation.metric_change import Change
+    from trainer.evaluation.metrics import Change
 
     if comparison["obstacle"]:
         return f"{comparison['baseline']}: {comparison['obstacle']}"
     change = Change(*comparison["changes"]["coco/AP"])
     return (
         f"{comparison['baseline']}: coco/AP {change.delta:+.4f}, with 95 % confidence from {change.low:+.4f} "
-        f"to {change.high:+.4f}"
+        f"to {change.high:+.4f}: {change.verdict}"
     )

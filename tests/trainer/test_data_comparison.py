@@ -10,7 +10,7 @@ from PIL import Image
 from trainer import storage
 from trainer.data_comparison import compare_data, write
 from trainer.errors import DataError
-from trainer.evaluation.metric_names import DRIFT
+from trainer.evaluation.metrics import DRIFT
 
 ANNOTATED = set(DRIFT) - {"drift/features"}
 

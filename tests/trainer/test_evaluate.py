@@ -123,8 +123,8 @@ def test_the_report_is_told_what_belongs_to_the_model_and_its_data(
     saved, shards, config, tmp_path, monkeypatch
 ):
     reports = []
-    monkeypatch.setattr("trainer.evaluate.write_report", lambda data, *_: reports.append(data))
-    monkeypatch.setattr("trainer.evaluate.kept_result.keep", lambda *_: None)
+    monkeypatch.setattr("trainer.report.evaluation_page.write_report", lambda data, *_: reports.append(data))
+    monkeypatch.setattr("trainer.evaluate._keep", lambda *_: None)
     uri, rows = saved(), [{"kind": "train", "step": 3, "loss": 0.5, "lr": 0.1}]
     (Path(uri).parent / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     summary = evaluate(uri, shards, str(tmp_path / "e"), config, rules=["coco/AP >= 0.99"])
@@ -144,7 +144,7 @@ def test_whoever_finds_the_summary_finds_the_rest(saved, shards, config, tmp_pat
     def full(*_):
         raise StorageError("the disk is full")
 
-    monkeypatch.setattr("trainer.evaluate.write_report", full)
+    monkeypatch.setattr("trainer.report.evaluation_page.write_report", full)
     with pytest.raises(StorageError, match="the disk is full"):
         evaluate(saved(), shards, str(tmp_path / "e"), config)
     assert (tmp_path / "e" / "predictions.parquet").exists()
@@ -163,7 +163,7 @@ def test_a_second_model_is_held_against_the_first(saved, shards, config, tmp_pat
     again = dataclasses.replace(config, evaluation=compare)
     rules = ["coco/AP >= baseline - 0.01", "coco/AP >= 0.99"]
     second = evaluate(saved(), shards, str(tmp_path / "second"), again, rules=rules)
-    assert second["comparison"]["changes"]["coco/AP"][2:] == [0, 0]
+    assert second["comparison"]["changes"]["coco/AP"][2:] == [0, 0, "too few to tell"]
     assert not second["verdict"]["passed"] and second["verdict"]["rules"] == rules
     page = (tmp_path / "second" / "report.html").read_text()
     assert "Gate failed" in page and "Against the baseline" in page

@@ -1,5 +1,6 @@
 """Files of detections as whole evaluations, and two evaluations side by side."""
 
+import csv
 import json
 
 import numpy as np
@@ -10,7 +11,8 @@ from trainer import scored_files, storage
 from trainer.config import EvaluationConfig
 from trainer.errors import EvaluationError
 from trainer.evaluation.coco import evaluate_files
-from trainer.evaluation.metric_names import METRICS
+from trainer.evaluation.metrics import METRICS
+from trainer.evaluation.truth_and_predictions import Predictions
 
 CONFIG = EvaluationConfig(bootstrap=40)
 IMAGES = 40
@@ -76,6 +78,38 @@ def test_an_evaluation_of_a_file_has_what_one_of_a_model_has(drawn, tmp_path):
     assert "| cat |" in (tmp_path / "e" / "report.md").read_text()
 
 
+def test_classes_and_confusions_are_written_as_csv(evaluated):
+    with (evaluated / "bad" / "classes.csv").open(newline="") as file:
+        classes = {row["class"]: row for row in csv.DictReader(file)}
+    summary = storage.read_json(str(evaluated / "bad" / "metrics.json"))
+    assert list(classes) == sorted(classes, key=lambda name: summary["per_class"][name]["AP"])
+    assert float(classes["cat"]["AP50"]) == summary["per_class"]["cat"]["AP50"]
+    assert classes["cat"]["APl"] == "" and int(classes["dog"]["boxes"]) == 60
+    with (evaluated / "bad" / "confusions.csv").open(newline="") as file:
+        confusions = list(csv.DictReader(file))
+    found = {(row["true class"], row["predicted class"]): int(row["boxes"]) for row in confusions}
+    assert found["cat", "cat"] > 0 and all(found.values())
+    assert sum(boxes for (true, _), boxes in found.items() if true == "cat") == 60
+
+
+def test_boxes_that_leave_their_image_are_clipped_on_request(drawn, tmp_path):
+    truth, leaving = str(drawn / "truth.json"), tmp_path / "leaving.json"
+    detections = json.loads((drawn / "good.json").read_text())
+    for item in detections[:5]:
+        item["bbox"] = [-5.0, 90.0, 30.0, 40.0]
+    leaving.write_text(json.dumps(detections))
+    with pytest.raises(EvaluationError, match="5 with a box outside of its image"):
+        scored_files.evaluate(truth, str(leaving), str(tmp_path / "e"), CONFIG)
+    summary = scored_files.evaluate(truth, str(leaving), str(tmp_path / "e"), CONFIG, clip=True)
+    written = Predictions.read(summary["predictions"])[0]
+    assert (written.boxes == [0.0, 90.0, 25.0, 10.0]).all(axis=1).sum() == 5
+    for bbox in ([float("nan"), 0, 5, 5], [0, 0, -5, 5], [float("inf"), 0, 5, 5]):
+        detections[0]["bbox"] = bbox
+        leaving.write_text(json.dumps(detections))
+        with pytest.raises(EvaluationError, match="cannot be scored"):
+            scored_files.evaluate(truth, str(leaving), str(tmp_path / "f"), CONFIG, clip=True)
+
+
 @pytest.mark.slow
 def test_a_baseline_may_be_a_file_or_an_evaluation(evaluated, tmp_path):
     paths = str(evaluated / "truth.json"), str(evaluated / "good.json")
@@ -98,13 +132,13 @@ def test_two_evaluations_are_compared_with_confidence(evaluated, tmp_path):
     assert comparison["verdict"] == "better"
     assert scored_files.compare(good, bad, samples=40)["verdict"] == "worse"
     assert scored_files.compare(good, good, samples=40)["verdict"] == "not sure"
-    base, new, low, high = comparison["changes"]["coco/AP"]
+    base, new, low, high, _ = comparison["changes"]["coco/AP"]
     assert [base, new] == pytest.approx(comparison["metrics"]["coco/AP"], abs=1e-9)
     assert 0 < low < new - base < high
     assert set(comparison["changes"]) == {"coco/AP", "coco/AP50", "AP[cat]", "AP[dog]"}
     assert storage.read_json(str(tmp_path / "c" / "comparison.json")) == comparison
     page = (tmp_path / "c" / "report.html").read_text()
-    assert "surely better" in page and "Gate" not in page
+    assert "2 better, 0 worse, 0 not sure, 0 too few to tell" in page and "Gate" not in page
 
 
 def test_files_are_compared_where_their_ground_truth_is_named(evaluated):

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainer.drift.distances import Distance, Shift, measure, of_frequencies, of_values, of_vectors
 from trainer.drift.measurements import Measurements
-from trainer.evaluation.metric_names import DRIFT
+from trainer.evaluation.metrics import DRIFT
 
 _FIELDS = {
     "drift/image_size": "image_sides",
@@ -28,7 +28,7 @@ class Drift:
     shares: np.ndarray
     """[2, K] share of each class among the boxes of each set."""
     shifts: Mapping[str, Shift]
-    """By the names in metric_names.DRIFT; what could not be measured is not there."""
+    """By the names in metrics.DRIFT; what could not be measured is not there."""
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -13,7 +13,7 @@ BINS = 10
 GRID = np.linspace(0.0, 1.0, 101)
 """Thresholds at which the F1 curves are taken."""
 TOP = 20
-"""Classes that the confusion matrix names; the rest are one."""
+"""Classes that a shown confusion matrix names; the rest are one."""
 SHOWN_SCORE = 0.3
 """Detections below this score are left out of the confusion matrix and of the report's gallery."""
 
@@ -47,10 +47,26 @@ class Confusion:
     """The confusion matrix: predicted class by true class, matched by place alone."""
 
     names: list[str]
-    """[C] classes that are named, `other` where there are more, and `background` last."""
+    """[C] classes, and `background` last."""
     counts: np.ndarray
     """[C, C] boxes: rows are true classes, columns predicted ones. The last row holds detections
     without an object, the last column objects without a detection."""
+
+    def largest(self, top: int = TOP) -> "Confusion":
+        """Return the matrix of the `top` classes with the most objects, with the rest as one, `other`."""
+        classes = len(self.names) - 1
+        by_size = np.argsort(-self.counts[:classes].sum(axis=1), kind="stable")
+        named = by_size if classes <= top + 1 else by_size[:top]
+        group = np.full(classes + 1, len(named))
+        group[named] = np.arange(len(named))
+        titles = [self.names[place] for place in named]
+        if len(named) < classes:
+            titles.append(f"other ({classes - len(named)})")
+        group[classes] = len(titles)
+        titles.append(self.names[classes])
+        small = np.zeros((len(titles), len(titles)), np.int64)
+        np.add.at(small, (group[:, None], group[None, :]), self.counts)
+        return Confusion(titles, small)
 
 
 def operating_points(matches: Matches, names: Sequence[str]) -> dict[str, OperatingPoint]:
@@ -122,29 +138,15 @@ def tide(evaluator: Any) -> dict[str, tuple[float, int]]:
     return {kind: (float(errors["delta_ap"][kind]), int(errors["counts"].get(kind, 0))) for kind in TIDE}
 
 
-def confusion(evaluator: Any, *, score: float, top: int = TOP) -> Confusion:
+def confusion(evaluator: Any, *, score: float) -> Confusion:
     """Count predicted classes by true class, matched at IoU 0.5 whatever the class.
 
     Args:
         evaluator: hotcoco's.
         score: predictions below it are left out.
-        top: classes with the most objects that are named.
     """
     matrix = evaluator.confusion_matrix(iou_thr=0.5, min_score=score)
-    counts, names = matrix["matrix"].astype(np.int64), list(matrix["cat_names"])
-    classes = len(names)
-    by_size = np.argsort(-counts[:classes].sum(axis=1), kind="stable")
-    named = by_size if classes <= top + 1 else by_size[:top]
-    group = np.full(classes + 1, len(named))
-    group[named] = np.arange(len(named))
-    titles = [names[place] for place in named]
-    if len(named) < classes:
-        titles.append(f"other ({classes - len(named)})")
-    group[classes] = len(titles)
-    titles.append("background")
-    small = np.zeros((len(titles), len(titles)), np.int64)
-    np.add.at(small, (group[:, None], group[None, :]), counts)
-    return Confusion(titles, small)
+    return Confusion([*matrix["cat_names"], "background"], matrix["matrix"].astype(np.int64))
 
 
 def _counts(matches: Matches, place: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

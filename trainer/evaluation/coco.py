@@ -1,5 +1,6 @@
 """Scores files of detections, of whatever detector, against a file of ground truth, both in COCO's form."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any
 from trainer import storage
 from trainer.errors import EvaluationError
 from trainer.evaluation import coco_metrics
-from trainer.evaluation.input_checks import check_predictions, check_truth
+from trainer.evaluation.input_checks import check_predictions, check_truth, clip_boxes
 from trainer.evaluation.truth_and_predictions import Predictions, Truth, parse_json
+
+_LOG = logging.getLogger(__name__)
 
 
 def evaluate_files(
@@ -24,7 +27,7 @@ def evaluate_files(
         engine: one of engines.ENGINES.
 
     Returns:
-        The twelve numbers by the names in metric_names.METRICS, and "per_class" as in CocoResult.
+        The twelve numbers by the names in metrics.METRICS, and "per_class" as in CocoResult.
 
     Raises:
         EvaluationError: a file is not of its form, or does not fit the other one; with the file, the field,
@@ -53,8 +56,13 @@ def read_truth(uri: str) -> tuple[dict[str, Any], Truth]:
     return dataset, truth
 
 
-def read_detections(uri: str, truth: Truth) -> Predictions:
+def read_detections(uri: str, truth: Truth, *, clip: bool = False) -> Predictions:
     """Read a file of detections, and check that they are of the images and classes of the ground truth.
+
+    Args:
+        uri: of the file.
+        truth: the ground truth.
+        clip: clip boxes that leave their image, instead of refusing the file.
 
     Raises:
         EvaluationError: it is not of that form, or does not fit; it names the file.
@@ -62,6 +70,9 @@ def read_detections(uri: str, truth: Truth) -> Predictions:
     """
     with _naming(uri):
         predictions, _ = Predictions.read(uri)
+        if clip:
+            predictions, count = clip_boxes(truth, predictions)
+            _LOG.info("%s: %d of %d boxes left their image and were clipped", uri, count, len(predictions))
         check_predictions(truth, predictions)
     return predictions
 

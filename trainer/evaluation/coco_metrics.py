@@ -15,7 +15,7 @@ import numpy as np
 from trainer.evaluation import engines
 from trainer.evaluation.engines import Arrays
 from trainer.evaluation.input_checks import check_predictions, check_truth
-from trainer.evaluation.metric_names import METRICS
+from trainer.evaluation.metrics import METRICS
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.visible_text import aligned, cells, one_line
 

@@ -12,13 +12,12 @@ import difflib
 import math
 import operator
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainer.errors import EvaluationError
-from trainer.evaluation.metric_change import Change
-from trainer.evaluation.metric_names import DRIFT, METRICS, OPEN_IMAGES, PER_CLASS
+from trainer.evaluation.metrics import DRIFT, LEAST_IMAGES, METRICS, OPEN_IMAGES, PER_CLASS, TOO_FEW, Change
 
 _OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -227,22 +226,30 @@ def _without_value(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
 
 def _apply_to_all(rule: Rule, metric: str, evidence: Evidence) -> tuple[bool, str]:
     """Hold every class with objects against a rule; the reason lists those that fail, worst first."""
-    outcomes = list(_each_class(rule, metric, evidence))
-    if not outcomes:
-        return False, f"{rule}: failed, there is no ground truth to measure it on"
-    failed = [text for passed, text in outcomes if not passed]
+    values = sorted((row[metric], name) for name, row in evidence.per_class.items() if row[metric] >= 0)
+    few = ""
+    if rule.baseline:
+        compared = [(value, name) for value, name in values if not _too_few(evidence, f"{metric}[{name}]")]
+        if left_out := len(values) - len(compared):
+            few = f" ({left_out} with boxes in fewer than {LEAST_IMAGES} images left out: {TOO_FEW})"
+        values = compared
+    if not values:
+        return False, f"{rule}: failed, there is no ground truth to measure it on{few}"
+    failed = [
+        f"{name} {_shown(one, value)}"
+        for value, name in values
+        if not _apply(one := replace(rule, metric=f"{metric}[{name}]"), evidence)[0]
+    ]
     if not failed:
-        return True, f"{rule}, {len(outcomes)} classes: passed"
+        return True, f"{rule}, {len(values)} classes{few}: passed"
     more = f", and {len(failed) - _LISTED} more" if len(failed) > _LISTED else ""
     listed = ", ".join(failed[:_LISTED]) + more
-    return False, f"{rule}: failed by {len(failed)} of {len(outcomes)} classes: {listed}"
+    return False, f"{rule}: failed by {len(failed)} of {len(values)} classes{few}: {listed}"
 
 
-def _each_class(rule: Rule, metric: str, evidence: Evidence) -> Iterator[tuple[bool, str]]:
-    values = [(row[metric], name) for name, row in evidence.per_class.items() if row[metric] >= 0]
-    for value, name in sorted(values):
-        one = Rule(f"{metric}[{name}]", rule.comparison, rule.bound, rule.baseline)
-        yield _apply(one, evidence)[0], f"{name} {_shown(one, value)}"
+def _too_few(evidence: Evidence, metric: str) -> bool:
+    change = evidence.changes.get(metric)
+    return change is not None and change.verdict == TOO_FEW
 
 
 def _check_class_name(text: str, name: str, classes: Collection[str]) -> None:
@@ -263,6 +270,8 @@ def _against_baseline(rule: Rule, evidence: Evidence) -> tuple[bool, str]:
     change = evidence.changes.get(rule.metric)
     if change is None:
         return False, f"{rule}: failed, there is no ground truth to measure it on"
+    if _too_few(evidence, rule.metric):
+        return False, f"{rule}: failed, fewer than {LEAST_IMAGES} images have such boxes: {TOO_FEW}"
     passed = _OPERATORS[rule.comparison](change.low, rule.bound)
     needed = "more than" if rule.comparison == ">" else "at least"
     return passed, (

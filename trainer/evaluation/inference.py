@@ -3,7 +3,8 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +19,27 @@ from trainer.distributed import World, gather_on_main
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.model.postprocess import Detections
 from trainer.precision import autocast
+
+
+@dataclass(frozen=True)
+class ScoredModel:
+    """A model, and what is known of it."""
+
+    uri: str
+    predict: Callable[[Tensor], Detections]
+    """Detections in uint8 squares [B, 3, S, S]."""
+    reentrant: bool
+    """Whether several threads may call it at once."""
+    categories: list[dict[str, Any]]
+    """Classes in the order of its labels."""
+    image_size: int
+    """S, pixels."""
+    sha256: str
+    """Of the file."""
+    step: int | None
+    """Optimiser steps it was trained for."""
+    config: dict[str, Any]
+    """Configuration of its training."""
 
 
 class Predictor(Protocol):

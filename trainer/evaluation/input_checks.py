@@ -4,6 +4,7 @@ pycocotools takes a NaN score and an unknown category in silence, hotcoco an unk
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,13 @@ def check_predictions(truth: Truth, predictions: Predictions, where: str = "dete
     """
     problems = list(_unknown_ids(truth, predictions)) + list(_malformed_boxes(predictions.boxes))
     problems.append(("a non-finite score", ~np.isfinite(predictions.scores), predictions.scores))
-    problems.append(("a box outside of its image", _outside(truth, predictions), predictions.boxes))
+    problems.append(
+        (
+            "a box outside of its image",
+            _beyond(predictions.boxes, _sizes(truth, predictions), OUTSIDE),
+            predictions.boxes,
+        )
+    )
     _refuse(where, problems)
 
 
@@ -82,15 +89,34 @@ def _malformed_boxes(boxes: np.ndarray) -> Iterator[_Problem]:
     yield "a box of negative size", finite & (boxes[:, 2:] < 0).any(axis=1), boxes
 
 
-def _outside(truth: Truth, predictions: Predictions) -> np.ndarray:
-    """[N] bool. Images whose size is not given hold everything."""
+def clip_boxes(truth: Truth, predictions: Predictions) -> tuple[Predictions, int]:
+    """Clip boxes to their images; returns the predictions, and how many boxes changed.
+
+    What cannot be clipped (unknown images, boxes that are not finite or of negative size) stays as it is, for
+    `check_predictions`.
+    """
+    boxes, sizes = predictions.boxes, _sizes(truth, predictions)
+    corners = np.clip(np.stack([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1), 0.0, sizes[:, None])
+    clipped = np.concatenate([corners[:, 0], corners[:, 1] - corners[:, 0]], axis=1)
+    usable = np.isfinite(boxes).all(axis=1) & (boxes[:, 2:] >= 0).all(axis=1)
+    changed = usable & _beyond(boxes, sizes, 0.0)
+    boxes = np.where(changed[:, None], clipped, boxes)
+    return replace(predictions, boxes=boxes), int(changed.sum())
+
+
+def _sizes(truth: Truth, predictions: Predictions) -> np.ndarray:
+    """[N, 2] width and height of each prediction's image; infinite if it is unknown or has no size."""
     by_id = sorted(truth.images, key=lambda image: image["id"])
     sizes = np.array([[image.get("width") or np.inf, image.get("height") or np.inf] for image in by_id])
     place = np.searchsorted(truth.all_image_ids, predictions.image_ids).clip(max=len(by_id) - 1)
     is_known = np.isin(predictions.image_ids, truth.all_image_ids)
-    near, far = predictions.boxes[:, :2], predictions.boxes[:, :2] + predictions.boxes[:, 2:]
-    beyond = (near < -OUTSIDE) | (far > sizes[place] + OUTSIDE)
-    return np.asarray(is_known & beyond.any(axis=1))
+    return np.where(is_known[:, None], sizes[place], np.inf)
+
+
+def _beyond(boxes: np.ndarray, sizes: np.ndarray, margin: float) -> np.ndarray:
+    """[N] bool: whether a box leaves its image by more than the margin; never if the image is unknown."""
+    beyond = (boxes[:, :2] < -margin) | (boxes[:, :2] + boxes[:, 2:] > sizes + margin)
+    return np.asarray(beyond.any(axis=1))
 
 
 def _refuse(where: str, problems: list[_Problem]) -> None:

@@ -11,8 +11,7 @@ from trainer.evaluation.analysis import Calibration, Confusion, OperatingPoint
 from trainer.evaluation.box_matching import Matches, match
 from trainer.evaluation.coco_metrics import CocoResult
 from trainer.evaluation.input_checks import check_predictions
-from trainer.evaluation.metric_change import Change
-from trainer.evaluation.metric_names import OPEN_IMAGES
+from trainer.evaluation.metrics import OPEN_IMAGES, Change
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 

@@ -4,7 +4,7 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,7 @@ class Predictions:
                 "detections are not a list",
                 fix='give a list of {"image_id", "category_id", "bbox": [x, y, width, height], "score"}',
             )
-        fields = ("image_id", "category_id", "score")
-        _refuse_malformed("detections", items, lambda item: [*(item[name] for name in fields), *_box(item)])
+        _refuse_malformed("detections", items, "score")
         return cls(*_columns(items), np.array([item["score"] for item in items], dtype=np.float64))
 
     @classmethod
@@ -175,10 +174,7 @@ class Truth:
         """
         _check_parts(dataset)
         items = dataset["annotations"]
-        _refuse_malformed(
-            "ground truth", items,
-            lambda item: [item["image_id"], item["category_id"], item.get("area", 0), *_box(item)],
-        )  # fmt: skip
+        _refuse_malformed("ground truth", items, "area")
         image_ids, labels, boxes = _columns(items)
         areas = [item.get("area", item["bbox"][2] * item["bbox"][3]) for item in items]
         crowd = [bool(item.get("iscrowd", 0)) for item in items]
@@ -226,13 +222,6 @@ def _is_full_of_numbers(table: pa.Table, name: str) -> bool:
     return bool(is_number and not column.null_count)
 
 
-def _box(item: Mapping[str, Any]) -> Sequence[Any]:
-    box = item["bbox"]
-    if len(box) != 4:
-        raise TypeError
-    return box
-
-
 def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     count = len(items)
     image_ids = np.fromiter((item["image_id"] for item in items), np.int64, count)
@@ -241,21 +230,17 @@ def _columns(items: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray
     return image_ids, labels, flat.reshape(count, 4)
 
 
-def _refuse_malformed(where: str, items: Sequence[Any], numbers: Callable[[Any], Sequence[Any]]) -> None:
-    """Refuse items in which something is missing or is no number; NaN is one, and looked for later."""
-    bad = []
-    for place, item in enumerate(items):
-        try:
-            ids = (item["image_id"], item["category_id"])
-            right = all(
-                isinstance(value, float) or (isinstance(value, int) and abs(value) < _END_OF_FLOATS)
-                for value in numbers(item)
-            )
-            right = right and all(float(value).is_integer() and abs(value) < _END_OF_IDS for value in ids)
-        except (TypeError, KeyError, AttributeError, ValueError):
-            right = False
-        if not right:
-            bad.append(f"{item!r} (item {place}: {_wrong_field(item)})")
+def _refuse_malformed(where: str, items: Sequence[Any], *further: str) -> None:
+    """Refuse items in which a field is missing or is no number; NaN is one, and looked for later.
+
+    Args:
+        where: what an error calls them.
+        items: of COCO's JSON.
+        further: fields besides image_id, category_id and bbox; an area may be missing.
+    """
+    names = ("image_id", "category_id", "bbox", *further)
+    wrong = ((place, item, _wrong_field(item, names)) for place, item in enumerate(items))
+    bad = [f"{item!r} (item {place}: {field})" for place, item, field in wrong if field]
     if bad:
         raise EvaluationError(
             f"{where} ({len(items)} in all) cannot be scored:\n"
@@ -264,29 +249,24 @@ def _refuse_malformed(where: str, items: Sequence[Any], numbers: Callable[[Any],
         )
 
 
-def _wrong_field(item: Any) -> str:
-    """Name the first field that is missing or is not what it should be."""
+def _wrong_field(item: Any, names: Sequence[str]) -> str:
+    """Name the first field that is missing or is not what it should be; empty if all are."""
     if not isinstance(item, Mapping):
         return "no JSON object"
-    for name in ("image_id", "category_id", "bbox", "score", "area"):
-        values = _box_or_nothing(item) if name == "bbox" else [item.get(name, 0)]
-        is_id = name.endswith("_id")
-        if is_id and name not in item:
+    for name in names:
+        value = item.get(name, 0 if name == "area" else None)
+        if value is None:
             return f"no {name}"
-        sound = bool(values) and all(
-            isinstance(value, float) or (isinstance(value, int) and abs(value) < _END_OF_FLOATS)
-            for value in values
+        values = (value,) if name != "bbox" else value if isinstance(value, list | tuple) else ()
+        sound = len(values) == (4 if name == "bbox" else 1) and all(
+            isinstance(number, float) or (isinstance(number, int) and abs(number) < _END_OF_FLOATS)
+            for number in values
         )
-        if not sound or (is_id and not (float(values[0]).is_integer() and abs(values[0]) < _END_OF_IDS)):
+        if sound and name.endswith("_id"):
+            sound = float(value).is_integer() and abs(value) < _END_OF_IDS
+        if not sound:
             return name
-    return "no score"
-
-
-def _box_or_nothing(item: Mapping[str, Any]) -> Sequence[Any]:
-    try:
-        return _box(item)
-    except (TypeError, KeyError):
-        return ()
+    return ""
 
 
 def _check_parts(dataset: Mapping[str, Any]) -> None:

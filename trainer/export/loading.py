@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainer import checkpoint, configuration, storage
 from trainer.errors import CheckpointError, EvaluationError, ExportError, KubedetError, first_line
-from trainer.evaluation.scored_model import ScoredModel
+from trainer.evaluation.inference import ScoredModel
 from trainer.evaluation.truth_and_predictions import EXAMPLES
 from trainer.export import bundle
 from trainer.export.bundle import METADATA, WEIGHTS, Bundle, file_sha256

@@ -11,8 +11,8 @@ from trainer import storage
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.gate import Verdict
-from trainer.evaluation.metric_change import Change
-from trainer.evaluation.scored_model import ScoredModel
+from trainer.evaluation.inference import ScoredModel
+from trainer.evaluation.metrics import Change
 from trainer.evaluation.scoring import Scores
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report import gallery

@@ -7,7 +7,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from trainer.drift.comparing import Drift, is_number, medians, numbers
-from trainer.evaluation.metric_names import DRIFT
+from trainer.evaluation.metrics import DRIFT
 from trainer.report.figures import GRID, SERIES, TEXT, Plot, figure, svg, variable
 
 _CLASSES = 20

@@ -12,22 +12,24 @@ import jinja2
 from trainer import storage
 from trainer.evaluation.analysis import SHOWN_SCORE
 from trainer.evaluation.coco_metrics import number
-from trainer.evaluation.metric_names import METRICS
+from trainer.evaluation.metrics import METRICS, VERDICTS, count_verdicts
 from trainer.report import gallery, plots, rows
 from trainer.report.report_data import Compared, ReportData
+
+FILES = ("report.html", "report.md", "classes.csv", "confusions.csv")
 
 _MARKDOWN_CLASSES = 50
 """Classes that the Markdown summary lists; the page has all."""
 
 
-def write_report(data: ReportData, html_uri: str | Path, markdown_uri: str | Path) -> None:
-    """Write the page and the summary.
+def write_report(data: ReportData, folder: str | Path) -> None:
+    """Write FILES into a folder: the page, the summary, and the tables for spreadsheets.
 
     Raises:
         StorageError: one of them cannot be written.
     """
-    storage.write_bytes(str(html_uri), html(data).encode())
-    storage.write_bytes(str(markdown_uri), markdown(data).encode())
+    for name, text in zip(FILES, (html(data), markdown(data), *rows.tables(data)), strict=True):
+        storage.write_bytes(storage.join(str(folder), name), text.encode())
 
 
 def html(data: ReportData) -> str:
@@ -55,10 +57,12 @@ def html(data: ReportData) -> str:
         number=number,
         columns=rows.columns(data),
         classes=rows.classes(data),
+        class_verdicts=count_verdicts(data.compared.changes) if data.compared else "",
+        verdicts=VERDICTS,
         nothing_found=_nothing_found(data),
         curves=_curves(data),
         errors=_errors(data),
-        confusion=rows.confusion(data.confusion) if data.confusion else None,
+        confusion=rows.confusion(data.confusion.largest()) if data.confusion else None,
         training=plots.training(data.training),
         histograms=plots.histograms(data.statistics) if data.statistics else [],
         gallery=rows.pictures(data),
@@ -115,12 +119,10 @@ def _compared_lines(compared: Compared) -> list[str]:
     if compared.obstacle:
         return [f"Not compared with a baseline: {_escaped(compared.obstacle)}", ""]
     change = compared.changes["coco/AP"]
-    of_classes = [item for key, item in compared.changes.items() if key.startswith("AP[")]
-    better, worse = (sum(item.sure == sign for item in of_classes) for sign in (1, -1))
     return [
         f"Against the baseline {name}: coco/AP {change.delta:+.4f}, with 95 % confidence from "
-        f"{change.low:+.4f} to {change.high:+.4f}; of {len(of_classes)} classes {better} surely better, "
-        f"{worse} surely worse.",
+        f"{change.low:+.4f} to {change.high:+.4f}: {change.verdict}. "
+        f"Classes: {count_verdicts(compared.changes)}.",
         "",
     ]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainer.evaluation.analysis import Calibration, Confusion, OperatingPoint
 from trainer.evaluation.gate import Verdict
-from trainer.evaluation.metric_change import Change
+from trainer.evaluation.metrics import Change
 from trainer.report.gallery import GalleryImage
 
 Table = Sequence[Sequence[str]]

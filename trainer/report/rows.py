@@ -1,11 +1,13 @@
 """Rows of the report: classes, confusions, and the images of the gallery."""
 
 import base64
+import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from trainer.evaluation.analysis import Confusion
@@ -21,7 +23,6 @@ _NAMED, _LONGEST = 8, 24
 _LETTERS, _LETTER, _LINE, _LOWER = 0.034, 0.6, 1.25, 3
 """Size of a label's letters as a share of the image's longer side; width of a letter and height of a
 line as shares of that; lines that a label may give way to others downwards."""
-_WORDS = {1: "better", -1: "worse", 0: "same"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,38 @@ def _shares(row: Any) -> dict[str, str]:
 
 def _change(data: ReportData, name: str) -> dict[str, Any]:
     change = data.compared.changes.get(f"AP[{name}]") if data.compared else None
-    return {"change": change, "sure": _WORDS[change.sure] if change else ""}
+    return {"change": change, "verdict": change.verdict if change else ""}
+
+
+def tables(data: ReportData) -> tuple[str, str]:
+    """Return the classes, and the confusions that occur, as CSV.
+
+    A value that does not exist is empty: AP without boxes of the size, a threshold without detections.
+    """
+    per_class = []
+    for row in classes(data):
+        shown = {
+            key: "" if key.startswith("AP") and value < 0 else value for key, value in row["numbers"].items()
+        }
+        change = row["change"]
+        compared = {"low": change.low, "high": change.high, "verdict": change.verdict} if change else {}
+        per_class.append({"class": row["name"], **shown, **compared})
+    confused = []
+    if data.confusion:
+        names, counts = data.confusion.names, data.confusion.counts
+        confused = [
+            {"true class": names[row], "predicted class": names[column], "boxes": int(counts[row, column])}
+            for row, column in zip(*np.nonzero(counts), strict=True)
+        ]
+    return _csv(per_class, ["class"]), _csv(confused, ["true class", "predicted class", "boxes"])
+
+
+def _csv(table: Sequence[dict[str, Any]], first: Sequence[str]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys([*first, *(key for row in table for key in row)])))
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()
 
 
 def confusion(matrix: Confusion) -> dict[str, Any]:

@@ -74,12 +74,13 @@ def test_a_clear_change_is_sure_and_none_is_not() -> None:
     truth, bad = scene(0.4, 1)
     _, good = scene(0.9, 2)
     better = bootstrap.compare(matched(truth, bad), matched(truth, good), truth.names)
-    assert better.overall.sure == better.per_class["cat"].sure == 1
+    assert better.overall.verdict == better.per_class["cat"].verdict == "better"
     assert better.overall.low <= better.overall.delta <= better.overall.high
     worse = bootstrap.compare(matched(truth, good), matched(truth, bad), truth.names)
-    assert worse.overall.sure == -1
+    assert worse.overall.verdict == "worse"
     same = bootstrap.compare(matched(truth, good), matched(truth, good), truth.names)
-    assert (same.overall.delta, same.overall.low, same.overall.high, same.overall.sure) == (0, 0, 0, 0)
+    assert (same.overall.delta, same.overall.low, same.overall.high) == (0, 0, 0)
+    assert same.overall.verdict == same.per_class["cat"].verdict == "not sure"
 
 
 def test_the_change_lies_in_its_interval_where_samples_are_off() -> None:
@@ -88,6 +89,56 @@ def test_the_change_lies_in_its_interval_where_samples_are_off() -> None:
     _, bad = synthetic(40, 80, 40, seed=1)
     overall = bootstrap.compare(matched(truth, bad), matched(truth, good), truth.names).overall
     assert overall.low < overall.delta - 0.02 and overall.delta + 0.02 < overall.high
+
+
+def of_classes(counts: list[int], qualities: list[float], seed: int) -> tuple[Truth, Predictions]:
+    """Each class with one object in that many images, found with that probability among false detections."""
+    parts = []
+    for place, (count, quality) in enumerate(zip(counts, qualities, strict=True)):
+        truth, found = scene(quality, seed + place, images=count)
+        random = np.random.default_rng(seed + place)
+        wrong = Predictions(truth.image_ids, truth.labels, truth.boxes + 100, random.random(count) * 0.6)
+        parts.append((truth, Predictions.join([found, wrong]), np.full(count, place + 1)))
+    truths, found, labels = zip(*parts, strict=True)
+    columns = (
+        np.concatenate([getattr(truth, name) for truth in truths]) for name in ("boxes", "areas", "crowd")
+    )
+    truth = Truth(
+        truths[int(np.argmax(counts))].images,
+        [{"id": place + 1, "name": f"c{place}"} for place in range(len(counts))],
+        np.concatenate([truth.image_ids for truth in truths]), np.concatenate(labels), *columns,
+    )  # fmt: skip
+    detected = [
+        Predictions(one.image_ids, np.full(len(one), place + 1), one.boxes, one.scores)
+        for place, one in enumerate(found)
+    ]
+    return truth, Predictions.join(detected)
+
+
+def test_classes_with_few_images_are_too_few_to_tell_and_no_interval_leaves_what_can_be() -> None:
+    counts, qualities = [1, 2, 5, 9, 10, 60], [0.0, 0.0, 0.2, 0.0, 0.0, 0.1]
+    truth, bad = of_classes(counts, qualities, 1)
+    _, good = of_classes(counts, [1.0] * 6, 100)
+    for pair, verdict in (((bad, good), "better"), ((good, bad), "worse")):
+        result = bootstrap.compare(*(matched(truth, one) for one in pair), truth.names)
+        changes = list(result.per_class.values())
+        assert [change.verdict for change in changes] == ["too few to tell"] * 4 + [verdict] * 2
+        assert all(-1 <= change.low <= change.high <= 1 for change in (*changes, result.overall))
+    few = of_classes([3], [0.5], 1)
+    alone = bootstrap.compare(matched(*few), matched(few[0], of_classes([3], [1.0], 9)[1]), few[0].names)
+    assert alone.overall.verdict == alone.at_half.verdict == "too few to tell"
+
+
+def test_of_many_equal_classes_none_is_called_better_and_one_that_is_better_is_found() -> None:
+    """Sixty classes of equal quality: about three intervals leave out 0 by chance, but no verdict follows."""
+    truth, one = of_classes([15] * 60, [0.6] * 60, 1000)
+    _, other = of_classes([15] * 60, [0.6] * 59 + [1.0], 3000)
+    _, poor = of_classes([15] * 60, [0.6] * 59 + [0.1], 1000)
+    equal = bootstrap.compare(matched(truth, one), matched(truth, other), truth.names).per_class
+    assert sum(change.low > 0 or change.high < 0 for change in list(equal.values())[:59]) > 1
+    assert [change.verdict for change in equal.values()][:59] == ["not sure"] * 59
+    found = bootstrap.compare(matched(truth, poor), matched(truth, other), truth.names).per_class
+    assert found["c59"].verdict == "better"
 
 
 def test_at_half_is_coco_ap50() -> None:
@@ -124,5 +175,5 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
         truth, one = scene(0.6, 1000 + trial, images=60)
         _, other = scene(0.6, 5000 + trial, images=60)
         change = bootstrap.compare(matched(truth, one), matched(truth, other), truth.names, samples=200)
-        missed += change.overall.sure != 0
+        missed += change.overall.verdict != "not sure"
     assert missed <= 14

@@ -8,7 +8,7 @@ import pytest
 from tests.trainer.evaluation.test_coco_metrics import PERFECT, PUBLISHED, SHARED, TRUTH, detection
 from trainer.errors import EvaluationError, MissingError
 from trainer.evaluation.coco import evaluate_files
-from trainer.evaluation.metric_names import METRICS
+from trainer.evaluation.metrics import METRICS
 
 
 @pytest.fixture

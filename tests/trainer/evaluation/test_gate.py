@@ -4,7 +4,7 @@ import pytest
 
 from trainer.errors import EvaluationError
 from trainer.evaluation import gate
-from trainer.evaluation.metric_change import Change
+from trainer.evaluation.metrics import Change
 
 METRICS = {"coco/AP": 0.3, "coco/AP50": 0.482, "coco/APs": -1.0, "oid/AP50": math.nan}
 
@@ -185,6 +185,22 @@ def test_not_worse_than_the_baseline():
     )
     assert not verdict(0, 0, "AP[cat] >= baseline - 0.1").passed
     assert "no ground truth" in verdict(0, 0, "AP[nothing] >= baseline").reason
+
+
+def test_classes_with_too_few_images_are_not_compared_with_the_baseline():
+    few, sound = Change(0.1, 0.9, 0.5, 1.0, "too few to tell"), Change(0.2, 0.3, 0.05, 0.2, "better")
+    classes = {"cat": row(0.9), "dog": row(0.3)}
+
+    def verdict(rule, **changes):
+        by_name = {"coco/AP": few, **{f"AP[{name}]": change for name, change in changes.items()}}
+        return gate.decide(gate.Evidence(METRICS, classes, by_name), [rule])
+
+    assert not verdict("coco/AP >= baseline").passed
+    assert not verdict("AP[cat] >= baseline", cat=few, dog=sound).passed
+    named = verdict("AP[*] > baseline", cat=few, dog=sound)
+    assert named.passed and "1 with boxes in fewer than 10 images left out" in named.reason
+    assert not verdict("AP[*] > baseline", cat=few, dog=few).passed
+    assert verdict("AP[*] >= 0.2", cat=few, dog=sound).reason == "AP[*] >= 0.2, 2 classes: passed"
 
 
 def test_without_a_baseline_the_first_model_passes_but_not_one_that_cannot_be_compared():

@@ -11,7 +11,7 @@ from PIL import Image
 
 from trainer.evaluation import analysis, coco_metrics
 from trainer.evaluation.gate import Verdict
-from trainer.evaluation.metric_change import Change
+from trainer.evaluation.metrics import Change
 from trainer.report import evaluation_page
 from trainer.report.gallery import GalleryImage, Marked
 from trainer.report.report_data import Compared, ReportData
@@ -186,24 +186,25 @@ def test_markdown_tells_the_comparison_and_the_weakest_classes_first():
     aps = {"cat": 0.3, "dog": 0.1, "owl": 0.2, "none": -1.0}
     rows = {name: {"AP": ap, "AP50": ap, "boxes": 1} for name, ap in aps.items()}
     changes = {
-        "coco/AP": Change(0.2, 0.25, -0.01, 0.11), "AP[cat]": Change(0.1, 0.3, 0.1, 0.3),
-        "AP[dog]": Change(0.0, 0.1, 0.05, 0.2), "AP[owl]": Change(0.4, 0.2, -0.3, -0.1),
+        "coco/AP": Change(0.2, 0.25, -0.01, 0.11), "AP[cat]": Change(0.1, 0.3, 0.1, 0.3, "better"),
+        "AP[dog]": Change(0.0, 0.1, 0.05, 0.2, "too few to tell"),
+        "AP[owl]": Change(0.4, 0.2, -0.3, -0.1, "worse"),
     }  # fmt: skip
     report = data(per_class=rows, precision=None, compared=Compared("run *7*", changes, 200))
     lines = evaluation_page.markdown(report).splitlines()
     assert (
-        r"Against the baseline run \*7\*: coco/AP +0.0500, with 95 % confidence from -0.0100 to +0.1100; "
-        "of 3 classes 2 surely better, 1 surely worse."
+        r"Against the baseline run \*7\*: coco/AP +0.0500, with 95 % confidence from -0.0100 to +0.1100: "
+        "not sure. Classes: 1 better, 1 worse, 0 not sure, 1 too few to tell."
     ) in lines
     assert [line.split(" | ")[0] for line in lines[-4:]] == ["| dog", "| owl", "| cat", "| none"]
 
 
 @pytest.mark.parametrize("folder", ["", "new/folder"])
 def test_write_report(tmp_path, folder):
-    files = tmp_path / folder / "report.html", tmp_path / folder / "report.md"
-    evaluation_page.write_report(data(), *files)
+    files = [tmp_path / folder / name for name in evaluation_page.FILES]
+    evaluation_page.write_report(data(), tmp_path / folder)
     assert files[0].read_text() == evaluation_page.html(data()) and files[0].read_text().startswith(
         "<!doctype html>"
     )
     assert files[1].read_text() == evaluation_page.markdown(data())
-    assert len(list(files[0].parent.iterdir())) == 2
+    assert set(files[0].parent.iterdir()) == set(files)

@@ -7,7 +7,7 @@ import pytest
 from tests.trainer.report.test_evaluation_page import data
 from trainer.evaluation import analysis
 from trainer.evaluation.gate import Verdict
-from trainer.evaluation.metric_change import Change
+from trainer.evaluation.metrics import Change
 from trainer.report import evaluation_page
 from trainer.report.gallery import GalleryImage, Marked
 from trainer.report.report_data import Compared
@@ -16,9 +16,9 @@ pytestmark = [browser.needed, pytest.mark.slow]
 
 CLASSES = {"person": 0.5, "dog": 0.1, "cat": 0.3, "<i>tv</i>": 0.2, "nothing": -1.0}
 CHANGES = {
-    "coco/AP": Change(0.2, 0.25, 0.01, 0.09), "coco/AP50": Change(0.2, 0.25, -0.01, 0.09),
-    "AP[person]": Change(0.4, 0.5, 0.05, 0.15), "AP[dog]": Change(0.3, 0.1, -0.3, -0.1),
-    "AP[cat]": Change(0.3, 0.3, -0.1, 0.1), "AP[<i>tv</i>]": Change(0.2, 0.2, 0.0, 0.0),
+    "coco/AP": Change(0.2, 0.25, 0.01, 0.09, "better"), "coco/AP50": Change(0.2, 0.25, -0.01, 0.09),
+    "AP[person]": Change(0.4, 0.5, 0.05, 0.15, "better"), "AP[dog]": Change(0.3, 0.1, -0.3, -0.1, "worse"),
+    "AP[cat]": Change(0.3, 0.3, -0.1, 0.1), "AP[<i>tv</i>]": Change(0.2, 0.2, 0.0, 0.0, "too few to tell"),
 }  # fmt: skip
 NAMES = "Array.from(document.querySelectorAll('#classes tbody tr:not([hidden]) td.name'), e => e.textContent)"
 
@@ -63,7 +63,7 @@ def test_the_table_sorts_and_filters_without_complaints(url):
         page.keyboard.insert_text("O")
         assert page.evaluate(NAMES) == ["nothing", "dog", "person"]
         assert page.evaluate("document.getElementById('shown').textContent") == "3 of 5 classes"
-        page.evaluate("sure.value = 'worse'; sure.dispatchEvent(new Event('change'))")
+        page.evaluate("verdict.value = 'worse'; verdict.dispatchEvent(new Event('change'))")
         assert page.evaluate(NAMES) == ["dog"]
         assert heard.complaints == [] and heard.requests == [url]
 

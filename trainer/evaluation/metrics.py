@@ -1,4 +1,7 @@
-"""Names of the metrics and what they mean; this module imports nothing."""
+"""Names of the metrics, what they mean, and their change between two models; imports nothing heavy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 METRICS = {
     "coco/AP": "mean over IoU 0.50 to 0.95",
@@ -32,3 +35,32 @@ DRIFT = {
     "drift/features": "features of a detector's backbone",
 }
 """How far data have moved, from 0 (not at all) to 1, each with what is compared."""
+
+VERDICTS = BETTER, WORSE, NOT_SURE, TOO_FEW = "better", "worse", "not sure", "too few to tell"
+"""Verdicts about a change."""
+
+LEAST_IMAGES = 10
+"""Images with such boxes that a verdict needs: a bootstrap over fewer images is too sure of itself."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of average precision between two models, with its 95 % confidence interval."""
+
+    base: float
+    new: float
+    low: float
+    high: float
+    verdict: str = NOT_SURE
+    """BETTER, WORSE, NOT_SURE, or TOO_FEW: fewer than LEAST_IMAGES images have such boxes."""
+
+    @property
+    def delta(self) -> float:
+        """The new value minus that of the baseline."""
+        return self.new - self.base
+
+
+def count_verdicts(changes: Mapping[str, Change]) -> str:
+    """Return how many classes have which verdict: `2 better, 0 worse, 5 not sure, 1 too few to tell`."""
+    found = [change.verdict for name, change in changes.items() if name.startswith("AP[")]
+    return ", ".join(f"{found.count(verdict)} {verdict}" for verdict in VERDICTS)
