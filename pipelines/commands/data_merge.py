@@ -30,13 +30,17 @@ def add(verbs: "argparse._SubParsersAction[Any]") -> None:
         "-o", "--output", required=True, metavar="DIR",
         help="folder of the new set; its models are called after its last part",
     )  # fmt: skip
+    parser.add_argument(
+        "--keep-overlaps", action="store_true",
+        help="accept corrected images that have boxes of different classes in the same place",
+    )  # fmt: skip
     parser.set_defaults(command=_merge)
 
 
 def _merge(options: argparse.Namespace) -> int:
     from trainer.data.merging import merge
 
-    merged = merge(options.set, options.corrections, options.output)
+    merged = merge(options.set, options.corrections, options.output, keep_overlaps=options.keep_overlaps)
     for split, count in merged.images.items():
         boxes, corrected = _count(merged.boxes[split], "box"), merged.corrected[split]
         print(f"{split}: {_count(count, 'image')} with {boxes}, {corrected} corrected")

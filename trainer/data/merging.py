@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -31,6 +31,9 @@ _AHEAD = 32
 
 _MOST_BAD = DataConfig().max_bad_fraction
 """Share of the set's images that may be left out."""
+
+SAME_PLACE = 0.9
+"""Intersection over union above which two boxes are in the same place; as in page/corrections.js."""
 
 _LARGEST, _QUALITY = 65_535, 95
 _STALE_SECONDS = 3600
@@ -95,16 +98,18 @@ class _Correction(NamedTuple):
     origin: _Set
 
 
-def merge(base: str, corrections: Sequence[str], output: str) -> Merged:
+def merge(base: str, corrections: Sequence[str], output: str, *, keep_overlaps: bool = False) -> Merged:
     """Write a new COCO set; it is there whole or not at all.
 
     Args:
         base: the set, as `trainer.data.sources` takes it.
         corrections: one set or several, the later before the earlier where both have an image.
         output: a folder on this machine that is not there, or is empty.
+        keep_overlaps: accept corrected images that have boxes of different classes in the same place.
 
     Raises:
-        DataError: a set cannot be read, classes differ in capitals alone, or the folder has something in it.
+        DataError: a set cannot be read, classes differ in capitals alone, a corrected image has boxes of
+            different classes in the same place, or the folder has something in it.
         StorageError: it cannot be written.
     """
     folder = _checked_output(output)
@@ -114,6 +119,8 @@ def merge(base: str, corrections: Sequence[str], output: str) -> Merged:
     by_digest: dict[str, _Correction] = {}
     for corrected_set in corrected_sets:
         _gather(corrected_set, by_digest, merged)
+    if not keep_overlaps:
+        _refuse_overlaps(by_digest.values())
     with _new_folder(folder) as unfinished:
         info = {"description": f"{base_set.source.uri} with corrections", "corrections": list(corrections)}
         writer = CocoWriter(unfinished, categories, info)
@@ -195,6 +202,41 @@ def _gather(corrected: _Set, by_digest: dict[str, _Correction], merged: Merged) 
             if before and sorted(before.boxes) != sorted(image.boxes):
                 merged.contested.append(f"{image.name} of {corrected.text}, {before.origin.text}")
             by_digest[image.digest] = _Correction(row, image.boxes, corrected)
+
+
+def _refuse_overlaps(corrections: Iterable[_Correction]) -> None:
+    """Refuse corrected images in which boxes of different classes are in the same place.
+
+    Raises:
+        DataError: with their count and the first of them.
+    """
+    found = []
+    for row, boxes, origin in corrections:
+        single = [box for box in boxes if not box.iscrowd]
+        names = {
+            box.name
+            for box in single
+            if any(
+                other.name != box.name and _overlap(box.bbox, other.bbox) >= SAME_PLACE for other in single
+            )
+        }
+        if names:
+            found.append(f"{row['file_name']} of {origin.text} ({', '.join(sorted(names))})")
+    if found:
+        raise DataError(
+            f"{len(found)} corrected images have boxes of different classes in the same place: "
+            + ", ".join(found[:10]),
+            fix="keep one box of each place; if the classes do overlap (such as person and woman), "
+            "add --keep-overlaps",
+        )
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the intersection over union of two boxes [x, y, width, height]."""
+    sides = [min(one[axis] + one[axis + 2], other[axis] + other[axis + 2]) - max(one[axis], other[axis])
+             for axis in (0, 1)]  # fmt: skip
+    both = max(sides[0], 0.0) * max(sides[1], 0.0)
+    return both / (one[2] * one[3] + other[2] * other[3] - both)
 
 
 def _write_base(base: _Set, by_digest: dict[str, _Correction], writer: CocoWriter, merged: Merged) -> None:

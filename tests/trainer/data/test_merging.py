@@ -247,3 +247,24 @@ def test_what_a_killed_merge_left_goes_with_the_next(base, tmp_path):
         os.utime(folder, (1, 1))
     merge(base, [corrections], str(tmp_path / "out"))
     assert not old.exists() and running.exists()
+
+
+def test_corrections_with_several_classes_in_one_place_are_refused_unless_asked_for(base, tmp_path):
+    places = [[1, 2, 10, 10], [1, 2, 10, 9.8], [20, 2, 10, 10]]
+    crowd = (9, [1, 2, 10, 10], {"iscrowd": 1})
+    data = {"x.jpg": jpeg(0)}
+    for number, (boxes, refused) in enumerate([
+        ([(3, places[0]), (9, places[1])], True),
+        ([(3, places[0]), (3, places[1]), (9, places[2])], False),
+        ([(3, places[0]), crowd], False),
+    ]):  # fmt: skip
+        corrections = write_zip(tmp_path / f"{number}.zip", [("x.jpg", boxes)], data=data)
+        output = str(tmp_path / f"more{number}")
+        if refused:
+            with pytest.raises(DataError, match=r"x\.jpg of .*0\.zip \(cat, dog\)"):
+                merge(base, [corrections], output)
+            assert not Path(output).exists()
+        merge(base, [corrections], output, keep_overlaps=True) if refused else merge(
+            base, [corrections], output
+        )
+        assert len(content(output)["train"]["a.jpg"]) == len(boxes)

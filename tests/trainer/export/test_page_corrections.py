@@ -101,6 +101,36 @@ def test_an_image_whose_boxes_are_right_is_exported_as_it_is(visit):
     assert page.locator("#export").is_disabled()
 
 
+def test_boxes_of_different_classes_in_the_same_place_are_kept_only_on_request(visit):
+    page = visit()
+    found = [
+        {"label": label, "name": name, "score": score, "box": [24 + label, 12, 96, 60]}
+        for label, name, score in ((0, "cat", 0.8), (1, "dog <b>", 0.7))
+    ]
+    answer = {"model": "pets v1", "width": 192, "height": 96, "detections": found}
+    page.route("**/detect", lambda route: route.fulfill(json=answer))
+    drop(page, ("a.jpg", jpeg()))
+    asked = []
+
+    def answer_with(kept):
+        page.once("dialog", lambda it: (asked.append(it.message), it.accept() if kept else it.dismiss()))
+
+    right = page.get_by_role("button", name="All boxes are right")
+    answer_with(False)
+    right.click()
+    assert "cat 0.80, dog <b> 0.70" in asked[0] and page.locator("#export").is_disabled()
+    page.get_by_label("Class of box 1").select_option("dog <b>")
+    assert page.locator("#export").is_enabled()  # One class in this place: nothing to ask.
+    page.get_by_label("Class of box 1").select_option("cat")
+    answer_with(False)
+    page.click("#export")
+    assert len(asked) == 2 and page.locator("#message.wrong").is_visible()
+    answer_with(True)
+    assert len(corrections(page)[2]["annotations"]) == 2
+    page.get_by_label("Class of box 2").select_option("cat")
+    assert len(corrections(page)[2]["annotations"]) == 2 and len(asked) == 3
+
+
 def test_a_turned_image_and_classes_with_ids_of_text_are_exported_as_coco_has_them(visit, tmp_path):
     page = visit()
     model = json.loads(page.evaluate("fetch('model.json').then(answer => answer.text())"))

@@ -2,6 +2,7 @@
 "use strict";
 
 const MOST_FILES = 65_000, MOST_BYTES = 4_000_000_000;  // Of a zip without its later additions.
+const SAME_PLACE = 0.9;  // Intersection over union; as SAME_PLACE of trainer/data/merging.py.
 const SUFFIXES = {"image/jpeg": ".jpg", "image/png": ".png", "image/webp": ".webp", "image/bmp": ".bmp",
                   "image/gif": ".gif", "image/tiff": ".tif"};
 const TABLE = Uint32Array.from({length: 256}, (_, value) => {
@@ -74,6 +75,21 @@ function coco(model, images, names) {
     annotations: annotations.map((annotation, place) => ({id: place + 1, ...annotation})),
     categories: model.classes.map(item => ({id: idOf.get(item.id), name: item.name})),
   };
+}
+
+function overlap([x1, y1, x2, y2], [u1, v1, u2, v2]) {
+  const width = Math.min(x2, u2) - Math.max(x1, u1), height = Math.min(y2, v2) - Math.max(y1, v1);
+  const both = Math.max(width, 0) * Math.max(height, 0);
+  return both / ((x2 - x1) * (y2 - y1) + (u2 - u1) * (v2 - v1) - both);
+}
+
+// Returns the boxes of different classes that are nearly the same: of the first such place, or none.
+export function sharedPlace(boxes) {
+  for (const box of boxes) {
+    const others = boxes.filter(other => other.label !== box.label && overlap(box.box, other.box) >= SAME_PLACE);
+    if (others.length) return [box, ...others];
+  }
+  return [];
 }
 
 // Returns a file to download: a COCO set of the images, each with its `boxes`.

@@ -1,8 +1,9 @@
 // Images, what the model finds in them, and what people correct.
 "use strict";
 import {Camera} from "./camera.js";
-import {pack} from "./corrections.js";
+import {pack, sharedPlace} from "./corrections.js";
 import {Editor} from "./editor.js";
+import {text} from "./drawing.js";
 import {showFilter, showTable, showThumbnails} from "./lists.js";
 
 const at = id => document.getElementById(id);
@@ -13,9 +14,10 @@ const least = () => Number(at("least").value);
 const shown = boxes => boxes.filter(box => !hidden.has(box.label) && (box.score === null || box.score >= least()));
 // Corrected boxes are shown whatever their score: what is exported is what is to be seen.
 const visible = image => image.boxes ? image.boxes.filter(box => !hidden.has(box.label)) : shown(image.detections);
+const exported = image => image.boxes ?? image.detections.filter(box => box.score >= least());
 
-function say(text, wrong = false) {
-  at("message").textContent = text;
+function say(sentence, wrong = false) {
+  at("message").textContent = sentence;
   at("message").classList.toggle("wrong", wrong);
 }
 
@@ -32,9 +34,10 @@ const owner = {
   updated: () => show(),
   // From now on the image has boxes of its own: those that are above the least score, of hidden classes too.
   change() {
-    current.boxes ??= current.detections.filter(box => box.score >= least());
+    current.boxes = exported(current);
     current.edited = true;
     current.checked = true;
+    current.asked = false;
     saved = false;
     say("");
   },
@@ -134,7 +137,7 @@ async function add(files) {
   const chosen = [...files];
   for (const file of chosen)
     images.push({file, url: URL.createObjectURL(file), state: "waiting", detections: [], boxes: null, edited: false,
-                 checked: false, width: 0, height: 0});
+                 checked: false, asked: false, width: 0, height: 0});
   if (!chosen.length) return;
   choose(images[images.length - chosen.length]);
   if (looking) return;
@@ -176,11 +179,29 @@ async function copy() {
   }
 }
 
+// Whether an image may be exported: boxes of different classes in the same place are kept only on request.
+function settled(image) {
+  const boxes = image.asked ? [] : sharedPlace(exported(image));
+  if (boxes.length) {
+    if (image !== current) choose(image);
+    const names = boxes.map(text).join(", ");
+    image.asked = confirm(`These boxes of different classes are in the same place: ${names}.\n\nKeep all of them? ` +
+                          "Cancel to keep one: delete the others, or change their class.");
+    if (!image.asked) {
+      for (const box of boxes) hidden.delete(box.label);
+      editor.select(boxes[0]);
+      say(`${image.file.name}: several classes in the same place: ${names}`, true);
+      return false;
+    }
+  }
+  return true;
+}
+
 async function download() {
+  const right = images.filter(image => image.checked);
+  if (!right.every(settled)) return;
   try {
-    const right = images.filter(image => image.checked);
-    const file = await pack(model, right.map(image => ({...image, boxes: image.boxes ??
-      image.detections.filter(box => box.score >= least())})));
+    const file = await pack(model, right.map(image => ({...image, boxes: exported(image)})));
     const link = document.createElement("a");
     link.href = URL.createObjectURL(file);
     link.download = file.name;
@@ -245,13 +266,14 @@ at("after").addEventListener("click", () => step(1));
 at("draw").addEventListener("click", event => event.detail ? draw() : editor.add());
 at("remove").addEventListener("click", () => editor.removeSelected());
 at("right").addEventListener("click", () => {
+  if (!settled(current)) return;
   current.checked = current.edited || !current.checked;
-  current.boxes = current.checked ? current.boxes ?? current.detections.filter(box => box.score >= least()) : null;
+  current.boxes = current.checked ? exported(current) : null;
   saved = saved && !current.checked;
   show();
 });
 at("reset").addEventListener("click", () => {
-  Object.assign(current, {boxes: null, edited: false, checked: false, detections: structuredClone(current.answer.detections)});
+  Object.assign(current, {boxes: null, edited: false, checked: false, asked: false, detections: structuredClone(current.answer.detections)});
   show();
 });
 at("discard").addEventListener("click", discard);
