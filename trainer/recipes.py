@@ -25,7 +25,7 @@ def debug() -> Config:
     return Config(
         recipe="debug",
         data=DataConfig(shard_bytes=2 * 1024 * 1024, processes=2),
-        loader=LoaderConfig(image_size=160, workers=1, flip_vertical=0.5, scale=[0.9, 1.1]),
+        loader=LoaderConfig(image_size=160, workers=1, scale=[0.9, 1.1]),
         model=_narrow(width=24, anchor_sizes=[16.0, 32.0, 64.0, 128.0, 256.0]),
         train=TrainConfig(
             epochs=12, batch_size=4, optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_steps=50,
@@ -42,7 +42,7 @@ def small() -> Config:
         recipe="small",
         data=DataConfig(shard_bytes=8 * 1024 * 1024),
         loader=LoaderConfig(
-            image_size=320, workers=1, flip_vertical=0.5, scale=[0.8, 1.25],
+            image_size=320, workers=1, scale=[0.8, 1.25],
             brightness=0.2, contrast=0.2, saturation=0.2, hue=0.02,
         ),
         model=_narrow(width=24, anchor_sizes=[16.0, 32.0, 64.0, 128.0, 256.0]),
@@ -182,7 +182,7 @@ def dfine_small() -> Config:
         recipe="dfine_small",
         data=DataConfig(shard_bytes=8 * 1024 * 1024),
         loader=LoaderConfig(
-            image_size=320, workers=1, flip_vertical=0.5, scale=[0.8, 1.25],
+            image_size=320, workers=1, scale=[0.8, 1.25],
             brightness=0.2, contrast=0.2, saturation=0.2, hue=0.02,
         ),
         model=DFineOptions(size="n", width=0.5, queries=60, denoising=30, backbone_lr=1.0),
