@@ -25,7 +25,7 @@ from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import data_root_of
 from trainer.errors import ConfigError, LaunchError
 from trainer.evaluation.gate import check, split_rules
-from trainer.export import class_check, published_models
+from trainer.export import published_models
 from trainer.weights.weights_mirror import check_available
 
 
@@ -131,8 +131,8 @@ def _named(config: Config, shards: str, classes: list[str]) -> Config:
     name = published_models.name_for(config.export.name, shards)
     # The shards are <data_root>/shards/<fingerprint>.
     data_root = storage.parent(storage.parent(shards))
-    class_check.check_classes(
-        data_root, name, classes, other_classes=config.export.other_classes, fix=class_check.ANOTHER_NAME
+    published_models.check_classes(
+        data_root, name, classes, other_classes=config.export.other_classes, fix=published_models.ANOTHER_NAME
     )
     return with_overrides(config, {"export.name": name})
 

@@ -4,6 +4,7 @@
 """
 
 import logging
+import re
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -11,22 +12,108 @@ from typing import Any
 from trainer import storage
 from trainer.data.shard_folder import read_index
 from trainer.data.sources.set_names import name_of
-from trainer.errors import DamagedError, DataError, FormError, StorageError
+from trainer.errors import ConfigError, DamagedError, DataError, FormError, StorageError
 from trainer.export import bundle
 from trainer.export.bundle import Bundle
-from trainer.export.class_check import ANOTHER_NAME, check_classes
-from trainer.export.current_version import CURRENT, check_name, current, folder, is_name
 from trainer.storage import leases
-
-__all__ = [
-    "check_identity", "current", "folder", "load", "name_for", "names", "promote", "publish", "resolve",
-    "rollback", "version_names", "versions",
-]  # fmt: skip
 
 _LOG = logging.getLogger("model")
 _MOST_HISTORY = 100
 _PATIENCE = 3600.0
 """Seconds for which the end of a pruning is waited for, which might free the version."""
+_SHOWN = 10
+ANOTHER_NAME = (
+    "name this data set's model: --set export.name=NAME; or, if those who use the model know of it, "
+    "--set export.other_classes=true"
+)
+"""What to do where the data have other classes than the model."""
+
+CURRENT = "current"
+_TEXTS = ("name", "version", "model", "checkpoint", "evaluation", "fingerprint")
+_SHAPE: dict[str, Any] = dict.fromkeys(_TEXTS, str) | {"metrics": {"*": float}, "history": [str]}
+_SHAPE |= {"digest?": str, "classes?": [str]}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def is_name(text: str) -> bool:
+    """Tell whether a text may name a model or a version."""
+    return _NAME.fullmatch(text) is not None and text != CURRENT
+
+
+def check_name(name: str) -> None:
+    """Refuse a name or version that is not usable as a folder name.
+
+    Raises:
+        ConfigError: saying what it may be.
+    """
+    if not is_name(name):
+        raise ConfigError(
+            f"{name!r} cannot name a model or a version",
+            fix="use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 100",
+        )
+
+
+def folder(data_root: str, name: str) -> str:
+    """URI of the folder with a model's versions."""
+    check_name(name)
+    return storage.join(data_root, "models", name)
+
+
+def current(data_root: str, name: str) -> dict[str, Any] | None:
+    """Return the content of a model's `current`, or None where nothing was promoted.
+
+    Raises:
+        StorageError: it cannot be read, or is damaged.
+        DataError: it is of a newer version, or of another form.
+    """
+    uri = storage.join(folder(data_root, name), CURRENT)
+    if not storage.exists(uri):
+        return None
+    remedy = f"write it anew: kubedet model promote {name} VERSION --data-root {data_root}"
+    record = storage.read_json(uri, storage.Form("current model", 1, _SHAPE, remedy, version_key="form"))
+    check_name(record["version"])
+    return dict(record)
+
+
+def check_classes(data_root: str, name: str, classes: list[str], *, other_classes: bool, fix: str) -> None:
+    """Refuse classes that are not those of a model's current version: its clients would misread the labels.
+
+    Args:
+        data_root: URI under which data is kept.
+        name: the model's name.
+        classes: names by label.
+        other_classes: whether they may be other ones.
+        fix: what to do.
+
+    Raises:
+        ConfigError: naming what differs.
+        StorageError: the current version cannot be read.
+    """
+    record = None if other_classes else current(data_root, name)
+    if record is None:
+        return
+    before = record.get("classes")
+    if before is None:  # Written by an earlier version of this program.
+        uri = storage.join(folder(data_root, name), record["version"])
+        if not bundle.exists(uri):
+            return
+        before = [category["name"] for category in bundle.load(uri).metadata["classes"]]
+    if before == classes:
+        return
+    parts = [
+        f"{', '.join(sorted(some)[:_SHOWN])} only in {whose}"
+        for some, whose in (
+            (set(before) - set(classes), "that version"),
+            (set(classes) - set(before), "this one"),
+        )
+        if some
+    ]
+    differing = "; ".join(parts) or "the same in another order"
+    raise ConfigError(
+        f"the classes are not those of {name} {record['version']}, the current version of this model in "
+        f"{data_root}: {differing}",
+        fix=fix,
+    )
 
 
 def name_for(name: str, shards_uri: str) -> str:
