@@ -1,5 +1,6 @@
 """Checks of a cluster: API server, kinds of jobs, permissions, Secret, volume claim, devices."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -213,22 +214,90 @@ def _nodes(cluster: Cluster, needs: Needs) -> Iterator[Check]:
         yield Check(title, "warning", f"not known: {error.message}", fix)
         return
     usable = [node for node in nodes if _ready(node)]
-    yield from _devices(usable, needs)
+    taken = _taken(cluster)
+    if isinstance(taken, ApiError):
+        fix = (
+            "ask someone who may list the pods of all namespaces to run this"
+            if taken.status == 403
+            else taken.fix
+        )
+        detail = f"requests of other pods are not counted: {taken.message}"
+        yield Check("free room on nodes", "warning", detail, fix)
+        taken = ({}, {})
+    yield from _devices(usable, needs, taken[0])
     requests = {"cpu": needs.cpu, "memory": needs.memory}
     if requested := {name: amount for name, amount in requests.items() if amount}:
-        yield _room(usable, requested)
+        yield _room(usable, requested, *taken)
 
 
-def _devices(usable: list[Any], needs: Needs) -> Iterator[Check]:
+_Amounts = dict[str, Counter[str]]
+"""Amounts of each resource (Decimal), by node."""
+
+_SERVICES = ("DaemonSet", "Node", "ReplicaSet", "StatefulSet")
+"""Owners of pods that do not end by themselves."""
+
+
+def _taken(cluster: Cluster) -> tuple[_Amounts, _Amounts] | ApiError:
+    """Return what all pods of each node request, and what those that stay do; or why that is not known."""
+    unfinished = "status.phase!=Succeeded,status.phase!=Failed"
+    core = cluster.core
+    try:
+        pods = cluster.call(
+            "list",
+            "pods",
+            lambda: core.list_pod_for_all_namespaces(field_selector=unfinished),
+            patience=_PATIENCE,
+        ).items
+    except ApiError as error:
+        return error
+    every: _Amounts = {}
+    lasting: _Amounts = {}
+    for pod in pods:
+        owners = {owner.kind for owner in pod.metadata.owner_references or []}
+        for amounts in (every, lasting) if owners & set(_SERVICES) else (every,):
+            amounts.setdefault(pod.spec.node_name, Counter()).update(_requests(pod.spec))
+    return every, lasting
+
+
+def _requests(spec: Any) -> Counter[str]:
+    """Return what the scheduler counts for a pod: its containers together, or a larger init container.
+
+    Init containers that go on (sidecars) count with the containers, and so does the pod's overhead.
+    (https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers)
+    """
+    running: Counter[str] = Counter()
+    largest: Counter[str] = Counter()
+    for container in spec.init_containers or []:
+        if container.restart_policy == "Always":
+            running += _amounts(container)
+            largest |= running
+        else:
+            largest |= running + _amounts(container)
+    for container in spec.containers:
+        running += _amounts(container)
+    overhead = {name: kubernetes_names.amount(text) for name, text in (spec.overhead or {}).items()}
+    return (running | largest) + Counter(overhead)
+
+
+def _amounts(container: Any) -> Counter[str]:
+    requests = (container.resources and container.resources.requests) or {}
+    return Counter({name: kubernetes_names.amount(text) for name, text in requests.items()})
+
+
+def _devices(usable: list[Any], needs: Needs, taken: _Amounts) -> Iterator[Check]:
     for resource, number in needs.resources.items():
         counts = [int(_allocatable(node, resource)) for node in usable]
         fitting = sum(count >= max(1, number) for count in counts)
+        free = sum(_free(node, resource, taken) >= max(1, number) for node in usable)
         detail = f"{sum(counts)} on {sum(map(bool, counts))} of {len(usable)} ready nodes"
         if number == 0:
             fix = "" if fitting else "none is needed to train on CPUs; else install the device plugin"
             yield Check(resource, "ok" if fitting else "warning", detail, fix)
+        elif free >= needs.nodes:
+            yield Check(resource, "ok", f"{detail}; {free} have {number} or more free")
         elif fitting >= needs.nodes:
-            yield Check(resource, "ok", f"{detail}; {fitting} have {number} or more")
+            detail += f"; {fitting} have {number} or more, but only {free} have them free now"
+            yield Check(resource, "warning", detail, "wait for other pods to end, or ask for fewer")
         else:
             yield Check(resource, "missing",
                 f"{detail}; {needs.nodes} with {number} each are asked for, {fitting} are there",
@@ -236,31 +305,50 @@ def _devices(usable: list[Any], needs: Needs) -> Iterator[Check]:
             )  # fmt: skip
 
 
-def _room(usable: list[Any], requested: dict[str, str]) -> Check:
-    """Check whether a node can hold the pod of a step, which else stays pending for ever."""
+def _room(usable: list[Any], requested: dict[str, str], every: _Amounts, lasting: _Amounts) -> Check:
+    """Check whether a node can hold the pod of a step, which else stays pending.
+
+    Args:
+        usable: the nodes (V1Node).
+        requested: what the pod requests, by resource.
+        every: what all pods of the nodes request now.
+        lasting: what those of them request that do not end by themselves.
+    """
     text = ", ".join(f"{name} {amount}" for name, amount in requested.items())
     title = f"room for a step ({text})"
-    short = {node.metadata.name: _short(node, requested) for node in usable}
-    fitting = [name for name, lacks in short.items() if not lacks]
+    short = {node.metadata.name: _short(node, requested, lasting) for node in usable}
+    fitting = [node for node in usable if not short[node.metadata.name]]
     lines = [f"{name} has {', '.join(lacks)}" for name, lacks in short.items() if lacks]
     shortages = f"; {'; '.join(lines[:_SHOWN])}" if lines else ""
     shortages += f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
     detail = f"{len(fitting)} of {len(usable)} ready nodes can hold it{shortages}"
-    if fitting:
-        return Check(title, "ok", detail)
-    return Check(title, "missing", detail,
-        "ask for less (--size, --step-cpu, --step-memory), or add nodes (an autoscaler may do so)",
-    )  # fmt: skip
+    fix = "ask for less (--size, --step-cpu, --step-memory), or add nodes (an autoscaler may do so)"
+    if not fitting:
+        return Check(title, "missing", detail, fix)
+    busy = [_short(node, requested, every) for node in fitting]
+    if all(busy):
+        lines = [
+            f"{node.metadata.name} has {', '.join(lacks)}" for node, lacks in zip(fitting, busy, strict=True)
+        ]
+        return Check(title, "warning", f"{detail}, but not now: {'; '.join(lines[:_SHOWN])}",
+            f"wait for other pods to end, or {fix}",
+        )  # fmt: skip
+    return Check(title, "ok", detail)
 
 
-def _short(node: Any, requested: dict[str, str]) -> list[str]:
-    """Return the resources of which a node has too little in all; what its pods use now is not counted."""
-    allocatable = node.status.allocatable or {}
-    return [
-        f"{name} {allocatable.get(name, '0')}"
-        for name, amount in requested.items()
-        if _allocatable(node, name) < kubernetes_names.amount(amount)
-    ]
+def _short(node: Any, requested: dict[str, str], taken: _Amounts) -> list[str]:
+    """Return the resources of which a node has too little left beside what its pods request."""
+    lacks = []
+    for name, amount in requested.items():
+        if _free(node, name, taken) < kubernetes_names.amount(amount):
+            used = _allocatable(node, name) - _free(node, name, taken)
+            requests = f", of which pods request {used.normalize():f}" if used else ""
+            lacks.append(f"{name} {(node.status.allocatable or {}).get(name, '0')}{requests}")
+    return lacks
+
+
+def _free(node: Any, resource: str, taken: _Amounts) -> Decimal:
+    return _allocatable(node, resource) - taken.get(node.metadata.name, Counter())[resource]
 
 
 def _allocatable(node: Any, resource: str) -> Decimal:

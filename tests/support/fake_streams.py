@@ -94,8 +94,9 @@ def _stamp(nanoseconds):
 
 
 def selected(selector, value):
-    """Whether each `key=value` (or `key`) of a selector holds."""
+    """Whether each `key=value`, `key!=value` or `key` of a selector holds."""
     pairs = [part.partition("=") for part in selector.split(",") if part]
     return all(
-        value(key) == expected.lstrip("=") if equals else value(key) for key, equals, expected in pairs
+        (value(key.removesuffix("!")) == expected.lstrip("=")) != key.endswith("!") if equals else value(key)
+        for key, equals, expected in pairs
     )

@@ -271,7 +271,7 @@ def test_devices_are_counted_on_nodes_that_take_pods(look, fake_cluster):
     node(fake_cluster, "c", {"nvidia.com/gpu": "8"}, ready="Unknown")
     node(fake_cluster, "d", {"nvidia.com/gpu": "8"}, unschedulable=True)
     checks = look(resources={"nvidia.com/gpu": 8, "rdma/hca": 0, "rdma/other": 0})
-    assert checks["nvidia.com/gpu"].detail == "12 on 2 of 2 ready nodes; 1 have 8 or more"
+    assert checks["nvidia.com/gpu"].detail == "12 on 2 of 2 ready nodes; 1 have 8 or more free"
     assert checks["rdma/hca"].state == "ok"
     assert checks["rdma/other"].state == "warning"
     assert look(resources={"nvidia.com/gpu": 8}, nodes=2)["nvidia.com/gpu"].state == "missing"
@@ -292,6 +292,53 @@ def test_a_step_must_fit_on_a_ready_node(look, fake_cluster):
     finding = look(cpu="2", memory="8Gi")[title]
     assert finding.state == "ok" and finding.detail.startswith("1 of 3 ready nodes can hold it; a has cpu")
     assert look(cpu="1500m")["room for a step (cpu 1500m)"].state == "ok"
+
+
+def pod(cluster, name, on, cpu="", owner="", phase="Running", gpus=0, **spec):
+    requests = {**({"cpu": cpu} if cpu else {}), **({"nvidia.com/gpu": str(gpus)} if gpus else {})}
+    owners = [{"apiVersion": "v1", "kind": owner, "name": "o", "uid": "u"}] if owner else []
+    containers = [{"name": "c", "resources": {"requests": requests}}]
+    cluster.add("pods", "elsewhere", {
+        "metadata": {"name": name, "ownerReferences": owners},
+        "spec": {"nodeName": on, "containers": containers, **spec}, "status": {"phase": phase},
+    })  # fmt: skip
+
+
+def test_what_other_pods_request_is_no_room_for_a_step(look, fake_cluster):
+    node(fake_cluster, "a", {"cpu": "2", "nvidia.com/gpu": "1"})
+    pod(fake_cluster, "finished", "a", cpu="2", phase="Succeeded")
+    assert look(cpu="2")["room for a step (cpu 2)"].state == "ok"
+    pod(fake_cluster, "proxy", "a", cpu="100m", owner="DaemonSet")
+    pod(fake_cluster, "dns", "a", cpu="330m", owner="ReplicaSet")
+    finding = look(cpu="2")["room for a step (cpu 2)"]
+    assert finding.state == "missing" and "a has cpu 2, of which pods request 0.43" in finding.detail
+    assert look(cpu="1500m")["room for a step (cpu 1500m)"].state == "ok"
+    pod(fake_cluster, "a-run", "a", cpu="500m", owner="Workflow", gpus=1)
+    found = look(cpu="1500m", resources={"nvidia.com/gpu": 1})
+    assert found["room for a step (cpu 1500m)"].state == "warning"
+    assert "pods request 0.93" in found["room for a step (cpu 1500m)"].detail
+    assert found["nvidia.com/gpu"].state == "warning" and "0 have them free" in found["nvidia.com/gpu"].detail
+
+
+def test_init_containers_sidecars_and_overhead_are_counted_as_the_scheduler_does(look, fake_cluster):
+    def init(cpu, **further):
+        return {"name": f"i{cpu}", "resources": {"requests": {"cpu": cpu}}, **further}
+
+    node(fake_cluster, "a", {"cpu": "8"})
+    inits = [init("500m", restartPolicy="Always"), init("3"), init("1")]
+    pod(fake_cluster, "x", "a", cpu="1", owner="StatefulSet", initContainers=inits, overhead={"cpu": "250m"})
+    detail = look(cpu="5")["room for a step (cpu 5)"].detail  # max(0.5 + 1, 0.5 + 3) + 0.25
+    assert "pods request 3.75" in detail
+
+
+def test_requests_that_cannot_be_counted_are_a_warning(look, fake_cluster):
+    node(fake_cluster, "a", {"cpu": "2"})
+    fake_cluster.faults.append(Fault("GET", "/api/v1/pods", status=403, message="pods is forbidden"))
+    found = look(cpu="2")
+    assert found["room for a step (cpu 2)"].state == "ok"
+    assert (
+        found["free room on nodes"].state == "warning" and "not counted" in found["free room on nodes"].detail
+    )
 
 
 def test_many_nodes_that_fall_short_are_not_all_named(look, fake_cluster):
