@@ -27,15 +27,18 @@ URL, KIND, ON = "KUBEDET_NOTIFY_URL", "KUBEDET_NOTIFY_KIND", "KUBEDET_NOTIFY_ON"
 SECRET_KEYS = {"url": URL, "kind": KIND, "on": ON}
 """Keys of the Secret, of which `url` is required, and the variables they become."""
 
-FAILED, PASSED, HELD_BACK, NOTHING_NEW = EVENTS = ("failed", "passed", "held back", "nothing new")
-"""What is told: a step failed, or the run was ended; the model was published; the gate refused it; there was
-no reason to train."""
+FAILED, STOPPED, PASSED, HELD_BACK, NOTHING_NEW = EVENTS = (
+    "failed", "stopped", "passed", "held back", "nothing new"
+)  # fmt: skip
+"""What is reported: a step failed or the run reached its deadline; a user stopped the run; the model was
+published; the gate refused it; there was no reason to train."""
 
 SLACK, JSON = KINDS = ("slack", "json")
 """What is posted: {"text": ...}, as Slack and those that take its form want it, or all fields of a notice."""
 
 _HEADLINES = {
     FAILED: "failed",
+    STOPPED: "was stopped",
     PASSED: "passed the gate, and its model is published",
     HELD_BACK: "was held back by the gate: no model is published",
     NOTHING_NEW: "had nothing new to train on",

@@ -6,6 +6,7 @@ pod's status: its termination log (see `steps.TERMINATION_LOG`).
 
 import logging
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,13 @@ _SUCCEEDED = ("COMPLETE", "SUCCEEDED")
 
 _SHOWN_REASONS = ("OOMKilled", "Evicted")
 
-_UNKNOWN = "No pod of the run says why: it was terminated, or its pods are gone."
+_UNKNOWN = "No pod of the run says why: its pods are gone, or cannot be read."
+
+_STOPPED, _BY_USER = "STOPPED", "The run was stopped by a user"
+"""State of a run that a user ended, and what is said of it."""
+
+_SIGNALS = 128
+"""Exit codes from here on are those of processes that a signal ended."""
 
 
 def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
@@ -37,33 +44,70 @@ def end(launcher: str, run_id: str, state: str, path: str) -> dict[str, str]:
         path: local file that receives it, as Markdown.
 
     Returns:
-        What is shown: state and, where steps failed, the last one's message.
+        What is shown: state (STOPPED if a user ended the run) and the reason: the last message of a step that
+        failed, or what ended the run.
 
     Raises:
         KubedetError: nobody could tell whether the job is there, or it could not be deleted.
     """
     succeeded = state in _SUCCEEDED
-    failed = [] if succeeded else failures(run_id)
+    failed, ended = ([], "") if succeeded else (failures(run_id), _ended_from_outside(state))
+    if ended:
+        # What a signal ended did not fail: the end of the run did that.
+        stopped = [step for step, _, code in failed if code >= _SIGNALS]
+        failed = [failure for failure in failed if failure[2] < _SIGNALS]
+        ended += f" during {', '.join(stopped)}" if stopped else ""
+    state = _STOPPED if ended.startswith(_BY_USER) else state
     # As it is: of what stands free, Markdown takes the underscores.
-    parts = [f"**{step}** failed:\n\n```\n{message}\n```\n" for step, message in failed]
-    if not parts and not succeeded:
-        parts = [f"{_UNKNOWN}\n"]
+    parts = [f"**{step}** failed:\n\n```\n{message}\n```\n" for step, message, _ in failed]
+    if ended or not (parts or succeeded):
+        parts.insert(0, f"{ended or _UNKNOWN}\n")
     Path(path).write_text("\n".join([f"# The steps ended as {state.lower()}\n", *parts]))
-    for step, message in failed:
+    for step, message, _ in failed:
         logger.error("%s failed: %s", step, message)
-    reason = ": ".join(failed[-1]) if failed else _UNKNOWN
+    reason = ended or (": ".join(failed[-1][:2]) if failed else _UNKNOWN)
     try:
         if launcher:
             jobs.remove(launcher, run_id)
     finally:
         if not succeeded:
             # This pod's disk keeps that it was told: the rest of this may be tried again.
-            notices.tell(notices.Notice(notices.FAILED, run_id, reason), folder=str(Path(path).parent))
-    return {"state": state, **({"reason": failed[-1][1]} if failed else {})}
+            event = notices.STOPPED if state == _STOPPED else notices.FAILED
+            notices.tell(notices.Notice(event, run_id, reason), folder=str(Path(path).parent))
+    shown = ended or (failed[-1][1] if failed else "")
+    return {"state": state, **({"reason": shown} if shown else {})}
 
 
-def failures(run_id: str) -> list[tuple[str, str]]:
-    """Return the steps of a run that failed, in the order of their ends, each with its message.
+def _ended_from_outside(state: str) -> str:
+    """Return what ended the run other than its steps: a user, or its deadline; empty if nothing did.
+
+    Kubeflow terminates a run by setting activeDeadlineSeconds of its Workflow to 0; Argo's own commands set
+    `shutdown`. (`TerminateRun` and `patchWorkflow` in backend/src/apiserver of Kubeflow Pipelines 2.17.)
+    """
+    if state == "CANCELED":
+        return _BY_USER
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return ""
+    from components.launchers.cluster import client, own_pod
+
+    try:
+        workflow = own_pod.read_workflow(client.connect())
+    except KubedetError as error:
+        logger.warning("the workflow of the run cannot be read: %s", error)
+        return ""
+    spec, status = (workflow.get(part) or {} for part in ("spec", "status"))
+    deadline = spec.get("activeDeadlineSeconds")
+    if spec.get("shutdown") or deadline == 0:
+        return _BY_USER
+    if deadline and (began := status.get("startedAt")):
+        seconds = (datetime.now(UTC) - datetime.fromisoformat(began)).total_seconds()
+        if seconds >= deadline:
+            return f"The run was ended at its deadline of {deadline} s"
+    return ""
+
+
+def failures(run_id: str) -> list[tuple[str, str, int]]:
+    """Return the steps of a run that failed, in the order of their ends, with message and exit code (or 0).
 
     If the pods cannot be read, that is logged and no error.
     """
@@ -84,11 +128,11 @@ def failures(run_id: str) -> list[tuple[str, str]]:
         logger.warning("the pods of the run cannot be read: %s", error)
         return []
     failed = [failure for pod in pods if (failure := _failure(pod)) is not None]
-    return [(name, message) for _, name, message in sorted(failed)]
+    return [failure[1:] for failure in sorted(failed)]
 
 
-def _failure(pod: Any) -> tuple[str, str, str] | None:
-    """Return when a pod's step failed, the step, and its message; None where it did not fail."""
+def _failure(pod: Any) -> tuple[str, str, str, int] | None:
+    """Return when a pod's step failed, the step, its message and exit code; None if it did not fail."""
     states = {item.name: item.state for item in pod.status.container_statuses or []}
     termination = states[_MAIN].terminated if states.get(_MAIN) else None
     if pod.status.phase != "Failed" and not (termination and termination.exit_code):
@@ -99,7 +143,7 @@ def _failure(pod: Any) -> tuple[str, str, str] | None:
     code = f"exit code {termination.exit_code}" if termination else "no exit code"
     message = ": ".join(filter(None, [reason, text.strip() or f"it said nothing ({code})"]))
     when = termination.finished_at.isoformat() if termination and termination.finished_at else ""
-    return when, _step(pod), message
+    return when, _step(pod), message, termination.exit_code if termination else 0
 
 
 def _step(pod: Any) -> str:

@@ -10,6 +10,7 @@ from components import costs, lineage, prices, usage
 from components.costs import Costs
 from components.occasion import NOTHING_NEW
 from pipelines import parameters, schedules
+from pipelines.failed_runs import stopped
 from pipelines.kubeflow import Server
 from trainer import storage
 from trainer.errors import ConfigError, KubedetError
@@ -113,7 +114,7 @@ def _night(run: Any, verdicts: dict[str, dict[str, Any]], without_news: frozense
     record = next((record for name, record in verdicts.items() if name.endswith(run.run_id)), None)
     took = run.finished_at - run.created_at if run.finished_at and run.finished_at.year > 1970 else None
     hours = took.total_seconds() / 3600 if took else None
-    state = (run.state or "unknown").lower()
+    state = "stopped" if stopped(run) else (run.state or "unknown").lower()
     if record is None:
         verdict = NOTHING_NEW if run.run_id in without_news else ""
         return Night(run.run_id, run.created_at, hours, state, verdict, used=used)

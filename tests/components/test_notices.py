@@ -161,15 +161,16 @@ def test_the_export_tells_of_what_is_published(hook, trained, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("state", "told"), [("COMPLETE", 0), ("SUCCEEDED", 0), ("FAILED", 1), ("CANCELED", 1)]
+    ("state", "told", "event"),
+    [("COMPLETE", 0, ""), ("SUCCEEDED", 0, ""), ("FAILED", 1, "failed"), ("CANCELED", 1, "stopped")],
 )
-def test_the_clean_up_tells_of_what_failed_or_was_ended(hook, tmp_path, monkeypatch, state, told):
+def test_the_clean_up_tells_of_what_failed_or_was_ended(hook, tmp_path, monkeypatch, state, told, event):
     monkeypatch.setattr(
-        run_end, "failures", lambda run: [("train", "no memory")] if state == "FAILED" else []
+        run_end, "failures", lambda run: [("train", "no memory", 1)] if state == "FAILED" else []
     )
     for _ in range(2):
         run_end.end("", "ab", state, str(tmp_path / "outcome.md"))
-    assert [(body["event"], body["run"]) for body in hook.posted] == [("failed", "ab")] * told
+    assert [(body["event"], body["run"]) for body in hook.posted] == [(event, "ab")] * told
     if state == "FAILED":
         assert hook.posted[0]["reason"] == "train: no memory"
 

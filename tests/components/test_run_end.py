@@ -74,6 +74,39 @@ def test_pods_that_cannot_be_read_do_not_keep_it_from_its_work(add, fake_cluster
     assert "cannot be read" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("spec", "began", "state", "said"),
+    [
+        ({"activeDeadlineSeconds": 0}, "2026-11-22T10:00:00Z", "STOPPED", "The run was stopped by a user"),
+        ({"shutdown": "Terminate"}, "2026-11-22T10:00:00Z", "STOPPED", "The run was stopped by a user"),
+        ({"activeDeadlineSeconds": 60}, "2026-11-22T10:00:00Z", "FAILED", "its deadline of 60 s"),
+        ({"activeDeadlineSeconds": 60}, "2126-11-22T10:00:00Z", "FAILED", ""),
+        ({}, "2026-11-22T10:00:00Z", "FAILED", ""),
+    ],
+)
+def test_a_run_that_a_user_or_its_deadline_ended_has_no_step_that_failed_of_it(
+    add, fake_cluster, tmp_path, monkeypatch, spec, began, state, said
+):
+    told = []
+    monkeypatch.setattr(run_end.notices, "tell", lambda notice, **_: told.append(notice))
+    monkeypatch.setenv("KFP_POD_NAME", "clean-up")
+    owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-x", "uid": "u"}
+    fake_cluster.add("pods", "default", {
+        "metadata": {"name": "clean-up", "ownerReferences": [owner]},
+        "spec": {"containers": [{"name": "main", "image": "i"}]}, "status": {},
+    })  # fmt: skip
+    fake_cluster.add(
+        "workflows", "default", {"metadata": {"name": "run-x"}, "spec": spec, "status": {"startedAt": began}}
+    )
+    add("train", code=143)
+    add("score", code=1, message="no such split")
+    outcome, text = written(tmp_path, "FAILED")
+    assert outcome["state"] == state and "**score** failed:\n\n```\nno such split" in text
+    assert ("**train** failed" in text) == (not said)
+    assert said in text and (not said or "during train" in text)
+    assert told[0].event == state.lower() and said in told[0].reason
+
+
 def test_a_job_that_is_left_is_removed(add, tmp_path, monkeypatch):
     removed = []
     monkeypatch.setattr(run_end.jobs, "remove", lambda *given: removed.append(given))

@@ -126,6 +126,17 @@ def run_has_ended(cluster: Cluster, workflow: str) -> bool:
         raise
 
 
+def read_workflow(cluster: Cluster) -> dict[str, Any]:
+    """Return the Workflow that this process' pod belongs to; empty if it belongs to none.
+
+    Raises:
+        ApiError: pod or Workflow cannot be read.
+    """
+    home = _home(cluster)
+    owner = _from_pod(_own_pod(home, name), home).workflow if (name := _pod_name()) else None
+    return _workflow(home, owner["name"]) if owner else {}
+
+
 def _pod_name() -> str:
     name = os.environ.get("KFP_POD_NAME", "")
     if not name and "KUBERNETES_SERVICE_HOST" in os.environ:

@@ -257,6 +257,7 @@ def past(kfp_server, tmp_path):
     for number, state in enumerate(["SUCCEEDED"] * 3 + ["FAILED"], start=1):
         times = {"created_at": f"2026-11-2{number}T02:00:00Z", "finished_at": f"2026-11-2{number}T03:30:00Z"}
         kfp_server.runs.append({"run_id": f"id-{number}", "state": state, **times, **of})
+    kfp_server.runs[-1]["state_history"] = [{"state": "CANCELING"}, {"state": "FAILED"}]  # By a user.
     kfp_server.runs.append({"run_id": "id-5", "state": "RUNNING", "created_at": "2026-11-25T02:00:00Z", **of})
     root = str(tmp_path / "root")
     for number, ap, passed in ((1, 0.4, True), (2, 0.3, False)):
@@ -276,7 +277,7 @@ def test_the_history_tells_what_became_of_each_run(past, capsys):
         ["2026-11-21", "02:00", "1.50", "succeeded", "passed", "0.4000", "id-1"],
         ["2026-11-22", "02:00", "1.50", "succeeded", "held", "back", "0.3000", "id-2"],
         ["2026-11-23", "02:00", "1.50", "succeeded", "nothing", "new", "-", "id-3"],
-        ["2026-11-24", "02:00", "1.50", "failed", "-", "-", "id-4"],
+        ["2026-11-24", "02:00", "1.50", "stopped", "-", "-", "id-4"],
         ["2026-11-25", "02:00", "-", "running", "-", "-", "id-5"],
     ]
     assert shown.err == ""
