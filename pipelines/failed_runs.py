@@ -18,7 +18,9 @@ _DRIVERS = ("system-container-driver", "system-dag-driver")
 _AGAIN = "what it had finished is found by a new one, and by this one after `Retry` in the UI"
 
 
-def raise_failure(server: Server, run: Any, pods: Pods, titles: dict[str, str], deadline: int) -> None:
+def raise_failure(
+    server: Server, run: Any, pods: Pods, titles: dict[str, str], deadline: int, secret: str = ""
+) -> None:
     """Raise an error unless a run succeeded.
 
     Args:
@@ -27,6 +29,7 @@ def raise_failure(server: Server, run: Any, pods: Pods, titles: dict[str, str], 
         pods: its pods.
         titles: of the steps, by name.
         deadline: seconds after which it was to be ended; 0 is never.
+        secret: the Secret that the run was asked to take the object store's keys from; empty is none.
 
     Raises:
         LaunchError: it failed, with the steps that did and what they said; or it was stopped.
@@ -45,7 +48,14 @@ def raise_failure(server: Server, run: Any, pods: Pods, titles: dict[str, str], 
         )
     causes = _causes(server, run, pods, titles)
     lines = [line for cause in causes for line in _lines(cause, alone=len(causes) == 1)]
-    raise LaunchError("\n".join([f"{name} failed", *lines]), fix=_remedy(server, run, causes, pods))
+    remedy = _remedy(server, run, causes, pods)
+    # Last, for the search of the causes finds the namespace. Without keys a step blames region or network.
+    if secret and (namespace := pods.without_secret(secret)):
+        lines.insert(
+            0, f"  there is no Secret {secret} in namespace {namespace}: its steps had no keys from it"
+        )
+        remedy = f"create the Secret {secret} there, or name another with --credentials; else {remedy}"
+    raise LaunchError("\n".join([f"{name} failed", *lines]), fix=remedy)
 
 
 def stopped(run: Any) -> bool:

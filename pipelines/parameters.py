@@ -231,7 +231,9 @@ _ALL = (
     ),
     Parameter(
         "credentials", str, "Secret with the object store's keys, none of which is required", CREDENTIALS,
-        metavar="SECRET", trains=False, more=" ([which](#keys-of-the-object-store)); it need not exist",
+        metavar="SECRET", trains=False,
+        more=" ([which](#keys-of-the-object-store)); it need not exist (`kubedet submit` warns if one that "
+        "you name does not)",
     ),
     Parameter(
         "data_version", str, "name for the data as they are now; a known one brings its data back",

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from components import jobs
@@ -125,6 +126,17 @@ class Pods:
                     f"the training job {name} is still {phase}: it saves its state and ends by itself within "
                     f"minutes, or at once by `kubedet job stop {name} --namespace {cluster.namespace}`"
                 )
+        return ""
+
+    def without_secret(self, name: str) -> str:
+        """Return the run's namespace if it has no such Secret; empty if it has, or if that is not known."""
+        for cluster in self._places[:1]:
+            try:
+                cluster.call(
+                    "get", "secrets", partial(cluster.core.read_namespaced_secret, name, cluster.namespace)
+                )
+            except ApiError as error:
+                return cluster.namespace if error.status == 404 else ""
         return ""
 
     def namespace(self) -> str:

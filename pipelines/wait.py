@@ -22,7 +22,9 @@ _ORDER = ("FAILED", "CANCELING", "RUNNING", "PENDING")
 """What is told of a step that several pods do: the first that any of them is."""
 
 
-def follow(server: Server, run_id: str, *, deadline: int = 0, conditional: bool = False) -> None:
+def follow(
+    server: Server, run_id: str, *, deadline: int = 0, conditional: bool = False, secret: str = ""
+) -> None:
     """Print how a run and its steps go on, and what holds them back, until it has ended.
 
     Args:
@@ -30,6 +32,7 @@ def follow(server: Server, run_id: str, *, deadline: int = 0, conditional: bool 
         run_id: its id.
         deadline: seconds after which it is to be ended; 0 is never.
         conditional: whether it trains only where its source holds something new.
+        secret: the Secret that it was asked to take the object store's keys from; empty is none.
 
     Raises:
         LaunchError: it failed, with the steps that did and what they said, or it was stopped.
@@ -55,7 +58,7 @@ def follow(server: Server, run_id: str, *, deadline: int = 0, conditional: bool 
             if run.state in _ENDED:
                 if left := _job_left(pods):
                     _tell(start, left)
-                raise_failure(server, run, pods, _NAMES, deadline)
+                raise_failure(server, run, pods, _NAMES, deadline, secret)
                 if conditional and TITLES["train"] not in shown:
                     _tell(start, "nothing new: nothing was trained; the step of the data says since when")
                 return

@@ -56,8 +56,13 @@ def send(options: argparse.Namespace, submission: "Submission") -> int:
         return 0
     from components import jobs, launchers
     from pipelines import wait
+    from pipelines.pods import Pods
 
     server = cluster_options.connect(access)
+    secret = submission.parameters.get("credentials", "")
+    if secret and (namespace := Pods("", server.namespace, {}).without_secret(secret)):
+        print(f"warning: there is no Secret {secret} in namespace {namespace}: the run gets no keys from it",
+              file=sys.stderr)  # fmt: skip
     run_id = server.create_run(
         submission.name, server.experiment(submission.experiment), submission.package(),
         {**submission.parameters},
@@ -73,7 +78,7 @@ def send(options: argparse.Namespace, submission: "Submission") -> int:
     if options.wait:
         try:
             conditional = submission.form.conditional
-            wait.follow(server, run_id, deadline=submission.deadline, conditional=conditional)
+            wait.follow(server, run_id, deadline=submission.deadline, conditional=conditional, secret=secret)
         except KeyboardInterrupt:
             print(f"the run goes on: {link}", file=sys.stderr)
             raise

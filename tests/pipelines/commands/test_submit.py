@@ -210,6 +210,25 @@ def test_a_failed_run_ends_with_the_words_of_the_step_and_its_remedy(kfp_server,
     )
 
 
+def test_a_secret_that_was_named_and_is_missing_is_reported(kfp_server, fake_cluster, capsys):
+    kfp_server.states = ["RUNNING", ("FAILED", [{"display_name": "prepare", "state": "FAILED"}])]
+    ended = {"exitCode": 1, "reason": "Error", "message": "cannot reach s3://bucket\n  fix: set AWS_REGION"}
+    kfp_server.started = lambda run: run_pods.put(
+        fake_cluster, run["run_id"], "prepare(0).executor(0)", main={"terminated": ended}
+    )
+    for present in (False, True):
+        if present:
+            fake_cluster.add("secrets", "kubeflow", {"metadata": {"name": "nosuch"}, "data": {}})
+        assert cli.main([*ARGUMENTS, "--credentials", "nosuch", "--wait"]) == 1
+        warning, _, error = capsys.readouterr().err.partition("error: ")
+        for text in (warning, error):
+            assert ("no Secret nosuch in namespace kubeflow" in text) != present
+        assert ("create the Secret nosuch" in error) != present
+    fake_cluster.denied.add(("get", "secrets"))
+    assert cli.main([*ARGUMENTS, "--credentials", "other", "--wait"]) == 1
+    assert "other" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("state", "message"), [("CANCELED", "was stopped"), ("SKIPPED", "ended as skipped")])
 def test_a_run_that_was_stopped_has_not_succeeded(kfp_server, capsys, state, message):
     kfp_server.states = [state]
