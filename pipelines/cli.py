@@ -25,12 +25,15 @@ def main(arguments: list[str] | None = None) -> int:
         stopped and the same command goes on.
     """
     _print_whatever()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["menu"] and not {"-h", "--help"} & {*arguments} and sys.stdout.isatty():
+        print("kubedet menu: starting ...", flush=True)  # Its imports take seconds on a busy machine.
     try:
         # Before anything prints them, or hands them to another process.
-        for argument in sys.argv[1:] if arguments is None else arguments:
+        for argument in arguments:
             _refuse_undecodable(argument)
             refuse_userinfo(argument, "the command line")
-        options = make_parser().parse_args(arguments)
+        options = make_parser(*arguments[:1]).parse_args(arguments)
         with files_explained():
             return options.command(options)
     except KubedetError as error:
@@ -62,8 +65,12 @@ def _print_whatever() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def make_parser() -> Parser:
-    """Return the parser of the whole command line, with all commands."""
+def make_parser(command: str = "") -> Parser:
+    """Return the parser of the whole command line.
+
+    Args:
+        command: the one command that it needs, for a quick start; all if there is no such command.
+    """
     parser = Parser(
         prog="kubedet",
         description="Train an object detector on Kubeflow, or on one machine, with one pipeline.",
@@ -71,7 +78,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"kubedet {version('kubedet')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in COMMANDS:
+    for name in (command,) if command in COMMANDS else COMMANDS:
         importlib.import_module(f"pipelines.commands.{name}").add(commands)
     return parser
 

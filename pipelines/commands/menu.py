@@ -2,9 +2,14 @@
 
 import argparse
 import sys
+from functools import partial
+from typing import TYPE_CHECKING
 
 from pipelines.commands import Commands
 from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from components.launchers.cluster.backend import ClusterBackend
 
 
 def add(commands: Commands) -> None:
@@ -22,8 +27,16 @@ def add(commands: Commands) -> None:
 def _menu(options: argparse.Namespace) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("the menu needs a terminal", fix="use `kubedet job` in scripts")
-    from components.launchers.cluster.backend import ClusterBackend
     from pipelines.menu.app import Menu
 
-    Menu(ClusterBackend.connect(namespace=options.namespace)).run()
+    if error := Menu(partial(_connect, options.namespace)).run():
+        raise error
     return 0
+
+
+def _connect(namespace: str) -> "ClusterBackend":
+    from components.launchers.cluster.backend import (
+        ClusterBackend,  # Takes a second: the menu shows meanwhile.
+    )
+
+    return ClusterBackend.connect(namespace=namespace)

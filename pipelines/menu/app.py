@@ -35,13 +35,13 @@ _PHASE_STYLES = {
 """Of jobs, and of pods, which Kubernetes writes with a capital."""
 
 
-class Menu(App[None]):
+class Menu(App[KubedetError]):
     """The jobs above, the pods of the chosen one below.
 
     What talks to the cluster does so in threads of its own, which nobody waits for at the end.
 
     Args:
-        backend: the cluster.
+        connect: returns the cluster; called in a thread. The menu ends with the KubedetError that it raises.
         refresh_seconds: between two looks at the jobs.
     """
 
@@ -78,9 +78,13 @@ class Menu(App[None]):
         text: str
         failed: bool = False
 
-    def __init__(self, backend: "ClusterBackend", refresh_seconds: float = 3.0) -> None:
+    _backend: "ClusterBackend"
+    """Set before there are jobs, and before anything is done in the background."""
+
+    def __init__(self, connect: "Callable[[], ClusterBackend]", refresh_seconds: float = 3.0) -> None:
         super().__init__()
-        self._backend = backend
+        self._connect = connect
+        self._connected = threading.Event()
         self._refresh_seconds = refresh_seconds
         self._jobs: dict[str, JobStatus] = {}
         self._look = threading.Event()
@@ -92,13 +96,12 @@ class Menu(App[None]):
         yield Header(icon="")
         yield DataTable(id="jobs", cursor_type="row")
         yield DataTable(id="pods", cursor_type="row")
-        yield Static("asking the cluster ...", id="details", markup=False)
+        yield Static("connecting to the cluster ...", id="details", markup=False)
         yield Static(id="done", markup=False)  # Not a toast, which would lie over the tables.
         yield Footer()
 
     def on_mount(self) -> None:
         """Begin to look at the jobs."""
-        self.sub_title = f"namespace {self._backend.cluster.namespace}"
         self.query_one("#jobs", DataTable).add_columns(*job_tables.JOBS)
         self.query_one("#pods", DataTable).add_columns(*job_tables.PODS)
         threading.Thread(target=self._watch, daemon=True).start()
@@ -113,6 +116,13 @@ class Menu(App[None]):
         return not all(self.query(name) for name in ("#jobs", "#pods", "#details", "#done"))
 
     def _watch(self) -> None:
+        try:
+            self._backend = self._connect()
+        except KubedetError as error:
+            self.call_later(self.exit, error)
+            return
+        self._connected.set()
+        self.call_later(setattr, self, "sub_title", f"namespace {self._backend.cluster.namespace}")
         while not self._closed:
             self._look.clear()
             try:
@@ -236,6 +246,7 @@ class Menu(App[None]):
 
     def _in_background(self, work: Callable[[], str]) -> None:
         def run() -> None:
+            self._connected.wait()
             try:
                 self.post_message(self.Done(work()))
             except KubedetError as error:

@@ -1,6 +1,7 @@
 """The menu, driven by its keys, on a fake API server."""
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
 from components.launchers.timings import Timings
 from pipelines.menu.app import Menu
+from trainer.errors import ConfigError
 
 NODES = ("new-node-0-0", "new-node-0-1")
 FAST = Timings(backoff=0.01, poll=0.05, patience=0.2)
@@ -32,7 +34,7 @@ def drive(backend, script):
     """Run a script of keys against the menu."""
 
     async def run():
-        app = Menu(backend, refresh_seconds=0.05)
+        app = Menu(lambda: backend, refresh_seconds=0.05)
         async with app.run_test(size=(120, 40)) as pilot:
             await script(app, pilot)
 
@@ -142,7 +144,7 @@ def test_the_cursor_stays_with_its_job_when_another_comes(backend, fake_cluster)
 
 
 def test_an_answer_after_the_menu_was_closed_is_dropped(backend):
-    app = Menu(backend, refresh_seconds=0.05)
+    app = Menu(lambda: backend, refresh_seconds=0.05)
 
     async def run():
         async with app.run_test(size=(120, 40)) as pilot:
@@ -298,3 +300,36 @@ def test_the_log_of_a_job_that_goes_on_is_followed_and_one_that_failed_is_not(ba
         assert len(ran) == 3
 
     drive(backend, script)
+
+
+def test_the_menu_shows_before_it_is_connected(backend):
+    backend.submit(job("a"))
+    connected = threading.Event()
+
+    def connect():
+        connected.wait(30)
+        return backend
+
+    async def run():
+        app = Menu(connect, refresh_seconds=0.05)
+        async with app.run_test(size=(120, 40)) as pilot:
+            assert "connecting" in details(app) and rows(app) == []
+            await pilot.press("l", "d", "e", "enter")  # Nothing to act on yet.
+            connected.set()
+            await until(pilot, lambda: [row[0] for row in rows(app)] == ["a"])
+            assert app.sub_title == "namespace default"
+
+    asyncio.run(run())
+
+
+def test_the_menu_ends_with_the_error_of_the_connection():
+    def connect():
+        raise ConfigError("no Kubernetes cluster", fix="set KUBECONFIG")
+
+    async def run():
+        app = Menu(connect)
+        async with app.run_test() as pilot:
+            await until(pilot, lambda: app.return_value is not None)
+        return app.return_value
+
+    assert asyncio.run(run()).message == "no Kubernetes cluster"

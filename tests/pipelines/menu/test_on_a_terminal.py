@@ -61,3 +61,12 @@ def test_the_log_of_a_failed_job_ends_though_a_peer_takes_its_time(fake_cluster)
         terminal.until("a-worker-0")
         terminal.type("q")
         assert terminal.end() == 0
+
+
+def test_something_shows_before_the_libraries_are_imported(tmp_path):
+    (tmp_path / "textual").mkdir()
+    (tmp_path / "textual" / "__init__.py").write_text("raise SystemExit('importing textual')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with Terminal(MENU, {**os.environ, "PYTHONPATH": path}) as terminal:
+        assert "importing" not in terminal.until("kubedet menu: starting")
+        terminal.until("importing textual")
