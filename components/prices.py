@@ -1,4 +1,4 @@
-"""What a run's node hours, GPU hours, energy and bytes cost, by a small file of prices."""
+"""What a run's node hours, GPU hours and bytes cost, by a small file of prices."""
 
 import os
 from dataclasses import fields
@@ -32,23 +32,15 @@ class Prices:
     """Price of a node for an hour, without its GPUs where these have a price of their own."""
     gpu_hour: Amount = 0.0
     """Price of a GPU for an hour."""
-    kwh: Amount = 0.0
-    """Price of a kilowatt-hour."""
     gb_read: Amount = 0.0
     """Price of 10^9 bytes from object stores and the web."""
     gb_written: Amount = 0.0
     """Price of 10^9 bytes to object stores."""
-    gco2_per_kwh: Amount = 0.0
-    """Grams of CO2 (equivalents) of a kilowatt-hour."""
-    watts_per_node: Amount = 0.0
-    """What a node without its GPUs draws, where RAPL does not tell: then energy is an estimate."""
-    watts_per_gpu: Amount = 0.0
-    """What a GPU draws, where NVML does not tell."""
 
     @property
     def has_money(self) -> bool:
         """Whether anything is paid for."""
-        return any((self.node_hour, self.gpu_hour, self.kwh, self.gb_read, self.gb_written))
+        return any((self.node_hour, self.gpu_hour, self.gb_read, self.gb_written))
 
 
 _ADAPTER = TypeAdapter(Prices)

@@ -51,21 +51,20 @@ class Night:
             return (_NONE,) * len(_USED)
         total = self.used.total
         money = _NONE if total.money is None else f"{total.money.shown(2)} {self.used.currency}".strip()
-        gco2 = _NONE if total.gco2 is None else total.gco2.shown(0)
-        return f"{total.node_hours:.2f}", total.gpu_hours.shown(2), total.kwh.shown(2), money, gco2
+        return f"{total.node_hours:.2f}", total.gpu_hours.shown(2), money
 
     def amounts(self) -> dict[str, float]:
         """Return what it used and cost, as far as it is known, by what it is."""
         if not self.used:
             return {}
         total, money = self.used.total, f"cost, {self.used.currency}".removesuffix(", ")
-        figures = {"GPU hours": total.gpu_hours, "kWh": total.kwh, money: total.money, "gCO2": total.gco2}
+        figures = {"GPU hours": total.gpu_hours, money: total.money}
         known = {what: figure.value for what, figure in figures.items() if figure is not None}
         amounts = {"node hours": total.node_hours} | known
         return {what: value for what, value in amounts.items() if value is not None}
 
 
-_USED = ("node h", "GPU h", "kWh", "cost", "gCO2")
+_USED = ("node h", "GPU h", "cost")
 HEADER = ("began", "hours", "state", "verdict", "AP", *_USED, "run")
 """What the cells of a night are."""
 

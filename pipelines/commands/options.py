@@ -53,7 +53,7 @@ def add_prices(parser: argparse.ArgumentParser) -> None:
     """Declare --prices."""
     parser.add_argument(
         "--prices", default="", metavar="FILE",
-        help="prices of hours, energy and bytes, as YAML (default: what KUBEDET_PRICES names, or prices.yaml "
+        help="prices of hours and bytes, as YAML (default: what KUBEDET_PRICES names, or prices.yaml "
         "in the data root)",
     )  # fmt: skip
 

@@ -63,7 +63,7 @@ def test_a_trace_tells_what_the_run_used_by_its_id_and_its_name(made, capsys, mo
     root, _ = made
     monkeypatch.setenv(prices.VARIABLE, "")  # It is set, and must not stay.
     for run, step in (("id-1", "prepare"), ("night-1", "train")):
-        used = Record(run, step, 0, "2026-11-23T00:00:00+00:00", True, 3600.0, 1, 0, 0.0, None, 0, 0)
+        used = Record(run, step, 0, "2026-11-23T00:00:00+00:00", True, 3600.0, 1, 0, 0, 0)
         storage.write_bytes(f"{root}/usage/{run}/{step}.json", used.encoded())
     Path(root, "mine.yaml").write_text("currency: CHF\nnode_hour: 2")
     command = ["trace", "night-1", "--data-root", root, "--prices", f"{root}/mine.yaml"]

@@ -10,18 +10,18 @@ def test_what_is_named_is_read_and_the_rest_costs_nothing(tmp_path):
     (tmp_path / "p.yaml").write_text("currency: EUR\nnode_hour: 0.5\ngpu_hour: 2\n")
     read = prices.read(str(tmp_path / "p.yaml"))
     assert read == prices.Prices(currency="EUR", node_hour=0.5, gpu_hour=2.0) and read.has_money
-    (tmp_path / "p.json").write_text('{"gco2_per_kwh": 380}')
+    (tmp_path / "p.json").write_text('{"currency": "EUR"}')
     assert not prices.read(str(tmp_path / "p.json")).has_money
 
 
 def test_the_variable_goes_before_the_data_roots_own(tmp_path, monkeypatch):
     monkeypatch.delenv(prices.VARIABLE, raising=False)
     assert prices.find(str(tmp_path)) is None
-    (tmp_path / "prices.yaml").write_text("kwh: 0.3")
-    assert prices.find(str(tmp_path)) == prices.Prices(kwh=0.3)
-    (tmp_path / "other.yaml").write_text("kwh: 0.4")
+    (tmp_path / "prices.yaml").write_text("gb_read: 0.3")
+    assert prices.find(str(tmp_path)) == prices.Prices(gb_read=0.3)
+    (tmp_path / "other.yaml").write_text("gb_read: 0.4")
     monkeypatch.setenv(prices.VARIABLE, str(tmp_path / "other.yaml"))
-    assert prices.find(str(tmp_path)) == prices.Prices(kwh=0.4)
+    assert prices.find(str(tmp_path)) == prices.Prices(gb_read=0.4)
     monkeypatch.setenv(prices.VARIABLE, str(tmp_path / "none.yaml"))
     with pytest.raises(StorageError, match=r"none\.yaml"):
         prices.find(str(tmp_path))
@@ -43,4 +43,4 @@ def test_what_is_no_price_is_named_with_what_may_stand_there(tmp_path, text, sai
     (tmp_path / "p.yaml").write_text(text)
     with pytest.raises(ConfigError, match=said) as caught:
         prices.read(str(tmp_path / "p.yaml"))
-    assert "gco2_per_kwh" in caught.value.fix
+    assert "gb_written" in caught.value.fix

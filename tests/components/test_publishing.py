@@ -51,7 +51,7 @@ def exports(monkeypatch, tmp_path):
 def test_it_publishes_under_the_shards_data_root(trained, exports, tmp_path, monkeypatch):
     calls = exports("v1")
     monkeypatch.setenv(run_ids.VARIABLE, "run-1")
-    used = Record("run-1", "train", 0, "2026-11-23T00:00:00+00:00", True, 7200.0, 1, 4, None, None, 0, 0)
+    used = Record("run-1", "train", 0, "2026-11-23T00:00:00+00:00", True, 7200.0, 1, 4, 0, 0)
     uri = str(tmp_path / "data_root" / "usage" / "run-1" / "train.json")
     storage.write_bytes(uri, used.encoded())
     monkeypatch.setattr(publishing, "mounted_key", lambda secret: f"/{secret}/private.pem")

@@ -58,7 +58,7 @@ def test_what_people_see_and_metrics_that_do_not_exist(trained, tmp_path, monkey
     told = []
     monkeypatch.setattr(scoring, "evaluate", scores)
     monkeypatch.setenv(run_ids.VARIABLE, "run-1")
-    used = Record("run-1", "train", 0, "2026-11-23T00:00:00+00:00", True, 7200.0, 1, 4, None, None, 0, 0)
+    used = Record("run-1", "train", 0, "2026-11-23T00:00:00+00:00", True, 7200.0, 1, 4, 0, 0)
     storage.write_bytes(str(tmp_path / "usage" / "run-1" / "train.json"), used.encoded())
     trained |= {"checkpoint": "best.pt", "shards": str(tmp_path / "shards" / "0123")}
     files = [str(tmp_path / name) for name in ("page", "short", "gate")]

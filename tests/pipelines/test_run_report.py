@@ -66,7 +66,7 @@ try the model
 
 
 def test_what_it_used_is_told_with_its_results(record, folder, capsys):
-    used = Record("first", "train", 0, "2026-11-23T00:00:00+00:00", True, 1800.0, 1, 0, 0.0, None, 0, 0)
+    used = Record("first", "train", 0, "2026-11-23T00:00:00+00:00", True, 1800.0, 1, 0, 0, 0)
     prices = Prices("EUR", node_hour=3.0)
     run_report.report(
         record, RunProgress(folder / "events"), folder, again=AGAIN, used=costs.summed([used], prices)
@@ -74,9 +74,9 @@ def test_what_it_used_is_told_with_its_results(record, folder, capsys):
     assert capsys.readouterr().out.startswith(
         """
 what it used
-step    node h  GPU h  CPU kWh  GPU kWh  GB read  GB written   EUR
-train    0.500  0.000        -    0.000    0.000       0.000  1.50
-in all   0.500  0.000        -    0.000    0.000       0.000  1.50
+step    node h  GPU h  GB read  GB written   EUR
+train    0.500  0.000    0.000       0.000  1.50
+in all   0.500  0.000    0.000       0.000  1.50
 
 80 images of the test split
 """

@@ -1,5 +1,4 @@
-"""What a process, and those that it starts, use of a machine: time, GPUs, energy, bytes from and to servers.
+"""What a process and its children use: time, GPUs, and bytes from and to servers.
 
-`energy` reads the counters of processors and GPUs, `meter` goes from the begin of some work to its end, and
-keeps a `record`.
+`meter` measures some work from start to end and keeps a `record`.
 """

@@ -10,16 +10,16 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 
 from trainer import storage
 from trainer.bounded_text import whole_number
 from trainer.errors import KubedetError
 from trainer.storage import traffic
 from trainer.temporary_folders import TemporaryFolder
-from trainer.usage.energy import Gpus, Processors, visible_gpus
 from trainer.usage.record import Record
 
 _LOG = logging.getLogger("usage")
@@ -27,12 +27,32 @@ _LOG = logging.getLogger("usage")
 FOLDER = "KUBEDET_USAGE"
 """Environment variable of a training's nodes: URI of the folder that receives their records."""
 
-_SAMPLE_SECONDS = 30.0
-"""Between two looks at the counters: a processor of 400 W wraps RAPL's in less than three minutes."""
-_SAMPLES = 2
-"""Looks of which the last writes the record."""
+DEVICES = Path("/dev")
+
+_INTERVAL_SECONDS = 60.0
+"""Time between two writes of the record."""
 _PATIENCE = 15.0
 """Seconds that the end of the work may wait for the record to be written."""
+
+
+def visible_gpus(devices: Path = DEVICES, environment: Mapping[str, str] = os.environ) -> list[str] | None:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; None if unknown.
+
+    This reads the device files, because importing PyTorch takes seconds. A container has those of its GPUs.
+    """
+    files = [path for path in devices.glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()]
+    if not files:
+        # AMD's GPUs and those of a Windows host share one file, however many there are.
+        return None if any((devices / name).exists() for name in ("kfd", "dxg")) else []
+    if (chosen := environment.get("CUDA_VISIBLE_DEVICES")) is None:
+        return [str(number) for number in range(len(files))]
+    names = []
+    for name in map(str.strip, chosen.split(",")):
+        known = name.startswith(("GPU-", "MIG-")) or (name.isdecimal() and int(name) < len(files))
+        if not known:  # CUDA ignores everything from the first invalid name on.
+            break
+        names.append(name)
+    return names
 
 
 class Meter:
@@ -40,23 +60,17 @@ class Meter:
 
     Args:
         step: whose work it is.
-        every: seconds between two looks at the counters.
-        processors: of the machine.
+        every: seconds between two writes of the record.
     """
 
-    def __init__(
-        self, step: str, *, every: float = _SAMPLE_SECONDS, processors: Processors | None = None
-    ) -> None:
+    def __init__(self, step: str, *, every: float = _INTERVAL_SECONDS) -> None:
         self._step, self._every = step, every
-        self._processors = processors or Processors()
         self._began, self._start = datetime.now(UTC), time.monotonic()
         self._folder = TemporaryFolder()
         traffic.count_in(self._folder.path)
-        self._lock = threading.Lock()
         self._wake, self._is_over, self._has_warned = threading.Event(), False, False
         self._run, self.uri, self._rank, self._nodes = "", "", 0, 1
-        self._gpus: list[str] | None = []
-        self._gpu_energy = Gpus([])
+        self._gpus: int | None = 0
         self._thread = threading.Thread(target=self._keep_record, name="usage", daemon=True)
 
     def keep(self, folder: str, run: str, *, processes: int = 0, nodes: int = 1, rank: int = 0) -> None:
@@ -72,8 +86,7 @@ class Meter:
         if self.uri:
             return
         visible = visible_gpus() if processes else []
-        self._gpus = None if visible is None else visible[:processes]
-        self._gpu_energy = Gpus(self._gpus or [])
+        self._gpus = None if visible is None else min(processes, len(visible))
         self._run, self._nodes, self._rank = run, nodes, rank
         name = f"{self._step}-{self._began:%Y%m%dT%H%M%S}-{rank}-{secrets.token_hex(4)}.json"
         self.uri = storage.join(folder, name)
@@ -81,15 +94,11 @@ class Meter:
 
     def record(self, *, ended: bool = False) -> Record:
         """Return what was used so far."""
-        with self._lock:
-            read, written = traffic.total(self._folder.path)
-            return Record(
-                self._run, self._step, self._rank, self._began.isoformat(timespec="seconds"), ended,
-                round(time.monotonic() - self._start, 2), self._nodes,
-                None if self._gpus is None else len(self._gpus),
-                None if self._gpus is None else self._gpu_energy.joules(),
-                self._processors.joules(), read, written,
-            )  # fmt: skip
+        read, written = traffic.total(self._folder.path)
+        return Record(
+            self._run, self._step, self._rank, self._began.isoformat(timespec="seconds"), ended,
+            round(time.monotonic() - self._start, 2), self._nodes, self._gpus, read, written,
+        )  # fmt: skip
 
     def end(self) -> None:
         """Write the record for the last time, and meter no more."""
@@ -103,14 +112,8 @@ class Meter:
         self._folder.close()
 
     def _keep_record(self) -> None:
-        number = 0
         while not self._is_over:
-            if number % _SAMPLES == 0:
-                self._write(ended=False)
-            else:
-                with self._lock:
-                    self._processors.joules()
-            number += 1
+            self._write(ended=False)
             self._wake.wait(self._every)
         self._write(ended=True)
 

@@ -17,7 +17,7 @@ FORM = records.Form(
 
 @dataclass(frozen=True)
 class Record:
-    """What one process used. What nobody measures is None, which is not 0."""
+    """What one process used."""
 
     run: str
     """Id of the run."""
@@ -34,11 +34,7 @@ class Record:
     nodes: int
     """Machines that it had: 1, or 0 where it only waited for others, which have records of their own."""
     gpus: int | None
-    """GPUs that it had."""
-    gpu_joules: float | None
-    """Energy of these."""
-    cpu_joules: float | None
-    """Energy of the machine's processors and their memory, whoever used them."""
+    """GPUs that it had; None if their number is unknown, which is not 0."""
     read: int
     """Bytes that came from servers."""
     written: int

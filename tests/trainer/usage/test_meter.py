@@ -10,8 +10,7 @@ import pytest
 from trainer import storage
 from trainer.storage import traffic
 from trainer.usage import meter as meters
-from trainer.usage.energy import Processors
-from trainer.usage.meter import Meter
+from trainer.usage.meter import Meter, visible_gpus
 from trainer.usage.record import FORM, Record
 
 
@@ -27,31 +26,26 @@ def until(happened):
 
 
 def test_a_record_tells_what_was_used(tmp_path):
-    zone = tmp_path / "intel-rapl:0"
-    zone.mkdir()
-    for name, text in {"name": "package-0", "max_energy_range_uj": "1000000", "energy_uj": "0"}.items():
-        (zone / name).write_text(text)
-    meter = Meter("prepare", processors=Processors(tmp_path))
+    meter = Meter("prepare")
     traffic.read(1000)
     traffic.written(10)
     meter.keep(str(tmp_path / "usage"), "run-1", rank=3)
-    (zone / "energy_uj").write_text("500000")
     meter.end()
     (record,) = records(tmp_path / "usage")
     assert record.ended and record.seconds >= 0
     assert (record.run, record.step, record.rank, record.nodes) == ("run-1", "prepare", 3, 1)
     assert (record.read, record.written) == (1000, 10)
-    assert (record.gpus, record.gpu_joules, record.cpu_joules) == (0, 0.0, 0.5)
+    assert record.gpus == 0
     assert traffic.FOLDER not in os.environ
 
 
-def test_what_is_not_measured_is_none_in_the_record(tmp_path, monkeypatch):
+def test_an_unknown_number_of_gpus_is_none_in_the_record(tmp_path, monkeypatch):
     monkeypatch.setattr(meters, "visible_gpus", lambda: None)
-    meter = Meter("train", processors=Processors(tmp_path / "none"))
+    meter = Meter("train")
     meter.keep(str(tmp_path), "run-1", processes=2)
     meter.end()
     (record,) = records(tmp_path)
-    assert record.gpus is record.gpu_joules is record.cpu_joules is None
+    assert record.gpus is None
 
 
 def test_a_step_has_as_many_gpus_as_it_has_processes_for(tmp_path, monkeypatch):
@@ -63,21 +57,20 @@ def test_a_step_has_as_many_gpus_as_it_has_processes_for(tmp_path, monkeypatch):
         meter.end()
 
 
-def test_a_counter_that_wraps_between_two_records_is_looked_at_often_enough(tmp_path):
-    zone = tmp_path / "intel-rapl:0"
-    zone.mkdir()
-    for name, text in {"name": "package-0", "max_energy_range_uj": "1000000", "energy_uj": "0"}.items():
-        (zone / name).write_text(text)
-    processors = Processors(tmp_path)
-    meter = Meter("train", every=0.01, processors=processors)
-    meter.keep(str(tmp_path / "usage"), "run-1")
-    for value in (800_000, 300_000, 900_000):  # 0.8, wraps to 1.3, 1.9
-        (zone / "new").write_text(str(value))
-        (zone / "new").replace(zone / "energy_uj")
-        until(lambda value=value: list(processors._last.values()) == [value])
-    meter.end()
-    (record,) = records(tmp_path / "usage")
-    assert record.cpu_joules == pytest.approx(1.9)
+@pytest.mark.parametrize(
+    ("chosen", "names"),
+    [(None, ["0", "1"]), ("1", ["1"]), ("", []), ("-1,0", []), ("0,5,1", ["0"]), ("GPU-abc", ["GPU-abc"])],
+)
+def test_the_gpus_of_a_process_are_those_that_cuda_sees(tmp_path, chosen, names):
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert visible_gpus(tmp_path, {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}) == names
+
+
+def test_without_nvidia_devices_there_is_no_gpu_or_an_unknown_number(tmp_path):
+    assert visible_gpus(tmp_path, {}) == []
+    (tmp_path / "kfd").touch()
+    assert visible_gpus(tmp_path, {}) is None
 
 
 KILLED = """
