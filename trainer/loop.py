@@ -7,16 +7,17 @@ the same global batches and, but for rounding, the same losses.
 
 import dataclasses
 import logging
+import math
 import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainer import checkpoint, configuration, job_status, log, storage
-from trainer.advice import train_longer
 from trainer.batch_fitting import fitting_batch
-from trainer.cadence import Cadence
 from trainer.compilation import compile_detector, hold_gradients, load_compiled, save_compiled
-from trainer.config import Config
+from trainer.config import Config, TrainConfig
 from trainer.data.loader import TrainLoader
+from trainer.data.sample_order import global_batch
 from trainer.data.sampling import check_verified, shared_weights
 from trainer.data.shard_index import ShardDataset, data_root_of
 from trainer.distributed import World, broadcast, mean, process_group
@@ -24,7 +25,6 @@ from trainer.errors import ConfigError, Interrupted
 from trainer.evaluation.inference import predict_split
 from trainer.job_status_reporter import Reporter
 from trainer.optim import peak_learning_rate
-from trainer.resume import newest_checkpoint, step_size
 from trainer.run_recorder import CHECKPOINTS, Recorder, restore_best
 from trainer.state import TrainState
 from trainer.step import TrainStep, compress_gradients
@@ -34,6 +34,9 @@ from trainer.training_log import TrainingLog, read_rows
 
 _LOG = logging.getLogger("train")
 _COMPILED = "compiled.bin"
+_METRIC = "coco/AP50"
+_GAIN = 0.02
+"""The smallest gain that is reported: less is what chance makes of a small validation split."""
 
 
 def train(config: Config, shards_uri: str, output_uri: str, *, resume: str = "auto") -> dict[str, Any]:
@@ -313,3 +316,119 @@ class _Run:
             self.recorder.close()
             self.reporter.close()
             self.log.close()
+
+
+class Cadence:
+    """The moments of a training, told after each step from its configuration and its state."""
+
+    def __init__(self, config: TrainConfig, state: TrainState, *, images: int, global_batch: int) -> None:
+        """Follow a training.
+
+        Args:
+            config: how long it is, and how often it saves and validates.
+            state: where it is.
+            images: of the training split.
+            global_batch: images of a step over all processes.
+        """
+        self._config, self._state = config, state
+        self._images, self._global_batch = images, global_batch
+        self.steps = math.ceil(config.epochs * images / global_batch)
+        """Of the whole training."""
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are complete."""
+        return self._state.samples // self._images
+
+    @property
+    def is_at_the_end(self) -> bool:
+        """Whether the last step of all was made."""
+        return self._state.step == self.steps
+
+    def epoch_ended(self) -> bool:
+        """Whether the last step completed an epoch, or the training."""
+        before = (self._state.samples - self._global_batch) // self._images
+        return self.is_at_the_end or (self._state.step > 0 and self.epoch > before)
+
+    def validation_due(self) -> bool:
+        """Whether the last step completed an epoch that is validated, and that was not yet."""
+        due = self.epoch % self._config.validate_every == 0 or self.is_at_the_end
+        return self.epoch_ended() and due and self._state.validated < self._state.step
+
+    def weights_are_kept(self) -> bool:
+        """Whether the last step completed an epoch whose weights train.keep_every keeps."""
+        every = self._config.keep_every
+        return bool(every) and self.epoch_ended() and self.epoch % every == 0
+
+    def checkpoint_due(self, saved_at: float) -> bool:
+        """Whether a state within an epoch is to be saved; to be asked in every process.
+
+        Args:
+            saved_at: when one was saved last, by `time.monotonic`.
+        """
+        config, step = self._config, self._state.step
+        if config.checkpoint_steps and step % config.checkpoint_steps == 0:
+            return True
+        # Rank 0's clock decides for all; it is a message, so it is sent only now and then.
+        if not config.checkpoint_minutes or step % config.log_every:
+            return False
+        return broadcast(time.monotonic() - saved_at > config.checkpoint_minutes * 60, self._state.world)
+
+
+def newest_checkpoint(folder: str, world: World) -> dict[str, Any] | None:
+    """Read the newest checkpoint of a run, the same one on every rank; None before the first.
+
+    Rank 0 chooses: machines may see different contents of a shared folder for a minute, and ranks that
+    went on from different steps would wait for each other for ever.
+
+    Raises:
+        CheckpointError: there are some, and none can be read.
+        StorageError: the folder cannot be read, or a rank does not see the file.
+    """
+    newest = checkpoint.read_latest(folder) if world.is_main else None
+    step = broadcast(newest["step"] if newest else None, world)
+    return checkpoint.read_step(folder, step) if step is not None and newest is None else newest
+
+
+def step_size(config: Config, saved: dict[str, Any] | None, samples: int, world: World) -> int:
+    """Return the samples of one optimiser step: as configured, or as when the run began.
+
+    Args:
+        config: the configuration.
+        saved: the checkpoint to go on from, if any. Where it differs in nothing but the number
+            of processes, its global batch is kept.
+        samples: size of the training split.
+        world: the processes.
+
+    Raises:
+        ConfigError, DataError: see `global_batch`.
+    """
+    configured = config.train.global_batch
+    if not configured and saved:
+        before = configuration.from_json(saved["config"], where="the checkpoint's configuration").train
+        now = config.train
+        same = (before.batch_size, before.accumulate) == (now.batch_size, now.accumulate)
+        configured = saved["global_batch"] if same else 0
+    return global_batch(
+        samples, batch_size=config.train.batch_size, accumulate=config.train.accumulate,
+        processes=world.size, configured=configured,
+    )  # fmt: skip
+
+
+def train_longer(rows: Iterable[Mapping[str, Any]], epochs: int) -> str:
+    """Say that a longer training will pay, where AP50 was still rising when it ended.
+
+    Args:
+        rows: of metrics.jsonl.
+        epochs: how many it was trained.
+
+    Returns:
+        The advice; empty where the last validation is not clearly the best, or was the only one.
+    """
+    *before, last = [row[_METRIC] for row in rows if row["kind"] == "val"] or [-1.0]
+    if not before or last - max(before) < _GAIN:
+        return ""
+    return (
+        f"AP50 was still rising at the last validation ({max(before):.3f}, then {last:.3f}): train longer: "
+        f"--set train.epochs={2 * epochs}"
+    )

@@ -54,7 +54,7 @@ def test_a_run_that_is_gone_on_with_is_one_run(client, tiny, shards, tmp_path, m
             raise Interrupted("stopped")
         return epoch_ended(self)
 
-    from trainer.cadence import Cadence
+    from trainer.loop import Cadence
 
     epoch_ended = Cadence.epoch_ended
     monkeypatch.setattr(Cadence, "epoch_ended", stop)

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainer.cadence import Cadence
 from trainer.config import TrainConfig
 from trainer.distributed import World
+from trainer.loop import Cadence
 
 IMAGES, BATCH = 10, 4
 

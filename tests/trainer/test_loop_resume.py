@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainer import checkpoint, resume
+from trainer import checkpoint, loop
 from trainer.configuration import to_json
 from trainer.distributed import SINGLE, World
 from trainer.errors import ConfigError, StorageError
@@ -21,34 +21,34 @@ def folder(tmp_path):
 
 
 def test_every_rank_reads_what_rank_0_found(folder, monkeypatch):
-    assert resume.newest_checkpoint(folder, SINGLE)["step"] == 9
+    assert loop.newest_checkpoint(folder, SINGLE)["step"] == 9
     # This machine already shows a newer file than rank 0's.
-    monkeypatch.setattr(resume, "broadcast", lambda value, world: 6)
-    assert resume.newest_checkpoint(folder, SECOND)["step"] == 6
-    monkeypatch.setattr(resume, "broadcast", lambda value, world: None)
-    assert resume.newest_checkpoint(folder, SECOND) is None
+    monkeypatch.setattr(loop, "broadcast", lambda value, world: 6)
+    assert loop.newest_checkpoint(folder, SECOND)["step"] == 6
+    monkeypatch.setattr(loop, "broadcast", lambda value, world: None)
+    assert loop.newest_checkpoint(folder, SECOND) is None
 
 
 def test_a_rank_that_does_not_see_the_folder_says_so(folder, monkeypatch):
-    monkeypatch.setattr(resume, "broadcast", lambda value, world: 12)
+    monkeypatch.setattr(loop, "broadcast", lambda value, world: 12)
     with pytest.raises(StorageError, match=r"step-00000012\.pt"):
-        resume.newest_checkpoint(folder, SECOND)
+        loop.newest_checkpoint(folder, SECOND)
 
 
 def test_a_folder_that_cannot_be_listed_is_no_reason_to_start_anew():
     with pytest.raises(StorageError):
-        resume.newest_checkpoint("https://127.0.0.1:1/run", SINGLE)
+        loop.newest_checkpoint("https://127.0.0.1:1/run", SINGLE)
 
 
 def test_the_global_batch_is_kept_where_only_the_processes_differ(tiny):
     config = tiny(train__batch_size=4)
     saved = {"config": to_json(config), "global_batch": 8}
-    assert resume.step_size(config, None, 24, SINGLE) == 4
-    assert resume.step_size(config, saved, 24, SINGLE) == 8
-    assert resume.step_size(tiny(train__batch_size=3), saved, 24, SINGLE) == 3, "the user asks for another"
-    assert resume.step_size(tiny(train__global_batch=6), saved, 24, SINGLE) == 6
+    assert loop.step_size(config, None, 24, SINGLE) == 4
+    assert loop.step_size(config, saved, 24, SINGLE) == 8
+    assert loop.step_size(tiny(train__batch_size=3), saved, 24, SINGLE) == 3, "the user asks for another"
+    assert loop.step_size(tiny(train__global_batch=6), saved, 24, SINGLE) == 6
     with pytest.raises(ConfigError, match="1 images cannot be shared by 2 processes"):
-        resume.step_size(tiny(train__global_batch=1), saved, 24, SECOND)
+        loop.step_size(tiny(train__global_batch=1), saved, 24, SECOND)
 
 
 def test_a_rank_that_was_not_there_gets_random_numbers_of_its_own(tiny):

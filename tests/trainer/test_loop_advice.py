@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.advice import train_longer
+from trainer.loop import train_longer
 
 
 def rows(*scores):
