@@ -215,12 +215,14 @@ def train(
     in_pods = launchers.entry(request.launcher).pods
     usage.keep(data_root, processes=0 if in_pods else request.processes, nodes=0 if in_pods else 1)
     folder = folder_of(output, data_root, data, request.run_id)
-    spec = prepare(data["uri"], folder, recipe, overrides, request, rules=rules, warm_start=warm_start)
-    weights = configuration.read(storage.join(folder, "config.json")).model.weights
-    lineage.run_began(data_root, folder, request.run_id, data, recipe, overrides, weights)
-    images = run_images.Images(data_root, lineage.name_of(folder))
-    images.look_at_own()
-    with heartbeat.renewed(_heartbeat(folder), spec.launcher_timeout if in_pods else 0):
+    # First of all: a job of an earlier attempt waits for it.
+    timeout = request.job.get("launcher_timeout", JobSpec.launcher_timeout) if in_pods else 0
+    with heartbeat.renewed(_heartbeat(folder), timeout):
+        spec = prepare(data["uri"], folder, recipe, overrides, request, rules=rules, warm_start=warm_start)
+        weights = configuration.read(storage.join(folder, "config.json")).model.weights
+        lineage.run_began(data_root, folder, request.run_id, data, recipe, overrides, weights)
+        images = run_images.Images(data_root, lineage.name_of(folder))
+        images.look_at_own()
         launchers.run(request.launcher, spec, images.look)
     if in_pods and spec.restart_policy == "OnFailure" and not storage.exists(_report(folder)):
         launchers.remove(request.launcher, spec.name, finished=True)

@@ -106,8 +106,8 @@ def _parser() -> argparse.ArgumentParser:
         help="file that the launcher of this job rewrites; see --heartbeat-timeout",
     )
     choices["launch"].add_argument(
-        "--heartbeat-timeout", type=float, default=180, metavar="SECONDS",
-        help="save a checkpoint and end if the heartbeat has not changed for this long (default: 180)",
+        "--heartbeat-timeout", type=float, default=240, metavar="SECONDS",
+        help="save a checkpoint and end if the heartbeat has not changed for this long (default: 240)",
     )  # fmt: skip
     choices["launch"].add_argument(
         "--heartbeat-exit", type=int, default=75, metavar="CODE", help="exit code in that case (default: 75)"

@@ -41,7 +41,7 @@ def renewed(uri: str, timeout: float) -> Iterator[None]:
 
     Args:
         uri: the heartbeat's file.
-        timeout: limit of those who read it, in seconds; it is written nine times as often. 0 writes nothing.
+        timeout: limit of those who read it, in seconds; it is written every ninth of it. 0 writes nothing.
     """
     if not timeout:
         yield
@@ -83,7 +83,7 @@ class Watch:
     """
 
     def __init__(self, uri: str, timeout: float, abandoned: int = EXIT_ABANDONED) -> None:
-        self.uri, self.timeout, self.interval = uri, timeout, min(10.0, timeout / 18)
+        self.uri, self.timeout, self.interval = uri, timeout, min(5.0, timeout / 18)
         self.abandoned = abandoned
         self.expired = False
         """Whether the launcher is gone."""

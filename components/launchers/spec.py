@@ -233,7 +233,7 @@ class JobSpec:
     """Seconds until all pods must run, or the job is given up."""
     deadline: Count = 0
     """Seconds after which the job is stopped; 0 is no limit."""
-    launcher_timeout: Count = 180
+    launcher_timeout: Count = 240
     """Seconds without a sign of life from the step that waits for it, after which the training of a run saves
     its state and ends, so that its GPUs are free; 0 is no limit."""
     grace_seconds: float = Field(default=60.0, ge=0)

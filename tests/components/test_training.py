@@ -103,9 +103,9 @@ def test_a_folder_that_the_pods_would_not_find_is_refused(indexed, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "options"),
     [
-        ({}, ["--heartbeat-timeout", "180"]),
+        ({}, ["--heartbeat-timeout", "240"]),
         ({"launcher_timeout": 60}, ["--heartbeat-timeout", "60"]),
-        ({"restart_policy": "OnFailure"}, ["--heartbeat-timeout", "180", "--heartbeat-exit", "0"]),
+        ({"restart_policy": "OnFailure"}, ["--heartbeat-timeout", "240", "--heartbeat-exit", "0"]),
         ({"launcher_timeout": 0}, None),
     ],
     ids=str,
