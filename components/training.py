@@ -1,5 +1,6 @@
 """The work of the train step: describe the job, run it by a launcher, and return its result."""
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -216,8 +217,7 @@ def train(
     usage.keep(data_root, processes=0 if in_pods else request.processes, nodes=0 if in_pods else 1)
     folder = folder_of(output, data_root, data, request.run_id)
     # First of all: a job of an earlier attempt waits for it.
-    timeout = request.job.get("launcher_timeout", JobSpec.launcher_timeout) if in_pods else 0
-    with heartbeat.renewed(_heartbeat(folder), timeout):
+    with heartbeat.renewed(_heartbeat(folder)) if in_pods else nullcontext():
         spec = prepare(data["uri"], folder, recipe, overrides, request, rules=rules, warm_start=warm_start)
         weights = configuration.read(storage.join(folder, "config.json")).model.weights
         lineage.run_began(data_root, folder, request.run_id, data, recipe, overrides, weights)

@@ -34,21 +34,17 @@ _LOG = logging.getLogger("launcher")
 
 
 @contextmanager
-def renewed(uri: str, timeout: float) -> Iterator[None]:
+def renewed(uri: str, interval: float = 20.0) -> Iterator[None]:
     """Rewrite the heartbeat in a thread while the context lasts.
 
     A store that cannot be written to is logged once per outage and does not end the context.
 
     Args:
         uri: the heartbeat's file.
-        timeout: limit of those who read it, in seconds; it is written every ninth of it. 0 writes nothing.
+        interval: seconds between two writes.
     """
-    if not timeout:
-        yield
-        return
     closing = threading.Event()
-    thread = threading.Thread(target=_renew, args=(uri, timeout / 9, closing), name="heartbeat", daemon=True)
-    thread.start()
+    threading.Thread(target=_renew, args=(uri, interval, closing), name="heartbeat", daemon=True).start()
     try:
         yield
     finally:
