@@ -36,10 +36,9 @@ from trainer.export.onnx_file import write_onnx
 from trainer.export.quantize import quantize
 from trainer.export.runtimes import OnnxRuntime, OpenVino
 from trainer.model.architecture import build
-from trainer.model.architectures.retinanet.retinanet import RetinaNet
-from trainer.model.architectures.retinanet.retinanet_graph import DeploymentGraph, best_pairs
+from trainer.model.architectures.retinanet.retinanet import DeploymentGraph, RetinaNet
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.model.deployment import INPUT
+from trainer.model.deployment import INPUT, best_pairs
 
 CLASSES = 80
 SIDE = 1536

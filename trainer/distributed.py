@@ -105,12 +105,16 @@ def broadcast(value: Any, world: World) -> Any:
     return box[0]
 
 
-def mean(values: torch.Tensor, world: World) -> torch.Tensor:
-    """Mean over all ranks, element by element, in place."""
+def summed(values: torch.Tensor, world: World) -> torch.Tensor:
+    """Sum over all ranks, element by element, in place."""
     if world.size > 1:
         dist.all_reduce(values)
-        values /= world.size
     return values
+
+
+def mean(values: torch.Tensor, world: World) -> torch.Tensor:
+    """Mean over all ranks, element by element, in place."""
+    return summed(values, world).div_(world.size)
 
 
 def largest(values: torch.Tensor, world: World) -> Callable[[], torch.Tensor]:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import TrainConfig
 from trainer.data.batch import Batch
-from trainer.distributed import World, gather, largest
+from trainer.distributed import World, gather, largest, summed
 from trainer.errors import ConfigError, TrainingError
 from trainer.model.global_batch import Part, parts
 from trainer.optim import gradient_norm, learning_rate, set_learning_rate
@@ -69,7 +69,7 @@ class TrainStep:
         state = self._state
         set_learning_rate(state.optimizer, learning_rate(state.step, self._steps, self._config))
         losses = torch.zeros(len(state.detector.loss_names), device=state.world.device)
-        for turn, (batch, part) in enumerate(zip(batches, self._parts(batches), strict=True)):
+        for turn, (batch, part) in enumerate(zip(batches, self._survey(batches), strict=True)):
             losses += self._forward_backward(batch, part, last=turn == len(batches) - 1)
         state.scaler.unscale_(state.optimizer)
         norm = gradient_norm(state.parameters, self._config.clip_norm).float()[None]
@@ -100,7 +100,8 @@ class TrainStep:
         """
         more: dict[str, Any] = {}
         if self._state.detector.needs_part:
-            more["part"] = part or self._parts([batch], images=len(batch.image_ids))[0]
+            alone = World(0, 1, self._state.world.device)
+            more["part"] = part or self._parts([batch], len(batch.image_ids), alone)[0]
         if batch.verified is not None:
             more["verified"] = batch.verified
         with autocast(self._state.world.device, self._config.precision):
@@ -109,12 +110,30 @@ class TrainStep:
             )
         return losses
 
-    def _parts(self, batches: Sequence[Batch], images: int = 0) -> Sequence[Part | None]:
-        """What each batch is of the step's global batch, where the detector needs it. A collective then."""
+    def _parts(self, batches: Sequence[Batch], images: int, world: World) -> list[Part]:
+        return parts(batches, self._config.seed, self._state.step, images, world)
+
+    def _survey(self, batches: Sequence[Batch]) -> Sequence[Part | None]:
+        """What each batch is of the step's global batch, if the detector needs it. A collective then."""
         state = self._state
-        if not state.detector.needs_part:
+        detector = state.detector
+        if not detector.needs_part:
             return [None] * len(batches)
-        return parts(batches, self._config.seed, state.step, images or self._global_batch, state.world)
+        whole = self._parts(batches, self._global_batch, state.world)
+        if len(batches) == 1 or not detector.needs_survey:
+            return whole
+        statistics = [buffer.clone() for buffer in detector.buffers()]
+        with torch.no_grad(), autocast(state.world.device, self._config.precision):
+            found = [
+                detector.survey(batch.images, batch.boxes, batch.labels, batch.color, part)
+                for batch, part in zip(batches, whole, strict=True)
+            ]
+            for buffer, before in zip(detector.buffers(), statistics, strict=True):
+                buffer.copy_(before)
+            count = summed(torch.stack([count for _, count in found]).sum(), state.world)
+        return [
+            part._replace(surveyed=one, counted=count) for part, (one, _) in zip(whole, found, strict=True)
+        ]
 
     def settle(self) -> bool:
         """Wait for the last step, as before its state is saved; whether any rank was asked to stop.

@@ -46,6 +46,9 @@ class Architecture(nn.Module, ABC):
     """Whether a step may leave trained parameters without a gradient, which ranks then have to find."""
     needs_part: ClassVar[bool] = False
     """Whether `forward` takes an argument `part`: what the batch is of the step's (`global_batch.Part`)."""
+    needs_survey: ClassVar[bool] = False
+    """Whether the losses depend on predictions for the whole global batch. A step of several passes then
+    calls `survey` for each of its batches first, which costs a forward pass."""
 
     def __init__(self, config: ModelConfig, num_classes: int) -> None:
         """Build with random weights.
@@ -77,6 +80,16 @@ class Architecture(nn.Module, ABC):
         Returns:
             A scalar for each of `loss_names`, a mean over the images; their sum is minimised.
         """
+
+    def survey(
+        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None, part: Any
+    ) -> tuple[Any, Tensor]:
+        """Return what `forward` of this batch takes as `part.surveyed`, and a scalar to be summed over all.
+
+        Called without gradients. The arguments are those of `forward`. The running statistics that it changes
+        are reset.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def predict(self, images: Tensor) -> Detections:

@@ -5,14 +5,14 @@ numbers that a detector draws must be the same however the images are spread.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from trainer.data.batch import PADDING, Batch
-from trainer.distributed import World
+from trainer.distributed import SINGLE, World, summed
 
 _GOLDEN = -7046029254386353131  # 2^64 / golden ratio, odd: the step of SplitMix64.
 _MIX = ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1))
@@ -26,12 +26,25 @@ class Part(NamedTuple):
     """int64 [B], from which the random numbers of each image follow: a hash of seed, step and image."""
     counts: list[int]
     """Targets of each image."""
-    mean: Tensor
-    """Targets of an image on average over the global batch: a scalar."""
+    targets: int
+    """Targets of the global batch."""
     most: int
     """Targets of the image of the global batch that has most."""
     images: int
     """Images of the global batch."""
+    world: World = SINGLE
+    """The processes that share the global batch."""
+    surveyed: Any = None
+    """What `Architecture.survey` found in this batch, if the step has several passes."""
+    counted: Tensor | None = None
+    """What `survey` counted, over the global batch."""
+
+    def sum_over_step(self, count: Tensor) -> Tensor:
+        """The sum of a scalar over the global batch, of which this is the only batch of this process.
+
+        A collective, unless the step has several passes: then it is what a survey of them counted.
+        """
+        return summed(count, self.world) if self.counted is None else self.counted.to(count)
 
 
 def parts(batches: Sequence[Batch], seed: int, step: int, images: int, world: World) -> list[Part]:
@@ -46,17 +59,16 @@ def parts(batches: Sequence[Batch], seed: int, step: int, images: int, world: Wo
     """
     each = [(batch.labels != PADDING).sum(dim=1) for batch in batches]
     own = torch.cat(each)
-    total, most = own.sum(), own.max()
+    targets, most = summed(own.sum(), world), own.max()
     if world.size > 1:
-        dist.all_reduce(total)
         dist.all_reduce(most, dist.ReduceOp.MAX)
     # One copy to the host for all of them.
-    *counts, highest = torch.cat([own, most[None]]).tolist()
+    *counts, all_targets, highest = torch.cat([own, targets[None], most[None]]).tolist()
     split, first = [], 0
     for batch in batches:
         last = first + len(batch.image_ids)
         keys = random_keys(seed, step, batch.image_ids, batch.images.device)
-        split.append(Part(keys, counts[first:last], total.double() / images, highest, images))
+        split.append(Part(keys, counts[first:last], all_targets, highest, images, world))
         first = last
     return split
 

@@ -21,7 +21,7 @@ from trainer.export import export as exporting
 from trainer.loop import train
 from trainer.model import boxes as box_ops
 from trainer.model.architecture import build
-from trainer.model.architectures.retinanet.retinanet_graph import DeploymentGraph
+from trainer.model.architectures.retinanet.retinanet import DeploymentGraph
 
 SIZE = 96
 

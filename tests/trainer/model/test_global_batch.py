@@ -22,7 +22,7 @@ def test_targets_are_counted_over_all_batches():
     first, second = parts([batch([3, 4], [2, 0]), batch([5], [7])], 1, 2, 3, SINGLE)
     assert (first.counts, second.counts) == ([2, 0], [7])
     for part in (first, second):
-        assert part.mean.item() == 3 and part.most == 7 and part.images == 3
+        assert part.targets == 9 and part.most == 7 and part.images == 3
     assert torch.equal(torch.cat([first.keys, second.keys]), random_keys(1, 2, [3, 4, 5], CPU))
 
 

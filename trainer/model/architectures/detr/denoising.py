@@ -1,16 +1,18 @@
 """Denoising queries of a training batch (Zhang et al. 2022, arXiv:2203.03605): targets with noise.
 
-The layout is transformers' (groups of a positive and a negative query for each box of the image that has
+The layout is the authors' (groups of a positive and a negative query for each box of the image that has
 most), but the noise of an image is a hash of seed, step and image: it does not depend on the other
 images of the batch, on the number of processes or on any state.
 """
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trainer.data.batch import PADDING
+from trainer.model.architectures.detr.hungarian import Pairs
 from trainer.model.global_batch import uniform
 
 _NUMBERS = 10
@@ -25,8 +27,8 @@ class Denoising(NamedTuple):
     """int64 [B, Q]; the number of classes where a query is padding."""
     references: Tensor
     """[B, Q, 4] centre and size relative to the image, as logits."""
-    matched: list[tuple[Tensor, Tensor]]
-    """Of each image the positive queries, and the target of each: int64."""
+    pairs: Pairs
+    """The positive queries and their targets, on the host."""
     groups: int
     """How often each target occurs among the positive queries."""
 
@@ -46,7 +48,7 @@ class Denoising(NamedTuple):
 
 def denoising(
     boxes: Tensor, labels: Tensor, counts: list[int], keys: Tensor, classes: int, most: int,
-    *, queries: int, label_noise: float, box_noise: float,
+    *, queries: int, label_noise: float, box_noise: float, unfold: bool,
 ) -> Denoising:  # fmt: skip
     """Make the denoising queries of a batch.
 
@@ -56,12 +58,16 @@ def denoising(
         counts: targets of each image.
         keys: int64 [B], of the images, see `global_batch.Part`.
         classes: number of classes.
-        most: targets of the image that has most of them in the whole step, at least 1.
+        most: targets of the image that has most of them in the whole step.
         queries: pairs that there are about; more where an image has more targets.
         label_noise: share of labels of which half are drawn anew.
         box_noise: how far sides move, relative to half of the box.
+        unfold: what to do with opposite sides that passed each other: whether the box between them is
+            taken (D-FINE), or one without a size (RT-DETRv2).
     """
-    groups = max(1, queries // most)
+    # Without a box in the step: one pair of queries, as RT-DETRv2's authors have it.
+    groups = max(1, queries // most) if most else 1
+    most = max(1, most)
     batch, device = len(labels), labels.device
     padded_boxes = boxes.new_zeros(batch, most, 4)
     padded_labels = labels.new_full((batch, most), PADDING)
@@ -83,9 +89,10 @@ def denoising(
     noisy = torch.cat(
         [(corners[..., :2] + corners[..., 2:]) / 2, corners[..., 2:] - corners[..., :2]], dim=-1
     )
+    noisy = noisy.abs() if unfold else noisy
     references = torch.log(noisy.clamp(min=_EPSILON) / (1 - noisy).clamp(min=_EPSILON))
-    places = torch.arange(groups, device=device)[:, None] * 2 * most + torch.arange(most, device=device)
-    matched = [
-        (places[:, :count].flatten(), torch.arange(count, device=device).repeat(groups)) for count in counts
-    ]
-    return Denoising(labels, references, matched, groups)
+    image, group, target = np.nonzero(
+        np.broadcast_to(np.arange(most) < np.array(counts)[:, None, None], (batch, groups, most))
+    )
+    pairs = Pairs(image, (2 * most * group + target)[None], target[None])
+    return Denoising(labels, references, pairs, groups)

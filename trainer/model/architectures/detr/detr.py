@@ -1,36 +1,79 @@
-"""D-FINE and RT-DETRv2: transformers' networks in our loop.
+"""D-FINE and RT-DETRv2: the networks of transformers with the losses of their authors.
 
-The weights are named as in transformers, whose modules compute everything up to the decoder's outputs. Ours
-are what is between them, which there depends on the batch or on random numbers: denoising queries,
-matching, what the losses are divided by; and the detections.
+The modules of transformers compute everything up to the decoder's outputs, and the weights have their names.
+Ours are the selection of queries, the denoising queries, the losses and the detections.
 """
 
+import contextlib
+import math
+import re
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Self
 
 import numpy as np
+import safetensors.torch
 import torch
-from torch import Tensor
-from transformers import DFineConfig, DFineForObjectDetection, RTDetrV2Config, RTDetrV2ForObjectDetection
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from transformers import (
+    DFineConfig,
+    DFineForObjectDetection,
+    PreTrainedModel,
+    RTDetrV2Config,
+    RTDetrV2ForObjectDetection,
+)
+from transformers.models.d_fine.modeling_d_fine import DFineFrozenBatchNorm2d, DFineIntegral, inverse_sigmoid
+from transformers.models.hgnet_v2.modeling_hgnet_v2 import HGNetV2LearnableAffineBlock
+from transformers.models.rt_detr_v2.modeling_rt_detr_v2 import RTDetrV2FrozenBatchNorm2d
+from transformers.utils import logging as library_logging
 
 from trainer.config import TrainConfig
 from trainer.data.batch import PADDING
+from trainer.errors import CheckpointError
 from trainer.model.architecture import Architecture, UpstreamWeights, split_by_decay
-from trainer.model.architectures.detr import detr_precision, detr_sizes, detr_weights
+from trainer.model.architectures.detr import detr_sizes
 from trainer.model.architectures.detr.denoising import Denoising, denoising
-from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs, Targets
-from trainer.model.architectures.detr.detr_initial import draw_first_weights
+from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs, Targets, at_least_fp32
 from trainer.model.architectures.detr.detr_options import DetrOptions, DFineOptions, RTDetrOptions
-from trainer.model.batchnorm_folding import TRANSFORMERS, fold
+from trainer.model.batchnorm_folding import TRANSFORMERS, apply_in_convolutions, fold
 from trainer.model.deployment import Graph
 from trainer.model.global_batch import Part
 from trainer.model.postprocess import Detections
+from trainer.temporary_folders import temporary_folder
 
+_LABEL_NOISE, _BOX_NOISE = 0.5, 1.0
+"""How noisy denoising queries are; see `denoising`."""
 _ANCHOR = 0.05
 """Side of a query's first box on the finest level, relative to the image; twice that on the next."""
 _MARGIN = 0.01
 """Places whose first box is nearer to a border than this become no query."""
+_CHANCE = 0.01
+"""Score of every class before anything is learnt (Lin et al. 2017), however many classes there are."""
+_AS_IT_IS = ("sampling_offsets", "attention_weights", "gate", "value_proj", "output_proj")
+"""Layers that transformers draws as the authors do."""
+_BOXES = re.compile(r"(enc_bbox_head|pre_bbox_head|bbox_embed\.\d+|lqe_layers\.\d+\.reg_conf)")
+"""Heads that at first leave boxes and scores as they are: their last layer is nothing."""
+_CLASSES = re.compile(r"(enc_score_head|class_embed\.\d+)")
+_EVEN = re.compile(r"(layers\.\d+\.mlp\..*|query_pos_head\.layers\.\d+|enc_output\.0)")
+"""Layers whose outputs vary as much as their inputs (Glorot and Bengio 2010)."""
+_EVEN_OF_RTDETR = re.compile(r"decoder_input_proj\.\d+\.0")
+"""Further ones: D-FINE's authors leave them to PyTorch."""
+_WITH_CLASSES = ("enc_score_head.", "decoder.class_embed.", "denoising_class_embed.")
+"""Beginnings of the names of the tensors that know of the classes, in the inner model."""
+_INNER, _BACKBONE = "model.", "model.backbone.model."
+_WEIGHTS = "model.safetensors"
+_CLASSIFIER = ("fc.", "head.", "last_conv.")
+_RENAMED = (
+    (re.compile(r"^stem\."), "embedder."),
+    (re.compile(r"^stages\."), "encoder.stages."),
+    (re.compile(r"\.conv\."), ".convolution."),
+    (re.compile(r"\.bn\."), ".normalization."),
+)
+"""PPHGNetV2 by its authors, by D-FINE's and by timm -> by transformers."""
+_COUNTER = "num_batches_tracked"
+"""Of a BatchNorm; a frozen one has none, and nothing depends on it."""
+_SHOWN = 5
 
 
 class Detr(Architecture):
@@ -40,20 +83,22 @@ class Detr(Architecture):
     needs_part = True
     upstream: Any
     """transformers' class of the whole detector."""
+    unfolds_boxes: ClassVar[bool] = False
+    """See `denoising`."""
 
     def __init__(self, config: DetrOptions, num_classes: int) -> None:
         super().__init__(config, num_classes)
         self.library_config = self.make_library_config()
         # Without the outer model, which has the heads a second time under other names.
         self.model = self.upstream(self.library_config).model
-        draw_first_weights(self.model)
-        detr_precision.mend(self.model, self.library_config)
+        _draw_first_weights(self.model)
+        _use_exact_types(self.model, self.library_config)
         # Always: on a CPU the BatchNorm of torch 2.15 gives a batch of one that is not in NHWC order a wrong
         # gradient where the next operation is a transposition.
         self.model.to(memory_format=torch.channels_last)
         if config.frozen_stem:
             self.model.backbone.model.embedder.requires_grad_(False)
-        self._criterion = Criterion(self.library_config)
+        self._criterion = self.make_criterion()
         self._compiled: Callable[[Tensor], list[Tensor]] | None = None
         self._places: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
@@ -61,11 +106,15 @@ class Detr(Architecture):
     def make_library_config(self) -> Any:
         """The library's configuration of this network."""
 
+    def make_criterion(self) -> Criterion:
+        """The losses of this network."""
+        return Criterion()
+
     def forward(
         self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None = None,
         verified: Tensor | None = None, part: Part | None = None,
     ) -> dict[str, Tensor]:  # fmt: skip
-        """Losses of a batch, each the sum over the decoder's layers.
+        """Losses of a batch, each the sum over all sets of predictions.
 
         Args:
             images: uint8 [B, 3, S, S].
@@ -76,6 +125,25 @@ class Detr(Architecture):
             part: what the batch is of the step's global batch.
         """
         assert part is not None
+        outputs, targets, noise = self._with_targets(images, boxes, labels, color, part)
+        with torch.autocast(images.device.type, enabled=False):
+            losses = self._criterion(outputs, targets._replace(verified=verified), noise, part)
+        # As means over these images, whose share of the global batch they are weighed by.
+        return {name: losses[name].sum() * part.images / len(images) for name in self.loss_names}
+
+    def survey(
+        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None, part: Part
+    ) -> tuple[Any, Tensor]:
+        """The matches of a batch, and the number of pairs that train its boxes."""
+        outputs, targets, _ = self._with_targets(images, boxes, labels, color, part)
+        with torch.autocast(images.device.type, enabled=False):
+            matched = self._criterion.match(outputs, targets, part.counts)
+        return matched, outputs.logits.new_full((), matched().joined)
+
+    def _with_targets(
+        self, images: Tensor, boxes: Tensor, labels: Tensor, color: Tensor | None, part: Part
+    ) -> tuple[Outputs, Targets, Denoising | None]:
+        """Outputs for a batch in fp32 or more, its targets and its denoising queries."""
         pixels = self.normalize(images, color)
         relative = (boxes / images.shape[-1]).to(pixels.dtype)
         centred = torch.cat(
@@ -84,17 +152,11 @@ class Detr(Architecture):
         noise = None
         if self.config.denoising:
             noise = denoising(
-                centred, labels, part.counts, part.keys, self.num_classes, max(1, part.most),
-                queries=self.config.denoising, label_noise=self.library_config.label_noise_ratio,
-                box_noise=self.library_config.box_noise_scale,
+                centred, labels, part.counts, part.keys, self.num_classes, part.most,
+                queries=self.config.denoising, label_noise=_LABEL_NOISE, box_noise=_BOX_NOISE,
+                unfold=self.unfolds_boxes,
             )  # fmt: skip
-        outputs = self.outputs(pixels, noise)
-        with torch.autocast(images.device.type, enabled=False):
-            exact = outputs.exact()
-            mean = part.mean.to(images.device, exact.logits.dtype)
-            targets = Targets(centred, labels, part.counts, mean, part.images, verified)
-            losses = self._criterion(exact, targets, noise)
-        return {name: losses[name] for name in self.loss_names}
+        return self.outputs(pixels, noise).exact(), Targets(centred, labels), noise
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Detections:
@@ -148,12 +210,16 @@ class Detr(Architecture):
         )
         return Outputs(
             logits=decoded.intermediate_logits,
-            boxes=decoded.intermediate_reference_points,
+            boxes=self.refined(decoded.intermediate_reference_points),
             corners=getattr(decoded, "intermediate_predicted_corners", None),
             references=getattr(decoded, "initial_reference_points", None),
             encoder_logits=logits,
             encoder_boxes=first.sigmoid(),
         )
+
+    def refined(self, boxes: Tensor) -> Tensor:
+        """The decoder's boxes [B, S, Q, 4], with the gradients that the authors' have."""
+        return boxes
 
     def _queries(self, memory: Tensor, shapes: list[tuple[int, int]]) -> tuple[Tensor, Tensor, Tensor]:
         """The places that become queries: logits [B, Q, C], boxes as logits [B, Q, 4], content [B, Q, D]."""
@@ -181,7 +247,8 @@ class Detr(Architecture):
         return self._places[key]
 
     def _backbone(self, pixels: Tensor) -> list[Tensor]:
-        if self._compiled and self.training:
+        # A survey is rare: not worth another graph.
+        if self._compiled and self.training and torch.is_grad_enabled():
             return self._compiled(pixels)
         return list(self.model.backbone.model(pixels).feature_maps)
 
@@ -214,12 +281,60 @@ class Detr(Architecture):
         return DetrGraph(self, image_size)
 
     def load_upstream(self, state: dict[str, Tensor], source: str) -> str:
-        """Load a detector or a backbone as transformers writes it; see `Architecture`."""
-        return detr_weights.load(self.model, self.upstream, self.library_config, state, source, self.title)
+        """Load a detector or a backbone as transformers writes it, in place; see `Architecture`.
+
+        Heads of other classes stay as they are; any other tensor must fit.
+        """
+        backbone = not any(name.startswith(_INNER) for name in state)
+        if backbone:
+            # Of a classifier: its backbone's names have no prefix, its last layers are of no use.
+            state = {
+                _BACKBONE + _library_name(name): value
+                for name, value in state.items()
+                if not name.startswith(_CLASSIFIER)
+            }
+        with _quiet():
+            whole, report = self.upstream.from_pretrained(
+                None,
+                config=self.library_config,
+                state_dict=state,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+        inner: dict[str, Tensor] = whole.model.state_dict()
+        replaced = {name.removeprefix(_INNER) for name, *_ in report["mismatched_keys"]}
+        missing = {name.removeprefix(_INNER) for name in report["missing_keys"]}
+        if backbone:
+            missing = {name for name in missing if (_INNER + name).startswith(_BACKBONE)}
+        missing = {name for name in missing if not name.endswith(_COUNTER)}
+        wrong = {name for name in replaced if not name.startswith(_WITH_CLASSES)}
+        foreign = {name for name in report["unexpected_keys"] if not name.endswith(_COUNTER)}
+        if wrong or missing or foreign:
+            raise CheckpointError(
+                f"weights {source} are not those of {self.title}:\n  "
+                + _first(wrong, missing, foreign, report),
+                fix="set model.architecture, model.size and model.width as in the weights, or take others",
+            )
+        left = replaced | missing | {name for name in inner if backbone and not name.startswith("backbone.")}
+        taken = {name: value for name, value in inner.items() if name not in left}
+        self.model.load_state_dict(taken, strict=False)
+        if backbone:
+            return f"loaded {len(taken)} tensors from {source}; all but the backbone is new"
+        return f"loaded {len(taken)} tensors from {source}" + (
+            "; the classification layers are new" if replaced else ""
+        )
 
     def upstream_weights(self, names: Sequence[str]) -> UpstreamWeights:
         """Weights and configuration as transformers' `save_pretrained` writes them."""
-        return detr_weights.folder(self.model, self.upstream, self.library_config, names)
+        whole = self.upstream(self.library_config)
+        whole.model.load_state_dict(self.model.state_dict())
+        whole.config.id2label = dict(enumerate(names))
+        whole.config.label2id = {name: label for label, name in enumerate(names)}
+        with temporary_folder() as temporary, _quiet():
+            whole.save_pretrained(temporary)
+            state = safetensors.torch.load_file(temporary / _WEIGHTS)
+            files = {"config.json": (temporary / "config.json").read_bytes()}
+        return UpstreamWeights(state, len(names), files)
 
     def folded(self) -> Self:
         """Its batch normalisation is in the convolutions; see `batchnorm_folding.fold`."""
@@ -238,12 +353,18 @@ class DFine(Detr):
 
     config: DFineOptions
     loss_names = ("vfl", "bbox", "giou", "fgl", "ddf")
+    needs_survey = True
     upstream = DFineForObjectDetection
+    unfolds_boxes = True
 
     def make_library_config(self) -> DFineConfig:
         """The library's configuration of this size."""
         sizes = detr_sizes.dfine(self.config.size, self.config.width)
         return DFineConfig(**sizes, **_common(self.config, self.num_classes))
+
+    def make_criterion(self) -> Criterion:
+        """The losses of this size."""
+        return Criterion(self.library_config.max_num_bins, self.library_config.reg_scale)
 
     @property
     def title(self) -> str:
@@ -262,6 +383,18 @@ class RTDetr(Detr):
         """The library's configuration of this size."""
         sizes = detr_sizes.rtdetr(self.config.size, self.config.width)
         return RTDetrV2Config(**sizes, **_common(self.config, self.num_classes))
+
+    def refined(self, boxes: Tensor) -> Tensor:
+        """Let each layer's box also train the box of the layer before, which transformers detaches.
+
+        Source: `TransformerDecoder` in rtdetrv2_pytorch/src/zoo/rtdetr/rtdetrv2_decoder.py of
+        github.com/lyuwenyu/RT-DETR (068dfde). The values stay as they are.
+        """
+        if not torch.is_grad_enabled():
+            return boxes
+        later, before = boxes[:, 1:], inverse_sigmoid(boxes[:, :-1])
+        slope = (later * (1 - later)).detach()
+        return torch.cat([boxes[:, :1], later + slope * (before - before.detach())], dim=1)
 
     @property
     def title(self) -> str:
@@ -331,3 +464,120 @@ def _first_boxes(height: int, width: int, level: int, dtype: torch.dtype, device
     columns = (torch.arange(width, dtype=dtype, device=device) + 0.5) / width
     centres = torch.cartesian_prod(rows, columns).flip(1)
     return torch.cat([centres, torch.full_like(centres, _ANCHOR * 2**level)], dim=1)
+
+
+@torch.no_grad()
+def _draw_first_weights(model: PreTrainedModel) -> None:
+    """Draw the weights of encoder and decoder as the authors of D-FINE and RT-DETR do, in place.
+
+    transformers draws nearly all of them with a deviation of 0.01, and of RT-DETRv2 the factors of the
+    encoder's BatchNorm too: three such layers in a row pass on a ten-thousandth of a gradient. Source:
+    `_reset_parameters` in src/zoo/dfine/dfine_decoder.py of github.com/Peterande/D-FINE (0eb0cfe) and in
+    rtdetrv2_pytorch/src/zoo/rtdetr/rtdetrv2_decoder.py of github.com/lyuwenyu/RT-DETR (366ce51).
+    What these do not draw is drawn as PyTorch does.
+    """
+    is_rtdetr = model.config.model_type.startswith("rt_detr")
+    modules = {name: module for name, module in model.named_modules() if not name.startswith("backbone")}
+    for name, module in modules.items():
+        if name.endswith(_AS_IT_IS):
+            continue
+        if isinstance(module, (nn.Linear, nn.Conv2d, nn.Embedding, _BatchNorm)):
+            module.reset_parameters()
+        if isinstance(module, nn.Linear):
+            _draw_linear(name.removeprefix("decoder."), module)
+        elif isinstance(module, nn.Conv2d) and is_rtdetr and _EVEN_OF_RTDETR.fullmatch(name):
+            nn.init.xavier_uniform_(module.weight)
+    for name, module in modules.items():
+        layers = getattr(module, "layers", None)
+        if _BOXES.fullmatch(name.removeprefix("decoder.")) and isinstance(layers, nn.ModuleList):
+            for values in layers[-1].parameters():
+                nn.init.zeros_(values)
+
+
+def _draw_linear(name: str, layer: nn.Linear) -> None:
+    if name.endswith(("q_proj", "k_proj", "v_proj")):
+        # As in PyTorch's attention, where the three are one matrix.
+        nn.init.xavier_uniform_(layer.weight, gain=1 / math.sqrt(2))
+    elif _EVEN.fullmatch(name):
+        nn.init.xavier_uniform_(layer.weight)
+    if name.endswith(("q_proj", "k_proj", "v_proj", "o_proj")):
+        nn.init.zeros_(layer.bias)
+    if _CLASSES.fullmatch(name):
+        nn.init.constant_(layer.bias, -math.log(1 / _CHANCE - 1))
+
+
+def _use_exact_types(model: Any, library_config: Any) -> None:
+    """Replace what autocast computes in 32 bits where 16 do, or in 16 where 32 are needed, in place.
+
+    Parameters, buffers and names stay the same; without autocast results change by rounding only.
+    """
+    apply_in_convolutions(model.backbone, (DFineFrozenBatchNorm2d, RTDetrV2FrozenBatchNorm2d), TRANSFORMERS)
+    for parent in list(model.modules()):
+        for name, part in list(parent.named_children()):
+            if isinstance(part, HGNetV2LearnableAffineBlock):
+                setattr(parent, name, _Affine(part))
+            elif isinstance(part, DFineIntegral):
+                setattr(parent, name, _ExactIntegral(library_config))
+
+
+class _Affine(HGNetV2LearnableAffineBlock):
+    """A scale and a shift for all channels, in the type of what they change.
+
+    With 16 bits in, the fp32 parameters would give 32, which the next convolution casts back.
+    """
+
+    def __init__(self, part: HGNetV2LearnableAffineBlock) -> None:
+        super().__init__()
+        self.scale, self.bias = part.scale, part.bias
+
+    def forward(self, hidden_state: Tensor) -> Tensor:
+        scale, shift = self.scale.to(hidden_state.dtype), self.bias.to(hidden_state.dtype)
+        # One operation, which rounds once.
+        return torch.addcmul(shift, hidden_state, scale)
+
+
+class _ExactIntegral(DFineIntegral):
+    """Distances from distributions, in fp32: in bf16 a side would move by pixels."""
+
+    def forward(self, pred_corners: Tensor, project: Tensor) -> Tensor:
+        with torch.autocast(pred_corners.device.type, enabled=False):
+            return super().forward(at_least_fp32(pred_corners), at_least_fp32(project))
+
+
+def _library_name(name: str) -> str:
+    """Name of a backbone's tensor in transformers."""
+    if name.startswith(("stem.", "stages.")):
+        for pattern, replacement in _RENAMED:
+            name = pattern.sub(replacement, name)
+    return name
+
+
+def _first(wrong: set[str], missing: set[str], foreign: set[str], report: dict[str, Any]) -> str:
+    """The first few differences, a line each."""
+    shapes = {name: sizes for name, *sizes in report["mismatched_keys"]}
+    lines = [
+        f"{name}: {_shape(given)} in the file, {_shape(expected)} in the model"
+        for name in sorted(wrong)
+        for given, expected in (shapes[_INNER + name],)
+    ]
+    lines += [f"{name}: missing" for name in sorted(missing)]
+    lines += [f"{name}: not in the model" for name in sorted(foreign)]
+    more = f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    return "\n  ".join(lines[:_SHOWN]) + more
+
+
+def _shape(sides: Sequence[int]) -> str:
+    return "x".join(map(str, sides)) or "scalar"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' progress bars and reports off the terminal: ours says what matters."""
+    level = library_logging.get_verbosity()
+    library_logging.set_verbosity_error()
+    library_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library_logging.set_verbosity(level)
+        library_logging.enable_progress_bar()

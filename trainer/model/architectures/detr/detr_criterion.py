@@ -1,41 +1,50 @@
-"""The losses of D-FINE and RT-DETRv2: transformers' own, on slices of a step's global batch.
+"""The losses of D-FINE and RT-DETRv2, as their authors define them.
 
-Two things are ours. What a loss is divided by is counted over the global batch, so that slices of any size
-and number add up to the same gradient. And all layers are matched at once (`hungarian`).
+D-FINE (arXiv:2410.13842): `src/zoo/dfine/dfine_criterion.py`, `dfine_utils.py` and
+`configs/dfine/include/dfine_hgnetv2.yml` of github.com/Peterande/D-FINE (4a1f73a). RT-DETRv2:
+`src/zoo/rtdetr/rtdetrv2_criterion.py` and `configs/rtdetrv2/include/rtdetrv2_r50vd.yml` in `rtdetrv2_pytorch`
+of github.com/lyuwenyu/RT-DETR (068dfde).
+
+Every divisor is that of the whole global batch, as the authors have it on one process. So the losses and
+gradients of slices add up to those of the whole, however it is split.
 """
 
-import math
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import DFineConfig, RTDetrV2Config
-from transformers.loss.loss_d_fine import DFineLoss, bbox2distance
-from transformers.loss.loss_for_object_detection import box_iou
-from transformers.loss.loss_rt_detr import RTDetrLoss
 
 from trainer.model.architectures.detr import hungarian
 from trainer.model.architectures.detr.denoising import Denoising
+from trainer.model.architectures.detr.hungarian import Pairs
+from trainer.model.global_batch import Part
 
+_WEIGHTS = {"vfl": 1.0, "bbox": 5.0, "giou": 2.0, "fgl": 0.15, "ddf": 1.5}
+_ALPHA = 0.75
+"""Weight of negatives in the varifocal loss; its exponent is 2."""
 _TEMPERATURE = 5.0
-"""Of the distributions that earlier layers learn from the last one (Peng et al. 2024, GO-LSD)."""
-
-_ABSENT = -100.0
-"""A logit whose chance, squared, is nothing in fp32."""
+"""Of the distributions that layers learn from the last one."""
+_UP = 0.5
+"""Bounds of the distances, relative to the scale of the distributions."""
 
 
 class Outputs(NamedTuple):
-    """What a network gives in training. L layers, B images, Q queries, the first D denoising's."""
+    """What a network gives in training. S sets of predictions, B images, Q queries, of which D denoise.
+
+    Sets are the decoder's L layers, of D-FINE one more at the front: boxes and logits before refinement.
+    """
 
     logits: Tensor
-    """[B, L, Q, C]; of D-FINE one more than layers, the first before the first layer's refinement."""
+    """[B, S, Q, C]."""
     boxes: Tensor
-    """[B, L, Q, 4] centre and size, relative to the image; of D-FINE as many as logits."""
+    """[B, S, Q, 4] centre and size, relative to the image."""
     corners: Tensor | None
     """[B, L, Q, 4 * bins] distributions of the sides' distances; None for RT-DETRv2."""
     references: Tensor | None
-    """[B, L, Q, 4] the boxes that the distances are from; None for RT-DETRv2."""
+    """[B, L, Q, 4] the boxes that the distances are from, the same in all layers; None for RT-DETRv2."""
     encoder_logits: Tensor
     """[B, Q - D, C] of the places that became queries."""
     encoder_boxes: Tensor
@@ -43,13 +52,8 @@ class Outputs(NamedTuple):
 
     def exact(self) -> "Outputs":
         """The same in fp32 or more."""
-        corners, references = (
-            part if part is None else at_least_fp32(part) for part in (self.corners, self.references)
-        )
-        return Outputs(
-            at_least_fp32(self.logits), at_least_fp32(self.boxes), corners, references,
-            at_least_fp32(self.encoder_logits), at_least_fp32(self.encoder_boxes),
-        )  # fmt: skip
+        parts = {name: part for name, part in self._asdict().items() if part is not None}
+        return self._replace(**{name: at_least_fp32(part) for name, part in parts.items()})
 
 
 class Targets(NamedTuple):
@@ -59,196 +63,221 @@ class Targets(NamedTuple):
     """[B, M, 4] centre and size, relative to the image."""
     labels: Tensor
     """int64 [B, M], PADDING where a row is padding."""
-    counts: list[int]
-    """Targets of each image, which come first in its rows."""
-    mean: Tensor
-    """Targets of an image on average over the global batch, a scalar."""
-    images: int
-    """Images of the global batch."""
     verified: Tensor | None = None
     """bool [B, C], the classes of each image that may be negatives; None is all of them."""
 
 
-class _Set(NamedTuple):
-    """One set of predictions with what its losses are divided by."""
+class Matches(NamedTuple):
+    """What the queries without noise learn, on the host."""
 
-    outputs: dict[str, Tensor]
-    indices: hungarian.Assigned
+    own: Pairs
+    """The assignment of each set of predictions, the encoder's last."""
+    union: Pairs | None
+    """What trains the boxes and distributions of all sets; None for RT-DETRv2, where `own` does."""
+
+    @property
+    def joined(self) -> int:
+        """Number of pairs in the union."""
+        return len(self.union.image) if self.union else 0
+
+
+class _Group(NamedTuple):
+    """The denoising queries, or the others with the encoder, and what they learn."""
+
+    logits: Tensor
     boxes: Tensor
-    """Targets that the set has to learn, and its share of the step's."""
-    matched: Tensor
-    """Matched queries of this slice, by the mean of the global batch."""
-    teacher: tuple[Tensor, Tensor] | None
-    """Corners and logits of the last layer."""
+    first: int
+    """Number of the first of these queries in a layer."""
+    own: Pairs
+    learnt: Pairs
+    """What trains boxes and distributions."""
+    targets: int
+    """Divisor of the varifocal loss."""
+    pairs: Tensor
+    """Divisor of the other losses, if it is above 0: a scalar."""
 
 
 class Criterion:
     """Computes the losses of one kind of network; holds no weights."""
 
-    def __init__(self, config: DFineConfig | RTDetrV2Config) -> None:
-        self._distributions = isinstance(config, DFineConfig)
-        self._losses: Any = DFineLoss(config) if self._distributions else RTDetrLoss(config)
-        self._weights = hungarian.Weights(
-            config.matcher_class_cost, config.matcher_bbox_cost, config.matcher_giou_cost,
-            config.matcher_alpha, config.matcher_gamma,
-        )  # fmt: skip
-        self._bins = config.max_num_bins if self._distributions else 0
+    def __init__(self, bins: int = 0, scale: float = 0.0) -> None:
+        """Prepare.
 
-    def __call__(self, outputs: Outputs, targets: Targets, noise: Denoising | None) -> dict[str, Tensor]:
-        """Losses by name, each the sum over the layers: vfl, bbox, giou, and of D-FINE fgl and ddf.
+        Args:
+            bins: steps between the values of D-FINE's distributions, the authors' `reg_max`; 0 for RT-DETRv2.
+            scale: of these values, the authors' `reg_scale`.
+        """
+        self._bins, self._scale = bins, scale
 
-        As means over the images of this slice: times its share of the global batch they add up to the step's.
+    def match(self, outputs: Outputs, targets: Targets, counts: list[int]) -> Callable[[], Matches]:
+        """Start to match the queries without noise; the returned function waits and returns the matches.
+
+        Args:
+            outputs: of the network, in fp32 or more.
+            targets: of this slice.
+            counts: targets of each image.
+        """
+        costs = hungarian.costs(*_with_encoder(outputs), targets.boxes, targets.labels)
+        arriving = hungarian.copy_to_host(costs)
+
+        @functools.cache
+        def finish() -> Matches:
+            own = hungarian.assign(arriving(), counts)
+            return Matches(own, hungarian.union(own) if self._bins else None)
+
+        return finish
+
+    def __call__(
+        self, outputs: Outputs, targets: Targets, noise: Denoising | None, part: Part
+    ) -> dict[str, Tensor]:
+        """Losses by name: vfl, bbox, giou, and of D-FINE fgl and ddf; this slice's share in each.
+
+        Each is a vector, of the sets of predictions that it is the sum of: first the sets of the denoising
+        queries, then those of the others with the encoder's last. fgl is of the layers alone, ddf of the
+        layers but the last.
 
         Args:
             outputs: of the network, in fp32 or more.
             targets: of this slice.
             noise: its denoising queries, or None.
+            part: what the slice is of the global batch.
         """
-        self._losses.to(outputs.logits.device, outputs.logits.dtype)
-        sets = self._predictions(outputs, noise)
-        logits, boxes = (torch.stack([part[key] for part in sets]) for key in ("logits", "pred_boxes"))
-        arriving = hungarian.start(
-            hungarian.costs(logits, boxes, targets.boxes, targets.labels, self._weights)
-        )
-        count = len(targets.counts)
-        # The device computes these while the costs travel and are assigned.
-        losses = self._denoising(outputs, targets, noise) if noise else {}
-        assigned = hungarian.assign(arriving(), targets.counts, outputs.logits.device)
-        matched = targets.mean * count
-        total = targets.mean.clamp(min=1 / targets.images) * count
-        teacher = self._teacher(outputs, noise)
-        for number, (part, indices) in enumerate(zip(sets, assigned, strict=True)):
-            # The first set is the last layer, which is the others' teacher and not its own.
-            whole = _Set(part, indices, total, matched, teacher if number else None)
-            self._add(losses, whole, targets)
-        return losses
+        scalar, boxes = outputs.logits.new_full, max(1, part.targets)
+        first = outputs.logits.shape[2] - outputs.encoder_logits.shape[1]
+        matched = part.surveyed or self.match(outputs, targets, part.counts)
+        groups: list[_Group] = []
+        terms: list[dict[str, Tensor]] = []
+        # Without a box in the step D-FINE's authors have no denoising queries. Here they are padding.
+        if noise and (part.targets or not self._bins):
+            # The device computes these losses while the costs travel and are assigned.
+            (own,) = hungarian.to_device([noise.pairs], outputs.logits.device)
+            predictions = outputs.logits[:, :, :first], outputs.boxes[:, :, :first]
+            pairs = scalar((), part.targets * noise.groups)
+            groups.append(_Group(*predictions, 0, own, own, boxes * noise.groups, pairs))
+            terms.append(self._terms(outputs, targets, groups[0]))
+        matches = matched()
+        own, union = hungarian.to_device(matches, outputs.logits.device)
+        pairs = part.sum_over_step(scalar((), matches.joined)) if union else scalar((), part.targets)
+        groups.append(_Group(*_with_encoder(outputs), first, own, union or own, boxes, pairs))
+        terms.append(self._terms(outputs, targets, groups[-1]))
+        if self._bins:
+            for group, each in zip(groups, terms, strict=True):
+                each["ddf"] = self._distillation(outputs, group, each.pop("overlap"), pairs, part.images)
+        return {name: _WEIGHTS[name] * torch.cat([each[name] for each in terms]) for name in terms[0]}
 
-    def _predictions(self, outputs: Outputs, noise: Denoising | None) -> list[dict[str, Tensor]]:
-        """The last layer, the others, and the encoder's, of the queries that no noise is in."""
-        first = noise.labels.shape[1] if noise else 0
-        layers = self._layers(outputs, slice(first, None), last=False)
-        encoder = {"logits": outputs.encoder_logits, "pred_boxes": self._clamped(outputs.encoder_boxes)}
-        final = {
-            "logits": outputs.logits[:, -1, first:],
-            "pred_boxes": self._clamped(outputs.boxes[:, -1, first:]),
+    def _terms(self, outputs: Outputs, targets: Targets, group: _Group) -> dict[str, Tensor]:
+        """The losses of a group but for ddf; of D-FINE also `overlap`, the IoU of pairs in each layer."""
+        image, query, target = group.learnt
+        sets = torch.arange(group.logits.shape[1], device=image.device)[:, None]
+        predicted, truth = group.boxes[image, sets, query], targets.boxes[image, target]
+        overlap, generalized = hungarian.overlaps(predicted, truth)
+        pairs = group.pairs.clamp(min=1)
+        terms = {
+            "vfl": self._varifocal(targets, group, sets, overlap.detach()),
+            "bbox": (predicted - truth).abs().sum((1, 2)) / pairs,
+            "giou": (1 - generalized).sum(1) / pairs,
         }
-        return [final, *layers, encoder]
-
-    def _layers(self, outputs: Outputs, queries: slice, *, last: bool) -> list[dict[str, Tensor]]:
-        """Predictions of each layer as transformers pairs them, with or without the last."""
-        end = None if last else -1
-        parts = {"logits": outputs.logits[:, :end, queries], "pred_boxes": outputs.boxes[:, :end, queries]}
-        parts["pred_boxes"] = self._clamped(parts["pred_boxes"])
         if outputs.corners is not None and outputs.references is not None:
-            parts["pred_corners"] = outputs.corners[:, :end, queries]
-            parts["ref_points"] = outputs.references[:, :end, queries]
-        count = min(part.shape[1] for part in parts.values())
-        return [{key: part[:, number] for key, part in parts.items()} for number in range(count)]
+            layers = sets[: outputs.corners.shape[1]]
+            # The first set is before the first layer.
+            terms["overlap"] = overlap[1 : 1 + len(layers)].detach()
+            place = query + group.first
+            sides = outputs.corners[image, layers, place].unflatten(-1, (4, -1))
+            references = outputs.references[image, 0, place[0]].detach()
+            index, share = self._goals(references, hungarian.corners(truth[0]))
+            chance = F.log_softmax(sides, dim=-1).take_along_dim(index[None], dim=-1)
+            terms["fgl"] = -((chance * share).sum((-1, -2)) * terms["overlap"]).sum(1) / pairs
+        return terms
 
-    def _clamped(self, boxes: Tensor) -> Tensor:
-        return boxes.clamp(min=0, max=1) if self._distributions else boxes
+    def _varifocal(self, targets: Targets, group: _Group, sets: Tensor, overlap: Tensor) -> Tensor:
+        """Varifocal loss (Zhang et al. 2021, arXiv:2008.13367) of each set.
 
-    def _teacher(self, outputs: Outputs, noise: Denoising | None) -> tuple[Tensor, Tensor] | None:
-        if outputs.corners is None:
-            return None
-        first = noise.labels.shape[1] if noise else 0
-        return outputs.corners[:, -1, first:], outputs.logits[:, -1, first:]
-
-    def _denoising(self, outputs: Outputs, targets: Targets, noise: Denoising) -> dict[str, Tensor]:
-        queries = slice(0, noise.labels.shape[1])
-        layers = self._layers(outputs, queries, last=True)
-        matched = targets.mean * len(targets.counts) * noise.groups
-        boxes = targets.mean.clamp(min=1 / targets.images) * len(targets.counts) * noise.groups
-        teacher = None
-        if outputs.corners is not None:
-            teacher = outputs.corners[:, -1, queries], outputs.logits[:, -1, queries]
-        losses: dict[str, Tensor] = {}
-        for number, part in enumerate(layers):
-            own = outputs.corners is not None and number == outputs.corners.shape[1] - 1
-            self._add(losses, _Set(part, noise.matched, boxes, matched, None if own else teacher), targets)
-        # Without a box in the whole step there is nothing to reconstruct.
-        some = (targets.mean > 0).to(outputs.logits.dtype)
-        return {name: loss * some for name, loss in losses.items()}
-
-    def _add(self, losses: dict[str, Tensor], part: _Set, targets: Targets) -> None:
-        """Add one set's losses."""
-        upstream = [
-            {"class_labels": labels[:count], "boxes": boxes[:count]}
-            for labels, boxes, count in zip(targets.labels, targets.boxes, targets.counts, strict=True)
-        ]
-        for kind in ("vfl", "boxes"):
-            outputs = self._known(part, targets) if kind == "vfl" else part.outputs
-            values = self._losses.get_loss(kind, outputs, upstream, part.indices, part.boxes)
-            self._weighed(losses, values)
-        if "pred_corners" in part.outputs:
-            self._weighed(losses, self._local(part, upstream))
-
-    def _known(self, part: _Set, targets: Targets) -> dict[str, Tensor]:
-        """The outputs, with what cannot be judged as sure to be absent: no loss and no gradient comes of it.
-
-        A negative weighs as much as it is believed, which transformers' loss reads from the logit.
+        Args:
+            targets: of this slice.
+            group: of queries.
+            sets: [S, 1] their numbers.
+            overlap: [S, P] IoU of the pairs that train the boxes.
         """
-        if targets.verified is None:
-            return part.outputs
-        logits = part.outputs["logits"]
-        known = targets.verified[:, None].expand_as(logits).clone()
-        image, query = self._losses._get_source_permutation_idx(part.indices)
-        matched = [labels[index] for labels, (_, index) in zip(targets.labels, part.indices, strict=True)]
-        known[image, query, torch.cat(matched)] = True
-        return {**part.outputs, "logits": torch.where(known, logits, _ABSENT)}
+        image, query, target = group.own
+        if group.learnt is not group.own:
+            with torch.no_grad():
+                predicted, truth = group.boxes[image, sets, query], targets.boxes[image, target]
+                overlap, _ = hungarian.overlaps(predicted, truth)
+        place = (image, sets, query, targets.labels[image, target])
+        weight = _ALPHA * group.logits.detach().sigmoid() ** 2
+        if targets.verified is not None:
+            weight = weight * targets.verified[:, None, None]
+        weight[place] = overlap
+        goal = torch.zeros_like(weight)
+        goal[place] = overlap
+        each = F.binary_cross_entropy_with_logits(group.logits, goal, weight, reduction="none")
+        return each.sum((0, 2, 3)) / group.targets
 
-    def _weighed(self, losses: dict[str, Tensor], values: dict[str, Tensor]) -> None:
-        for name, value in values.items():
-            short = name.removeprefix("loss_")
-            losses[short] = losses.get(short, 0) + value * self._losses.weight_dict[name]
+    def _goals(self, references: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+        """The bins on both sides of the true distances, and how much of each: both [P, 4, 2].
 
-    def _local(self, part: _Set, targets: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Losses of the distributions: of the matched against the truth, of all against the last layer's."""
-        outputs, bins = part.outputs, self._bins + 1
-        place = self._losses._get_source_permutation_idx(part.indices)
-        truth = hungarian.corners(
-            torch.cat([each["boxes"][index] for each, (_, index) in zip(targets, part.indices, strict=True)])
-        )
-        with torch.no_grad():
-            learnt = bbox2distance(
-                outputs["ref_points"][place], truth, self._bins, self._losses.reg_scale, self._losses.up
-            )
-            overlaps = torch.diag(box_iou(hungarian.corners(outputs["pred_boxes"][place]), truth)[0])
-        own = outputs["pred_corners"][place].reshape(-1, bins)
-        losses = {
-            "loss_fgl": self._losses.unimodal_distribution_focal_loss(
-                own, *learnt, overlaps.repeat_interleave(4), avg_factor=part.boxes
-            )
-        }
-        if part.teacher:
-            losses["loss_ddf"] = self._distillation(part, place, overlaps)
-        return losses
-
-    def _distillation(self, part: _Set, place: tuple[Tensor, Tensor], overlaps: Tensor) -> Tensor:
-        """Divergence from the last layer's distributions.
-
-        A mean over the matched sides and one over the rest, weighed by the roots of their numbers: both
-        numbers are the global batch's, by this slice's share.
+        Args:
+            references: [P, 4] centre and size of the boxes that the distances are from.
+            truth: [P, 4] x1 y1 x2 y2.
         """
-        assert part.teacher
-        corners, logits = part.teacher
-        weights = logits.detach().sigmoid().amax(dim=-1)
-        weights[place] = overlaps.to(weights.dtype)
-        matched = torch.zeros_like(weights, dtype=torch.bool)
-        matched[place] = True
-        bins = self._bins + 1
-        own, last = (
-            sides.unflatten(-1, (4, bins)) / _TEMPERATURE
-            for sides in (part.outputs["pred_corners"], corners.detach())
-        )
-        divergence = F.kl_div(F.log_softmax(own, dim=-1), F.softmax(last, dim=-1), reduction="none")
-        each = weights * _TEMPERATURE**2 * divergence.sum(dim=(-1, -2))
-        positive = 4 * part.matched
-        negative = 4 * math.prod(matched.shape) - positive
-        tiny = torch.finfo(each.dtype).tiny
-        positive, negative = (number.clamp(min=tiny).sqrt() for number in (positive, negative))
-        sums = (each * matched).sum() / positive + (each * ~matched).sum() / negative
-        return sums / (positive + negative)
+        values = _bin_values(self._bins, self._scale, references.dtype, references.device)
+        centre = references[:, :2]
+        outward = torch.cat([centre - truth[:, :2], truth[:, 2:] - centre], dim=1)
+        distance = outward / (references[:, 2:].repeat(1, 2) / self._scale + 1e-16) - self._scale / 2
+        left = (torch.searchsorted(values, distance, right=True) - 1).clamp(0, self._bins - 1)
+        share = ((distance - values[left]) / (values[left + 1] - values[left])).clamp(0, 1)
+        return torch.stack([left, left + 1], dim=-1), torch.stack([1 - share, share], dim=-1)
+
+    def _distillation(
+        self, outputs: Outputs, group: _Group, overlap: Tensor, pairs: Tensor, images: int
+    ) -> Tensor:
+        """Divergence of each layer but the last from the last layer's distributions, [L - 1].
+
+        A mean over the sides that are matched and one over the others. Their weights are the roots of the
+        numbers of sides among the queries without noise, also for the denoising queries.
+
+        Args:
+            outputs: of the network.
+            group: of queries.
+            overlap: [L, P] of the pairs.
+            pairs: of the queries without noise in the global batch.
+            images: of the global batch.
+        """
+        assert outputs.corners is not None
+        queries, others = group.logits.shape[2], outputs.encoder_logits.shape[1]
+        part = slice(group.first, group.first + queries)
+        corners = outputs.corners[:, :, part].unflatten(-1, (4, -1)) / _TEMPERATURE
+        own, last = F.log_softmax(corners[:, :-1], dim=-1), F.softmax(corners[:, -1:].detach(), dim=-1)
+        divergence = F.kl_div(own, last.expand_as(own), reduction="none").sum((-1, -2))
+        image, query, _ = group.learnt
+        layers = torch.arange(own.shape[1], device=image.device)[:, None]
+        confidence = outputs.logits[:, -1, part].detach().sigmoid().amax(-1)
+        weight = confidence[:, None].repeat(1, len(layers), 1)
+        weight[image, layers, query] = overlap[:-1]
+        matched = torch.zeros_like(confidence, dtype=torch.bool)
+        matched[image, query[0]] = True
+        roots = pairs.sqrt(), (images * others - pairs).sqrt()
+        share = torch.where(matched, roots[0] / group.pairs, roots[1] / (images * queries - group.pairs))
+        share = share[:, None] / (4 * (roots[0] + roots[1]))
+        return _TEMPERATURE**2 * (divergence * weight * share).sum((0, 2))
+
+
+def _with_encoder(outputs: Outputs) -> tuple[Tensor, Tensor]:
+    """Logits and boxes of the queries without noise, the encoder's as the last set."""
+    queries = outputs.encoder_logits.shape[1]
+    return (
+        torch.cat([outputs.logits[:, :, -queries:], outputs.encoder_logits[:, None]], dim=1),
+        torch.cat([outputs.boxes[:, :, -queries:], outputs.encoder_boxes[:, None]], dim=1),
+    )
+
+
+@functools.cache
+def _bin_values(bins: int, scale: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The distance that each bin stands for, [bins + 1]: W(n) of D-FINE's paper."""
+    bound = _UP * scale
+    inner = (bound + 1) ** (torch.arange(1, bins // 2, dtype=torch.float64) * 2 / (bins - 2)) - 1
+    ends = torch.tensor([2 * bound], dtype=torch.float64)
+    return torch.cat([-ends, -inner.flip(0), 0 * ends, inner, ends]).to(device, dtype)
 
 
 def at_least_fp32(values: Tensor) -> Tensor:

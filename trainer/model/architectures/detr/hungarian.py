@@ -1,59 +1,65 @@
-"""Which query learns which target: the cheapest assignment (Carion et al. 2020, arXiv:2005.12872).
+"""Bipartite matching of queries and targets (Carion et al. 2020, arXiv:2005.12872).
 
-Costs of all layers and images are computed on the device at once and copied once; the assignment itself
-is the processor's (scipy), while the device goes on with what needs none.
+The costs of all sets of predictions are computed on the device at once and copied to the host once. scipy
+assigns there.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from trainer.data.batch import PADDING
+from trainer.model.boxes import area
 
-Assigned = list[tuple[Tensor, Tensor]]
-"""Of each image the queries and their targets, int64 on the device."""
+_CLASS_COST, _DISTANCE_COST, _OVERLAP_COST = 2.0, 5.0, 2.0
+_ALPHA = 0.25
+"""Balance of the focal cost; its exponent is 2."""
 
 
-class Weights(NamedTuple):
-    """How the parts of the costs are weighed."""
+class Pairs(NamedTuple):
+    """P pairs of a query and a target in each of S sets of predictions: NumPy arrays, or tensors of a device.
 
-    labels: float
-    distance: float
-    overlap: float
-    alpha: float
-    """Balance of the focal cost."""
-    gamma: float
-    """Its exponent."""
+    S is 1 if all sets have the same pairs.
+    """
+
+    image: Any
+    """int64 [P]."""
+    query: Any
+    """int64 [S, P]."""
+    target: Any
+    """int64 [S, P]."""
 
 
 @torch.no_grad()
-def costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor, weights: Weights) -> Tensor:
-    """Cost of giving each query each target, [L, B, Q, M].
+def costs(logits: Tensor, boxes: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
+    """Cost of giving each query each target, [B, S, Q, M].
+
+    The costs and their weights are those of D-FINE's and RT-DETRv2's `HungarianMatcher`.
 
     Args:
-        logits: [L, B, Q, C] of L sets of predictions.
-        boxes: [L, B, Q, 4] centre and size, relative to the image.
-        targets: [B, M, 4] the same of the targets.
+        logits: [B, S, Q, C] of S sets of predictions.
+        boxes: [B, S, Q, 4] centre and size, relative to the image.
+        targets: [B, M, 4] centre and size of the targets.
         labels: int64 [B, M] of the targets, PADDING where a row is padding.
-        weights: of the parts.
     """
-    index = labels.clamp(min=0)[None, :, None].expand(*logits.shape[:3], -1)
+    index = labels.clamp(min=0)[:, None, None].expand(*logits.shape[:3], -1)
     chance = logits.sigmoid().gather(3, index)
-    negative = (1 - weights.alpha) * chance**weights.gamma * -(1 - chance + 1e-8).log()
-    positive = weights.alpha * (1 - chance) ** weights.gamma * -(chance + 1e-8).log()
-    distance = (boxes[:, :, :, None] - targets[None, :, None]).abs().sum(-1)
-    overlap = generalized_overlap(corners(boxes)[:, :, :, None], corners(targets)[None, :, None])
-    total = weights.labels * (positive - negative) + weights.distance * distance - weights.overlap * overlap
-    # What is not finite is taken last; the loss will say what is wrong.
+    negative = (1 - _ALPHA) * chance**2 * -(1 - chance + 1e-8).log()
+    positive = _ALPHA * (1 - chance) ** 2 * -(chance + 1e-8).log()
+    distance = (boxes[:, :, :, None] - targets[:, None, None]).abs().sum(-1)
+    _, overlap = overlaps(boxes[:, :, :, None], targets[:, None, None])
+    total = _CLASS_COST * (positive - negative) + _DISTANCE_COST * distance - _OVERLAP_COST * overlap
+    # Values that are not finite are matched last; the loss reports them.
     worst = torch.finfo(total.dtype).max
     return torch.nan_to_num(total, nan=worst, posinf=worst, neginf=worst)
 
 
-def start(values: Tensor) -> Callable[[], Tensor]:
-    """Start to copy costs to the host; the function waits for them and returns them."""
+def copy_to_host(values: Tensor) -> Callable[[], Tensor]:
+    """Start a copy to the host; the returned function waits for it and returns the values."""
     if values.device.type != "cuda":
         return lambda: values
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -68,43 +74,65 @@ def start(values: Tensor) -> Callable[[], Tensor]:
     return wait
 
 
-def assign(values: Tensor, counts: Sequence[int], device: torch.device) -> list[Assigned]:
-    """Assign queries to targets, for each set of predictions.
+def assign(values: Tensor, counts: Sequence[int]) -> Pairs:
+    """Assign queries to targets at the least cost, in each set of predictions.
 
     Args:
-        values: [L, B, Q, M] costs, on the host.
+        values: [B, S, Q, M] costs, on the host.
         counts: targets of each image; columns from there on are padding.
-        device: where the indices are needed.
     """
-    every = values.double().numpy()
-    pairs = [
-        [linear_sum_assignment(image[:, :count]) for image, count in zip(layer, counts, strict=True)]
-        for layer in every
+    found = [
+        np.array([linear_sum_assignment(one[:, :count]) for one in image])
+        for image, count in zip(values.double().numpy(), counts, strict=True)
     ]
-    flat = [torch.from_numpy(part) for layer in pairs for pair in layer for part in pair]
-    # One copy for all of them.
-    sent = torch.cat(flat).to(device, non_blocking=True).split([len(part) for part in flat])
-    places = iter(sent)
-    return [[(next(places), next(places)) for _ in layer] for layer in pairs]
+    query, target = np.concatenate(found, axis=2).swapaxes(0, 1)
+    return Pairs(np.repeat(np.arange(len(found)), [each.shape[2] for each in found]), query, target)
+
+
+def union(pairs: Pairs) -> Pairs:
+    """The pairs of all sets together: each query that any set matches, with the target it has most often.
+
+    Of targets that a query has equally often it takes the one with the lowest number; D-FINE's authors
+    leave that open.
+    """
+    image = np.broadcast_to(pairs.image, pairs.query.shape)
+    each = np.stack([part.ravel() for part in (image, pairs.query, pairs.target)])
+    found, times = np.unique(each, axis=1, return_counts=True)
+    found = found[:, np.lexsort((found[2], -times, found[1], found[0]))]
+    first = np.ones(found.shape[1], dtype=bool)
+    first[1:] = (found[:2, 1:] != found[:2, :-1]).any(axis=0)
+    return Pairs(found[0, first], found[None, 1, first], found[None, 2, first])
+
+
+def to_device(groups: Sequence[Pairs | None], device: torch.device) -> list[Any]:
+    """The same pairs on a device, by one copy."""
+    arrays = [part for pairs in groups if pairs for part in pairs]
+    host = torch.from_numpy(np.concatenate([part.ravel() for part in arrays]))
+    # A copy from other memory would wait for the device.
+    host = host.pin_memory() if device.type == "cuda" else host
+    sent = host.to(device, non_blocking=True).split([part.size for part in arrays])
+    shaped = iter([part.view(array.shape) for part, array in zip(sent, arrays, strict=True)])
+    return [Pairs(*itertools.islice(shaped, 3)) if pairs else None for pairs in groups]
 
 
 def corners(boxes: Tensor) -> Tensor:
-    """x1 y1 x2 y2 of boxes given by centre and size, [..., 4]."""
-    half = boxes[..., 2:] / 2
+    """x1 y1 x2 y2 of boxes [..., 4] given by centre and size; a negative size counts as 0."""
+    half = boxes[..., 2:].clamp(min=0) / 2
     return torch.cat([boxes[..., :2] - half, boxes[..., :2] + half], dim=-1)
 
 
-def generalized_overlap(first: Tensor, second: Tensor) -> Tensor:
-    """GIoU (Rezatofighi et al. 2019) of boxes x1 y1 x2 y2, element by element: [..., 4] -> [...]."""
-    size = (first[..., 2:] - first[..., :2]).prod(-1) + (second[..., 2:] - second[..., :2]).prod(-1)
-    both = torch.minimum(first[..., 2:], second[..., 2:]) - torch.maximum(first[..., :2], second[..., :2])
-    shared = both.clamp(min=0).prod(-1)
-    union = size - shared
-    hull = torch.maximum(first[..., 2:], second[..., 2:]) - torch.minimum(first[..., :2], second[..., :2])
-    around = hull.clamp(min=0).prod(-1)
-    return shared / union - (around - union) / around
+def overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """IoU and GIoU (Rezatofighi et al. 2019, arXiv:1902.09630), element by element: [..., 4] -> [...].
 
-
-def target_counts(labels: Tensor) -> Tensor:
-    """Targets of each image, int64 [B]: labels [B, M] that are no padding."""
-    return (labels != PADDING).sum(dim=1)
+    Args:
+        boxes: centre and size.
+        others: the same.
+    """
+    first, second = corners(boxes), corners(others)
+    low, high = torch.maximum(first[..., :2], second[..., :2]), torch.minimum(first[..., 2:], second[..., 2:])
+    shared = (high - low).clamp(min=0).prod(-1)
+    joined = area(first) + area(second) - shared
+    outer = torch.maximum(first[..., 2:], second[..., 2:]) - torch.minimum(first[..., :2], second[..., :2])
+    hull = outer.prod(-1)
+    overlap = shared / joined
+    return overlap, overlap - (hull - joined) / hull

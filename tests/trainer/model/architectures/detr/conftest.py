@@ -53,12 +53,11 @@ class Sample(NamedTuple):
     def part(self, rows=slice(None), step=7):
         """What some of its images are of the whole."""
         ids = list(range(len(self.counts)))[rows]
-        mean = torch.tensor(sum(self.counts) / len(self.counts), dtype=torch.float64)
         keys = random_keys(0, step, ids, torch.device("cpu"))
-        return Part(keys, self.counts[rows], mean, max(self.counts), len(self.counts))
+        return Part(keys, self.counts[rows], sum(self.counts), max(self.counts), len(self.counts))
 
     def centred(self):
-        """Boxes as transformers takes them: centre and size, relative to the image, fp64."""
+        """Centre and size of the boxes, relative to the image, fp64."""
         low, high = self.boxes[..., :2].double(), self.boxes[..., 2:].double()
         return torch.cat([(low + high) / 2, high - low], dim=-1) / SIZE
 

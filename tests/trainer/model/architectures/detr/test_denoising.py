@@ -1,8 +1,7 @@
-"""Denoising queries: transformers' layout, and random numbers of each image alone."""
+"""The noise of denoising queries. Their layout: test_detr_criterion.py."""
 
 import pytest
 import torch
-from transformers.models.d_fine import modeling_d_fine
 
 from trainer.model.architectures.detr.denoising import denoising
 
@@ -14,38 +13,20 @@ def made(batch):
     """Make the denoising queries of some images of a batch."""
     sample = batch(COUNTS)
 
-    def make(rows=slice(None), queries=20, label_noise=0.5, box_noise=1.0):
+    def make(rows=slice(None), queries=20, unfold=True):
         part = sample.part(rows)
         return sample, denoising(
             sample.centred()[rows], sample.labels[rows], part.counts, part.keys, 3, part.most,
-            queries=queries, label_noise=label_noise, box_noise=box_noise,
+            queries=queries, label_noise=0.5, box_noise=1.0, unfold=unfold,
         )  # fmt: skip
 
     return make
 
 
-def test_without_noise_it_is_what_transformers_makes(made):
-    sample, ours = made(label_noise=0.0, box_noise=0.0)
-    targets = [
-        {"class_labels": labels[:count], "boxes": boxes[:count]}
-        for labels, boxes, count in zip(sample.labels, sample.centred(), COUNTS, strict=True)
-    ]
-    labels, references, mask, described = modeling_d_fine.get_contrastive_denoising_training_group(
-        targets, 3, 30, lambda labels: labels, 20, 0.0, 0.0
-    )
-    assert torch.equal(ours.labels, labels.long())
-    # Where it adds no noise it leaves the boxes as they are; with noise it gives logits, as we always do.
-    torch.testing.assert_close(ours.references.sigmoid(), references.double(), rtol=0, atol=2e-5)
-    assert torch.equal(ours.visible(30), mask == 0)
-    assert ours.groups == described["dn_num_group"] == 4
-    for (queries, _), theirs in zip(ours.matched, described["dn_positive_idx"], strict=True):
-        assert torch.equal(queries, theirs)
-    assert [len(queries) for queries, _ in ours.matched] == [20, 0, 8]
-
-
 def test_noise_is_as_large_as_asked(made):
-    sample, ours = made(queries=2000)
-    (queries, targets), real = ours.matched[0], sample.labels[0]
+    sample, ours = made(queries=2000, unfold=False)
+    first, real = ours.pairs.image == 0, sample.labels[0]
+    queries, targets = (torch.from_numpy(part[0, first]) for part in ours.pairs[1:])
     # Half of a half of the labels is drawn anew, of which a third is what it was.
     changed = (ours.labels[0, queries] != real[targets]).double().mean().item()
     assert changed == pytest.approx(0.25 * 2 / 3, abs=0.04)
@@ -75,3 +56,12 @@ def test_an_image_has_the_same_noise_in_any_batch(made):
 def test_more_targets_than_queries_are_one_group(made):
     _, ours = made(queries=3)
     assert ours.groups == 1 and ours.labels.shape == (3, 10)
+
+
+def test_sides_that_passed_each_other_are_a_box_of_dfine_and_a_line_of_rtdetr(made):
+    """Opposite sides pass each other in a quarter of the negative queries, in each direction."""
+    boxes = [made(queries=2000, unfold=unfold)[1].references.sigmoid()[0] for unfold in (True, False)]
+    lines = [(each[:, 2:] < 2e-5).double().mean().item() for each in boxes]
+    assert lines[0] < 0.01 and lines[1] == pytest.approx(0.25 / 2, abs=0.03)
+    same = boxes[1][:, 2:] > 2e-5
+    assert torch.equal(boxes[0][:, 2:][same], boxes[1][:, 2:][same])

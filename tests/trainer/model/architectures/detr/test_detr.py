@@ -1,6 +1,4 @@
-"""D-FINE and RT-DETRv2: what transformers computes, on any slices of a batch."""
-
-import importlib
+"""D-FINE and RT-DETRv2 as detectors. Their losses: test_detr_criterion.py."""
 
 import pytest
 import torch
@@ -9,7 +7,6 @@ from transformers import DFineForObjectDetection, RTDetrV2ForObjectDetection
 from trainer.config import TrainConfig
 from trainer.model.architecture import build
 from trainer.model.architectures.detr import detr_sizes
-from trainer.model.architectures.detr.denoising import denoising
 from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
 
 UPSTREAM = {"dfine": DFineForObjectDetection, "rtdetr": RTDetrV2ForObjectDetection}
@@ -22,85 +19,18 @@ def whole_model(detector):
     return model.to(next(detector.parameters()).dtype).train()
 
 
-def use_our_noise(monkeypatch, sample, part, number):
-    """Have transformers take our denoising queries, whose random numbers are hashes."""
-
-    def ours(targets, num_classes, num_queries, class_embed, **_):
-        noise = denoising(
-            sample.centred(), sample.labels, part.counts, part.keys, num_classes, part.most,
-            queries=number, label_noise=0.5, box_noise=1.0,
-        )  # fmt: skip
-        hidden = torch.zeros(noise.labels.shape[1] + num_queries, noise.labels.shape[1] + num_queries)
-        hidden = hidden.masked_fill(~noise.visible(num_queries), -torch.inf).double()
-        described = {
-            "dn_positive_idx": [queries for queries, _ in noise.matched],
-            "dn_num_group": noise.groups,
-            "dn_num_split": [noise.labels.shape[1], num_queries],
-        }
-        return class_embed(noise.labels), noise.references, hidden, described
-
-    for name in ("d_fine.modeling_d_fine", "rt_detr_v2.modeling_rt_detr_v2"):
-        module = importlib.import_module(f"transformers.models.{name}")
-        monkeypatch.setattr(module, "get_contrastive_denoising_training_group", ours)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
-@pytest.mark.parametrize("number", [0, 20])
-def test_losses_and_gradients_are_those_of_transformers(architecture, number, network, batch, monkeypatch):
-    # It rounds the distributions' targets to fp32, whatever the model is in.
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    detector, sample = network(architecture, denoising=number).double().train(), batch([5, 2, 3])
-    theirs, part = whole_model(detector), sample.part()
-    use_our_noise(monkeypatch, sample, part, number)
-    targets = [
-        {"class_labels": labels[:count], "boxes": boxes[:count]}
-        for labels, boxes, count in zip(sample.labels, sample.centred(), sample.counts, strict=True)
-    ]
-    expected = theirs(pixel_values=sample.images.double() / 255, labels=targets)
-    losses = detector(sample.images, sample.boxes.double(), sample.labels, part=part)
-    assert tuple(losses) == detector.loss_names
-    for name, loss in losses.items():
-        kinds = [value for key, value in expected.loss_dict.items() if key.startswith(f"loss_{name}")]
-        assert loss.item() == pytest.approx(sum(kinds).item(), abs=1e-6, rel=1e-6), name
-        assert loss.item() > 0
-    sum(losses.values()).backward()
-    expected.loss.backward()
-    gradients = {name: value.grad for name, value in theirs.model.named_parameters()}
-    for name, parameter in detector.model.named_parameters():
-        if parameter.requires_grad:
-            assert parameter.grad is not None, f"{name}: other ranks would wait for it"
-            torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])
-@pytest.mark.parametrize("counts", [[5, 2, 3, 0], [0, 0, 0, 4], [0, 0, 0, 0]])
-def test_slices_of_a_batch_add_up_to_it(architecture, counts, network, batch, monkeypatch):
-    """In whatever parts the images come, on whatever processes: boxes and random numbers are the step's."""
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    detector, sample = network(architecture).double().train(), batch(counts)
-    for module in detector.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.eval()  # A batch's own statistics are no sum over images.
-
-    def gradient(slices):
-        detector.zero_grad()
-        total = 0.0
-        for rows in slices:
-            part = sample.part(rows)
-            boxes = sample.boxes[rows].double()
-            losses = detector(sample.images[rows], boxes, sample.labels[rows], part=part)
-            share = sum(losses.values()) * len(part.counts) / len(counts)
-            share.backward()
-            total += share.item()
-        return total, [p.grad.clone() for p in detector.parameters() if p.requires_grad]
-
-    whole, gradients = gradient([slice(0, 4)])
-    parts, others = gradient([slice(0, 1), slice(1, 4)])
-    assert parts == pytest.approx(whole, rel=1e-9)
-    for one, other in zip(gradients, others, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+def test_boxes_of_rtdetr_train_the_layer_before(network):
+    """As a layer that adds its logits to those of the box before does, whose box is not detached."""
+    boxes, moves = (torch.rand(2, 1, 5, 4, dtype=torch.float64) for _ in range(2))
+    boxes.requires_grad_()
+    gradients = []
+    for before in (boxes, boxes.detach()):
+        both = torch.cat([boxes, (moves + before.logit()).sigmoid()], dim=1)
+        refined = both if before is boxes else network("rtdetr").refined(both)
+        (gradient,) = torch.autograd.grad((refined * torch.linspace(-1, 1, 5)[:, None]).sum(), boxes)
+        gradients.append((refined.detach(), gradient))
+    for expected, ours in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, expected)
 
 
 @pytest.mark.parametrize("architecture", ["dfine", "rtdetr"])

@@ -6,9 +6,9 @@ import torch
 from trainer.export.detection_pairing import EXACT, Comparison
 from trainer.export.verify import suppress
 from trainer.model.architecture import build
-from trainer.model.architectures.retinanet.retinanet_graph import DeploymentGraph, RawGraph, best_pairs
+from trainer.model.architectures.retinanet.retinanet import DeploymentGraph, RawGraph
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.model.deployment import nms_keep
+from trainer.model.deployment import best_pairs, nms_keep
 from trainer.model.postprocess import Detections
 
 SIZE = 96

@@ -1,0 +1,225 @@
+"""The losses of D-FINE and RT-DETRv2 against figures that their authors' code computed.
+
+For the tensors that `inputs` makes, authors.json holds what `DFINECriterion` (github.com/Peterande/D-FINE,
+4a1f73a) and `RTDETRCriterionv2` (github.com/lyuwenyu/RT-DETR, 068dfde) computed in fp64 with the weights of
+their configurations: costs, matches, losses and gradients; and the layout of their denoising queries. There,
+`Tensor.float` was `Tensor.double`, and the `argsort` of the union was stable.
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.model.architectures.detr import hungarian
+from trainer.model.architectures.detr.denoising import denoising
+from trainer.model.architectures.detr.detr_criterion import Criterion, Outputs, Targets, _with_encoder
+from trainer.model.global_batch import Part, uniform
+
+AUTHORS = json.loads(Path(__file__).with_name("authors.json").read_text())
+QUERIES, NOISE = 12, 6
+
+
+class Case(NamedTuple):
+    """Recipe of inputs: a network's number of layers, and images."""
+
+    counts: list[int]
+    """Targets of each image."""
+    layers: int
+    scale: float = 4.0
+    """Of D-FINE's distributions; 0 for RT-DETRv2."""
+    noisy: bool = True
+    classes: int = 3
+
+
+MANY, BETWEEN, NONE = [5, 0, 3, 1], [1, 14], [0, 0]
+CASES = {
+    "n": Case(MANY, 3),
+    "n without noise": Case(MANY, 3, noisy=False),
+    "n, more targets than queries": Case(BETWEEN, 3),
+    "n without targets": Case(NONE, 3),
+    "s": Case([2, 4, 9], 3, classes=5),
+    "l": Case(MANY, 6, classes=8),
+    "l without noise": Case([7, 6], 6, noisy=False),
+    "x": Case([4, 1, 0], 6, scale=8.0),
+    "r18": Case(MANY, 3, scale=0.0),
+    "r18 without targets": Case(NONE, 3, scale=0.0),
+    "r50": Case([2, 4, 9], 6, scale=0.0, classes=5),
+    "r50 without noise": Case(BETWEEN, 6, scale=0.0, noisy=False),
+}
+
+
+class Draw:
+    """Numbers in 0..1 in fp64, the same for ever."""
+
+    def __init__(self, seed):
+        self.seed = seed
+
+    def __call__(self, *shape):
+        self.seed += 1000
+        return uniform(torch.tensor([self.seed]), int(np.prod(shape))).double().view(shape)
+
+    def boxes(self, *shape, smallest=0.05):
+        """Centre and size."""
+        return torch.cat([0.1 + 0.8 * self(*shape, 2), smallest + 0.4 * self(*shape, 2)], dim=-1)
+
+
+def inputs(name):
+    """Outputs of a network, targets, and denoising queries or None."""
+    case = CASES[name]
+    draw, rows, count = Draw(list(CASES).index(name)), max(1, *case.counts), len(case.counts)
+    boxes, labels = draw.boxes(count, rows), (draw(count, rows) * case.classes).long()
+    for row, end in enumerate(case.counts):
+        boxes[row, end:], labels[row, end:] = 0, -1
+    targets = Targets(boxes, labels)
+    noise = denoising_queries(case, targets, case.counts) if case.noisy else None
+    queries = QUERIES + (noise.labels.shape[1] if noise and (case.scale == 0 or any(case.counts)) else 0)
+    sets = case.layers + (case.scale > 0)
+    # D-FINE's boxes may have a negative size.
+    first = draw.boxes(count, 1, queries, smallest=-0.05 if case.scale else 0.1)
+    outputs = Outputs(
+        logits=4 * draw(count, sets, queries, case.classes) - 3,
+        boxes=first + 0.1 * draw(count, sets, queries, 4) - 0.05,
+        corners=6 * draw(count, case.layers, queries, 4 * 33) - 3 if case.scale else None,
+        references=draw.boxes(count, 1, queries).expand(-1, case.layers, -1, -1) if case.scale else None,
+        encoder_logits=4 * draw(count, QUERIES, case.classes) - 3,
+        encoder_boxes=draw.boxes(count, QUERIES),
+    )
+    return outputs, targets, noise
+
+
+def denoising_queries(case, targets, counts):
+    """Of some images of a case, without noise."""
+    return denoising(
+        *targets[:2], counts, torch.arange(len(counts)), case.classes, max(case.counts),
+        queries=NOISE, label_noise=0.0, box_noise=0.0, unfold=case.scale > 0,
+    )  # fmt: skip
+
+
+def whole_part(case):
+    """What all images of a case are of the global batch."""
+    return Part(torch.zeros(0), case.counts, sum(case.counts), max(case.counts), len(case.counts))
+
+
+def figures(values):
+    """A norm and two projections, which tell a tensor from another."""
+    draw = Draw(77)
+    flat = values.flatten().double()
+    return [flat.norm().item(), *(((draw(len(flat)) - 0.5) @ flat).item() for _ in range(2))]
+
+
+def same(ours, theirs):
+    """Whether figures agree to 1e-6 of the norm, which comes first."""
+    assert ours == pytest.approx(theirs, rel=0, abs=1e-6 * max(theirs[0], 1e-3))
+
+
+def criterion(case):
+    return Criterion(32, case.scale) if case.scale else Criterion()
+
+
+def authors_names(name, case, noisy):
+    """Their names of our losses, in the order of each vector."""
+    layers, before = range(case.layers), ["pre"] if case.scale else []
+    ranges = {"fgl": layers, "ddf": layers[:-1]}
+    if name in ranges:
+        sets, last = [f"aux_{number}" for number in ranges[name]], []
+    else:
+        sets, last = [*before, *(f"aux_{number}" for number in layers)], ["enc_0"]
+    noise = [word.replace("aux", "dn").replace("pre", "dn_pre") for word in sets] if noisy else []
+    words = [*noise, *sets, *last]
+    return [f"loss_{name}_{word}".removesuffix(f"_aux_{case.layers - 1}") for word in words]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_and_gradients_are_the_authors(name):
+    case, theirs, (outputs, targets, noise) = CASES[name], AUTHORS[name], inputs(name)
+    for values in outputs:
+        if values is not None:
+            values.requires_grad_()
+    losses = criterion(case)(outputs, targets, noise, whole_part(case))
+    noisy = len(losses["vfl"]) > case.layers + 2
+    named = {
+        one: value
+        for kind, values in losses.items()
+        for one, value in zip(authors_names(kind, case, noisy), values.tolist(), strict=True)
+    }
+    # Theirs has a term for the last layer, which is its own teacher.
+    expected = dict(theirs["losses"])
+    assert expected.pop(f"loss_ddf_dn_{case.layers - 1}", 0) == 0
+    assert named == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    torch.cat(list(losses.values())).sum().backward()
+    for field, sets in theirs["gradients"].items():
+        gradient = getattr(outputs, field).grad
+        each = gradient.unbind(1) if field in ("logits", "boxes", "corners") else [gradient]
+        for ours, figure in zip(each, sets, strict=True):
+            same(figures(ours), figure)
+    if case.scale:
+        assert outputs.references.grad is None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_matches_are_the_authors(name):
+    case, theirs, (outputs, targets, _) = CASES[name], AUTHORS[name], inputs(name)
+    costs = hungarian.costs(*_with_encoder(outputs), targets.boxes, targets.labels)
+    matches = criterion(case).match(outputs, targets, case.counts)()
+    for number, images in enumerate(theirs["matches"]):
+        real = [image[number, :, :count].flatten() for image, count in zip(costs, case.counts, strict=True)]
+        same(figures(torch.cat(real)), theirs["costs"][number])
+        for row, pairs in enumerate(images):
+            chosen = matches.own.image == row
+            assert [part[number, chosen].tolist() for part in matches.own[1:]] == pairs
+    assert (matches.union is None) == (case.scale == 0)
+    for row, pairs in enumerate(theirs.get("union", [])):
+        chosen = matches.union.image == row
+        assert np.stack(matches.union[1:])[:, 0, chosen].T.tolist() == pairs
+
+
+def test_what_is_not_finite_is_matched_last():
+    outputs, targets, _ = inputs("n")
+    outputs.logits[0, 0, :-6] = torch.nan
+    matches = Criterion(32, 4.0).match(outputs, targets, MANY)()
+    assert (matches.own.query[0, matches.own.image == 0] >= QUERIES - 6).all()
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.noisy])
+def test_denoising_queries_are_laid_out_as_the_authors_are(name):
+    theirs, (_, _, noise) = AUTHORS[name]["noise"], inputs(name)
+    if not theirs["queries"]:
+        return  # D-FINE's authors have none without targets.
+    assert noise.groups == theirs["groups"] and noise.labels.tolist() == theirs["labels"]
+    for row, queries in enumerate(theirs["positive"]):
+        assert noise.pairs.query[0, noise.pairs.image == row].tolist() == queries
+    hidden = [[value == "1" for value in row] for row in theirs["hidden"]]
+    assert torch.equal(~noise.visible(QUERIES), torch.tensor(hidden))
+    if any(CASES[name].counts):
+        same(figures(noise.references), theirs["references"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_slices_add_up_to_the_whole(name):
+    case, (outputs, targets, noise) = CASES[name], inputs(name)
+    images, computes = len(case.counts), criterion(case)
+
+    def results(slices):
+        values = Outputs(*(part if part is None else part.detach().requires_grad_() for part in outputs))
+        pieces = []
+        for rows in slices:
+            one = Outputs(*(part if part is None else part[rows] for part in values))
+            pieces.append((one, Targets(targets.boxes[rows], targets.labels[rows]), rows))
+        matched = [computes.match(one, aim, case.counts[rows]) for one, aim, rows in pieces]
+        count = torch.tensor(sum(found().joined for found in matched))
+        total = 0
+        for (one, aim, rows), found in zip(pieces, matched, strict=True):
+            part = whole_part(case)._replace(counts=case.counts[rows], surveyed=found, counted=count)
+            hidden = noise and denoising_queries(case, aim, part.counts)
+            total = total + torch.cat(list(computes(one, aim, hidden, part).values()))
+        total.sum().backward()
+        return [total, *(part.grad for part in values if part is not None and part.grad is not None)]
+
+    whole = results([slice(0, images)])
+    for slices in ([slice(row, row + 1) for row in range(images)], [slice(0, 1), slice(1, images)]):
+        for one, expected in zip(results(slices), whole, strict=True):
+            torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-12)
