@@ -1,13 +1,15 @@
-"""What the parameter `job` of a run may ask for, as the namespace's owner says in a ConfigMap.
+"""Limits on the parameter `job` of a run, which the namespace's owner sets in a ConfigMap.
 
-A run's user writes `job`, and the pods that it describes are made by the account of the pipeline's steps,
-which may do more than that user. The step reads the limits from variables, which it has from the ConfigMap
-and not from the run. Without the ConfigMap, or one of its keys, nothing is limited.
+The account of the pipeline's steps makes the pods that `job` describes, and may do more than the author of
+the run. The train step reads the limits from variables, which it has from the ConfigMap and not from the run.
+Without the ConfigMap, or one of its keys, nothing is limited except the Secrets that belong to steps.
 """
 
+import json
 import os
 from fnmatch import fnmatchcase
 
+from components import lineage_events, notices, signing_secret
 from components.launchers.spec import JobSpec
 
 CONFIG_MAP = "kubedet-limits"
@@ -17,34 +19,77 @@ VARIABLES = {
     "secrets": "KUBEDET_ALLOWED_SECRETS",
     "service-accounts": "KUBEDET_ALLOWED_SERVICE_ACCOUNTS",
     "capabilities": "KUBEDET_ALLOWED_CAPABILITIES",
+    "annotations": "KUBEDET_ALLOWED_ANNOTATIONS",
+    "networks": "KUBEDET_ALLOWED_NETWORKS",
 }
-"""Its keys, and the variables that the step has them in: names parted by spaces, or patterns (kubedet-*)."""
+"""Keys of the ConfigMap, and the variables of the step. Values are names separated by spaces; all but Secrets
+may be patterns (`sriov/*`)."""
+
+OF_STEPS = frozenset({signing_secret.SIGNING, notices.NOTIFY, lineage_events.SECRET})
+"""Secrets that only steps of the pipeline read. No job may have them, whatever the ConfigMap says."""
+
+_ROOT_CAPABILITIES = (
+    "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE",
+    "NET_RAW", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
+)  # fmt: skip
+"""What container runtimes give a process of root (containerd, pkg/oci `defaultUnixCaps`)."""
+
+_NETWORK_ANNOTATIONS = ("k8s.v1.cni.cncf.io/networks", "v1.multus-cni.io/default-network")
 
 
 def problems(job: JobSpec) -> list[str]:
-    """Return a line for each thing that a job asks for and may not have.
+    """Return a line for each kind of thing that a job asks for and may not have.
 
     Args:
         job: as it would be started.
     """
     rdma = ["IPC_LOCK"] if job.network.profile == "rdma" else []
-    secrets = [*(item.secret for item in job.secret_env), *job.image_pull_secrets]
-    asked_names = {
-        "secrets": secrets,
+    requested = {
+        "secrets": [*(item.secret for item in job.secret_env), *job.image_pull_secrets],
         "service-accounts": [job.service_account] if job.service_account else [],
-        "capabilities": [*job.capabilities, *rdma],
+        # A container that may run as root keeps these: see `_container_security` of the renderer.
+        "capabilities": [*job.capabilities, *rdma, *(() if job.run_as_non_root else _ROOT_CAPABILITIES)],
+        "annotations": list(job.annotations),
+        "networks": _foreign_networks(job),
     }
     lines = []
-    for key, names in asked_names.items():
+    for key, names in requested.items():
         allowed = os.environ.get(VARIABLES[key])
-        refused = [name for name in dict.fromkeys(names) if not _is_allowed(name, allowed)]
-        if refused:
+        refused = [name for name in dict.fromkeys(names) if not _is_allowed(key, name, allowed)]
+        if reserved := [name for name in refused if name in OF_STEPS and key == "secrets"]:
+            lines.append(f"  {', '.join(reserved)}: only steps of the pipeline may read this Secret")
+        if others := [name for name in refused if name not in reserved]:
+            root = (
+                "" if job.run_as_non_root or key != "capabilities" else " (run_as_non_root: false needs them)"
+            )
             lines.append(
-                f"  {', '.join(refused)}: not among the {key} that the ConfigMap {CONFIG_MAP} allows here "
-                f"({allowed or 'none'}); its namespace's owner may add to them"
+                f"  {', '.join(others)}: not among the {key} that the ConfigMap {CONFIG_MAP} allows here "
+                f"({allowed or 'none'}){root}; the owner of the namespace can add them"
             )
     return lines
 
 
-def _is_allowed(name: str, allowed: str | None) -> bool:
+def _is_allowed(key: str, name: str, allowed: str | None) -> bool:
+    if key == "secrets":  # No patterns: one that matches tomorrow's Secret gives it away unseen.
+        return name not in OF_STEPS and (allowed is None or name in allowed.split())
     return allowed is None or any(fnmatchcase(name, pattern) for pattern in allowed.split())
+
+
+def _foreign_networks(job: JobSpec) -> list[str]:
+    """Return the secondary networks of other namespaces that annotations name, as `namespace/network`.
+
+    Source: the Network Plumbing Working Group's multi-network specification 1.3, section 4.1.
+    """
+    from components.launchers.cluster.client import own_namespace
+
+    names: list[str] = []
+    for annotation in _NETWORK_ANNOTATIONS:
+        text = job.annotations.get(annotation, "")
+        if not set(text) & set('[{"'):
+            names += [name.strip().partition("@")[0] for name in text.split(",")]
+            continue
+        try:
+            names += [f"{item.get('namespace') or ''}/{item['name']}" for item in json.loads(text)]
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            names.append(f"unreadable/{text[:80]}")
+    return [name for name in names if name.rpartition("/")[0] not in ("", own_namespace())]

@@ -1,5 +1,6 @@
 """A run's training job: what of the pipeline's parameters reaches it, its name, and its end."""
 
+import re
 import sys
 import time
 
@@ -9,6 +10,7 @@ from fake_pod import endless, fine
 
 from components import job_limits, jobs, object_store
 from components.jobs import Request, name_of, remove
+from components.launchers.cluster import client
 from components.launchers.cluster.backend import ClusterBackend
 from trainer.errors import ConfigError, KubedetError
 
@@ -182,30 +184,72 @@ def test_the_root_of_the_steps_own_image_is_read_only_unless_the_job_says_otherw
     assert on_cluster(image="own:1", job={"read_only_root": True}).spec(COMMAND).read_only_root
 
 
-SECRET = {"name": "TOKEN", "secret": "other-teams", "key": "token"}
+def reading(secret):
+    return {"secret_env": [{"name": "TOKEN", "secret": secret, "key": "token"}]}
+
+
+NETWORKS = "k8s.v1.cni.cncf.io/networks"
+APPARMOR = "container.apparmor.security.beta.kubernetes.io/pytorch"
 
 
 @pytest.mark.parametrize(
     ("job", "key", "value", "named"),
     [
-        ({"secret_env": [SECRET]}, "secrets", "keys kubedet-*", "other-teams"),
-        ({"image_pull_secrets": ["registry"]}, "secrets", "keys kubedet-*", "registry"),
+        (reading("other-teams"), "secrets", "keys kubedet-object-store", "other-teams"),
+        ({"image_pull_secrets": ["registry"]}, "secrets", "keys kubedet-object-store", "registry"),
         ({"service_account": "cluster-admin"}, "service-accounts", "kubedet-training", "cluster-admin"),
         ({"capabilities": ["SYS_ADMIN", "IPC_LOCK"]}, "capabilities", "IPC_LOCK", "SYS_ADMIN"),
         ({"network": {"profile": "rdma"}}, "capabilities", "", "IPC_LOCK"),
+        ({"run_as_non_root": False}, "capabilities", "IPC_LOCK *A* *E* *O* SYS_CHROOT", "KILL"),
+        ({"annotations": {APPARMOR: "unconfined"}}, "annotations", NETWORKS, APPARMOR),
+        ({"annotations": {NETWORKS: "rdma, ops/net1@eth1"}}, "networks", "ours/*", "ops/net1"),
+        (
+            {"annotations": {NETWORKS: '[{"name":"a"},{"name":"b","namespace":"ops"}]'}},
+            "networks",
+            "",
+            "ops/b",
+        ),
+        ({"annotations": {"v1.multus-cni.io/default-network": "ops/b"}}, "networks", "", "ops/b"),
+        ({"annotations": {NETWORKS: '{"name": "a"'}}, "networks", "", 'unreadable/{"name": "a"'),
     ],
 )
 def test_a_job_has_what_the_namespaces_owner_allows_and_no_more(monkeypatch, job, key, value, named):
     on_cluster(job=job).spec(COMMAND)  # nobody limits it
     monkeypatch.setenv(job_limits.VARIABLES[key], value)
-    with pytest.raises(ConfigError, match=f"  {named}: not among the {key}") as caught:
+    with pytest.raises(ConfigError, match=f"  {re.escape(named)}: not among the {key}") as caught:
         on_cluster(job=job).spec(COMMAND)
     assert job_limits.CONFIG_MAP in caught.value.message and "owner" in caught.value.message
-    monkeypatch.setenv(job_limits.VARIABLES[key], f"{value} {named[:3]}*")
+    added = named if key == "secrets" else f"{named[:3]}*"
+    monkeypatch.setenv(job_limits.VARIABLES[key], f"{value} {object_store.CREDENTIALS} {added}")
     on_cluster(job=job).spec(COMMAND)
 
 
+def test_networks_of_the_own_namespace_are_not_limited(monkeypatch, tmp_path):
+    monkeypatch.setenv(job_limits.VARIABLES["networks"], "")
+    (tmp_path / "namespace").write_text("team-a")
+    monkeypatch.setattr(client, "_NAMESPACE_FILE", tmp_path / "namespace")
+    for text in ("", "rdma", "rdma@eth1,team-a/b", '[{"name": "b", "namespace": "team-a"}]'):
+        on_cluster(job={"annotations": {NETWORKS: text}}).spec(COMMAND)
+
+
+@pytest.mark.parametrize("secret", ["kubedet-signing", "kubedet-notify", "kubedet-openlineage"])
+@pytest.mark.parametrize("allowed", [None, "*", "kubedet-*", "{secret}"])
+def test_no_job_reads_the_secrets_of_steps(monkeypatch, secret, allowed):
+    if allowed is not None:
+        monkeypatch.setenv(
+            job_limits.VARIABLES["secrets"], f"{object_store.CREDENTIALS} {allowed.format(secret=secret)}"
+        )
+    on_cluster().spec(COMMAND)
+    for asked in (
+        {"job": reading(secret)},
+        {"job": {"image_pull_secrets": [secret]}},
+        {"credentials": secret},
+    ):
+        with pytest.raises(ConfigError, match=f"  {secret}: only steps"):
+            on_cluster(**asked).spec(COMMAND)
+
+
 def test_the_secret_of_the_run_is_limited_too_and_a_run_cannot_lift_it(monkeypatch):
-    monkeypatch.setenv(job_limits.VARIABLES["secrets"], "mine-*")
+    monkeypatch.setenv(job_limits.VARIABLES["secrets"], "kubedet-object mine kubedet-*")
     with pytest.raises(ConfigError, match="kubedet-object-store: not among the secrets"):
         on_cluster(job={"env": {job_limits.VARIABLES["secrets"]: "*"}}).spec(COMMAND)

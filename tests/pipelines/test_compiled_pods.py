@@ -10,7 +10,7 @@ from compiled_forms import FORMS, MAIN, STEPS, asked_of_the_launcher, of, pods, 
 from components import job_limits, lineage_events, notices
 from components.images import COMPONENT_IMAGE
 from components.object_store import SECRET_KEYS
-from components.signing_secret import FOLDER
+from components.signing_secret import FOLDER, KEY
 from pipelines import CLEANUP, SEARCH, SHARED, TITLES
 from pipelines.compile import compile_pipeline
 from pipelines.sizes import SIZES
@@ -92,6 +92,13 @@ def test_only_the_export_mounts_the_key_that_the_run_names(compiled):
     assert set(mounts) == {"exec-export"}
     assert mount["mountPath"] == FOLDER and mount["optional"] is True
     assert mount["secretNameParameter"] == {"componentInputParameter": "pipelinechannel--signing"}
+    variables = [
+        pair
+        for pod in pods(compiled).values()
+        for use in pod.get("secretAsEnv", [])
+        for pair in use["keyToEnv"]
+    ]
+    assert variables and KEY not in {pair["secretKey"] for pair in variables}
 
 
 def test_the_form_for_a_bucket_mounts_nothing(compiled):
