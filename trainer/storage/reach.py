@@ -11,18 +11,32 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from trainer.errors import ConfigError, StorageError
 from trainer.masking import has_userinfo
-from trainer.storage.uris import OBJECT_STORES, WEB, scheme
+from trainer.storage.uris import OBJECT_STORES, WEB, InvalidAddress, host_and_port, scheme
 
 MOST_BYTES = 64 * 1024 * 1024
 """Of a file from an address that stands in data; a server could send for ever."""
 
-_PORTS = {"http": 80, "https": 443}
 _NAME = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]")
+
+# Own lists: what the standard library takes for global has changed with its patch releases. Ranges with a few
+# reachable addresses for infrastructure (anycast relays, Teredo, 6to4) are left out as a whole: they hold no
+# web servers, and some lead to an IPv4 address of any kind.
+# https://www.iana.org/assignments/iana-ipv4-special-registry (2025-10-22), .../iana-ipv6-special-registry
+_SPECIAL_IPV4 = tuple(map(ipaddress.IPv4Network, (
+    "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+    "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24",
+    "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
+    # Azure's platform, seen from its machines alone (Microsoft Learn, "What is IP address 168.63.129.16?").
+    "168.63.129.16/32",
+)))  # fmt: skip
+_ALLOCATED = ipaddress.IPv6Network("2000::/3")
+"""All that is allocated as global unicast (https://www.iana.org/assignments/ipv6-address-space)."""
+_SPECIAL_IPV6 = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""A translator puts the packet on to the IPv4 address in the last 32 bits (RFC 6052)."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -100,7 +114,7 @@ class Reach:
             ValueError: `peer` is no IP address.
         """
         address = ipaddress.ip_address(peer.partition("%")[0].strip("[]"))
-        if all(_is_public(each) for each in _meanings(address)):
+        if _is_public(address):
             return
         host, port = host_and_port(uri)
         if self.is_named(uri) or any(_is_meant(text, host, port, address) for text in self.allowed):
@@ -128,22 +142,6 @@ class Reach:
         return addresses
 
 
-def host_and_port(uri: str) -> tuple[str, int]:
-    """Return an address' host in lower case, without brackets, and its port.
-
-    Raises:
-        StorageError: it has none.
-    """
-    try:
-        address = urlsplit(uri)
-        host, port = address.hostname, address.port or _PORTS.get(address.scheme, 0)
-    except ValueError as error:
-        raise StorageError(f"{uri} is no address: {error}", fix="correct it") from error
-    if not host:
-        raise StorageError(f"{uri} is no address: it names no host", fix="correct it")
-    return host.rstrip("."), port
-
-
 def _place(uri: str) -> str:
     """Return host and port of an address in the web, scheme and bucket of an object; "" for what has none."""
     kind = scheme(uri)
@@ -153,7 +151,7 @@ def _place(uri: str) -> str:
         return ""
     try:
         return "{}:{}".format(*host_and_port(uri))
-    except StorageError:
+    except InvalidAddress:
         return ""
 
 
@@ -173,17 +171,10 @@ def _is_meant(text: str, host: str, port: int, address: Address) -> bool:
     return text.lower().replace("[", "").replace("]", "") in (host, f"{host}:{port}")
 
 
-def _meanings(address: Address) -> list[Address]:
-    """Return an address and those that are reached by it: an IPv4 address within one of IPv6."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return [address]
-    if address.ipv4_mapped:  # one of IPv4 and nothing else, as what a NAT64 translates
-        return [address.ipv4_mapped]
-    if address in _NAT64:
-        return [ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)]
-    inner = [each for each in (address.sixtofour, *(address.teredo or ())) if each is not None]
-    return [address, *inner]
-
-
 def _is_public(address: Address) -> bool:
-    return address.is_global and not address.is_multicast
+    """Tell whether an address is of the public network; one that holds another is what that one is."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is None and address not in _NAT64:
+            return address in _ALLOCATED and not any(address in network for network in _SPECIAL_IPV6)
+        address = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return not any(address in network for network in _SPECIAL_IPV4)

@@ -22,7 +22,16 @@ from urllib3.exceptions import HTTPError
 
 from trainer.errors import StorageError, refuse_userinfo
 from trainer.storage import attempts, clouds, environment, failures, hub, web
-from trainer.storage.uris import CLOUDS, WEB, FileState, check_bucket, climbs, scheme
+from trainer.storage.uris import (
+    CLOUDS,
+    WEB,
+    FileState,
+    check_bucket,
+    climbs,
+    host_and_port,
+    invalid_address,
+    scheme,
+)
 
 Result = TypeVar("Result")
 Purpose = Literal["read", "stream", "write"]
@@ -170,21 +179,20 @@ def _web_place(uri: str, purpose: Purpose) -> Place:
         fix = "use a local folder or s3://bucket/key"
         raise StorageError(f"cannot write {uri}: the web is read only", fix=fix)
     refuse_userinfo(uri, "the address")
-    try:
-        address = urlsplit(uri)
-        origin = f"{address.scheme}://{address.netloc}"
-        if not address.hostname or address.port == 0:
-            raise ValueError("it names no host")
-    except ValueError as error:
-        raise StorageError(f"{uri} is no address: {error}", fix="correct it") from error
+    host_and_port(uri)
+    address = urlsplit(uri)
+    origin = f"{address.scheme}://{address.netloc}"
     web.check_hops(uri)
     options = _options(purpose, environment.proxy_of(origin), hub.authorization(origin))
     key = unquote(address.path).removeprefix("/")
     if not key or posixpath.normpath(key) != key or key.startswith("/"):
         return Place(uri, None, "", origin)
-    if address.query:
-        return Place(uri, _web_store.__wrapped__(uri.partition("#")[0], options), "", origin)
-    return Place(uri, _web_store(origin, options), key, origin)
+    try:
+        if address.query:
+            return Place(uri, _web_store.__wrapped__(uri.partition("#")[0], options), "", origin)
+        return Place(uri, _web_store(origin, options), key, origin)
+    except ValueError as error:  # obstore refuses more names than DNS does.
+        raise invalid_address(uri, str(error)) from error
 
 
 def _store(place: Place) -> ObjectStore:

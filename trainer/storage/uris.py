@@ -4,12 +4,12 @@ import os
 import re
 from contextlib import suppress
 from functools import lru_cache
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from trainer.errors import StorageError, refuse_userinfo
+from trainer.errors import MissingError, StorageError, refuse_userinfo
 
 CLOUDS = ("gs", "az")
 """Object stores that are no S3."""
@@ -17,6 +17,15 @@ OBJECT_STORES = ("s3", "minio", *CLOUDS)
 WEB = ("http", "https")
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
+_AUTHORITY = re.compile(r"https?://([^/?#]*)", re.IGNORECASE)
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]*))?")
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
+_NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
+_PORTS = {"http": 80, "https": 443}
+
+
+class InvalidAddress(MissingError):
+    """An address of the web that no server can have: asking again gives the same answer."""
 
 
 class FileState(NamedTuple):
@@ -39,6 +48,43 @@ def scheme(uri: str) -> str:
     """Return the URI's scheme in lower case; "" for a plain path, "file" for file: URIs."""
     match = _SCHEME.match(uri)
     return match.group(1).lower() if match else ""
+
+
+def host_and_port(uri: str) -> tuple[str, int]:
+    """Return the host of an address of the web, in lower case and without brackets, and its port.
+
+    Clients disagree about odd hosts such as `0177.0.0.1`, so only what all read alike is accepted: names of
+    letters, digits, `-` and `_` (others as in IDNA), IPv4 as four decimal numbers, and IPv6 in brackets
+    (RFC 3986, section 3.2.2; RFC 1035, section 2.3.4; https://url.spec.whatwg.org/#host-parsing).
+
+    Raises:
+        InvalidAddress: it is none.
+    """
+    authority = _AUTHORITY.match(uri)
+    named = authority[1].rpartition("@")[2] if authority else ""
+    match = _HOST.fullmatch(named)
+    if match is None:
+        raise invalid_address(uri, "it names no host" if not named else f"{named!r} is no host and port")
+    host, port = match[1].lower(), int(match[2][:6] if match[2] else _PORTS[scheme(uri)])
+    if not 0 < port < 2**16:
+        raise invalid_address(uri, f"there is no port {match[2]}")
+    try:
+        if host.startswith("["):
+            return str(IPv6Address(host[1:-1])), port
+        labels = host.encode("idna").decode("ascii").removesuffix(".").split(".")
+        ".".join(labels).encode("ascii").decode("idna")
+    except ValueError as error:  # UnicodeError is one.
+        raise invalid_address(uri, str(error)) from None
+    if not all(map(_LABEL.fullmatch, labels)) or len(".".join(labels)) > 253:
+        raise invalid_address(uri, f"no host can be named {host!r}")
+    if _NUMBER.fullmatch(labels[-1]) and not _is_address(".".join(labels)):
+        raise invalid_address(uri, f"{host!r} is neither a name nor an IPv4 address")
+    return host.removesuffix("."), port
+
+
+def invalid_address(uri: str, reason: str) -> InvalidAddress:
+    """Return the error for an address that no server can have."""
+    return InvalidAddress(f"{uri} is no address: {reason}", fix="correct it")
 
 
 def is_local(uri: str) -> bool:
@@ -185,7 +231,9 @@ def check_place(uri: str) -> None:
         ConfigError: it holds a name or password.
     """
     refuse_userinfo(uri, "the URI")
-    if scheme(uri) in CLOUDS:
+    if scheme(uri) in WEB:
+        host_and_port(uri)
+    elif scheme(uri) in CLOUDS:
         check_bucket(uri)
     elif scheme(uri) in OBJECT_STORES:
         from trainer.storage import environment

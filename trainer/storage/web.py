@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL
 from typing import Any
 from urllib.parse import urljoin
 
@@ -24,8 +24,8 @@ from urllib3.util.connection import create_connection
 from trainer.bounded_text import whole_number
 from trainer.errors import StorageError
 from trainer.storage import attempts, environment, failures, hub, traffic
-from trainer.storage.reach import MOST_BYTES, Reach, Refused, host_and_port
-from trainer.storage.uris import WEB, FileState, scheme
+from trainer.storage.reach import MOST_BYTES, Reach, Refused
+from trainer.storage.uris import WEB, FileState, InvalidAddress, host_and_port, invalid_address, scheme
 
 _BLOCK = 256 * 1024
 _NO_HEAD = (405, 501)
@@ -120,10 +120,8 @@ def read_within(uri: str, reach: Reach, most: int = MOST_BYTES) -> bytes:
     def read() -> bytes:
         try:
             return _read_hops(uri, reach, most)
-        except UnicodeError as error:  # of a host's name that cannot be asked for
-            raise StorageError(f"{uri} is no address: {error}", fix="correct it") from error
-        except (urllib3.exceptions.HTTPError, HTTPException, OSError) as error:
-            raise failures.broken(uri, error) from error
+        except (urllib3.exceptions.HTTPError, HTTPException, OSError, UnicodeError) as error:
+            raise _broken(uri, error) from error
 
     return attempts.call(uri, "read", server, read)
 
@@ -153,7 +151,7 @@ def check_hops(uri: str) -> None:
     try:
         with _answer("GET", uri, Reach((uri,)), {"Range": "bytes=0-0"}) as response:
             response.close()
-    except (Refused, failures.Circling):
+    except (Refused, failures.Circling, InvalidAddress):
         raise
     except (StorageError, HTTPException, OSError, UnicodeError):
         return  # Whoever reads the file says it better.
@@ -258,7 +256,10 @@ def _answer(
         except BaseException:
             response.close()
             raise
-        following = urljoin(hops[-1], target)
+        try:
+            following = urljoin(hops[-1], target)
+        except ValueError as error:
+            raise invalid_address(target, str(error)) from None
         if scheme(following) not in WEB:
             fix = "let it redirect to http:// or https://"
             raise Refused(f"refused {uri}: it redirects to {following}", fix=fix)
@@ -273,6 +274,7 @@ def _request(
     """Ask a server, without following where it sends one on to."""
     patience = attempts.PATIENCE
     timeout = urllib3.Timeout(connect=patience.connect, read=patience.silence)
+    host_and_port(hop)
     if reach is not None:
         reach.check(hop)
     # The hub's token is for the hub, where the user named that.
@@ -283,8 +285,15 @@ def _request(
             method, hop, headers={"Accept-Encoding": "identity", **headers, **token}, timeout=timeout,
             preload_content=False, redirect=False, retries=2 if reach is None else False,
         )  # fmt: skip
-    except urllib3.exceptions.HTTPError as error:
-        raise failures.broken(hop, error) from error
+    except (urllib3.exceptions.HTTPError, HTTPException, UnicodeError) as error:
+        raise _broken(hop, error) from error
+
+
+def _broken(uri: str, error: Exception) -> StorageError:
+    """Return the error for a request that failed; one that cannot be written down fails each time."""
+    if isinstance(error, urllib3.exceptions.LocationValueError | InvalidURL | UnicodeError):
+        return invalid_address(uri, str(error))
+    return failures.broken(uri, error)
 
 
 def _checked(response: urllib3.BaseHTTPResponse, uri: str) -> urllib3.BaseHTTPResponse:

@@ -191,16 +191,32 @@ def test_what_a_killed_download_left_is_cleared_away(make_coco, tmp_path):
     assert not old.exists() and new.exists()  # which another download may be writing
 
 
-def test_one_address_that_is_none_is_counted_and_no_more(image_server, tmp_path):
+def test_addresses_that_are_none_are_missing_images_and_no_more(image_server, tmp_path):
     server, _ = image_server
-    form = form_of_urls(server, range(1, 12))
-    form["images"][3]["coco_url"] = "http://[x/1.jpg"
+    odd = [
+        "256.1.1.1",
+        "[x",
+        "[v1.x]",
+        "127.0.0.1 ",
+        "a b",
+        "a..b",
+        f"{'a' * 64}.example",
+        "xn--a.example",
+        "a:x",
+    ]
+    odd += ["\ud800.example", "1.2.3.4.5", "a\x00b", "a:99999", "a\\b", "a%2fb"]
+    form = form_of_urls(server, range(1, 10 + len(odd)))
+    for image, host in zip(form["images"][3:], odd, strict=False):
+        image["coco_url"] = f"http://{host}/1.jpg"
     (tmp_path / "x.json").write_text(json.dumps(form))
     manifest = download(
-        str(tmp_path / "x.json"), str(tmp_path / "data"), replace(CONFIG, max_bad_fraction=0.5)
+        str(tmp_path / "x.json"), str(tmp_path / "data"), replace(CONFIG, max_bad_fraction=0.9)
     )
-    assert sum(counts["images"] for counts in manifest["splits"].values()) == 10
-    assert manifest["problems"][reasons.IMAGE_NOT_FETCHED]["count"] == 1
+    assert sum(counts["images"] for counts in manifest["splits"].values()) == 9
+    assert manifest["problems"][reasons.IMAGE_MISSING]["count"] == len(odd)
+    assert all(
+        "is no address" in example for example in manifest["problems"][reasons.IMAGE_MISSING]["examples"]
+    )
 
 
 @pytest.mark.slow

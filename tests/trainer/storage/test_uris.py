@@ -7,7 +7,7 @@ from minio.helpers import check_bucket_name
 
 from trainer.errors import StorageError
 from trainer.storage import check_place
-from trainer.storage.uris import check_bucket
+from trainer.storage.uris import InvalidAddress, check_bucket, host_and_port
 
 
 @pytest.mark.parametrize(
@@ -100,3 +100,33 @@ def test_only_who_has_a_store_of_another_kind_is_told_how_to_say_so(monkeypatch)
         problems[uri] = caught.value.fix
     assert "AWS_ENDPOINT_URL" in problems["s3://My_Bucket/x"]
     assert "AWS_ENDPOINT_URL" not in problems["s3://a..b/x"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "host", "port"),
+    [
+        ("http://Example.org/a b", "example.org", 80),
+        ("https://a_b.-c.example.:8443?x", "a_b.-c.example", 8443), ("http://user@1.2.3.4:/x", "1.2.3.4", 80),
+        ("HTTPS://[2001:DB8::0:1]#x", "2001:db8::1", 443), ("http://bücher.example/", "bücher.example", 80),
+        ("http://xn--bcher-kva.example", "xn--bcher-kva.example", 80),
+        ("http://2a.example/[x", "2a.example", 80),
+    ],
+)  # fmt: skip
+def test_host_and_port_of_an_address(uri, host, port):
+    assert host_and_port(uri) == (host, port)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "", "@", ":80", ".", "a..b", "a.b..", ".a", f"{'a' * 64}.b", ".".join(["a" * 60] * 5), "256.1.1.1",
+        "1.2.3", "1.2.3.4.5", "0177.0.0.1", "0x7f.1", "2130706433", "١.1.1.1", "[]", "[::1", "::1]", "[::1]x",
+        "[::g]", "[v1.x]", "[fe80::1%25eth0]", "[::ffff:256.1.1.1]", "127.0.0.1 ", " a", "a b", "a\tb",
+        "a\nb", "a\0b", "a\u2028b", "a%00b", "a%2fb", "a\\b", "a:b", "a:0", "a:99999", "a:-1", "a:1:1", "a:१",
+        f"a:{'9' * 5000}", "xn--a.b", "\ud800.b", "a|b", "<a>", "a*b", "a,b",
+    ],
+)  # fmt: skip
+def test_hosts_that_no_server_can_have(host):
+    with pytest.raises(InvalidAddress) as caught:
+        host_and_port(f"http://{host}/i.jpg")
+    assert not caught.value.passing and caught.value.fix
