@@ -31,6 +31,12 @@ def add(commands: Commands) -> None:
     _add(actions, "show", _show, "the model card", one_model)
     verify = _add(actions, "verify", _verify, "compare a model with its checksums and signature", one_model)
     verify.add_argument("--public-key", default="", metavar="FILE", help="PEM file of the signer's key")
+    verify.add_argument(
+        "--at-least",
+        default="",
+        metavar="VERSION",
+        help="refuse a model that was exported before this version",
+    )
     promote = _add(actions, "promote", _promote, "make a version the current one", root)
     promote.add_argument("name", metavar="NAME", help="of the model, as `kubedet model list` shows it")
     promote.add_argument("version", metavar="VERSION", help="one of its versions, in full")
@@ -119,15 +125,23 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
+    from trainer.export import published_models
     from trainer.export.bundle_signing import check_signature
 
     model = _load(arguments)
-    model.check_whole()
+    compared = [model]
+    if arguments.at_least:
+        compared.append(published_models.check_at_least(model, arguments.at_least, arguments.data_root))
+    for each in compared:
+        each.check_whole()
     print(f"{model.uri}: {len(model.checksums)} files are as they were written, and no others are there")
     print(f"{model.metadata['name']} {model.metadata['model_version']}, sha256 of SHA256SUMS {model.digest}")
     if arguments.public_key:
-        check_signature(model, arguments.public_key)
+        for each in compared:
+            check_signature(each, arguments.public_key)
         print(f"signed by the key of {arguments.public_key}")
+    if arguments.at_least:
+        print(f"not older than version {arguments.at_least}")
     return 0
 
 

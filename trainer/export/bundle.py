@@ -15,12 +15,14 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from trainer import storage
-from trainer.errors import StorageError
+from trainer.errors import FormError, StorageError
 from trainer.os_errors import explained
+from trainer.storage.local import open_file
 from trainer.temporary_folders import temporary_folder
 
 METADATA = "model_metadata.json"
@@ -50,6 +52,12 @@ FORM = storage.Form(
 )
 """Of METADATA."""
 _READ_AT_ONCE = 8 * 1024 * 1024
+_MOST_BYTES = 16 * 1024**3
+"""Of a file of a bundle; the largest of ours has half a GB."""
+_MOST_BYTES_OF_TEXT = 16 * 1024**2
+"""Of the checksums, the metadata and the signature."""
+_LARGEST_INPUT = 8192
+"""Side of the input square: preprocessing takes 15 bytes for each of its pixels."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +86,18 @@ class Bundle:
         """Compare all files with their checksums, and refuse whatever else is in the folder.
 
         Raises:
-            StorageError: naming what is missing, changed, added, or a symbolic link.
+            StorageError: naming what is missing, changed, added, or not a regular file.
         """
-        self.check()
-        problems = [f"{name}: a symbolic link" for name in _links(self.uri)]
         listed = {*self.checksums, CHECKSUMS, SIGNATURE}
-        problems += [
+        problems = _irregular(self.uri) + [
             f"{name}: added: {CHECKSUMS} does not list it"
             for name in storage.list_files(self.uri)
             if name not in listed
         ]
-        if problems:
+        if not problems:
+            _check_size(storage.join(self.uri, SIGNATURE), _MOST_BYTES_OF_TEXT)
+            self.check()
+        else:
             raise StorageError(
                 f"{self.uri} is not the bundle as it was written:\n  " + "\n  ".join(sorted(set(problems))),
                 fix="take away what you know does not belong there; else export the model again",
@@ -108,12 +117,15 @@ class Bundle:
                 if name not in self.checksums:
                     problems.append(f"{name}: not in the bundle")
                     continue
+                uri = storage.join(self.uri, name)
                 try:
-                    paths[name] = storage.local_copy(storage.join(self.uri, name))
+                    _check_size(uri, _MOST_BYTES_OF_TEXT if name == METADATA else _MOST_BYTES)
+                    paths[name] = storage.local_copy(uri)
+                    digest = file_sha256(paths[name])
                 except StorageError as error:
                     problems.append(f"{name}: {error.message}")
                     continue
-                if file_sha256(paths[name]) != self.checksums[name]:
+                if digest != self.checksums[name]:
                     problems.append(f"{name}: its bytes have changed since the bundle was written")
             if problems:
                 raise StorageError(
@@ -150,12 +162,48 @@ def load(uri: str) -> Bundle:
             f"{uri} holds no bundle: {CHECKSUMS} is missing, which is written last",
             fix="give the folder of an exported model (RUN/model, or one that `kubedet model list` shows)",
         )
+    _check_size(sums, _MOST_BYTES_OF_TEXT)
     content = storage.read_bytes(sums)
     checksums = _parse(content, sums)
     empty = Bundle(uri, {}, checksums)
     empty.check([METADATA])
-    digest = hashlib.sha256(content).hexdigest()
-    return Bundle(uri, storage.read_json(storage.join(uri, METADATA), FORM), checksums, digest)
+    metadata = storage.read_json(storage.join(uri, METADATA), FORM)
+    _check_values(storage.join(uri, METADATA), metadata, checksums)
+    return Bundle(uri, metadata, checksums, hashlib.sha256(content).hexdigest())
+
+
+def _check_size(uri: str, most: int) -> None:
+    state = storage.state(uri)
+    if state is not None and state.size > most:
+        raise StorageError(
+            f"{uri} has {state.size} bytes, more than the {most} that are read",
+            fix="export the model again, or take another version",
+        )
+
+
+def _check_values(uri: str, metadata: dict[str, Any], checksums: dict[str, str]) -> None:
+    """Refuse metadata of the right form whose values no export writes.
+
+    Raises:
+        FormError: naming each.
+    """
+    size, ids = metadata["input"]["input_size"], [category["id"] for category in metadata["classes"]]
+    problems = []
+    try:
+        if datetime.fromisoformat(metadata["created"]).tzinfo is None:
+            raise ValueError("it has no time zone")
+    except ValueError as error:
+        problems.append(f"created is {metadata['created'][:60]!r}, not a time: {error}")
+    if not 0 < size <= _LARGEST_INPUT:
+        problems.append(f"input.input_size is {size}, not 1 to {_LARGEST_INPUT}")
+    if sorted(ids) != list(range(len(ids))) or not ids:
+        problems.append("the ids of classes are not 0, 1, 2, ...")
+    for name, described in metadata["formats"].items():
+        unlisted = sorted(set(described["files"]) - set(checksums))
+        if not described["files"] or unlisted:
+            problems.append(f"formats.{name}.files: {', '.join(unlisted) or 'none'}, not files of the bundle")
+    if problems:
+        raise FormError(f"{uri}: {'; '.join(problems)}", fix=FORM.remedy)
 
 
 def seal(folder: Path) -> None:
@@ -222,23 +270,25 @@ def as_it_is(source: Bundle) -> Iterator[Path]:
         yield target
 
 
-def _links(uri: str) -> list[str]:
-    """Return the names of the symbolic links in a local folder; a store has none."""
+def _irregular(uri: str) -> list[str]:
+    """Describe what is neither a folder nor a regular file below a local folder; a store has none."""
     if not storage.is_local(uri):
         return []
     top = storage.local_path(uri)
-    below = ((Path(folder) / name) for folder, *names in os.walk(top) for name in [*names[0], *names[1]])
-    return [str(path.relative_to(top)) for path in below if path.is_symlink()]
+    below = (Path(folder) / name for folder, *names in os.walk(top) for name in [*names[0], *names[1]])
+    kinds = {path: "a symbolic link" if path.is_symlink() else "not a regular file" for path in below
+             if path.is_symlink() or not (path.is_file() or path.is_dir())}  # fmt: skip
+    return sorted(f"{path.relative_to(top)}: {kind}" for path, kind in kinds.items())
 
 
 def file_sha256(path: Path) -> str:
     """sha256 of a file, in hexadecimal.
 
     Raises:
-        StorageError: it cannot be read.
+        StorageError: it cannot be read, or is not a regular file.
     """
     digest = hashlib.sha256()
-    with explained(str(path), "read"), path.open("rb") as file:
+    with explained(str(path), "read"), open_file(path) as file:
         while block := file.read(_READ_AT_ONCE):
             digest.update(block)
     return digest.hexdigest()

@@ -284,6 +284,28 @@ def load(model: str, data_root: str) -> Bundle:
     return chosen
 
 
+def check_at_least(chosen: Bundle, version: str, data_root: str) -> Bundle:
+    """Refuse a bundle that was exported before a version of the same model.
+
+    `current` is not signed: whoever can write to the data root can make it name an older, signed version. A
+    version's name is a hash, so the order is that of `created` in the metadata, which are signed.
+
+    Returns:
+        The version that was named. Its signature has to be checked as well.
+
+    Raises:
+        StorageError: there is no such version, or it is newer.
+    """
+    named = load(f"{chosen.metadata['name']}@{version}", data_root)
+    times = [datetime.fromisoformat(each.metadata["created"]) for each in (chosen, named)]
+    if times[0] < times[1]:
+        raise StorageError(
+            f"{chosen.uri} is older than version {version}: it was created {times[0]}, that one {times[1]}",
+            fix="find out who made it current; `kubedet model promote NAME VERSION` changes that",
+        )
+    return named
+
+
 def check_identity(chosen: Bundle) -> None:
     """Refuse a bundle that lies in the folder of another model or version than its metadata tell.
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
-from trainer.errors import DamagedError
+from trainer.errors import DamagedError, StorageError
 from trainer.os_errors import explained
 from trainer.storage.uris import FileState, local_path
 
@@ -35,10 +36,28 @@ def state(uri: str) -> FileState | None:
     return _state(status) if stat.S_ISREG(status.st_mode) else None
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file to read it: a FIFO would be waited for, and a device has no end.
+
+    Raises:
+        StorageError: it is none.
+        OSError: it cannot be opened.
+    """
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 (the caller closes it)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise StorageError(f"{path} is not a regular file", fix="put the file there that belongs there")
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def read_bytes(uri: str, sha256: str) -> bytes:
     """Return a file's content, whose hash must be `sha256` where it is not ""."""
-    with explained(uri, "read"):
-        data = local_path(uri).read_bytes()
+    with explained(uri, "read"), open_file(local_path(uri)) as file:
+        data = file.read()
     digest = sha256 and hashlib.sha256(data).hexdigest()
     if digest != sha256:
         raise damaged(uri, digest, sha256)
@@ -64,7 +83,7 @@ def check(path: Path, uri: str, sha256: str) -> None:
         DamagedError: it is another one.
         StorageError: it cannot be read.
     """
-    with explained(uri, "read"), path.open("rb") as file:
+    with explained(uri, "read"), open_file(path) as file:
         status = os.fstat(file.fileno())
         key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
         if key not in _HASHED:
@@ -75,7 +94,7 @@ def check(path: Path, uri: str, sha256: str) -> None:
 
 def read_range(uri: str, start: int, length: int) -> bytes:
     """Return `length` bytes from `start` on, or as many as there are."""
-    with explained(uri, "read"), local_path(uri).open("rb") as file:
+    with explained(uri, "read"), open_file(local_path(uri)) as file:
         file.seek(start)
         return file.read(length)
 
@@ -202,13 +221,22 @@ def _name(temporary: Path, target: Path) -> None:
 
 
 def _walk(folder: Path, prefix: str, recursive: bool) -> Iterator[tuple[str, FileState]]:
-    with os.scandir(folder) as entries:
+    """Yield the files in a folder, except those that others delete meanwhile."""
+    try:
+        entries = os.scandir(folder)
+    except FileNotFoundError:
+        return
+    with entries:
         for entry in entries:
             if entry.is_dir():
                 if recursive and not entry.is_symlink():
                     yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", recursive)
             elif not (entry.name.startswith(".") and entry.name.endswith(".tmp")) and entry.is_file():
-                yield prefix + entry.name, _state(entry.stat())
+                try:
+                    state = _state(entry.stat())
+                except FileNotFoundError:
+                    continue
+                yield prefix + entry.name, state
 
 
 def _state(digest: os.stat_result) -> FileState:

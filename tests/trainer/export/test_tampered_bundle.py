@@ -1,5 +1,7 @@
 """What OpenSSF's own verifier refuses, `kubedet model verify` refuses: each way to alter a signed bundle."""
 
+import functools
+import json
 import os
 import shutil
 import subprocess
@@ -12,8 +14,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from trainer import storage
-from trainer.errors import KubedetError, StorageError
+from trainer.errors import FormError, KubedetError, StorageError
 from trainer.export import bundle, bundle_signing, published_models
+from trainer.export.predict import open_bundle
+from trainer.storage import records
 
 pytest.importorskip("model_signing")
 
@@ -36,7 +40,10 @@ def keys(tmp_path) -> tuple[str, str]:
 def root(tmp_path, keys) -> Path:
     """A data root with two signed versions, the second one current."""
     for version in ("v1", "v2"):
-        made = make_bundle(tmp_path / "made" / version, version=version, ap=0.1 * int(version[1]))
+        created = f"2026-11-2{version[1]}T08:00:00+00:00"
+        made = make_bundle(
+            tmp_path / "made" / version, version=version, ap=0.1 * int(version[1]), created=created
+        )
         bundle_signing.sign(Path(made), keys[0])
         published_models.publish(made, str(tmp_path / "root"), "pets")
     return tmp_path / "root"
@@ -100,6 +107,64 @@ def _other_checksums(folder: Path) -> None:
     sums.write_text("\n".join(sorted(sums.read_text().splitlines(), reverse=True)) + "\n")
 
 
+def _fifo(folder: Path, name: str = "model.onnx") -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+
+
+def _device(folder: Path, name: str = "model.onnx") -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.symlink("/dev/zero", folder / name)
+
+
+def _sparse(folder: Path, name: str = "model.onnx") -> None:
+    with (folder / name).open("ab") as file:
+        file.truncate(2**43)
+
+
+IN_PLACE = ["model.onnx", bundle.SIGNATURE, bundle.METADATA, bundle.CHECKSUMS]
+
+
+@pytest.mark.parametrize("name", [*IN_PLACE, "more"])
+@pytest.mark.parametrize("alter", [_fifo, _device, _sparse])
+def test_what_is_no_regular_file_is_refused_before_it_is_read(root, keys, name, alter):
+    alter(root / "models" / "pets" / "v2", name)
+    with pytest.raises(StorageError) as caught:
+        verify("pets@v2", root, keys[1])
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("alter", [_fifo, _device, _sparse])
+def test_prediction_opens_regular_files_alone(root, alter):
+    alter(root / "models" / "pets" / "v2")
+    with (
+        pytest.raises(StorageError, match=r"model\.onnx"),
+        open_bundle(published_models.load("pets", str(root))),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        *((("input", "input_size"), value) for value in (0, -1, 1_000_000)),
+        (("formats", "onnx", "files"), []), (("formats", "onnx", "files"), ["/dev/zero"]), (("classes",), []),
+        (("classes", 1, "id"), 0), (("classes", 1, "id"), 10**30), (("created",), ""),
+        (("created",), "2026-13-01"), (("created",), "2026-11-23T10:00:00"),
+    ],
+)  # fmt: skip
+def test_values_that_no_export_writes_are_refused(tmp_path, keys, value):
+    folder = Path(make_bundle(tmp_path / "made"))
+    metadata = json.loads((folder / bundle.METADATA).read_text())
+    *above, last = keys
+    functools.reduce(lambda part, key: part[key], above, metadata)[last] = value
+    (folder / bundle.METADATA).write_bytes(records.encode(metadata))
+    bundle.seal(folder)
+    with pytest.raises(FormError) as caught:
+        bundle.load(str(folder))
+    assert bundle.METADATA in caught.value.message and caught.value.fix
+
+
 WAYS = [
     _changed, _resealed, _without, _added, _added_hidden, _added_below, _linked, _linked_besides,
     _linked_folder, _other_checksums,
@@ -144,6 +209,25 @@ def test_an_old_bundle_under_a_newer_versions_name_is_refused(root, keys):
     with pytest.raises(StorageError, match="holds pets v1"):
         published_models.promote(str(root), "pets", "v2")
     assert list(published_models.versions(str(root), "pets")[1]) == ["v2"]
+
+
+def test_an_older_signed_version_in_current_is_found_by_the_oldest_that_is_accepted(root, keys, kubedet):
+    command = ["model", "verify", "pets", "--data-root", str(root), "--public-key", keys[1]]
+    assert kubedet(*command, "--at-least", "v1")[0] == kubedet(*command, "--at-least", "v2")[0] == 0
+    current = root / "models" / "pets" / "current"
+    record = json.loads(current.read_text()) | {"version": "v1"}
+    record["digest"] = bundle.load(str(root / "models" / "pets" / "v1")).digest
+    current.write_bytes(records.encode(record))
+    assert kubedet(*command)[0] == 0, "every file of v1 is signed"
+    code, _, err = kubedet(*command, "--at-least", "v2")
+    assert code == 2 and "older than version v2" in err
+    assert "no version v3" in kubedet(*command, "--at-least", "v3")[2]
+    # Nor can the named version be dated back.
+    metadata = root / "models" / "pets" / "v2" / bundle.METADATA
+    metadata.write_text(metadata.read_text().replace("2026-11-22", "2026-11-20"))
+    bundle.seal(metadata.parent)
+    code, _, err = kubedet(*command, "--at-least", "v2")
+    assert code != 0 and "does not fit" in err
 
 
 def test_a_model_under_another_ones_name_is_refused(root, keys):

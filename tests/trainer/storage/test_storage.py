@@ -1,6 +1,7 @@
 import hashlib
 import http.server
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -300,3 +301,25 @@ def test_a_file_of_another_machine_is_refused():
         storage.read_bytes("file://host/x")
     assert "file:///host/x" in caught.value.fix
     assert storage.absolute("file://localhost/x") == "/x"
+
+
+def test_files_that_are_deleted_while_they_are_listed_are_left_out(tmp_path):
+    for number in range(5):
+        (tmp_path / "folder" / str(number)).mkdir(parents=True)
+        (tmp_path / "folder" / str(number) / "file").write_text("x")
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "b").write_text("x")
+    listing = storage.scan(str(tmp_path))
+    next(listing)
+    for path in tmp_path.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert len(list(listing)) < 6
+
+
+def test_a_fifo_or_device_is_refused_instead_of_read(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("fifo", "zero"):
+        for read in (storage.read_bytes, storage.read_json, lambda uri: storage.read_range(uri, 0, 4)):
+            with pytest.raises(StorageError, match="is not a regular file"):
+                read(str(tmp_path / name))
