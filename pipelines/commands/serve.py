@@ -19,6 +19,11 @@ def add(commands: Commands) -> None:
     add_model(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8080, help="port; 0 is any (default: %(default)s)")
+    parser.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", dest="names",
+        help="another host name of this server, as a proxy or a Service gives it, or a pattern such as "
+        "*.example.org; repeat it for more. IP addresses, localhost and this machine's name need none",
+    )  # fmt: skip
     add_pixel_limit(parser)
     add_runtime(parser)
     parser.set_defaults(command=_serve)
@@ -38,5 +43,5 @@ def _serve(options: argparse.Namespace) -> int:
     most_pixels = checked_pixel_limit(options)
     source = published_models.load(options.model, options.data_root)
     with open_bundle(source, options.kind, run_code=options.run_code) as model:
-        serve(model, options.host, options.port, most_pixels)
+        serve(model, options.host, options.port, most_pixels, options.names)
     return 0

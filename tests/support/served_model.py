@@ -21,7 +21,7 @@ def served(uri: str) -> Iterator[tuple[int, str]]:
     uvicorn = pytest.importorskip("uvicorn")
     server = pytest.importorskip("trainer.export.server")
     with open_bundle(bundle.load(uri)) as predictor:
-        running = uvicorn.Server(server.settings(server.application(predictor, ["127.0.0.1"])))
+        running = uvicorn.Server(server.settings(server.application(predictor, names=["models.example"])))
         thread = threading.Thread(target=running.run, daemon=True)
         thread.start()
         end = time.monotonic() + 60

@@ -23,6 +23,11 @@ from trainer.os_errors import refuse_want
 MAX_PIXELS = 178_956_970
 """Larger images are refused before they are decoded, by Pillow too: a small file can claim any size."""
 
+_SCANS = 10
+"""Of a progressive JPEG, as libjpeg writes it (jcparam.c, `jpeg_simple_progression`). One with more must have
+fewer pixels: each scan goes over all of them, and a few bytes are enough for a scan."""
+_BEGIN_OF_SCAN = b"\xff\xda"
+
 # Importing a plugin registers it; formats that run other programs (EPS) stay out. JPEG includes MPO.
 _PLUGINS = (JpegImageFile, PngImageFile, WebPImageFile, BmpImageFile, GifImageFile, TiffImageFile)
 _FORMATS = [plugin.format for plugin in _PLUGINS]
@@ -262,6 +267,11 @@ def _open(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
     if pixels > most_pixels:
         raise TooManyPixels(
             f"{image.width}x{image.height} are {pixels:,} pixels, more than the limit of {most_pixels:,}"
+        )
+    scans = data.count(_BEGIN_OF_SCAN) if image.info.get("progressive") else 1
+    if pixels * scans > _SCANS * most_pixels:
+        raise TooManyPixels(
+            f"{scans} scans of {image.width}x{image.height} pixels, too many for {most_pixels:,} pixels"
         )
     return image
 

@@ -5,16 +5,20 @@ are Triton and KServe (`kubedet model layout`), which speak the same protocol.
 """
 
 import os
+import re
 import socket
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from ipaddress import ip_address
 from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,6 +36,7 @@ _HEADER = "Inference-Header-Content-Length"
 _CLOSING = 4
 """Seconds in which connections may end when the server is to end, before they are cut off."""
 
+_HOST = re.compile(r"(?:https?://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _SAFETY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -150,17 +155,21 @@ class ModelServer:
 
 
 class _Guarded:
-    """Refuses requests that pages of other sites make, and tells browsers what the page may do."""
+    """Refuses requests that pages of other sites make, and sends browsers the limits of the page.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    A page of another site can send requests here in two ways. Its own name can resolve to this machine (DNS
+    rebinding): the header Host then holds that name, which is none of `hosts`. Or it posts to this machine's
+    address: browsers then send its own Origin. Programs send no Origin.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: list[str], names: list[str]) -> None:
+        self._app, self._names = app, [name.lower() for name in names]
+        self._hosts = [*self._names, *(host.lower() for host in hosts)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        site = dict(scope["headers"]).get(b"sec-fetch-site", b"none")
-        if scope["method"] not in ("GET", "HEAD") and site not in (b"none", b"same-origin"):
-            refusal = JSONResponse({"error": "pages of other sites cannot use this server"}, 403)
+        if refusal := self._refusal(scope["method"], Headers(scope=scope)):
             return await refusal(scope, receive, send)
 
         async def guarded(message: Message) -> None:
@@ -170,18 +179,57 @@ class _Guarded:
 
         await self._app(scope, receive, guarded)
 
+    def _refusal(self, method: str, headers: Headers) -> Response | None:
+        own = _host_and_port(headers.get("host", ""))
+        if not self._is_allowed(own[0]):
+            error = f"this server is not called {headers.get('host', '')!r}"
+            return JSONResponse({"error": error, "fix": "start it with --allow-host NAME"}, 400)
+        if method in ("GET", "HEAD"):
+            return None
+        site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
+        is_own = site in ("none", "same-origin")
+        if origin is not None:
+            page = _host_and_port(origin)
+            # A proxy may send another Host; the page then has the name that users see.
+            is_own &= page == own or any(fnmatchcase(page[0], name) for name in self._names)
+        if is_own and len(headers.getlist("host")) == 1:
+            return None
+        return JSONResponse({"error": "pages of other sites cannot use this server"}, 403)
+
+    def _is_allowed(self, host: str) -> bool:
+        """Tell whether a host name is this server's; an IP address in its place cannot be rebound."""
+        with suppress(ValueError):
+            return bool(ip_address(host))
+        return any(fnmatchcase(host, name) for name in self._hosts)
+
+
+def _host_and_port(text: str) -> tuple[str, str]:
+    """Return host and port of an Origin or a Host, without a default port: a proxy may speak https for this.
+
+    The host is empty if the text is neither.
+    """
+    match = _HOST.fullmatch(text)
+    if match is None:
+        return "", ""
+    host, port = match[1].lower().strip("[]"), match[2] or ""
+    return host, "" if port in ("80", "443") else port
+
 
 def application(
-    predictor: Predictor, hosts: list[str], most_pixels: int = MAX_PIXELS, server: ModelServer | None = None
+    predictor: Predictor,
+    hosts: Sequence[str] = ("localhost",),
+    most_pixels: int = MAX_PIXELS,
+    server: ModelServer | None = None,
+    names: Sequence[str] = (),
 ) -> Starlette:
     """The server of an opened model.
 
     Args:
         predictor: the model.
-        hosts: host names that requests may use (so another site's page cannot reach it by rebinding its own);
-            "*" is any.
+        hosts: host names of this machine; IP addresses are always allowed.
         most_pixels: larger images are refused before they are decoded.
-        server: its routes, where whoever calls is to end them.
+        server: its routes, if the caller ends them.
+        names: further host names, or patterns such as `*.example.org`, as proxies and Services give them.
     """
 
     async def refused(request: Request, error: Exception) -> Response:
@@ -197,8 +245,9 @@ def application(
 
     return Starlette(
         routes=(server or ModelServer(predictor, most_pixels)).routes(),
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts), Middleware(_Guarded)],
-        exception_handlers={KubedetError: refused, LookupError: refused},
+        middleware=[Middleware(_Guarded, hosts=list(hosts), names=list(names))],
+        # To a client that is gone nothing can be sent.
+        exception_handlers={KubedetError: refused, LookupError: refused, ClientDisconnect: refused},
     )
 
 
@@ -222,7 +271,9 @@ def settings(app: Starlette) -> uvicorn.Config:
     )  # fmt: skip
 
 
-def serve(predictor: Predictor, host: str, port: int, most_pixels: int = MAX_PIXELS) -> None:
+def serve(
+    predictor: Predictor, host: str, port: int, most_pixels: int = MAX_PIXELS, names: Sequence[str] = ()
+) -> None:
     """Serve until it is stopped (Ctrl-C, SIGTERM): within five seconds, whatever it is doing.
 
     Args:
@@ -230,6 +281,7 @@ def serve(predictor: Predictor, host: str, port: int, most_pixels: int = MAX_PIX
         host: address to listen at.
         port: 0 takes a free one.
         most_pixels: larger images are refused before they are decoded.
+        names: further host names of the server, those that a proxy or a Service gives it.
 
     Raises:
         ConfigError: one cannot listen there.
@@ -241,9 +293,8 @@ def serve(predictor: Predictor, host: str, port: int, most_pixels: int = MAX_PIX
         raise ConfigError(
             f"cannot listen at {host}:{port}: {reason}", fix="choose another with --port"
         ) from None
-    local = host in ("127.0.0.1", "localhost", "::1")
     routes = ModelServer(predictor, most_pixels)
-    app = application(predictor, ["127.0.0.1", "localhost"] if local else ["*"], most_pixels, routes)
+    app = application(predictor, ["localhost", host, socket.gethostname()], most_pixels, routes, names)
     server = _WebServer(settings(app), routes)
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -4,6 +4,9 @@ import http.client
 import io
 import json
 import re
+import socket
+import struct
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from PIL import Image
 
 from trainer.errors import ConfigError, DataError
 from trainer.export import bundle, inference_protocol
-from trainer.export.predict import open_bundle
+from trainer.export.predict import ImageTooLarge, decode_image, open_bundle
 
 uvicorn = pytest.importorskip("uvicorn")
 from trainer.export import server, serving_limits  # noqa: E402
@@ -131,13 +134,59 @@ def test_what_is_not_there(ask):
     assert ask("POST", "/v2/models/pets/infer", b"{}", Inference_Header_Content_Length="x")[0] == 400
 
 
-def test_another_sites_page_cannot_ask(ask):
-    assert ask("GET", "/", Host="evil.example")[0] == 400
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "", "[::1", "localhost:x", "a@localhost"]
+)
+def test_a_name_that_is_not_the_servers_is_refused(ask, host):
+    assert ask("GET", "/", Host=host)[0] == 400
 
 
-def test_another_sites_page_cannot_have_images_looked_at(ask):
-    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
-        assert ask("POST", "/detect", _jpeg(), Sec_Fetch_Site=site)[0] == status
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:81", "127.0.0.1:80", "10.1.2.3", "[::1]:8080", "models.example"]
+)
+def test_names_and_addresses_of_the_server(ask, host):
+    assert ask("GET", "/", Host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Sec_Fetch_Site": "cross-site"}, 403), ({"Sec_Fetch_Site": "same-site"}, 403),
+        ({"Sec_Fetch_Site": "same-origin"}, 200), ({"Sec_Fetch_Site": "none"}, 200),
+        ({"Origin": "http://evil.example"}, 403), ({"Origin": "null"}, 403), ({"Origin": ""}, 403),
+        ({"Origin": "http://localhost:1", "Host": "localhost:2"}, 403), ({"Origin": "http://[::1"}, 403),
+        ({"Origin": "http://localhost.evil.example", "Host": "localhost"}, 403),
+        ({"Origin": "http://127.0.0.1:81", "Host": "127.0.0.1:81"}, 200),
+        ({"Origin": "http://10.0.0.1", "Host": "10.0.0.1:80"}, 200),
+        ({"Origin": "https://models.example", "Host": "10.0.0.1:8080"}, 200),  # behind a proxy
+        ({"Origin": "http://evil.example", "Host": "models.example", "Sec_Fetch_Site": "same-origin"}, 403),
+    ],
+)  # fmt: skip
+def test_another_sites_page_cannot_have_images_looked_at(ask, headers, status):
+    assert ask("POST", "/detect", _jpeg(), **headers)[0] == status
+
+
+def test_a_client_that_leaves_is_no_error(address, ask, caplog, capfd):
+    for _ in range(3):
+        with socket.create_connection(address) as client:
+            client.sendall(b"POST /detect HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
+            time.sleep(0.1)
+        with socket.create_connection(address) as client:
+            head = b"POST /detect HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(_jpeg())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(head + _jpeg())
+    assert ask("POST", "/detect", _jpeg())[0] == 200
+    assert "Traceback" not in caplog.text + "".join(capfd.readouterr()) and not caplog.records
+
+
+def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded():
+    buffer = io.BytesIO()
+    Image.new("RGB", (2000, 2000)).save(buffer, "JPEG", progressive=True)
+    data = buffer.getvalue()
+    assert decode_image(data, "x", 4_000_000).size == (2000, 2000)
+    scan = data[data.rindex(b"\xff\xda") : -2]
+    with pytest.raises(ImageTooLarge, match="scans"):
+        decode_image(data[:-2] + scan * 50 + data[-2:], "x", 4_000_000)
 
 
 def test_the_page_is_all_there_and_asks_nobody_else(ask):
