@@ -1,6 +1,7 @@
 """Optimiser, learning-rate schedule, and the moving average of the weights."""
 
 import copy
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +17,17 @@ _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 def build_optimizer(detector: Architecture, config: TrainConfig) -> torch.optim.Optimizer:
-    """SGD, Adam or AdamW on the detector's groups of weights."""
+    """SGD, Adam or AdamW on the detector's groups of weights. A step that is skipped changes nothing."""
     groups = _with_decay_of_norms_and_biases(detector, config)
     if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
+        optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
+        if config.momentum:
+            # torch (2.15, `_fused_sgd`) allocates the buffers uninitialised for the first step to fill. If
+            # `found_inf` skips that step, the next one uses them as they are. Without dampening zeros give
+            # torch's first step: momentum * 0 + gradient.
+            for parameter in itertools.chain.from_iterable(group["params"] for group in groups):
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return optimizer
     kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     return kind(groups, lr=config.lr, fused=True)
 

@@ -76,6 +76,50 @@ def test_norms_and_biases_are_not_decayed(kind, expected):
     assert len(rest["params"]) == 2 and rest["weight_decay"] == 0.0
 
 
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_a_first_step_that_is_skipped_changes_nothing(kind, momentum):
+    """A gradient scaler skips it by `found_inf`; uninitialised memory is filled with NaN here."""
+
+    def trained(skips):
+        torch.manual_seed(0)
+        model = Layers(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+        config = TrainConfig(optimizer=kind, momentum=momentum, weight_decay=0.1)
+        optimizer = build_optimizer(model, config)
+        for step in range(5):
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, float(step + 1))
+            optimizer.found_inf = torch.tensor(float(step in skips))
+            optimizer.grad_scale = None
+            if step in skips:
+                optimizer.step()
+                model.zero_grad()
+            elif step > 1:
+                optimizer.step()
+        return [*model.parameters(), *(t for each in optimizer.state.values() for t in each.values())]
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.testing.assert_close(trained(skips={0, 1}), trained(skips=()), rtol=0, atol=0)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_the_first_step_of_sgd_is_that_of_torch():
+    torch.manual_seed(0)
+    ours, theirs = (Layers(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    config = TrainConfig(optimizer="sgd", weight_decay=0.1, momentum=0.9, lr=0.1)
+    groups = theirs.parameter_groups(config)
+    optimizers = [build_optimizer(ours, config), torch.optim.SGD(groups, lr=0.1, momentum=0.9)]
+    for _ in range(3):
+        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3, 5, 5)).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(list(ours.parameters()), list(theirs.parameters()), rtol=1e-6, atol=1e-7)
+
+
 def test_norms_and_biases_are_decayed_where_a_recipe_says_so():
     model = Layers(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.GroupNorm(2, 4))
     config = TrainConfig(weight_decay=0.1, bias_weight_decay=0.05)
