@@ -4,12 +4,11 @@ import os
 from dataclasses import fields
 from typing import Annotated, Any
 
-import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from trainer import storage
-from trainer.bounded_text import Unbounded, yaml_value
+from trainer.bounded_text import yaml_value
 from trainer.errors import ConfigError
 
 VARIABLE = "KUBEDET_PRICES"
@@ -72,8 +71,8 @@ def read(uri: str) -> Prices:
     names = ", ".join(field.name for field in fields(Prices))
     fix = f"write lines like `gpu_hour: 2.5`; keys are {names}"
     try:
-        tree: Any = yaml_value(storage.read_bytes(uri), yaml.SafeLoader, _LONGEST)
-    except (yaml.YAMLError, Unbounded, UnicodeDecodeError) as error:
+        tree: Any = yaml_value(storage.read_bytes(uri), _LONGEST)
+    except ValueError as error:
         raise ConfigError(f"{uri} is not YAML: {str(error).splitlines()[0]}", fix=fix) from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{uri} is no file of prices", fix=fix)

@@ -4,6 +4,8 @@ Brackets without end, or a few lines that stand for billions of values, end in a
 """
 
 import json
+from collections.abc import Hashable
+from functools import cache
 from typing import Any
 
 DEEPEST = 100
@@ -41,31 +43,76 @@ def json_value(text: str | bytes) -> Any:
     return value
 
 
-def yaml_value(text: str | bytes, loader: Any, longest: int) -> Any:
-    """Read YAML.
+def yaml_value(text: str | bytes, longest: int, *, plain_text: bool = False) -> Any:
+    """Read YAML strictly: only values that JSON has, and no key twice in a mapping.
+
+    Dates stay the text that they are. Files of people are read by this function alone: PyYAML itself makes
+    dates, bytes and sets of them, keeps the last of two keys, and raises errors of many kinds.
 
     Args:
         text: what is read.
-        loader: a class of loaders of PyYAML that makes plain values alone.
         longest: characters or bytes that it may have: to read a hundred thousand may take a second.
+        plain_text: whether numbers, `true` and `null` stay text too.
 
     Raises:
         Unbounded: it is too long, nested too deeply or holds too many values; or a value holds itself.
-        ValueError: a value cannot be: a number of thousands of digits, a 13th month.
-        yaml.YAMLError: it is no YAML.
+        ValueError: it is no YAML, or holds what JSON has not; the place is that of `<unicode string>` or
+            `<byte string>`.
     """
     import yaml
 
     if len(text) > longest:
         raise Unbounded(f"it is longer than {longest} characters")
     try:
-        value = yaml.load(text, loader)  # noqa: S506 (the caller's)
+        value = yaml.load(text, _loader(plain_text))  # noqa: S506 (it makes plain values alone)
     except RecursionError:
         raise _too_deep() from None
-    except (TypeError, AttributeError, KeyError, IndexError, OverflowError) as error:
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+    except (TypeError, AttributeError, LookupError, OverflowError) as error:
         raise ValueError(f"a value cannot be read ({error})") from None  # PyYAML's, at tags that do not fit
     _check(value)
+    _check_kinds(value)
     return value
+
+
+@cache
+def _loader(plain_text: bool) -> Any:
+    import yaml
+
+    base = yaml.BaseLoader if plain_text else yaml.SafeLoader
+
+    class Loader(base):  # type: ignore[misc, valid-type]
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+            keys = [
+                None if key.tag == "tag:yaml.org,2002:merge" else self.construct_object(key)
+                for key, _ in getattr(node, "value", [])
+            ]
+            for index, key in enumerate(keys):
+                if key is not None and key in keys[:index]:
+                    mark = node.value[index][0].start_mark
+                    raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands twice", mark)
+            return dict(super().construct_mapping(node, deep))
+
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
+        for first, pairs in base.yaml_implicit_resolvers.items()
+    }
+    return Loader
+
+
+def _check_kinds(value: Any) -> None:
+    """Refuse what JSON has not: dates, bytes, sets, and keys that are no texts."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"the key {str(key)[:40]} is not text: put it in quotes")
+            _check_kinds(part)
+    elif isinstance(value, list):
+        for part in value:
+            _check_kinds(part)
+    elif not isinstance(value, str | int | float | None):
+        raise ValueError(f"{str(value)[:40]} is no text, number, true, false, null, list or mapping")
 
 
 def _check(value: Any) -> None:

@@ -229,11 +229,11 @@ def with_overrides(config: Config, overrides: dict[str, Any], *, where: str = "o
     leaves = _leaves(tree)
     unknown = [dotted for dotted in overrides if dotted not in leaves]
     for dotted in overrides.keys() - set(unknown):
-        *sections, name = dotted.split(".")
+        *sections, leaf = dotted.split(".")
         node = tree
         for section in sections:
             node = node[section]
-        node[name] = overrides[dotted]
+        node[leaf] = overrides[dotted]
     changed, problems = _read(json.dumps(tree))
     if changed and overrides.get(_WEIGHTS) == NO_WEIGHTS:
         frozen = changed.model.freezing().items()

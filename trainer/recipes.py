@@ -5,6 +5,7 @@ from typing import Any
 import yaml
 
 from trainer import architectures, storage
+from trainer.bounded_text import yaml_value
 from trainer.config import Config, DataConfig, EvaluationConfig, LoaderConfig, TrainConfig
 from trainer.configuration import check_frozen, with_overrides
 from trainer.errors import ConfigError
@@ -291,6 +292,7 @@ def load(name: str, overrides: dict[str, Any] | None = None) -> Config:
     return config
 
 
+_LONGEST = 100_000
 _FILE_FIX = "write `recipe: small` and below it `set:` with lines like `  train.lr: 0.001`"
 
 
@@ -306,8 +308,8 @@ def named(name: str) -> tuple[str, dict[str, Any]]:
     if not name.endswith((".yaml", ".yml")):
         return name, {}
     try:
-        tree = yaml.safe_load(storage.read_bytes(name))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        tree = yaml_value(storage.read_bytes(name), _LONGEST)
+    except ValueError as error:
         raise ConfigError(f"{name} is not YAML: {str(error).splitlines()[0]}", fix=_FILE_FIX) from None
     sound = (
         isinstance(tree, dict) and isinstance(tree.get("recipe"), str) and not tree.keys() - {"recipe", "set"}

@@ -12,7 +12,7 @@ import numpy as np
 
 from components import lineage
 from components.retention import GRACE, UNENDED, pins, uses
-from components.retention.things import Thing, inventory
+from components.retention.things import Thing, inventory, read_listed
 from components.tuning import RUNNING
 from trainer import storage
 from trainer.data import image_keys, raw_folder
@@ -176,19 +176,19 @@ class _Judge:
             if self._now - modified < UNENDED and not self._has_ended(study):
                 self._keep(f"tuning/{study}/runs", "its search has not ended")
             if self._now - modified < UNENDED and storage.exists(place):
-                shards = storage.read_json(place)["shards"].rstrip("/").rpartition("/")[2]
+                shards = read_listed(place).get("shards", "").rstrip("/").rpartition("/")[2]
                 self._keep(f"shards/{shards}", f"the search {study} trains on it")
 
     def _has_ended(self, study: str) -> bool:
         folder = storage.join(self._root, "tuning", study, "trials")
-        trials = [storage.read_json(storage.join(folder, name)) for name in storage.list_files(folder)]
-        return all(trial["state"] != RUNNING for trial in trials)
+        trials = [read_listed(storage.join(folder, name)) for name in storage.list_files(folder)]
+        return all(trial.get("state") != RUNNING for trial in trials)
 
     def _judge_sources(self) -> None:
         """Judge raw tables of kept shards, then images and data versions of kept raw tables."""
         for name, shards in self._of("shards").items():
             if shards.why and "index.json" in shards.files:
-                index = storage.read_json(storage.join(shards.place, "index.json"))
+                index = read_listed(storage.join(shards.place, "index.json"))
                 self._keep(f"raw/{index.get('raw_fingerprint', '')}", f"shards/{name} was made of it")
         referred: dict[str, list[np.ndarray]] = defaultdict(list)
         unknown = False
@@ -209,9 +209,9 @@ class _Judge:
             for images, digests in referred.items():
                 self._find_spare(images, np.unique(np.concatenate(digests)))
         for version in self._of("versions").values():
-            record = storage.read_json(version.place)
-            if self.things.get(record["raw"], version).why:
-                version.keep(f"{record['raw']} is kept")
+            raw_name = read_listed(version.place).get("raw", "")
+            if self.things.get(raw_name, version).why:
+                version.keep(f"{raw_name} is kept")
 
     def _find_spare(self, images: str, referred: np.ndarray) -> None:
         """Note which images of a source no kept tables refer to.
@@ -244,7 +244,7 @@ def _ended(run: Thing, published: bool) -> bool:
         return True
     if not {"train/result.json", "evaluation/gate.json"} <= set(run.files):
         return False
-    return not storage.read_json(storage.join(run.place, "evaluation", "gate.json"))["passed"]
+    return not read_listed(storage.join(run.place, "evaluation", "gate.json")).get("passed", True)
 
 
 def _digests(plan: dict[str, Any]) -> np.ndarray:

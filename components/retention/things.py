@@ -1,8 +1,10 @@
 """What lies below a data root, as it is kept or freed: in whole folders, and of sources each image."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from trainer import storage
+from trainer.errors import MissingError
 
 _DEPTH = {"runs": 1, "raw": 1, "shards": 1, "images": 1, "models": 2, "versions": 1, "tuning": 2}
 
@@ -47,6 +49,18 @@ class Thing:
         self.modified = max(self.modified or 0.0, state.modified or 0.0) if known else None
         if not self.name.startswith("images/"):
             self.files.append(name)
+
+
+def read_listed(uri: str) -> dict[str, Any]:
+    """Return a record that was listed; {} if another process, such as `data forget`, has deleted it since.
+
+    Raises:
+        StorageError: it cannot be read, or is damaged.
+    """
+    try:
+        return dict(storage.read_json(uri))
+    except MissingError:
+        return {}
 
 
 def inventory(data_root: str, runs: str = "") -> dict[str, Thing]:

@@ -98,7 +98,8 @@ def _is_late(note: dict[str, Any], now: float) -> bool:
 def _notes(data_root: str) -> dict[str, dict[str, Any]]:
     folder = storage.join(data_root, FOLDER, "uses")
     names = [name for name in storage.list_files(folder) if name.endswith(".json")]
-    return {name.removesuffix(".json"): storage.read_json(storage.join(folder, name)) for name in names}
+    notes = {name.removesuffix(".json"): things.read_listed(storage.join(folder, name)) for name in names}
+    return {run: note for run, note in notes.items() if note}
 
 
 def _write(data_root: str, names: list[str] | None, weights: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from trainer import recipes, storage
+from trainer.bounded_text import yaml_value
 from trainer.errors import ConfigError
 
 Space = dict[str, dict[str, Any]]
@@ -16,6 +17,7 @@ _FIX = (
     "write `train.lr: {low: 0.0001, high: 0.01, log: true}` or `loader.mosaic: {choices: [0.0, 0.5]}`, "
     "a line a key"
 )
+_LONGEST = 100_000
 _SHARED = ("data.", "evaluation.", "export.", "recipe")
 """What trials have in common: raw data, shards, and how they are scored."""
 
@@ -69,8 +71,8 @@ def of(text: str, recipe: str, overrides: Mapping[str, Any], where: str) -> Spac
 
 def _parsed(text: str | bytes, where: str) -> Space:
     try:
-        space = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        space = yaml_value(text, _LONGEST)
+    except ValueError as error:
         raise ConfigError(f"{where} is not YAML: {str(error).splitlines()[0]}", fix=_FIX) from None
     if not isinstance(space, dict) or not space:
         raise ConfigError(f"{where} is not a mapping of keys to what they may be", fix=_FIX)
@@ -121,12 +123,20 @@ def _reason(key: str, one: Any) -> str:
 
 def _reason_of_range(one: Mapping[str, Any]) -> str:
     bounds = [one.get("low"), one.get("high")]
-    numbers = [bound for bound in bounds if isinstance(bound, int | float) and not isinstance(bound, bool)]
+    numbers = [bound for bound in bounds if _is_number(bound)]
     if len(numbers) < 2 or numbers[0] >= numbers[1]:
         return "low and high must be numbers, low the smaller one (1.0e-4 with a point, as YAML has it)"
+    if not isinstance(one.get("log", False), bool):
+        return "log is true or false"
+    if "step" in one and not (_is_number(one["step"]) and one["step"] > 0):
+        return "step must be a number above 0"
     if one.get("log") and (numbers[0] <= 0 or "step" in one):
         return "with log low must be above 0, and there is no step"
     return ""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _extremes(space: Space) -> list[dict[str, Any]]:

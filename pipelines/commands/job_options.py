@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -154,8 +154,6 @@ def specification(options: argparse.Namespace) -> "JobSpec":
 
 def _from_file(name: str) -> dict[str, Any]:
     """Read a mapping from a file of YAML, and so of JSON."""
-    import yaml
-
     where = "stdin" if name == "-" else name
     try:
         with nullcontext(sys.stdin) if name == "-" else Path(name).open(encoding="utf-8") as file:
@@ -167,42 +165,17 @@ def _from_file(name: str) -> dict[str, Any]:
         ) from None
     refuse_userinfo(text, where)
     try:
-        value = yaml_value(text, _loader(), _LONGEST)
+        value = yaml_value(text, _LONGEST)
     except ValueError as error:
-        raise ConfigError(
-            f"cannot read {where} as YAML: {error}", fix="write a job's fields, each `field: value`"
-        ) from None
-    except yaml.YAMLError as error:
         place = str(error).replace("<unicode string>", where).replace("\n", "\n  ")
-        raise ConfigError(f"cannot read {where} as YAML:\n  {place}", fix="correct this place") from None
+        raise ConfigError(
+            f"cannot read {where} as YAML: {place}", fix="correct it: a job's fields, each `field: value`"
+        ) from None
     if not isinstance(value, dict):
         raise ConfigError(
             f"{where} holds no fields of a job", fix="write one `field: value` on a line, e.g. nodes: 2"
         )
     return value
-
-
-def _loader() -> Any:
-    """Return a loader of YAML that knows JSON's types alone and refuses a key that stands twice."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-            merge = "tag:yaml.org,2002:merge"
-            keys = [None if key.tag == merge else self.construct_object(key) for key, _ in node.value]
-            for index, key in enumerate(keys):
-                if key in keys[:index]:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"{key!r} stands twice", node.value[index][0].start_mark
-                    )
-            return super().construct_mapping(node, deep)
-
-    # A date would be no text any more, and JSON has none.
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
-        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    return Loader
 
 
 def set_field(tree: dict[str, Any], kind: Any, text: str) -> list[str]:
@@ -274,13 +247,11 @@ def _plain(kind: Any) -> Any:
 
 def _value(kind: Any, text: str) -> Any:
     """Read a value as its type asks: text verbatim, all else as YAML (and so as JSON)."""
-    import yaml
-
     if kind is str:
         return text
     try:
-        return yaml_value(text, _loader(), _LONGEST)
-    except (yaml.YAMLError, ValueError):
+        return yaml_value(text, _LONGEST)
+    except ValueError:
         return text  # What is no YAML is of no type but text: the specification says what it should be.
 
 

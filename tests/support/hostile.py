@@ -201,3 +201,19 @@ def damaged(draw: Any, whole: bytes) -> bytes:
 def as_json(tree: Any) -> bytes:
     """Write a tree as JSON, also what JSON has no word for."""
     return json.dumps(tree).encode()
+
+
+odd_yaml = (
+    "!!python/object/apply:os.system [ls]", "!!python/name:os.system", "!!binary abc", "!!binary YWJj",
+    "!!set {a, b}", "!!omap [a]", "!!pairs [a: b]", "!!timestamp 2001-13-45", "!!timestamp 2001-12-14",
+    "!!int x", "!!float x", "!!bool x", "!x y", "!!null x", "!!map [a]", "2020-99-99", "2020-01-02",
+    "2001-12-14t21:59:43.10-05:00", "0o9", "1_000", "190:20:30", "0b2", ".inf", "-.inf", ".nan", "1e999",
+    "{<<: 1}", "{<<: [1]}", "&a [*a]", "{? [a] : b}", "{a: 1, a: 2}", "{1: a}", "{null: a}", "{true: a}",
+    "{2020-01-02: a}", f"{'9' * 5000}", f"{'9' * 400}", "[", "'", "\t", "*a", "&a", "!", "|", "%", "---",
+    "\x00", "\ud800", "\ufeff", "null", "-", "", "[]", "{}", "[[]]", "[null]", "a: b",
+    "{choices: [2020-01-02]}", "{choices: [{a: 1}]}", "{low: 1, high: .nan}",
+    "{low: 1.0e-5, high: 1.0e-3, log: x}", "{low: 1.0e-5, high: 1.0e-3, step: x}",
+    "{low: 1.0e-5, high: 1.0e-3, step: 0}", "{low: 1.0e-5, high: 1.0e-3, step: .nan}",
+    f"{{low: 1, high: {'9' * 400}}}", "{low: [1], high: 2}",
+)  # fmt: skip
+"""Values of YAML files: tags, dates, and what no reader expects."""

@@ -4,7 +4,6 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 
-import yaml
 from kubernetes import client
 
 from components.launchers.backend import JobStatus
@@ -13,10 +12,12 @@ from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.client import Cluster
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kinds.kind import Kind
+from trainer.bounded_text import yaml_value
 
 NAMESPACE = "kueue-system"
 _MANAGER, _CONFIG = "kueue-controller-manager", "kueue-manager-config"
 _PATIENCE = 2.0
+_LONGEST = 1_000_000  # A ConfigMap has at most 1 MiB.
 _DEFAULT = ("batch/job",)
 """What Kueue serves where its configuration names nothing."""
 _FIRST = {"TrainJob": "0.14"}
@@ -119,8 +120,8 @@ def frameworks(cluster: Cluster) -> list[str]:
     )
     for text in (config_map.data or {}).values():
         try:
-            body = yaml.safe_load(text)
-        except yaml.YAMLError:
+            body = yaml_value(text, _LONGEST)
+        except ValueError:
             continue
         if isinstance(body, dict) and body.get("kind") == "Configuration":
             return list((body.get("integrations") or {}).get("frameworks") or _DEFAULT)

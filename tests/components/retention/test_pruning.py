@@ -94,6 +94,24 @@ def test_killed_in_any_moment_it_leaves_what_is_needed_and_goes_on(root, tmp_pat
         assert sorted(inventory(str(copy))) == left
 
 
+@pytest.mark.parametrize(
+    "gone", ["shards/{}/index.json", "shards/{}", "runs/night-01/evaluation/gate.json", "versions"]
+)
+def test_what_another_command_deletes_meanwhile_is_no_error(root, monkeypatch, gone):
+    """`data forget` deletes shards and raw tables while a pruning has listed them."""
+    root, old, new = root
+
+    def listed(*arguments):
+        things = inventory(*arguments)
+        path = root / gone.format(old["fingerprint"])
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return things
+
+    monkeypatch.setattr(judgement, "inventory", listed)
+    freed(root)
+    assert readable(root, new) and published_models.current(str(root), "sample")["version"] == "v4"
+
+
 @pytest.mark.slow
 def test_two_prunings_and_a_run_that_begins_lose_nothing(root, tmp_path, monkeypatch):
     """The run needs the very data that the prunings would free."""

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import yaml
-
 from trainer import storage
 from trainer.bounded_text import whole_number, yaml_value
 from trainer.data.sources.source import split_of
@@ -151,8 +149,8 @@ def resolve(text: str, bases: list[str], bounds: Bounds, *, is_file: bool = Fals
 def _describes(folder: str, name: str) -> bool:
     """Tell whether a YAML file tells of a data set, and not of something else."""
     try:
-        form = yaml_value(storage.read_bytes(storage.join(folder, name)), yaml.BaseLoader, _LARGEST)
-    except (yaml.YAMLError, ValueError):
+        form = yaml_value(storage.read_bytes(storage.join(folder, name)), _LARGEST, plain_text=True)
+    except ValueError:
         return False
     return isinstance(form, dict) and bool({"names", "nc"} & form.keys()) and "train" in form
 
@@ -160,8 +158,8 @@ def _describes(folder: str, name: str) -> bool:
 def _of_yaml(uri: str, content: bytes, bounds: Bounds) -> YoloSet:
     try:
         # Every scalar stays the text that it is: a class may be named no, 1 or null.
-        form = yaml_value(content, yaml.BaseLoader, _LARGEST)
-    except (yaml.YAMLError, ValueError) as error:
+        form = yaml_value(content, _LARGEST, plain_text=True)
+    except ValueError as error:
         raise DataError(f"{uri} is not YAML: {first_line(error)}", fix=FIX) from None
     if not isinstance(form, dict):
         raise DataError(f"{uri} is no description of a YOLO set", fix=FIX)

@@ -1,0 +1,66 @@
+"""Whatever a YAML file holds, each of its readers takes it or ends with a message and a remedy."""
+
+import pytest
+from hostile import odd_yaml
+
+from components import prices
+from components.tuning import spaces
+from pipelines.commands import job_options
+from trainer import recipes
+from trainer.bounded_text import yaml_value
+from trainer.data.sources import yolo_set
+from trainer.errors import KubedetError
+
+PLACES = (
+    "{}", "{}: 1", "- {}", "train.lr: {}", "kwh: {}", "currency: {}", "recipe: {}", "nodes: {}", "labels: {}",
+    "recipe: debug\nset: {}", "recipe: debug\nset:\n  train.lr: {}",
+    "recipe: debug\nset:\n  data.allow_hosts: {}", "train.lr: {{low: {}, high: 1}}",
+    "train.lr: {{choices: [{}]}}", "train.optimizer: {{choices: [{}]}}", "train: .\nnames: {}",
+    "names: [a]\ntrain: {}", "names: {{0: {}}}\ntrain: .", "names: [a]\npath: {}\ntrain: .",
+)  # fmt: skip
+
+
+def of_space(path):
+    space = spaces.read(path)
+    spaces.check(space, "debug", {}, path)
+    assert spaces.of(spaces.line(space), "debug", {}, path) == space
+
+
+READERS = {
+    "prices": prices.read,
+    "space": of_space,
+    "recipe": recipes.named,
+    "job": job_options._from_file,
+    "yolo": lambda path: yolo_set.read_set(path.removesuffix("/data.yaml")),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_values_of_all_kinds(reader, tmp_path):
+    path = tmp_path / "data.yaml"
+    for place in PLACES:
+        for value in odd_yaml:
+            path.write_bytes(place.format(value).encode("utf-8", "surrogatepass"))
+            try:
+                READERS[reader](str(path))
+            except KubedetError as error:
+                assert error.message and error.fix, (place, value)
+            except BaseException as error:
+                raise AssertionError(f"{place.format(value)!r} ended in {error!r}") from error
+
+
+def test_what_json_has_not_is_refused_and_dates_stay_text():
+    assert yaml_value("a: [2020-01-02, 1.5, null, true, x]", 100) == {
+        "a": ["2020-01-02", 1.5, None, True, "x"]
+    }
+    assert yaml_value("a: [no, 1, null]", 100, plain_text=True) == {"a": ["no", "1", "null"]}
+    for text in (
+        "!!binary YWJj",
+        "!!set {a}",
+        "{1: a}",
+        "{a: 1, a: 2}",
+        "!!timestamp 2020-01-02",
+        "{? [a] : b}",
+    ):
+        with pytest.raises(ValueError):
+            yaml_value(text, 100)
