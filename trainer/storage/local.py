@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from trainer.errors import DamagedError, StorageError
 from trainer.os_errors import explained
@@ -36,7 +36,7 @@ def state(uri: str) -> FileState | None:
     return _state(status) if stat.S_ISREG(status.st_mode) else None
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Open a regular file to read it: a FIFO would be waited for, and a device has no end.
 
     Raises:
