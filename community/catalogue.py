@@ -36,11 +36,7 @@ _DATA = "data_processing"
 
 ENTRIES = {
     "prepare": Entry(_DATA, ("object_detection", "dataset_preparation", "coco", "open_images")),
-    "plan": Entry(_DATA, ("object_detection", "dataset_preparation", "parallel")),
-    "fetch": Entry(_DATA, ("object_detection", "dataset_preparation", "parallel", "download")),
-    "download": Entry(_DATA, ("object_detection", "dataset_preparation", "parallel", "download")),
-    "write": Entry(_DATA, ("object_detection", "dataset_preparation", "parallel", "webdataset")),
-    "shard": Entry(_DATA, ("object_detection", "dataset_preparation", "parallel", "webdataset")),
+    "assist": Entry(_DATA, ("object_detection", "dataset_preparation", "parallel", "webdataset")),
     "train": Entry("training", ("object_detection", "pytorch", "distributed"), (_PIPELINES, _TRAINER)),
     "cleanup": Entry("training", ("object_detection", "exit_handler"), (_PIPELINES, _TRAINER)),
     "trial": Entry("training", ("object_detection", "pytorch", "hyper_parameters", "optuna")),

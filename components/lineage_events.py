@@ -126,25 +126,6 @@ def _prepare(
     return Work(data_root, _source(source, version), [*_raw(raw), *_shards(shards)])
 
 
-def _download(
-    result: Any,
-    parts: Any,
-    source: str,
-    recipe: str,
-    overrides: Any,
-    data_root: str,
-    version: str,
-    *rest: Any,
-) -> Work:
-    return Work(data_root, _source(source, version), _raw(result[0]) if result else [])
-
-
-def _shard(
-    result: Any, parts: Any, raw: dict[str, Any], recipe: str, overrides: Any, data_root: str, *rest: Any
-) -> Work:
-    return Work(data_root, _raw(raw), _shards(result[0]) if result else [])
-
-
 def _train(result: Any, data: dict[str, Any], output: str, data_root: str, *rest: Any) -> Work:
     outputs = [*_checkpoint(result[0]), *at(result[0]["config"])] if result else []
     return Work(data_root, _shards(data), outputs)
@@ -168,8 +149,7 @@ def _export(result: Any, trained: dict[str, Any], *rest: Any) -> Work:
 
 
 STEPS: dict[str, Callable[..., Work]] = {
-    "prepare": _prepare, "download": _download, "shard": _shard, "train": _train, "evaluate": _evaluate,
-    "export": _export,
+    "prepare": _prepare, "train": _train, "evaluate": _evaluate, "export": _export,
 }  # fmt: skip
 """The steps that are told of, each with what describes its work: from its result, None before there is one,
 and the arguments that its work is called with."""

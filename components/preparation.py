@@ -1,16 +1,15 @@
-"""The work of the data steps: fetch the images, write the shards, and return manifests and statistics.
+"""The work of the step `prepare`: fetch the images, write the shards, return manifests and statistics.
 
-Each function returns what a step publishes: the small manifest, and the metadata shown with it.
+What is published of each artifact is the small manifest, and the metadata shown with it.
 """
 
 from typing import Any
 
-from components import data_versions, occasion, partitions, starting_weights, usage
+from components import data_versions, occasion, sharing, starting_weights, usage
 from components.retention import pruning, uses
 from trainer import recipes, storage
-from trainer.config import DataConfig
-from trainer.data import download as downloading
-from trainer.data import shards
+from trainer.config import Config, DataConfig
+from trainer.data import download, shards
 from trainer.report.shards_page import page
 
 Published = tuple[dict[str, Any], dict[str, Any]]
@@ -20,7 +19,7 @@ Published = tuple[dict[str, Any], dict[str, Any]]
 def prepare(
     source: str, recipe: str, overrides: dict[str, Any], data_root: str, version: str, page_path: str,
     trains: bool = False, min_new_images: int = 0, min_drift: float = 0.0,
-    prune: int = 0,
+    prune: int = 0, partitions: int = 1,
 ) -> tuple[Published, Published]:  # fmt: skip
     """Bring a source's images and annotations under the data root, and write them as shards.
 
@@ -35,23 +34,38 @@ def prepare(
         min_new_images: see `occasion.Condition`.
         min_drift: likewise.
         prune: how many runs are kept when the data are ready, see `pruning.plan`; 0 keeps all.
+        partitions: pods that share the work, see `sharing.lead`.
 
     Returns:
-        Of the raw images and of the shards; where the run does not pay, both tell that there is nothing new.
+        Of the raw images and of the shards; if the run ends here, both say that there is nothing new.
+
+    Raises:
+        ConfigError: an argument cannot be used.
+        CheckpointError: the pretrained weights do not fit the detector.
+        DataError: the source cannot be used, or too much of it is bad.
+        StorageError: the source or the data root cannot be reached.
     """
+    sharing.check(partitions)
     usage.keep(data_root)
     whole = recipes.load_here(recipe, overrides)
     condition = occasion.Condition(min_new_images, min_drift)
     uses.begin(data_root, whole.model.weights)
     try:
-        planned = listed(source, data_root, whole.data, version) if condition else None
-        if planned and (ended := occasion.nothing_new(planned, data_root, whole, condition)):
-            raw: Published = (ended, occasion.shown(ended))
-        else:
-            if trains:
-                starting_weights.secure(recipe, overrides, data_root)
-            raw = download([], source, recipe, overrides, data_root, version, planned)
-        return raw, shard([], raw[0], recipe, overrides, data_root, page_path, prune)
+        with sharing.lead(data_root, whole.data, partitions) as team:
+            planned = listed(source, data_root, whole.data, version) if condition else None
+            if planned and (ended := occasion.nothing_new(planned, data_root, whole, condition)):
+                storage.write_bytes(page_path, occasion.page(ended), sync=False)
+                uses.end(data_root, [])
+                published: Published = ended, occasion.shown(ended)
+                raw_published = published
+            else:
+                if trains:
+                    starting_weights.secure(recipe, overrides, data_root)
+                raw = _fetch(team, source, data_root, whole.data, version, planned)
+                raw_published = raw, _place(raw) | {"source": source} | _raw_counts(raw)
+                published = _write(team, raw, data_root, whole, page_path)
+        pruning.prune_after(data_root, prune)
+        return raw_published, published
     except BaseException:
         uses.end(data_root, [])
         raise
@@ -66,69 +80,33 @@ def listed(source: str, data_root: str, config: DataConfig, version: str) -> dic
         StorageError: the data root cannot be read or written.
     """
     known = data_versions.known(source, data_root, config, version)
-    return known or downloading.plan(source, data_root, config)
+    return known or download.plan(source, data_root, config)
 
 
-def download(
-    parts: list[str], source: str, recipe: str, overrides: dict[str, Any], data_root: str, version: str,
-    planned: dict[str, Any] | None = None,
-) -> Published:  # fmt: skip
-    """Put together what other pods have fetched, or fetch everything where there are no parts.
+def _fetch(
+    team: sharing.Team, source: str, data_root: str, config: DataConfig, version: str,
+    planned: dict[str, Any] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the raw manifest. `planned` is what the source holds if it has been listed already."""
 
-    Args:
-        parts: what `partitions.fetch` returned of each.
-        source: see `prepare`.
-        recipe: see `prepare`.
-        overrides: see `prepare`.
-        data_root: see `prepare`.
-        version: see `prepare`.
-        planned: what the source holds, where it has been listed already.
+    def bring() -> dict[str, Any]:
+        plan = planned if planned and planned["kind"] == "plan" else download.plan(source, data_root, config)
+        parts = 1 if download.is_complete(plan) else team.do(sharing.FETCH, plan)
+        return download.join(plan, config, parts)
 
-    Returns:
-        Of the raw images.
-    """
-    usage.keep(data_root)
-    if ended := partitions.ended(parts):
-        return ended, occasion.shown(ended)
-    config = recipes.load_here(recipe, overrides).data
-    manifest = partitions.fetched(parts, source, data_root, config, version, planned)
-    counts = {
-        f"{split}_{key}": n
-        for split, split_counts in manifest["splits"].items()
-        for key, n in split_counts.items()
-    }
-    return manifest, _place(manifest) | {"source": source} | counts | data_versions.label(manifest)
+    return data_versions.fetch(source, data_root, config, version, bring)
 
 
-def shard(
-    parts: list[str], raw: dict[str, Any], recipe: str, overrides: dict[str, Any], data_root: str,
-    page_path: str, prune: int = 0,
-) -> Published:  # fmt: skip
-    """Put together the shards that other pods have written, or write all where there are no parts.
-
-    Args:
-        parts: what `partitions.write` returned of each.
-        raw: manifest of the raw images.
-        recipe: see `prepare`.
-        overrides: see `prepare`.
-        data_root: see `prepare`.
-        page_path: see `prepare`.
-        prune: see `prepare`.
-
-    Returns:
-        Of the shards.
-    """
-    usage.keep(data_root)
-    if occasion.is_nothing(raw):
-        storage.write_bytes(page_path, occasion.page(raw), sync=False)
-        uses.end(data_root, [])
-        pruning.prune_after(data_root, prune)
-        return raw, occasion.shown(raw)
-    manifest = (shards.join if parts else shards.shard)(raw, data_root, recipes.load(recipe, overrides).data)
+def _write(
+    team: sharing.Team, raw: dict[str, Any], data_root: str, whole: Config, page_path: str
+) -> Published:
+    """Write the shards and their page, and note that this run needs them."""
+    if not shards.is_complete(raw, data_root, whole.data):
+        team.do(sharing.WRITE, raw)
+    manifest = shards.join(raw, data_root, whole.data)
     storage.write_bytes(page_path, page(manifest).encode(), sync=False)
     names = [f"raw/{raw['fingerprint']}", f"shards/{manifest['fingerprint']}"]
-    uses.end(data_root, names, recipes.load(recipe, overrides).model.weights)
-    pruning.prune_after(data_root, prune)
+    uses.end(data_root, names, whole.model.weights)
     counts = {
         f"{split}_{key}": split_counts[key]
         for split, split_counts in manifest["splits"].items()
@@ -137,6 +115,11 @@ def shard(
     shown = counts | data_versions.label(raw)
     small = {key: manifest[key] for key in ("kind", "version", "uri", "fingerprint", "categories")}
     return small | shown, _place(manifest) | shown
+
+
+def _raw_counts(raw: dict[str, Any]) -> dict[str, Any]:
+    counts = {f"{split}_{key}": n for split, of in raw["splits"].items() for key, n in of.items()}
+    return counts | data_versions.label(raw)
 
 
 def _place(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ def prepare(
     min_new_images: int,
     min_drift: float,
     prune: int,
+    partitions: int,
     raw: dsl.Output[dsl.Dataset],
     shards: dsl.Output[dsl.Dataset],
     statistics: dsl.Output[dsl.HTML],
@@ -36,6 +37,7 @@ def prepare(
         min_new_images: see the pipeline's parameters.
         min_drift: see the pipeline's parameters.
         prune: see the pipeline's parameters.
+        partitions: pods that share the work: this one and those of the step `assist`.
         raw: manifest of the raw images.
         shards: manifest of the shards.
         statistics: what they hold, as a page.
@@ -46,7 +48,7 @@ def prepare(
     from components import occasion, steps
 
     request = (source, recipe, overrides, data_root, data_version, statistics.path)
-    arguments = (*request, trains, min_new_images, min_drift, prune)
+    arguments = (*request, trains, min_new_images, min_drift, prune, partitions)
     raw_published, shards_published = steps.run(
         "prepare", "components.preparation:prepare", *arguments, secret=credentials
     )

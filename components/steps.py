@@ -36,7 +36,7 @@ FINISHED = "step finished"
 """Text of the log line with which a step's own output ends."""
 
 
-def run(step: str, work: str, *arguments: Any, secret: str = "", lasting: bool = False) -> Any:
+def run(step: str, work: str, *arguments: Any, secret: str = "", lasting: bool = False, needed: bool = True) -> Any:
     """Do the work of a step: its log lines, further tries where they may help, and its end as an exit code.
 
     A KubedetError becomes its message, without a traceback, and its exit code. The message is the last
@@ -53,9 +53,10 @@ def run(step: str, work: str, *arguments: Any, secret: str = "", lasting: bool =
         arguments: what it is called with.
         secret: the Secret with the object store's keys that the run names, for messages where it has none.
         lasting: see `supervisor.run`.
+        needed: False for work that the run can do without: a KubedetError is then only logged.
 
     Returns:
-        What the function returns.
+        What the function returns; None after an error of work that is not needed.
 
     Raises:
         SystemExit: with the exit code of a KubedetError or of a full disk.
@@ -85,6 +86,9 @@ def run(step: str, work: str, *arguments: Any, secret: str = "", lasting: bool =
         patience, orphaned = supervisor.Patience.here(), partial(_orphaned, step)
         result = supervisor.run(step, do_work, patience, lasting=lasting, orphaned=orphaned)
     except KubedetError as error:
+        if not needed:
+            logger.warning("%s\n  the run goes on without this pod", error)
+            return None
         is_known = not isinstance(error, supervisor.Crashed)
         _write_event(step, str(error), error.exit_code, known=is_known)
         _show_kubernetes(error)

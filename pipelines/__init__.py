@@ -15,14 +15,8 @@ TITLES = {
 }
 """The steps in order, as people see them."""
 
-SHARED = {
-    "plan": "Divide the work",
-    "fetch": "Fetch a part of the images",
-    "download": "Put the images together",
-    "write": "Write a part of the shards",
-    "shard": "Put the shards together",
-}
-"""The steps that several pods do instead of "prepare", where a run shares it among them."""
+ASSIST = {"assist": "Help to prepare the data"}
+"""The step of each further pod that prepares the data, at the same time as "prepare"."""
 
 SEARCH = {"trial": "Train a trial", "best": "Choose the best"}
 """The steps that follow the data in a search for hyper-parameters."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trainer.errors import ConfigError
 
 PARALLELISM = 16
-"""Pods of one loop at a time, where nobody says otherwise."""
+"""Trials that train at the same time, by default."""
 
 ENDS = ("", "shards")
 """Where a pipeline may end: at its end, or when the data are ready."""
@@ -21,10 +21,10 @@ class Form:
 
     volume: bool = False
     """Every step mounts a PersistentVolumeClaim, whose name is the parameter `claim`."""
-    shared: bool = False
-    """Download and sharding are shared by as many pods as the parameter `partitions` says."""
+    partitions: int = 1
+    """Pods that share download and sharding, 1 to `sharing.MOST`."""
     parallelism: int = PARALLELISM
-    """Pods that work on partitions, or trials, at a time; 0 is no limit."""
+    """Trials that train at the same time; 0 is no limit."""
     until: str = ""
     """The last thing that is made: "shards", or all of it."""
     conditional: bool = False
@@ -40,6 +40,10 @@ class Form:
     """Seconds after its end when a run's Workflow is deleted; 0 leaves it to the cluster."""
 
     def __post_init__(self) -> None:
+        if self.partitions != 1:
+            from components import sharing  # Imports libraries that commands do not need to start.
+
+            sharing.check(self.partitions)
         problems = [
             f"{name} {value} is less than zero"
             for name, value in (
@@ -55,6 +59,8 @@ class Form:
         if self.trials and (self.until or self.conditional):
             other = f"until {self.until}" if self.until else "conditional"
             problems.append(f"{other} means nothing in a search, which trains trials")
+        if self.parallelism != PARALLELISM and not self.trials:
+            problems.append("parallelism means nothing without trials")
         if self.gpus and not self.trials:
             problems.append("gpus means nothing without trials: of a training it is a parameter")
         if problems:

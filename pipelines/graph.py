@@ -3,9 +3,8 @@
 In the form of a search trials follow the data, each in a pod of its own, and then what is the best of them.
 
 Starting a pod takes ten seconds or more, and every task of Kubeflow Pipelines has two pods: so download and
-sharding are one step here, and work of a second is part of another step. Where the data are
-large enough to be shared by several pods, `plan` divides the work, `fetch` and `write` do a part each, and
-`download` and `shard` put the parts together.
+sharding are one step here, and work of a second is part of another step. If several pods share the data, steps
+`assist` run at the same time as `prepare`, which needs none of them: see `components/sharing.py`.
 """
 
 from collections.abc import Mapping
@@ -15,25 +14,21 @@ from typing import Any
 from kfp import dsl, kubernetes
 
 from components import job_limits, lineage_events, run_ids
+from components.assist import assist
 from components.best import best
 from components.cleanup import cleanup
-from components.download import download
 from components.evaluate import evaluate
 from components.export import export
-from components.fetch import fetch
 from components.images import COMPONENT_IMAGE
 from components.jobs import PARAMETERS, VOLUME
 from components.notices import SECRET_KEYS as NOTICE_KEYS
 from components.object_store import SECRET_KEYS
 from components.occasion import TRAIN
-from components.plan import plan
 from components.prepare import prepare
-from components.shard import shard
 from components.signing_secret import FOLDER
 from components.train import train
 from components.trial import trial
-from components.write import write
-from pipelines import CLEANUP, NAME, SEARCH, SHARED, TITLES, parameters
+from pipelines import ASSIST, CLEANUP, NAME, SEARCH, TITLES, parameters
 from pipelines.forms import Form
 
 _WAITING = ("250m", "512Mi")
@@ -53,6 +48,10 @@ _SEARCH_PURPOSE = "Search for the hyper-parameters with which a recipe trains be
 
 _GPU = "nvidia.com/gpu"
 
+_UNROLLED = 16
+"""Most assistants that are tasks of their own, of two pods each. A loop takes a pod more, and another one for
+each item, but a task makes the compiled file, which Kubernetes limits, 5 KB longer."""
+
 
 @dataclass(frozen=True)
 class _Pods:
@@ -67,7 +66,8 @@ class _Pods:
     def step(self, task: dsl.PipelineTask, *, waits: bool = False) -> dsl.PipelineTask:
         """Set the resources, Secret and volume of a pod; one that `waits` only starts a job and waits."""
         cpu, memory = _WAITING if waits else (self.cpu, self.memory)
-        _run(task, (TITLES | SHARED | SEARCH)[task.name], cpu, memory)
+        # Of tasks of one component the name of the task has a number.
+        _run(task, (TITLES | ASSIST | SEARCH)[task.component_spec.name], cpu, memory)
         # Keys that are not in the Secret, or no such Secret, leave the variables unset.
         kubernetes.use_secret_as_env(task, self.credentials, SECRET_KEYS, optional=True)
         if task.name in lineage_events.STEPS:
@@ -109,7 +109,7 @@ def train_detector(values: Mapping[str, Any], form: Form) -> None:
     clean_up = cleanup(launcher=values.get("launcher", ""), run_id=_RUN_ID)
     pods.tells(_run(clean_up, CLEANUP[clean_up.name], *_WAITING))
     with dsl.ExitHandler(clean_up, name="steps"):
-        data = (_prepare_in_parts if form.shared else _prepare)(pods, form, values)
+        data = _prepare(pods, form, values)
         if form.conditional:
             with dsl.If(data.outputs["Output"] == TRAIN, name="pays"):
                 _make_model(pods, data.outputs["shards"], values)
@@ -154,7 +154,7 @@ def _search(pods: _Pods, shards: Any, form: Form, values: Mapping[str, Any]) -> 
     """Train trials on the shards, each in a pod of its own, and choose the best."""
     settings = _select(values, "study", "space", "data_root", *_SETTINGS)
     settings |= {"shards": shards, "trials": form.trials}
-    # Texts: Kubeflow's driver refuses other items of a list, see `components/partitions.py`.
+    # Texts: Kubeflow's compiler calls each item of a list a text, and its driver then refuses another type.
     numbers = [str(number) for number in range(form.trials)]
     with dsl.ParallelFor(numbers, name="trials", parallelism=form.parallelism) as number:
         trained = pods.step(trial(number=number, gpus=form.gpus, **settings))
@@ -166,30 +166,20 @@ def _search(pods: _Pods, shards: Any, form: Form, values: Mapping[str, Any]) -> 
 
 
 def _prepare(pods: _Pods, form: Form, values: Mapping[str, Any]) -> Any:
-    """Download and shard in one pod; returns the task."""
-    settings = _select(values, "source", "data_version", "data_root", *_SETTINGS)
-    task = prepare(trains=not form.until, **_condition(values), prune=values["prune"], **settings)
+    """Download and shard, in as many pods as there are partitions; returns the task of the first."""
+    settings = _select(values, "data_root", *_SETTINGS)
+    own = settings | _select(values, "source", "data_version", "prune")
+    # Parameters of the conditional form; 0 in all others.
+    own |= {"min_new_images": values.get("min_new_images", 0), "min_drift": values.get("min_drift", 0.0)}
+    task = prepare(trains=not form.until, partitions=form.partitions, **own)
+    assistants = range(1, form.partitions)
+    if len(assistants) <= _UNROLLED:
+        for _ in assistants:
+            pods.step(assist(**settings))
+    else:
+        with dsl.ParallelFor([str(number) for number in assistants], name="assistants"):
+            pods.step(assist(**settings))
     return pods.tells(pods.step(task))
-
-
-def _condition(values: Mapping[str, Any]) -> dict[str, Any]:
-    """When the run pays: parameters of one form, and 0 in all others."""
-    return {"min_new_images": values.get("min_new_images", 0), "min_drift": values.get("min_drift", 0.0)}
-
-
-def _prepare_in_parts(pods: _Pods, form: Form, values: Mapping[str, Any]) -> Any:
-    """Download and shard, each in as many pods as there are partitions; returns the last task."""
-    settings = _select(values, *_SETTINGS)
-    stored = settings | _select(values, "data_root")
-    of_source = stored | _select(values, "source", "data_version")
-    division = {"partitions": values["partitions"], **_condition(values)}
-    planned = pods.tells(pods.step(plan(trains=not form.until, **division, **of_source)))
-    with dsl.ParallelFor(planned.output, name="fetching", parallelism=form.parallelism) as part:
-        fetched = pods.step(fetch(part=part, **settings))
-    raw = pods.step(download(parts=dsl.Collected(fetched.output), **of_source)).outputs["raw"]
-    with dsl.ParallelFor(planned.output, name="writing", parallelism=form.parallelism) as part:
-        written = pods.step(write(raw=raw, part=part, **stored))
-    return pods.step(shard(raw=raw, parts=dsl.Collected(written.output), prune=values["prune"], **stored))
 
 
 def pipeline(form: Form) -> Any:

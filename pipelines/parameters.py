@@ -28,8 +28,7 @@ REQUIRED = inspect.Parameter.empty
 """The default of a parameter that has none."""
 
 _FORMS = {
-    "volume": "with a volume", "shared": "in the shared form", "conditional": "in the conditional form",
-    "trials": "in a search",
+    "volume": "with a volume", "conditional": "in the conditional form", "trials": "in a search",
 }  # fmt: skip
 """Forms that have parameters of their own, in words."""
 
@@ -238,12 +237,6 @@ _ALL = (
     Parameter(
         "data_version", str, "name for the data as they are now; a known one brings its data back",
         "", "none", metavar="NAME", trains=False, more=", whatever has become of the source",
-    ),
-    Parameter(
-        "partitions", int,
-        "pods that share the download, and then the sharding; the result is the same", 2,
-        unasked="1, the quickest for all but big sets", metavar="N", only="shared", trains=False,
-        more="; 1 to 256",
     ),
     Parameter(
         "step_cpu", str, "cores that the pods ask for that work on the data or the model, e.g. 2 or 500m",

@@ -15,7 +15,6 @@ from components import (
     launchers,
     model_registry,
     occasion,
-    partitions,
     tuning,
     warm_start,
 )
@@ -46,10 +45,11 @@ class Submission:
     experiment: str
     """Name of the experiment it belongs to."""
     parameters: Mapping[str, Any]
-    """Those of the pipeline that are given; the others have their defaults. A `claim`, `partitions`
-    and `min_new_images` make other forms of it."""
-    parallelism: int = PARALLELISM
+    """Those of the pipeline that are given; the others have their defaults. A `claim` and
+    `min_new_images` make other forms of it."""
+    partitions: int = 1
     """As `Form` has it, and so the following."""
+    parallelism: int = PARALLELISM
     until: str = ""
     trials: int = 0
     gpus: int = 0
@@ -70,7 +70,7 @@ class Submission:
         """
         return Form(
             volume=self.volume,
-            shared="partitions" in self.parameters,
+            partitions=self.partitions,
             parallelism=self.parallelism,
             until=self.until,
             trials=self.trials,
@@ -93,7 +93,6 @@ class Submission:
             self._gate,
             self._job,
             self._version,
-            self._partitions,
             self._occasion,
             self._prune,
             self._size,
@@ -131,8 +130,6 @@ class Submission:
 
     def _form(self) -> None:
         form = self.form
-        if form.parallelism != PARALLELISM and not (form.shared or form.trials):
-            raise ConfigError("parallelism: means nothing without partitions: one pod does all of it")
         what = f"run until {form.until}" if form.until else "search" if form.trials else ""
         strangers = [name for name in parameters.TRAINING if name in self.parameters] if what else []
         if strangers:
@@ -166,9 +163,6 @@ class Submission:
         version = self._get("data_version")
         if version and version != data_versions.SCHEDULED_TIME:
             data_versions.check(version)
-
-    def _partitions(self) -> None:
-        partitions.check(self._get("partitions"))
 
     def _occasion(self) -> None:
         occasion.Condition(self._get("min_new_images"), self._get("min_drift")).check()

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from pipelines import CLEANUP, SEARCH, SHARED, TITLES
+from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
 from pipelines.failed_runs import raise_failure, stopped
 from pipelines.kubeflow import Server, Unavailable
 from pipelines.pods import Pods
@@ -16,7 +16,7 @@ PATIENCE = 900.0
 """How long Kubeflow Pipelines may be away before nobody waits any more, in seconds."""
 
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
-_STEPS = SHARED | TITLES | SEARCH | CLEANUP
+_STEPS = TITLES | ASSIST | SEARCH | CLEANUP
 _NAMES = _STEPS | {title: title for title in _STEPS.values()}
 _ORDER = ("FAILED", "CANCELING", "RUNNING", "PENDING")
 """What is told of a step that several pods do: the first that any of them is."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines import parameters
 from pipelines.commands.options import add_overrides, add_parameter, read_recipe
-from pipelines.forms import ENDS, PARALLELISM
+from pipelines.forms import ENDS
 from pipelines.sizes import SIZES
 from trainer.configuration import parse_overrides
 from trainer.errors import ConfigError
@@ -92,8 +92,9 @@ def add_form(parser: argparse.ArgumentParser) -> None:
         help="end there: `shards` makes the data ready and trains nothing",
     )  # fmt: skip
     group.add_argument(
-        "--parallelism", type=int, default=PARALLELISM, metavar="N",
-        help="pods that work on partitions at a time; 0 is no limit (default: %(default)s)",
+        "--partitions", type=int, default=1, metavar="N",
+        help="pods that share the download and the sharding of a big set, 1 to 256; the result is the same "
+        "(default: %(default)s)",
     )  # fmt: skip
     add_limits(group)
 
@@ -158,12 +159,10 @@ def submission(
     values: dict[str, Any] = {name: getattr(options, name, None) for name in parameters.TABLE}
     values |= {"overrides": overrides, "job": _job(options.job)}
     values |= sizes.request(size, options.step_cpu or "", options.step_memory or "")
-    if values["partitions"] == 1:  # The form without partitions, which has no such parameter.
-        del values["partitions"]
     occasion.of_form(values)
     values = {name: value for name, value in values.items() if value not in (None, "", {})}
     request = Submission(
-        name, options.experiment, values, parallelism=options.parallelism, until=options.until,
+        name, options.experiment, values, partitions=options.partitions, until=options.until,
         deadline=options.deadline, ttl=options.ttl, **form,
     )  # fmt: skip
     request.check()

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from pipelines.commands import Commands, cluster_options
 from pipelines.forms import PARALLELISM, Form
-from trainer.errors import ConfigError
 
 
 def add(commands: Commands) -> None:
@@ -26,18 +25,16 @@ def add(commands: Commands) -> None:
         "PersistentVolumeClaim that the run's parameter `claim` names, at /data",
     )  # fmt: skip
     parser.add_argument(
-        "--shared", action="store_true",
-        help="share download and sharding among as many pods as the run's parameter `partitions` says, which "
-        "only big sets are worth",
-    )  # fmt: skip
-    parser.add_argument(
         "--conditional", action="store_true",
         help="end a run at once where fewer images are new than its parameter `min_new_images` says",
     )  # fmt: skip
     parser.add_argument(
         "--trials", type=int, default=0, metavar="N",
-        help="search for hyper-parameters, as `kubedet tune` does, by so many trials; --parallelism says how "
-        "many of them train at a time",
+        help="search for hyper-parameters, as `kubedet tune` does, by so many trials",
+    )  # fmt: skip
+    parser.add_argument(
+        "--parallelism", type=int, default=PARALLELISM, metavar="N",
+        help="trials that train at the same time; 0 is no limit (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--gpus", type=int, default=0, metavar="N", help="GPUs of each trial's pod (default: %(default)s)"
@@ -49,10 +46,6 @@ def add(commands: Commands) -> None:
 def _compile(options: argparse.Namespace) -> int:
     from pipelines.compile import compile_pipeline
 
-    if options.parallelism != PARALLELISM and not (options.shared or options.trials):
-        raise ConfigError(
-            "--parallelism means nothing without --shared or --trials", fix="leave it out, or add --shared"
-        )
     form = Form(**{item.name: getattr(options, item.name) for item in fields(Form)})
     compile_pipeline(Path(options.output), form)
     print(f"wrote {options.output}")

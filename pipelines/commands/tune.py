@@ -118,10 +118,10 @@ def _submit(options: argparse.Namespace, name: str, overrides: dict[str, Any], s
 
     # As `kubedet submit` has them, which this has otherwise, or not.
     options.study, options.space, options.job = name, space, []
-    options.output, options.until, options.parallelism = None, "", options.parallel
+    options.output, options.until, options.partitions = None, "", 1
     submission = cluster_options.submission(
         options, f"{name}-{datetime.now():%Y%m%d-%H%M%S}", overrides=overrides,
-        trials=options.trials, gpus=options.trial_gpus,
+        trials=options.trials, gpus=options.trial_gpus, parallelism=options.parallel,
     )  # fmt: skip
     root = submission.parameters.get("data_root") or parameters.default("data_root", submission.form)
     print(f"the search's page and best configuration: {root}/tuning/{name}", flush=True)

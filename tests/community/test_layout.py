@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 
 from community.__main__ import write
 from community.catalogue import ENTRIES
-from pipelines import CLEANUP, SEARCH, SHARED, TITLES
+from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
 from pipelines.parameters import ELSEWHERE, TABLE
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +74,7 @@ def compiled(folders, tmp_path_factory):
 
 
 def test_every_step_of_the_pipeline_is_there(folders):
-    assert set(folders) == set(ENTRIES) == {*TITLES, *SHARED, *SEARCH, *CLEANUP}
+    assert set(folders) == set(ENTRIES) == {*TITLES, *ASSIST, *SEARCH, *CLEANUP}
 
 
 def test_folders_and_files_are_those_that_are_asked_for(folders):

@@ -152,35 +152,32 @@ def test_a_run_from_its_source_to_the_published_version(server, canned, data_roo
     assert "geheim" not in json.dumps(server.posted)
 
 
-def test_the_steps_of_several_pods(server, canned):
+def test_addresses_are_named_without_their_secrets(server, canned):
     raw = {
         "uri": "s3://bucket/root/raw/f1",
         "fingerprint": "f1",
         "splits": {"train": {"images": 3, "boxes": 5}},
     }
     source = "coco:https://user:geheim@host/sets/cards?X-Amz-Signature=geheim"
-    run_step("download", (raw, {}), [], source, *ASKED, "s3://bucket/root", "v7")
     made = {"uri": "s3://bucket/root/shards/f2", "fingerprint": "f2", "train_samples": 3, "train_boxes": 5}
-    run_step("shard", (made, {}), [], raw, *ASKED, "s3://bucket/root", "page")
-    downloaded, sharded = (check(event) for event in server.posted[1::2])
-    assert names(downloaded["inputs"]) == [("https://host", "sets/cards")]
-    assert facets_of(downloaded["inputs"][0])["version"]["datasetVersion"] == "v7"
-    assert names(downloaded["outputs"]) == names(sharded["inputs"]) == [("s3://bucket", "root/raw/f1")]
-    assert names(sharded["outputs"]) == [("s3://bucket", "root/shards/f2")]
+    run_step("prepare", ((raw, {}), (made, {})), source, *ASKED, "s3://bucket/root", "v7")
+    _, prepared = (check(event) for event in server.posted)
+    assert names(prepared["inputs"]) == [("https://host", "sets/cards")]
+    assert facets_of(prepared["inputs"][0])["version"]["datasetVersion"] == "v7"
+    assert names(prepared["outputs"]) == [("s3://bucket", "root/raw/f1"), ("s3://bucket", "root/shards/f2")]
     assert "geheim" not in json.dumps(server.posted)
 
 
 def test_nothing_new_is_an_end_without_outputs(server, canned):
     ended = {"kind": "nothing new", "uri": "", "fingerprint": "", "since": "pets v3", "found": "0 new"}
-    run_step("download", (ended, {}), [], SOURCE, *ASKED, "root", "")
-    run_step("shard", (ended, {}), [], ended, *ASKED, "root", "page")
+    run_step("prepare", ((ended, {}), (ended, {})), SOURCE, *ASKED, "root", "")
     assert [(event["eventType"], event["outputs"]) for event in map(check, server.posted)] == [
-        ("START", []), ("COMPLETE", []), ("START", []), ("COMPLETE", []),
+        ("START", []), ("COMPLETE", []),
     ]  # fmt: skip
-    assert server.posted[-1]["inputs"] == []
 
 
 ARGUMENTS = (SOURCE, *ASKED, "root", "", "page")
+MADE = (({"uri": "/root/raw/f", "fingerprint": "f"}, {}), ({"uri": "/root/shards/f", "fingerprint": "f"}, {}))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +207,7 @@ def test_a_failure_is_told_with_its_reason_and_no_secret(server, monkeypatch, ca
 def test_nothing_is_sent_where_nobody_asks_for_it(server, canned, monkeypatch, variable, value):
     monkeypatch.delenv(variable) if value is None else monkeypatch.setenv(variable, value)
     monkeypatch.setattr(lineage_events, "_send", lambda event: pytest.fail("sent"))
-    run_step("shard", ({}, {}), [], {}, *ASKED, "root", "page")
+    run_step("prepare", MADE, *ARGUMENTS)
     assert not server.posted
 
 
@@ -223,29 +220,26 @@ def test_a_server_that_is_not_there_is_one_warning_without_its_address(
     monkeypatch.setenv("OPENLINEAGE_URL", address)
     monkeypatch.setenv("NO_PROXY", "*")
     log.setup(logging.DEBUG)
-    made = {"uri": "/root/shards/f", "fingerprint": "f"}
-    assert run_step("shard", (made, {}), [], made, *ASKED, "root", "page") == (made, {})
+    assert run_step("prepare", MADE, *ARGUMENTS) == MADE
     shown = "".join(capfd.readouterr())
     assert shown.count("OpenLineage's server was not told") == 1 and "geheim" not in shown
 
 
 def test_one_that_refuses_or_hangs_is_a_warning(server, canned, monkeypatch, capfd):
-    made = {"uri": "/root/shards/f", "fingerprint": "f"}
     server.codes = [401]
-    run_step("shard", (made, {}), [], made, *ASKED, "root", "page")
+    run_step("prepare", MADE, *ARGUMENTS)
     assert capfd.readouterr().err.count("HTTP code 401") == 1 and len(server.posted) == 2
     monkeypatch.setattr(lineage_sender, "_TIMEOUT", urllib3.Timeout(connect=5, read=0.2))
     server.release.clear()
-    run_step("shard", (made, {}), [], made, *ASKED, "root", "page")
+    run_step("prepare", MADE, *ARGUMENTS)
     assert capfd.readouterr().err.count("did not answer") == 1
 
 
 def test_what_cannot_be_described_or_sent_fails_no_step(server, canned, monkeypatch, capfd):
-    assert run_step("shard", ("?", {}), [], {}, *ASKED, "root", "page") == ("?", {})
+    assert run_step("train", ("?", {}), "?") == ("?", {})
     assert "was not told of this step: KeyError" in capfd.readouterr().err
     monkeypatch.setitem(sys.modules, "openlineage.client", None)
-    made = {"uri": "/root/shards/f", "fingerprint": "f"}
-    run_step("shard", (made, {}), [], made, *ASKED, "root", "page")
+    run_step("prepare", MADE, *ARGUMENTS)
     assert "pip install 'kubedet[lineage]'" in capfd.readouterr().err
 
 
@@ -257,12 +251,10 @@ def test_another_process_sends_it_and_is_not_waited_for_long(server, canned, mon
     monkeypatch.setenv("OPENLINEAGE_ENDPOINT", "events")
     monkeypatch.delenv(run_ids.VARIABLE, raising=False)
     monkeypatch.setattr(lineage_events, "_PATIENCE", 60.0)
-    telling = lineage_events.Telling(
-        "shard", ([], {"uri": "/r/raw/f", "fingerprint": "f"}, *ASKED, "/r", "p")
-    )
+    telling = lineage_events.Telling("prepare", ARGUMENTS)
     telling._told[0].communicate()  # Or the two may come in any order.
     telling._told.clear()
-    telling.completed(({"uri": "/r/shards/f", "fingerprint": "f"}, {}))
+    telling.completed(MADE)
     assert [(check(event)["eventType"], event["job"]["namespace"]) for event in server.posted] == [
         ("START", "night shift"), ("COMPLETE", "night shift"),
     ]  # fmt: skip
@@ -274,14 +266,13 @@ def test_another_process_sends_it_and_is_not_waited_for_long(server, canned, mon
     monkeypatch.setattr(lineage_events, "_LEFT", 0.1)
     server.release.clear()
     began = time.monotonic()
-    lineage_events.Telling("shard", ([], {"uri": "", "fingerprint": ""}, *ASKED, "/r", "p")).failed("x")
+    lineage_events.Telling("prepare", ARGUMENTS).failed("x")
     assert "it took too long" in caplog.text and time.monotonic() - began < 5
 
 
 def test_arguments_are_named_as_those_of_the_work():
     """They are handed on by their places."""
-    works = {"prepare": "preparation:prepare", "download": "preparation:download", "train": "training:train",
-             "shard": "preparation:shard", "evaluate": "scoring:score",
+    works = {"prepare": "preparation:prepare", "train": "training:train", "evaluate": "scoring:score",
              "export": "publishing:export_and_publish"}  # fmt: skip
     for step, describe in lineage_events.STEPS.items():
         work = pkgutil.resolve_name(f"components.{works[step]}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from bundles import make_bundle
 
-from components import lineage, notices, occasion, partitions, preparation, training
+from components import lineage, notices, occasion, preparation, training
 from components.jobs import Request
 from components.warm_start import overrides_from
 from trainer import configuration, recipes
@@ -41,10 +41,10 @@ def data_of(root):
     return sorted(path for path in Path(root).rglob("*") if "retention" not in path.parts)
 
 
-def prepare(source, root, tmp_path, least):
+def prepare(source, root, tmp_path, least, **settings):
     page = tmp_path / "statistics.html"
     (_, _), (shards, shown) = preparation.prepare(
-        source, *ASKED, root, "", str(page), trains=True, min_new_images=least
+        source, *ASKED, root, "", str(page), trains=True, min_new_images=least, **settings
     )
     return shards, shown, page.read_text()
 
@@ -119,24 +119,12 @@ def test_nothing_new_is_told_and_noted_once_for_a_run(champion, tmp_path, monkey
     for _ in range(2):  # The step is tried again.
         prepare(SOURCE, champion, tmp_path, 1)
     monkeypatch.setenv("KUBEDET_RUN_ID", "night-3")
-    partitions.plan(SOURCE, champion, *ASKED, "", 3, trains=True, min_new_images=1)
+    prepare(SOURCE, champion, tmp_path, 1, partitions=3)
     reason = "nothing new since sample v7: 0 new, 0 changed, 0 removed images"
     assert told == [
         notices.Notice(notices.NOTHING_NEW, run, reason, "sample", "v7") for run in ("night-2", "night-3")
     ]
     assert lineage.without_news(champion) == {"night-2", "night-3"}
-
-
-def test_several_pods_pass_it_on_and_do_nothing(champion, tmp_path):
-    parts = partitions.plan(SOURCE, champion, *ASKED, "", 3, trains=True, min_new_images=1)
-    assert len(parts) == 1
-    before = data_of(champion)
-    assert [partitions.fetch(part, *ASKED) for part in parts] == parts
-    raw, _ = preparation.download(parts, SOURCE, *ASKED, champion, "")
-    assert partitions.write(raw, champion, *ASKED, parts[0]) == parts[0]
-    shards, shown = preparation.shard(parts, raw, *ASKED, champion, str(tmp_path / "page"))
-    assert occasion.word(shards) == "nothing new" and shown["verdict"] == "nothing new since sample v7"
-    assert data_of(champion) == before
 
 
 def test_a_number_less_than_zero_is_refused(tmp_path):

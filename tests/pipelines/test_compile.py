@@ -6,7 +6,7 @@ import pytest
 import yaml
 from compiled_forms import FORMS, MAIN, STEPS, asked_of_the_launcher, graphs, of, tasks
 
-from pipelines import CLEANUP, TITLES
+from pipelines import ASSIST
 from pipelines.compile import compile_pipeline
 from pipelines.forms import Form
 from pipelines.local import for_this_machine
@@ -34,9 +34,7 @@ ALONE = {
 
 @of("bucket", "shared", "data")
 def test_weights_are_fetched_by_the_first_step_where_a_training_follows(spec):
-    tasks = [task for graph in graphs(spec) for task in graph.get("dag", {}).get("tasks", {}).items()]
-    (first,) = [task for name, task in tasks if name in ("prepare", "plan")]
-    constant = first["inputs"]["parameters"]["trains"]["runtimeValue"]["constant"]
+    constant = tasks(spec)["prepare"]["inputs"]["parameters"]["trains"]["runtimeValue"]["constant"]
     assert constant is (spec["form"] != "data")
 
 
@@ -53,11 +51,6 @@ def test_the_form_for_a_volume_requires_a_claim(spec):
     assert set(parameters) == PARAMETERS | {"claim"}
     assert [name for name, of in parameters.items() if not of.get("isOptional")] == ["claim"]
     assert parameters["data_root"]["defaultValue"] == "/data/kubedet"
-
-
-@of("shared")
-def test_the_form_that_shares_the_work_says_among_how_many(spec):
-    assert set(spec["root"]["inputDefinitions"]["parameters"]) == PARAMETERS | {"partitions"}
 
 
 @of("data")
@@ -119,21 +112,19 @@ def test_only_a_pass_exports_and_the_condition_costs_no_pod(spec):
     read = all_tasks["export"]["inputs"]["parameters"]["pipelinechannel--evaluate-Output"]
     assert read == {"taskOutputParameter": {"outputParameterKey": "Output", "producerTask": "evaluate"}}
     assert all_tasks["export"]["dependentTasks"] == ["evaluate", "train"]
-    # A graph costs a pod: there is the root, the one that the clean-up follows, and loops.
-    held = [name for name, component in spec["components"].items() if "dag" in component]
-    assert len(held) == (3 if spec["form"] == "shared" else 1)
+    # A graph costs a pod: there is the root, and the one that the clean-up follows.
+    assert len([name for name, component in spec["components"].items() if "dag" in component]) == 1
 
 
 @of("conditional", "conditional_shared")
 def test_a_model_is_made_only_where_the_data_are_worth_it(spec):
-    last = "shard" if "shard" in STEPS[spec["form"]] else "prepare"
     assert set(spec["root"]["inputDefinitions"]["parameters"]) >= PARAMETERS | {"min_new_images", "min_drift"}
     steps = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
     (held,) = [task for name, task in steps.items() if name.startswith("condition")]
     condition = held["triggerPolicy"]["condition"]
-    assert condition == f"inputs.parameter_values['pipelinechannel--{last}-Output'] == 'train'"
-    read = held["inputs"]["parameters"][f"pipelinechannel--{last}-Output"]
-    assert read == {"taskOutputParameter": {"outputParameterKey": "Output", "producerTask": last}}
+    assert condition == "inputs.parameter_values['pipelinechannel--prepare-Output'] == 'train'"
+    read = held["inputs"]["parameters"]["pipelinechannel--prepare-Output"]
+    assert read == {"taskOutputParameter": {"outputParameterKey": "Output", "producerTask": "prepare"}}
     # All that makes a model is below it; what it takes from outside is declared on the way.
     inner = spec["components"][held["componentRef"]["name"]]
     assert set(inner["dag"]["tasks"]) == {"train", "evaluate", "export"}
@@ -149,16 +140,17 @@ def test_a_model_is_made_only_where_the_data_are_worth_it(spec):
 
 @of(*MAIN)
 def test_without_the_condition_no_number_of_images_is_asked_for(spec):
-    first = tasks(spec)["plan" if "plan" in STEPS[spec["form"]] else "prepare"]
+    first = tasks(spec)["prepare"]
     assert first["inputs"]["parameters"]["min_new_images"] == {"runtimeValue": {"constant": 0.0}}
     assert first["inputs"]["parameters"]["min_drift"] == {"runtimeValue": {"constant": 0.0}}
 
 
-@of("bucket")
-def test_a_run_of_one_partition_has_twelve_pods(spec):
+@of("bucket", "shared")
+def test_a_run_has_twelve_pods_and_two_for_each_further_partition(spec):
     """A driver for each graph, and for each step a driver and its own."""
-    graphs_, steps = 2, len(TITLES) + len(CLEANUP)
-    assert graphs_ + 2 * steps == 12 and len(tasks(spec)) == steps + 1
+    held = [graph for graph in graphs(spec) if "dag" in graph]
+    pods = len(held) + 2 * (len(tasks(spec)) - len(held) + 1)
+    assert pods == (14 if spec["form"] == "shared" else 12)
 
 
 @of("search")
@@ -215,25 +207,37 @@ def test_local_runs_neither_retry_nor_clean_up(spec):
     assert set(all_tasks) == set(tasks(spec)) - {"cleanup"}
 
 
-@of("shared")
-def test_parts_are_shared_among_pods_and_put_together(spec):
-    all_tasks = tasks(spec)
-    plan = {"taskOutputParameter": {"outputParameterKey": "Output", "producerTask": "plan"}}
-    for part, whole in (("fetch", "download"), ("write", "shard")):
-        source = all_tasks[whole]["inputs"]["parameters"]["parts"]["taskOutputParameter"]
-        loop = all_tasks[source["producerTask"]]
-        assert loop["parameterIterator"]["items"]["inputParameter"] in loop["inputs"]["parameters"]
-        assert plan in loop["inputs"]["parameters"].values()
-        # 256 partitions are not 256 pods at once.
-        assert loop["iteratorPolicy"] == {"parallelismLimit": 3}
-        inner = spec["components"][loop["componentRef"]["name"]]["dag"]["tasks"]
-        assert set(inner) == {part}
+@of("shared", "conditional_shared")
+def test_assistants_start_with_the_first_step_and_no_step_waits_for_them(spec):
+    steps = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
+    if spec["form"] == "shared":
+        assistant, partitions = steps["assist"], 2.0
+    else:
+        # As tasks of their own so many would make the compiled file too large.
+        (assistant,) = [task for name, task in steps.items() if name.startswith("for-loop")]
+        assert len(json.loads(assistant["parameterIterator"]["items"]["raw"])) == 19
+        assert set(spec["components"][assistant["componentRef"]["name"]]["dag"]["tasks"]) == {"assist"}
+        partitions = 20.0
+    assert not assistant.get("dependentTasks") and not steps["prepare"].get("dependentTasks")
+    after = {name for task in steps.values() for name in task.get("dependentTasks", [])}
+    assert not any(name.startswith(("assist", "for-loop")) for name in after)
+    shared = steps["prepare"]["inputs"]["parameters"]["partitions"]
+    assert shared == {"runtimeValue": {"constant": partitions}}
+
+
+def test_each_of_a_few_assistants_is_a_task(tmp_path):
+    compile_pipeline(tmp_path / "p.yaml", Form(partitions=4))
+    (spec, _) = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
+    assistants = [task for name, task in tasks(spec).items() if name.startswith("assist")]
+    assert [task["taskInfo"]["name"] for task in assistants] == [*ASSIST.values()] * 3
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         {"parallelism": -1},
+        {"parallelism": 3},
+        {"partitions": 257},
         {"deadline": -1},
         {"ttl": -5},
         {"until": "export"},

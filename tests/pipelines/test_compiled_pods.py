@@ -11,7 +11,7 @@ from components import job_limits, lineage_events, notices
 from components.images import COMPONENT_IMAGE
 from components.object_store import SECRET_KEYS
 from components.signing_secret import FOLDER, KEY
-from pipelines import CLEANUP, SEARCH, SHARED, TITLES
+from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
 from pipelines.compile import compile_pipeline
 from pipelines.sizes import SIZES
 
@@ -41,9 +41,7 @@ def test_steps_that_know_an_end_have_the_webhooks_address_from_a_secret_that_nee
             if secret["secretNameParameter"] == {"componentInputParameter": of}:
                 assert secret["optional"] is True
                 told[name] = {pair["secretKey"]: pair["envVar"] for pair in secret["keyToEnv"]}
-    expected = {"exec-prepare", "exec-plan", "exec-evaluate", "exec-export", "exec-cleanup"} & set(
-        pods(compiled)
-    )
+    expected = {"exec-prepare", "exec-evaluate", "exec-export", "exec-cleanup"} & set(pods(compiled))
     assert told == dict.fromkeys(expected, notices.SECRET_KEYS)
     # The clean-up must run where the keys of the store are wrong.
     assert len(pods(compiled)["exec-cleanup"]["secretAsEnv"]) == 1
@@ -178,7 +176,7 @@ def test_every_step_has_image_title_resources_retries_and_no_cache(spec):
     all_tasks = tasks(spec)
     assert set(executors) == {f"exec-{name}" for name in (*STEPS[spec["form"]], "cleanup")}
     for name in (*STEPS[spec["form"]], "cleanup"):
-        assert all_tasks[name]["taskInfo"]["name"] == (TITLES | SHARED | SEARCH | CLEANUP)[name]
+        assert all_tasks[name]["taskInfo"]["name"] == (TITLES | ASSIST | SEARCH | CLEANUP)[name]
         assert all_tasks[name]["retryPolicy"]["maxRetryCount"] >= 1
         assert not all_tasks[name].get("cachingOptions", {}).get("enableCache")
         container = executors[f"exec-{name}"]["container"]

@@ -45,7 +45,7 @@ def test_its_commands_work(kfp_server, monkeypatch, tmp_path, capsys):
 
 def test_its_tables_are_whole(tmp_path):
     parameters = {}
-    for form in (Form(volume=True, shared=True, conditional=True), Form(trials=2), Form()):
+    for form in (Form(volume=True, conditional=True), Form(trials=2), Form()):
         compile_pipeline(tmp_path / "p.yaml", form)
         (spec, _) = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
         parameters |= spec["root"]["inputDefinitions"]["parameters"]
@@ -53,7 +53,7 @@ def test_its_tables_are_whole(tmp_path):
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE))
     assert set(rows) == set(parameters)
     for name in ("source", "recipe", "launcher", "nodes", "nproc", "gpus", "credentials", "job", "overrides",
-                 "partitions", "step_cpu", "step_memory"):  # fmt: skip
+                 "step_cpu", "step_memory"):  # fmt: skip
         default = parameters[name]["defaultValue"]
         shown = "{}" if default == {} else f"{default:g}" if isinstance(default, float) else default
         assert rows[name].strip("`") == shown
@@ -65,8 +65,7 @@ def test_its_forms_are_those_that_can_be_compiled():
     table = GUIDE[GUIDE.index("## The forms") : GUIDE.index("## From the UI")]
     shown = re.findall(r"^\| `--(\w+)", table, re.MULTILINE)
     assert shown == [item.name for item in fields(Form)]
-    for form in ("claim", "partitions"):  # What `submit` calls --volume and --shared.
-        assert f"`--{form} " in table
+    assert "`--claim " in table  # What `submit` calls --volume.
 
 
 def test_its_sizes_are_those_that_there_are():

@@ -11,12 +11,12 @@ from pipelines.forms import Form
 FORMS = {
     "plain": Form(),
     "volume": Form(volume=True),
-    "shared": Form(shared=True),
-    "shared on a volume": Form(shared=True, volume=True),
+    "shared": Form(partitions=3),
+    "shared by many": Form(partitions=20, conditional=True),
     "data alone": Form(until="shards"),
     "search": Form(trials=3, parallelism=2),
     "search on a volume, with GPUs": Form(trials=3, gpus=2, volume=True),
-    "data alone, shared": Form(until="shards", shared=True, volume=True, deadline=60, ttl=60),
+    "data alone, shared": Form(until="shards", partitions=2, volume=True, deadline=60, ttl=60),
 }
 
 

@@ -6,7 +6,6 @@ from itertools import product
 import pytest
 import yaml
 
-from components import partitions
 from components.jobs import PARAMETERS
 from components.launchers.spec import JobSpec, from_fields
 from pipelines import cli, doc_tables, parameters
@@ -103,10 +102,6 @@ def test_what_is_a_field_of_every_job_is_told_by_the_job():
     for name in ("nodes", "nproc", "gpus"):
         assert TABLE[name].default == getattr(job, name) and TABLE[name].kind is int
     assert TABLE["nproc"].meaning == "processes on each node; 0 is one for each GPU, or one"
-
-
-def test_the_most_partitions_are_those_that_a_run_may_have():
-    assert TABLE["partitions"].more.endswith(f"1 to {partitions.MOST}")
 
 
 def test_what_is_set_off_in_a_terminal_has_spaces():

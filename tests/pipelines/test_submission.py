@@ -47,7 +47,6 @@ def test_what_can_be_run_passes():
         ({"job": {"nodes": 3}}, "job.nodes: is a parameter of its own"),
         ({"step_cpu": "many"}, "step_cpu: 'many' is not an amount"),
         ({"step_memory": "0"}, "step_memory: '0' is less than 64Mi"),
-        ({"partitions": 300}, "partitions 300 is not from 1 to 256"),
         ({"data_version": "a/b"}, "data_version 'a/b' cannot be a name"),
         ({"credentials": "A_B"}, "credentials: "),
         ({"claim": "my claim"}, "claim: "),
@@ -129,13 +128,13 @@ def test_the_package_is_in_the_form_of_its_parameters():
 
 def test_the_package_has_the_form_that_is_asked_for():
     plain = Submission("a", "b", {**ROOT, "min_new_images": 1}).package()["pipeline_spec"]
-    shards = Submission("a", "b", {**ROOT, "partitions": 2}, until="shards", parallelism=3)
+    shards = Submission("a", "b", ROOT, partitions=2, until="shards")
     shards.check()
     spec = shards.package()["pipeline_spec"]
-    assert shards.form == Form(shared=True, until="shards", parallelism=3)
+    assert shards.form == Form(partitions=2, until="shards")
     parameters = [set(item["root"]["inputDefinitions"]["parameters"]) for item in (plain, spec)]
     assert set(TRAINING) <= parameters[0] and not set(TRAINING) & parameters[1]
-    assert parameters[1] - parameters[0] == {"partitions"}
+    assert parameters[1] < parameters[0]
 
 
 @pytest.mark.parametrize("name", TRAINING)
@@ -173,7 +172,8 @@ def test_a_search_is_checked_before_anything_is_sent():
         ({"trials": -1}, "trials -1 is less than zero"),
         ({"gpus": 1}, "gpus means nothing without trials"),
         ({"trials": 2, "until": "shards"}, "until shards means nothing in a search"),
-        ({"parallelism": 4}, "parallelism: means nothing without partitions"),
+        ({"partitions": 300}, "partitions 300 is not from 1 to 256"),
+        ({"parallelism": 4}, "parallelism means nothing without trials"),
         ({"parallelism": -1}, "parallelism -1 is less than zero"),
         ({"until": "train"}, "until 'train' is nowhere in the pipeline"),
         ({"deadline": -1, "ttl": -2}, "deadline -1 is less than zero; ttl -2 is less than zero"),
@@ -186,11 +186,9 @@ def test_a_form_that_is_none_is_refused(fields, message):
 
 
 def test_the_line_that_compiles_names_the_form():
-    full = Submission(
-        "a", "b", {"claim": "c", "partitions": 2}, parallelism=3, until="shards", deadline=60, ttl=5
-    )
+    full = Submission("a", "b", {"claim": "c"}, partitions=2, until="shards", deadline=60, ttl=5)
     assert full.commands(Access())[0] == (
-        "kubedet compile --volume --shared --parallelism 3 --until shards --deadline 60 --ttl 5 "
+        "kubedet compile --volume --partitions 2 --until shards --deadline 60 --ttl 5 "
         "--output pipeline.yaml"
     )
     assert submission().commands(Access())[0] == "kubedet compile --output pipeline.yaml"

@@ -2,21 +2,21 @@
 
 import pytest
 
-from pipelines import SEARCH, SHARED, TITLES
+from pipelines import ASSIST, SEARCH, TITLES
 from pipelines.forms import Form
 
 FORMS = {
-    "bucket": Form(), "volume": Form(volume=True), "shared": Form(shared=True, parallelism=3),
+    "bucket": Form(), "volume": Form(volume=True), "shared": Form(partitions=2),
     "data": Form(until="shards"), "limited": Form(deadline=3600, ttl=60),
-    "conditional": Form(conditional=True), "conditional_shared": Form(conditional=True, shared=True),
+    "conditional": Form(conditional=True), "conditional_shared": Form(conditional=True, partitions=20),
     "search": Form(trials=3, parallelism=2), "search_gpus": Form(trials=2, gpus=4, volume=True),
 }  # fmt: skip
 PASTED = ("{{$.inputs.parameters['", "']}}")
 MAIN = ("bucket", "volume", "shared")
 STEPS = {
-    "bucket": [*TITLES], "volume": [*TITLES], "shared": [*SHARED, "train", "evaluate", "export"],
+    "bucket": [*TITLES], "volume": [*TITLES], "shared": [*TITLES, *ASSIST],
     "data": ["prepare"], "limited": [*TITLES], "conditional": [*TITLES],
-    "conditional_shared": [*SHARED, "train", "evaluate", "export"],
+    "conditional_shared": [*TITLES, *ASSIST],
     "search": ["prepare", *SEARCH], "search_gpus": ["prepare", *SEARCH],
 }  # fmt: skip
 

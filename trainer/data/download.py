@@ -135,6 +135,18 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
     return planned
 
 
+def is_complete(planned: dict[str, Any]) -> bool:
+    """Return whether all images of a plan that can be had are stored, so that nothing has to be fetched.
+
+    Raises:
+        StorageError: the data root cannot be read.
+    """
+    manifest = _finished(planned)
+    if manifest is None or _incomplete(manifest) or storage.exists(_mending(planned)):
+        return False
+    return fetch.absent(manifest, 0, 1) == 0
+
+
 def fetch_partition(
     planned: dict[str, Any], config: DataConfig, partition: int = 0, partitions: int = 1
 ) -> None:
@@ -162,7 +174,7 @@ def fetch_partition(
         return
     report = fetch_reports.place(planned["uri"], partition, partitions)
     if lost:
-        storage.write_bytes(storage.join(planned["uri"], _MENDING), b"")
+        storage.write_bytes(_mending(planned), b"")
     if not lost and storage.exists(report) and not fetch_reports.worth_another_try(report):
         logger.info("the images of partition %d of %d are there already", partition + 1, partitions)
         return
@@ -192,7 +204,7 @@ def join(planned: dict[str, Any], config: DataConfig, partitions: int = 1) -> di
         StorageError: a partition's report is missing.
     """
     uri = planned["uri"]
-    mending = storage.join(uri, _MENDING)
+    mending = _mending(planned)
     manifest = _finished(planned) if planned["kind"] == "plan" else planned
     stale = manifest is None or _incomplete(manifest) or storage.exists(mending)
     if manifest is None or (planned["kind"] == "plan" and stale):
@@ -249,6 +261,10 @@ def _finished(planned: dict[str, Any]) -> dict[str, Any] | None:
     elif manifest.get("tables") == planned.get("tables"):
         return manifest
     return None
+
+
+def _mending(planned: dict[str, Any]) -> str:
+    return storage.join(planned["uri"], _MENDING)
 
 
 def _incomplete(manifest: dict[str, Any]) -> bool:

@@ -79,6 +79,16 @@ def place(raw: dict[str, Any], data_root: str, config: DataConfig) -> str:
     return storage.join(storage.absolute(data_root), "shards", name)
 
 
+def is_complete(raw: dict[str, Any], data_root: str, config: DataConfig) -> bool:
+    """Return whether the shards of raw images are all there, so that nothing has to be written.
+
+    Raises:
+        DataError: the raw images or the index are of another version of this program.
+        StorageError: the data root cannot be read.
+    """
+    return _finished(place(raw, data_root, config)) is not None
+
+
 def shard_partition(
     raw: dict[str, Any], data_root: str, config: DataConfig, partition: int = 0, partitions: int = 1
 ) -> None:

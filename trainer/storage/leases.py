@@ -46,8 +46,26 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self.before: tuple[int, Any] = (-1, None)
-        self.changed = 0.0
+        self._before: tuple[int, Any] = (-1, None)
+        self._changed = 0.0
+
+    def is_free(self, uri: str, lapse: float = LAPSE) -> bool:
+        """Return whether a lease has no holder, or one that has not changed it for `lapse` seconds.
+
+        Raises:
+            StorageError: the lease cannot be read.
+        """
+        return self.look(uri, lapse)[2]
+
+    def look(self, uri: str, lapse: float) -> tuple[int, str, bool]:
+        """Return the last number of a lease, its holder, and whether it is free."""
+        number = _last(uri)
+        content = _read(storage.join(uri, f"{number:09d}.json")) if number else {"beat": -1}
+        now = time.monotonic()
+        holder = content.get("holder", "somebody")
+        if (number, content) != self._before:
+            self._before, self._changed = (number, content), now
+        return number, holder, content.get("beat") == -1 or now - self._changed > lapse
 
 
 class Lease:
@@ -145,23 +163,19 @@ def hold(
 
 def _taken(uri: str, holder: str, patience: float, lapse: float, watch: Watch) -> Lease:
     begin = time.monotonic()
+    told = False
     while True:
-        number = _last(uri)
-        content = _read(storage.join(uri, f"{number:09d}.json")) if number else {"beat": -1}
-        now = time.monotonic()
-        if (number, content) != watch.before:
-            if watch.before[1] is None and content.get("beat") != -1:
-                _LOG.info("%s is held by %s: waiting", uri, content.get("holder", "somebody"))
-            watch.before, watch.changed = (number, content), now
-        if content.get("beat") == -1 or now - watch.changed > lapse:
+        number, other, free = watch.look(uri, lapse)
+        if free:
             lease = Lease(uri, number + 1, holder, lapse)
             if lease.take():
                 return lease
             continue
-        if now - begin > patience:
-            raise HeldError(
-                f"{uri} is held by {content.get('holder', 'somebody')}", fix="wait until it has ended"
-            )
+        if time.monotonic() - begin > patience:
+            raise HeldError(f"{uri} is held by {other}", fix="wait until it has ended")
+        if not told:
+            _LOG.info("waiting for %s, which is held by %s", uri, other)
+            told = True
         time.sleep(min(1.0, lapse / 20))
 
 

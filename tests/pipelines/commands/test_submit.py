@@ -68,7 +68,7 @@ def test_a_dry_run_needs_no_cluster(kfp_server, monkeypatch, capsys):
 
 
 FORM = [
-    "submit", "--data-root", "s3://bucket/root", "--partitions", "3", "--parallelism", "2",
+    "submit", "--data-root", "s3://bucket/root", "--partitions", "3",
     "--until", "shards", "--deadline", "600", "--ttl", "60", "--name", "shards",
 ]  # fmt: skip
 
@@ -77,10 +77,8 @@ def test_the_form_that_is_asked_for_is_sent_and_shown(kfp_server, capsys, tmp_pa
     assert cli.main(FORM) == 0
     (run,) = kfp_server.runs
     spec = run["pipeline_spec"]["pipeline_spec"]
-    assert "train" not in str(sorted(spec["components"])) and "comp-write" in spec["components"]
-    parameters = run["runtime_config"]["parameters"]
-    assert parameters["partitions"] == 3
-    compiled = "kubedet compile --shared --parallelism 2 --until shards --deadline 600 --ttl 60 --output "
+    assert "train" not in str(sorted(spec["components"])) and "comp-assist-2" in spec["components"]
+    compiled = "kubedet compile --partitions 3 --until shards --deadline 600 --ttl 60 --output "
     shown = capsys.readouterr().out
     assert compiled in shown and "its training" not in shown
     _, *words = shlex.split(next(line for line in shown.splitlines() if compiled in line))
@@ -93,8 +91,7 @@ def test_the_form_that_is_asked_for_is_sent_and_shown(kfp_server, capsys, tmp_pa
 def test_one_partition_is_the_plain_form(kfp_server):
     assert cli.main([*ARGUMENTS, "--partitions", "1"]) == 0
     (run,) = kfp_server.runs
-    assert "partitions" not in run["runtime_config"]["parameters"]
-    assert "comp-write" not in run["pipeline_spec"]["pipeline_spec"]["components"]
+    assert "comp-assist" not in run["pipeline_spec"]["pipeline_spec"]["components"]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +147,7 @@ def test_a_server_that_was_not_tried_is_told_of(kfp_server, capsys, tag, message
         (["--step-cpu", "lots"], "step_cpu: 'lots' is not an amount"),
         (["--step-memory", "8"], "step_memory: '8' is less than 64Mi"),
         (["--launcher", "slurm"], "no launcher 'slurm'; use one of: local, kubernetes"),
-        (["--parallelism", "4"], "parallelism: means nothing without partitions"),
+        (["--partitions", "0"], "partitions 0 is not from 1 to 256"),
         (["--deadline", "-1"], "deadline -1 is less than zero"),
         (["--until", "shards"], "nodes: means nothing in a run until shards"),
         (["--until", "shards"], "gpus: means nothing in a run until shards"),

@@ -1,0 +1,245 @@
+"""The pods of a run share the download and the sharding of its data.
+
+The step `prepare` leads: it divides the work into parts, does them one after the other, and puts the results
+together. Steps `assist` do parts at the same time. The leader never depends on them: it does each part that no
+assistant has begun, and takes over those of an assistant that failed or died. Finished images and shards are
+found and kept, so a part may be done twice. The result does not depend on how many pods there are.
+
+    <data_root>/sharing/<run id>/work.json                         what the leader needs done now
+    <data_root>/sharing/<run id>/<token>/leader/                   lease of the leader's attempt
+    <data_root>/sharing/<run id>/<token>/<phase>/<part>/           lease of the pod that does a part
+    <data_root>/sharing/<run id>/<token>/<phase>/finished/<part>   an empty file
+"""
+
+import logging
+import secrets
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from components import run_ids, usage
+from components.retention import uses
+from trainer import recipes, storage
+from trainer.config import DataConfig
+from trainer.data import download, shards
+from trainer.errors import ConfigError, KubedetError, MissingError, StorageError
+from trainer.storage import leases
+
+logger = logging.getLogger(__name__)
+
+MOST = 256
+"""Most pods and most parts: images are stored in 256 folders, and each folder belongs to one part."""
+
+FETCH, WRITE = "fetch", "write"
+"""Phases: fetch images, then write shards."""
+
+PATIENCE = 300.0
+"""Seconds for which an assistant waits for a leader that has not begun, or that died and is started again."""
+
+_ENDED = "ended"
+_PARTS_PER_POD = 2
+"""More than one, because pods start at different times and are not equally fast."""
+_LOOK_SECONDS = 1.0
+_KEEP_SECONDS = 24 * 3600.0
+"""Age at which files of earlier runs are deleted."""
+_FORM = storage.Form("sharing", 1, {"token": str, "phase": str, "parts": int, "manifest": None})
+
+
+def check(pods: int) -> None:
+    """Check a number of pods.
+
+    Raises:
+        ConfigError: it is not from 1 to MOST.
+    """
+    if not 1 <= pods <= MOST:
+        raise ConfigError(f"partitions {pods} is not from 1 to {MOST}", fix="choose another number")
+
+
+class _Phase:
+    """The parts of one phase, as one pod sees them."""
+
+    def __init__(self, folder: str, work: dict[str, Any], data_root: str, config: DataConfig) -> None:
+        self._uri = storage.join(folder, work["token"], work["phase"])
+        self._work, self._data_root, self._config = work, data_root, config
+        self._watches: dict[int, leases.Watch] = defaultdict(leases.Watch)
+
+    def unfinished(self, *, unclaimed: bool = False) -> list[int]:
+        """Return the parts that are not finished, or only those that no pod has begun."""
+        names = storage.list_files(self._uri)
+        out = {name.removeprefix("finished/") for name in names if name.startswith("finished/")}
+        if unclaimed:
+            out |= {name.partition("/")[0] for name in names}
+        return [part for part in range(self._work["parts"]) if str(part) not in out]
+
+    def do(self, part: int) -> bool:
+        """Do a part; returns False if another pod is doing it."""
+        finished = storage.join(self._uri, "finished", str(part))
+        lease = leases.hold(
+            storage.join(self._uri, str(part)), _pod(), patience=0, watch=self._watches[part]
+        )
+        with suppress(leases.HeldError), lease:
+            if not storage.exists(finished):
+                _do(self._work["phase"], self._work["manifest"], self._data_root, self._config, part,
+                    self._work["parts"])  # fmt: skip
+                storage.create(finished, b"")
+            return True
+        return False
+
+
+def _do(
+    phase: str, manifest: dict[str, Any], data_root: str, config: DataConfig, part: int, parts: int
+) -> None:
+    if phase == FETCH:
+        download.fetch_partition(manifest, config, part, parts)
+    else:
+        shards.shard_partition(manifest, data_root, config, part, parts)
+
+
+class Team:
+    """The leader's view of the pods that prepare the data."""
+
+    def __init__(self, data_root: str, config: DataConfig, pods: int) -> None:
+        self._data_root, self._config = data_root, config
+        self.alone = pods == 1
+        self._parts = 1 if self.alone else min(MOST, _PARTS_PER_POD * pods)
+        self._folder, self._token = "" if self.alone else _folder(data_root), secrets.token_hex(4)
+
+    @property
+    def lease(self) -> str:
+        """URI of the leader's lease."""
+        return storage.join(self._folder, self._token, "leader")
+
+    def do(self, phase: str, manifest: dict[str, Any]) -> int:
+        """Do all parts of a phase, together with the assistants if there are any.
+
+        Args:
+            phase: FETCH or WRITE.
+            manifest: for FETCH what `download.plan` returned, for WRITE what `download.join` returned.
+
+        Returns:
+            The number of parts.
+
+        Raises:
+            DataError: too much of the data is bad, or a worker was killed.
+            StorageError: the source or the data root cannot be reached.
+        """
+        uses.renew(self._data_root)
+        if self.alone:
+            _do(phase, manifest, self._data_root, self._config, 0, 1)
+            return 1
+        work = self.announce(phase, manifest)
+        shared = _Phase(self._folder, work, self._data_root, self._config)
+        while (part := next(iter(shared.unfinished(unclaimed=True)), None)) is not None:
+            shared.do(part)
+        # Parts of other pods. Those of a pod that failed are free at once, of one that died after a while.
+        while parts := shared.unfinished():
+            if not any([shared.do(part) for part in parts]):
+                time.sleep(_LOOK_SECONDS)
+        return self._parts
+
+    def announce(self, phase: str, manifest: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Write down what is to be done now; returns that."""
+        work = {"token": self._token, "phase": phase, "parts": self._parts, "manifest": manifest or {}}
+        storage.write_json(
+            storage.join(self._folder, "work.json"), {"kind": "sharing", "version": 1} | work
+        )
+        return work
+
+
+@contextmanager
+def lead(data_root: str, config: DataConfig, pods: int) -> Iterator[Team]:
+    """Lead the pods that prepare the data of this run while the block runs.
+
+    Args:
+        data_root: see `trainer.data.download.download`.
+        config: the data section of the configuration.
+        pods: how many, this one included, 1 to MOST. Outside of a run this one works alone.
+
+    Raises:
+        ConfigError: the number is out of range.
+        StorageError: the data root cannot be read or written.
+    """
+    check(pods)
+    team = Team(data_root, config, pods if run_ids.current() else 1)
+    if team.alone:
+        yield team
+        return
+    _remove_old(data_root)
+    again = False
+    with leases.hold(team.lease, _pod(), patience=0):
+        team.announce("")
+        try:
+            yield team
+        except KubedetError as error:
+            again = error.passing  # The step is tried again, and may still need the assistants.
+            raise
+        finally:
+            if not again:
+                with suppress(StorageError):
+                    team.announce(_ENDED)
+
+
+def assist(data_root: str, recipe: str, overrides: dict[str, Any], patience: float = PATIENCE) -> None:
+    """Do parts of the work of the pod that leads this run, until that pod has what it needs.
+
+    Args:
+        data_root: see `trainer.data.download.download`.
+        recipe: name of a recipe; its `data` section counts here.
+        overrides: dotted configuration keys and their values.
+        patience: seconds, see `PATIENCE`.
+
+    Raises:
+        ConfigError: the recipe or an override cannot be used.
+        DataError: too much of the data is bad, or a worker was killed.
+        StorageError: the source or the data root cannot be reached.
+    """
+    if not run_ids.current():
+        logger.info("there is no pod to assist: this process belongs to no run")
+        return
+    usage.keep(data_root)
+    config = recipes.load_here(recipe, overrides).data
+    folder, watch, seen = _folder(data_root), leases.Watch(), time.monotonic()
+    before: dict[str, Any] = {}
+    while True:
+        work = _announced(folder)
+        if work and work["phase"] == _ENDED:
+            logger.info("the data need no more work")
+            return
+        if work and work != before and work["phase"]:
+            phase = _Phase(folder, work, data_root, config)
+            # From the other end than the leader.
+            while _announced(folder) == work and (parts := phase.unfinished(unclaimed=True)):
+                phase.do(parts[-1])
+            before, seen = work, time.monotonic()
+        elif work and not watch.is_free(storage.join(folder, work["token"], "leader")):
+            seen = time.monotonic()
+        elif time.monotonic() - seen > patience:
+            logger.warning("no step `prepare` of this run has been at work for %.0f s: ending", patience)
+            return
+        time.sleep(_LOOK_SECONDS)
+
+
+def _announced(folder: str) -> dict[str, Any] | None:
+    """Return what the leader needs done; None if it has not begun."""
+    with suppress(MissingError):
+        work: dict[str, Any] = storage.read_json(storage.join(folder, "work.json"), _FORM)
+        return work
+    return None
+
+
+def _remove_old(data_root: str) -> None:
+    folder = storage.join(data_root, "sharing")
+    for name, state in storage.list_states(folder, recursive=True).items():
+        if state.modified is not None and time.time() - state.modified > _KEEP_SECONDS:
+            storage.delete(storage.join(folder, name))
+
+
+def _folder(data_root: str) -> str:
+    return storage.join(data_root, "sharing", run_ids.current())
+
+
+def _pod() -> str:
+    return socket.gethostname()

@@ -1,0 +1,255 @@
+"""Download and sharding by several pods: the result is that of one, whatever becomes of the assistants."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from at_once import at_once
+from weights_server import weights_server
+
+from components import data_versions, preparation, run_ids, sharing, steps, supervisor, training, usage
+from components.jobs import Request
+from trainer import architectures, recipes, storage
+from trainer.data import download, shards
+from trainer.errors import ConfigError, DataError, StorageError
+from trainer.model.architecture import build
+from trainer.storage import leases
+
+__all__ = ["weights_server"]
+
+GIVEN = {"data.processes": 1, "data.threads": 2, "data.shard_bytes": 20_000}
+CONFIG = recipes.load("debug", GIVEN).data
+ASKED = ("debug", GIVEN)
+SOURCE = "sample:images=24,size=96,seed=4"
+RUN = "the-run"
+HOLDER = """
+import sys, time
+from trainer.storage import leases
+with leases.hold(sys.argv[1], "a pod", patience=0):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def of_a_run(monkeypatch):
+    monkeypatch.setenv(run_ids.VARIABLE, RUN)
+
+
+def prepare(root, pods, version="", source=SOURCE, **settings):
+    """Do what the leader does; return the index of the shards."""
+    page = f"{root}-page"
+    _, (made, _) = preparation.prepare(
+        source, *ASKED, root, version, page, partitions=pods, **settings
+    )
+    return storage.read_json(storage.join(made["uri"], "index.json")) | {"uri": made["uri"]}
+
+
+def shared(root, pods, version=""):
+    """Prepare data with so many pods that begin at the same time; return the index of the shards."""
+    assistants = [partial(sharing.assist, root, *ASKED, patience=60)] * (pods - 1)
+    return at_once(partial(prepare, root, pods, version), *assistants)[0]
+
+
+def contents(index):
+    return {
+        name: storage.read_bytes(f"{index['uri']}/{name}")
+        for name in storage.list_files(index["uri"])
+        if name != "index.json"
+    }
+
+
+def written_times(folder):
+    """Return when each file was written, but for notes of who uses the data."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    notes = {"retention", "sharing", "usage", "seen"}
+    return {path: path.stat().st_mtime_ns for path in files if not notes & set(path.parts)}
+
+
+def test_the_result_is_that_of_one(tmp_path):
+    one = prepare(str(tmp_path / "one"), 1)
+    assert not (tmp_path / "one" / "sharing").exists()
+    for pods in (2, 4):
+        index = shared(str(tmp_path / str(pods)), pods)
+        assert {**index, "uri": ""} == {**one, "uri": ""} and contents(index) == contents(one)
+        assert len(list((tmp_path / str(pods) / "raw").rglob(f"*-of-{2 * pods}.parquet"))) == 2 * pods
+
+
+def test_what_is_there_is_not_fetched_nor_written_again(tmp_path):
+    first = shared(str(tmp_path), 2)
+    before = written_times(tmp_path)
+    assert shared(str(tmp_path), 3) == prepare(str(tmp_path), 1) == first
+    assert written_times(tmp_path) == before
+
+
+def test_a_leader_without_assistants_does_everything(tmp_path):
+    assert contents(prepare(str(tmp_path / "shared"), 8)) == contents(prepare(str(tmp_path / "one"), 1))
+
+
+def test_an_assistant_does_parts_of_both_phases(tmp_path):
+    root = str(tmp_path)
+    thread = threading.Thread(target=sharing.assist, args=(root, *ASKED))
+    with sharing.lead(root, CONFIG, 2) as team:
+        planned = download.plan(SOURCE, root, CONFIG)
+        team.announce(sharing.FETCH, planned)
+        thread.start()
+        reports = Path(planned["uri"], "fetched")
+        wait_for(lambda: len(list(reports.glob("*-of-4.parquet"))) == 4)
+        raw = download.join(planned, CONFIG, team.do(sharing.FETCH, planned))
+        team.announce(sharing.WRITE, raw)
+        wait_for(lambda: len(storage.list_files(storage.join(root, "sharing"))) == 2 * 8 + 2)
+        shards.join(raw, root, CONFIG)
+        assert shards.is_complete(raw, root, CONFIG) and download.is_complete(planned)
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def wait_for(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def leading(tmp_path):
+    """Begin to lead two pods, with four parts; return the leader, a plan, and the folder of its phase."""
+    planned = download.plan(SOURCE, str(tmp_path), CONFIG)
+    team = sharing.Team(str(tmp_path), CONFIG, 2)
+    work = team.announce(sharing.FETCH, planned)
+    return team, planned, tmp_path / "sharing" / RUN / work["token"] / sharing.FETCH
+
+
+def test_the_part_of_an_assistant_that_failed_is_done_at_once(tmp_path):
+    team, planned, phase = leading(tmp_path)
+    with leases.hold(str(phase / "1"), "a pod", patience=0):
+        pass
+    assert team.do(sharing.FETCH, planned) == 4 and download.join(planned, CONFIG, 4)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_part_of_an_assistant_that_died_is_taken_over(tmp_path, monkeypatch, end):
+    monkeypatch.setattr(leases, "hold", partial(leases.hold, lapse=1.0))
+    team, planned, phase = leading(tmp_path)
+    command = [sys.executable, "-c", HOLDER, str(phase / "2")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as assistant:
+        try:
+            assert assistant.stdout.readline() == "held\n"
+            os.kill(assistant.pid, end)
+            assert team.do(sharing.FETCH, planned) == 4 and download.join(planned, CONFIG, 4)
+        finally:
+            assistant.kill()
+
+
+def test_a_part_that_an_assistant_works_on_is_waited_for(tmp_path):
+    team, planned, phase = leading(tmp_path)
+    with leases.hold(str(phase / "3"), "a pod", patience=0):
+        leader = threading.Thread(target=team.do, args=(sharing.FETCH, planned))
+        leader.start()
+        wait_for(lambda: len(list((phase / "finished").glob("*"))) == 3)
+        leader.join(1.5)
+        assert leader.is_alive()
+        (phase / "finished" / "3").touch()
+    leader.join(60)
+    assert not leader.is_alive() and not list((phase.parents[2]).rglob("3-of-4.parquet"))
+
+
+def test_assistants_end_when_the_leader_fails_but_not_when_it_is_tried_again(tmp_path):
+    root = str(tmp_path)
+    with pytest.raises(DataError, match="does not exist"):
+        prepare(root, 2, source="coco:/nonexistent")
+    sharing.assist(root, *ASKED, patience=600)
+    with pytest.raises(StorageError), sharing.lead(root, CONFIG, 2):
+        raise StorageError("the store is away", passing=True)
+    begin = time.monotonic()
+    sharing.assist(root, *ASKED, patience=1.5)  # It is gone, and waited for.
+    assert time.monotonic() - begin >= 1.5
+
+
+def test_an_assistant_without_a_leader_or_a_run_ends(tmp_path, monkeypatch, caplog):
+    sharing.assist(str(tmp_path), *ASKED, patience=0.1)
+    assert "no step `prepare` of this run" in caplog.text
+    monkeypatch.delenv(run_ids.VARIABLE)
+    sharing.assist(str(tmp_path), *ASKED)
+    assert contents(prepare(str(tmp_path / "alone"), 3)) and not (tmp_path / "alone" / "sharing").exists()
+
+
+def test_an_assistant_never_fails_its_step_and_leaves_a_record_of_its_use(tmp_path, monkeypatch, capfd):
+    for name in ("KUBERNETES_SERVICE_HOST", supervisor.TRIES):
+        monkeypatch.delenv(name, raising=False)
+    arguments = ("assist", "components.sharing:assist", str(tmp_path))
+    assert steps.run(*arguments, "debug", {"data.threads": "many"}, needed=False) is None
+    told = capfd.readouterr().err
+    assert "data.threads" in told and "goes on without this pod" in told
+    prepare(str(tmp_path), 2)
+    steps.run(*arguments, *ASKED, needed=False)
+    assert [record.step for record in usage.of_run(str(tmp_path), RUN)] == ["assist", "assist"]
+
+
+def test_files_of_earlier_runs_are_deleted_after_a_day(tmp_path, monkeypatch):
+    prepare(str(tmp_path), 2)
+    old, day = sorted((tmp_path / "sharing").rglob("*")), time.time() - 25 * 3600
+    files = [path for path in old if path.is_file()]
+    for path in files[1:]:
+        os.utime(path, (day, day))
+    monkeypatch.setenv(run_ids.VARIABLE, "another")
+    prepare(str(tmp_path), 2)
+    assert [path for path in files if path.exists()] == files[:1]
+
+
+def test_a_version_is_recorded_and_found_again(tmp_path):
+    root = str(tmp_path)
+    first = shared(root, 2, "monday")
+    raw = data_versions.known(SOURCE, root, CONFIG, "monday")
+    assert raw[data_versions.KEY] == "monday" and len(list(Path(root, "versions").iterdir())) == 1
+    before = written_times(tmp_path)
+    assert shared(root, 3, "monday") == first and written_times(tmp_path) == before
+
+
+@pytest.mark.parametrize("count", [0, -1, 257])
+def test_numbers_that_cannot_be(count, tmp_path):
+    with pytest.raises(ConfigError, match="is not from 1 to 256"):
+        prepare(str(tmp_path), count)
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_cannot_be_had_are_told_before_any_data(weights_server, tmp_path):
+    asked = ("debug", {**GIVEN, "model.weights": "torchvision:ResNet50_Weights.IMAGENET1K_V2"})
+    arguments = (SOURCE, *asked, str(tmp_path), "", str(tmp_path / "page"))
+    for pods in (1, 2):
+        with pytest.raises(StorageError, match=r"model\.weights: .* cannot be fetched") as caught:
+            preparation.prepare(*arguments, trains=True, partitions=pods)
+        assert "model.weights=none" in caught.value.fix
+    assert not written_times(tmp_path) and not list(tmp_path.joinpath("retention", "uses").iterdir())
+    # A pipeline that ends with the shards trains nothing.
+    assert preparation.prepare(*arguments)
+
+
+def test_weights_lie_in_the_mirror_when_the_data_are_there(weights_server, tmp_path):
+    torch.manual_seed(0)
+    body = build(recipes.load("debug").model, 3).backbone.body.state_dict()
+    weights_server.files["w.safetensors"] = safetensors.torch.save(body)
+    asked = ("debug", {**GIVEN, "model.weights": f"{weights_server.url}/w.safetensors"})
+    root = str(tmp_path / "root")
+    _, written = preparation.prepare(SOURCE, *asked, root, "", str(tmp_path / "page"), trains=True)
+    weights_server.files.clear()
+    training.prepare(written[0]["uri"], str(tmp_path / "run"), *asked, Request(own={"nproc": 1}))
+    asked[1]["model.weights"] += "2"
+    with pytest.raises(StorageError, match=r"model\.weights: .*w\.safetensors2 is not in .*root/weights"):
+        training.prepare(written[0]["uri"], str(tmp_path / "other"), *asked, Request(own={"nproc": 1}))
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_detector_that_is_not_installed_is_refused_before_any_data(tmp_path, monkeypatch):
+    line = architectures.ARCHITECTURES["retinanet"]._replace(extra="detr", packages=("no_such_package",))
+    monkeypatch.setitem(architectures.ARCHITECTURES, "retinanet", line)
+    with pytest.raises(ConfigError, match="retinanet needs the package no_such_package"):
+        preparation.prepare(SOURCE, *ASKED, str(tmp_path), "", str(tmp_path / "page.html"))
+    assert not list(tmp_path.iterdir())
