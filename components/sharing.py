@@ -1,9 +1,9 @@
 """The pods of a run share the download and the sharding of its data.
 
-The step `prepare` leads: it divides the work into parts, does them one after the other, and puts the results
-together. Steps `assist` do parts at the same time. The leader never depends on them: it does each part that no
-assistant has begun, and takes over those of an assistant that failed or died. Finished images and shards are
-found and kept, so a part may be done twice. The result does not depend on how many pods there are.
+The step `prepare` leads: it divides the work into parts, does them one after the other, and puts the
+results together. Steps `assist` do parts at the same time. The leader never depends on them: it does each
+part that no assistant has begun, and takes over those of an assistant that failed or died. Finished images
+and shards are found and kept, so a part may be done twice. The result does not depend on the number of pods.
 
     <data_root>/sharing/<run id>/work.json                         what the leader needs done now
     <data_root>/sharing/<run id>/<token>/leader/                   lease of the leader's attempt
@@ -77,25 +77,20 @@ class _Phase:
     def do(self, part: int) -> bool:
         """Do a part; returns False if another pod is doing it."""
         finished = storage.join(self._uri, "finished", str(part))
-        lease = leases.hold(
-            storage.join(self._uri, str(part)), _pod(), patience=0, watch=self._watches[part]
-        )
+        lease = leases.hold(storage.join(self._uri, str(part)), _pod(), patience=0, watch=self._watches[part])
         with suppress(leases.HeldError), lease:
             if not storage.exists(finished):
-                _do(self._work["phase"], self._work["manifest"], self._data_root, self._config, part,
-                    self._work["parts"])  # fmt: skip
+                _do(self._work, self._data_root, self._config, part)
                 storage.create(finished, b"")
             return True
         return False
 
 
-def _do(
-    phase: str, manifest: dict[str, Any], data_root: str, config: DataConfig, part: int, parts: int
-) -> None:
-    if phase == FETCH:
-        download.fetch_partition(manifest, config, part, parts)
+def _do(work: dict[str, Any], data_root: str, config: DataConfig, part: int) -> None:
+    if work["phase"] == FETCH:
+        download.fetch_partition(work["manifest"], config, part, work["parts"])
     else:
-        shards.shard_partition(manifest, data_root, config, part, parts)
+        shards.shard_partition(work["manifest"], data_root, config, part, work["parts"])
 
 
 class Team:
@@ -128,7 +123,7 @@ class Team:
         """
         uses.renew(self._data_root)
         if self.alone:
-            _do(phase, manifest, self._data_root, self._config, 0, 1)
+            _do({"phase": phase, "manifest": manifest, "parts": 1}, self._data_root, self._config, 0)
             return 1
         work = self.announce(phase, manifest)
         shared = _Phase(self._folder, work, self._data_root, self._config)
@@ -136,16 +131,14 @@ class Team:
             shared.do(part)
         # Parts of other pods. Those of a pod that failed are free at once, of one that died after a while.
         while parts := shared.unfinished():
-            if not any([shared.do(part) for part in parts]):
+            if not any(shared.do(part) for part in parts):
                 time.sleep(_LOOK_SECONDS)
         return self._parts
 
     def announce(self, phase: str, manifest: dict[str, Any] | None = None) -> dict[str, Any]:
         """Write down what is to be done now; returns that."""
         work = {"token": self._token, "phase": phase, "parts": self._parts, "manifest": manifest or {}}
-        storage.write_json(
-            storage.join(self._folder, "work.json"), {"kind": "sharing", "version": 1} | work
-        )
+        storage.write_json(storage.join(self._folder, "work.json"), {"kind": "sharing", "version": 1} | work)
         return work
 
 

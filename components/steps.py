@@ -36,7 +36,9 @@ FINISHED = "step finished"
 """Text of the log line with which a step's own output ends."""
 
 
-def run(step: str, work: str, *arguments: Any, secret: str = "", lasting: bool = False, needed: bool = True) -> Any:
+def run(
+    step: str, work: str, *arguments: Any, secret: str = "", lasting: bool = False, needed: bool = True
+) -> Any:
     """Do the work of a step: its log lines, further tries where they may help, and its end as an exit code.
 
     A KubedetError becomes its message, without a traceback, and its exit code. The message is the last

@@ -3,8 +3,8 @@
 In the form of a search trials follow the data, each in a pod of its own, and then what is the best of them.
 
 Starting a pod takes ten seconds or more, and every task of Kubeflow Pipelines has two pods: so download and
-sharding are one step here, and work of a second is part of another step. If several pods share the data, steps
-`assist` run at the same time as `prepare`, which needs none of them: see `components/sharing.py`.
+sharding are one step here, and work of a second is part of another step. If several pods share the data,
+steps `assist` run at the same time as `prepare`, which needs none of them: see `components/sharing.py`.
 """
 
 from collections.abc import Mapping

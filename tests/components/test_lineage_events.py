@@ -15,7 +15,7 @@ import urllib3
 from openlineage.client import event_v2, facet_v2
 from webhook import Webhook
 
-from components import lineage_events, lineage_sender, run_ids, steps, supervisor
+from components import lineage_events, lineage_sender, preparation, run_ids, steps, supervisor
 from trainer import log
 from trainer.errors import DataError, Interrupted
 
@@ -100,15 +100,14 @@ def run_step(step, result, *arguments):
 def canned(monkeypatch):
     """Let a step's work return what is given as its first argument: that is no argument of the real work."""
     for step, describe in lineage_events.STEPS.items():
-        if step != "prepare":
-            monkeypatch.setitem(
-                lineage_events.STEPS, step, lambda result, _, *rest, of=describe: of(result, *rest)
-            )
+        monkeypatch.setitem(
+            lineage_events.STEPS, step, lambda result, _, *rest, of=describe: of(result, *rest)
+        )
 
 
 def test_a_run_from_its_source_to_the_published_version(server, canned, data_root, shards, tmp_path):
     arguments = (SOURCE, *ASKED, data_root, "", str(tmp_path / "page.html"))
-    (raw, _), (made, shown) = steps.run("prepare", "components.preparation:prepare", *arguments)
+    (raw, _), (made, shown) = run_step("prepare", preparation.prepare(*arguments), *arguments)
     assert made["uri"] == shards
     folder = f"{data_root}/runs/first"
     trained = {"output": folder, "config": f"{folder}/config.json", "shards": shards, "best_step": 12,
@@ -236,7 +235,7 @@ def test_one_that_refuses_or_hangs_is_a_warning(server, canned, monkeypatch, cap
 
 
 def test_what_cannot_be_described_or_sent_fails_no_step(server, canned, monkeypatch, capfd):
-    assert run_step("train", ("?", {}), "?") == ("?", {})
+    assert run_step("train", ({}, {}), MADE[1][0], "", "root") == ({}, {})
     assert "was not told of this step: KeyError" in capfd.readouterr().err
     monkeypatch.setitem(sys.modules, "openlineage.client", None)
     run_step("prepare", MADE, *ARGUMENTS)

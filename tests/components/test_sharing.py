@@ -47,9 +47,7 @@ def of_a_run(monkeypatch):
 def prepare(root, pods, version="", source=SOURCE, **settings):
     """Do what the leader does; return the index of the shards."""
     page = f"{root}-page"
-    _, (made, _) = preparation.prepare(
-        source, *ASKED, root, version, page, partitions=pods, **settings
-    )
+    _, (made, _) = preparation.prepare(source, *ASKED, root, version, page, partitions=pods, **settings)
     return storage.read_json(storage.join(made["uri"], "index.json")) | {"uri": made["uri"]}
 
 

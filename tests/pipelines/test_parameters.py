@@ -38,10 +38,9 @@ def helped(capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     "form",
-    [Form(volume=volume, shared=shared, until=until)
-     for volume, shared, until in product((False, True), (False, True), ("", "shards"))],
+    [Form(volume=volume, until=until) for volume, until in product((False, True), ("", "shards"))],
     ids=str,
-)  # fmt: skip
+)
 def test_the_compiled_file_has_what_the_table_says(tmp_path, form):
     declared = compiled(tmp_path, form)
     of_form = {item.name: item for item in parameters.of(form)}

@@ -188,7 +188,6 @@ def test_a_form_that_is_none_is_refused(fields, message):
 def test_the_line_that_compiles_names_the_form():
     full = Submission("a", "b", {"claim": "c"}, partitions=2, until="shards", deadline=60, ttl=5)
     assert full.commands(Access())[0] == (
-        "kubedet compile --volume --partitions 2 --until shards --deadline 60 --ttl 5 "
-        "--output pipeline.yaml"
+        "kubedet compile --volume --partitions 2 --until shards --deadline 60 --ttl 5 --output pipeline.yaml"
     )
     assert submission().commands(Access())[0] == "kubedet compile --output pipeline.yaml"

@@ -62,10 +62,10 @@ class Watch:
         number = _last(uri)
         content = _read(storage.join(uri, f"{number:09d}.json")) if number else {"beat": -1}
         now = time.monotonic()
-        holder = content.get("holder", "somebody")
         if (number, content) != self._before:
             self._before, self._changed = (number, content), now
-        return number, holder, content.get("beat") == -1 or now - self._changed > lapse
+        free = content.get("beat") == -1 or now - self._changed > lapse
+        return number, str(content.get("holder", "somebody")), bool(free)
 
 
 class Lease:
