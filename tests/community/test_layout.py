@@ -202,37 +202,32 @@ def test_its_ruff_is_content(folders):
 
 
 def test_a_page_has_the_form_of_its_generator(folders):
-    moment = str(metadata_of(folders["fetch"])["lastVerified"])
-    part = "of those that the step `plan` returns, as JSON: Kubeflow makes text of an item of a list."
+    moment = str(metadata_of(folders["assist"])["lastVerified"])
     assert (
-        (folders["fetch"] / "README.md").read_text()
+        (folders["assist"] / "README.md").read_text()
         == f"""\
-# Kubedet Fetch ✨
+# Kubedet Assist ✨
 
 > ⚠️ **Stability: alpha** — This asset is not yet stable and may change.
 
 ## Overview 🧾
 
-Fetch the images of a part; those that are there are not fetched again.
+Fetch images and write shards for the step `prepare` of the same run, until that step needs no more.
+
+It ends without work if all data are there. It never fails a run: `prepare` does what this step does not.
 
 ## Inputs 📥
 
 | Parameter | Type | Default | Description |
 |-----------|------|---------|-------------|
-| `part` | `str` | `None` | {part} |
 | `recipe` | `str` | `None` | name of a recipe; its `data` section counts here. |
 | `overrides` | `dict` | `None` | {TABLE["overrides"].description} |
+| `data_root` | `str` | `None` | {TABLE["data_root"].description} |
 | `credentials` | `str` | `None` | {TABLE["credentials"].description} |
-
-## Outputs 📤
-
-| Name | Type | Description |
-|------|------|-------------|
-| Output | `str` | The part. |
 
 ## Metadata 🗂️
 
-- **Name**: kubedet_fetch
+- **Name**: kubedet_assist
 - **Stability**: alpha
 - **Dependencies**:
   - Kubeflow:
@@ -242,7 +237,7 @@ Fetch the images of a part; those that are there are not fetched again.
   - object_detection
   - dataset_preparation
   - parallel
-  - download
+  - webdataset
 - **Last Verified**: {moment}
 - **Owners**:
   - Approvers:
@@ -256,6 +251,13 @@ Fetch the images of a part; those that are there are not fetched again.
 - **Documentation**: [https://docs.example](https://docs.example)
 """
     )
+    assert """
+## Outputs 📤
+
+| Name | Type | Description |
+|------|------|-------------|
+| Output | `str` | A line about the trial: its values, and how it ended. |
+""" in (folders["trial"] / "README.md").read_text()
 
 
 def test_every_argument_has_a_row_of_one_line(folders):
