@@ -61,6 +61,8 @@ def _results(record: dict[str, Any], folder: Path) -> None:
         metrics = json.loads((folder / "evaluation" / "metrics.json").read_text())
         table = (folder / "evaluation" / "table.txt").read_text()
         print(f"\n{metrics['images']} images of the {metrics['split']} split\n\n{table.rstrip()}")
+    for warning in record.get("data_warnings", []):
+        print(f"\nwarning: data: {warning}")
     if "training" in record or "gate" in record:
         print()
     if "training" in record and record["training"]["images_per_second"]:

@@ -88,8 +88,11 @@ def _results(folder: Path, done: set[str]) -> dict[str, Any]:
         plan = str(folder / run_plan.FILE)
         results |= {"plan": storage.read_json(plan)} if storage.exists(plan) else {}
     if "evaluate" in done:
-        results["metrics"] = storage.read_json(str(folder / "evaluation" / "metrics.json"))["metrics"]
-    if "evaluate" in done:
+        metrics = storage.read_json(str(folder / "evaluation" / "metrics.json"))
+        results |= {
+            "metrics": metrics["metrics"],
+            "data_warnings": metrics.get("data_warnings", []),
+        }
         results["gate"] = storage.read_json(str(folder / "evaluation" / "gate.json"))
     return results
 

@@ -54,6 +54,12 @@ class DataConfig:
     boxes_from: Literal["bbox", "segmentation"] = "bbox"
     """Where the boxes of a COCO JSON come from: its bbox, or the segmentation (polygons and RLE) of each
     annotation that has one."""
+    box_format: Literal["auto", "xywh", "xyxy", "normalised"] = "auto"
+    """How the bbox of a COCO JSON is written: [x, y, width, height] in pixels, [x1, y1, x2, y2] in pixels, or
+    [x, y, width, height] as fractions of the image's width and height. auto reads xywh, and fails if the
+    boxes are almost certainly written in another way."""
+    merge_classes: bool = False
+    """Make one class of classes whose names differ only by case, spaces or Unicode form."""
     empty_images: Literal["auto", "keep", "drop"] = "auto"
     """Images without a box of the kept classes: auto drops them where the source does not annotate
     every object (Open Images), as their content is unknown."""

@@ -33,7 +33,7 @@ def compare_data(
         samples: bootstrap samples, and permutations.
         seed: of what is drawn.
         model_uri: checkpoint of a detector whose backbone gives features; empty leaves these out.
-        data: boxes_from and allow_hosts of sources.
+        data: how sources are read.
 
     Raises:
         DataError: one cannot be used, or they have no split in common.
@@ -42,7 +42,7 @@ def compare_data(
     """
     data = data or DataConfig()
     embed = _embedding(model_uri) if model_uri else None
-    views = [open_view(uri, data.boxes_from, data.allow_hosts) for uri in (one_uri, other_uri)]
+    views = [open_view(uri, data) for uri in (one_uri, other_uri)]
     chosen = split or _common_split(views)
     for view in views:
         if chosen not in view.splits:

@@ -247,6 +247,7 @@ def _summary(
         "fingerprint": dataset.fingerprint,
         "shards": storage.absolute(dataset.uri),
         "predictions": predictions_uri,
+        "data_warnings": dataset.warnings,
     }
 
 

@@ -103,6 +103,9 @@ def explained(uri: str, verb: str) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:
             raise
+        if error.errno == errno.ELOOP:
+            problem = f"{uri} is a symbolic link to itself"
+            raise MissingError(problem, fix="delete or replace the link") from error
         fix = _REMEDIES.get(error.errno, "check the path, its permissions and the disk, and run again")
         kind = WantError if error.errno in _OF_MACHINE else StorageError
         raise kind(f"cannot {verb} {uri}: {error.strerror}", fix=fix) from error

@@ -11,12 +11,31 @@ from trainer.errors import ConfigError
 
 
 def add_overrides(parser: "argparse._ActionsContainer") -> None:
-    """Declare --set, in a parser or a group of it."""
+    """Declare --set and its short forms --boxes and --merge-classes, in a parser or a group of it."""
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
         help="change one value of the configuration, e.g. train.lr=0.01; may be given again; "
         "`kubedet recipes --explain` says what there is",
     )  # fmt: skip
+    parser.add_argument(
+        "--boxes", action=_Set, choices=["auto", "xywh", "xyxy", "normalised"],
+        const="data.box_format", dest="overrides", default=argparse.SUPPRESS,
+        help="how the boxes of a COCO JSON are written; auto (the default) reads xywh in pixels, and fails "
+        "if they look different; short for --set data.box_format=...",
+    )  # fmt: skip
+    parser.add_argument(
+        "--merge-classes", action="append_const", const="data.merge_classes=true", dest="overrides",
+        default=argparse.SUPPRESS,
+        help="make one class of names that differ only by case, spaces or Unicode form; short for "
+        "--set data.merge_classes=true",
+    )  # fmt: skip
+
+
+class _Set(argparse.Action):
+    """Sets the key in `const` to the option's value, as --set does."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), f"{self.const}={values}"])
 
 
 def read_recipe(options: argparse.Namespace) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from pipelines.commands import Commands
 from pipelines.commands.options import add_model, add_pixel_limit, add_runtime, checked_pixel_limit
 from trainer.errors import ConfigError, KubedetError
 
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-
 
 def add(commands: Commands) -> None:
     """Declare the command."""
@@ -98,6 +96,8 @@ def _unusable(failed: list[str], count: int, output: str) -> ConfigError:
 
 def _images(patterns: list[str]) -> list[Path]:
     """Files as they are named, folders as the images in them, patterns as what they match."""
+    from trainer.data.images import IMAGE_SUFFIXES
+
     paths: list[Path] = []
     for text in patterns:
         named = Path(text)
@@ -110,9 +110,10 @@ def _images(patterns: list[str]) -> list[Path]:
         if not named.is_dir():
             paths.append(named)
             continue
-        inside = sorted(path for path in named.iterdir() if path.suffix.lower() in _SUFFIXES)
+        inside = sorted(path for path in named.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
         if not inside:
-            raise ConfigError(f"the folder {named} holds no images", fix=f"looked for {', '.join(_SUFFIXES)}")
+            suffixes = ", ".join(IMAGE_SUFFIXES)
+            raise ConfigError(f"the folder {named} holds no images", fix=f"looked for {suffixes}")
         paths += inside
     return list(dict.fromkeys(paths))
 

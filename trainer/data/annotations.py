@@ -6,7 +6,9 @@ Labels are contiguous from 0 and the same in all splits; the source's ids are ke
 
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from trainer import storage
 from trainer.config import DataConfig
 from trainer.data import forgotten, image_keys
 from trainer.data import problem_counts as reasons
+from trainer.data.plausibility import AnnotationCheck, merged
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import BLOCK, ROW, new_table
 from trainer.data.sources.source import UNKNOWN, Category, Listing, Rows
@@ -42,6 +45,8 @@ class Built:
     """Rows and boxes of each table, as "images" and "boxes"."""
     tables: dict[str, str]
     """sha256 of each table."""
+    warnings: list[str]
+    """What is suspicious, see `trainer.data.plausibility`."""
 
 
 def build(
@@ -55,16 +60,22 @@ def build(
 
     Args:
         listing: what the source has; its `problems` grow.
-        config: val_fraction, test_fraction, classes, max_images, empty_images, max_bad_fraction are used.
+        config: val_fraction, test_fraction, classes, merge_classes, max_images, empty_images and
+            max_bad_fraction are used.
         folder: URI.
         where: names the source in messages.
         without: keys and file names of images that are left out.
 
     Raises:
-        DataError: unknown class names, no training images, no box at all, or too many that cannot be used.
+        DataError: unknown class names, no training images, no box at all, too many that cannot be used, or
+            what `plausibility` is certain of.
         StorageError: the folder cannot be written.
     """
+    listing = merged(listing) if config.merge_classes else listing
     categories, labels = _select_classes(listing, config.classes)
+    meaning = AnnotationCheck(
+        [category["name"] for category in categories], listing.box_format, names=not config.classes
+    )
     with temporary_folder() as temporary:
         drafts = {}
         for split, rows in listing.splits.items():
@@ -73,17 +84,20 @@ def build(
         splits = {}
         first = 1
         for split, draft, chosen in _parts(drafts, config):
-            splits[split] = _write(draft, chosen, first, storage.join(folder, f"{split}.parquet"))
+            uri = storage.join(folder, f"{split}.parquet")
+            splits[split] = _write(draft, chosen, first, uri, partial(meaning.add, split))
             first += splits[split].images
     if "train" not in splits:
         raise DataError(
             "no training images", fix="name a source with a train split that has boxes of data.classes"
         )
     counts = {name: {"images": part.images, "boxes": part.boxes} for name, part in splits.items()}
-    check_listed(listing.problems, where, counts, config)
     _check_classes(categories, splits["train"].boxes_of_label, listing.problems)
+    found = meaning.findings(list(listing.splits))
+    found.check(where)
+    check_listed(listing.problems, where, counts, config)
     tables = {name: part.sha256 for name, part in splits.items()}
-    return Built(categories, _hierarchy(listing, categories), counts, tables)
+    return Built(categories, _hierarchy(listing, categories), counts, tables, found.warnings)
 
 
 def check_listed(
@@ -237,8 +251,10 @@ def _limited(draft: _Draft, chosen: np.ndarray, limit: int) -> np.ndarray:
     return kept
 
 
-def _write(draft: _Draft, chosen: np.ndarray, first: int, uri: str) -> _Written:
-    """Write a split's table: ids from `first` on, and a key of its own for each image."""
+def _write(
+    draft: _Draft, chosen: np.ndarray, first: int, uri: str, note: Callable[[pa.RecordBatch], None]
+) -> _Written:
+    """Write a split's table: ids from `first` on, and a unique key for each image; `note` gets the rows."""
     numbers, counts = np.unique(draft.keys, return_counts=True)
     twice = np.isin(draft.keys, numbers[counts > 1])
     written = _Written(0, Counter())
@@ -249,6 +265,7 @@ def _write(draft: _Draft, chosen: np.ndarray, first: int, uri: str) -> _Written:
             at += len(batch)
             rows = _identified(batch, twice[rows_of_batch], chosen[rows_of_batch], first + written.images)
             table.add(rows)
+            note(rows)
             written.images += len(rows)
             label, count = np.unique(rows["boxes"].flatten().field("category"), return_counts=True)
             written.boxes_of_label.update(dict(zip(label.tolist(), count.tolist(), strict=True)))

@@ -1,7 +1,7 @@
 """Views of data for inspection: shards, raw images or a source, with rows and pictures."""
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -10,18 +10,21 @@ import pyarrow as pa
 from PIL import Image
 
 from trainer import storage
+from trainer.config import DataConfig
 from trainer.data import raw_folder, sources
 from trainer.data.decoding import decode_sample
 from trainer.data.image_keys import place
 from trainer.data.images import UnreadableImage, normalize, place_box
+from trainer.data.plausibility import merged
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_table import Table
+from trainer.data.raw_table import ROW, Table
 from trainer.data.shard_folder import INDEX, read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.errors import DataError, StorageError
 
 _LARGEST, _QUALITY = 1600, 95
-
+LOCAL_SAMPLE, REMOTE_SAMPLE = 2000, 100
+"""Images of a split that `inspect` looks at on this machine, and in an object store."""
 
 Box = tuple[int, list[float], bool]
 """Label, [x, y, width, height] in pixels of the image, and whether it is a crowd region."""
@@ -55,15 +58,12 @@ class View(Protocol):
         ...
 
 
-def open_view(
-    text: str, boxes_from: str = "bbox", allow_hosts: Sequence[str] = ()
-) -> "Shards | RawImages | SourceRows":
+def open_view(text: str, config: DataConfig | None = None) -> "Shards | RawImages | SourceRows":
     """Open what a text names: a folder of shards or of raw images, or a source.
 
     Args:
         text: a URI of a folder, or a source as `trainer.data.sources` takes it.
-        boxes_from: of a source, see `trainer.config.DataConfig`.
-        allow_hosts: likewise.
+        config: how a source is read; None takes the defaults.
 
     Raises:
         DataError: it names nothing that is known, or was written by another version of this program.
@@ -81,7 +81,7 @@ def open_view(
         _refuse_unfinished(folder)
         if remote and not storage.exists(folder) and next(iter(storage.scan(folder)), None) is None:
             raise DataError(f"there is nothing at {text}", fix="check the URI, and the endpoint it leads to")
-    return SourceRows(text, boxes_from, allow_hosts)
+    return SourceRows(text, config or DataConfig())
 
 
 def _refuse_unfinished(folder: str) -> None:
@@ -166,6 +166,7 @@ class RawImages:
     uri: str
     manifest: dict[str, Any]
     kind = "raw images"
+    box_format = ""
 
     def __post_init__(self) -> None:
         self._images = self.manifest["images"]
@@ -190,11 +191,26 @@ class RawImages:
         name = place(row["key"], row["file_name"], row["origin"], row["version"])
         return storage.join(self._images, name)
 
-    def blocks(self, split: str) -> Iterator[list[dict[str, Any]]]:
-        """Yield the rows of the images that are to be had, a block at a time."""
+    @property
+    def sample_size(self) -> int:
+        """Images of a split that `inspect` looks at."""
+        return LOCAL_SAMPLE if storage.is_local(self._images) else REMOTE_SAMPLE
+
+    def read(self, row: dict[str, Any]) -> bytes:
+        """Return the image of a row; StorageError where it cannot be read."""
+        return storage.read_bytes(self.place(row))
+
+    def batches(self, split: str) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the images that are to be had, a bounded number at a time."""
         table, sizes = self.table(split), self.sizes()
         for block in range(table.blocks):
-            yield [row for row in table.rows(block) if sizes[row["image_id"] - 1]]
+            rows = table.batch(block, ROW.names)
+            stored = sizes[rows["image_id"].to_numpy() - 1] > 0
+            yield from rows.filter(pa.array(stored)).combine_chunks().to_batches()
+
+    def blocks(self, split: str) -> Iterator[list[dict[str, Any]]]:
+        """Yield the rows of `batches` as dictionaries."""
+        yield from (batch.to_pylist() for batch in self.batches(split))
 
     def problems(self) -> Problems:
         """Return what the source and the download found."""
@@ -214,7 +230,7 @@ class RawImages:
         ]
         chosen = np.sort(generator.choice(len(stored), min(count, len(stored)), replace=False))
         rows = [table.rows(block, [row])[0] for block, row in (stored[index] for index in chosen)]
-        return [_as_picture(row, storage.read_bytes, self.place(row)) for row in rows]
+        return [as_picture(row, self.read) for row in rows]
 
 
 class Listing(RawImages):
@@ -222,11 +238,11 @@ class Listing(RawImages):
 
     kind = "listing"
 
-    def blocks(self, split: str) -> Iterator[list[dict[str, Any]]]:
+    def batches(self, split: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all images that are listed, a block at a time."""
         table = self.table(split)
         for block in range(table.blocks):
-            yield table.rows(block)
+            yield from table.batch(block, ROW.names).combine_chunks().to_batches()
 
     def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
         """Return none: no image is looked at."""
@@ -238,20 +254,20 @@ class SourceRows:
 
     kind = "source"
 
-    def __init__(self, text: str, boxes_from: str = "bbox", allow_hosts: Sequence[str] = ()) -> None:
+    def __init__(self, text: str, config: DataConfig) -> None:
         """List it.
 
         Args:
             text: see `trainer.data.sources`.
-            boxes_from: see `trainer.config.DataConfig`.
-            allow_hosts: likewise.
+            config: boxes_from, box_format, allow_hosts and merge_classes are used.
 
         Raises:
             DataError: it is missing, empty or not of its format.
         """
-        self._source = sources.parse(text, boxes_from, allow_hosts)
-        self._listing = self._source.listing()
+        self._source = sources.parse(text, config)
+        self._listing = merged(self._source.listing()) if config.merge_classes else self._source.listing()
         self.uri = self._source.uri
+        self.box_format = self._listing.box_format
         self.read_as = self._listing.read_as
         self.names = [category.name for category in self._listing.categories]
 
@@ -260,10 +276,25 @@ class SourceRows:
         """Names of the splits."""
         return list(self._listing.splits)
 
-    def blocks(self, split: str) -> Iterator[list[dict[str, Any]]]:
+    @property
+    def sample_size(self) -> int:
+        """Images of a split that `inspect` looks at: none on the web, and none that are computed."""
+        schemes = {storage.scheme(uri) for uri in sources.places(self.uri)}
+        if self._source.cpu_bound or schemes & set(storage.WEB):
+            return 0
+        return REMOTE_SAMPLE if schemes & set(storage.OBJECT_STORES) else LOCAL_SAMPLE
+
+    def read(self, row: dict[str, Any]) -> bytes:
+        """Return the image of a row; StorageError where it cannot be read."""
+        return self._source.read(row["origin"])
+
+    def batches(self, split: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a split, a bounded number at a time."""
-        for batch in self._listing.splits[split].batches():
-            yield batch.to_pylist()
+        yield from self._listing.splits[split].batches()
+
+    def blocks(self, split: str) -> Iterator[list[dict[str, Any]]]:
+        """Yield the rows of `batches` as dictionaries."""
+        yield from (batch.to_pylist() for batch in self.batches(split))
 
     def problems(self) -> Problems:
         """Return what the source found; whole when all rows have been gone through."""
@@ -280,16 +311,16 @@ class SourceRows:
             drawn += [(float(lots[row]), batch.take([row])) for row in best]
             drawn = sorted(drawn, key=lambda pair: pair[0])[:count]
         rows = [row.to_pylist()[0] for _, row in drawn]
-        return [_as_picture(row, self._source.read, row["origin"]) for row in rows]
+        return [as_picture(row, self.read) for row in rows]
 
 
-def _as_picture(row: dict[str, Any], read: Any, origin: str) -> Picture:
+def as_picture(row: dict[str, Any], read: Callable[[dict[str, Any]], bytes]) -> Picture:
     """Return the image of a row as the shard step would take it up."""
     name = row["file_name"]
     if row["fault_reason"]:
         return Picture(name, None, [], row["fault_detail"] or row["fault_reason"])
     try:
-        normal = normalize(read(origin), _LARGEST, _QUALITY, row["orientation"])
+        normal = normalize(read(row), _LARGEST, _QUALITY, row["orientation"])
         image = Image.open(io.BytesIO(normal.jpeg)).convert("RGB")
     except (StorageError, DataError) as error:
         return Picture(name, None, [], error.message)

@@ -41,6 +41,8 @@ SETTINGS = (
     "max_images",
     "empty_images",
     "boxes_from",
+    "box_format",
+    "merge_classes",
     "allow_hosts",
 )
 """Keys of the section `data` that decide on raw tables."""
@@ -57,8 +59,11 @@ def fingerprint(*parts: Any) -> str:
 def choices(config: DataConfig) -> list[Any]:
     """Return what of a configuration decides which images and boxes the raw tables have."""
     chosen = [config.val_fraction, config.classes, config.max_images, config.empty_images]
-    # Tables from before there was a test_fraction keep their names.
-    return [*chosen, config.test_fraction] if config.test_fraction else chosen
+    # Tables from before there were these keys keep their names.
+    later = {key: getattr(config, key) for key in ("boxes_from", "box_format", "merge_classes")}
+    defaults = DataConfig()
+    later = {key: value for key, value in later.items() if value != getattr(defaults, key)}
+    return [*chosen, *([config.test_fraction] if config.test_fraction else []), *([later] if later else [])]
 
 
 def download(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
@@ -97,10 +102,11 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
         (images and boxes of each), categories, hierarchy, problems; it is in `<uri>/plan.json` too.
 
     Raises:
-        DataError: the source is missing, empty or not of its format, or too many of its boxes cannot be used.
+        DataError: the source is missing, empty or not of its format, too many of its boxes cannot be used, or
+            they are almost certainly wrong (see `trainer.data.plausibility`).
         StorageError: the data root cannot be written.
     """
-    origin = sources.parse(source, config.boxes_from, config.allow_hosts)
+    origin = sources.parse(source, config)
     listing = origin.listing()
     root = storage.absolute(data_root)
     without = forgotten.names(root, origin.uri)
@@ -108,7 +114,7 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
     name = fingerprint("raw", VERSION, origin.uri, listing.state, *choices(config), *left_out)
     uri = storage.join(root, "raw", name)
     planned_before = _planned(uri)
-    if planned_before:
+    if planned_before and "warnings" in planned_before:  # Plans of older versions were not checked.
         problems = Problems()
         problems.merge(planned_before["problems"])
         annotations.check_listed(problems, origin.uri, planned_before["splits"], config)
@@ -127,9 +133,12 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
         "hierarchy": built.hierarchy,
         "problems": listing.problems.to_json(),
         "tables": built.tables,
+        "warnings": built.warnings,
         "settings": {key: getattr(config, key) for key in SETTINGS},
     }
     raw_folder.write(raw_folder.PLAN, planned)
+    for warning in built.warnings:
+        logger.warning("%s", warning)
     counts = ", ".join(f"{split['images']} {name}" for name, split in built.splits.items())
     logger.info("listed %s: %s images in %s", planned["source"], counts, uri)
     return planned

@@ -10,15 +10,22 @@ from dataclasses import dataclass
 import numpy as np
 import simplejpeg
 from PIL import Image
+from PIL.AvifImagePlugin import AvifImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
+from pillow_heif import HeifImageFile, register_heif_opener
 
 from trainer.data import jpeg
+from trainer.data import problem_counts as reasons
 from trainer.os_errors import refuse_want
+
+IMAGE_SUFFIXES = (
+    ".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".heic", ".heif", ".avif",
+)  # fmt: skip
 
 MAX_PIXELS = 178_956_970
 """Larger images are refused before they are decoded, by Pillow too: a small file can claim any size."""
@@ -29,7 +36,11 @@ fewer pixels: each scan goes over all of them, and a few bytes are enough for a 
 _BEGIN_OF_SCAN = b"\xff\xda"
 
 # Importing a plugin registers it; formats that run other programs (EPS) stay out. JPEG includes MPO.
-_PLUGINS = (JpegImageFile, PngImageFile, WebPImageFile, BmpImageFile, GifImageFile, TiffImageFile)
+register_heif_opener()
+_PLUGINS = (
+    JpegImageFile, PngImageFile, WebPImageFile, BmpImageFile, GifImageFile, TiffImageFile, AvifImageFile,
+    HeifImageFile,
+)  # fmt: skip
 _FORMATS = [plugin.format for plugin in _PLUGINS]
 _BEGINNINGS = (
     b"\xff\xd8\xff",
@@ -42,6 +53,15 @@ _BEGINNINGS = (
     b"II+\0",
     b"MM\0+",
 )
+_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+"""Of the files of HEIF (ISO/IEC 23008-12) that hold images: AVIF and HEIC."""
+
+_BITS_PER_SAMPLE = 258
+"""TIFF tag."""
+
+_RANGE = (0.1, 99.9)
+"""Percentiles of a 16-bit image that become black and white: a few broken pixels must not decide."""
+
 SHARES = (1, 1)
 """Annotated size of an image whose boxes are shares of its sides as it is stored."""
 
@@ -82,6 +102,8 @@ class NormalImage:
     stored_height: int
     orientation: int
     """Exif orientation that was applied, 1 to 8; 1 is none."""
+    deep: bool = False
+    """Whether the original has 16 bits a channel, which were scaled to the range of its values."""
 
     @property
     def turned(self) -> bool:
@@ -98,7 +120,7 @@ def normalize(
     stay as it is, its headers and its end are looked at, and no pixel; all others are decoded.
 
     Args:
-        data: a JPEG, PNG, WebP, BMP, GIF or TIFF file.
+        data: a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC or AVIF file.
         max_side: images with a longer side are shrunk to it, in pixels.
         quality: of JPEGs that have to be written, 1 to 100.
         orientation: Exif orientation to apply, 1 to 8, whatever the file says; 0 takes the file's.
@@ -138,21 +160,22 @@ def _written_anew(data: bytes, max_side: int, quality: int, orientation: int) ->
         # A JPEG is decoded at a half, quarter or eighth, but at no less than twice the target size.
         image.draft(None, (2 * size[0], 2 * size[1]))
     _load(image)
-    image = plain(image)
+    deep = _is_deep(image, data)
+    image = plain(image, data)
     if scale < 1:
         image = image.resize(size, Image.Resampling.LANCZOS)
     if orientation != 1:
         image = image.transpose(_TRANSPOSES[orientation])
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=quality)
-    return NormalImage(buffer.getvalue(), *image.size, *stored, orientation)
+    return NormalImage(buffer.getvalue(), *image.size, *stored, orientation, deep)
 
 
 def read_upright(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decode an image as people see it, and as `normalize` makes it for the shards: upright, 8 bits, RGB.
 
     Args:
-        data: a JPEG, PNG, WebP, BMP, GIF or TIFF file.
+        data: a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC or AVIF file.
         most_pixels: images with more are refused by their header, up to MAX_PIXELS.
 
     Raises:
@@ -162,7 +185,7 @@ def read_upright(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
     image = _open(data, most_pixels)
     orientation = _orientation(image)
     _load(image)
-    image = plain(image).convert("RGB")
+    image = plain(image, data).convert("RGB")
     if orientation != 1:
         image = image.transpose(_TRANSPOSES[orientation])
     return Image.fromarray(np.asarray(image))  # Drops the orientation of the file's metadata.
@@ -172,7 +195,7 @@ def measure(data: bytes, orientation: int = 0) -> NormalImage:
     """Return the sizes of an image as it is stored and displayed, from its header, without a JPEG.
 
     Args:
-        data: a JPEG, PNG, WebP, BMP, GIF or TIFF file.
+        data: a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC or AVIF file.
         orientation: as in `normalize`.
 
     Raises:
@@ -182,14 +205,15 @@ def measure(data: bytes, orientation: int = 0) -> NormalImage:
     orientation = orientation or _orientation(image)
     stored = image.size
     displayed = stored[::-1] if orientation >= 5 else stored
-    return NormalImage(b"", *displayed, *stored, orientation)
+    return NormalImage(b"", *displayed, *stored, orientation, _is_deep(image, data))
 
 
 def check(data: bytes) -> None:
     """Refuse bytes that are no image, or cannot be decoded.
 
     Args:
-        data: a JPEG, PNG, WebP, BMP, GIF or TIFF file; a JPEG is decoded at an eighth of its size.
+        data: a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC or AVIF file; a JPEG is decoded at an eighth
+            of its size.
 
     Raises:
         UnreadableImage: saying why.
@@ -201,7 +225,8 @@ def check(data: bytes) -> None:
 
 def begins_as_image(data: bytes) -> bool:
     """Tell whether bytes begin as a file of one of the formats does that images are read from."""
-    return data.startswith(_BEGINNINGS) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
+    webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
+    return data.startswith(_BEGINNINGS) or webp or (data[4:8] == b"ftyp" and data[8:12] in _BRANDS)
 
 
 def place_box(
@@ -251,6 +276,27 @@ def size_agrees(image: NormalImage, annotated_width: int, annotated_height: int)
     return not has_size or annotated == stored or (image.turned and annotated == stored[::-1])
 
 
+def size_fault(
+    image: NormalImage, annotated_width: int, annotated_height: int, boxes: list[list[float]]
+) -> str:
+    """Return the problem of an annotated size, one of `trainer.data.problem_counts`; "" if there is none.
+
+    Args:
+        image: what `normalize` or `measure` returned.
+        annotated_width: as the source says.
+        annotated_height: as the source says.
+        boxes: [x, y, width, height] of each, in pixels of the normal image.
+    """
+    if size_agrees(image, annotated_width, annotated_height):
+        return ""
+    if (annotated_width, annotated_height) != (image.stored_height, image.stored_width):
+        return reasons.SIZE_DIFFERS
+    right = max((box[0] + box[2] for box in boxes), default=0)
+    below = max((box[1] + box[3] for box in boxes), default=0)
+    leaves = right > 1.01 * image.width + 1 or below > 1.01 * image.height + 1
+    return reasons.IMAGE_ROTATED if leaves else reasons.SIZE_EXCHANGED
+
+
 def _open(data: bytes, most_pixels: int = MAX_PIXELS) -> Image.Image:
     if not data:
         raise UnreadableImage("the file is empty")
@@ -295,16 +341,25 @@ def _orientation(image: Image.Image) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def plain(image: Image.Image) -> Image.Image:
+def plain(image: Image.Image, data: bytes = b"") -> Image.Image:
     """Return the image as 8-bit greyscale or RGB; transparent parts become white.
+
+    The values of 16-bit images are scaled so that the range that an image uses becomes 0 to 255: cameras with
+    10, 12 or 14 bits write 16-bit files too.
+
+    Args:
+        image: as Pillow opened it.
+        data: the file, of which 16-bit colours are read; Pillow has 8 bits of them.
 
     Raises:
         UnreadableImage: its pixels have a depth without an agreed white.
     """
-    if image.mode in ("L", "RGB"):
-        return image
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         return _from_deep(np.asarray(image))
+    if _is_deep(image, data):
+        return _from_deep_colors(image, data)
+    if image.mode in ("L", "RGB"):
+        return image
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         opaque = image.convert("RGBA")
         white = Image.new("RGBA", opaque.size, "white")
@@ -312,11 +367,61 @@ def plain(image: Image.Image) -> Image.Image:
     return image.convert("L" if image.mode == "1" else "RGB")
 
 
+def _is_deep(image: Image.Image, data: bytes) -> bool:
+    """Whether a file has 16 bits a channel, by its header."""
+    if image.format == "PNG":
+        return data[24:25] == b"\x10"
+    bits = image.tag_v2.get(_BITS_PER_SAMPLE, (8,)) if isinstance(image, TiffImageFile) else (8,)
+    return max(bits) == 16
+
+
+def _from_deep_colors(image: Image.Image, data: bytes) -> Image.Image:
+    """Return colours, or greyscale with transparency, of 16 bits as 8 bits."""
+    channels = _channels_of_png(data) if image.format == "PNG" else None
+    if channels is None:
+        upper_bits = image.convert("RGB")
+        if np.asarray(upper_bits).max() < 128:
+            raise UnreadableImage(
+                "its colours have 16 bits, and do not use the upper ones: save it with 8 bits"
+            )
+        return upper_bits
+    transparent = len(channels) % 2 == 0
+    colors = _from_deep(channels[: len(channels) - transparent].transpose(1, 2, 0))
+    if not transparent:
+        return colors
+    alpha = Image.fromarray((channels[-1] * (255.0 / max(1, channels[-1].max()))).astype(np.uint8))
+    return Image.composite(colors, Image.new("RGB", colors.size, "white"), alpha)
+
+
+def _channels_of_png(data: bytes) -> np.ndarray | None:
+    """Return the channels of a PNG of 16 bits, uint16 [C, H, W]; None without a decoder for them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            import torch
+            from torchvision.io import decode_png
+        except ImportError:
+            return None
+        try:
+            channels: np.ndarray = decode_png(torch.frombuffer(bytearray(data), dtype=torch.uint8)).numpy()
+        except RuntimeError as error:
+            refuse_want(error)
+            raise UnreadableImage(f"damaged or cut off: {error}") from error
+    return channels
+
+
 def _from_deep(pixels: np.ndarray) -> Image.Image:
-    """Return greyscale of 16 bits as 8 bits; other depths have no agreed white."""
+    """Scale values of 16 bits, [H, W] or [H, W, C], to 8 bits; other depths have no agreed white."""
     if pixels.dtype.kind == "f" or pixels.min() < 0 or pixels.max() > 65535:
         raise UnreadableImage("pixels are neither of 8 nor of 16 bits")
-    return Image.fromarray((pixels.astype(np.uint32) >> 8).astype(np.uint8))
+    low, high = np.percentile(pixels, _RANGE)
+    if low == high:
+        low, high = pixels.min(), max(pixels.max(), pixels.min() + 1)
+    scaled = np.clip((pixels.astype(np.float32) - low) * (255 / (high - low)), 0, 255)
+    grey_or_rgb = np.rint(scaled).astype(np.uint8)
+    if grey_or_rgb.ndim == 3 and grey_or_rgb.shape[2] == 1:
+        grey_or_rgb = np.repeat(grey_or_rgb, 3, axis=2)
+    return Image.fromarray(grey_or_rgb)
 
 
 def _same_proportions(a: tuple[int, int], b: tuple[int, int]) -> bool:

@@ -1,48 +1,86 @@
 """Describes data: images, boxes and classes of each split, sizes and shapes, and problems."""
 
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trainer import log
+import numpy as np
+
+from trainer import log, storage
 from trainer.config import DataConfig
+from trainer.data import near_duplicates, statistics, worker_pool
 from trainer.data import problem_counts as reasons
-from trainer.data import statistics
 from trainer.data.cleaning import clean
-from trainer.data.data_views import RawImages, Shards, SourceRows, open_view
-from trainer.data.images import SHARES, SHARES_UPRIGHT
+from trainer.data.data_views import RawImages, Shards, SourceRows, as_picture, open_view
+from trainer.data.images import (
+    SHARES,
+    SHARES_UPRIGHT,
+    NormalImage,
+    UnreadableImage,
+    normalize,
+    place_box,
+)
+from trainer.data.plausibility import AnnotationCheck, Findings, check_samples, note_image, of_duplicates
+from trainer.data.preview import sheet
 from trainer.data.problem_counts import Problems
-from trainer.errors import DataError
+from trainer.errors import DataError, MissingError, StorageError
 
 _OF_PIXELS = ("box_side", "box_share", "box_aspect", "image_side", "image_aspect")
 _STAND_IN = 1000
+_LARGEST, _QUALITY = 1600, 90
+_READERS = 8
+_PAIRS = 12
+"""Near duplicates that are named."""
 
 
-def inspect(text: str, boxes_from: str = "bbox", allow_hosts: Sequence[str] = ()) -> dict[str, Any]:
-    """Describe shards, raw images or a source.
+def inspect(
+    text: str, config: DataConfig | None = None, images: int | None = None, pairs: str = ""
+) -> dict[str, Any]:
+    """Describe shards, raw images or a source, and check them (see `trainer.data.plausibility`).
 
     Args:
         text: a URI of either folder, or a source as `trainer.data.sources` takes it.
-        boxes_from: of a source, see `trainer.config.DataConfig`.
-        allow_hosts: likewise.
+        config: how a source is read; None takes the defaults.
+        images: images of each split to look at; None takes what the place allows.
+        pairs: local PNG that receives the near duplicates across splits, two in a row; "" is none.
 
     Returns:
         kind, uri (of a source what names it fully), read_as (how a source was understood), fingerprint
         ("" for a source), classes (names by label), splits (of each: images,
         boxes, and of shards shards and bytes), statistics (of each split; see
-        `trainer.data.statistics`), problems (counts by reason) and examples (texts by reason).
+        `trainer.data.statistics`), problems (counts by reason) and examples (texts by reason), warnings,
+        errors (pairs of what is wrong and what to do), near_duplicates (splits and file_names of pairs),
+        looked_at (images that were read, and problems of these).
         Of raw images and sources the boxes are counted that cleaning would keep.
 
     Raises:
         DataError: it is missing, empty or not of its format.
         StorageError: it cannot be reached.
     """
-    view = open_view(text, boxes_from, allow_hosts)
+    view = open_view(text, config)
     if isinstance(view, Shards):
         return _describe_shards(view)
-    per_split = {split: _describe(view, split) for split in view.splits}
+    names = isinstance(view, SourceRows) and not (config and config.classes)
+    meaning = AnnotationCheck(view.names, view.box_format, names=names)
+    sampled = _Sample(view, view.sample_size if images is None else images)
+    per_split = {split: _describe(view, split, meaning, sampled) for split in view.splits}
     problems = view.problems()
     for _, wrong in per_split.values():
         problems.merge(wrong.to_json())
+    seen, hashes = sampled.look()
+    counts = problems.counts | seen.counts
+    problems.merge(seen.to_json())
+    found = meaning.findings()
+    if not found.errors:  # What follows from these would be named again.
+        described = {split: description for split, (description, _) in per_split.items()}
+        of_images = check_samples(counts, described, sampled.count)
+        found.errors += of_images.errors
+        found.warnings += of_images.warnings
+    duplicates = near_duplicates.find(hashes)
+    shown = [sampled.named(pair) for pair in duplicates[:_PAIRS]]
+    found.warnings += of_duplicates(duplicates, [pair["file_names"] for pair in shown])
+    if pairs and duplicates:
+        sampled.draw(duplicates[:_PAIRS], pairs)
     described = {split: description for split, (description, _) in per_split.items()}
     return {
         "kind": view.kind,
@@ -57,6 +95,10 @@ def inspect(text: str, boxes_from: str = "bbox", allow_hosts: Sequence[str] = ()
         "statistics": described,
         "problems": dict(sorted(problems.counts.items())),
         "examples": problems.examples,
+        "warnings": found.warnings,
+        "errors": [list(error) for error in found.errors],
+        "near_duplicates": shown,
+        "looked_at": {"images": sampled.count, "problems": seen.to_json()},
     }
 
 
@@ -68,8 +110,9 @@ def check(report: dict[str, Any], config: DataConfig) -> None:
         config: max_bad_fraction is used.
 
     Raises:
-        DataError: too many images or boxes are bad, or there are none to train on.
+        DataError: too many images or boxes are bad, there are none to train on, or what they mean is wrong.
     """
+    Findings([(message, fix) for message, fix in report["errors"]]).check(report["uri"])
     if report["kind"] != SourceRows.kind:
         return
     problems = Problems(report["problems"], report["examples"])
@@ -81,6 +124,12 @@ def check(report: dict[str, Any], config: DataConfig) -> None:
         boxes=boxes + problems.total(reasons.BAD_BOXES),
         max_bad_fraction=config.max_bad_fraction,
     )
+    seen = Problems()
+    seen.merge(report["looked_at"]["problems"])
+    seen.check(
+        f"{report['uri']}, of which some images were read",
+        images=report["looked_at"]["images"], boxes=0, max_bad_fraction=config.max_bad_fraction,
+    )  # fmt: skip
     train = report["splits"].get("train", {"images": 0, "boxes": 0})
     for noun in ("images", "boxes"):
         if not train[noun]:
@@ -110,17 +159,99 @@ def _describe_shards(view: Shards) -> dict[str, Any]:
         "problems": index["problems"] | dict(sorted(absent.counts.items())),
         "examples": ({reasons.IMAGE_UNREADABLE: left_out[: reasons.EXAMPLES]} if left_out else {})
         | absent.examples,
+        "warnings": index.get("warnings", []),
+        "errors": [],
+        "near_duplicates": index.get("near_duplicates", []),
+        "looked_at": {"images": 0, "problems": {}},
     }
 
 
-def _describe(view: RawImages | SourceRows, split: str) -> tuple[dict[str, Any], Problems]:
-    """Count the rows of a split, a block at a time."""
+class _Sample:
+    """Images of each split that are read.
+
+    They are chosen by a hash of their sizes in bytes, if these are known: so a file that is in two splits is
+    chosen in both.
+    """
+
+    def __init__(self, view: RawImages | SourceRows, limit: int) -> None:
+        self._view, self._limit = view, limit
+        self._rows: dict[str, list[tuple[int, str, dict[str, Any]]]] = {}
+        self.count = 0
+        """Images that were read."""
+
+    def add(self, split: str, rows: list[dict[str, Any]]) -> None:
+        """Take the rows of a split that belong to the sample."""
+        drawn = self._rows.setdefault(split, [])
+        for row in rows:
+            if not row["fault_reason"] and storage.scheme(row["origin"]) not in storage.WEB:
+                size = row["version"].partition(" ")[0] or row["file_name"]
+                drawn.append((zlib.crc32(size.encode()), row["file_name"], row))
+        drawn.sort(key=lambda item: item[:2])
+        del drawn[self._limit :]
+
+    def look(self) -> tuple[Problems, dict[str, np.ndarray]]:
+        """Read the images; return their problems, and the hashes of each split."""
+        problems = Problems()
+        tasks = [(split, number) for split, drawn in self._rows.items() for number in range(len(drawn))]
+        hashes = {split: [near_duplicates.NO_HASH] * len(drawn) for split, drawn in self._rows.items()}
+        with log.progress("inspect images", len(tasks), "images") as bar:
+            for split, number, outcome in worker_pool.run(
+                self._look_at, tasks, max(_READERS, worker_pool.available_cores()), processes=False
+            ):
+                row = self._rows[split][number][2]
+                bar.update(1)
+                if isinstance(outcome, tuple):
+                    problems.add(outcome[0], f"{row['file_name']}: {outcome[1]}")
+                    continue
+                hashes[split][number] = near_duplicates.picture_hash(outcome.jpeg)
+                size = (row["width"], row["height"])
+                boxes = [place_box([box[axis] for axis in "xywh"], outcome, *size) for box in row["boxes"]]
+                note_image(row["file_name"], outcome, size, boxes, problems)
+        self.count = len(tasks)
+        return problems, {split: near_duplicates.hashes_of(b"".join(one)) for split, one in hashes.items()}
+
+    def _look_at(self, task: tuple[str, int]) -> tuple[str, int, NormalImage | tuple[str, str]]:
+        row = self._rows[task[0]][task[1]][2]
+        try:
+            data = self._view.read(row)
+            return *task, normalize(data, _LARGEST, _QUALITY, row["orientation"])
+        except MissingError as error:
+            return *task, (reasons.IMAGE_MISSING, error.message)
+        except StorageError as error:
+            return *task, (reasons.IMAGE_NOT_FETCHED, error.message)
+        except (UnreadableImage, DataError) as error:
+            return *task, (reasons.IMAGE_UNREADABLE, str(error))
+
+    def named(self, pair: near_duplicates.Pair) -> dict[str, list[str]]:
+        """Return the splits and file names of near duplicates."""
+        places = [(pair.split, pair.row), (pair.other_split, pair.other_row)]
+        names = [self._rows[split][row][1] for split, row in places]
+        return {"splits": [split for split, _ in places], "file_names": names}
+
+    def draw(self, pairs: Sequence[near_duplicates.Pair], path: str) -> None:
+        """Draw near duplicates, two in a row."""
+        pictures = []
+        for pair in pairs:
+            for split, number in ((pair.split, pair.row), (pair.other_split, pair.other_row)):
+                picture = as_picture(self._rows[split][number][2], self._view.read)
+                pictures.append(picture._replace(file_name=f"{split}: {picture.file_name}"))
+        with storage.new_file(path, sync=False) as file:
+            sheet(pictures, self._view.names, columns=2).save(file, "PNG")
+
+
+def _describe(
+    view: RawImages | SourceRows, split: str, meaning: AnnotationCheck, sampled: _Sample
+) -> tuple[dict[str, Any], Problems]:
+    """Count and check the rows of a split, a block at a time."""
     labels = len(view.names)
     total = statistics.describe([], labels)
     problems = Problems()
     count = view.manifest["splits"][split]["images"] if isinstance(view, RawImages) else None
     with log.progress(f"inspect {split}", count, "images") as bar:
-        for rows in view.blocks(split):
+        for batch in view.batches(split):
+            meaning.add(split, batch)
+            rows = batch.to_pylist()
+            sampled.add(split, rows)
             sound = [row for row in rows if not row["fault_reason"]]
             for row in rows:
                 if row["fault_reason"]:

@@ -45,14 +45,14 @@ def contact_sheet(
         StorageError: the data cannot be reached.
     """
     config = config or DataConfig()
-    view = open_view(text, config.boxes_from, config.allow_hosts)
+    view = open_view(text, config)
     if split and split not in view.splits:
         raise DataError(f"no split {split!r} in {text}", fix=f"splits are: {', '.join(view.splits)}")
     split = split or view.splits[0]
     pictures = view.pictures(split, count, np.random.default_rng(seed))
     if not pictures:
         raise DataError(f"the split {split!r} of {text} holds no images", fix="name another with --split")
-    return _sheet(pictures, view.names), pictures, split
+    return sheet(pictures, view.names), pictures, split
 
 
 def training_sheet(
@@ -78,23 +78,23 @@ def training_sheet(
             fix="name a folder DATA_ROOT/shards/FINGERPRINT; `kubedet run --until shards` makes one",
         )
     pictures = training_pictures(ShardDataset(view.uri, "train"), config, count, epoch)
-    return _sheet(pictures, view.names), pictures, f"train as epoch {epoch} sees them"
+    return sheet(pictures, view.names), pictures, f"train as epoch {epoch} sees them"
 
 
-def _sheet(pictures: Sequence[Picture], names: Sequence[str]) -> Image.Image:
-    """Lay pictures out in rows, as near to a square as they go."""
-    columns = int(np.ceil(np.sqrt(len(pictures))))
+def sheet(pictures: Sequence[Picture], names: Sequence[str], columns: int = 0) -> Image.Image:
+    """Lay pictures out in rows of some columns; with 0 as near to a square as they go."""
+    columns = columns or int(np.ceil(np.sqrt(len(pictures))))
     tiles = [_tile(picture, names) for picture in pictures]
     rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
     heights = [max(tile.height for tile in row) for row in rows]
     size = (columns * (TILE + _GAP) + _GAP, sum(heights) + _GAP * (len(rows) + 1))
-    sheet = Image.new("RGB", size, _PAPER)
+    laid_out = Image.new("RGB", size, _PAPER)
     y = _GAP
     for row, height in zip(rows, heights, strict=True):
         for column, tile in enumerate(row):
-            sheet.paste(tile, (_GAP + column * (TILE + _GAP), y))
+            laid_out.paste(tile, (_GAP + column * (TILE + _GAP), y))
         y += height + _GAP
-    return sheet
+    return laid_out
 
 
 def _tile(picture: Picture, names: Sequence[str]) -> Image.Image:

@@ -1,8 +1,10 @@
 """The index of shards: written when all shards are whole, read to find every sample."""
 
+import base64
 import hashlib
 import io
 import json
+import logging
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from trainer import storage
-from trainer.data import statistics
+from trainer.data import near_duplicates, plausibility, statistics
+from trainer.data import problem_counts as reasons
 from trainer.data.ground_truth import Classes, GroundTruthWriter, ground_truth
 from trainer.data.problem_counts import Problems
 from trainer.data.shard_cache import ShardCache
@@ -43,6 +46,8 @@ SAMPLE = np.dtype(
 _COLUMNS = SAMPLE.names or ()
 _READERS = 8
 _QUARANTINED_SHOWN = 100
+_PAIRS_SHOWN = 12
+_LOG = logging.getLogger("data")
 
 
 def write_index(
@@ -53,13 +58,16 @@ def write_index(
     Sidecars are read one after the other, so that memory holds a row of SAMPLE for each image.
 
     Args:
-        header: kind, version, uri, fingerprints, categories and their hierarchy.
+        header: kind, version, uri, fingerprints, categories and their hierarchy, warnings.
         names: the shards of each split, in order.
         problems: of what was read before; those of the shards are added.
         check: called when all problems are known; raises if there are too many.
 
     Returns:
         The index.
+
+    Raises:
+        DataError: no training image is left, or `plausibility.check_samples` finds an error.
     """
     uri, categories = header["uri"], header["categories"]
     classes = Classes(categories, header["hierarchy"])
@@ -76,12 +84,22 @@ def write_index(
                 tables[split].add(sidecar)
                 problems.merge(sidecar["problems"])
                 quarantined += sidecar["quarantined"][: _QUARANTINED_SHOWN - len(quarantined)]
+        described = {split: table.statistics for split, table in tables.items()}
+        found = plausibility.check_samples(problems.counts, described)
+        if problems.counts.get(reasons.IMAGE_ROTATED):  # Then the boxes that are left out follow from it.
+            found.check(f"shards of {header['source']}")
         check()
         if "train" in tables and not tables["train"].statistics["images"]:
             raise DataError(
                 f"no training image is left in {uri}: {problems.summary()}",
                 fix="let smaller images pass with data.min_side, or mend the source",
             )
+        duplicates = near_duplicates.find({split: table.hashes() for split, table in tables.items()})
+        shown = [_named(uri, names, tables, pair) for pair in duplicates[:_PAIRS_SHOWN]]
+        found.check(f"shards of {header['source']}")
+        found.warnings += plausibility.of_duplicates(duplicates, [pair["file_names"] for pair in shown])
+        for warning in found.warnings:
+            _LOG.warning("%s", warning)
         for split, table in tables.items():
             files |= _write_files(uri, split, table)
             splits[split] = {
@@ -89,9 +107,10 @@ def write_index(
                 "boxes": sum(shard["boxes"] for shard in table.shards),
                 "shards": table.shards,
             }
-    described = {split: table.statistics for split, table in tables.items()}
     index = {
         **header,
+        "warnings": [*header["warnings"], *found.warnings],
+        "near_duplicates": shown,
         "splits": splits,
         "problems": dict(sorted(problems.counts.items())),
         "quarantined": quarantined,
@@ -131,11 +150,26 @@ def _sidecars(uri: str, names: list[str]) -> Iterator[dict[str, Any]]:
                 yield sidecar | {"name": f"{name}.tar"}
 
 
+def _named(
+    uri: str, shards: dict[str, list[str]], tables: dict[str, "_Tables"], pair: near_duplicates.Pair
+) -> dict[str, Any]:
+    """Return splits, rows and file names of near duplicates."""
+    places = [(pair.split, pair.row), (pair.other_split, pair.other_row)]
+    names = []
+    for split, row in places:
+        ends = np.cumsum([shard["samples"] for shard in tables[split].shards])
+        shard = int(np.searchsorted(ends, row, "right"))
+        rows = read_sidecar(uri, shards[split][shard])["rows"]
+        names.append(rows[row - int(ends[shard])]["file_name"])
+    return {"splits": [split for split, _ in places], "rows": [row for _, row in places], "file_names": names}
+
+
 class _Tables:
     """The index's data of a split, gathered shard by shard."""
 
     def __init__(self, labels: int, truth: GroundTruthWriter | None) -> None:
         self._rows: list[np.ndarray] = []
+        self._hashes: list[np.ndarray] = []
         self.shards: list[dict[str, Any]] = []
         self.statistics = statistics.describe([], labels)
         self.truth = truth
@@ -144,6 +178,9 @@ class _Tables:
     def add(self, sidecar: dict[str, Any]) -> None:
         rows = [(len(self.shards), *(row[name] for name in _COLUMNS[1:])) for row in sidecar["rows"]]
         self._rows.append(np.array(rows, dtype=SAMPLE))
+        # Shards that an older version wrote have none.
+        hashes = base64.b64decode(sidecar.get("hashes", "")) or near_duplicates.NO_HASH * len(rows)
+        self._hashes.append(near_duplicates.hashes_of(hashes))
         self.shards.append({key: sidecar[key] for key in ("name", "samples", "boxes", "bytes", "sha256")})
         self.statistics = statistics.add(self.statistics, sidecar["statistics"])
         if self.truth is not None:
@@ -152,6 +189,10 @@ class _Tables:
     def samples(self) -> np.ndarray:
         """Rows of SAMPLE, shard after shard."""
         return np.concatenate([np.zeros(0, SAMPLE), *self._rows])
+
+    def hashes(self) -> np.ndarray:
+        """Hashes of the pictures, uint64 [N, 4], shard after shard."""
+        return np.concatenate([near_duplicates.hashes_of(b""), *self._hashes])
 
 
 def data_root_of(shards_uri: str) -> str:
@@ -189,6 +230,8 @@ class ShardDataset:
         self.names = Classes(self.categories, index.get("hierarchy", {}))
         """The classes with their hierarchy."""
         self.fingerprint: str = index["fingerprint"]
+        self.warnings: list[str] = index.get("warnings", [])
+        """What is suspicious about the data."""
         self.splits: dict[str, dict[str, Any]] = index["splits"]
         self.class_counts: dict[str, dict[str, int]] = index["class_counts"]
         self.shards: list[dict[str, Any]] = index["splits"][split]["shards"]

@@ -4,6 +4,7 @@ Members are KEY.jpg and KEY.json, in the USTAR format (POSIX.1-1988) with fixed 
 so that the same input gives the same bytes.
 """
 
+import base64
 import hashlib
 import json
 import logging
@@ -17,8 +18,10 @@ from trainer import storage
 from trainer.data import image_copying, statistics
 from trainer.data import problem_counts as reasons
 from trainer.data.cleaning import clean
-from trainer.data.image_keys import place
-from trainer.data.images import NormalImage, UnreadableImage, normalize, place_box, size_agrees
+from trainer.data.image_keys import hash_fraction, place
+from trainer.data.images import NormalImage, UnreadableImage, normalize, place_box
+from trainer.data.near_duplicates import NO_HASH, picture_hash
+from trainer.data.plausibility import note_image
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import Table
 from trainer.errors import DamagedError, DataError, MissingError, StorageError
@@ -63,6 +66,8 @@ class ShardTask:
     jpeg_quality: int
     min_box_side: float
     decode_check: bool
+    hashed: float
+    """Share of the images whose hash is computed, to find near duplicates."""
     readers: int
     """Raw images that are fetched at the same time from a store."""
 
@@ -77,6 +82,7 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
     problems = Problems()
     samples: list[dict[str, Any]] = []
     quarantined: list[dict[str, str]] = []
+    hashes = []
     target = storage.join(task.shards_uri, f"{task.name}.tar")
     digest = hashlib.sha256()
     written = storage.new_file(target, sha256=digest.hexdigest, confirm=True)
@@ -97,6 +103,8 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
                 problems.add(reasons.IMAGE_SMALL, f"{name}: {normal.stored_width}x{normal.stored_height}")
                 continue
             samples.append(_add_sample(tar, task, row, normal, problems))
+            chosen = hash_fraction(row["key"], "near duplicates") < task.hashed
+            hashes.append(picture_hash(normal.jpeg) if chosen else NO_HASH)
         tar.close()
     sidecar = {
         "block": task.block,
@@ -108,6 +116,7 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
         "problems": problems.to_json(),
         "statistics": statistics.describe(samples, task.labels),
         "rows": samples,
+        "hashes": base64.b64encode(b"".join(hashes)).decode(),
     }
     storage.write_json(storage.join(task.shards_uri, f"{task.name}.json"), sidecar)
     return sidecar
@@ -211,10 +220,8 @@ def _add_sample(
     """Append one image and its cleaned boxes; return its entry for the index."""
     where = row["file_name"]
     size = (row["width"], row["height"])
-    if not size_agrees(normal, *size):
-        shown = f"{size[0]}x{size[1]} annotated, {normal.stored_width}x{normal.stored_height} stored"
-        problems.add(reasons.SIZE_DIFFERS, f"{where}: {shown}")
     placed = [_place(box, normal, size) for box in row["boxes"]]
+    note_image(where, normal, size, [box["bbox"] for box in placed], problems)
     boxes = clean(placed, normal.width, normal.height, task.labels, problems, where, task.min_box_side)
     key = row["key"]
     sample = {

@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 SETTINGS = ("shard_bytes", "min_side", "max_side", "jpeg_quality", "min_box_side", "decode_check")
 """Keys of the section `data` that decide on shards, in the order of their fingerprint."""
 
+_HASHED = 100_000
+"""Images of a split that are compared with those of other splits; of more a sample is taken."""
+
 _READERS = 16
 """Connections of each process: one processor cannot use more."""
 
@@ -162,6 +165,7 @@ def join(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, A
         "settings": {key: getattr(config, key) for key in SETTINGS},
         "categories": raw["categories"],
         "hierarchy": raw["hierarchy"],
+        "warnings": raw.get("warnings", []),
     }
     index = write_index(header, names, problems, lambda: _check(problems, raw, config))
     seen.write(raw, index, data_root)
@@ -184,6 +188,7 @@ def _plan(raw: dict[str, Any], uri: str, config: DataConfig) -> Iterator[ShardTa
         sha256 = raw.get("tables", {}).get(split, "")
         table = Table(table_uri, sha256)
         number = 0
+        hashed = min(1.0, _HASHED / max(1, len(table)))
         for block in range(table.blocks):
             columns = table.columns(block, ["image_id", "key"])
             ids = np.array(columns["image_id"])
@@ -196,7 +201,7 @@ def _plan(raw: dict[str, Any], uri: str, config: DataConfig) -> Iterator[ShardTa
                     source=raw["source"], hosts=tuple(config.allow_hosts),
                     labels=len(raw["categories"]), min_side=config.min_side, max_side=config.max_side,
                     jpeg_quality=config.jpeg_quality, min_box_side=config.min_box_side,
-                    decode_check=config.decode_check, readers=min(config.threads, _READERS),
+                    decode_check=config.decode_check, hashed=hashed, readers=min(config.threads, _READERS),
                 )  # fmt: skip
                 number += 1
 

@@ -46,6 +46,7 @@ def collect(
         training=read_rows(storage.parent(model.uri)),
         load_image=_image_loader(dataset),
         dataset=_counts(index),
+        warnings=index.get("warnings", ()),
         statistics=index.get("statistics", {}),
         trained_boxes=dataset.class_counts.get("train", {}),
         config=model.config,

@@ -67,6 +67,8 @@ class ReportData:
     """Bytes of an encoded image by its id; needed where there is a gallery."""
     dataset: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Counts of each split, e.g. {"train": {"images": 205, "boxes": 2600}}."""
+    warnings: Sequence[str] = ()
+    """What is suspicious about the data."""
     statistics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Histograms of each split, as in the shards' index."""
     trained_boxes: Mapping[str, int] = field(default_factory=dict)

@@ -1,5 +1,8 @@
 """A page that shows what shards hold: counts, classes, sizes and shapes, and what was left out."""
 
+import base64
+import io
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,9 +11,14 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader
 from matplotlib.ticker import EngFormatter
 
+from trainer.data.images import read_upright
+from trainer.data.shard_index import ShardDataset
+from trainer.errors import KubedetError
 from trainer.report.figures import SERIES, Plot, figure, svg, variable
 from trainer.report.plots import histograms
 
+_LOG = logging.getLogger("data")
+_THUMBNAIL = 240
 _BARS = 25
 """Classes that the bars name; where there are more, the table of classes is folded up at first."""
 
@@ -24,7 +32,33 @@ def page(index: dict[str, Any]) -> str:
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, keep_trailing_newline=True
     )
     template = environment.get_template("shards_page.html.jinja")
-    return template.render(index, plots=plots, rows=rows, few=_BARS)
+    return template.render(index, plots=plots, rows=rows, few=_BARS, pairs=_pairs(index))
+
+
+def _pairs(index: dict[str, Any]) -> list[list[dict[str, str]]]:
+    """Return the near duplicates across splits with pictures; none where a shard cannot be read."""
+    pairs = index.get("near_duplicates", [])
+    try:
+        datasets = {split: ShardDataset(index["uri"], split) for pair in pairs for split in pair["splits"]}
+        return [
+            [
+                {"split": split, "name": name, "source": _thumbnail(datasets[split].read(row)[0])}
+                for split, name, row in zip(pair["splits"], pair["file_names"], pair["rows"], strict=True)
+            ]
+            for pair in pairs
+        ]
+    except KubedetError as error:
+        _LOG.warning("the page has no pictures of near duplicates: %s", error.message)
+        return []
+
+
+def _thumbnail(jpeg: bytes) -> str:
+    """Return a small picture as a data URI."""
+    image = read_upright(jpeg)
+    image.thumbnail((_THUMBNAIL, _THUMBNAIL))
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def _class_rows(names: list[str], statistics: list[Mapping[str, Any]]) -> list[tuple[str, list[int]]]:

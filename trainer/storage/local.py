@@ -228,15 +228,19 @@ def _walk(folder: Path, prefix: str, recursive: bool) -> Iterator[tuple[str, Fil
         return
     with entries:
         for entry in entries:
-            if entry.is_dir():
-                if recursive and not entry.is_symlink():
-                    yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", recursive)
-            elif not (entry.name.startswith(".") and entry.name.endswith(".tmp")) and entry.is_file():
-                try:
-                    state = _state(entry.stat())
-                except FileNotFoundError:
-                    continue
-                yield prefix + entry.name, state
+            try:
+                if entry.is_dir():
+                    if recursive and not entry.is_symlink():
+                        yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", recursive)
+                elif not (entry.name.startswith(".") and entry.name.endswith(".tmp")) and entry.is_file():
+                    yield prefix + entry.name, _state(entry.stat())
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno != errno.ELOOP:
+                    raise
+                # A link to itself is listed, so that the one who reads it names it.
+                yield prefix + entry.name, FileState(0, 0.0, "loop")
 
 
 def _state(digest: os.stat_result) -> FileState:

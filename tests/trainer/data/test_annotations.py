@@ -58,7 +58,7 @@ def test_labels_are_contiguous_and_keep_the_original_ids(rows):
 def test_ids_are_unique_over_splits_and_blocks(rows, monkeypatch):
     monkeypatch.setattr(raw_table, "BLOCK", 3)
     train = [entry(f"{number}.jpg", 0) for number in range(8)]
-    _, tables = rows(listing(train=train, val=[entry("1.jpg", 2)], test=[entry("1.jpg")]))
+    _, tables = rows(listing(train=train, val=[entry("1.jpg", 2)], test=[entry("1.jpg", 0)]))
     assert [row["image_id"] for split in ("train", "val", "test") for row in tables[split]] == [*range(1, 11)]
     assert [row["file_name"] for row in tables["train"]] == [item.file_name for item in train]
 
@@ -193,7 +193,9 @@ def test_a_test_split_that_is_there_is_left_alone(rows):
 
 
 def test_a_val_split_that_is_there_is_left_alone(rows):
-    _, tables = rows(listing(train=[entry("a.jpg", 0)], val=[entry("v.jpg")]), DataConfig(val_fraction=0.9))
+    _, tables = rows(
+        listing(train=[entry("a.jpg", 0)], val=[entry("v.jpg", 0)]), DataConfig(val_fraction=0.9)
+    )
     assert [row["file_name"] for row in tables["val"]] == ["v.jpg"]
 
 

@@ -12,18 +12,18 @@ PATH may be a URI that `trainer.storage` reads, and a zip or tar of such a folde
 """
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 
 from trainer import storage
+from trainer.config import DataConfig
 from trainer.data.sources.archive_source import ArchiveSource
 from trainer.data.sources.archives import is_archive
 from trainer.data.sources.coco import CocoSource
 from trainer.data.sources.coco_2017 import Coco2017Source
 from trainer.data.sources.openimages import OpenImagesSource
-from trainer.data.sources.recognition import KINDS, kind_of
+from trainer.data.sources.recognition import KINDS, kind_of, refuse_foreign
 from trainer.data.sources.sample import SampleSource
-from trainer.data.sources.source import Source
+from trainer.data.sources.source import Reading, Source, refuse_reading
 from trainer.data.sources.yolo import YoloSource
 from trainer.errors import DataError, refuse_userinfo
 
@@ -33,29 +33,26 @@ FORMS = (
 )
 
 
-def parse(source: str, boxes_from: str = "bbox", allow_hosts: Sequence[str] = ()) -> Source:
+def parse(source: str, config: DataConfig | None = None) -> Source:
     """Return the source that a text names.
 
     Args:
         source: the text.
-        boxes_from: "bbox" or "segmentation", see `trainer.config.DataConfig`.
-        allow_hosts: buckets besides the source's own, likewise.
+        config: boxes_from, box_format and allow_hosts are used; None takes the defaults.
 
     Raises:
-        DataError: the text is empty, of an unknown kind, or names nothing that is known; or boxes are to
-            come from segmentations, and sources of its kind have none.
+        DataError: the text is empty, of an unknown kind, or names nothing that is known; or boxes_from or
+            box_format is set for a source that is not COCO.
     """
     parsed = _published(source) or _of_place(source)
+    config = config or DataConfig()
+    reading = Reading(config.boxes_from, config.box_format)
     if isinstance(parsed, YoloSource):
-        parsed = replace(parsed, allow_hosts=tuple(allow_hosts))
-    if boxes_from == "bbox":
-        return parsed
+        parsed = replace(parsed, allow_hosts=tuple(config.allow_hosts))
     if isinstance(parsed, CocoSource | Coco2017Source | ArchiveSource):
-        return replace(parsed, boxes_from=boxes_from)
-    raise DataError(
-        f"source {parsed.uri}: data.boxes_from={boxes_from} is for COCO's annotations",
-        fix="leave data.boxes_from out; outlines of YOLO sets become boxes by themselves",
-    )
+        return replace(parsed, reading=reading)
+    refuse_reading(parsed, reading)
+    return parsed
 
 
 def _of_place(source: str) -> Source:
@@ -65,6 +62,7 @@ def _of_place(source: str) -> Source:
     if is_archive(uri):
         return ArchiveSource(kind, uri)
     kind = kind or kind_of(uri)
+    refuse_foreign(uri, kind)
     if kind:
         return KINDS[kind](uri, "")
     raise DataError(

@@ -10,9 +10,9 @@ from trainer import storage
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.archives import Unpacked, unpack
 from trainer.data.sources.coco import CocoSource
-from trainer.data.sources.recognition import KINDS, kind_of
+from trainer.data.sources.recognition import KINDS, kind_of, refuse_foreign
 from trainer.data.sources.row_format import SOURCE_ROW
-from trainer.data.sources.source import Listing, Rows, Source
+from trainer.data.sources.source import AS_PUBLISHED, Listing, Reading, Rows, Source, refuse_reading
 from trainer.errors import DataError
 
 
@@ -24,8 +24,7 @@ class ArchiveSource:
     """One of `recognition.KINDS`; "" is to be seen when it is unpacked."""
     location: str
     """URI of the archive."""
-    boxes_from: str = "bbox"
-    """"bbox" or "segmentation", see `trainer.config.DataConfig`."""
+    reading: Reading = AS_PUBLISHED
     cpu_bound = False
     origins_are_uris = False
 
@@ -52,7 +51,7 @@ class ArchiveSource:
         except DataError as error:
             raise DataError(self._outside(error.message, unpacked), fix=error.fix) from None
         lines = [f"{name} {version}\n" for name, version in sorted(unpacked.versions.items())]
-        digest = hashlib.sha256(f"{self.uri} {self.boxes_from}\n".encode())
+        digest = hashlib.sha256(f"{self.uri}\n".encode())
         digest.update("".join(lines).encode("utf-8", "surrogateescape"))
         splits = {
             split: ArchivedRows(rows, self, unpacked, listing.problems)
@@ -87,20 +86,17 @@ class ArchiveSource:
     def _inner(self, unpacked: Unpacked) -> Source:
         kind, root = self._kind_and_root(unpacked)
         source = KINDS[kind](root, unpacked.folder)
-        if self.boxes_from == "bbox":
-            return source
         if isinstance(source, CocoSource):
-            return replace(source, boxes_from=self.boxes_from)
-        raise DataError(
-            f"source {self.uri}: data.boxes_from={self.boxes_from} is for COCO's annotations",
-            fix="leave data.boxes_from out",
-        )
+            return replace(source, reading=self.reading)
+        refuse_reading(source, self.reading)
+        return source
 
     def _kind_and_root(self, unpacked: Unpacked) -> tuple[str, str]:
         """Return the kind of what is in the archive, and its folder: often one that holds all."""
         roots = [unpacked.folder, *_lone_folders(unpacked)]
         for root in reversed(roots):
             kind = kind_of(root)
+            refuse_foreign(root, kind)
             if kind and self.kind in ("", kind):
                 return kind, root
         if self.kind:

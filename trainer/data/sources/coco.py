@@ -19,7 +19,7 @@ from trainer.data.sources.coco_images import CocoImages
 from trainer.data.sources.coco_json import CocoFile
 from trainer.data.sources.coco_rows import CocoRows
 from trainer.data.sources.image_locator import ImageLocator
-from trainer.data.sources.source import Category, Entry, Listing, split_of
+from trainer.data.sources.source import AS_PUBLISHED, Category, Entry, Listing, Reading, split_of
 from trainer.errors import DataError
 
 
@@ -28,8 +28,7 @@ class CocoSource:
     """A COCO JSON or a folder with such files."""
 
     location: str
-    boxes_from: str = "bbox"
-    """"bbox" or "segmentation", see `trainer.config.DataConfig`."""
+    reading: Reading = AS_PUBLISHED
     confined: str = ""
     """Folder that no file_name may lead out of; "" where absolute ones are taken."""
     cpu_bound = False
@@ -51,7 +50,7 @@ class CocoSource:
         Raises:
             DataError: there is none, one is not COCO JSON, or two disagree about the categories.
         """
-        digest = hashlib.sha256(b"" if self.boxes_from == "bbox" else self.boxes_from.encode())
+        digest = hashlib.sha256()
         files = {
             split: CocoFile.at(uri, confined=bool(self.confined)) for split, uri in self._files().items()
         }
@@ -69,10 +68,13 @@ class CocoSource:
                 for entry in entries:
                     digest.update(locator.place(entry).encode("utf-8", "surrogatepass") + b"\n")
                 overlaps.note(split, entries, problems)
-            splits[split] = CocoRows(file, images, categories, problems, locator.place, self.boxes_from)
+            splits[split] = CocoRows(file, images, categories, problems, locator.place, self.reading)
         names = [f"{split} of {_within(file.uri, self.location)}" for split, file in files.items()]
         read_as = f"COCO JSON: {'; '.join(names)}"
-        return Listing(categories, splits, digest.hexdigest(), problems, read_as=read_as)
+        return Listing(
+            categories, splits, digest.hexdigest(), problems,
+            read_as=read_as, box_format=self.reading.box_format,
+        )  # fmt: skip
 
     def read(self, origin: str) -> bytes:
         """Return an image's bytes."""

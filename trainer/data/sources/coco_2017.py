@@ -23,7 +23,7 @@ from trainer.data.sources.coco import merge_categories
 from trainer.data.sources.coco_images import CocoImages
 from trainer.data.sources.coco_json import CocoFile
 from trainer.data.sources.coco_rows import CocoRows
-from trainer.data.sources.source import Category, Entry, Listing
+from trainer.data.sources.source import AS_PUBLISHED, Category, Entry, Listing, Reading
 from trainer.data.sources.zip_members import Zip, open_member
 from trainer.errors import DataError
 
@@ -39,8 +39,7 @@ class Coco2017Source:
     """COCO 2017's training and validation images."""
 
     base: str = BASE
-    boxes_from: str = "bbox"
-    """"bbox" or "segmentation", see `trainer.config.DataConfig`."""
+    reading: Reading = AS_PUBLISHED
     cpu_bound = False
     origins_are_uris = False
 
@@ -87,13 +86,11 @@ class Coco2017Source:
         merge_categories(categories, files["val"])
         problems = Problems()
         splits = {
-            split: _Split(files[split], zips[split], name, categories, problems, self.boxes_from)
+            split: _Split(files[split], zips[split], name, categories, problems, self.reading)
             for split, name in _SPLITS.items()
         }
-        if self.boxes_from != "bbox":
-            states.append((self.boxes_from, 0, ""))
         digest = hashlib.sha256(json.dumps(states).encode()).hexdigest()
-        return Listing(categories, splits, digest, problems)
+        return Listing(categories, splits, digest, problems, box_format=self.reading.box_format)
 
     def read(self, origin: str) -> bytes:
         """Return an image's bytes."""
@@ -111,7 +108,7 @@ class _Split:
     """Of the images in the zip."""
     categories: list[Category]
     problems: Problems = field(repr=False)
-    boxes_from: str
+    reading: Reading
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield rows of SOURCE_ROW.
@@ -128,9 +125,7 @@ class _Split:
             if not entry.version:
                 entry.fault = entry.fault or (reasons.IMAGE_MISSING, f"no {name} in {self.zip_uri}")
 
-        yield from CocoRows(
-            self.file, images, self.categories, self.problems, place, self.boxes_from
-        ).batches()
+        yield from CocoRows(self.file, images, self.categories, self.problems, place, self.reading).batches()
 
 
 def _annotations(zip_uri: str, name: str) -> CocoFile:

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from trainer.data import problem_counts as reasons
+from trainer.data.sources.source import AS_PUBLISHED, Reading
 
 _LARGEST = 1e9
 _MOST_PIXELS = 2**31
@@ -16,8 +17,23 @@ _CONTINUED = 0x20
 """Bit of a character of a compressed RLE that says that its number goes on."""
 
 
-def box_of_bbox(annotation: dict[str, Any]) -> tuple[float, ...] | str:
-    """Return an annotation's box [x, y, width, height], or the reason why it has none."""
+def box_of(annotation: dict[str, Any], reading: Reading = AS_PUBLISHED) -> tuple[float, ...] | str:
+    """Return an annotation's box [x, y, width, height], or the reason why it has none.
+
+    Args:
+        annotation: an object of the list `annotations`.
+        reading: whether the box is that of the segmentation, where there is one, and how a bbox is written.
+    """
+    if reading.boxes_from == "segmentation" and annotation.get("segmentation"):
+        return _box_of_segmentation(annotation["segmentation"]) or reasons.SEGMENTATION_UNUSABLE
+    box = _box_of_bbox(annotation)
+    if reading.box_format == "xyxy" and not isinstance(box, str):
+        left, top, right, bottom = box
+        return left, top, right - left, bottom - top
+    return box
+
+
+def _box_of_bbox(annotation: dict[str, Any]) -> tuple[float, ...] | str:
     value = annotation.get("bbox")
     if value is None or value == []:
         return reasons.BOX_ONLY_SEGMENTATION if annotation.get("segmentation") else reasons.BOX_ABSENT
@@ -35,17 +51,8 @@ def box_of_bbox(annotation: dict[str, Any]) -> tuple[float, ...] | str:
     return tuple(numbers) if numbers else reasons.BOX_NOT_FINITE
 
 
-def box_of_segmentation(annotation: dict[str, Any]) -> tuple[float, ...] | str:
-    """Return the box around an annotation's segmentation; that of its bbox where it has none.
-
-    Returns:
-        [x, y, width, height] in pixels, or the reason why there is none.
-    """
-    segmentation = annotation.get("segmentation")
-    if not segmentation:
-        return box_of_bbox(annotation)
-    box = _box_of_rle(segmentation) if isinstance(segmentation, dict) else _box_of_polygons(segmentation)
-    return box or reasons.SEGMENTATION_UNUSABLE
+def _box_of_segmentation(segmentation: Any) -> tuple[float, ...] | None:
+    return _box_of_rle(segmentation) if isinstance(segmentation, dict) else _box_of_polygons(segmentation)
 
 
 def _box_of_polygons(polygons: Any) -> tuple[float, ...] | None:

@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from trainer.data import problem_counts as reasons
+from trainer.data.images import SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
-from trainer.data.sources.coco_boxes import box_of_bbox, box_of_segmentation
+from trainer.data.sources.coco_boxes import box_of
 from trainer.data.sources.coco_images import CocoImages, integer_like, positive
 from trainer.data.sources.coco_json import CocoFile
 from trainer.data.sources.row_format import BOX, ROWS, batch_of
-from trainer.data.sources.source import UNKNOWN, Category, Entry
+from trainer.data.sources.source import AS_PUBLISHED, UNKNOWN, Category, Entry, Reading
 
 _PART = 16 * ROWS
 """Images whose boxes are in memory at once."""
@@ -42,7 +43,7 @@ class CocoRows:
         categories: list[Category],
         problems: Problems,
         place: Callable[[Entry], object],
-        boxes_from: str = "bbox",
+        reading: Reading = AS_PUBLISHED,
     ) -> None:
         """Set the file and its images.
 
@@ -52,9 +53,9 @@ class CocoRows:
             categories: those of all files; a box of another one is of an unknown category.
             problems: grows when the rows are gone through for the first time.
             place: sets an image's `origin` and `version`, or its `fault`.
-            boxes_from: "bbox" or "segmentation", see `trainer.config.DataConfig`.
+            reading: how boxes are read.
         """
-        self._box_of = box_of_segmentation if boxes_from == "segmentation" else box_of_bbox
+        self._reading = reading
         self._file, self._images, self._place = file, images, place
         self._positions = {category.original_id: index for index, category in enumerate(categories)}
         self._problems: Problems | None = problems
@@ -73,6 +74,8 @@ class CocoRows:
             for entries in self._images.entries():
                 for entry in entries:
                     self._place(entry)
+                    if self._reading.box_format == "normalised":
+                        entry.width, entry.height = SHARES_UPRIGHT
                 yield batch_of(entries, next(boxes))
         self._problems = None
 
@@ -92,7 +95,7 @@ class CocoRows:
         pending = _Pending()
         for item in self._file.items("annotations"):
             category = item.get("category_id")
-            box = self._box_of(item)
+            box = box_of(item, self._reading)
             if isinstance(box, str):
                 self._note(box, f"{_excerpt(item)} in {self._file.uri}")
                 continue

@@ -1,6 +1,8 @@
 """Finds out what kind of data set a folder or file is."""
 
+import re
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from trainer import storage
 from trainer.data.sources.coco import CocoSource, annotation_files
@@ -8,8 +10,19 @@ from trainer.data.sources.source import Source
 from trainer.data.sources.voc import VocSource
 from trainer.data.sources.yolo import YoloSource
 from trainer.data.sources.yolo_set import YAML, file_of
+from trainer.errors import DataError
 
 _PEEK = 1024 * 1024
+_PROBES = 3
+_FOREIGN = (
+    ("CVAT", rb"<annotations[\s>]", "in CVAT, export the task as COCO 1.0, PASCAL VOC 1.1 or YOLO 1.1"),
+    ("labelme", rb'"shapes"\s*:', "convert them with labelme2coco, which writes COCO JSON"),
+    ("VIA", rb'"_via_img_metadata"|"file_attributes"\s*:',
+     "in VIA, choose Annotation > Export Annotations (COCO format)"),
+    ("Label Studio", rb'"from_name"\s*:', "in Label Studio, export as COCO or YOLO"),
+)  # fmt: skip
+"""Tools, what their files contain, and what to do."""
+
 _COCO_KEYS = (b'"images"', b'"annotations"')  # Label Studio's notes.json has categories.
 
 KINDS: dict[str, Callable[[str, str], Source]] = {
@@ -30,6 +43,32 @@ def kind_of(uri: str) -> str:
     if uri.lower().endswith((".json", *YAML)):
         return "coco" if uri.lower().endswith(".json") else "yolo"
     return "" if storage.scheme(uri) in storage.WEB else next(_kinds(uri), "")
+
+
+def refuse_foreign(uri: str, kind: str) -> None:
+    """Refuse annotations that a tool wrote in a form of its own, naming the tool and what to export.
+
+    Args:
+        uri: of a folder or file.
+        kind: what it seems to be, one of KINDS; "" is unknown.
+
+    Raises:
+        DataError: they are such annotations; StorageError: they cannot be read.
+    """
+    if kind == "yolo" or storage.scheme(uri) in storage.WEB:
+        return
+    files = [uri]
+    if not uri.lower().endswith((".json", ".xml")):
+        cvat = storage.join(uri, "annotations.xml")
+        files = [cvat] if storage.exists(cvat) else []
+        files += annotation_files(uri)[:1] if kind == "coco" else []
+        names = (name for name, _ in storage.scan(uri) if name.lower().endswith((".json", ".xml")))
+        files += [storage.join(uri, name) for name in islice(names, _PROBES)] if not kind else []
+    for file in files:
+        head = storage.read_range(file, 0, min(_PEEK, storage.size(file)))
+        for tool, pattern, remedy in _FOREIGN:
+            if re.search(pattern, head):
+                raise DataError(f"{file} has annotations in {tool}'s own form", fix=remedy)
 
 
 def _kinds(folder: str) -> Iterator[str]:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from trainer.data.problem_counts import Problems
-
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
+from trainer.errors import DataError
 
 UNKNOWN = -1
 """Category of a box whose category the source does not list."""
@@ -85,8 +84,21 @@ class Listing:
     hierarchy: Mapping[Any, Collection[int | str]] = field(default_factory=dict)
     """Original ids of all categories above one, for evaluation; empty where they have no order, or
     where each object has boxes of these too."""
+    box_format: str = ""
+    """How boxes were read, see `trainer.config.DataConfig`; "" where the format itself defines it."""
     read_as: str = ""
     """How the source was understood, for people; "" where its name says it."""
+
+
+class Reading(NamedTuple):
+    """How the boxes of COCO annotations are read, see `trainer.config.DataConfig`."""
+
+    boxes_from: str = "bbox"
+    box_format: str = "auto"
+
+
+AS_PUBLISHED = Reading()
+"""COCO's own form."""
 
 
 class Source(Protocol):
@@ -127,6 +139,16 @@ class Source(Protocol):
             StorageError: it is missing or cannot be reached.
         """
         ...
+
+
+def refuse_reading(source: Source, reading: Reading) -> None:
+    """Raise DataError if COCO's boxes are to be read in another way, and the source is not COCO."""
+    for name, value, default in zip(Reading._fields, reading, AS_PUBLISHED, strict=True):
+        if value != default:
+            raise DataError(
+                f"source {source.uri}: data.{name}={value} is for COCO annotations",
+                fix=f"leave data.{name} unset: the format of this source defines its boxes",
+            )
 
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|val|test)", re.IGNORECASE)

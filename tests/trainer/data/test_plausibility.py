@@ -1,0 +1,336 @@
+"""Data of the right form that is wrong: what is refused, what is a warning, and what passes."""
+
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pillow_heif
+import pytest
+from PIL import Image
+
+from pipelines import cli
+from trainer.config import DataConfig
+from trainer.data import near_duplicates, shards
+from trainer.data.download import download
+from trainer.data.images import normalize
+from trainer.data.plausibility import folded
+from trainer.errors import DataError
+from trainer.report.shards_page import page
+
+pillow_heif.register_heif_opener()
+SIZE = 160, 120
+Form = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def scenes() -> list[tuple[Image.Image, list[list[float]]]]:
+    """Pictures of random colours, each with three boxes."""
+    random = np.random.default_rng(0)
+    made = []
+    for _ in range(40):
+        colors = random.integers(0, 256, (9, 12, 3), dtype=np.uint8)
+        picture = Image.fromarray(colors).resize(SIZE, Image.Resampling.BICUBIC)
+        starts = random.integers(5, (90, 60), (3, 2))
+        sides = random.integers(20, 60, (3, 2))
+        made.append((picture, np.concatenate([starts, sides], axis=1).astype(float).tolist()))
+    return made
+
+
+@pytest.fixture
+def make(tmp_path, scenes) -> Callable[..., Path]:
+    """Write a COCO set of 20 training images, 5 for validation and 5 for the test; return its folder."""
+
+    def write(change: Callable[[str, Form], None] = lambda split, form: None, suffix: str = ".jpg") -> Path:
+        root, number = tmp_path / "set", 0
+        (root / "annotations").mkdir(parents=True)
+        (root / "images").mkdir()
+        for split, count in (("train", 20), ("val", 5), ("test", 5)):
+            form: Form = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "Cat"}]}
+            for _ in range(count):
+                picture, boxes = scenes[number]
+                name = f"{number}{suffix}"
+                picture.save(root / "images" / name)
+                form["images"].append({"id": number, "file_name": name, "width": SIZE[0], "height": SIZE[1]})
+                form["annotations"] += [
+                    {"id": 100 * number + at, "image_id": number, "category_id": 1, "bbox": box, "iscrowd": 0}
+                    for at, box in enumerate(boxes)
+                ]
+                number += 1
+            change(split, form)
+            (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(form))
+        return root
+
+    return write
+
+
+@pytest.fixture
+def inspect(capsys):
+    def run(*words: object) -> tuple[int, str, str]:
+        return cli.main(["data", "inspect", *map(str, words)]), *capsys.readouterr()
+
+    return run
+
+
+def written(convert: Callable[[list[float]], list[float]]) -> Callable[[str, Form], None]:
+    def change(split: str, form: Form) -> None:
+        for annotation in form["annotations"]:
+            annotation["bbox"] = convert(annotation["bbox"])
+
+    return change
+
+
+def corners(box: list[float]) -> list[float]:
+    return [box[0], box[1], box[0] + box[2], box[1] + box[3]]
+
+
+def fractions(box: list[float]) -> list[float]:
+    return [value / side for value, side in zip(box, 2 * SIZE, strict=True)]
+
+
+def three_names(split: str, form: Form) -> None:
+    form["categories"] += [{"id": 2, "name": "cat "}, {"id": 3, "name": "\uff23AT"}]
+    for number, annotation in enumerate(form["annotations"]):
+        annotation["category_id"] = 1 + number % 3
+
+
+def crowds_of(*splits: str) -> Callable[[str, Form], None]:
+    def change(split: str, form: Form) -> None:
+        for annotation in form["annotations"]:
+            annotation["iscrowd"] = int(split in splits)
+
+    return change
+
+
+def without_boxes(which: str) -> Callable[[str, Form], None]:
+    def change(split: str, form: Form) -> None:
+        if split == which:
+            form["annotations"].clear()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "remedy"),
+    [
+        (written(corners), "[x1, y1, x2, y2]", ["--boxes", "xyxy"]),
+        (written(fractions), "normalised", ["--boxes", "normalised"]),
+        (three_names, "'cat '", ["--merge-classes"]),
+        (crowds_of("train"), "train are crowd regions", []),
+        (crowds_of("val"), "val are crowd regions", []),
+        (without_boxes("val"), "val has no boxes", []),
+        (without_boxes("test"), "test has no boxes", []),
+    ],
+)
+def test_wrong_annotations_end_inspect_and_the_first_step_of_a_run(
+    make, inspect, tmp_path, change, message, remedy
+):
+    root = make(change)
+    code, _, err = inspect(root)
+    assert code == 2 and message in err and " ".join(remedy) in err
+    with pytest.raises(DataError) as error:  # What `prepare` and `plan` call, before images are fetched.
+        download(f"coco:{root}", str(tmp_path / "data"), DataConfig())
+    assert message in error.value.message and not (tmp_path / "data" / "images").exists()
+    if remedy:
+        code, out, _ = inspect(root, *remedy)
+        assert code == 0 and "no problems" in out
+        assert "--set data." in out.splitlines()[-1], "the suggested command repeats the options"
+
+
+def test_the_remedies_give_the_boxes_and_classes_of_the_sound_set(make, tmp_path):
+    def boxes(raw: dict[str, Any], folder: Path) -> list[Any]:
+        index = shards.shard(raw, str(folder), DataConfig(processes=1))
+        truth = shards.Table(f"{raw['uri']}/val.parquet")
+        assert index["categories"] == [{"id": 0, "name": "Cat", "original_id": 1}]
+        sidecar = json.loads(Path(index["uri"], "val-00000.json").read_text())
+        assert len(truth) == 5
+        return sorted(
+            (row["file_name"], [np.round(box["bbox"], 2).tolist() for box in row["annotations"]])
+            for row in sidecar["rows"]
+        )
+
+    expected = None
+    for change, options in (
+        (lambda split, form: None, {}),
+        (written(corners), {"box_format": "xyxy"}),
+        (written(fractions), {"box_format": "normalised"}),
+        (three_names, {"merge_classes": True}),
+    ):
+        root = make(change).rename(tmp_path / f"set{len(options)}{len(str(options))}")
+        folder = tmp_path / "data"
+        raw = download(f"coco:{root}", str(folder), DataConfig(processes=1, **options))
+        made = boxes(raw, folder)
+        expected = expected or made
+        assert made == expected
+
+
+def test_a_box_format_that_was_given_is_not_doubted(make, inspect):
+    root = make(written(corners))
+    code, out, _ = inspect(root, "--boxes", "xywh")
+    assert code == 0 and "warning: suspicious boxes" in out
+
+
+@pytest.mark.parametrize("options", [["--boxes", "xyxy"], ["--boxes", "normalised"]])
+def test_a_wrong_box_format_is_refused(make, inspect, options):
+    assert inspect(make(), *options)[0] == 2
+
+
+def test_classes_that_were_chosen_by_name_may_be_alike(make, inspect):
+    root = make(three_names)
+    assert inspect(root, "--set", 'data.classes=["Cat", "cat ", "\uff23AT"]')[0] == 0
+
+
+def test_names_are_compared_without_case_spaces_and_unicode_form():
+    assert (
+        len({folded(name) for name in ("Cafe\u0301 au lait", "CAF\u00c9 AU LAIT", "caf\u00e9\u200bau lait ")})
+        == 1
+    )
+    assert folded("cat") != folded("cats")
+
+
+@pytest.mark.parametrize("suffix", [".heic", ".avif"])
+def test_heic_and_avif_are_read(make, inspect, suffix):
+    root = make(suffix=suffix)
+    code, out, _ = inspect(root)
+    assert code == 0 and "no problems" in out
+    assert normalize(next((root / "images").iterdir()).read_bytes(), 1600, 95).width == SIZE[0]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+def test_twelve_bits_in_a_16_bit_file_are_scaled_by_their_range(scenes, mode):
+    picture = scenes[0][0].convert(mode)
+    image = normalize(png_of_16_bits(np.asarray(picture).astype(np.uint16) * 16), 1600, 100)
+    assert image.deep
+    got = np.asarray(Image.open(io.BytesIO(image.jpeg)).convert("RGB")).astype(int)
+    expected = np.asarray(picture.convert("RGB")).astype(int)
+    assert np.corrcoef(got.ravel(), expected.ravel())[0, 1] > 0.99 and got.max() > 250 and got.min() < 5
+
+
+def png_of_16_bits(pixels: np.ndarray) -> bytes:
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    colors = {2: 0, 3: 2, 4: 6}[pixels.ndim if pixels.ndim == 2 else pixels.shape[2]]
+    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 16, colors, 0, 0, 0)
+    lines = b"".join(b"\0" + line.astype(">u2").tobytes() for line in pixels)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+def test_warnings_reach_the_index_and_the_page_with_pictures(make, inspect, tmp_path):
+    """16-bit images, and pictures of train that are in val under another name, smaller and compressed."""
+    root = make()
+    pixels = np.asarray(Image.open(root / "images" / "7.jpg").convert("L")).astype(np.uint16) * 16
+    (root / "images" / "7.jpg").write_bytes(png_of_16_bits(pixels))
+    Image.open(root / "images" / "3.jpg").resize((120, 90)).save(root / "images" / "20.jpg", quality=60)
+    val = root / "annotations" / "instances_val.json"
+    form = json.loads(val.read_text())
+    form["images"][0] |= {"width": 120, "height": 90}
+    form["annotations"] = [one for one in form["annotations"] if one["image_id"] != 20]
+    val.write_text(json.dumps(form))
+    code, out, _ = inspect(root, "--pairs", tmp_path / "pairs.png")
+    assert (
+        code == 0
+        and "1 of val in train (first: 20.jpg and 3.jpg)" in out
+        and "1 of 30 images have 16 bits" in out
+    )
+    assert Image.open(tmp_path / "pairs.png").size[0] > 600
+    config = DataConfig(processes=1)
+    index = shards.shard(
+        download(f"coco:{root}", str(tmp_path / "data"), config), str(tmp_path / "data"), config
+    )
+    assert [pair["file_names"] for pair in index["near_duplicates"]] == [["20.jpg", "3.jpg"]]
+    html = page(index)
+    assert html.count("data:image/jpeg;base64,") == 2 and all(
+        warning in html for warning in index["warnings"]
+    )
+    assert inspect(index["uri"])[1].count("warning: ") == len(index["warnings"]) == 2
+
+
+def test_images_that_were_rotated_after_the_annotation_end_the_data_steps(make, inspect, tmp_path):
+    root = make()
+    for path in (root / "images").iterdir():
+        Image.open(path).transpose(Image.Transpose.ROTATE_90).save(path)
+    code, _, err = inspect(root)
+    assert code == 2 and "30 of 30 images are rotated" in err
+    config = DataConfig(processes=1)
+    raw = download(f"coco:{root}", str(tmp_path), config)
+    with pytest.raises(DataError, match="are rotated"):
+        shards.shard(raw, str(tmp_path), config)
+
+
+def test_an_exchanged_size_alone_is_a_warning(make, inspect):
+    def exchange(split: str, form: Form) -> None:
+        for image in form["images"]:
+            image["width"], image["height"] = image["height"], image["width"]
+
+    code, out, _ = inspect(make(exchange))
+    assert code == 0 and "30 of 30 images have width and height exchanged" in out
+
+
+def test_small_boxes_are_a_warning(make, inspect):
+    code, out, _ = inspect(make(written(lambda box: [box[0], box[1], 3, 3])))
+    assert code == 0 and "100% of" in out and "smaller than 4 x 4 pixels" in out
+
+
+def test_a_link_to_itself_is_named_and_the_rest_is_read(make, inspect, make_yolo):
+    root = make()
+    (root / "images" / "2.jpg").unlink()
+    os.symlink("2.jpg", root / "images" / "2.jpg")
+    code, out, _ = inspect(root, "--set", "data.max_bad_fraction=0.1")
+    assert code == 0 and "1 image missing" in out and "2.jpg is a symbolic link to itself" in out
+    folder = make_yolo(train={f"{number}": "0 0.5 0.5 0.2 0.2" for number in range(12)})
+    label = folder / "labels" / "train" / "4.txt"
+    label.unlink()
+    os.symlink(label.name, label)
+    code, out, _ = inspect(folder, "--set", "data.max_bad_fraction=0.1")
+    assert code == 0 and "4.txt is a symbolic link to itself" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "remedy"),
+    [
+        (
+            "annotations.xml",
+            '<?xml version="1.0"?>\n<annotations><version>1.1</version></annotations>',
+            "COCO 1.0",
+        ),
+        ("a.json", '{"version": "5.4", "flags": {}, "shapes": [], "imagePath": "a.jpg"}', "labelme2coco"),
+        ("via_project.json", '{"_via_settings": {}, "_via_img_metadata": {}}', "COCO format"),
+        ("via_region_data.json", '{"a.jpg9": {"regions": [], "file_attributes": {}}}', "COCO format"),
+    ],
+)
+def test_forms_of_annotation_tools_name_the_tool_and_the_remedy(
+    inspect, tmp_path, make_jpeg, name, content, remedy
+):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.jpg").write_bytes(make_jpeg())
+    (tmp_path / "a.jpg").write_bytes(make_jpeg())
+    (tmp_path / name).write_text(content)
+    for text in (tmp_path, tmp_path / name):
+        code, _, err = inspect(text)
+        assert code == 2 and name in err and remedy in err
+
+
+def test_near_duplicates_are_found_across_splits_only(scenes):
+    def hash_of(picture: Image.Image, **options: Any) -> bytes:
+        buffer = io.BytesIO()
+        picture.save(buffer, "JPEG", **options)
+        return near_duplicates.picture_hash(buffer.getvalue())
+
+    train = [hash_of(picture) for picture, _ in scenes[:20]]
+    val = [hash_of(picture) for picture, _ in scenes[20:30]]
+    val += [hash_of(scenes[4][0], quality=40), hash_of(scenes[5][0].resize((320, 240)))]
+    arrays = {
+        "train": near_duplicates.hashes_of(b"".join(train + train)),
+        "val": near_duplicates.hashes_of(b"".join(val)),
+    }
+    assert {(pair.split, pair.row, pair.other_row % 20) for pair in near_duplicates.find(arrays)} == {
+        ("val", 10, 4), ("val", 11, 5),
+    }  # fmt: skip

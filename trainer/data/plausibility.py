@@ -1,0 +1,327 @@
+"""Checks what annotations mean: data of the right form may still be wrong.
+
+What is almost certainly a mistake is an error with a remedy; what may be one is a warning, which goes with
+the data into the manifests and onto the pages. The checks cost about a microsecond a box.
+"""
+
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainer.data import problem_counts as reasons
+from trainer.data.images import NormalImage, size_fault
+from trainer.data.near_duplicates import Pair
+from trainer.data.problem_counts import Problems
+from trainer.data.sources.source import Category, Listing, Rows
+from trainer.errors import DataError
+
+_SLACK = 0.01
+"""How far a box may leave its image, as a fraction of the side; in pixels one more is allowed."""
+
+_FEW = 0.05
+"""Share of boxes that leave the image from which they are suspicious."""
+
+_NEARLY_ALL = 0.98
+_ENOUGH = 20
+"""Boxes below which a wrong form of the boxes is a suspicion and no certainty."""
+
+_SMALL_BOXES = 0.1
+"""Share of boxes under 4 pixels (the first bin of `statistics.BINS`) from which they are suspicious."""
+
+_CLIPPED = 0.2
+_SHOWN = 3
+
+
+@dataclass
+class Findings:
+    """What is wrong with data."""
+
+    errors: list[tuple[str, str]] = field(default_factory=list)
+    """(what is almost certainly wrong, what to do)."""
+    warnings: list[str] = field(default_factory=list)
+
+    def check(self, where: str) -> None:
+        """Raise DataError if there are errors, naming all of them."""
+        if self.errors:
+            message = "; ".join(message for message, _ in self.errors)
+            raise DataError(
+                f"{where}: {message}", fix="; ".join(dict.fromkeys(fix for _, fix in self.errors))
+            )
+
+
+class AnnotationCheck:
+    """Gathers what the annotations of all splits show, a batch of rows at a time."""
+
+    def __init__(self, classes: Sequence[str], box_format: str, *, names: bool = True) -> None:
+        """Begin without any.
+
+        Args:
+            classes: names by label.
+            box_format: of the listing: how the boxes were read; "" where the format defines it.
+            names: whether names may not be alike.
+        """
+        self._names = names
+        self._classes, self._box_format = classes, box_format
+        self._boxes_of_class = np.zeros(len(classes), np.int64)
+        self._scored: Counter[str] = Counter()
+        self._crowds: Counter[str] = Counter()
+        self._count = 0
+        self._fits: Counter[str] = Counter()
+        self._misfits: list[str] = []
+
+    def add(self, split: str, rows: pa.RecordBatch) -> None:
+        """Take rows with the columns of `trainer.data.sources.row_format.SOURCE_ROW`."""
+        boxes = rows.column("boxes")
+        values = boxes.flatten()
+        of_row = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets.to_numpy()))
+        label = values.field("category").to_numpy()
+        crowd = values.field("iscrowd").to_numpy() != 0
+        known = (label >= 0) & (label < len(self._classes))
+        self._boxes_of_class += np.bincount(label[known], minlength=len(self._classes))
+        self._scored[split] += int((known & ~crowd).sum())
+        self._crowds[split] += int((known & crowd).sum())
+        size = np.stack([rows.column(name).to_numpy() for name in ("width", "height")])
+        self._read(
+            np.stack([values.field(name).to_numpy() for name in "xywh"]),
+            size[:, of_row].astype(float),
+            lambda box: str(rows.column("file_name")[int(of_row[box])]),
+        )
+
+    def _read(self, xywh: np.ndarray, size: np.ndarray, name_of: Any) -> None:
+        """Count the boxes, [4, N] in images of [2, N] pixels, that lie in their image under each reading."""
+        shares = (np.abs(size) == 1).all(axis=0)  # images.SHARES or SHARES_UPRIGHT
+        start, extent = xywh[:2], xywh[2:]
+        if self._box_format == "xyxy":  # As it is written in the file.
+            extent = start + extent
+        side = np.where(shares, 1.0, np.where(size > 0, size, np.inf))
+        slack = np.where(np.isfinite(side), _SLACK * side, 0) + ~shares
+        with np.errstate(invalid="ignore"):
+            begins = (start >= -slack).all(axis=0)
+            fits = {
+                "xywh": begins & (extent > 0).all(axis=0) & (start + extent <= side + slack).all(axis=0),
+                "xyxy": begins & (extent > start).all(axis=0) & (extent <= side + slack).all(axis=0),
+                "normalised": ~shares & (extent > 0).all(axis=0) & (start >= -_SLACK).all(axis=0)
+                & (np.maximum(start, extent) <= 1 + _SLACK).all(axis=0),
+                "pixels": shares & (np.maximum(start, extent) > 2).any(axis=0),
+            }  # fmt: skip
+            counted = (extent != 0).all(axis=0) & np.isfinite(xywh).all(axis=0)
+        self._count += int(counted.sum())
+        for reading, fit in fits.items():
+            self._fits[reading] += int((fit & counted).sum())
+        active = "xyxy" if self._box_format == "xyxy" else "xywh"
+        for box in np.flatnonzero(counted & ~fits[active])[: _SHOWN - len(self._misfits)].tolist():
+            numbers = np.round(np.concatenate([start[:, box], extent[:, box]]), 2).tolist()
+            self._misfits.append(f"{name_of(box)} {numbers}")
+
+    def findings(self, splits: Sequence[str] = ()) -> Findings:
+        """Return what is wrong.
+
+        Args:
+            splits: those that the source itself has; another one was held out of train.
+        """
+        found = Findings()
+        self._check_reading(found)
+        if self._names:
+            self._check_names(found)
+        for split in self._scored:
+            held_out = bool(splits) and split not in splits
+            _check_scored(split, self._scored[split], self._crowds[split], found, held_out=held_out)
+        return found
+
+    def _check_reading(self, found: Findings) -> None:
+        if not self._count:
+            return
+        inside = {reading: count / self._count for reading, count in self._fits.items()}
+        read_as = self._box_format if self._box_format in _MEANINGS else "xywh"
+        example = f" (first: {self._misfits[0]})" if self._misfits else ""
+        if inside["pixels"] > 1 / 2 and read_as == "normalised":
+            found.errors.append((f"boxes are in pixels{example}", "leave out --boxes normalised"))
+            return
+        if inside["normalised"] > _FEW:
+            other = "normalised"
+            shown = f"{inside[other]:.0%} of {self._count:,} boxes have only values from 0 to 1"
+        elif inside["xyxy" if read_as == "xyxy" else "xywh"] < 1 - _FEW:
+            other = "xywh" if read_as == "xyxy" else "xyxy"
+            pixels = self._box_format and read_as != "normalised"
+            readings = ("xywh", "xyxy", "normalised") if pixels else ("xywh",)
+            outside = ", ".join(f"{1 - inside[reading]:.0%} read as {reading}" for reading in readings)
+            shown = f"of {self._count:,} boxes these leave the image: {outside}{example}"
+        else:
+            return
+        sure = inside[other] >= _NEARLY_ALL and self._count >= _ENOUGH
+        if sure and self._box_format in ("auto", "xyxy"):
+            remedy = "leave out --boxes xyxy" if other == "xywh" else f"add --boxes {other}"
+            keep = "; to read them as they are: --boxes xywh" if self._box_format == "auto" else ""
+            message = f"boxes are almost certainly {_MEANINGS[other]}, not {_MEANINGS[read_as]}: {shown}"
+            found.errors.append((message, f"{remedy} (--set data.box_format={other}){keep}"))
+        else:
+            found.warnings.append(f"suspicious boxes: {shown}; look at some with `kubedet data preview`")
+
+    def _check_names(self, found: Findings) -> None:
+        groups = defaultdict(list)
+        for name, boxes in zip(self._classes, self._boxes_of_class, strict=True):
+            if boxes:
+                groups[folded(name)].append(name)
+        # Letters of both cases are different classes.
+        alike = [names for key, names in groups.items() if len(names) > 1 and len(key) > 1]
+        if alike:
+            shown = "; ".join(" and ".join(map(repr, names)) for names in alike[:10])
+            found.errors.append(
+                (f"classes whose names differ only by case, spaces or Unicode form: {shown}",
+                 "add --merge-classes (data.merge_classes=true), or name all classes in data.classes if they "
+                 "are different")
+            )  # fmt: skip
+
+
+def _check_scored(split: str, scored: int, crowds: int, found: Findings, *, held_out: bool = False) -> None:
+    """Note a split that has no box to train on or to score with."""
+    if scored or (split == "train" and not crowds):  # Without any box train is refused elsewhere.
+        return
+    what = f"all {crowds:,} boxes of {split} are crowd regions" if crowds else f"{split} has no boxes"
+    remedy = (
+        "set iscrowd (in VOC: difficult) to 0 for boxes of single objects" if crowds
+        else f"hold out more images with a larger data.{split}_fraction" if held_out
+        else f"annotate {split}, or remove it from the source"
+    )  # fmt: skip
+    found.errors.append((f"{what}: nothing {'is trained' if split == 'train' else 'can be scored'}", remedy))
+
+
+_MEANINGS = {
+    "xywh": "[x, y, width, height]",
+    "xyxy": "[x1, y1, x2, y2]",
+    "normalised": "normalised to the image's sides",
+}
+
+
+def note_image(
+    name: str, image: NormalImage, annotated: tuple[int, int], boxes: list[list[float]], problems: Problems
+) -> None:
+    """Count what is odd about an image: its size, how it is turned, its depth.
+
+    Args:
+        name: of the image.
+        image: what `normalize` returned.
+        annotated: width and height as the source says.
+        boxes: [x, y, width, height] of each, in pixels of the normal image.
+        problems: grows.
+    """
+    stored = f"{image.stored_width}x{image.stored_height} stored"
+    if fault := size_fault(image, *annotated, boxes):
+        problems.add(fault, f"{name}: {annotated[0]}x{annotated[1]} annotated, {stored}")
+    if image.deep:
+        problems.add(reasons.IMAGE_DEEP, name)
+
+
+def check_samples(
+    counts: dict[str, int], statistics: dict[str, dict[str, Any]], looked_at: int | None = None
+) -> Findings:
+    """Return what images and their boxes show together.
+
+    Args:
+        counts: of problems, by reason.
+        statistics: of each split, see `trainer.data.statistics`.
+        looked_at: images behind the counts of sizes and depths; None is all.
+    """
+    found = Findings()
+    if looked_at is None:
+        looked_at = sum(split["images"] for split in statistics.values())
+    for name, split in statistics.items():
+        _check_scored(name, sum(split["boxes_of_class"]) - split["crowds"], split["crowds"], found)
+    boxes = sum(sum(split["boxes_of_class"]) for split in statistics.values())
+    sides = np.sum([split["box_side"] for split in statistics.values()], axis=0)
+    sized = int(np.sum(sides))  # Those in images of known size.
+    if sized and sides[0] > _SMALL_BOXES * sized:
+        found.warnings.append(
+            f"{sides[0] / sized:.0%} of {sized:,} boxes are smaller than 4 x 4 pixels: are they in another "
+            "unit, or of larger images?"
+        )
+    clipped = counts.get(reasons.BOX_CLIPPED, 0) + counts.get(reasons.BOX_OUTSIDE, 0)
+    listed = boxes + counts.get(reasons.BOX_OUTSIDE, 0)
+    if clipped > _CLIPPED * listed:
+        found.warnings.append(f"{clipped / listed:.0%} of {listed:,} boxes leave their image")
+    rotated, exchanged = (counts.get(reason, 0) for reason in (reasons.IMAGE_ROTATED, reasons.SIZE_EXCHANGED))
+    if 2 * (rotated + exchanged) > looked_at and 5 * rotated > rotated + exchanged:
+        found.errors.append(
+            (f"{rotated + exchanged:,} of {looked_at:,} images are rotated: width and height are exchanged "
+             "in their annotations, and boxes leave the image",
+             "annotate the images as they are now, or restore those that were annotated with their Exif data")
+        )  # fmt: skip
+    elif rotated:
+        found.warnings.append(
+            f"{rotated:,} of {looked_at:,} images are rotated: width and height are exchanged in their "
+            "annotations, and boxes leave the image"
+        )
+    elif exchanged:
+        found.warnings.append(
+            f"{exchanged:,} of {looked_at:,} images have width and height exchanged in their annotations; "
+            "the boxes fit the images as they are"
+        )
+    if deep := counts.get(reasons.IMAGE_DEEP, 0):
+        found.warnings.append(
+            f"{deep:,} of {looked_at:,} images have 16 bits a channel; each is scaled by its range of values"
+        )
+    return found
+
+
+def of_duplicates(pairs: Sequence[Pair], names: Sequence[Sequence[str]]) -> list[str]:
+    """Return the warning for near duplicates.
+
+    Args:
+        pairs: all of them.
+        names: file names of the first pairs.
+    """
+    if not pairs:
+        return []
+    counts = Counter((pair.split, pair.other_split) for pair in pairs)
+    shown = "; ".join(f"{count:,} of {split} in {other}" for (split, other), count in counts.items())
+    first = ", ".join(f"{one} and {other}" for one, other in names[:_SHOWN])
+    return [f"near duplicates across splits make scores too good: {shown} (first: {first})"]
+
+
+def folded(name: str) -> str:
+    """Return a class name without case, spaces, invisible characters and Unicode form."""
+    text = unicodedata.normalize("NFKC", name).casefold()
+    return "".join(char for char in text if not char.isspace() and unicodedata.category(char)[0] != "C")
+
+
+def merged(listing: Listing) -> Listing:
+    """Return a listing in which classes are one whose names are alike; the first one's name is taken."""
+    kept: dict[str, int] = {}
+    categories: list[Category] = []
+    positions = []
+    for category in listing.categories:
+        key = folded(category.name)
+        if key not in kept:
+            kept[key] = len(categories)
+            categories.append(category._replace(name=category.name.strip()))
+        positions.append(kept[key])
+    table = np.array([*positions, -1], np.int32)
+    splits = {split: _MergedRows(rows, table) for split, rows in listing.splits.items()}
+    return replace(listing, categories=categories, splits=splits)
+
+
+@dataclass(frozen=True)
+class _MergedRows:
+    """Rows with other positions of categories."""
+
+    rows: Rows
+    positions: np.ndarray
+    """By the old ones; the last, index -1, is for UNKNOWN."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield rows of SOURCE_ROW."""
+        for batch in self.rows.batches():
+            column = batch.schema.get_field_index("boxes")
+            boxes = batch.column(column)
+            values = boxes.flatten()
+            fields = [values.field(index) for index in range(values.type.num_fields)]
+            fields[0] = pa.array(self.positions[fields[0].to_numpy()])
+            offsets = boxes.offsets.to_numpy()
+            relabelled = pa.StructArray.from_arrays(fields, fields=list(values.type))
+            lists = pa.ListArray.from_arrays(pa.array(offsets - offsets[0]), relabelled)
+            yield batch.set_column(column, batch.schema.field(column), lists)
