@@ -1,4 +1,3 @@
-import json
 import os
 import pickle
 import time
@@ -231,11 +230,10 @@ def test_without_room_nothing_waits(remote, tmp_path):
     assert sum(path.stat().st_size for path in copies(tmp_path / "cache")) <= 6000
 
 
-def test_a_split_without_samples_is_empty(source, tmp_path):
+def test_a_split_that_loses_all_its_images_is_refused(source, tmp_path):
     for path in (source / "val").iterdir():
         path.write_bytes(b"no image")
     config = replace(CONFIG, max_bad_fraction=0.1)
-    index = shard(download(str(source), str(tmp_path / "data"), config), str(tmp_path / "data"), config)
-    dataset = ShardDataset(index["uri"], "val")
-    assert len(dataset) == 0 and dataset.sizes.shape == (0, 2)
-    assert json.loads((Path(index["uri"]) / "annotations" / "val.json").read_text())["images"] == []
+    raw = download(str(source), str(tmp_path / "data"), config)
+    with pytest.raises(DataError, match="val"):
+        shard(raw, str(tmp_path / "data"), config)

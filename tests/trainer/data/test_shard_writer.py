@@ -18,10 +18,12 @@ CONFIG = DataConfig(processes=1)
 
 def test_small_boxes_are_left_out_where_asked(make_coco, tmp_path):
     raw = download(str(make_coco(train=["a.jpg", "b.jpg"])), str(tmp_path), CONFIG)
-    indexes = [shard(raw, str(tmp_path), replace(CONFIG, min_box_side=side)) for side in (0.0, 8.0, 9.0)]
-    assert len({index["uri"] for index in indexes}) == 3
+    indexes = [shard(raw, str(tmp_path), replace(CONFIG, min_box_side=side)) for side in (0.0, 8.0)]
+    assert len({index["uri"] for index in indexes}) == 2
     annotations = [ShardDataset(index["uri"], "train").read(0)[1]["annotations"] for index in indexes]
-    assert list(map(len, annotations)) == [2, 2, 0]
+    assert list(map(len, annotations)) == [2, 2]
+    with pytest.raises(DataError):
+        shard(raw, str(tmp_path), replace(CONFIG, min_box_side=9.0))
 
 
 def test_small_images_are_left_out_where_asked(make_coco, make_jpeg, tmp_path):
