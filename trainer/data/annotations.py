@@ -92,10 +92,10 @@ def build(
             "no training images", fix="name a source with a train split that has boxes of data.classes"
         )
     counts = {name: {"images": part.images, "boxes": part.boxes} for name, part in splits.items()}
+    check_listed(listing.problems, where, counts, config)
     _check_classes(categories, splits["train"].boxes_of_label, listing.problems)
     found = meaning.findings(list(listing.splits))
     found.check(where)
-    check_listed(listing.problems, where, counts, config)
     tables = {name: part.sha256 for name, part in splits.items()}
     return Built(categories, _hierarchy(listing, categories), counts, tables, found.warnings)
 

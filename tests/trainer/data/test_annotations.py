@@ -82,12 +82,12 @@ def test_a_row_holds_all_that_the_source_tells(rows):
 
 def test_classes_filter_by_name_and_order(rows):
     source_listing = listing(
-        train=[entry("a.jpg", 0, 1, UNKNOWN, 2), entry("c.jpg", 1)], val=[entry("b.jpg", 1)]
+        train=[entry("a.jpg", 0, 1, UNKNOWN, 2), entry("c.jpg", 1)], val=[entry("b.jpg", 1, 2)]
     )
     categories, read = rows(source_listing, DataConfig(classes=["cow", "cat"]))
     assert [item["name"] for item in categories] == ["cow", "cat"]
     assert [labels(row) for row in read["train"]] == [[1, UNKNOWN, 0], []]
-    assert [labels(row) for row in read["val"]] == [[]]
+    assert [labels(row) for row in read["val"]] == [[0]]
 
 
 def test_unknown_classes_are_an_error_that_lists_the_known(rows):
