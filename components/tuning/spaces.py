@@ -122,15 +122,15 @@ def _reason(key: str, one: Any) -> str:
 
 
 def _reason_of_range(one: Mapping[str, Any]) -> str:
-    bounds = [one.get("low"), one.get("high")]
-    numbers = [bound for bound in bounds if _is_number(bound)]
-    if len(numbers) < 2 or numbers[0] >= numbers[1]:
+    low: Any = one.get("low")
+    high: Any = one.get("high")
+    if not (_is_number(low) and _is_number(high) and low < high):
         return "low and high must be numbers, low the smaller one (1.0e-4 with a point, as YAML has it)"
     if not isinstance(one.get("log", False), bool):
         return "log is true or false"
     if "step" in one and not (_is_number(one["step"]) and one["step"] > 0):
         return "step must be a number above 0"
-    if one.get("log") and (numbers[0] <= 0 or "step" in one):
+    if one.get("log") and (low <= 0 or "step" in one):
         return "with log low must be above 0, and there is no step"
     return ""
 
