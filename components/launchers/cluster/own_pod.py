@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from components.launchers.cluster import pods
@@ -29,6 +30,8 @@ class OwnPod:
     """An ownerReference to its Workflow: when that is deleted, so is the job."""
     queue: str = ""
     """Kueue's queue in its label: the queue of a pipeline's task is meant for the task's job."""
+    name: str = ""
+    """Its name."""
 
 
 def read_own_pod(cluster: Cluster) -> OwnPod:
@@ -67,13 +70,14 @@ def read_image_id(cluster: Cluster) -> str:
 
 
 def delete(cluster: Cluster) -> None:
-    """Delete the pod of this process: Kubeflow then runs its step again.
+    """Delete the pod of this process at once: Kubeflow then runs its step again, see `termination`.
 
     Raises:
         ApiError: it may not be deleted.
     """
     home, name = _home(cluster), _pod_name()
-    home.call("delete", "pods", lambda: home.core.delete_namespaced_pod(name, home.namespace), name=name)
+    request = partial(home.core.delete_namespaced_pod, name, home.namespace, grace_period_seconds=0)
+    home.call("delete", "pods", request, name=name)
 
 
 def _from_pod(pod: Any, home: Cluster) -> OwnPod:
@@ -81,7 +85,7 @@ def _from_pod(pod: Any, home: Cluster) -> OwnPod:
     image = containers.get(_STEP) or pod.spec.containers[0].image
     owners = [_reference(owner) for owner in pod.metadata.owner_references or [] if owner.kind == "Workflow"]
     queue = (pod.metadata.labels or {}).get(LABEL_QUEUE, "")
-    return OwnPod(home.namespace, image, owners[0] if owners else None, queue)
+    return OwnPod(home.namespace, image, owners[0] if owners else None, queue, pod.metadata.name)
 
 
 def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:

@@ -58,6 +58,7 @@ class Submissions:
                 self._cluster.api.configuration,
                 self._cluster.namespace,
                 self._own.workflow["name"],
+                self._own.name,
                 [(kind.group, kind.version, kind.plural) for kind in self._kinds.possible],
                 job.name,
             )

@@ -51,14 +51,20 @@ def has_ended(workflow: Mapping[str, Any]) -> bool:
 
 
 def delete_with_run(
-    configuration: Any, namespace: str, workflow: str, kinds: Iterable[tuple[str, str, str]], job: str
+    configuration: Any,
+    namespace: str,
+    workflow: str,
+    pod: str,
+    kinds: Iterable[tuple[str, str, str]],
+    job: str,
 ) -> subprocess.Popen[bytes]:
     """Start the process; it ends with the one that calls this.
 
     Args:
         configuration: address and credentials, a configuration of Kubernetes' client.
-        namespace: of the Workflow and of the job.
+        namespace: of all of them.
         workflow: name of the Workflow.
+        pod: name of this process's pod.
         kinds: group, version and plural of what the job may be.
         job: name of the job.
     """
@@ -72,6 +78,7 @@ def delete_with_run(
         "ca": configuration.ssl_ca_cert,
         "authorization": configuration.get_api_key_with_prefix("authorization") or "",
         "workflow": path("argoproj.io", "v1alpha1", "workflows", workflow),
+        "pod": f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}",
         "jobs": [path(*kind, job) for kind in kinds],
     }
     process = subprocess.Popen([sys.executable, "-I", __file__], stdin=subprocess.PIPE)
@@ -132,15 +139,16 @@ class _Server:
         return http.client.HTTPSConnection(host, port, timeout=self._timeout, context=context)
 
 
-class _Run:
-    """What is known of the Workflow."""
+class _Watch:
+    """The fields of an object that a watch has seen last."""
 
-    def __init__(self, request: Mapping[str, Any]) -> None:
-        self._request, self._path = request, request["workflow"]
-        self._workflow: Mapping[str, Any] | None = None
+    def __init__(self, request: Mapping[str, Any], path: str) -> None:
+        self.seen: Mapping[str, Any] | None = None
+        """The object; None if it was not seen yet."""
+        self._request, self._path = request, path
 
     def follow(self) -> None:
-        """Watch the Workflow for as long as the process lives."""
+        """Watch the object for as long as the process lives."""
         collection, _, name = self._path.rpartition("/")
         query = f"watch=true&fieldSelector=metadata.name%3D{name}&timeoutSeconds={_WATCH_SECONDS}"
         server = _Server(self._request, 1.5 * _WATCH_SECONDS)
@@ -158,27 +166,26 @@ class _Run:
 
     def _take(self, event: Mapping[str, Any]) -> None:
         if event["type"] == "DELETED":
-            self._workflow = {"metadata": {"deletionTimestamp": "now"}}
+            self.seen = {"metadata": {"deletionTimestamp": "now"}}
         elif event["type"] in ("ADDED", "MODIFIED"):
-            # Its status has a node for each pod: hundreds of kilobytes.
+            # The status of a Workflow has a node for each pod: hundreds of kilobytes.
             body = event["object"]
-            self._workflow = {
+            self.seen = {
                 part: {name: (body.get(part) or {}).get(name) for name in names}
                 for part, names in _FIELDS.items()
             }
 
-    def has_ended(self) -> bool:
-        """Return whether the run has ended, as far as the watch has seen."""
-        return self._workflow is not None and has_ended(self._workflow)
 
-    def ask(self, server: _Server) -> bool:
-        """Return whether the run has ended, by a request; False if there is no answer."""
-        try:
-            response = server.ask("GET", self._path)
-            text = response.read()
-            return response.status == 404 or (response.status == 200 and has_ended(json.loads(text)))
-        except (OSError, http.client.HTTPException, ValueError, LookupError):
-            return False
+def _ask(server: _Server, workflow: str) -> bool | None:
+    """Return whether the run has ended, by a request; None if there is no answer."""
+    try:
+        response = server.ask("GET", workflow)
+        text = response.read()
+        if response.status == 200:
+            return has_ended(json.loads(text))
+    except (OSError, http.client.HTTPException, ValueError, LookupError):
+        return None
+    return True if response.status == 404 else None
 
 
 def _delete(server: _Server, jobs: Iterable[str]) -> None:
@@ -196,15 +203,24 @@ def main() -> None:
     """Wait for the end of the run, and delete its job."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     request = json.load(sys.stdin)
-    run, server = _Run(request), _Server(request, 5.0)
-    threading.Thread(target=run.follow, daemon=True).start()
-    warmed = float("-inf")
+    run, pod = _Watch(request, request["workflow"]), _Watch(request, request["pod"])
+    for watch in (run, pod):
+        threading.Thread(target=watch.follow, daemon=True).start()
+    server = _Server(request, 5.0)
+    warmed, leaving = float("-inf"), False
     while os.getppid() == request["parent"]:
         if time.monotonic() - warmed > _WARM_SECONDS:
             warmed = time.monotonic()
             server.status("GET", request["jobs"][0], accept=_METADATA)
         stopping = signal.sigtimedwait(_STOPPING, 0.2)
-        if run.has_ended() or (stopping and run.ask(server)):
+        leaves = pod.seen is not None and bool(pod.seen["metadata"].get("deletionTimestamp"))
+        ended = run.seen is not None and has_ended(run.seen)
+        if not ended and (stopping or (leaves and not leaving)):
+            answer = _ask(server, request["workflow"])
+            if answer is False:
+                server.status("DELETE", request["pod"], {"gracePeriodSeconds": 0})
+            ended, leaving = bool(answer), answer is not None
+        if ended:
             _delete(server, request["jobs"])
             return
 

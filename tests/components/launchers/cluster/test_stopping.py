@@ -144,7 +144,7 @@ def test_a_steps_pod_that_is_evicted_leaves_the_job_to_the_next_attempt(
     os.kill(launcher.pid, signal.SIGTERM)
     out = launcher.stdout.read()
     assert launcher.wait(60) == 143
-    assert not fake_cluster.requests("DELETE") and not gone(fake_cluster)
+    assert not fake_cluster.requests("DELETE", "jobs") and not gone(fake_cluster)
     assert "the run goes on: so does the job train" in out
     uid = fake_cluster.job("train")["metadata"]["uid"]
     attempt = SCRIPT.replace("watch.run(", "ClusterBackend.connect().submit(job); print(")
@@ -197,11 +197,26 @@ def test_the_end_of_the_run_deletes_the_job_although_its_launcher_hangs(fake_clu
     guard = int(subprocess.check_output(["pgrep", "-P", str(launcher.pid), "-f", "termination"]))
     os.kill(launcher.pid, signal.SIGSTOP)
     os.kill(guard, signal.SIGTERM)
-    time.sleep(1.0)
-    assert not fake_cluster.requests("DELETE")  # Only the pod ends, as far as the Workflow says.
+    # Only the pod ends, as far as the Workflow says; Argo starts the step again if the pod is gone.
+    wait_until(lambda: fake_cluster.requests("DELETE", "pods/step-pod"))
+    assert not fake_cluster.requests("DELETE", "jobs")
     step["spec"]["activeDeadlineSeconds"] = 0
     os.kill(guard, signal.SIGTERM)
     wait_until(lambda: gone(fake_cluster))
+
+
+@pytest.mark.slow
+def test_a_pod_that_is_being_deleted_is_removed_before_argo_sees_it_fail(
+    fake_cluster, step, launcher, master
+):
+    fake_cluster.lives[master] = endless
+    assert "running" in launcher.stdout.readline()
+    wait_until(lambda: fake_cluster.requests("GET", "pods?watch=true&fieldSelector"))
+    pod = fake_cluster.objects["pods", "default", "step-pod"]
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    fake_cluster.changed("MODIFIED", pod)
+    wait_until(lambda: fake_cluster.requests("DELETE", "pods/step-pod"))
+    assert not fake_cluster.requests("DELETE", "jobs")
 
 
 @pytest.mark.slow
