@@ -62,9 +62,12 @@ def problems(job: JobSpec) -> list[str]:
             root = (
                 "" if job.run_as_non_root or key != "capabilities" else " (run_as_non_root: false needs them)"
             )
+            by_name = (
+                " by name: patterns have no effect" if key == "secrets" and "*" in (allowed or "") else ""
+            )
             lines.append(
                 f"  {', '.join(others)}: not among the {key} that the ConfigMap {CONFIG_MAP} allows here "
-                f"({allowed or 'none'}){root}; the owner of the namespace can add them"
+                f"({allowed or 'none'}){root}; the owner of the namespace can add them{by_name}"
             )
     return lines
 
