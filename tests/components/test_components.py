@@ -12,30 +12,24 @@ from pathlib import Path
 import pytest
 
 from components import (
+    assist,
     best,
     cleanup,
-    download,
     evaluate,
     export,
-    fetch,
-    plan,
     prepare,
-    shard,
     steps,
     supervisor,
     train,
     trial,
-    write,
 )
 from components.images import COMPONENT_IMAGE
 from trainer.errors import DataError, StorageError
 
 COMPONENTS = [
     module.__dict__[module.__name__.split(".")[-1]]
-    for module in (
-        prepare, plan, fetch, download, write, shard, train, evaluate, export, trial, best, cleanup,
-    )
-]  # fmt: skip
+    for module in (prepare, assist, train, evaluate, export, trial, best, cleanup)
+]
 
 
 @pytest.mark.parametrize("component", COMPONENTS, ids=lambda component: component.name)

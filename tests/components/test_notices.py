@@ -59,7 +59,7 @@ def test_an_address_of_slack_says_its_form(monkeypatch):
 
 def test_only_the_events_that_are_chosen_are_told(hook, monkeypatch, caplog):
     monkeypatch.setenv(notices.ON, "Failed, held-back, weekends")
-    assert [tell(Notice(event, "r")) for event in EVENTS] == [True, False, True, False]
+    assert [tell(Notice(event, "r")) for event in EVENTS] == [True, False, False, True, False]
     assert "there is no event weekends" in caplog.text
     monkeypatch.delenv(notices.URL)
     assert not tell(Notice(FAILED, "r")) and len(hook.posted) == 2

@@ -104,6 +104,6 @@ def test_the_nodes_of_a_job_are_told_where_to_keep_theirs():
 
 
 def test_a_record_reads_back_and_needs_no_key_of_later_versions(tmp_path):
-    record = Record(RUN, "train", 1, "2026-11-23T00:00:00+00:00", True, 2.5, 1, None, None, 3.5, 4, 5)
+    record = Record(RUN, "train", 1, "2026-11-23T00:00:00+00:00", True, 2.5, 1, None, 4, 5)
     storage.write_bytes(str(tmp_path / "usage" / RUN / "x.json"), record.encoded())
     assert usage.of_run(str(tmp_path), RUN) == [record]

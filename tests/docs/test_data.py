@@ -108,7 +108,7 @@ def test_its_tables_are_whole():
     assert parameters.keys() == fields.keys()
     for name in ("splits", "subset", "hierarchy", "rotation", "labels"):
         assert parameters[name] == f"`{fields[name]}`"
-    keys = {name.removeprefix("data.") for name in rows("## What is taken", "## What is missing")}
+    keys = {name.removeprefix("data.") for name in rows("## What is taken", "## What is checked")}
     known = {field.name for field in dataclasses.fields(DataConfig)}
     assert keys < known and known - keys == {"jpeg_quality", "processes", "threads"}
     assert set(re.findall(r"`data\.(?!yaml)(\w+)", TEXT)) == known

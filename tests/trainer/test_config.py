@@ -190,7 +190,7 @@ def test_all_texts_without_key_or_value_are_told_at_once():
 
 
 def test_a_key_of_another_architecture_is_named_with_this_one_whatever_else_is_set():
-    overrides = {"train.lr": 0.1, "model.num_queries": 3, "loader.image_size": 128}
+    overrides = {"train.lr": 0.1, "model.queries": 3, "loader.image_size": 128}
     for order in (overrides, dict(reversed(overrides.items()))):
         with pytest.raises(ConfigError, match="not of retinanet"):
             with_overrides(recipes.load("debug"), order)

@@ -30,7 +30,7 @@ def test_everything_is_written_and_agrees(saved, shards, config, tmp_path):
     written = {path.name for path in (tmp_path / "evaluation").iterdir()}
     assert written == {
         *("metrics.json", "predictions.parquet", "gate.json", "table.txt", "report.html", "report.md"),
-        "made_from.json",
+        *("made_from.json", "classes.csv", "confusions.csv"),
     }
     assert storage.read_json(str(tmp_path / "evaluation" / "metrics.json")) == summary
     # Each is a line of the Kubeflow UI, and metadata of an artifact must stay small.

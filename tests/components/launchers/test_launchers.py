@@ -51,7 +51,7 @@ class Toy:
     def run(self, job, look):
         print(f"ran {job.name} with {self.words}")
 
-    def remove(self, name):
+    def remove(self, name, *, finished=False):
         return "running"
 
 

@@ -55,7 +55,8 @@ def refuse_foreign(uri: str, kind: str) -> None:
     Raises:
         DataError: they are such annotations; StorageError: they cannot be read.
     """
-    if kind == "yolo" or storage.scheme(uri) in storage.WEB:
+    # A place on a server whose kind the user names is not looked at before it is listed.
+    if kind == "yolo" or storage.scheme(uri) in storage.WEB or (kind and not storage.is_local(uri)):
         return
     files = [uri]
     if not uri.lower().endswith((".json", ".xml")):
