@@ -94,9 +94,7 @@ def test_killed_in_any_moment_it_leaves_what_is_needed_and_goes_on(root, tmp_pat
         assert sorted(inventory(str(copy))) == left
 
 
-@pytest.mark.parametrize(
-    "gone", ["shards/{}/index.json", "shards/{}", "runs/night-01/evaluation/gate.json"]
-)
+@pytest.mark.parametrize("gone", ["shards/{}/index.json", "shards/{}", "runs/night-01/evaluation/gate.json"])
 def test_what_another_command_deletes_meanwhile_is_no_error(root, monkeypatch, gone):
     """`data forget` deletes shards and raw tables while a pruning has listed them."""
     root, old, new = root
