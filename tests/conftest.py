@@ -57,6 +57,21 @@ def pytest_collection_modifyitems(items):
     items[:] = chain(*parts, quick)
 
 
+@pytest.fixture
+def kubedet(capsys):
+    """Runs a command line; returns exit code, stdout and stderr."""
+    from pipelines import cli
+
+    def run(*words):
+        try:
+            code = cli.main([str(word) for word in words])
+        except SystemExit as end:  # What argparse does.
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
 @pytest.fixture(autouse=True)
 def _log_handlers_end_with_their_test():
     """A command in the test's process sends its log to the test's stderr, which is closed then."""

@@ -91,7 +91,7 @@ def _loader(plain_text: bool) -> Any:
             for index, key in enumerate(keys):
                 if key is not None and key in keys[:index]:
                     mark = node.value[index][0].start_mark
-                    raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands twice", mark)
+                    raise yaml.constructor.ConstructorError(None, None, f"{key!r} occurs twice", mark)
             return dict(super().construct_mapping(node, deep))
 
     Loader.yaml_implicit_resolvers = {

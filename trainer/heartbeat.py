@@ -65,7 +65,7 @@ def _renew(uri: str, interval: float, closing: threading.Event) -> None:
 
 
 class Watch:
-    """Tells from the heartbeat whether the launcher is gone.
+    """Decides from the heartbeat whether the launcher is gone.
 
     The time limit is measured on this machine's clock from the last change of the file. Only for a file that
     this process has never seen change is its age by the writer's clock added, so that a restarted pod does
@@ -152,7 +152,7 @@ class Watch:
 
 
 def _age(content: bytes) -> float:
-    """Return the age of a heartbeat by its writer's clock; 0 if it does not say or lies in the future."""
+    """Return the age of a heartbeat by its writer's clock; 0 if it does not say or is in the future."""
     try:
         return max(0.0, time.time() - float(json.loads(content)["time"]))
     except (ValueError, LookupError, TypeError):

@@ -319,7 +319,7 @@ class _Run:
 
 
 class Cadence:
-    """The moments of a training, told after each step from its configuration and its state."""
+    """Decides after each step whether to save and validate, from the configuration and the state."""
 
     def __init__(self, config: TrainConfig, state: TrainState, *, images: int, global_batch: int) -> None:
         """Follow a training.

@@ -35,10 +35,10 @@ def add(commands: Commands) -> None:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     inspect = verbs.add_parser(
         "inspect", help="count images, boxes, classes and problems",
-        description="Count images, boxes, classes and problems of shards, raw images or a source, and tell "
-        "how large they are. A path without a scheme is recognised: what it was read as and the --source to "
-        "use are told. Of local images up to 2000 a split are read too. Exit code: 0; 2 where the data "
-        "cannot be used.",
+        description="Count images, boxes, classes and problems of shards, raw images or a source, and show "
+        "how large they are. The format of a path without a scheme is detected; the --source to use is "
+        "printed. Up to 2000 local images per split are read too. Exit code: 0; 2 if the data cannot "
+        "be used.",
     )  # fmt: skip
     inspect.add_argument(
         "uri",

@@ -98,26 +98,17 @@ def test_a_train_step_whose_pod_is_deleted_leaves_its_job_to_the_next_attempt(ru
     assert f"{cluster.kind.title} {job} is there already: taking it up" in runs.log(run_id, "train")
 
 
-def test_a_launcher_that_is_killed_is_started_again_in_its_pod(runs, cluster):
+@pytest.mark.parametrize("process", ["work", "main"])
+def test_a_launcher_that_is_killed_is_started_again_and_adopts_its_job(runs, cluster, process):
+    """Killing the work restarts it in its pod; killing the main process restarts the pod."""
     command = runs.submit(epochs=60)
     run_id = runs.id_of(command)
     job = runs.trains(run_id)
     uid = cluster.job(job)["metadata"]["uid"]
-    assert "killed" in runs.kill(runs.pod(run_id, "train"), "work")
+    assert "killed" in runs.kill(runs.pod(run_id, "train"), process)
     assert command.end(MINUTES) == 0, str(command)
     assert cluster.job(job)["metadata"]["uid"] == uid
-    said = runs.log(run_id, "train")
-    assert "trying again" in said and f"{cluster.kind.title} {job} is there already: taking it up" in said
-
-
-def test_a_step_whose_main_process_is_killed_is_started_again_and_adopts_its_job(runs, cluster):
-    command = runs.submit(epochs=60)
-    run_id = runs.id_of(command)
-    job = runs.trains(run_id)
-    uid = cluster.job(job)["metadata"]["uid"]
-    assert "killed" in runs.kill(runs.pod(run_id, "train"), "main")
-    assert command.end(MINUTES) == 0, str(command)
-    assert cluster.job(job)["metadata"]["uid"] == uid
+    assert f"{cluster.kind.title} {job} is there already: taking it up" in runs.log(run_id, "train")
 
 
 @pytest.mark.parametrize("elastic", [None, {"min_nodes": 1, "max_nodes": 2}], ids=["fixed", "elastic"])

@@ -69,7 +69,7 @@ def current(data_root: str, name: str) -> dict[str, Any] | None:
     uri = storage.join(folder(data_root, name), CURRENT)
     if not storage.exists(uri):
         return None
-    remedy = f"write it anew: kubedet model promote {name} VERSION --data-root {data_root}"
+    remedy = f"write it again: kubedet model promote {name} VERSION --data-root {data_root}"
     record = storage.read_json(uri, storage.Form("current model", 1, _SHAPE, remedy, version_key="form"))
     check_name(record["version"])
     return dict(record)
@@ -287,8 +287,8 @@ def load(model: str, data_root: str) -> Bundle:
 def check_at_least(chosen: Bundle, version: str, data_root: str) -> Bundle:
     """Refuse a bundle that was exported before a version of the same model.
 
-    `current` is not signed: whoever can write to the data root can make it name an older, signed version. A
-    version's name is a hash, so the order is that of `created` in the metadata, which are signed.
+    `current` is not signed: anyone with write access to the data root can make it name an older, signed
+    version. A version's name is a hash, so the order is that of `created` in the metadata, which are signed.
 
     Returns:
         The version that was named. Its signature has to be checked as well.

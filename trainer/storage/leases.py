@@ -163,7 +163,7 @@ def hold(
 
 def _taken(uri: str, holder: str, patience: float, lapse: float, watch: Watch) -> Lease:
     begin = time.monotonic()
-    told = False
+    logged = False
     while True:
         number, other, free = watch.look(uri, lapse)
         if free:
@@ -173,9 +173,9 @@ def _taken(uri: str, holder: str, patience: float, lapse: float, watch: Watch) -
             continue
         if time.monotonic() - begin > patience:
             raise HeldError(f"{uri} is held by {other}", fix="wait until it has ended")
-        if not told:
+        if not logged:
             _LOG.info("waiting for %s, which is held by %s", uri, other)
-            told = True
+            logged = True
         time.sleep(min(1.0, lapse / 20))
 
 

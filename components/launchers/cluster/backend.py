@@ -166,7 +166,7 @@ class ClusterBackend(Backend):
         return sorted(self._queues.with_positions(statuses), key=lambda status: status.created, reverse=True)
 
     def _with_orphans(self, statuses: list[JobStatus]) -> list[JobStatus]:
-        """Mark the jobs that go on although their run has ended, as far as the cluster tells."""
+        """Mark the jobs that continue although their run has ended."""
         ended: dict[str, bool] = {}
         for name in {status.workflow for status in statuses if status.workflow and not status.phase.final}:
             with suppress(ApiError):

@@ -6,14 +6,13 @@ from components.launchers.cluster import client
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.timings import Timings
-from pipelines import cli
 
 ALL = tuple(KINDS.values())
 FAST = Timings(backoff=0.01, poll=0.05, patience=0.2)
 
 
 @pytest.fixture
-def kubedet(capsys, monkeypatch, fake_cluster):
+def kubedet(kubedet, monkeypatch, fake_cluster):
     """Runs a command line against the fake cluster, in haste; returns exit code, stdout and stderr."""
 
     def connect(cls, namespace="", *, kinds=ALL, timings=None):
@@ -21,12 +20,4 @@ def kubedet(capsys, monkeypatch, fake_cluster):
 
     hasty = classmethod(connect)
     monkeypatch.setattr(ClusterBackend, "connect", hasty)
-
-    def run(*words):
-        try:
-            code = cli.main([str(word) for word in words])
-        except SystemExit as end:  # What argparse does.
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return run
+    return kubedet

@@ -157,7 +157,7 @@ def test_all_problems_are_told_at_once(write):
         ("- a\n- b", "holds no fields of a job"),
         ("", "holds no fields of a job"),
         ("env: {A: 1", "as YAML"),
-        ("nodes: 1\nnodes: 2", "'nodes' stands twice"),
+        ("nodes: 1\nnodes: 2", "'nodes' occurs twice"),
         ("!!python/object/apply:os.getcwd []", "as YAML"),
     ],
 )

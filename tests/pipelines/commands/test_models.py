@@ -12,23 +12,14 @@ import yaml
 from bundles import make_bundle
 from PIL import Image
 
-from pipelines import cli
 from trainer.export import published_models
 
 
 @pytest.fixture
-def kubedet(capsys, tmp_path, monkeypatch):
+def kubedet(kubedet, tmp_path, monkeypatch):
     """Runs a command line in an empty folder; returns exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        try:
-            code = cli.main(list(words))
-        except SystemExit as end:  # What argparse does.
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return run
+    return kubedet
 
 
 @pytest.fixture

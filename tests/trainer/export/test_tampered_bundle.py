@@ -13,7 +13,6 @@ from bundles import make_bundle
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from pipelines import cli
 from trainer import storage
 from trainer.errors import FormError, KubedetError, StorageError
 from trainer.export import bundle, bundle_signing, published_models
@@ -21,20 +20,6 @@ from trainer.export.predict import open_bundle
 from trainer.storage import records
 
 pytest.importorskip("model_signing")
-
-
-@pytest.fixture
-def kubedet(capsys):
-    """Runs a command line; returns exit code, stdout and stderr."""
-
-    def run(*words):
-        try:
-            code = cli.main(list(words))
-        except SystemExit as end:  # What argparse does.
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

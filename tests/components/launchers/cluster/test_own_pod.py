@@ -117,7 +117,7 @@ def test_a_workflow_that_is_gone_has_taken_its_run_along(step, cluster):
 
 @pytest.mark.parametrize("fault", [{"status": 403}, {"status": 503}, {"delay": 5}], ids=str)
 def test_a_job_stays_if_the_workflow_cannot_be_read(step, workflow, cluster, fake_cluster, fault):
-    """It ends by itself if nobody takes it up."""
+    """It ends by itself if no launcher adopts it."""
     step()
     workflow()
     mine = read_own_pod(cluster)

@@ -189,7 +189,7 @@ def test_the_end_of_the_run_deletes_the_job_without_a_signal(fake_cluster, step,
 
 @pytest.mark.slow
 def test_the_end_of_the_run_deletes_the_job_although_its_launcher_hangs(fake_cluster, step, launcher, master):
-    """A busy node leaves the launcher no time between SIGTERM and SIGKILL; and nobody may watch Workflows."""
+    """A busy node kills the launcher right after SIGTERM; and watching Workflows may be forbidden."""
     fake_cluster.denied.add(("watch", "workflows"))
     fake_cluster.lives[master] = endless
     assert "running" in launcher.stdout.readline()
