@@ -64,7 +64,8 @@ class Runs:
             if name == "overrides":
                 options += [w for key, one in value.items() for w in ("--set", f"{key}={json.dumps(one)}")]
             elif name == "job":
-                options += [w for key, one in value.items() for w in ("--job", f"{key}={json.dumps(one)}")]
+                texts = {key: one if isinstance(one, str) else json.dumps(one) for key, one in value.items()}
+                options += [w for key, text in texts.items() for w in ("--job", f"{key}={text}")]
             else:
                 options += [f"--{name.replace('_', '-')}", str(value)]
         self.begun.append(Running([verb, "--host", self.host, *options, *words], env=steps_environment()))

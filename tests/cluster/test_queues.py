@@ -233,7 +233,7 @@ def test_the_doctor_looks_at_the_queue(user, cluster, queue, is_served):
     assert (findings[f"{cluster.kind.title}s in Kueue"]["state"] == "ok") is is_served, str(command)
 
 
-def test_a_job_that_no_controller_releases_ends(user, cluster, queued, is_served):
+def test_a_job_that_no_controller_releases_ends(user, cluster, queue, queued, is_served):
     if is_served:
         pytest.skip(f"Kueue queues {cluster.kind.title}s here")
     path, name = queued("pass", start_timeout=20)
