@@ -293,14 +293,15 @@ def test_a_link_to_itself_is_named_and_the_rest_is_read(make, inspect, make_yolo
     assert code == 0 and "4.txt is a symbolic link to itself" in out
 
 
+CVAT = '<?xml version="1.0"?>\n<annotations><version>1.1</version></annotations>'
+
+
 @pytest.mark.parametrize(
     ("name", "content", "remedy"),
     [
-        (
-            "annotations.xml",
-            '<?xml version="1.0"?>\n<annotations><version>1.1</version></annotations>',
-            "COCO 1.0",
-        ),
+        ("annotations.xml", CVAT, "COCO 1.0"),
+        ("default.xml", CVAT, "COCO 1.0"),  # Written by Datumaro.
+        ("a.xml", "<annotation><source><sourceImage/></source></annotation>", "label_me"),
         ("a.json", '{"version": "5.4", "flags": {}, "shapes": [], "imagePath": "a.jpg"}', "labelme2coco"),
         ("via_project.json", '{"_via_settings": {}, "_via_img_metadata": {}}', "COCO format"),
         ("via_region_data.json", '{"a.jpg9": {"regions": [], "file_attributes": {}}}', "COCO format"),

@@ -16,6 +16,7 @@ _PEEK = 1024 * 1024
 _PROBES = 3
 _FOREIGN = (
     ("CVAT", rb"<annotations[\s>]", "in CVAT, export the task as COCO 1.0, PASCAL VOC 1.1 or YOLO 1.1"),
+    ("LabelMe", rb"<sourceImage", "export as PASCAL VOC or COCO; Datumaro converts `label_me` to `coco`"),
     ("labelme", rb'"shapes"\s*:', "convert them with labelme2coco, which writes COCO JSON"),
     ("VIA", rb'"_via_img_metadata"|"file_attributes"\s*:',
      "in VIA, choose Annotation > Export Annotations (COCO format)"),
@@ -60,11 +61,10 @@ def refuse_foreign(uri: str, kind: str) -> None:
         return
     files = [uri]
     if not uri.lower().endswith((".json", ".xml")):
-        cvat = storage.join(uri, "annotations.xml")
-        files = [cvat] if storage.exists(cvat) else []
-        files += annotation_files(uri)[:1] if kind == "coco" else []
-        names = (name for name, _ in storage.scan(uri) if name.lower().endswith((".json", ".xml")))
-        files += [storage.join(uri, name) for name in islice(names, _PROBES)] if not kind else []
+        files = annotation_files(uri)[:1] if kind == "coco" else []
+        suffixes = (".xml",) if kind else (".json", ".xml")
+        names = (name for name, _ in storage.scan(uri) if name.lower().endswith(suffixes))
+        files += [storage.join(uri, name) for name in islice(names, _PROBES)]
     for file in files:
         head = storage.read_range(file, 0, min(_PEEK, storage.size(file)))
         for tool, pattern, remedy in _FOREIGN:
