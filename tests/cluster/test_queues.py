@@ -192,7 +192,7 @@ def test_a_job_that_is_taken_back_resumes_and_that_is_no_restart(user, cluster, 
 
 @pytest.mark.usefixtures("served")
 def test_a_job_that_another_preempts_waits_and_resumes(user, cluster, queued, urgent):
-    path, _ = queued(SECONDS, "15", cpu_request="150m", backoff=0)
+    path, _ = queued(SECONDS, "60", cpu_request="150m", backoff=0)
     command = user.starts("job", "submit", "--spec", str(path), "--wait")
     command.wait_for("running")
     other, _ = queued(SECONDS, "5", cpu_request="150m", labels={f"{GROUP}/priority-class": urgent})
