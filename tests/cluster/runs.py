@@ -121,7 +121,8 @@ class Runs:
         """Wait until a run's job trains; returns the job's name."""
         name = name_of(run_id)
         until(lambda: self.cluster.job(name), f"the job {name}", MINUTES)
-        self.cluster.running(name, 1)
+        pods = self.cluster.pods
+        until(lambda: any(pod.status.phase == "Running" for pod in pods(name)), f"pods of {name}", MINUTES)
         return name
 
     def kill(self, pod, process):
