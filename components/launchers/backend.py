@@ -161,6 +161,11 @@ class Backend(Protocol):
     timings: Timings = Timings()
     """How long things may take."""
 
+    @property
+    def options(self) -> str:
+        """Options of `kubedet job` that choose this place, for messages."""
+        return ""
+
     def submit(self, job: JobSpec) -> str:
         """Start a job, or adopt the same one if it runs already; returns its name.
 
@@ -211,6 +216,10 @@ class Backend(Protocol):
     def ends_with_the_run(self) -> bool:
         """Whether a job ends too where this process is asked to end; else the next attempt takes it up."""
         return True
+
+    def with_progress(self, status: JobStatus) -> JobStatus:
+        """Return a job's status with its progress, if the job or its log reports it."""
+        return status
 
     def explain(self, status: JobStatus) -> list[str]:
         """Explain why the pods of a job do not run."""

@@ -2,19 +2,18 @@
 
 import argparse
 import sys
-import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from pipelines.commands import Commands, job_ends
+from pipelines.commands import Commands
 from pipelines.commands.job_options import (
     CommandParser,
     add_backend,
     add_specification,
     kinds,
-    on_backend,
     specification,
 )
 from trainer.errors import ConfigError, KubedetError, LaunchError
@@ -22,11 +21,13 @@ from trainer.errors import ConfigError, KubedetError, LaunchError
 if TYPE_CHECKING:
     from components.launchers.backend import JobStatus, PodStatus
     from components.launchers.cluster.backend import ClusterBackend
-    from components.launchers.timings import Timings
+    from components.launchers.runai import RunaiBackend
 
+Backends: TypeAlias = "ClusterBackend | RunaiBackend"
 Verbs: TypeAlias = "argparse._SubParsersAction[CommandParser]"
 
 _PATIENCE_SECONDS = 15.0  # As long as a person likes to wait for an API server that does not answer.
+_POLL_SECONDS = 5.0  # Between two looks at a job, in `wait`.
 _SPEC = "[--spec FILE] [--set FIELD=VALUE ...] [FLAGS] [-- COMMAND ...]"
 
 
@@ -54,7 +55,7 @@ def add(commands: Commands) -> None:
     )  # fmt: skip
     render.add_argument(
         "--target", default="pytorchjob", metavar="TARGET",
-        help="pytorchjob (default), trainjob, indexed-job, runai or runai-submit-dist",
+        help="pytorchjob (default), trainjob, indexed-job, runai, runai-submit-dist or runai-submit-pytorch",
     )  # fmt: skip
     add_specification(render)
     fields = verbs.add_parser(
@@ -92,7 +93,7 @@ def _verb(
     parser = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", usage=usage)
     parser.add_argument("-n", "--namespace", default=None, metavar="NAME", help="default: KUBECONFIG's")
     add_backend(parser, argparse.SUPPRESS)
-    parser.set_defaults(command=partial(on_backend, name, run))
+    parser.set_defaults(command=run)
     return parser
 
 
@@ -122,29 +123,31 @@ def _fields(options: argparse.Namespace) -> int:
 
 
 def _submit(options: argparse.Namespace) -> int:
-    from components.launchers.timings import Timings
-
     job = specification(options)
-    backend = _backend(options, Timings(), job.namespace)
+    backend = _backend(options, patience=None, namespace=job.namespace)
     if options.wait:
         from components.launchers.cluster import watch
 
         try:
             watch.run(backend, job)
         except BrokenPipeError:  # Whoever read the lines has gone; the job has not.
-            print(f"the job {job.name} goes on: kubedet job logs -f {job.name}", file=sys.stderr)
+            print(
+                f"the job {job.name} goes on: kubedet job logs{backend.options} -f {job.name}",
+                file=sys.stderr,
+            )
             raise
         return 0
-    place = f" -n {job.namespace}" if job.namespace else ""
     try:
         name = backend.submit(job)
     except KeyboardInterrupt:
         print(
-            f"the job {job.name} may have been created: `kubedet job status{place} {job.name}` tells, and "
-            f"`kubedet job stop{place} {job.name}` ends it", file=sys.stderr,
+            f"the job {job.name} may have been created: `kubedet job status{backend.options} {job.name}` "
+            f"shows it, and `kubedet job stop{backend.options} {job.name}` ends it", file=sys.stderr,
         )  # fmt: skip
         raise
-    print(f"see `kubedet job status{place} {name}` and `kubedet job logs{place} -f {name}`")
+    print(
+        f"see `kubedet job status{backend.options} {name}` and `kubedet job logs{backend.options} -f {name}`"
+    )
     return 0
 
 
@@ -156,16 +159,20 @@ def _render(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
+    from components.launchers.runai import RunaiBackend
     from pipelines.commands import job_tables
 
     backend = _backend(options)
+    if isinstance(backend, RunaiBackend):
+        print(backend.listing(as_json=options.output == "json"), end="")
+        return 0
     statuses = [backend.with_progress(job) for job in backend.list_jobs()]
     if options.output == "json":
         print(job_tables.as_json(statuses))
     elif statuses:
         print(job_tables.jobs(statuses))
     else:
-        print(f"no jobs of kubedet in namespace {backend.cluster.namespace}", file=sys.stderr)
+        print(f"no jobs of kubedet in {backend.place}", file=sys.stderr)
     return 0
 
 
@@ -191,14 +198,10 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _logs(options: argparse.Namespace) -> int:
-    from components.launchers.cluster.pod_log import PodLog
-
     backend = _backend(options)
     job = _existing(backend, options.name)
     if options.pod or options.rank is not None:
-        pod = _pod(job, options)
-        log = PodLog(backend.cluster, pod.name, pod.uid, threading.Event())
-        for text in log.lines(follow=options.follow):
+        for text in backend.pod_lines(job.name, _pod(job, options), follow=options.follow):
             print(text, flush=True)
     else:
         for line in backend.logs(options.name, follow=options.follow):
@@ -208,12 +211,14 @@ def _logs(options: argparse.Namespace) -> int:
 
 def _stop(options: argparse.Namespace) -> int:
     backend = _backend(options)
-    return job_ends.stop(_existing(backend, options.name), backend.stop)
+    job = _existing(backend, options.name)
+    print(f"{job.name} is {job.phase}: deleting it and its pods ...", flush=True)
+    backend.stop(job.name)
+    print(f"deleted {job.name}")
+    return 0
 
 
 def _exec(options: argparse.Namespace) -> int:
-    from components.launchers.cluster import pod_exec
-
     if not options.arguments:
         raise ConfigError(
             "no command is given", fix=f"write it last: kubedet job exec {options.name} -- bash"
@@ -223,67 +228,94 @@ def _exec(options: argparse.Namespace) -> int:
     if pod.phase != "Running":
         why = f" ({pod.reason})" if pod.reason else ""
         raise LaunchError(f"{pod.name} is {pod.phase}{why}: nothing runs in it", fix="choose a pod that runs")
-    return pod_exec.interactive(backend.cluster.core, backend.cluster.namespace, pod, options.arguments)
+    return backend.execute(options.name, pod, options.arguments)
 
 
 def _wait(options: argparse.Namespace) -> int:
     from components.launchers.backend import Phase
     from components.launchers.timings import Timings
 
-    # Whoever waits for hours outlasts an API server that is away for minutes.
-    backend = _backend(options, Timings(patience=Timings.outage))
-    status = _existing(backend, options.name)
-    job = job_ends.await_end(status, partial(backend.status, options.name), options.timeout)
-    if job.phase is not Phase.SUCCEEDED:
-        raise _failure(backend, job)
-    return 0
+    # A wait of hours must outlast an API server that is away for minutes.
+    backend = _backend(options, patience=Timings.outage)
+    job = _existing(backend, options.name)
+    started, reported = time.monotonic(), ""
+    while True:
+        if job.phase != reported:
+            print(f"{job.name} is {job.phase}", flush=True)
+            reported = job.phase
+        if job.phase is Phase.SUCCEEDED:
+            return 0
+        if job.phase.final:
+            raise _failure(backend, job)
+        remaining = options.timeout - (time.monotonic() - started) if options.timeout else _POLL_SECONDS
+        if remaining <= 0:
+            raise LaunchError(
+                f"{job.name} is still {job.phase} after {options.timeout:g} s",
+                fix="wait longer, or stop it",
+            )
+        time.sleep(min(_POLL_SECONDS, remaining))
+        job = backend.status(job.name)
 
 
-def _failure(backend: "ClusterBackend", job: "JobStatus") -> KubedetError:
+def _failure(backend: "Backends", job: "JobStatus") -> KubedetError:
     """Make an error of a job that did not end well, with the last lines of the pod that is to blame."""
-    from components.launchers.cluster.api_errors import ApiError
     from components.launchers.cluster.job_failure import culprit, of_job
     from components.launchers.cluster.log_hints import Hints
-    from components.launchers.cluster.pod_log import PodLog
     from components.launchers.last_lines import LAST_LINES
 
-    hints, lines = Hints(rdma=False), []
+    hints = Hints(rdma=False)
+    lines: deque[str] = deque(maxlen=LAST_LINES)
     if pod := culprit(job.pods):
-        with suppress(ApiError):  # What is known without the log is told all the same.
-            log = PodLog(backend.cluster, pod.name, pod.uid, threading.Event(), tail=LAST_LINES)
-            lines = list(log.lines(follow=False))
+        with suppress(LaunchError):  # The failure is reported without the log, too.
+            lines.extend(backend.pod_lines(job.name, pod, follow=False, tail=LAST_LINES))
     for line in lines:
         hints.line(line)
     return of_job(job, {pod.name: lines} if pod else {}, hints)
 
 
 def _backend(
-    options: argparse.Namespace, timings: "Timings | None" = None, namespace: str = ""
-) -> "ClusterBackend":
+    options: argparse.Namespace, *, patience: float | None = _PATIENCE_SECONDS, namespace: str = ""
+) -> "Backends":
+    """Return the jobs of a namespace, or of a project of Run:ai.
+
+    Args:
+        options: of the command line.
+        patience: seconds until a request to the API server that fails is given up; None is the usual.
+        namespace: the job's own; it wins over the option.
+    """
     import logging
 
+    # The messages on adopted or replaced jobs, and on repeated requests.
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("components").setLevel(logging.INFO)
+    if options.backend == "runai":
+        from components.launchers.runai import RunaiBackend
+
+        if options.namespace is not None:
+            raise ConfigError(
+                "Run:ai puts a job into its project's namespace", fix="leave --namespace out; name --project"
+            )
+        return RunaiBackend(options.project)
+    if options.project:
+        raise ConfigError("a --project is Run:ai's", fix="add --backend runai, or name a --namespace")
     from components.launchers.cluster.backend import ClusterBackend
     from components.launchers.timings import Timings
 
-    # What the launcher does with a job that is there already, and that it tries again.
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    logging.getLogger("components").setLevel(logging.INFO)
     return ClusterBackend.connect(
         namespace or options.namespace or "",
         kinds=kinds(options.backend),
-        timings=timings or Timings(patience=_PATIENCE_SECONDS),
+        timings=Timings(patience=Timings.patience if patience is None else patience),
     )
 
 
-def _existing(backend: "ClusterBackend", name: str) -> "JobStatus":
+def _existing(backend: "Backends", name: str) -> "JobStatus":
     """Return how a job is, or refuse to go on where there is none."""
     from components.launchers.backend import Phase
 
     job = backend.status(name)
     if job.phase is Phase.GONE:
         raise ConfigError(
-            f"namespace {backend.cluster.namespace} has no job {name!r}",
-            fix=f"see `kubedet job list -n {backend.cluster.namespace}`",
+            f"{backend.place} has no job {name!r}", fix=f"see `kubedet job list{backend.options}`"
         )
     return job
 

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -94,25 +94,6 @@ def kinds(backend: str) -> "list[Kind]":
     return [KINDS[backend]] if backend in KINDS else list(KINDS.values())
 
 
-def on_backend(verb: str, run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Run a verb where it is meant to: by `run` in the cluster, or through Run:ai."""
-    if options.backend == "runai":
-        from pipelines.commands import job_runai
-
-        return job_runai.VERBS.get(verb, run)(options)
-    if verb == "render":
-        set_project(options)
-    elif options.project:
-        raise ConfigError("a --project is Run:ai's", fix="add --backend runai, or name a --namespace")
-    return run(options)
-
-
-def set_project(options: argparse.Namespace) -> None:
-    """Take `--project` for the field runai_queue, which wins over the file's."""
-    if options.project:
-        options.fields = [*options.fields, f"runai_queue={options.project}"]
-
-
 def specification(options: argparse.Namespace) -> "JobSpec":
     """Build the job that the options describe: the file first, then --set, then the flags.
 
@@ -125,7 +106,8 @@ def specification(options: argparse.Namespace) -> "JobSpec":
 
     tree = _from_file(options.spec) if options.spec else {}
     problems: list[str] = []
-    for text in options.fields:
+    project = [f"runai_queue={options.project}"] if options.project else []
+    for text in [*options.fields, *project]:
         problems += set_field(tree, JobSpec, text)
     for name in (*FLAGS, "namespace"):
         if getattr(options, name) is not None:

@@ -6,6 +6,7 @@ from hostile import as_json, damaged, deep, examples, odd_texts, odd_yaml, refus
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from components.launchers.render import TARGETS
 from components.launchers.spec import JobSpec
 
 SPEC = {
@@ -29,7 +30,6 @@ SPEC = {
     "working_dir": "/x",
     "ttl": None,
 }
-TARGETS = ("pytorchjob", "trainjob", "indexed-job", "runai", "runai-submit-dist")
 FIELDS = sorted(JobSpec.__dataclass_fields__)
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(98 + level)}: &{chr(98 + level)} [{','.join(['*' + chr(97 + level)] * 9)}]\n" for level in range(8)

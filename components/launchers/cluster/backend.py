@@ -1,6 +1,7 @@
 """Training jobs of a cluster, of whatever kind, in one namespace."""
 
 import random
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -8,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from components.launchers.backend import Backend, JobStatus, LogLine, Phase
-from components.launchers.cluster import client, job_kinds, job_state, kueue_setup, own_pod, pods
+from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus
+from components.launchers.cluster import client, job_kinds, job_state, kueue_setup, own_pod, pod_exec, pods
 from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kinds.kind import Body, Kind
@@ -17,6 +18,7 @@ from components.launchers.cluster.kueue import Queues
 from components.launchers.cluster.log_progress import Readings
 from components.launchers.cluster.merged_logs import MergedLogs
 from components.launchers.cluster.pod_endings import PodEndings
+from components.launchers.cluster.pod_log import PodLog
 from components.launchers.cluster.submissions import Submissions
 from components.launchers.spec import JobSpec
 from components.launchers.timings import Timings
@@ -61,6 +63,16 @@ class ClusterBackend(Backend):
             ConfigError: there is none.
         """
         return cls(client.connect(namespace, timings=timings), kinds)
+
+    @property
+    def place(self) -> str:
+        """Where the jobs are, for messages."""
+        return f"namespace {self.cluster.namespace}"
+
+    @property
+    def options(self) -> str:
+        """Options of `kubedet job` that choose this place, for messages."""
+        return f" -n {self.cluster.namespace}"
 
     def within(self, namespace: str) -> "ClusterBackend":
         """Return the backend of a namespace; empty is this one's."""
@@ -149,6 +161,18 @@ class ClusterBackend(Backend):
                     waits, answered = timings.waits(), time.monotonic()
                     wait = timings.poll * random.uniform(0.75, 1.25)
                 yield from logs.lines(wait)
+
+    def pod_lines(self, name: str, pod: PodStatus, *, follow: bool, tail: int = 0) -> Iterator[str]:
+        """Yield the lines of one pod of a job; of those that are there, only the last `tail` unless it is 0.
+
+        Raises:
+            ApiError: the log cannot be read.
+        """
+        return PodLog(self.cluster, pod.name, pod.uid, threading.Event(), tail=tail).lines(follow=follow)
+
+    def execute(self, name: str, pod: PodStatus, arguments: list[str]) -> int:
+        """Run a command in a pod with this process's output, and its terminal; returns the exit code."""
+        return pod_exec.interactive(self.cluster.core, self.cluster.namespace, pod, arguments)
 
     def list_jobs(self) -> list[JobStatus]:
         """Return the status of kubedet's jobs in the namespace, the newest first.

@@ -25,11 +25,12 @@ def stop(backend: Backend, name: str, request: StopRequest, submitted: bool, out
     Raises:
         Interrupted: always; with what to do where the job may still be there.
     """
+    delete = f"kubedet job stop{backend.options} {name}"
     if request.signal == "SIGTERM" and not backend.ends_with_the_run():
         out(f"job {name}: goes on, for {request.signal} ends this pod and not the run")
         raise Interrupted(
             f"this pod was asked to end ({request.signal}), and the run goes on: so does the job {name}",
-            fix=f"let the next attempt of this step take it up; `kubedet job stop {name}` ends it",
+            fix=f"let the next attempt of this step take it up; `{delete}` ends it",
         )
     try:
         if submitted:
@@ -42,6 +43,6 @@ def stop(backend: Backend, name: str, request: StopRequest, submitted: bool, out
                 time.sleep(timings.backoff)
                 backend.withdraw(name, wait=False)
     except LaunchError as error:
-        raise not_deleted(request, name, error, stop=f"kubedet job stop {name}") from None
+        raise not_deleted(request, name, error, stop=delete) from None
     out(f"job {name}: deleted on {request.signal}; its pods are given time to save a checkpoint")
     raise stopped()

@@ -64,7 +64,9 @@ def run(backend: Backend, job: JobSpec, out: Out = say, look: Look = ignore) -> 
         except ApiError as error:
             if submitted and error.passing:
                 error.message += f"; the job {job.name} goes on by itself"
-                error.fix = f"run the same again, it is taken up; `kubedet job stop {job.name}` ends it"
+                error.fix = (
+                    f"run the same again to adopt it; `kubedet job stop{backend.options} {job.name}` ends it"
+                )
             raise
 
 

@@ -8,9 +8,9 @@ import yaml
 from components.launchers.spec import JobSpec
 from trainer.errors import ConfigError
 
-TARGETS = ("pytorchjob", "trainjob", "indexed-job", "runai", "runai-submit-dist")
-"""A PyTorchJob of the Training Operator, a TrainJob of Kubeflow Trainer, a plain indexed Job, Run:ai's
-command line, its older one."""
+TARGETS = ("pytorchjob", "trainjob", "indexed-job", "runai", "runai-submit-dist", "runai-submit-pytorch")
+"""A PyTorchJob of the Training Operator, a TrainJob of Kubeflow Trainer, a plain indexed Job, and Run:ai's
+commands: of 2.20 and later, of 2.13 to 2.19, and before."""
 
 
 def render(target: str, job: JobSpec) -> str:
@@ -42,12 +42,11 @@ def render(target: str, job: JobSpec) -> str:
         from components.launchers.render import indexed_job
 
         return _documents(indexed_job.manifests(job))
-    from components.launchers.render import runai, runai_dist
+    from components.launchers import runai
 
-    module = runai if target == "runai" else runai_dist
-    unsupported = module.left_out(job)
+    unsupported = runai.left_out(job, target)
     notes = [f"# Run:ai's command line has no option for: {', '.join(unsupported)}"] if unsupported else []
-    return "\n".join([*notes, _wrapped(module.command(job))]) + "\n"
+    return "\n".join([*notes, _wrapped(runai.command(job, target))]) + "\n"
 
 
 def _documents(manifests: list[dict[str, Any]]) -> str:
@@ -57,9 +56,9 @@ def _documents(manifests: list[dict[str, Any]]) -> str:
 def _wrapped(command: list[str]) -> str:
     """One option a line; what follows `--` stays together, for it is another program's."""
     options = command[: command.index("--")]
-    lines = [" ".join(shlex.quote(word) for word in options[:5])]
-    for word in options[5:]:
-        if word.startswith("--"):
+    lines = [options[0]]
+    for word in options[1:]:
+        if word.startswith("--") and word != "--name":
             lines.append(f"  {word}")
         else:
             lines[-1] += f" {shlex.quote(word)}"

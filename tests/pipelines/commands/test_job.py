@@ -12,12 +12,12 @@ from fake_exec import give_exec
 from fake_pod import endless
 from patience import until
 
-from pipelines.commands import job_ends
+from pipelines.commands import job
 
 
 @pytest.fixture(autouse=True)
 def in_haste(monkeypatch):
-    monkeypatch.setattr(job_ends, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(job, "_POLL_SECONDS", 0.02)
 
 
 @pytest.fixture

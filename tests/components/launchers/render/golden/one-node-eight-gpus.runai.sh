@@ -1,4 +1,4 @@
-# Run:ai's command line has no option for: mounts' read_only and sub_path, shared_memory's size
+# Run:ai's command line has no option for: mounts' read_only, shared_memory's size
 runai training standard submit retinanet-dgx \
   --image registry.example.com/kubedet/trainer:0.2.0 \
   --gpu-devices-request 8 \

@@ -1,4 +1,4 @@
-# Run:ai's command line has no option for: spread, run_as_non_root, grace_seconds above 30, shared_memory's size
+# Run:ai's command line has no option for: run_as_non_root, spread, grace_seconds, shared_memory's size
 runai submit-dist pytorch --name retinanet-rdma \
   --image registry.example.com/kubedet/trainer:0.2.0 \
   --workers 1 \

@@ -1,0 +1,479 @@
+"""Training jobs as workloads of Run:ai, through its program `runai`.
+
+Three commands submit a job: `runai training standard|pytorch submit` of version 2.20 and later,
+`runai submit-dist pytorch` of 2.13 to 2.19, and `runai submit-pytorch` before. Any of them can be printed;
+`RunaiBackend` runs the first. Several nodes are a pytorch training, whose master is started besides the
+workers. Sources: NVIDIA Run:ai, CLI reference (v2.20 and later); CLI v1 reference, `runai submit-dist
+pytorch` and `runai submit-pytorch`; "Secrets in Workloads"; API reference, Workloads (fields and phases).
+"""
+
+import json
+import logging
+import math
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
+
+from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus
+from components.launchers.kubernetes_names import amount
+from components.launchers.render import process_environment
+from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
+from components.launchers.spec import JobSpec, Toleration
+from components.launchers.timings import Timings
+from trainer.errors import ConfigError, KubedetError, LaunchError
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("pytorch", "standard")
+"""Kinds of trainings, in the order in which a name is looked up."""
+
+_OLDER = {
+    "runai-submit-dist": ["runai", "submit-dist", "pytorch", "--name"],
+    "runai-submit-pytorch": ["runai", "submit-pytorch", "--name"],
+}
+TARGETS = ("runai", *_OLDER)
+"""Names of the three commands."""
+_WITHOUT_AN_OPTION = ("name", "command", "namespace", "nproc", "gpu_resource", "network", "launcher_timeout")
+"""Fields that need no option: they are part of the command, the project or the environment."""
+
+
+def command(job: JobSpec, target: str, labels: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """Return the command that submits a job, as a list of arguments.
+
+    Args:
+        job: the job.
+        target: one of TARGETS.
+        labels: labels in addition to the job's own.
+
+    Raises:
+        ConfigError: the job is elastic.
+    """
+    if job.elastic:
+        raise ConfigError(
+            "Run:ai's command line has no elastic jobs",
+            fix="leave out elastic, or apply the target pytorchjob with runai_queue set",
+        )
+    words = [*_OLDER.get(target, ["runai", "training", _kind(job), "submit"]), job.name]
+    job = replace(job, labels={**job.labels, **labels})
+    for _, option, values in _options(job, older=target in _OLDER):
+        for value in values:
+            if value is True:
+                words.append(f"--{option}")
+            elif value not in ("", None):
+                words += [f"--{option}", str(value)]
+    return [*words, "--command", "--", *job.command]
+
+
+def left_out(job: JobSpec, target: str) -> list[str]:
+    """Return the fields that a job sets, or has by default, and that a command has no option for."""
+    older = target in _OLDER
+    # What the older commands do by themselves: any user, and Kubernetes' grace period.
+    usual = JobSpec(job.command, run_as_non_root=not older, grace_seconds=30.0 if older else 60.0)
+    changed = [item.name for item in fields(JobSpec) if getattr(job, item.name) != getattr(usual, item.name)]
+    known = {*_WITHOUT_AN_OPTION, *(field for field, _, _ in _options(job, older=older))}
+    partly = {
+        "mounts' read_only": not older and any(mount.read_only for mount in job.mounts),
+        "mounts' sub_path": any(mount.sub_path for mount in job.mounts),
+        "shared_memory's size": "shared_memory" in changed and amount(job.shared_memory) > 0,
+        "secret_env's optional": any(item.optional for item in job.secret_env),
+    }
+    return [name for name in changed if name not in known] + [name for name, has in partly.items() if has]
+
+
+def _kind(job: JobSpec) -> str:
+    return "pytorch" if job.nodes > 1 else "standard"
+
+
+def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
+    """Return each field's option and its values: "" and None are left out, True is a switch."""
+    resources, gpus = dict(job.resources), job.gpus
+    if gpus and job.gpu_resource != "nvidia.com/gpu":
+        resources, gpus = {job.gpu_resource: gpus} | resources, 0
+    env = {"PET_NPROC_PER_NODE": job.processes} | process_environment.variables(job)
+    rdma = job.network.profile == "rdma" and "IPC_LOCK" not in job.capabilities
+    large = amount(job.shared_memory) > 0 or None
+    # ExitCode is the Training Operator's; OnFailure is the nearest policy of Run:ai.
+    restart = "Never" if job.restart_policy == "Never" else "OnFailure"
+    mount = "{0.claim}:{0.path}{1}" if older else "claimname={0.claim},path={0.path}"
+    secret = "{0.name}=SECRET:{0.secret},{0.key}" if older else "{0.name}={0.secret},key={0.key}"
+    options: list[tuple[str, str, str, list[Any]]] = [
+        ("runai_queue", "project", "project", [job.runai_queue]),
+        ("image", "image", "image", [job.image]),
+        ("image_pull_policy", "image-pull-policy", "image-pull-policy", [job.image_pull_policy]),
+        ("working_dir", "working-dir", "working-dir", [job.working_dir]),
+        ("nodes", "workers", "workers", [job.nodes - 1 if older or job.nodes > 1 else None]),
+        ("gpus", "gpu-devices-request", "gpu", [gpus or None]),
+        ("resources", "extended-resource", "extended-resource", _pairs(resources)),
+        ("cpu_request", "cpu-core-request", "cpu", [_cores(job.cpu_request or job.cpu_limit)]),
+        ("cpu_limit", "cpu-core-limit", "cpu-limit", [_cores(job.cpu_limit)]),
+        ("memory_request", "cpu-memory-request", "memory", [job.memory_request or job.memory_limit]),
+        ("memory_limit", "cpu-memory-limit", "memory-limit", [job.memory_limit]),
+        ("annotations", "annotation", "annotation", _pairs(job.annotations)),
+        ("labels", "label", "label", _pairs(job.labels)),
+        ("shared_memory", "large-shm", "large-shm", [large]),
+        ("mounts", "existing-pvc", "pvc", [mount.format(m, ":ro" * m.read_only) for m in job.mounts]),
+        ("run_as_user", "run-as-uid", "", [job.run_as_user]),
+        ("run_as_group", "run-as-gid", "", [job.run_as_group]),
+        ("capabilities", "capability", "add-capability", [*job.capabilities, "IPC_LOCK" if rdma else None]),
+        ("run_as_non_root", "run-as-non-root", "", [job.run_as_non_root or None]),
+        ("env", "environment-variable", "environment", _pairs(env)),
+        ("secret_env", "env-secret", "environment", [secret.format(item) for item in job.secret_env]),
+        ("restart_policy", "restart-policy", "", [restart]),
+        ("", "master-restart-policy", "", [restart if job.nodes > 1 else None]),
+        ("backoff", "backoff-limit", "backoff-limit", [job.backoff]),
+        ("clean_pods", "clean-pod-policy", "clean-pod-policy", [job.clean_pods]),
+        ("tolerations", "toleration", "toleration", [_toleration(item) for item in job.tolerations]),
+        ("grace_seconds", "termination-grace-period", "", [f"{math.ceil(job.grace_seconds)}s"]),
+        ("ttl", "auto-deletion-time-after-completion", "ttl-after-finish", [job.ttl and f"{job.ttl}s"]),
+        ("", "preemptibility", "", ["preemptible"]),
+    ]
+    if not older and job.nodes == 1:
+        options = [option for option in options if option[0] != "clean_pods"]
+    chosen = [(field, old if older else new, values) for field, new, old, values in options]
+    return [item for item in chosen if item[1]]
+
+
+def _pairs(values: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+def _toleration(item: Toleration) -> str:
+    parts = {"operator": item.operator, "key": item.key, "value": item.value, "effect": item.effect}
+    return ",".join(_pairs({key: value for key, value in parts.items() if value}))
+
+
+def _cores(quantity: str) -> str:
+    """Return an amount of CPU as a decimal number: 0.5 for 500m."""
+    return f"{amount(quantity).normalize():f}" if quantity else ""
+
+
+class AbsentError(LaunchError):
+    """Run:ai has no workload of that name, kind and project."""
+
+
+_ABSENT = re.compile(
+    r"not[ _-]?found|(?:no such|could not find|cannot find)[^.\n]*(?:workload|training|job)"
+    r"|no (?:workloads?|trainings?|jobs?) found|does(?: not|n't) exist|\b404\b",
+    re.I,
+)
+_REFUSALS = {
+    r"unknown (?:command|flag|shorthand flag)": "install the command line of v2.20 or later; for an older "
+    "one, print the command: kubedet job render --target runai-submit-dist (or runai-submit-pytorch)",
+    r"not logged in|log ?in (?:again|first|to)|runai login|unauthori[sz]ed|unauthenticated|\b401\b"
+    r"|(?:token|session)[^.\n]*(?:expired|invalid|missing)": "log in: `runai login`, or in a program "
+    "`runai login application`",
+    r"no default project|project(?:(?!workload|training|job)[^.\n])*"
+    r"(?:not[ _]found|required|missing|not set|not exist)": "name a --project that `runai project list` "
+    "shows",
+}  # fmt: skip
+"""What the program says if the user must act, and the fix."""
+
+
+def _refusal(words: tuple[str, ...], code: int, output: str) -> KubedetError:
+    """Make the error of a failed call; it names no options, whose values may be private."""
+    lines = "\n".join(output.strip().splitlines()[-10:]) or f"exit code {code}"
+    text = f"`runai {' '.join(words[:4])}` failed: {lines}"
+    for pattern, fix in _REFUSALS.items():
+        if re.search(pattern, output, re.I):
+            return ConfigError(text, fix=fix)
+    if _ABSENT.search(output):
+        return AbsentError(text, fix="see `kubedet job list --backend runai`")
+    return LaunchError(text, fix="do what it says; `runai training list` shows what there is")
+
+
+@dataclass(frozen=True)
+class _Workload:
+    """A workload as Run:ai describes it."""
+
+    status: JobStatus
+    labels: dict[str, str] | None
+    """None if Run:ai does not show them."""
+
+
+_PHASES = {
+    "stopped": Phase.SUSPENDED, "stopping": Phase.SUSPENDED, "preempted": Phase.SUSPENDED,
+    "running": Phase.RUNNING, "degraded": Phase.RUNNING, "restarting": Phase.RESTARTING,
+    "terminating": Phase.RESTARTING, "error": Phase.RESTARTING, "crashloopbackoff": Phase.RESTARTING,
+    "succeeded": Phase.SUCCEEDED, "completed": Phase.SUCCEEDED, "failed": Phase.FAILED,
+}  # fmt: skip
+"""Run:ai's words for a phase; any other is pending."""
+_POD_PHASES = {
+    "running": "Running", "succeeded": "Succeeded", "completed": "Succeeded", "failed": "Failed",
+    "error": "Failed", "oomkilled": "Failed", "evicted": "Failed",
+}  # fmt: skip
+
+
+def _workload(tree: Mapping[str, Any], name: str) -> _Workload:
+    """Read an answer of `describe`."""
+    values = _flat(tree)
+    word = str(values.get("phase") or values.get("status") or "")
+    labels, requested = values.get("labels"), values.get("requestedpods", 1)
+    phase = _PHASES.get(word.lower(), Phase.PENDING)
+    pods = sorted((_pod(_flat(row)) for row in values.get("pods") or []), key=lambda pod: pod.rank)
+    status = JobStatus(
+        name, phase, reason="" if word.lower() in (phase, "completed") else word,
+        message=str(values.get("phasemessage") or values.get("message") or ""),
+        created=str(values.get("createdat") or ""), pods=tuple(pods),
+        nodes=int(requested["number"] if isinstance(requested, dict) else requested),
+    )  # fmt: skip
+    return _Workload(status, labels if isinstance(labels, dict) else None)
+
+
+def _pod(values: Mapping[str, Any]) -> PodStatus:
+    name, word = str(values.get("name")), str(values.get("status") or values.get("phase") or "")
+    phase = _POD_PHASES.get(word.lower(), "Pending")
+    role = re.search(r"-(master|worker)-(\d+)$", name)
+    return PodStatus(
+        name, phase, int(role[2]) + (role[1] == "worker") if role else 0, uid=name,
+        reason="" if word.lower() in (phase.lower(), "completed") else word,
+        message=str(values.get("message") or ""), exit_code=values.get("exitcode"),
+        restarts=int(values.get("restarts") or 0), node=str(values.get("node") or ""),
+    )  # fmt: skip
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an answer and of its sections by their names in lower case."""
+    sections = [value for value in tree.values() if isinstance(value, dict)]
+    return {key.lower(): value for part in [*sections, tree] for key, value in part.items()}
+
+
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d) ")
+
+
+class RunaiBackend(Backend):
+    """Runs jobs in a project of Run:ai.
+
+    Args:
+        project: the project; empty is a job's runai_queue, or the one that `runai project set` chose.
+        timings: how long things may take.
+    """
+
+    def __init__(self, project: str = "", timings: Timings | None = None) -> None:
+        self.project, self.timings = project, timings or Timings(poll=5.0)
+        self._kinds: dict[str, str] = {}
+
+    @property
+    def place(self) -> str:
+        """Where the jobs are, for messages."""
+        return f"Run:ai's project {self.project or 'of this user'}"
+
+    @property
+    def options(self) -> str:
+        """Options of `kubedet job` that choose this place, for messages."""
+        return " --backend runai" + (f" --project {self.project}" if self.project else "")
+
+    def submit(self, job: JobSpec) -> str:
+        """Start a job, or adopt the same one if it exists already; returns its name.
+
+        A job of that name that failed or has another specification is deleted first, if kubedet made it.
+
+        Raises:
+            ConfigError: it is elastic or names a namespace, or `runai` cannot be used.
+            LaunchError: it was refused, or the name is taken.
+        """
+        if job.namespace:
+            raise ConfigError(
+                "Run:ai puts a job into its project's namespace", fix="leave namespace out; name --project"
+            )
+        self.project = job.runai_queue or self.project
+        job = replace(job, runai_queue=self.project)
+        words = command(job, "runai", {LABEL_MANAGED: MANAGED_BY, LABEL_SPEC: job.fingerprint})
+        if (existing := self._find(job.name)) is not None:
+            labels = existing.labels or {}
+            _check_managed(job.name, labels)
+            if labels.get(LABEL_SPEC) == job.fingerprint and existing.status.phase is not Phase.FAILED:
+                logger.info("the workload %s exists: adopting it", job.name)
+                return job.name
+            logger.info("the workload %s failed or has another specification: deleting it", job.name)
+            self.stop(job.name)
+        if ignored := left_out(job, "runai"):
+            logger.warning("Run:ai's command line has no option for: %s", ", ".join(ignored))
+        self._call(*words[1:], seconds=self.timings.submit)
+        self._kinds[job.name] = _kind(job)
+        logger.info("submitted the %s training %s", _kind(job), job.name)
+        return job.name
+
+    def status(self, name: str) -> JobStatus:
+        """Return a job's status.
+
+        Raises:
+            ConfigError, LaunchError: Run:ai does not answer.
+        """
+        workload = self._find(name)
+        return JobStatus(name, Phase.GONE) if workload is None else workload.status
+
+    def listing(self, *, as_json: bool = False) -> str:
+        """Return the list of the project's trainings as Run:ai prints it."""
+        return self._call("training", "list", *(["--json"] if as_json else []))
+
+    def logs(self, name: str, *, follow: bool = True) -> Iterator[LogLine]:
+        """Yield the lines of rank 0 and of pods that fail.
+
+        Args:
+            name: the job's name.
+            follow: go on until the job has ended; else only what is there now.
+        """
+        events = self.follow(name, once=not follow)
+        return (event for event in events if isinstance(event, LogLine))
+
+    def follow(
+        self, name: str, *, once: bool = False, rank: int | None = None
+    ) -> Iterator[LogLine | JobStatus]:
+        """Yield a job's status and new lines every few seconds, until it has ended.
+
+        Args:
+            name: the job's name.
+            once: look once, and read what the logs hold now.
+            rank: of the only pod whose lines are read; None is rank 0 and pods that fail.
+
+        Raises:
+            ConfigError: `runai` cannot be used.
+            LaunchError: Run:ai does not answer for longer than Timings.outage.
+        """
+        read: dict[str, tuple[str, str]] = {}
+        answered, final, began = time.monotonic(), False, datetime.now(UTC).isoformat()
+        while True:
+            try:
+                status = self.status(name)
+                answered, final = time.monotonic(), status.phase.final
+                yield replace(status, created=status.created or began)
+                for pod in status.pods:
+                    if pod.rank == rank or (rank is None and (pod.rank == 0 or pod.phase == "Failed")):
+                        yield from self._new_lines(name, pod.name, read)
+            except LaunchError as error:  # The connection broke, or the pod does not run yet or no more.
+                if once or time.monotonic() - answered > self.timings.outage:
+                    raise
+                if final:
+                    logger.warning("%s", error.message)
+            if once or final:
+                return
+            time.sleep(self.timings.poll)
+
+    def _new_lines(self, name: str, pod: str, read: dict[str, tuple[str, str]]) -> Iterator[LogLine]:
+        """Yield the lines of a pod that are newer than the time in `read`, and put the last one's there."""
+        last = since = read.get(pod, ("", ""))  # To the second, with the zone; and the fraction.
+        resumed = ["--since-time", since[0]] if since[0] else []
+        text = self._call(*self._about(name, "logs"), "--pod", pod, "--timestamps", *resumed)
+        for line in text.splitlines():
+            stamp = _STAMP.match(line)
+            printed = (stamp[1] + stamp[3], (stamp[2] or "").ljust(9, "0")) if stamp else last
+            if printed > since:
+                last = read[pod] = max(last, printed)
+                yield LogLine(pod, line[stamp.end() :] if stamp else line)
+
+    def pod_lines(self, name: str, pod: PodStatus, *, follow: bool, tail: int = 0) -> Iterator[str]:
+        """Yield the lines of one pod; `tail` limits what is read where that is possible, not here."""
+        events = self.follow(name, once=not follow, rank=pod.rank)
+        return (event.text for event in events if isinstance(event, LogLine))
+
+    def execute(self, name: str, pod: PodStatus, arguments: list[str]) -> int:
+        """Run a command in a pod with this process's output, and its terminal; returns the exit code."""
+        terminal = ["--stdin", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
+        words = self._words(*self._about(name, "exec"), "--pod", pod.name, *terminal, "--", *arguments)
+        return subprocess.run(words, check=False).returncode
+
+    def stop(self, name: str, *, wait: bool = True) -> None:
+        """Delete a job and its pods; one that is gone already is no error.
+
+        Args:
+            name: its name.
+            wait: until it is gone.
+
+        Raises:
+            LaunchError: kubedet did not make it, or it is not gone after Timings.removal.
+        """
+        workload = self._find(name)
+        if workload is None:
+            return
+        if workload.labels is not None:
+            _check_managed(name, workload.labels)
+        with suppress(AbsentError):
+            self._call(*self._about(name, "delete"))
+        end = time.monotonic() + self.timings.removal
+        while wait and self._find(name) is not None:
+            if time.monotonic() > end:
+                raise LaunchError(
+                    f"the workload {name} was deleted, and still exists after {self.timings.removal:g} s",
+                    fix="see what holds it: runai training list",
+                )
+            time.sleep(self.timings.poll)
+
+    def withdraw(self, name: str, *, wait: bool = True) -> None:
+        """Delete a job as `stop` does."""
+        self.stop(name, wait=wait)
+
+    def abandon(self, name: str) -> None:
+        """Delete a job that this process submitted, without waiting for its end."""
+        self.stop(name, wait=False)
+
+    def _find(self, name: str) -> _Workload | None:
+        """Look for a workload among the kinds, first where it was last; None if it does not exist."""
+        for kind in sorted(KINDS, key=lambda kind: kind != self._kinds.get(name)):
+            try:
+                text = self._call("training", kind, "describe", name, "--output", "json", "--pod-limit=-1")
+                tree = json.loads(text or "{}")
+            except AbsentError:
+                continue
+            except ValueError:
+                raise LaunchError(
+                    f"the answer of `runai training {kind} describe {name}` is not JSON:\n{text[:400]}",
+                    fix="install the command line of v2.20 or later",
+                ) from None
+            if tree:
+                self._kinds[name] = kind
+                return _workload(tree, name)
+        return None
+
+    def _about(self, name: str, verb: str) -> tuple[str, ...]:
+        return ("training", self._kinds.get(name, KINDS[0]), verb, name)
+
+    def _call(self, *words: str, seconds: float = 120.0) -> str:
+        """Run the program without a shell and return its output.
+
+        Raises:
+            ConfigError: it is not installed, too old, not logged in, or the project does not exist.
+            AbsentError: the workload does not exist.
+            LaunchError: it refused, or does not answer.
+        """
+        try:
+            result = subprocess.run(
+                self._words(*words), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds,
+                check=False, encoding="utf-8", errors="replace",
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise LaunchError(
+                f"`runai {' '.join(words[:4])}` does not answer within {seconds:g} s",
+                fix="see whether Run:ai's control plane can be reached (`runai whoami`), then try again",
+            ) from None
+        if result.returncode:
+            raise _refusal(words, result.returncode, result.stderr.strip() or result.stdout)
+        return result.stdout
+
+    def _words(self, *words: str) -> list[str]:
+        """Return a command line for the project; arguments after `--` stay last."""
+        path = shutil.which("runai")
+        if path is None:
+            raise ConfigError(
+                "the program runai is not on the PATH",
+                fix="install Run:ai's command line (in its web interface: Help, Researcher Command Line "
+                "Interface), or leave out --backend runai and set runai_queue",
+            )
+        end = words.index("--") if "--" in words else len(words)
+        project = ["--project", self.project] if self.project and "--project" not in words[:end] else []
+        return [path, *words[:end], *project, *words[end:]]
+
+
+def _check_managed(name: str, labels: Mapping[str, str]) -> None:
+    if labels.get(LABEL_MANAGED) != MANAGED_BY:
+        raise LaunchError(
+            f"kubedet did not make the workload {name}, and does not touch it",
+            fix="give the job another name, or delete that one with runai",
+        )

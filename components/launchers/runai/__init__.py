@@ -1,1 +1,0 @@
-"""Training jobs through Run:ai's command line."""
