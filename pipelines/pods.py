@@ -12,10 +12,9 @@ from functools import partial
 from typing import Any
 
 from components import jobs
-from components.launchers import last_lines
-from components.launchers.cluster.api_errors import ApiError
+from components.launchers import output
 from components.launchers.cluster.backend import ClusterBackend
-from components.launchers.cluster.client import Cluster, connect
+from components.launchers.cluster.client import ApiError, Cluster, connect
 from components.launchers.cluster.pods import events
 from components.launchers.render.labels import LABEL_NAME
 from components.launchers.timings import Timings
@@ -261,7 +260,7 @@ def _of_log(cluster: Cluster, pod: str, container: str) -> str:
 def error_of_log(log: str) -> str:
     """Return the error that a log ends with, or else its last lines."""
     lines = [line.rstrip() for line in log.splitlines() if line.strip()]
-    if message := last_lines.own_message(lines):
+    if message := output.own_message(lines):
         return message
     if fatal := [match[1] for line in lines if (match := _FATAL.match(line))]:
         return fatal[-1].rpartition(") failed: ")[2]

@@ -10,9 +10,8 @@ from kubernetes import client
 
 from components.doctor import job_kinds
 from components.launchers import kubernetes_names
-from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.backend import ClusterBackend
-from components.launchers.cluster.client import Cluster
+from components.launchers.cluster.client import ApiError, Cluster
 from components.object_store import SECRET_KEYS
 from trainer.doctor import Check
 from trainer.errors import KubedetError

@@ -6,9 +6,8 @@ from functools import partial
 from typing import Any
 
 from components.launchers.cluster import job_objects
-from components.launchers.cluster.api_errors import ApiError
-from components.launchers.cluster.client import Cluster
-from components.launchers.cluster.job_kinds import Kinds
+from components.launchers.cluster.client import ApiError, Cluster
+from components.launchers.cluster.job_objects import Kinds
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kinds.kind import Kind
 from components.launchers.render import trainjob

@@ -5,10 +5,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from components.launchers.cluster import job_objects, kueue, kueue_setup
-from components.launchers.cluster.api_errors import ApiError
+from components.launchers.cluster import job_objects, kueue
 from components.launchers.cluster.backend import ClusterBackend
-from components.launchers.cluster.client import Cluster
+from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.kinds.kind import Body, Kind
 from components.launchers.render import trainjob
 from components.launchers.render.labels import LABEL_QUEUE
@@ -27,7 +26,7 @@ def check(backend: ClusterBackend, queue: str) -> Iterator[Check]:
     """
     cluster, served = backend.cluster, kueue.VERSIONS[0]
     try:
-        release = kueue_setup.release(cluster)
+        release = kueue.release(cluster)
     except ApiError as error:
         yield Check("Kueue", "warning", f"not known: {error.message}", error.fix)
     else:
@@ -37,7 +36,7 @@ def check(backend: ClusterBackend, queue: str) -> Iterator[Check]:
             )  # fmt: skip
             return
         served = release.served
-        fix = "" if release.ready else f"look at its pods: kubectl get pods -n {kueue_setup.NAMESPACE}"
+        fix = "" if release.ready else f"look at its pods: kubectl get pods -n {kueue.NAMESPACE}"
         yield Check("Kueue", "ok" if release.ready else "missing", str(release), fix)
     yield _queue(cluster, queue, served)
     yield from _kinds(backend, queue)
@@ -87,7 +86,7 @@ def _kinds(backend: ClusterBackend, queue: str) -> Iterator[Check]:
         return
     named: list[str] | None = None
     with suppress(ApiError):  # Few may read it; there are other signs.
-        named = kueue_setup.frameworks(cluster)
+        named = kueue.frameworks(cluster)
     served = {kind.name: _served(cluster, kind, queue, named) for kind in kinds}
     for kind in kinds:
         title = f"{kind.title}s in Kueue"
@@ -100,7 +99,7 @@ def _kinds(backend: ClusterBackend, queue: str) -> Iterator[Check]:
         else:
             # One kind is enough; a job of the other would wait for ever.
             detail = f"not served, by {sign}: a job of it waits in the queue for ever"
-            fix = f"name {kueue_setup.framework(kind)} in integrations.frameworks of Kueue's configuration"
+            fix = f"name {kueue.framework(kind)} in integrations.frameworks of Kueue's configuration"
             use = f", or use launcher={others[0]}" if others else ""
             yield Check(title, "warning" if others else "missing", detail, fix + use)
 
@@ -108,7 +107,7 @@ def _kinds(backend: ClusterBackend, queue: str) -> Iterator[Check]:
 def _served(cluster: Cluster, kind: Kind, queue: str, named: list[str] | None) -> tuple[bool | None, str]:
     """Return whether Kueue serves a kind (None if unknown), and the evidence."""
     if named is not None:
-        return kueue_setup.framework(kind) in named, "its configuration"
+        return kueue.framework(kind) in named, "its configuration"
     changed = _rehearsed(cluster, kind, queue)
     if changed is not None:
         return _suspended(changed), f"what its webhook makes of a {kind.title}, which was not created"
@@ -168,5 +167,5 @@ def _left_alone(backend: ClusterBackend) -> Iterator[Check]:
         return
     lines = [f"{job.name} ({job.message})" for job in in_vain[:_SHOWN]]
     more = [f"and {len(in_vain) - _SHOWN} more"] if len(in_vain) > _SHOWN else []
-    fixes = dict.fromkeys(kueue_setup.remedy(job) for job in in_vain)
+    fixes = dict.fromkeys(kueue.remedy(job) for job in in_vain)
     yield Check("jobs in queues", "missing", f"wait in vain: {', '.join(lines + more)}", "; ".join(fixes))

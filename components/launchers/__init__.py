@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from importlib import import_module
 
-from components.launchers.backend import JobStatus, Look, ignore
-from components.launchers.launcher import Launcher
+from components.launchers.backend import JobStatus, Launcher, Look, ignore
 from components.launchers.spec import JobSpec
 from trainer.errors import ConfigError
 
@@ -23,7 +22,7 @@ class Entry:
     """Whether a job runs in pods of its own, which need an image, a name and volumes."""
 
 
-_CLUSTER = "components.launchers.cluster.launcher:ClusterLauncher"
+_CLUSTER = "components.launchers.cluster.backend:ClusterLauncher"
 LAUNCHERS = {
     "local": Entry(
         "processes of this machine or of the step's own pod",

@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from components.launchers.backend import Backend, JobStatus, LogLine, Look, Phase, PodStatus, ignore
-from components.launchers.cluster.log_hints import Hints
+from components.launchers.backend import Backend, JobStatus, Launcher, LogLine, Look, Phase, PodStatus, ignore
 from components.launchers.guarded_process import GuardedProcess
-from components.launchers.last_lines import LAST_LINES, indented, own_message
-from components.launchers.launcher import Launcher
+from components.launchers.output import LAST_LINES, Hints, indented, own_message
 from components.launchers.render.process_environment import ALLOCATOR, ALLOCATORS, EXPANDABLE
 from components.launchers.spec import JobSpec
 from trainer.data.worker_pool import threads_of_process

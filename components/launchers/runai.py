@@ -231,10 +231,11 @@ def _pod(values: Mapping[str, Any]) -> PodStatus:
     name, word = str(values.get("name")), str(values.get("status") or values.get("phase") or "")
     phase = _POD_PHASES.get(word.lower(), "Pending")
     role = re.search(r"-(master|worker)-(\d+)$", name)
+    code = values.get("exitcode")
     return PodStatus(
         name, phase, int(role[2]) + (role[1] == "worker") if role else 0, uid=name,
         reason="" if word.lower() in (phase.lower(), "completed") else word,
-        message=str(values.get("message") or ""), exit_code=values.get("exitcode"),
+        message=str(values.get("message") or ""), exit_code=None if code in (None, "") else int(code),
         restarts=int(values.get("restarts") or 0), node=str(values.get("node") or ""),
     )  # fmt: skip
 
@@ -420,16 +421,17 @@ class RunaiBackend(Backend):
             try:
                 text = self._call("training", kind, "describe", name, "--output", "json", "--pod-limit=-1")
                 tree = json.loads(text or "{}")
+                workload = _workload(tree, name) if tree else None
             except AbsentError:
                 continue
-            except ValueError:
+            except (ValueError, LookupError, TypeError, AttributeError):
                 raise LaunchError(
-                    f"the answer of `runai training {kind} describe {name}` is not JSON:\n{text[:400]}",
+                    f"the answer of `runai training {kind} describe {name}` cannot be read:\n{text[:400]}",
                     fix="install the command line of v2.20 or later",
                 ) from None
-            if tree:
+            if workload:
                 self._kinds[name] = kind
-                return _workload(tree, name)
+                return workload
         return None
 
     def _about(self, name: str, verb: str) -> tuple[str, ...]:

@@ -178,7 +178,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     from components.launchers.backend import Phase
-    from components.launchers.cluster import kueue, kueue_setup
+    from components.launchers.cluster import kueue
     from pipelines.commands import job_tables
 
     backend = _backend(options)
@@ -190,7 +190,7 @@ def _status(options: argparse.Namespace) -> int:
     if job.phase is Phase.PENDING:
         reasons = backend.explain(job)
     elif job.phase is Phase.SUSPENDED and kueue.in_vain(job, backend.timings.unserved):
-        reasons = [*job_tables.why(job), *backend.explain(job), f"fix: {kueue_setup.remedy(job)}"]
+        reasons = [*job_tables.why(job), *backend.explain(job), f"fix: {kueue.remedy(job)}"]
     elif job.phase is Phase.FAILED:
         reasons = str(_failure(backend, job)).splitlines()
     print(job_tables.status(job, reasons))
@@ -259,9 +259,8 @@ def _wait(options: argparse.Namespace) -> int:
 
 def _failure(backend: "Backends", job: "JobStatus") -> KubedetError:
     """Make an error of a job that did not end well, with the last lines of the pod that is to blame."""
-    from components.launchers.cluster.job_failure import culprit, of_job
-    from components.launchers.cluster.log_hints import Hints
-    from components.launchers.last_lines import LAST_LINES
+    from components.launchers.cluster.watch import culprit, of_job
+    from components.launchers.output import LAST_LINES, Hints
 
     hints = Hints(rdma=False)
     lines: deque[str] = deque(maxlen=LAST_LINES)

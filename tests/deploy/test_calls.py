@@ -13,12 +13,12 @@ from components.launchers.spec import JobSpec
 
 STREAMS = {
     ("watch", "workflows"): ("termination.py", "/apis/{group}/{version}/namespaces/"),
-    ("watch", "pods"): ("pod_endings.py", "/api/v1/namespaces/{namespace}/pods"),
-    ("get", "pods/log"): ("pod_log.py", "/api/v1/namespaces/{namespace}/pods/{name}/log"),
+    ("watch", "pods"): ("backend.py", "/api/v1/namespaces/{namespace}/pods"),
+    ("get", "pods/log"): ("logs.py", "/api/v1/namespaces/{namespace}/pods/{name}/log"),
 }
 """What is read as it comes, past Cluster.call: where, and the address."""
 OUTSIDE = {("get", "deployments"), ("get", "configmaps"), ("get", "customresourcedefinitions")}
-"""What `cluster/kueue_setup.py` reads of Kueue itself, if the user may: no namespace's Role grants it."""
+"""What `cluster/kueue.py` reads of Kueue itself, if the user may: no namespace's Role grants it."""
 FOLDER = Path(cluster.__file__).parent
 JOBS = [
     JobSpec(name="a", image="i", command=("true",)),

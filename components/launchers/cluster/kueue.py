@@ -1,14 +1,23 @@
-"""The state of a job in Kueue: the conditions of its Workload, and its position in the queue."""
+"""Jobs in queues of Kueue: their positions, how long they wait, and how to fix jobs that Kueue ignores.
 
+Source: Kueue, `workload_types.go` and the visibility API.
+"""
+
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from kubernetes import client
+
 from components.launchers.backend import JobStatus, Phase
-from components.launchers.cluster.api_errors import ApiError
-from components.launchers.cluster.client import Cluster
-from components.launchers.cluster.kinds.kind import Body, holding
+from components.launchers.cluster.client import ApiError, Cluster
+from components.launchers.cluster.kinds import KINDS
+from components.launchers.cluster.kinds.kind import Body, Kind, holding
+from components.launchers.timings import Timings
+from trainer.bounded_text import yaml_value
 
 GROUP, VISIBILITY = "kueue.x-k8s.io", "visibility.kueue.x-k8s.io"
 VERSIONS = ("v1beta2", "v1beta1")
@@ -205,3 +214,218 @@ def ordinal(number: int) -> str:
     """Write a position: 1st, 2nd, 3rd, 4th, 11th, 21st."""
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
+
+
+NAMESPACE = "kueue-system"
+_MANAGER, _CONFIG = "kueue-controller-manager", "kueue-manager-config"
+_SETUP_PATIENCE = 2.0
+_LONGEST_CONFIG = 1_000_000  # A ConfigMap has at most 1 MiB.
+_FRAMEWORKS = ("batch/job",)
+"""What Kueue serves where its configuration names nothing."""
+_FIRST_RELEASE = {"TrainJob": "0.14"}
+"""The first Kueue that knows a kind, where that is not long ago."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """The installed Kueue, as far as RBAC lets us read it."""
+
+    version: str = ""
+    """v0.19.2; empty is unknown."""
+    served: str = ""
+    """The version of its API that was asked for first and answered; empty where there is no Kueue."""
+    ready: bool = True
+    """Whether its controller runs, as far as that may be seen."""
+
+    def __str__(self) -> str:
+        """Say it in a sentence."""
+        if not self.served:
+            return "no Kueue is installed: the cluster does not know its Workloads"
+        age = "0.15 or newer" if self.served == VERSIONS[0] else "older than 0.15"
+        known = f"Kueue {self.version}" if self.version else f"a Kueue {age}, its version may not be read"
+        trouble = "" if self.ready else "; its controller does not run"
+        return f"{known} (API {GROUP}/{self.served}){trouble}"
+
+
+def release(cluster: Cluster) -> Release:
+    """Return the Kueue of a cluster; a version that may not be read is left out.
+
+    Raises:
+        ApiError: the namespace's Workloads may not be listed, which tells nothing.
+    """
+    served = next((version for version in VERSIONS if _serves(cluster, version)), "")
+    if not served:
+        return Release()
+    apps = client.AppsV1Api(cluster.api)
+    try:
+        manager = cluster.call(
+            "get",
+            "deployments",
+            lambda: apps.read_namespaced_deployment(_MANAGER, NAMESPACE),
+            name=_MANAGER,
+            patience=_SETUP_PATIENCE,
+        )
+    except ApiError:
+        return Release(_labelled(cluster), served)
+    images = [container.image or "" for container in manager.spec.template.spec.containers]
+    tags = [match[1] for match in map(re.compile(r":(v?\d[\w.+-]*)(?:@|$)").search, images) if match]
+    ready = bool(manager.status and manager.status.ready_replicas)
+    return Release(tags[0] if tags else _labelled(cluster), served, ready)
+
+
+def _serves(cluster: Cluster, version: str) -> bool:
+    try:
+        cluster.call(
+            "list",
+            "workloads",
+            lambda: cluster.custom.list_namespaced_custom_object(
+                GROUP, version, cluster.namespace, "workloads", limit=1
+            ),
+            patience=_SETUP_PATIENCE,
+        )
+    except ApiError as error:
+        if not error.unknown:
+            raise
+        return False
+    return True
+
+
+def _labelled(cluster: Cluster) -> str:
+    """Return the version that Kueue's chart writes on its definitions."""
+    extensions = client.ApiextensionsV1Api(cluster.api)
+    name = f"workloads.{GROUP}"
+    try:
+        definition = cluster.call(
+            "get",
+            "customresourcedefinitions",
+            lambda: extensions.read_custom_resource_definition(name),
+            name=name,
+            patience=_SETUP_PATIENCE,
+        )
+    except ApiError:
+        return ""
+    return (definition.metadata.labels or {}).get("app.kubernetes.io/version", "")
+
+
+def frameworks(cluster: Cluster) -> list[str]:
+    """Return the kinds of jobs that Kueue's configuration names: trainer.kubeflow.org/trainjob, ...
+
+    Raises:
+        ApiError: the configuration may not be read, or is elsewhere.
+    """
+    config_map = cluster.call(
+        "get",
+        "configmaps",
+        lambda: cluster.core.read_namespaced_config_map(_CONFIG, NAMESPACE),
+        name=_CONFIG,
+        patience=_SETUP_PATIENCE,
+    )
+    for text in (config_map.data or {}).values():
+        try:
+            body = yaml_value(text, _LONGEST_CONFIG)
+        except ValueError:
+            continue
+        if isinstance(body, dict) and body.get("kind") == "Configuration":
+            return list((body.get("integrations") or {}).get("frameworks") or _FRAMEWORKS)
+    return list(_FRAMEWORKS)
+
+
+def framework(kind: Kind) -> str:
+    """Return what Kueue's configuration calls a kind of job."""
+    return f"{kind.group}/{kind.name}"
+
+
+def explain(cluster: Cluster, status: JobStatus) -> list[str]:
+    """Explain a suspended job that Kueue ignores: return the installed version and configuration."""
+    if status.reason not in (UNSERVED, ADMITTED):
+        return []
+    try:
+        lines = [str(release(cluster))]
+    except ApiError as error:
+        return [f"which Kueue there is is not known: {error.message}"]
+    with suppress(ApiError):  # Few may read it.
+        lines.append(f"its configuration names {', '.join(frameworks(cluster))}")
+    return lines
+
+
+def remedy(status: JobStatus) -> str:
+    """Return the fix for a job that will never be admitted."""
+    if status.reason == NO_QUEUE:
+        return (
+            f"see `kubectl get localqueues` for the queues of its namespace and set kueue_queue to one, or "
+            f"create the LocalQueue {status.queue}"
+        )
+    if status.reason == DEACTIVATED:
+        return "see why with `kubectl describe workload`; run the same again once that is mended"
+    if status.reason == ADMITTED:
+        return (
+            "run the same again: Kueue cannot start a job that was made while it did not serve its kind; "
+            "else look at the log of the job's controller"
+        )
+    kind = next((kind for kind in KINDS.values() if kind.title == status.kind), None)
+    if kind is None:
+        return "leave kueue_queue out"
+    since = (
+        f" ({_FIRST_RELEASE[kind.title]} is the first Kueue that can)" if kind.title in _FIRST_RELEASE else ""
+    )
+    others = " or ".join(other.name for other in KINDS.values() if other is not kind)
+    return (
+        f"have {framework(kind)} named in integrations.frameworks of Kueue's configuration (ConfigMap "
+        f"{_CONFIG} in {NAMESPACE}){since}, and this namespace not left out by its "
+        f"managedJobsNamespaceSelector, and run the same again; or make it a {others} (launcher, --backend), "
+        "or leave kueue_queue out"
+    )
+
+
+_NUMBERS = re.compile(r"\d\S*\s*")
+
+
+class QueueWait:
+    """The time of one job in a queue; a job that is suspended outside of a queue may stay so for ever.
+
+    Args:
+        start_timeout: seconds after which a job that its queue will never let go is given up.
+        timings: how long things may take.
+    """
+
+    def __init__(self, start_timeout: float, timings: Timings) -> None:
+        self._start_timeout, self._timings = start_timeout, timings
+        self._reported = ""
+        self._reported_at = float("-inf")
+        self._reason = ""
+        self._since = 0.0
+
+    def is_news(self, status: JobStatus, now: float) -> bool:
+        """Whether to print the status: new words at once, only new numbers every Timings.place seconds."""
+        if status.phase is not Phase.SUSPENDED or not status.queue:
+            self._reported = ""
+            return False
+        if status.reason == ADMITTED:  # It will run in a moment.
+            return False
+        message = status.message
+        same = _NUMBERS.sub("", message) == _NUMBERS.sub("", self._reported)
+        lost = self._reported.endswith(message)  # Its place is not told while Kueue makes up its mind.
+        if lost or (same and now - self._reported_at < self._timings.place):
+            return False
+        self._reported, self._reported_at = message, now
+        return True
+
+    def verdict(self, status: JobStatus, now: float) -> str:
+        """Return why a job will never be admitted: its kind or its queue is not served; else nothing.
+
+        A job that waits for quota is fine, for a queue may take days; so is one with an unreadable Workload.
+        """
+        reason = status.reason if status.phase is Phase.SUSPENDED and status.queue else ""
+        if reason != self._reason:
+            self._reason, self._since = reason, now
+        waited = now - self._since
+        if reason == UNSERVED and waited > min(self._start_timeout, self._timings.unserved):
+            why = status.message.partition(": ")[2]
+            return (
+                f"no controller releases the job {status.name} from queue {status.queue}: {why}, "
+                f"after {waited:.0f} s"
+            )
+        dead = reason in (NO_QUEUE, DEACTIVATED, ADMITTED)
+        if dead and waited > self._start_timeout:
+            return f"the job {status.name} was given up after {waited:.0f} s {status.message}"
+        return ""

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from components.launchers.cluster import pods
-from components.launchers.cluster.api_errors import ApiError
-from components.launchers.cluster.client import Cluster, own_namespace
+from components.launchers.cluster.client import ApiError, Cluster, own_namespace
 from components.launchers.cluster.termination import has_ended
 from components.launchers.render.labels import LABEL_QUEUE
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from components.launchers.backend import Ending, JobStatus, PodStatus
-from components.launchers.cluster.api_errors import ApiError
-from components.launchers.cluster.client import Cluster
+from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.kinds.kind import Kind
 from components.launchers.render.pod import MAIN
 

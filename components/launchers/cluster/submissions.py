@@ -8,9 +8,8 @@ from subprocess import Popen
 
 from components.launchers.backend import Phase
 from components.launchers.cluster import job_objects
-from components.launchers.cluster.api_errors import ApiError
-from components.launchers.cluster.client import Cluster
-from components.launchers.cluster.job_kinds import Kinds
+from components.launchers.cluster.client import ApiError, Cluster
+from components.launchers.cluster.job_objects import Kinds
 from components.launchers.cluster.kinds.kind import Body, Kind
 from components.launchers.cluster.own_pod import OwnPod, ends_with_the_run, read_own_pod
 from components.launchers.cluster.termination import delete_with_run

@@ -1,31 +1,343 @@
-"""Runs a job to its end: prints its log and phases, enforces its limits, reports its failure."""
+"""Runs a job to its end: prints its log and phases, enforces its limits, stops it, reports its failure."""
 
+import re
+import signal
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
+from types import FrameType
 from typing import NoReturn
 
-from components.launchers.backend import Backend, JobStatus, LogLine, Look, Phase, PodStatus, ignore
-from components.launchers.cluster.api_errors import ApiError
-from components.launchers.cluster.job_failure import (
-    cannot_start,
-    ending,
-    last_lines,
-    of_job,
-    out_of_memory,
-    replaced,
-)
-from components.launchers.cluster.kueue_setup import remedy as remedy_in_queue
-from components.launchers.cluster.log_hints import Hints
-from components.launchers.cluster.pod_reasons import PULL, is_final, remedy
+from components.launchers.backend import Backend, Ending, JobStatus, LogLine, Look, Phase, PodStatus, ignore
+from components.launchers.cluster import kueue
+from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.pods import describe
-from components.launchers.cluster.queue_wait import QueueWait
-from components.launchers.cluster.restarts import Restarts
-from components.launchers.cluster.stopping import Out, stop
-from components.launchers.interrupts import StopRequest, raising_on_signals
-from components.launchers.last_lines import LAST_LINES, indented
+from components.launchers.output import LAST_LINES, Hints, indented, own_message
 from components.launchers.spec import JobSpec
-from trainer.errors import EXIT_USAGE, LaunchError
+from trainer.errors import EXIT_RETRY, EXIT_USAGE, Interrupted, KubedetError, LaunchError
+from trainer.heartbeat import EXIT_ABANDONED
+from trainer.stop_signals import handling
+
+
+class StopRequest(BaseException):
+    """A stop signal was received. Not an Exception: no handler of errors may catch it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = signal.Signals(number).name
+
+
+@contextmanager
+def raising_on_signals() -> Iterator[None]:
+    """Raise StopRequest at the first SIGTERM or SIGINT, whatever is waited for; further ones are ignored."""
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) == 1:
+            raise StopRequest(number)
+
+    with handling(handle):
+        yield
+
+
+PULL = ("ErrImagePull", "ImagePullBackOff")
+"""An image that cannot be pulled; the two alternate."""
+MEMORY = ("OOMKilled",)
+"""A container above its memory limit."""
+
+_NO_PROGRAM = ("StartError", "ContainerCannotRun", "RunContainerError")
+_NOT_EXECUTABLE = re.compile(
+    r"exec:|executable|no such file or directory|permission denied|format error|not a directory|chdir", re.I
+)
+"""Messages of a runtime that cannot execute the program; others may be the node's: its disk, its driver."""
+_MORE_STARTS = 2  # Further starts, maybe on other nodes, of a container that fails for another reason.
+_LASTING = ("CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull")
+_ROOT_REFUSED = ("runAsNonRoot", "breaks non-root policy")  # The words of the kubelet.
+
+_REMEDIES = {
+    "InvalidImageName": "correct image: it is no name that a registry could have",
+    "ErrImageNeverPull": "bring the image to the nodes, or leave image_pull_policy out",
+    "CreateContainerConfigError": "create the Secret, or the key in it, that the message names",
+    "CreateContainerError": "correct the command, working_dir or mounts that the message names",
+    "OOMKilled": "raise memory_limit, or make the batch smaller (train.batch_size, with train.accumulate as "
+    "much higher): the same again goes on from its checkpoint",
+    "Evicted": "raise memory_limit, or make the batch smaller: the same again goes on from its checkpoint",
+}
+
+
+def remedy(reason: str, message: str = "") -> str:
+    """Return the fix for a reason; empty if there is none.
+
+    Args:
+        reason: of a waiting or ended container, or of a pod.
+        message: the cluster's words on it.
+    """
+    if _as_root(message):
+        return (
+            "set run_as_user to a number other than 0, e.g. 1000, or use an image whose user is a number "
+            "(USER 1000:1000); run_as_non_root: false lets it run as root"
+        )
+    if reason in _NO_PROGRAM and message and not _NOT_EXECUTABLE.search(message):
+        return "see to the node: its container runtime cannot start this container"
+    if reason in _NO_PROGRAM:
+        return "correct the command, or use an image that holds the program"
+    if reason in PULL:
+        return "correct image, or set image_pull_secrets where the registry asks for credentials"
+    return _REMEDIES.get(reason, "")
+
+
+def _as_root(message: str) -> bool:
+    return any(words in message for words in _ROOT_REFUSED)
+
+
+def is_final(pod: PodStatus, lasted: float, patience: float) -> bool:
+    """Whether a pod can never run as its job is specified.
+
+    Args:
+        pod: the pod.
+        lasted: how long it has had its reason, in seconds.
+        patience: seconds after which a reason that a person may still fix is final.
+    """
+    if pod.reason == "InvalidImageName":
+        return True
+    if (end := final_end(pod)).reason in _NO_PROGRAM:
+        return bool(_NOT_EXECUTABLE.search(end.message)) or pod.restarts >= _MORE_STARTS
+    return pod.reason in _LASTING and (_as_root(pod.message) or lasted > patience)
+
+
+def final_end(pod: PodStatus) -> Ending:
+    """Return the state that `is_final` checks: the pod's own, or how the previous one failed to start."""
+    if pod.before and pod.before.reason in _NO_PROGRAM and pod.reason not in _NO_PROGRAM:
+        return pod.before
+    return Ending(pod.reason, pod.message, pod.exit_code)
+
+
+MEMORY_KILLS = 3
+"""Kills for too much memory, without a newer checkpoint between, after which no other end is expected."""
+
+_RESUMED = re.compile(
+    r"\bresumed at step (\d+) of \d+"
+)  # trainer/loop.py says it of every start but the first.
+
+
+class Restarts:
+    """The restarts that count: those before a newer checkpoint are forgiven.
+
+    A job of days on nodes that are preempted every few hours is healthy; one that fails ten times at the
+    same step is not.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+        self._forgiven: dict[int, int] = {}
+        self._kills: dict[int, int] = {}
+        self._ends: dict[int, Ending] = {}
+        self._step = 0
+
+    def line(self, text: str) -> None:
+        """Match a log line: resuming from a newer checkpoint forgives earlier restarts."""
+        resumed = _RESUMED.search(text)
+        if resumed and int(resumed[1]) > self._step:
+            self._step = int(resumed[1])
+            self._forgiven = dict(self._seen)
+            self._kills.clear()
+
+    def is_new(self, pod: PodStatus) -> bool:
+        """Record a pod's restarts; returns whether there are more than before."""
+        before = self._seen.get(pod.rank, 0)
+        self._seen[pod.rank] = pod.restarts
+        # After an eviction by the queue the count starts at zero.
+        self._forgiven[pod.rank] = min(self._forgiven.get(pod.rank, 0), pod.restarts)
+        if pod.restarts <= before:
+            return False
+        if pod.before:
+            self._ends[pod.rank] = pod.before
+            if pod.before.reason in MEMORY:
+                self._kills[pod.rank] = self._kills.get(pod.rank, 0) + pod.restarts - before
+        return True
+
+    def counted(self, pod: PodStatus) -> int:
+        """Return a pod's restarts that are not forgiven."""
+        return pod.restarts - min(self._forgiven.get(pod.rank, 0), pod.restarts)
+
+    def worst(self, pods: Iterable[PodStatus]) -> PodStatus | None:
+        """Return the pod with the most restarts that count."""
+        return max(pods, key=self.counted, default=None)
+
+    def end(self, pod: PodStatus) -> Ending | None:
+        """Return how the previous pod of a rank ended, if that was ever known."""
+        return pod.before or self._ends.get(pod.rank)
+
+    def out_of_memory(self, pods: Iterable[PodStatus]) -> PodStatus | None:
+        """Return a pod that was killed for its memory MEMORY_KILLS times, if any."""
+        return next((pod for pod in pods if self._kills.get(pod.rank, 0) >= MEMORY_KILLS), None)
+
+
+def of_job(status: JobStatus, last_lines_of: Mapping[str, Iterable[str]], hints: Hints) -> KubedetError:
+    """Make an error of a job that failed or is gone.
+
+    Args:
+        status: its status.
+        last_lines_of: the last lines of pods, by name.
+        hints: the hints from its log lines so far.
+
+    Returns:
+        A LaunchError with pod, reason, exit code and the training's own message or last lines,
+        and the exit code of the training; or Interrupted, where it was stopped after saving.
+    """
+    if status.phase is Phase.GONE:
+        return LaunchError(
+            f"the job {status.name} is gone: it, or the workflow it belonged to, was deleted",
+            fix="run the same again: it goes on from its last checkpoint",
+        )
+    pod = culprit(status.pods)
+    if pod is None:
+        words = ": ".join(filter(None, [status.reason, status.message]))
+        return LaunchError(f"the job {status.name} failed: {words or 'the cluster does not say why'}")
+    if pod.exit_code == EXIT_RETRY:
+        return Interrupted(
+            f"the training was stopped: {ending(pod)}", fix="run the same again: it goes on where it stopped"
+        )
+    if pod.exit_code == EXIT_ABANDONED:
+        return LaunchError(
+            f"the training saved its state and ended: it had no sign of life from this step; {ending(pod)}",
+            fix="run the same again: it goes on where it ended; job.launcher_timeout sets the limit",
+            passing=True,
+        )
+    hints.exit_code(pod.exit_code)
+    lines = list(last_lines_of.get(pod.name, ()))
+    if message := own_message(lines):
+        error = LaunchError(f"{ending(pod)}: {message}", fix="\n  ".join(hints.hints))
+    else:
+        text = last_lines(lines)
+        error = LaunchError(ending(pod) + text, fix="\n  ".join(hints.hints))
+    if fix := _remedy(pod):
+        error.fix = "\n  ".join(filter(None, [error.fix, fix]))
+    error.exit_code = pod.exit_code if pod.exit_code and pod.exit_code < 128 else LaunchError.exit_code
+    return error
+
+
+def culprit(pods: Iterable[PodStatus]) -> PodStatus | None:
+    """Return the pod whose end made the job fail: the first that failed, one that was not killed if any.
+
+    When one fails, the others lose their peer, are killed, or ask to be run again.
+    """
+    failed = [pod for pod in map(_ended, pods) if pod.phase == "Failed" or pod.exit_code]
+    return min(failed, key=_order, default=None)
+
+
+def _order(pod: PodStatus) -> tuple[bool, bool, str, int]:
+    killed = pod.exit_code is None or pod.exit_code >= 128
+    return pod.exit_code == EXIT_RETRY, killed, pod.ended, pod.rank
+
+
+def ending(pod: PodStatus) -> str:
+    """Return one line on how a pod ended."""
+    who = f"pod {pod.name} (rank {pod.rank})"
+    reason = "" if pod.reason in ("", "Error") else f" ({pod.reason})"
+    message = f": {' '.join(pod.message.split())}" if pod.message else ""
+    if pod.exit_code is None:
+        return f"{who} failed{reason}{message}"
+    if pod.exit_code > 128:
+        return f"{who} was killed by signal {pod.exit_code - 128}{reason}{message}"
+    return f"{who} failed with exit code {pod.exit_code}{reason}{message}"
+
+
+def last_lines(lines: Iterable[str]) -> str:
+    """Return the last lines of a pod, to be appended to a message; empty if there are none."""
+    text = indented(lines)
+    return f"; its last lines:\n{text}" if text else ""
+
+
+def _ended(pod: PodStatus) -> PodStatus:
+    """Return a pod in CrashLoopBackOff with its last termination: its own state only says that it waits."""
+    end = pod.before
+    if end is None or pod.reason != "CrashLoopBackOff":
+        return pod
+    return replace(pod, reason=end.reason, message=end.message, exit_code=end.exit_code)
+
+
+def _remedy(pod: PodStatus) -> str:
+    if pod.exit_code == 137 and not remedy(pod.reason):
+        return remedy("OOMKilled")  # Mostly it was: some runtimes do not say so.
+    return remedy(pod.reason, pod.message)
+
+
+def out_of_memory(job: str, pod: PodStatus, end: Ending | None, lines: str) -> tuple[str, str]:
+    """Return message and fix of a job that is given up, for one of its pods is killed again and again."""
+    return (
+        f"the job {job} was given up: pod {pod.name} was killed {MEMORY_KILLS} times for the memory it used "
+        f"({end or 'OOMKilled'}), without a newer checkpoint between{lines}",
+        remedy("OOMKilled"),
+    )
+
+
+def cannot_start(job: JobSpec, pod: PodStatus) -> tuple[str, str]:
+    """Return message and fix of a job that is given up, for it cannot run as it is specified."""
+    end = final_end(pod)
+    why = ": ".join(filter(None, [end.reason, " ".join(end.message.split())]))
+    return (
+        f"the job {job.name} was given up, for it cannot start: program {job.command[0]!r} of image "
+        f"{pod.image or job.image}, pod {pod.name}: {why}",
+        remedy(end.reason, end.message),
+    )
+
+
+def replaced(job: str, expected: str, actual: str) -> LaunchError:
+    """Make the error of a job that another launcher replaced by a job of the same name."""
+    return LaunchError(
+        f"the job {job} was replaced by another specification of that name (its label kubedet/spec-hash is "
+        f"{actual}, ours was {expected})",
+        fix="give one of the two another name, and run this one again",
+    )
+
+
+Out = Callable[[str], None]
+"""Takes a line."""
+
+
+def _stop(backend: Backend, name: str, request: StopRequest, submitted: bool, out: Out) -> NoReturn:
+    """Delete a job, or leave it to the next attempt, and print which; there may be time for two requests.
+
+    Args:
+        backend: where it runs.
+        name: its name.
+        request: the signal.
+        submitted: whether it is known to be ours.
+        out: takes a line.
+
+    Raises:
+        Interrupted: always; with what to do where the job may still be there.
+    """
+    delete = f"kubedet job stop{backend.options} {name}"
+    if request.signal == "SIGTERM" and not backend.ends_with_the_run():
+        out(f"job {name}: goes on, for {request.signal} ends this pod and not the run")
+        raise Interrupted(
+            f"this pod was asked to end ({request.signal}), and the run goes on: so does the job {name}",
+            fix=f"let the next attempt of this step take it up; `{delete}` ends it",
+        )
+    try:
+        if submitted:
+            backend.abandon(name)
+        else:  # The name may be somebody else's; and a creation may be on its way, to arrive late.
+            timings = backend.timings
+            end = time.monotonic() + timings.late
+            backend.withdraw(name, wait=False)
+            while time.monotonic() < end:
+                time.sleep(timings.backoff)
+                backend.withdraw(name, wait=False)
+    except LaunchError as error:
+        raise Interrupted(
+            f"{request.signal}, but the job {name} could not be deleted: {error.message}",
+            fix=f"delete it: {delete}",
+        ) from None
+    out(f"job {name}: deleted on {request.signal}; its pods are given time to save a checkpoint")
+    raise Interrupted("the training was stopped", fix="run the same again: it goes on where it stopped")
+
 
 _DEADLINE_REASON = "DeadlineExceeded"  # Where the job's own controller keeps the deadline, and was first.
 
@@ -60,7 +372,7 @@ def run(backend: Backend, job: JobSpec, out: Out = say, look: Look = ignore) -> 
             submitted = True
             Watch(backend, job, out, look).to_the_end()
         except StopRequest as request:
-            stop(backend, job.name, request, submitted, out)
+            _stop(backend, job.name, request, submitted, out)
         except ApiError as error:
             if submitted and error.passing:
                 error.message += f"; the job {job.name} goes on by itself"
@@ -90,7 +402,7 @@ class Watch:
         self._reason_since: dict[tuple[str, ...], float] = {}
         """Since when a pod has had a waiting reason."""
         self._restarts = Restarts()
-        self._queue_wait = QueueWait(job.start_timeout, backend.timings)
+        self._queue_wait = kueue.QueueWait(job.start_timeout, backend.timings)
         self._hash, self._uid = backend.submitted(job.name)
         self._status = JobStatus(job.name, Phase.GONE)
         self._phase_since = self._spoken = time.monotonic()
@@ -209,7 +521,7 @@ class Watch:
             )
         if reason := self._queue_wait.verdict(status, now):
             events = indented(self._backend.explain(status))
-            self._give_up("\n".join(filter(None, [reason, events])), remedy_in_queue(status))
+            self._give_up("\n".join(filter(None, [reason, events])), kueue.remedy(status))
         if job.deadline and _age(status) > job.deadline:
             self._deadline()
         self._check_final_reasons(now)

@@ -138,15 +138,16 @@ def test_a_workload_that_does_not_exist(backend, runai, said):
     assert backend.status("train").phase is Phase.GONE
 
 
-def test_a_program_that_does_not_answer_or_prints_no_json(backend, runai):
+def test_a_program_that_does_not_answer_or_prints_something_else(backend, runai):
     backend.timings = Timings(submit=0.2)
     script = '#!/bin/sh\n[ "$3" = describe ] && echo "not found" >&2 && exit 1\nexec sleep 30\n'
     (runai.folder / "runai").write_text(script)
     with pytest.raises(LaunchError, match=r"does not answer within 0\.2 s"):
         backend.submit(job())
-    (runai.folder / "runai").write_text("#!/bin/sh\necho segmentation fault\n")
-    with pytest.raises(LaunchError, match="is not JSON:\nsegmentation fault"):
-        backend.status("train")
+    for said in ("segmentation fault", '{"pods": [1]}', '{"requestedPods": {}}'):
+        (runai.folder / "runai").write_text(f"#!/bin/sh\necho '{said}'\n")
+        with pytest.raises(LaunchError, match="cannot be read"):
+            backend.status("train")
 
 
 @pytest.mark.parametrize(

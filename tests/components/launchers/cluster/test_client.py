@@ -8,8 +8,7 @@ import pytest
 from fake_api import Fault
 
 from components.launchers.cluster import job_objects, pods
-from components.launchers.cluster.api_errors import ApiError
-from components.launchers.cluster.client import Trouble, connect
+from components.launchers.cluster.client import ApiError, Trouble, connect
 from components.launchers.cluster.kinds import KINDS
 from trainer.errors import EXIT_USAGE, ConfigError
 

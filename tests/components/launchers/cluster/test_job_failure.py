@@ -3,8 +3,8 @@
 import pytest
 
 from components.launchers.backend import Ending, JobStatus, Phase, PodStatus
-from components.launchers.cluster.job_failure import culprit, of_job
-from components.launchers.cluster.log_hints import Hints
+from components.launchers.cluster.watch import culprit, of_job
+from components.launchers.output import Hints
 from trainer.errors import Interrupted, LaunchError
 
 

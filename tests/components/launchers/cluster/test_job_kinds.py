@@ -7,8 +7,8 @@ from fake_api import Fault
 from fake_pod import endless
 from fake_trainer import AWAY
 
-from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.backend import ClusterBackend
+from components.launchers.cluster.client import ApiError
 from trainer.errors import ConfigError
 
 

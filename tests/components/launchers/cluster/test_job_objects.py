@@ -5,8 +5,8 @@ import time
 import pytest
 from fake_api import Fault
 
-from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.backend import ClusterBackend
+from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.kinds import KINDS
 
 RUNTIMES = "trainingruntimes"

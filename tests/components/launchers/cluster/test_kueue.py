@@ -7,8 +7,7 @@ from fake_pod import endless
 from kinds import both
 
 from components.launchers.backend import Phase
-from components.launchers.cluster import kueue_setup
-from components.launchers.cluster.kueue import ordinal
+from components.launchers.cluster.kueue import ordinal, release, remedy
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def test_an_older_kueue_is_asked_in_its_own_version(fake_cluster, backend, job):
     seen = len(asked(fake_cluster))
     assert backend.status("train").reason == "Queued"
     assert not any("v1beta2" in path for path in asked(fake_cluster)[seen:])  # Once is enough.
-    assert str(kueue_setup.release(backend.cluster)) == "Kueue v0.14.4 (API kueue.x-k8s.io/v1beta1)"
+    assert str(release(backend.cluster)) == "Kueue v0.14.4 (API kueue.x-k8s.io/v1beta1)"
 
 
 def test_a_workload_without_the_jobs_label_is_found_by_its_owner(fake_cluster, backend, job, kueue):
@@ -139,7 +138,7 @@ def test_a_job_that_kueue_leaves_alone_is_unserved(fake_cluster, backend, job):
     ]
     fake_cluster.denied.add(("get", "configmaps"))
     assert backend.explain(status) == ["Kueue v0.19.2 (API kueue.x-k8s.io/v1beta2)"]
-    assert "kubeflow.org/pytorchjob named in integrations.frameworks" in kueue_setup.remedy(status)
+    assert "kubeflow.org/pytorchjob named in integrations.frameworks" in remedy(status)
 
 
 def test_without_kueue_it_is_unserved_too(backend, job):
@@ -183,12 +182,12 @@ def test_kueues_version_is_told_as_far_as_it_may_be_seen(fake_cluster, cluster, 
     spec = {"group": "kueue.x-k8s.io", "names": names, "scope": "Namespaced", "versions": []}
     fake_cluster.add("customresourcedefinitions", "", {"metadata": meta, "spec": spec})
     fake_cluster.denied |= {("get", resource) for resource in deny}
-    assert told in str(kueue_setup.release(cluster))
+    assert told in str(release(cluster))
 
 
 def test_a_kueue_that_does_not_run_is_told_so(fake_cluster, cluster, kueue):
     fake_cluster.objects["deployments", "kueue-system", "kueue-controller-manager"]["status"] = {}
-    assert str(kueue_setup.release(cluster)).endswith("; its controller does not run")
+    assert str(release(cluster)).endswith("; its controller does not run")
 
 
 def test_places_are_written_as_people_do():

@@ -5,7 +5,7 @@ import time
 import pytest
 from fake_api import Fault
 
-from components.launchers.cluster.log_progress import Readings
+from components.launchers.cluster.logs import Readings
 from trainer import job_status, log
 from trainer.job_status import LOSS, SPEED
 
@@ -43,7 +43,7 @@ def test_a_log_is_read_again_only_after_a_while(backend, running, fake_cluster, 
         backend.with_progress(status)
     assert len(fake_cluster.requests("GET", "/log")) == 1
     pod.say(f"12:00:00 train: {log.describe(EVENT)}")
-    monkeypatch.setattr("components.launchers.cluster.log_progress._FRESH", 0.0)
+    monkeypatch.setattr("components.launchers.cluster.logs._FRESH", 0.0)
     assert backend.with_progress(status).progress.percent == 43
 
 

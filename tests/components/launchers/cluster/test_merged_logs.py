@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from fake_api import Fault
 
-from components.launchers.cluster.merged_logs import MergedLogs
+from components.launchers.cluster.logs import MergedLogs
 
 LOG = "/train-master-0/log"
 NUMBERED = [f"line {number}" for number in range(40)]

@@ -11,7 +11,7 @@ from patience import until
 
 from components.launchers.backend import Ending
 from components.launchers.cluster import pods
-from components.launchers.cluster.pod_endings import PodEndings
+from components.launchers.cluster.backend import PodEndings
 
 
 @pytest.fixture
@@ -110,9 +110,9 @@ def test_a_pod_whose_end_nobody_saw_is_waited_for_once(look, fake_cluster, kill,
     fake_cluster.faults.append(away)
     until(lambda: away.times < 10**6)  # The stream before it has ended.
     kill()
-    monkeypatch.setattr("components.launchers.cluster.pod_endings._WATCH_LAG", 0.2)
+    monkeypatch.setattr("components.launchers.cluster.backend._WATCH_LAG", 0.2)
     begun = time.monotonic()
     assert look() is None
     assert time.monotonic() - begun >= 0.2
-    monkeypatch.setattr("components.launchers.cluster.pod_endings._WATCH_LAG", 600)
+    monkeypatch.setattr("components.launchers.cluster.backend._WATCH_LAG", 600)
     assert look() is None

@@ -6,7 +6,7 @@ import time
 import pytest
 from fake_api import Fault
 
-from components.launchers.cluster.pod_log import PodLog
+from components.launchers.cluster.logs import PodLog
 
 LOG = "/train-master-0/log"
 SECOND = 10**9

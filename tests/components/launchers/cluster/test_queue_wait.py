@@ -12,10 +12,9 @@ from fake_pod import endless, fine
 from kinds import both
 
 from components.launchers.backend import JobStatus, Phase, PodStatus
-from components.launchers.cluster.backend import ClusterBackend
-from components.launchers.cluster.job_state import Incarnations
+from components.launchers.cluster.backend import ClusterBackend, Incarnations
 from components.launchers.cluster.kinds import KINDS
-from components.launchers.cluster.kueue_setup import framework
+from components.launchers.cluster.kueue import framework
 from trainer.errors import LaunchError
 
 

@@ -11,7 +11,7 @@ from fake_pod import endless, fine
 from kinds import both
 
 from components.launchers.backend import Ending, PodStatus
-from components.launchers.cluster.restarts import MEMORY_KILLS, Restarts
+from components.launchers.cluster.watch import MEMORY_KILLS, Restarts
 from trainer import job_status
 from trainer.errors import EXIT_USAGE, LaunchError
 

@@ -11,8 +11,8 @@ from kinds import both, make_by_hand, plain, pod_name
 from patience import until
 
 from components.launchers.backend import Phase
-from components.launchers.cluster.api_errors import ApiError
 from components.launchers.cluster.backend import ClusterBackend
+from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC
 from trainer.errors import ConfigError, LaunchError

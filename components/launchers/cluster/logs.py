@@ -1,19 +1,25 @@
-"""The log of a pod, followed without loss or repetition."""
+"""The logs of pods: one followed without loss or repetition, several merged, and the progress in them."""
 
+import contextlib
+import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from queue import Empty, Full, Queue
 from typing import Any
 
 from kubernetes.client import ApiException
 from urllib3.exceptions import HTTPError
 
-from components.launchers.cluster.api_errors import ApiError, api_error
-from components.launchers.cluster.client import Cluster
+from components.launchers.backend import JobStatus, LogLine, Phase, PodStatus
+from components.launchers.cluster.client import ApiError, Cluster, api_error
 from components.launchers.cluster.pods import main_container, main_name
+from trainer import job_status
+from trainer.job_status import Progress
 
 _OVERLAP = timedelta(seconds=1)  # stdout and stderr may be a little out of order in a log.
 _PREVIOUS_TRIES = 5  # To read the log of a container's previous instance, which the node may have dropped.
@@ -231,3 +237,119 @@ def _split(raw: bytes) -> tuple[datetime | None, str]:
     if printed is None or printed.tzinfo is None:
         return None, raw.decode(errors="replace")
     return printed.astimezone(UTC), text.decode(errors="replace").removesuffix("\r")
+
+
+logger = logging.getLogger(__name__)
+
+
+class MergedLogs:
+    """The lines of several pods, each log read by a thread; a context manager.
+
+    Args:
+        cluster: where the pods are.
+        follow: read on as lines come; else only what is there now.
+    """
+
+    def __init__(self, cluster: Cluster, *, follow: bool = True) -> None:
+        self._cluster, self._follow = cluster, follow
+        self._lines: Queue[LogLine] = Queue(maxsize=1000)
+        self._readers: dict[str, threading.Thread] = {}
+        self._stopped = threading.Event()
+
+    def __enter__(self) -> "MergedLogs":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+
+    def follow(self, pod: str, uid: str, *, tail: int = 0) -> None:
+        """Start to read a pod's log, unless that was started already.
+
+        Args:
+            pod: the pod's name.
+            uid: its identity.
+            tail: only so many last lines; 0 is all.
+        """
+        if uid not in self._readers:
+            log = PodLog(self._cluster, pod, uid, self._stopped, tail=tail)
+            self._readers[uid] = threading.Thread(target=self._read, args=[pod, log], daemon=True)
+            self._readers[uid].start()
+
+    def lines(self, seconds: float) -> Iterator[LogLine]:
+        """Yield the lines that come within a time."""
+        end = time.monotonic() + seconds
+        while (remaining := end - time.monotonic()) > 0:
+            with contextlib.suppress(Empty):
+                yield self._lines.get(timeout=remaining)
+
+    def rest(self, seconds: float, ended: Collection[str] | None = None) -> Iterator[LogLine]:
+        """Yield lines until every log was read to its end; of one that does not end, for a while.
+
+        Args:
+            seconds: to wait for a further line; ten times as long in all.
+            ended: uids of pods that have ended. A log of another, which is being stopped and may take
+                its time, is read for as long as those are, and a sixth of the time; None waits for all.
+        """
+        start = last_line_at = time.monotonic()
+        while (now := time.monotonic()) < min(last_line_at + seconds, start + 10 * seconds):
+            alive = {uid for uid, thread in self._readers.items() if thread.is_alive()}
+            awaited = alive if ended is None else alive & set(ended)
+            finished = not awaited and (not alive or now > start + seconds / 6)
+            try:
+                yield self._lines.get(timeout=0.0 if finished else 0.05)
+                last_line_at = now
+            except Empty:
+                if finished:
+                    return
+        logger.warning("the logs did not come to an end in time; lines may be missing")
+
+    def _read(self, pod: str, log: PodLog) -> None:
+        try:
+            for line in log.lines(follow=self._follow):
+                self._put(LogLine(pod, line))
+        except ApiError as error:
+            logger.warning("the log of pod %s is not shown: %s", pod, error)
+
+    def _put(self, line: LogLine) -> None:
+        while not self._stopped.is_set():
+            try:
+                return self._lines.put(line, timeout=1.0)
+            except Full:
+                continue
+
+
+_PROGRESS_LINES = 200  # Of the end of a log: a validation may print many.
+_FRESH = 10.0  # Seconds for which a reading is reused.
+
+
+class Readings:
+    """Caches the progress of jobs, for callers that poll many jobs every few seconds.
+
+    Args:
+        cluster: where the jobs are.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._read: dict[str, tuple[float, Progress | None]] = {}
+        """When a pod's log was read, and the progress in it, by the pod's uid."""
+
+    def completed(self, status: JobStatus) -> JobStatus:
+        """Return a running job's status with the progress from its log, if there is one."""
+        if status.progress is not None or status.phase is not Phase.RUNNING:
+            return status
+        running = [pod for pod in status.pods if pod.phase == "Running"]
+        # Of an elastic job any pod may have rank 0, and one that has not says nothing of it.
+        for pod in running if status.elastic else [pod for pod in running if pod.rank == 0]:
+            if progress := self._progress(pod):
+                return replace(status, progress=progress)
+        return status
+
+    def _progress(self, pod: PodStatus) -> Progress | None:
+        read_at, progress = self._read.get(pod.uid, (float("-inf"), None))
+        if time.monotonic() - read_at > _FRESH:
+            log = PodLog(self._cluster, pod.name, pod.uid, threading.Event(), tail=_PROGRESS_LINES)
+            with suppress(ApiError):  # Progress is optional: the log may be forbidden or not readable now.
+                progress = job_status.parse(list(log.lines(follow=False))) or progress
+            self._read[pod.uid] = (time.monotonic(), progress)
+        return progress

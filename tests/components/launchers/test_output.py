@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.launchers.cluster.log_hints import Hints
+from components.launchers.output import Hints
 
 
 @pytest.mark.parametrize(
