@@ -476,6 +476,6 @@ class RunaiBackend(Backend):
 def _check_managed(name: str, labels: Mapping[str, str]) -> None:
     if labels.get(LABEL_MANAGED) != MANAGED_BY:
         raise LaunchError(
-            f"kubedet did not make the workload {name}, and does not touch it",
+            f"the workload {name} was not made by kubedet, which does not touch it",
             fix="give the job another name, or delete that one with runai",
         )

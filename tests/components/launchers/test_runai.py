@@ -70,10 +70,10 @@ def test_the_same_job_is_adopted_and_another_or_a_failed_one_replaced(backend, r
 def test_workloads_of_others_are_not_touched(backend, runai):
     runai.change("train", labels={"app": "x"})
     for act in (lambda: backend.submit(job()), lambda: backend.stop("train")):
-        with pytest.raises(LaunchError, match="did not make the workload train"):
+        with pytest.raises(LaunchError, match="train was not made by kubedet"):
             act()
     runai.set_modes("no labels")
-    with pytest.raises(LaunchError, match="did not make the workload train"):
+    with pytest.raises(LaunchError, match="train was not made by kubedet"):
         backend.submit(job())
     backend.stop("train")  # The user named it.
     assert runai.verbs() == ["standard delete"]
