@@ -15,6 +15,7 @@ def parse(*words):
     verbs = parser.add_subparsers(parser_class=CommandParser)
     submit = verbs.add_parser("submit")
     submit.add_argument("--namespace", default=None)
+    submit.add_argument("--project", default="")
     add_specification(submit)
     return parser.parse_args(["submit", *words])
 

@@ -119,7 +119,7 @@ def test_a_deletion_that_fails_is_told(launcher, fake_cluster, master, kind):
     launcher.terminate()
     output, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 143
-    assert re.search(r"could not be deleted.*403", output) and "kubedet job stop train" in output
+    assert re.search(r"could not be deleted.*403", output) and "kubedet job stop -n default train" in output
 
 
 @pytest.fixture

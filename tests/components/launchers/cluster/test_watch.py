@@ -211,7 +211,7 @@ def test_an_outage_has_an_end(run, backend, fake_cluster, timings, master):
     backend.timings = replace(timings, outage=0.3)
     with pytest.raises(LaunchError, match=r"503.*; the job train goes on by itself") as error:
         run()
-    assert "kubedet job stop train" in error.value.fix
+    assert "kubedet job stop -n default train" in error.value.fix
     assert not gone(fake_cluster)  # It may be well: the next launcher takes it up.
 
 
