@@ -4,7 +4,6 @@ import importlib
 import io
 import os
 import sys
-from importlib.metadata import version
 
 from pipelines.commands.parser import Parser
 from trainer.errors import EXIT_FAILURE, ConfigError, KubedetError, refuse_userinfo
@@ -71,6 +70,8 @@ def make_parser(command: str = "") -> Parser:
     Args:
         command: the one command that it needs, for a quick start; all if there is no such command.
     """
+    from importlib.metadata import version  # Most of the time until the menu's first line.
+
     parser = Parser(
         prog="kubedet",
         description="Train an object detector on Kubeflow, or on one machine, with one pipeline.",
