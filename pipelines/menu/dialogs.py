@@ -124,6 +124,13 @@ def job_of_form(texts: dict[str, str]) -> JobSpec:
     flags = {name: texts[name] or None for name in FLAGS}
     return specification(
         argparse.Namespace(
-            spec=texts["spec"], fields=[], env=[], mount=[], namespace=None, arguments=words, **flags
+            spec=texts["spec"],
+            fields=[],
+            env=[],
+            mount=[],
+            namespace=None,
+            project="",
+            arguments=words,
+            **flags,
         )
     )
