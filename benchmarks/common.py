@@ -18,8 +18,8 @@ import torchvision
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from trainer import log
-from trainer.errors import ConfigError, KubedetError
+from trainer.base import log
+from trainer.base.errors import ConfigError, KubedetError
 from trainer.model import fused_functions
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.backbone import freeze

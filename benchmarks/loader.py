@@ -43,6 +43,7 @@ from benchmarks.common import arguments, report, run, synchronize
 from benchmarks.pictures import make_shards, write_large
 from benchmarks.stock_loader import stock_loader
 from benchmarks.training import like_photographs
+from trainer.base.errors import ConfigError
 from trainer.config import Config, LoaderConfig
 from trainer.configuration import with_overrides
 from trainer.data.batch import Batch
@@ -53,7 +54,6 @@ from trainer.data.shard_cache import ShardCache
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import random_view
 from trainer.distributed import World
-from trainer.errors import ConfigError
 
 CPU = torch.device("cpu")
 BATCH = 8

@@ -26,11 +26,11 @@ from typing import Any
 
 from benchmarks.common import arguments, device_name, report, run
 from trainer import recipes, storage
+from trainer.base.errors import ConfigError, TrainingError
 from trainer.config import Config
 from trainer.configuration import parse_overrides, to_json
 from trainer.data.download import download
 from trainer.data.shards import shard
-from trainer.errors import ConfigError, TrainingError
 from trainer.training_log import read_rows
 
 _ENDLESS = 100_000

@@ -29,9 +29,9 @@ from benchmarks.common import arguments, interleaved, random_batch, report, run,
 from benchmarks.stock_step import Candidate, stock
 from benchmarks.training import PHOTOGRAPHS, Inputs, color_maps, step_of, without_weights
 from trainer import recipes
+from trainer.base.errors import ConfigError
 from trainer.config import Config
 from trainer.distributed import World
-from trainer.errors import ConfigError
 from trainer.state import TrainState
 
 GOALS = {

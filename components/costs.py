@@ -12,7 +12,7 @@ from typing import Any
 from components import prices as price_files
 from components import usage
 from components.prices import Prices
-from trainer.errors import KubedetError
+from trainer.base.errors import KubedetError
 from trainer.usage.record import Record
 
 logger = logging.getLogger(__name__)

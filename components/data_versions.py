@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainer import storage
+from trainer.base.errors import ConfigError, DataError
 from trainer.config import DataConfig
 from trainer.data import raw_folder
 from trainer.data.download import choices, download, fingerprint, join
 from trainer.data.raw_folder import sizes_uri
-from trainer.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from components import lineage
 from trainer import storage
+from trainer.base.errors import ConfigError
 from trainer.data import forgotten, seen
 from trainer.data.forgotten import Forgotten
-from trainer.errors import ConfigError
 
 _WHOLE = {"raw": ("manifest.json", "plan.json"), "shards": ("index.json",)}
 """Files that make a folder whole."""

@@ -11,7 +11,7 @@ from typing import Any
 from components import job_limits, launchers, object_store, tracker_settings
 from components.launchers import spec_fields
 from components.launchers.spec import JobSpec, from_fields, training
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 from trainer.usage.meter import FOLDER
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from typing import Any
 
 from components.data_versions import KEY
 from trainer import storage
+from trainer.base.errors import DamagedError, FormError
 from trainer.data import seen
-from trainer.errors import DamagedError, FormError
 from trainer.export import bundle, published_models
 from trainer.storage import Form, records
 

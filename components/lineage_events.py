@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from components import run_ids
 from trainer import storage
-from trainer.masking import masked
+from trainer.base.masking import masked
 
 logger = logging.getLogger(__name__)
 

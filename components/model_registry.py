@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainer.errors import ConfigError, ExportError
+from trainer.base.errors import ConfigError, ExportError
 from trainer.export import bundle
 
 _TOKEN_PATHS = ("KF_PIPELINES_SA_TOKEN_PATH", "/var/run/secrets/kubernetes.io/serviceaccount/token")

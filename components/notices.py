@@ -15,7 +15,7 @@ import urllib3
 
 from components import posting
 from trainer import storage
-from trainer.errors import KubedetError
+from trainer.base.errors import KubedetError
 
 logger = logging.getLogger(__name__)
 

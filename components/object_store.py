@@ -7,7 +7,7 @@ Secret, to which pods refer by name and key; the settings may be seen by everybo
 import os
 import socket
 
-from trainer.errors import KubedetError, StorageError
+from trainer.base.errors import KubedetError, StorageError
 
 CREDENTIALS = "kubedet-object-store"
 """Name of the Secret, where nobody names another."""

@@ -12,10 +12,10 @@ from typing import Any
 
 from components import lineage, notices, run_ids
 from trainer import storage
+from trainer.base.errors import ConfigError
 from trainer.config import Config
 from trainer.data import forgotten, raw_folder, seen
 from trainer.data.sources.set_names import name_of
-from trainer.errors import ConfigError
 from trainer.export import published_models
 
 logger = logging.getLogger(__name__)

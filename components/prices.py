@@ -8,8 +8,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from trainer import storage
-from trainer.bounded_text import yaml_value
-from trainer.errors import ConfigError
+from trainer.base.bounded_text import yaml_value
+from trainer.base.errors import ConfigError
 
 VARIABLE = "KUBEDET_PRICES"
 """Environment variable: URI of the file."""

@@ -7,8 +7,8 @@ from components import costs, lineage, notices, run_ids, usage
 from components.scoring import NOT_THERE
 from components.signing_secret import SIGNING, mounted_key
 from trainer import configuration, storage
+from trainer.base.errors import KubedetError
 from trainer.baseline import SUMMARY
-from trainer.errors import KubedetError
 from trainer.export import published_models
 from trainer.export.export import export
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from components import jobs, notices, run_ids
-from trainer.errors import KubedetError
+from trainer.base.errors import KubedetError
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from components.launchers.backend import JobStatus
 from trainer import storage
-from trainer.errors import DamagedError, FormError, KubedetError
+from trainer.base.errors import DamagedError, FormError, KubedetError
 
 logger = logging.getLogger(__name__)
 

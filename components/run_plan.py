@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer import storage
+from trainer.base.errors import DamagedError, FormError
 from trainer.config import QUICK_MINUTES, Config
 from trainer.configuration import with_overrides
-from trainer.errors import DamagedError, FormError
 
 FILE = "plan.json"
 """In the run's folder: for what it was planned, what was chosen, and how long it was to take."""

@@ -5,7 +5,7 @@ The key is only in the mounted file: no parameter, variable, specification or ar
 
 from pathlib import Path
 
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 SIGNING = "kubedet-signing"
 """Name of the Secret, where nobody names another. It need not exist: then nothing is signed."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 from trainer import recipes
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 from trainer.weights.weights_mirror import look_up, obtain
 
 WEIGHTS = "model.weights"

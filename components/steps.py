@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from components import lineage_events, object_store, supervisor
-from trainer import log
-from trainer.errors import EXIT_FAILURE, Interrupted, KubedetError, StorageError
+from trainer.base import log
+from trainer.base.errors import EXIT_FAILURE, Interrupted, KubedetError, StorageError
 
 TERMINATION_LOG = Path("/dev/termination-log")
 """The content of this file becomes part of the pod's status, and of the workflow's message in Kubeflow."""

@@ -22,8 +22,8 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, TypeVar
 
-from trainer.bounded_text import whole_number
-from trainer.errors import EXIT_RETRY, ConfigError, Interrupted, KubedetError, LaunchError
+from trainer.base.bounded_text import whole_number
+from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, KubedetError, LaunchError
 from trainer.stop_signals import ENDING, handling
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ from components import run_images
 from components.data_versions import KEY
 from components.lineage import below, publications, runs, saw, version_of, versions
 from trainer import storage
+from trainer.base.errors import ConfigError, StorageError
 from trainer.data import forgotten, seen
-from trainer.errors import ConfigError, StorageError
 from trainer.export import bundle, published_models
 
 

@@ -19,12 +19,12 @@ from components.jobs import Request
 from components.launchers.spec import JobSpec, with_heartbeat
 from components.warm_start import overrides_from as from_champion
 from trainer import configuration, heartbeat, recipes, storage
+from trainer.base.errors import ConfigError, LaunchError
 from trainer.config import Config
 from trainer.configuration import with_overrides
 from trainer.data.sample_order import global_batch
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import data_root_of
-from trainer.errors import ConfigError, LaunchError
 from trainer.evaluation.gate import check, split_rules
 from trainer.export import published_models
 from trainer.weights.weights_mirror import check_available

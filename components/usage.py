@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from components import run_ids
 from trainer import storage
-from trainer.errors import DataError, StorageError
+from trainer.base.errors import DataError, StorageError
 from trainer.usage.meter import Meter, begin
 from trainer.usage.record import FORM, Record
 

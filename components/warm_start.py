@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from trainer import recipes, storage
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 from trainer.export import bundle, published_models
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import kfp_server_api
 
-from trainer.errors import ConfigError, KubedetError, LaunchError
+from trainer.base.errors import ConfigError, KubedetError, LaunchError
 
 TOKEN = "KFP_EXISTING_TOKEN"  # noqa: S105 (a name)
 """Variable with a token, as kfp's command line names it. There is no option for it: other users of

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from trainer.errors import ConfigError, KubedetError
+from trainer.base.errors import ConfigError, KubedetError
 
 
 def make_all(checks: Iterable[Callable[[], object]]) -> None:

@@ -6,8 +6,8 @@ import os
 import sys
 
 from pipelines.commands.parser import Parser
-from trainer.errors import EXIT_FAILURE, ConfigError, KubedetError, refuse_userinfo
-from trainer.os_errors import files_explained
+from trainer.base.errors import EXIT_FAILURE, ConfigError, KubedetError, refuse_userinfo
+from trainer.base.os_errors import files_explained
 
 COMMANDS = (
     "run", "tune", "compile", "submit", "schedule", "recipes", "data", "weights", "evaluate", "compare",

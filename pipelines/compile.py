@@ -11,7 +11,7 @@ from pipelines import parameters
 from pipelines.compiler_fixes import inline_conditions, pass_parameters
 from pipelines.forms import Form
 from pipelines.graph import pipeline
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 
 PLAIN = Form()
 """The form that most runs need: data in a bucket, brought and sharded by one pod."""

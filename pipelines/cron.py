@@ -12,7 +12,7 @@ from datetime import datetime
 
 from cronsim import CronSim, CronSimError
 
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 _UNKNOWN_DAYS = re.compile(r"[Ll#]|(?<![\d/])7(?!\d)")
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines.run_progress import RunProgress, Step
-from trainer.log import clock, describe
+from trainer.base.log import clock, describe
 
 _PLAIN_SECONDS = 10.0
 _WIDE = 100

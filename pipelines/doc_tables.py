@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipelines import parameters
 from pipelines.commands import run
-from trainer.errors import ConfigError, KubedetError
+from trainer.base.errors import ConfigError, KubedetError
 
 PAGES = ("README.md", "docs/kubeflow.md")
 """The documents that have such tables."""

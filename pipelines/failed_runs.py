@@ -9,7 +9,7 @@ from typing import Any
 
 from pipelines.kubeflow import Server
 from pipelines.pods import LABEL, MAIN, Cause, Pods, Step, error_of_log, message_and_fix
-from trainer.errors import LaunchError
+from trainer.base.errors import LaunchError
 
 _IMPLEMENTATIONS = ("retry-system-container-impl", "system-container-impl")
 _DRIVERS = ("system-container-driver", "system-dag-driver")

@@ -6,7 +6,7 @@ them before a run's parameters are known.
 
 from dataclasses import dataclass
 
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 PARALLELISM = 16
 """Trials that train at the same time, by default."""

@@ -13,7 +13,7 @@ from pipelines import parameters, schedules
 from pipelines.failed_runs import stopped
 from pipelines.kubeflow import Server
 from trainer import storage
-from trainer.errors import ConfigError, KubedetError
+from trainer.base.errors import ConfigError, KubedetError
 
 _NONE = "-"
 _SHOWN_METRIC = "coco/AP"

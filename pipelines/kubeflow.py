@@ -24,7 +24,7 @@ from kfp.client.set_volume_credentials import ServiceAccountTokenVolumeCredentia
 from pipelines.access import HOSTS, UI, Access
 from pipelines.api_errors import TOKEN, Request, Unavailable, from_response, not_the_api
 from pipelines.release import Release
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 _SECONDS = (10, 60)
 """To connect, and to wait for an answer."""

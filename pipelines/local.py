@@ -21,7 +21,7 @@ from kfp import components, local
 
 from pipelines.compile import compile_pipeline
 from pipelines.forms import Form
-from trainer.errors import EXIT_FAILURE, EXIT_RETRY
+from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY
 
 _stopping = threading.Event()
 

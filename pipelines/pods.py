@@ -18,7 +18,7 @@ from components.launchers.cluster.client import ApiError, Cluster, connect
 from components.launchers.cluster.pods import events
 from components.launchers.render.labels import LABEL_NAME
 from components.launchers.timings import Timings
-from trainer.errors import ConfigError, KubedetError
+from trainer.base.errors import ConfigError, KubedetError
 
 LABEL = "pipeline/runid"
 """Label of a run's pods, with the run's id."""

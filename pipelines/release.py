@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 TESTED = "2.17.0"
 """The version that runs of this pipeline were tried on."""

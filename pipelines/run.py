@@ -20,10 +20,11 @@ from components.launchers.guarded_process import GuardedProcess
 from pipelines import display, run_report, summary
 from pipelines.options import Options, check
 from pipelines.run_progress import RunProgress
-from trainer import log, storage
-from trainer.errors import ConfigError, DamagedError, FormError, StorageError
+from trainer import storage
+from trainer.base import log
+from trainer.base.errors import ConfigError, DamagedError, FormError, StorageError
+from trainer.base.temporary_folders import temporary_folder
 from trainer.stop_signals import ENDING, handling
-from trainer.temporary_folders import temporary_folder
 
 # Longer than a training launcher's own patience: it kills what does not stop, then says so.
 _GRACE_SECONDS = 90.0

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from components.occasion import NOTHING_NEW
 from components.steps import FINISHED, STARTED
 from pipelines import TITLES
-from trainer.errors import EXIT_RETRY
+from trainer.base.errors import EXIT_RETRY
 
 State = Literal["waiting", "running", "done", "failed", "stopped", "skipped"]
 
@@ -39,7 +39,7 @@ class Step:
     seconds: float = 0.0
     """How long it took, once it has ended."""
     bar: dict[str, Any] | None = None
-    """Its latest progress event (see trainer.log)."""
+    """Its latest progress event (see trainer.base.log)."""
     reused: bool = False
     """It found its work done by an earlier run."""
     note: str = ""

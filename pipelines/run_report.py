@@ -10,7 +10,7 @@ from typing import Any
 
 from components.costs import Costs
 from pipelines.run_progress import RunProgress
-from trainer.log import clock
+from trainer.base.log import clock
 
 
 def exit_code(record: dict[str, Any]) -> int:

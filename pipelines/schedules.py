@@ -10,7 +10,7 @@ import kfp_server_api
 from pipelines.cron import Cron
 from pipelines.kubeflow import Server
 from pipelines.submission import Submission
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 _MARK = "made by kubedet schedule, "
 """Prefix of the fingerprint in the description of recurring runs that kubedet made."""

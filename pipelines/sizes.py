@@ -5,7 +5,7 @@ onto one node; one that no node can hold is pending for ever.
 """
 
 from components.launchers import kubernetes_names
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 SIZES = {"small": ("500m", "2Gi"), "medium": ("2", "8Gi"), "large": ("6", "24Gi")}
 """Cores and memory, as Kubernetes writes them."""

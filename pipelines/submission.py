@@ -26,11 +26,11 @@ from pipelines.access import Access
 from pipelines.compile import compile_pipeline
 from pipelines.forms import PARALLELISM, Form
 from trainer import recipes, storage
+from trainer.base.errors import ConfigError, DataError, KubedetError, StorageError
+from trainer.base.temporary_folders import temporary_folder
 from trainer.config import MINUTES
 from trainer.data import sources
-from trainer.errors import ConfigError, DataError, KubedetError, StorageError
 from trainer.evaluation.gate import parse, split_rules
-from trainer.temporary_folders import temporary_folder
 
 FILE = "pipeline.yaml"
 """Name of the compiled pipeline in the commands that are shown."""

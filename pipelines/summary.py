@@ -13,8 +13,8 @@ from components import run_plan
 from components.costs import Costs
 from pipelines.run_progress import RunProgress
 from trainer import storage
-from trainer.errors import EXIT_FAILURE, EXIT_RETRY
-from trainer.masking import masked
+from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY
+from trainer.base.masking import masked
 
 PACKAGES = ("kubedet", "torch", "torchvision", "kfp", "pycocotools", "onnx", "onnxruntime")
 

@@ -7,7 +7,7 @@ from pipelines import ASSIST, CLEANUP, SEARCH, TITLES
 from pipelines.failed_runs import raise_failure, stopped
 from pipelines.kubeflow import Server, Unavailable
 from pipelines.pods import Pods
-from trainer.log import clock
+from trainer.base.log import clock
 
 SECONDS = 5.0
 """Between two looks."""

@@ -20,7 +20,7 @@ from components.launchers.backend import JobStatus, Phase, PodStatus
 from components.retention import judgement, pruning, uses
 from components.warm_start import CHAMPION
 from trainer import __main__ as trainer
-from trainer.errors import KubedetError
+from trainer.base.errors import KubedetError
 from trainer.export import published_models
 
 CLASSES = ["disc", "block"]

@@ -17,9 +17,10 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from trainer import configuration, log, parent_watch, recipes
+from trainer import configuration, recipes
+from trainer.base import log, parent_watch
+from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError, StorageError
 from trainer.config import Config
-from trainer.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError, StorageError
 
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _REQUIRED = {
@@ -34,7 +35,7 @@ _REQUIRED = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one verb; returns the exit code (see trainer.errors)."""
+    """Run one verb; returns the exit code (see trainer.base.errors)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(arguments)
     parent_watch.end_with_launcher()

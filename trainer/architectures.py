@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 DEFAULT = "retinanet"
 """What a configuration without `model.architecture` means: there was no other before there was that key."""

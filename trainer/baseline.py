@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer import storage
+from trainer.base.errors import EvaluationError
 from trainer.config import Config
 from trainer.data.shard_index import data_root_of
-from trainer.errors import EvaluationError
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.export import published_models as published
 from trainer.export.bundle import METADATA

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer.base.errors import TrainingError
 from trainer.config import Config
 from trainer.data.batch import Batch
 from trainer.distributed import gather
-from trainer.errors import TrainingError
 from trainer.model import fused_functions
 from trainer.state import TrainState
 from trainer.step import TrainStep

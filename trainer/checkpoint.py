@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from trainer import configuration, storage
+from trainer.base.errors import CheckpointError, DamagedError, KubedetError, StorageError
+from trainer.base.os_errors import explained
 from trainer.config import Config
-from trainer.errors import CheckpointError, DamagedError, KubedetError, StorageError
 from trainer.model.architecture import Architecture, build
-from trainer.os_errors import explained
 from trainer.storage.records import check_shape
 
 VERSION = 2

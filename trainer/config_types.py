@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo
 
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 
 URI_CHECK = "check of URIs"
 """Key of the validation context under which a reader gives its check of URIs: a function that raises

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 TIMEOUT = datetime.timedelta(minutes=30)
 """Timeout of a collective: longer than one rank may be behind because it compiles, waits for a slow

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainer.errors import ConfigError, StorageError, first_line
+from trainer.base.errors import ConfigError, StorageError, first_line
 from trainer.storage.probe import check_writable
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer import baseline as baselines
 from trainer import storage
+from trainer.base.errors import DamagedError, EvaluationError, MissingError
 from trainer.baseline import Baseline
 from trainer.config import Config
 from trainer.configuration import to_json
@@ -19,7 +20,6 @@ from trainer.data.shard_index import ShardDataset, data_root_of
 from trainer.data_comparison import compare_data
 from trainer.data_comparison import write as write_drift
 from trainer.distributed import World, broadcast, process_group
-from trainer.errors import DamagedError, EvaluationError, MissingError
 from trainer.evaluation import coco_metrics, engines, gate, scoring
 from trainer.evaluation.gate import Evidence, Verdict
 from trainer.evaluation.inference import ScoredModel, predict_split

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trainer import storage
-from trainer.errors import EXIT_RETRY, KubedetError, MissingError
+from trainer.base.errors import EXIT_RETRY, KubedetError, MissingError
 
 EXIT_ABANDONED = 75
 """Exit code of a training that saved its state and ended because its launcher was gone (EX_TEMPFAIL).

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer import log
+from trainer.base import log
 
 TASK, UNIT = "train", "steps"
 """Task and unit of the training's progress lines."""

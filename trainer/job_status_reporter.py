@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainer import log
+from trainer.base import log
 from trainer.job_status import Progress, percent
 
 URL = "KUBEFLOW_TRAINER_SERVER_URL"

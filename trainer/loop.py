@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainer import checkpoint, configuration, job_status, log, storage
+from trainer import checkpoint, configuration, job_status, storage
+from trainer.base import log
+from trainer.base.errors import ConfigError, Interrupted
 from trainer.batch_fitting import fitting_batch
 from trainer.compilation import compile_detector, hold_gradients, load_compiled, save_compiled
 from trainer.config import Config, TrainConfig
@@ -21,7 +23,6 @@ from trainer.data.sample_order import global_batch
 from trainer.data.sampling import check_verified, shared_weights
 from trainer.data.shard_index import ShardDataset, data_root_of
 from trainer.distributed import World, broadcast, mean, process_group
-from trainer.errors import ConfigError, Interrupted
 from trainer.evaluation.inference import predict_split
 from trainer.job_status_reporter import Reporter
 from trainer.optim import peak_learning_rate

@@ -14,9 +14,9 @@ from contextlib import suppress
 import torch
 
 from trainer import configuration
+from trainer.base.worker_pool import threads_of_process
 from trainer.batch_fitting import Trial, memory
 from trainer.config import Config
-from trainer.data.worker_pool import threads_of_process
 from trainer.distributed import World
 from trainer.model import fused_functions
 from trainer.state import TrainState

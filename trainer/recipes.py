@@ -5,10 +5,10 @@ from typing import Any
 import yaml
 
 from trainer import architectures, storage
-from trainer.bounded_text import yaml_value
+from trainer.base.bounded_text import yaml_value
+from trainer.base.errors import ConfigError
 from trainer.config import Config, DataConfig, EvaluationConfig, LoaderConfig, TrainConfig
 from trainer.configuration import check_frozen, with_overrides
-from trainer.errors import ConfigError
 from trainer.model.architectures.detr.detr_options import DFineOptions
 from trainer.model.architectures.faster_rcnn.faster_rcnn_options import FasterRcnnOptions
 from trainer.model.architectures.fcos.fcos_options import FcosOptions

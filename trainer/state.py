@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer.base.errors import ConfigError
+from trainer.base.precision import scaler
 from trainer.config import Config
 from trainer.distributed import World, gather, on_one_node
-from trainer.errors import ConfigError
 from trainer.model.architecture import Architecture, build, has_running_statistics
 from trainer.model.pretrained import DATA_ROOT, load_in_every_process
 from trainer.optim import MovingAverage, build_optimizer
-from trainer.precision import scaler
 
 _ENOUGH_FOR_STATISTICS = 4
 """Images of a process from which on BatchNorm can do without those of others, as a rule."""

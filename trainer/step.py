@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer.base.errors import ConfigError, TrainingError
+from trainer.base.precision import autocast
 from trainer.config import TrainConfig
 from trainer.data.batch import Batch
 from trainer.distributed import World, gather, largest, summed
-from trainer.errors import ConfigError, TrainingError
 from trainer.model.global_batch import Part, parts
 from trainer.optim import gradient_norm, learning_rate, set_learning_rate
-from trainer.precision import autocast
 from trainer.state import TrainState
 
 _PendingCopy = tuple[Tensor, torch.cuda.Event | None]

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer import storage
-from trainer.os_errors import explained
-from trainer.temporary_folders import TemporaryFolder
+from trainer.base.os_errors import explained
+from trainer.base.temporary_folders import TemporaryFolder
 
 METRICS = "metrics.jsonl"
 """File of the rows, in the run's folder."""

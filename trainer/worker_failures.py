@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError
+from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure

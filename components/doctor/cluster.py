@@ -13,8 +13,8 @@ from components.launchers import kubernetes_names
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster
 from components.object_store import SECRET_KEYS
+from trainer.base.errors import KubedetError
 from trainer.doctor import Check
-from trainer.errors import KubedetError
 
 PERMISSIONS = {
     ("kubeflow.org", "pytorchjobs"): ("create", "get", "list", "delete"),

@@ -11,8 +11,8 @@ from components.launchers.cluster.job_objects import Kinds
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kinds.kind import Kind
 from components.launchers.render import trainjob
+from trainer.base.errors import ConfigError
 from trainer.doctor import Check
-from trainer.errors import ConfigError
 
 _PATIENCE = 5.0
 

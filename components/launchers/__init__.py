@@ -5,7 +5,7 @@ from importlib import import_module
 
 from components.launchers.backend import JobStatus, Launcher, Look, ignore
 from components.launchers.spec import JobSpec
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 
 @dataclass(frozen=True)

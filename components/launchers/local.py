@@ -13,8 +13,8 @@ from components.launchers.guarded_process import GuardedProcess
 from components.launchers.output import LAST_LINES, Hints, indented, own_message
 from components.launchers.render.process_environment import ALLOCATOR, ALLOCATORS, EXPANDABLE
 from components.launchers.spec import JobSpec
-from trainer.data.worker_pool import threads_of_process
-from trainer.errors import EXIT_RETRY, ConfigError, Interrupted, LaunchError
+from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, LaunchError
+from trainer.base.worker_pool import threads_of_process
 from trainer.stop_signals import handling
 
 

@@ -28,7 +28,7 @@ from components.launchers.render import process_environment
 from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
 from components.launchers.spec import JobSpec, Toleration
 from components.launchers.timings import Timings
-from trainer.errors import ConfigError, KubedetError, LaunchError
+from trainer.base.errors import ConfigError, KubedetError, LaunchError
 
 logger = logging.getLogger(__name__)
 

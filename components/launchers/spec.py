@@ -14,8 +14,8 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from pydantic.dataclasses import dataclass
 
 from components.launchers import kubernetes_names
+from trainer.base.errors import ConfigError
 from trainer.config_types import Count, Int, Positive
-from trainer.errors import ConfigError
 
 _STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 

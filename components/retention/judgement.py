@@ -15,9 +15,9 @@ from components.retention import GRACE, UNENDED, pins, uses
 from components.retention.things import Thing, inventory, read_listed
 from components.tuning import RUNNING
 from trainer import storage
+from trainer.base.errors import DataError, StorageError
 from trainer.data import image_keys, raw_folder
 from trainer.data.raw_table import Table
-from trainer.errors import DataError, StorageError
 from trainer.export import bundle, published_models
 
 

@@ -3,7 +3,7 @@
 from components.retention import FOLDER
 from components.retention.things import inventory
 from trainer import storage
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 from trainer.storage import leases
 
 _PATIENCE = 600.0

@@ -10,7 +10,7 @@ from components import run_ids
 from components.retention import GRACE, judgement, uses
 from components.retention.things import Thing
 from trainer import storage
-from trainer.errors import ConfigError, KubedetError
+from trainer.base.errors import ConfigError, KubedetError
 from trainer.export import bundle
 from trainer.storage import leases, local
 

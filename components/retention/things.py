@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer import storage
-from trainer.errors import MissingError
+from trainer.base.errors import MissingError
 
 _DEPTH = {"runs": 1, "raw": 1, "shards": 1, "images": 1, "models": 2, "versions": 1, "tuning": 2}
 

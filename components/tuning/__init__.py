@@ -3,7 +3,7 @@
 import re
 
 from trainer import storage
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 RUNNING = "running"
 """State of a trial that has not ended, as it is written."""

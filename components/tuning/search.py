@@ -19,9 +19,9 @@ from components import starting_weights
 from components.launchers.guarded_process import GuardedProcess
 from components.tuning.study import COMPLETE, FAILED, PRUNED, Search, Study, TrialRecord
 from trainer import configuration, recipes, storage
+from trainer.base.errors import EXIT_RETRY, Interrupted, TrainingError
+from trainer.base.worker_pool import threads_of_process
 from trainer.data.shard_index import data_root_of
-from trainer.data.worker_pool import threads_of_process
-from trainer.errors import EXIT_RETRY, Interrupted, TrainingError
 from trainer.stop_signals import stop_request
 from trainer.training_log import read_rows
 

@@ -6,8 +6,8 @@ from typing import Any
 import yaml
 
 from trainer import recipes, storage
-from trainer.bounded_text import yaml_value
-from trainer.errors import ConfigError
+from trainer.base.bounded_text import yaml_value
+from trainer.base.errors import ConfigError
 
 Space = dict[str, dict[str, Any]]
 """By key of the configuration: {"low", "high"} with "log" where the logarithm is drawn and "step" between

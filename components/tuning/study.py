@@ -29,7 +29,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from components.tuning import RUNNING
 from components.tuning.spaces import Space
 from trainer import storage
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 from trainer.storage import leases, records
 
 _STARTUP = 5

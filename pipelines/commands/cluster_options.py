@@ -8,8 +8,8 @@ from pipelines import parameters
 from pipelines.commands.options import add_overrides, add_parameter, read_recipe
 from pipelines.forms import ENDS
 from pipelines.sizes import SIZES
+from trainer.base.errors import ConfigError
 from trainer.configuration import parse_overrides
-from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipelines.access import Access

@@ -5,7 +5,7 @@ import shutil
 from typing import Any
 
 from pipelines.commands import Commands
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 _SHOWN_CLASSES = 10
 

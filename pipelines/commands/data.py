@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.commands import Commands, data_compare, data_forget, data_merge
 from pipelines.commands.options import add_overrides
-from trainer.errors import ConfigError
-from trainer.visible_text import one_line
+from trainer.base.errors import ConfigError
+from trainer.base.visible_text import one_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -5,7 +5,7 @@ from typing import Any
 
 from pipelines.commands import Commands
 from pipelines.commands.options import add_overrides
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 
 def add(verbs: Commands) -> None:

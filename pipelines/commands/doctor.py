@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.commands import Commands, cluster_options
-from trainer.bounded_text import whole_number
-from trainer.errors import EXIT_FAILURE, ConfigError, KubedetError
+from trainer.base.bounded_text import whole_number
+from trainer.base.errors import EXIT_FAILURE, ConfigError, KubedetError
 
 if TYPE_CHECKING:
     from trainer.doctor import Check, Needs

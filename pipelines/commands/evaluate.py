@@ -11,8 +11,8 @@ from typing import Any
 from pipelines import checks
 from pipelines.commands import Commands
 from pipelines.commands.options import add_overrides
+from trainer.base.errors import ConfigError, Interrupted
 from trainer.configuration import parse_overrides
-from trainer.errors import ConfigError, Interrupted
 
 _CONFIG = "config.json"
 _OPTIONS = ("shards", "truth", "predictions", "split", "nproc")
@@ -73,7 +73,8 @@ def add(commands: Commands) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from trainer import configuration, log, storage
+    from trainer import configuration, storage
+    from trainer.base import log
     from trainer.baseline import SUMMARY
     from trainer.evaluate import evaluate
     from trainer.evaluation.gate import check, split_rules
@@ -100,7 +101,8 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _evaluate_files(options: argparse.Namespace, rules: list[str]) -> int:
-    from trainer import configuration, log, scored_files
+    from trainer import configuration, scored_files
+    from trainer.base import log
     from trainer.config import Config
 
     _check_given(options, ("truth", "predictions"), ("model", "shards", "split", "nproc"))

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 _INDENT = "    "
 _WIDEST = 110

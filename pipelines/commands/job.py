@@ -16,7 +16,7 @@ from pipelines.commands.job_options import (
     kinds,
     specification,
 )
-from trainer.errors import ConfigError, KubedetError, LaunchError
+from trainer.base.errors import ConfigError, KubedetError, LaunchError
 
 if TYPE_CHECKING:
     from components.launchers.backend import JobStatus, PodStatus

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from pipelines.commands import Commands
-from trainer.errors import ConfigError, StorageError
+from trainer.base.errors import ConfigError, StorageError
 
 FILES = Path(__file__).parents[1] / "deploy"
 """`deploy/`, as the wheel carries it; in a checkout a link to it."""

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pipelines.commands import Commands
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from components.launchers.cluster.backend import ClusterBackend

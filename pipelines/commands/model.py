@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipelines.commands import Commands, options
-from trainer.errors import DataError, StorageError
+from trainer.base.errors import DataError, StorageError
 
 if TYPE_CHECKING:
     from trainer.export.bundle import Bundle

@@ -6,8 +6,8 @@ from typing import Any
 
 from pipelines.parameters import LOCAL, Parameter
 from trainer import recipes
+from trainer.base.errors import ConfigError
 from trainer.configuration import parse_overrides
-from trainer.errors import ConfigError
 
 
 def add_overrides(parser: "argparse._ActionsContainer") -> None:

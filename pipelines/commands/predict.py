@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipelines.commands import Commands
 from pipelines.commands.options import add_model, add_pixel_limit, add_runtime, checked_pixel_limit
-from trainer.errors import ConfigError, KubedetError
+from trainer.base.errors import ConfigError, KubedetError
 
 
 def add(commands: Commands) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.commands import Commands
 from pipelines.commands.options import add_published
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from components.retention.pruning import Pruned

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.commands import Commands, cluster_options
 from pipelines.commands.options import add_prices, use_prices
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipelines.cron import Cron

@@ -4,7 +4,7 @@ import argparse
 
 from pipelines.commands import Commands
 from pipelines.commands.options import add_model, add_pixel_limit, add_runtime, checked_pixel_limit
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 
 def add(commands: Commands) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines import parameters
 from pipelines.commands import Commands, cluster_options
 from pipelines.commands.options import add_overrides, add_parameter, read_recipe
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from components.tuning.spaces import Space

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines import parameters
 from pipelines.commands import Commands
 from trainer import recipes
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from trainer.weights.weights_mirror import MirroredWeights
@@ -51,7 +51,7 @@ def add(commands: Commands) -> None:
 
 
 def _fetch(arguments: argparse.Namespace) -> int:
-    from trainer import log
+    from trainer.base import log
     from trainer.weights import weights_mirror
 
     log.setup()

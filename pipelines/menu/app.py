@@ -19,7 +19,7 @@ from components.launchers.backend import JobStatus, PodStatus
 from components.launchers.spec import JobSpec
 from pipelines.commands import job_tables
 from pipelines.menu.dialogs import Confirm, Submit
-from trainer.errors import KubedetError
+from trainer.base.errors import KubedetError
 
 if TYPE_CHECKING:
     from components.launchers.cluster.backend import ClusterBackend

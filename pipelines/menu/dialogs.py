@@ -13,7 +13,7 @@ from textual.widgets import Button, Input, Label, Static
 from components.launchers import spec_fields
 from components.launchers.spec import JobSpec
 from pipelines.commands.job_options import FLAGS, specification
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 _CSS = """
 {name} {{ align: center middle; }}

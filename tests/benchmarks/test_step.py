@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import common, step, stock_step
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 from trainer.recipes import load
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks import common, stock_step
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions
 from trainer.model.architectures.fcos.fcos_options import FcosOptions
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions

@@ -24,7 +24,7 @@ from components import (
     trial,
 )
 from components.images import COMPONENT_IMAGE
-from trainer.errors import DataError, StorageError
+from trainer.base.errors import DataError, StorageError
 
 COMPONENTS = [
     module.__dict__[module.__name__.split(".")[-1]]

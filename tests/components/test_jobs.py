@@ -12,7 +12,7 @@ from components import job_limits, jobs, object_store
 from components.jobs import Request, name_of, remove
 from components.launchers.cluster import client
 from components.launchers.cluster.backend import ClusterBackend
-from trainer.errors import ConfigError, KubedetError
+from trainer.base.errors import ConfigError, KubedetError
 
 RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 COMMAND = ("train", "--config", "s3://b/config.json")

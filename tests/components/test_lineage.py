@@ -9,8 +9,8 @@ from bundles import make_bundle
 from components import forgetting, lineage, occasion, preparation, prices, tracing
 from pipelines import cli
 from trainer import recipes, storage
+from trainer.base.errors import ConfigError, DamagedError, DataError
 from trainer.data import forgotten, seen
-from trainer.errors import ConfigError, DamagedError, DataError
 from trainer.export import bundle, published_models
 from trainer.usage.record import Record
 

@@ -16,8 +16,8 @@ from openlineage.client import event_v2, facet_v2
 from webhook import Webhook
 
 from components import lineage_events, lineage_sender, preparation, run_ids, steps, supervisor
-from trainer import log
-from trainer.errors import DataError, Interrupted
+from trainer.base import log
+from trainer.base.errors import DataError, Interrupted
 
 SOURCE = "sample:images=24,seed=3,size=96"
 ASKED = ("debug", {"data.processes": 1})

@@ -7,7 +7,7 @@ from bundles import make_bundle
 from registry_server import RegistryServer
 
 from components.model_registry import register_model
-from trainer.errors import ConfigError, ExportError, StorageError
+from trainer.base.errors import ConfigError, ExportError, StorageError
 
 pytest.importorskip("model_registry")
 

@@ -12,8 +12,9 @@ from components import notices, publishing, run_end, scoring
 from components.notices import EVENTS, FAILED, HELD_BACK, PASSED, Notice, tell
 from pipelines import run
 from pipelines.options import Options
-from trainer import configuration, log, recipes
-from trainer.errors import StorageError
+from trainer import configuration, recipes
+from trainer.base import log
+from trainer.base.errors import StorageError
 
 METRICS = {"coco/AP": 0.29, "coco/AP50": 0.5}
 REFUSED = Notice(HELD_BACK, "20261123-ab", "coco/AP 0.29 < 0.5 & <baseline>", "pets", metrics=METRICS)

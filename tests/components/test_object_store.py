@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from components import object_store
-from trainer.errors import DataError, StorageError
+from trainer.base.errors import DataError, StorageError
 
 
 @pytest.fixture(autouse=True)

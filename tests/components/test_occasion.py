@@ -12,8 +12,8 @@ from components import lineage, notices, occasion, preparation, training
 from components.jobs import Request
 from components.warm_start import overrides_from
 from trainer import configuration, recipes
+from trainer.base.errors import ConfigError
 from trainer.data import forgotten
-from trainer.errors import ConfigError
 from trainer.export import bundle, published_models
 
 GIVEN = {"data.processes": 1, "data.threads": 2}

@@ -3,7 +3,7 @@
 import pytest
 
 from components import prices
-from trainer.errors import ConfigError, StorageError
+from trainer.base.errors import ConfigError, StorageError
 
 
 def test_what_is_named_is_read_and_the_rest_costs_nothing(tmp_path):

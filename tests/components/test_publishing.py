@@ -10,8 +10,8 @@ from components import model_registry, publishing, run_ids
 from components.export import export as component
 from components.publishing import export_and_publish
 from trainer import recipes, storage
+from trainer.base.errors import ConfigError, ExportError
 from trainer.configuration import to_json
-from trainer.errors import ConfigError, ExportError
 from trainer.export import published_models
 from trainer.usage.record import Record
 

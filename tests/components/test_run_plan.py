@@ -10,7 +10,7 @@ from components.jobs import Request
 from components.run_plan import Images, choose, planned
 from components.training import prepare
 from trainer import configuration, recipes, storage
-from trainer.errors import DamagedError
+from trainer.base.errors import DamagedError
 from trainer.machine_speed import images_per_second, measure
 
 SMALL = recipes.load("small")

@@ -8,7 +8,7 @@ import pytest
 from components import run_ids, scoring
 from components.scoring import judge, score
 from trainer import configuration, recipes, storage
-from trainer.errors import EvaluationError
+from trainer.base.errors import EvaluationError
 from trainer.usage.record import Record
 
 METRICS = {"coco/AP": 0.29, "coco/AP50": 0.5}

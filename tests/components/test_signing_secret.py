@@ -3,7 +3,7 @@
 import pytest
 
 from components.signing_secret import SIGNING, mounted_key
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from components import training
 from components.jobs import Request
 from components.starting_weights import chosen, secure
 from trainer import configuration, recipes, storage
-from trainer.errors import CheckpointError, StorageError
+from trainer.base.errors import CheckpointError, StorageError
 from trainer.model.architecture import build
 from trainer.weights import weights_mirror
 

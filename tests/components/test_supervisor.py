@@ -12,7 +12,7 @@ import pytest
 
 from components import supervisor
 from components.supervisor import Crashed, Killed, Patience
-from trainer.errors import ConfigError, DataError, Interrupted, StorageError
+from trainer.base.errors import ConfigError, DataError, Interrupted, StorageError
 
 QUICK = Patience(tries=4, first_wait=0.01, longest_wait=0.02)
 
@@ -122,7 +122,7 @@ def test_a_number_of_tries_that_is_none(monkeypatch, text):
 WAITS = """
 import signal, sys, time
 from components import supervisor
-from trainer.errors import Interrupted, StorageError
+from trainer.base.errors import Interrupted, StorageError
 
 def saves(number, frame):
     print("saved", flush=True)

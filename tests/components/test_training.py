@@ -9,7 +9,7 @@ from small_index import index
 from components.jobs import Request
 from components.training import folder_of, prepare, result
 from trainer import __main__, configuration
-from trainer.errors import ConfigError, DamagedError, DataError, EvaluationError, LaunchError
+from trainer.base.errors import ConfigError, DamagedError, DataError, EvaluationError, LaunchError
 from trainer.export import published_models
 
 RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"

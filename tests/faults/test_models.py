@@ -18,8 +18,8 @@ from tests.trainer.export.test_kill import FILES, _die_everywhere
 from tests.trainer.export.test_serving_limits import PATIENCE, closed, opened, peak_memory, png, post, running
 from tests.trainer.export.test_tampered_bundle import keys, root, verify
 from trainer import storage
+from trainer.base.errors import DataError, KubedetError, StorageError
 from trainer.data.shard_index import ShardDataset
-from trainer.errors import DataError, KubedetError, StorageError
 from trainer.evaluate import evaluate
 from trainer.export import bundle, published_models
 from trainer.export.export import export

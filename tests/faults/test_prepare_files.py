@@ -8,11 +8,11 @@ from fault_table import HARMS, cells, contents, each
 from prepared_data import BOTH, CONFIG, Prepared, believed
 
 from trainer import storage
+from trainer.base.errors import DataError, KubedetError
 from trainer.data.download import download
 from trainer.data.repair import repair
 from trainer.data.shards import shard
 from trainer.data.verification import check, verify
-from trainer.errors import DataError, KubedetError
 
 
 @pytest.mark.parametrize("harm", each(*HARMS, stages=("download",)))

@@ -13,8 +13,8 @@ from fault_table import cells, contents
 from prepared_data import BOTH, believed, mounts
 
 from tests.trainer.export.test_serving_limits import png
+from trainer.base.errors import WantError
 from trainer.data.shard_index import ShardDataset
-from trainer.errors import WantError
 
 KILLED = """
 import json, os, random, signal, sys
@@ -64,7 +64,7 @@ from pathlib import Path
 from trainer import recipes
 from trainer.data.download import download
 from trainer.data.shards import shard
-from trainer.errors import KubedetError
+from trainer.base.errors import KubedetError
 
 config = recipes.load("debug", {"data.processes": 1, "data.max_bad_fraction": 0.5}).data
 raw = download(sys.argv[1], sys.argv[2], config)
@@ -81,7 +81,7 @@ import os, subprocess, sys
 from trainer import recipes
 from trainer.data.download import download
 from trainer.data.shards import shard
-from trainer.errors import KubedetError
+from trainer.base.errors import KubedetError
 
 config = recipes.load("debug", {"data.processes": 1}).data
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=" + sys.argv[3], "none", sys.argv[2]], check=True)

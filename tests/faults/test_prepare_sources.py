@@ -12,10 +12,10 @@ from prepared_data import BOTH, CONFIG, SOME_BAD, Prepared, images_of
 
 from tests.trainer.data.test_fetch import form_of_urls, image_server
 from tests.trainer.data.test_foreign_addresses import SECRET, servers, stored, write_set
+from trainer.base.errors import DataError, StorageError
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download
 from trainer.data.shards import shard
-from trainer.errors import DataError, StorageError
 
 __all__ = ["image_server", "servers"]
 

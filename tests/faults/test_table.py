@@ -7,8 +7,8 @@ import pytest
 from fault_table import FAULTS, HARMS, STAGES, contents, table
 from prepared_data import Prepared
 
+from trainer.base.errors import KubedetError
 from trainer.data.shard_index import ShardDataset
-from trainer.errors import KubedetError
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "reliability.md").read_text()

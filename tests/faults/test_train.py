@@ -14,7 +14,7 @@ from finished_runs import assert_same_weights, final_weights, losses, stop_after
 from prepared_data import mounts
 
 from trainer import checkpoint, configuration, storage
-from trainer.errors import CheckpointError, Interrupted, KubedetError, StorageError
+from trainer.base.errors import CheckpointError, Interrupted, KubedetError, StorageError
 from trainer.loop import train
 from trainer.training_log import read_rows
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pipelines import cron
 from trainer import recipes
+from trainer.base.errors import ConfigError, EvaluationError
 from trainer.configuration import parse_overrides
-from trainer.errors import ConfigError, EvaluationError
 from trainer.evaluation import gate
 
 NOWHERE = "/nowhere/at/all"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer import checkpoint, configuration, recipes
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 from trainer.weights.weight_files import WeightFiles
 
 CATEGORIES = [{"id": 0, "name": "cat", "original_id": 7}]

@@ -7,9 +7,9 @@ from components import prices
 from components.tuning import spaces
 from pipelines.commands import job_options
 from trainer import recipes
-from trainer.bounded_text import yaml_value
+from trainer.base.bounded_text import yaml_value
+from trainer.base.errors import KubedetError
 from trainer.data.sources import yolo_set
-from trainer.errors import KubedetError
 
 PLACES = (
     "{}", "{}: 1", "- {}", "train.lr: {}", "kwh: {}", "currency: {}", "recipe: {}", "nodes: {}", "labels: {}",

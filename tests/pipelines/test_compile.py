@@ -11,7 +11,7 @@ from pipelines.compile import compile_pipeline
 from pipelines.forms import Form
 from pipelines.local import for_this_machine
 from trainer import recipes
-from trainer.errors import ConfigError, StorageError
+from trainer.base.errors import ConfigError, StorageError
 
 PARAMETERS = {
     "data_root", "source", "recipe", "overrides", "gate", "launcher", "nodes", "nproc", "gpus", "image",

@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from pipelines.cron import parse
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 NOW = datetime(2026, 11, 21, 7, 30)
 

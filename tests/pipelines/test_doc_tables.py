@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import doc_tables
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from pipelines.access import Access
 from pipelines.failed_runs import raise_failure
 from pipelines.kubeflow import Server
 from pipelines.pods import Pods
-from trainer.errors import LaunchError
+from trainer.base.errors import LaunchError
 
 TITLES = {"train": "Train", "evaluate": "Evaluate"}
 

@@ -7,7 +7,7 @@ import pytest
 from pipelines.access import Access
 from pipelines.api_errors import Unavailable
 from pipelines.kubeflow import Server
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 
 def test_the_token_of_the_environment_is_sent(kfp_server, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from components import prices
 from pipelines import cli, run
 from pipelines.options import Options, check
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 
 def test_everything_that_is_wrong_is_told_at_once():

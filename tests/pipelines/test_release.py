@@ -3,7 +3,7 @@
 import pytest
 
 from pipelines.release import TESTED, Release
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 
 @pytest.mark.parametrize("tag", ["2.14.3", "2.14.0-rc.1", "v2.5.0", "2.0.0", "1.8.22", "2.14"])

@@ -22,7 +22,7 @@ from pipelines.commands.run import _processes
 from pipelines.options import Options
 from pipelines.run import _check_same, _warn_of_processes
 from trainer import storage
-from trainer.errors import ConfigError, DataError
+from trainer.base.errors import ConfigError, DataError
 
 KUBEDET = [sys.executable, "-m", "pipelines.cli"]
 

@@ -4,7 +4,7 @@ import pytest
 
 from components.launchers import kubernetes_names
 from pipelines import sizes
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pipelines.access import Access
 from pipelines.forms import Form
 from pipelines.parameters import TRAINING
 from pipelines.submission import Submission, argument
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 ROOT = {"data_root": "s3://bucket/root"}
 

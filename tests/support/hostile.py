@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from pipelines import cli
-from trainer.errors import KubedetError
+from trainer.base.errors import KubedetError
 
 TIMES = int(os.environ.get("KUBEDET_FUZZ", "1"))
 SECONDS = 5.0

@@ -9,8 +9,8 @@ import torch
 from finished_runs import assert_same_weights, final_weights, losses, stop_after
 
 from trainer import checkpoint
+from trainer.base.errors import Interrupted
 from trainer.config import Config
-from trainer.errors import Interrupted
 from trainer.evaluate import evaluate
 from trainer.export.export import export
 from trainer.loop import train

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer.base.errors import TrainingError
 from trainer.config import Config
 from trainer.data.batch import Batch
 from trainer.distributed import SINGLE, World
-from trainer.errors import TrainingError
 from trainer.loop import _Run
 from trainer.model.global_batch import Part
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trainer import baseline, recipes
-from trainer.errors import EvaluationError
+from trainer.base.errors import EvaluationError
 from trainer.evaluation.truth_and_predictions import Predictions
 
 FOUND = Predictions(np.array([1]), np.array([0]), np.array([[0.0, 0, 5, 5]]), np.array([0.5]))

@@ -10,8 +10,8 @@ from served_model import served
 
 from pipelines import cli
 from trainer import checkpoint, storage
+from trainer.base.errors import Interrupted
 from trainer.data.shard_index import ShardDataset
-from trainer.errors import Interrupted
 from trainer.evaluate import evaluate
 from trainer.export import bundle
 from trainer.export.export import export

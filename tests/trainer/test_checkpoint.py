@@ -10,8 +10,8 @@ import torch
 
 from trainer import checkpoint
 from trainer.__main__ import main
+from trainer.base.errors import CheckpointError, StorageError
 from trainer.configuration import from_json, to_json
-from trainer.errors import CheckpointError, StorageError
 from trainer.model.architecture import build
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from trainer.base.errors import ConfigError
 from trainer.distributed import process_group
-from trainer.errors import ConfigError
 
 
 def test_outside_torchrun_it_is_one_process(monkeypatch):

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from trainer.__main__ import main
+from trainer.base.errors import ConfigError
 from trainer.doctor import Needs, addresses, examine, size
-from trainer.errors import ConfigError
 
 
 def look(root=None, **needs):

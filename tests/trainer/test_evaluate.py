@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from trainer import scored_files, storage
+from trainer.base.errors import EvaluationError, StorageError
 from trainer.configuration import to_json
 from trainer.data.shard_index import ShardDataset
-from trainer.errors import EvaluationError, StorageError
 from trainer.evaluate import evaluate
 from trainer.evaluation import coco_metrics, openimages_metric, scoring
 from trainer.evaluation.inference import predict_split

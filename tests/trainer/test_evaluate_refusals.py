@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainer import storage
-from trainer.errors import EvaluationError, StorageError
+from trainer.base.errors import EvaluationError, StorageError
 from trainer.evaluate import evaluate
 from trainer.evaluation import engines
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from trainer import checkpoint, heartbeat, storage
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 from trainer.heartbeat import EXIT_ABANDONED, Watch, renewed
 from trainer.training_log import read_rows
 

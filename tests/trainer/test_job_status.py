@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from trainer import job_status, log
+from trainer import job_status
+from trainer.base import log
+from trainer.base.errors import Interrupted
 from trainer.configuration import to_json
-from trainer.errors import Interrupted
 from trainer.job_status import Progress, parse
 from trainer.loop import train
 from trainer.training_log import TrainingLog, read_rows

@@ -13,8 +13,8 @@ from components.launchers import local
 from components.launchers.spec import JobSpec
 from trainer import checkpoint
 from trainer import launch as module
-from trainer.data import worker_pool
-from trainer.errors import ConfigError
+from trainer.base import worker_pool
+from trainer.base.errors import ConfigError
 from trainer.launch import launch
 from trainer.training_log import read_rows
 

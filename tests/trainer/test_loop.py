@@ -11,9 +11,7 @@ import torch
 from finished_runs import assert_same_weights, final_weights, losses, stop_after
 
 from trainer import checkpoint, run_recorder, storage
-from trainer.checkpoint import load_model
-from trainer.configuration import to_json
-from trainer.errors import (
+from trainer.base.errors import (
     CheckpointError,
     ConfigError,
     DataError,
@@ -21,6 +19,8 @@ from trainer.errors import (
     StorageError,
     TrainingError,
 )
+from trainer.checkpoint import load_model
+from trainer.configuration import to_json
 from trainer.evaluate import evaluate
 from trainer.loop import train
 from trainer.model.architecture import build

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from trainer import checkpoint, loop
+from trainer.base.errors import ConfigError, StorageError
 from trainer.configuration import to_json
 from trainer.distributed import SINGLE, World
-from trainer.errors import ConfigError, StorageError
 from trainer.state import TrainState
 
 SECOND = World(rank=1, size=2, device=torch.device("cpu"))

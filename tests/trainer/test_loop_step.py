@@ -6,7 +6,7 @@ import torch
 from steps import losing, steps_of, with_one_broken_loss
 from waiting import Arrived, Counter
 
-from trainer.errors import TrainingError
+from trainer.base.errors import TrainingError
 
 
 @pytest.mark.parametrize(

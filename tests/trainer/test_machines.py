@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainer import checkpoint
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 from trainer.launch import meeting
 
 ENDPOINT = ["--rdzv-endpoint", "first:29500", "--rdzv-backend"]

@@ -24,7 +24,7 @@ LOSING = """
 import os, signal, sys, time
 import torch
 import torch.distributed as dist
-from trainer import parent_watch
+from trainer.base import parent_watch
 from trainer.worker_failures import report_lost_peer
 parent_watch.end_with_launcher()
 dist.init_process_group("gloo")
@@ -45,7 +45,7 @@ except RuntimeError as error:
 
 SPARED = """
 import os, sys, time
-from trainer import parent_watch
+from trainer.base import parent_watch
 parent_watch.end_with_launcher()
 print("up", flush=True)
 while not ("FAILS" in os.environ and os.path.exists(GO)):

@@ -7,8 +7,8 @@ import pytest
 from finished_runs import assert_same_weights, final_weights, losses, stop_after
 
 from trainer import run_recorder
+from trainer.base.errors import ConfigError, Interrupted
 from trainer.data.shard_index import ShardDataset
-from trainer.errors import ConfigError, Interrupted
 from trainer.loop import train
 from trainer.training_log import read_rows
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trainer import checkpoint, configuration, run_recorder
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.run_recorder import Recorder
 from trainer.training_log import TrainingLog, read_rows

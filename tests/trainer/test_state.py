@@ -6,8 +6,8 @@ import torch.distributed as dist
 from torch import multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer.base.errors import ConfigError
 from trainer.distributed import World
-from trainer.errors import ConfigError
 from trainer.loop import train
 from trainer.state import TrainState, _check_sync_batchnorm
 

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer.base.errors import ConfigError
 from trainer.distributed import SINGLE
-from trainer.errors import ConfigError
 from trainer.step import StepGuard, compress_gradients
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from trainer.errors import DataError, Interrupted
+from trainer.base.errors import DataError, Interrupted
 from trainer.worker_failures import (
     ERROR_FILE,
     exit_code,

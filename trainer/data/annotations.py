@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer import storage
+from trainer.base.errors import DataError
+from trainer.base.temporary_folders import temporary_folder
 from trainer.config import DataConfig
 from trainer.data import forgotten, image_keys
 from trainer.data import problem_counts as reasons
@@ -24,8 +26,6 @@ from trainer.data.plausibility import AnnotationCheck, merged
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import BLOCK, ROW, new_table
 from trainer.data.sources.source import UNKNOWN, Category, Listing, Rows
-from trainer.errors import DataError
-from trainer.temporary_folders import temporary_folder
 
 SPLITS = ("train", "val", "test")
 

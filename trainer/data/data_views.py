@@ -10,6 +10,7 @@ import pyarrow as pa
 from PIL import Image
 
 from trainer import storage
+from trainer.base.errors import DataError, StorageError
 from trainer.config import DataConfig
 from trainer.data import raw_folder, sources
 from trainer.data.decoding import decode_sample
@@ -20,7 +21,6 @@ from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import ROW, Table
 from trainer.data.shard_folder import INDEX, read_index
 from trainer.data.shard_index import ShardDataset
-from trainer.errors import DataError, StorageError
 
 _LARGEST, _QUALITY = 1600, 95
 LOCAL_SAMPLE, REMOTE_SAMPLE = 2000, 100

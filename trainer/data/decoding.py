@@ -14,12 +14,12 @@ import simplejpeg
 import torch
 from torch import Tensor
 
+from trainer.base.errors import DataError
+from trainer.base.os_errors import naming, refuse_want
 from trainer.data.augmentation import Composition, Tile
 from trainer.data.pixel_memory import Scratch
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import FILL, Drawing, View
-from trainer.errors import DataError
-from trainer.os_errors import naming, refuse_want
 
 _NAMED = 20
 _EXAMPLES = 10

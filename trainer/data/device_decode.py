@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tv
 
+from trainer.base.errors import ConfigError, DataError, first_line
+from trainer.base.os_errors import refuse_want
 from trainer.config import LoaderConfig
 from trainer.data.augmentation import Composition
 from trainer.data.transforms import FILL, View
-from trainer.errors import ConfigError, DataError, first_line
-from trainer.os_errors import refuse_want
 
 Drawn = tuple[Tensor, torch.cuda.Event | None]
 """uint8 [B, S, S, 3] on the device, and the event that marks it as complete (None on a CPU)."""

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from trainer import storage
+from trainer.base.errors import DamagedError, DataError, FormError
 from trainer.config import DataConfig
 from trainer.data import annotations, fetch, fetch_reports, forgotten, raw_folder, sources
 from trainer.data import problem_counts as reasons
@@ -30,7 +31,6 @@ from trainer.data.fetch_reports import Failure
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import VERSION
 from trainer.data.raw_table import Table
-from trainer.errors import DamagedError, DataError, FormError
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 
 from trainer import storage
+from trainer.base import worker_pool
+from trainer.base.errors import StorageError
+from trainer.base.log import progress
 from trainer.config import DataConfig
-from trainer.data import fetch_reports, image_copying, image_keys, raw_folder, sources, worker_pool
+from trainer.data import fetch_reports, image_copying, image_keys, raw_folder, sources
 from trainer.data import problem_counts as reasons
 from trainer.data.fetch_reports import Failure
 from trainer.data.image_copying import Result, Task
@@ -23,8 +26,6 @@ from trainer.data.problem_counts import Problems
 from trainer.data.raw_folder import SUM
 from trainer.data.raw_table import Table
 from trainer.data.sources.source import Source
-from trainer.errors import StorageError
-from trainer.log import progress
 from trainer.storage.reach import Reach
 
 _FOLDERS = [f"{number:02x}" for number in range(256)]

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trainer import storage
+from trainer.base.errors import DamagedError
+from trainer.base.os_errors import refuse_want
 from trainer.data.problem_counts import TRIED_AGAIN
 from trainer.data.raw_folder import SUM
-from trainer.errors import DamagedError
-from trainer.os_errors import refuse_want
 
 _LOG = logging.getLogger("data")
 _SUM = ".sha256"

@@ -12,12 +12,13 @@ from functools import partial
 from typing import NamedTuple
 
 from trainer import storage
-from trainer.data import images, sources, worker_pool
+from trainer.base import worker_pool
+from trainer.base.errors import DamagedError, MissingError, StorageError
+from trainer.data import images, sources
 from trainer.data import problem_counts as reasons
 from trainer.data.fetch_reports import Failure, Fault
 from trainer.data.shard_folder import digest
 from trainer.data.sources.source import Source
-from trainer.errors import DamagedError, MissingError, StorageError
 from trainer.storage.reach import Reach, Refused
 
 _QUICK = 0.0004

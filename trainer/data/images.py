@@ -19,9 +19,9 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 from pillow_heif import HeifImageFile, register_heif_opener
 
+from trainer.base.os_errors import refuse_want
 from trainer.data import jpeg
 from trainer.data import problem_counts as reasons
-from trainer.os_errors import refuse_want
 
 IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".heic", ".heif", ".avif",

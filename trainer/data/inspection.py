@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from trainer import log, storage
+from trainer import storage
+from trainer.base import log, worker_pool
+from trainer.base.errors import DataError, MissingError, StorageError
 from trainer.config import DataConfig
-from trainer.data import near_duplicates, statistics, worker_pool
+from trainer.data import near_duplicates, statistics
 from trainer.data import problem_counts as reasons
 from trainer.data.cleaning import clean
 from trainer.data.data_views import RawImages, Shards, SourceRows, as_picture, open_view
@@ -23,7 +25,6 @@ from trainer.data.images import (
 from trainer.data.plausibility import AnnotationCheck, Findings, check_samples, note_image, of_duplicates
 from trainer.data.preview import sheet
 from trainer.data.problem_counts import Problems
-from trainer.errors import DataError, MissingError, StorageError
 
 _OF_PIXELS = ("box_side", "box_share", "box_aspect", "image_side", "image_aspect")
 _STAND_IN = 1000

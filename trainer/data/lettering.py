@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import ImageDraw, ImageFont
 
-from trainer.visible_text import one_line
+from trainer.base.visible_text import one_line
 
 _SUFFIXES = (".ttf", ".ttc", ".otf")
 _MAC_FOLDERS = ("/System/Library/Fonts", "/Library/Fonts", "~/Library/Fonts")

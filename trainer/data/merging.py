@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer import storage
+from trainer.base.errors import DataError, KubedetError, WantError
+from trainer.base.os_errors import explained
 from trainer.config import DataConfig
 from trainer.data import sources
 from trainer.data.coco_writer import CocoWriter, WrittenBox
 from trainer.data.images import UnreadableImage, measure, normalize, place_box
 from trainer.data.sources.source import Category, Listing, Source
-from trainer.errors import DataError, KubedetError, WantError
-from trainer.os_errors import explained
 
 _AHEAD = 32
 """Images that are read side by side."""

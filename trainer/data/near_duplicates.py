@@ -12,7 +12,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from trainer.os_errors import refuse_want
+from trainer.base.os_errors import refuse_want
 
 _CELLS = 16
 _CONTRAST = 1

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainer.base.errors import DataError
 from trainer.data import problem_counts as reasons
 from trainer.data.images import NormalImage, size_fault
 from trainer.data.near_duplicates import Pair
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.source import Category, Listing, Rows
-from trainer.errors import DataError
 
 _SLACK = 0.01
 """How far a box may leave its image, as a fraction of the side; in pixels one more is allowed."""

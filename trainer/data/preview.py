@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
+from trainer.base.errors import DataError
 from trainer.config import Config, DataConfig
 from trainer.data.box_labels import Corners, LabelledBox, draw_boxes
 from trainer.data.data_views import Box, Picture, Shards, open_view
 from trainer.data.lettering import lettering
 from trainer.data.shard_index import ShardDataset
 from trainer.data.training_pictures import training_pictures
-from trainer.errors import DataError
 
 TILE = 320
 """Side of a picture's field on the sheet, pixels."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 
 EXAMPLES = 10
 """Examples that are kept of each reason."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainer import storage
-from trainer.errors import DamagedError, MissingError
+from trainer.base.errors import DamagedError, MissingError
 
 VERSION = 5
 """Raise it when the same source gives other raw tables."""

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer import storage
+from trainer.base.errors import DataError
+from trainer.base.os_errors import refuse_want
 from trainer.data.sources.row_format import SOURCE_ROW
-from trainer.errors import DataError
-from trainer.os_errors import refuse_want
 
 BLOCK = 1000
 """Images of a block."""

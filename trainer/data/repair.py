@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainer import storage
+from trainer.base.errors import ConfigError, DamagedError, DataError, FormError
 from trainer.config import DataConfig
 from trainer.data import download, image_copying, raw_folder
 from trainer.data.data_views import RawImages, open_view
@@ -12,7 +13,6 @@ from trainer.data.shard_folder import INDEX, note, read_index
 from trainer.data.shard_index import data_root_of
 from trainer.data.shards import shard
 from trainer.data.verification import Verified, verify
-from trainer.errors import ConfigError, DamagedError, DataError, FormError
 
 _LOG = logging.getLogger("data")
 _AGAIN = "run the command again that prepared these data: it writes anew what is missing or damaged"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainer.errors import ConfigError, DataError
+from trainer.base.errors import ConfigError, DataError
 
 WINDOW = 64
 """Shards whose samples are mixed."""

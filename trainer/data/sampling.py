@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from trainer.base.errors import DataError
 from trainer.config import LoaderConfig
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World, broadcast
-from trainer.errors import DataError
 
 _LOOKED_AT = 64
 """Images that are enough to see what a source tells."""

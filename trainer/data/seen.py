@@ -28,11 +28,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer import storage
+from trainer.base.errors import DamagedError
+from trainer.base.os_errors import refuse_want
 from trainer.data import forgotten, image_keys
 from trainer.data.raw_table import Table
 from trainer.data.shard_index import SAMPLE
-from trainer.errors import DamagedError
-from trainer.os_errors import refuse_want
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO
 
 from trainer import storage
+from trainer.base.errors import StorageError
 from trainer.data.shard_folder import REPAIR, note
-from trainer.errors import StorageError
 from trainer.storage.copies import FOLDER, LIMIT, Busy, Copies
 
 _PIECE = 4 * 1024 * 1024

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer import storage
+from trainer.base.errors import StorageError
+from trainer.base.os_errors import explained
 from trainer.data.shard_cache import Fetched, ShardCache
-from trainer.errors import StorageError
-from trainer.os_errors import explained
 
 _OPEN_FILES = 256
 _FETCHERS = 8

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from trainer import storage
-from trainer.errors import DamagedError, DataError, KubedetError, StorageError
+from trainer.base.errors import DamagedError, DataError, KubedetError, StorageError
 
 VERSION = 5
 """Of shards and their index. Raise it when the same raw images give other shards."""

@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 
 from trainer import storage
+from trainer.base.errors import DamagedError, DataError
+from trainer.base.os_errors import explained
+from trainer.base.temporary_folders import temporary_folder
 from trainer.data import near_duplicates, plausibility, statistics
 from trainer.data import problem_counts as reasons
 from trainer.data.ground_truth import Classes, GroundTruthWriter, ground_truth
@@ -22,10 +25,7 @@ from trainer.data.problem_counts import Problems
 from trainer.data.shard_cache import ShardCache
 from trainer.data.shard_files import ShardFiles
 from trainer.data.shard_folder import INDEX, REPAIR, blame, read_index, read_known, read_sidecar
-from trainer.errors import DamagedError, DataError
-from trainer.os_errors import explained
 from trainer.storage.records import decode
-from trainer.temporary_folders import temporary_folder
 
 SAMPLE = np.dtype(
     [

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
 from trainer import storage
+from trainer.base.errors import DamagedError, DataError, MissingError, StorageError
+from trainer.base.os_errors import naming
 from trainer.data import image_copying, statistics
 from trainer.data import problem_counts as reasons
 from trainer.data.cleaning import clean
@@ -24,8 +26,6 @@ from trainer.data.near_duplicates import NO_HASH, picture_hash
 from trainer.data.plausibility import note_image
 from trainer.data.problem_counts import Problems
 from trainer.data.raw_table import Table
-from trainer.errors import DamagedError, DataError, MissingError, StorageError
-from trainer.os_errors import naming
 
 _LOG = logging.getLogger("data")
 _RECORD = 10240  # tar files end at a multiple of this

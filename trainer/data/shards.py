@@ -18,9 +18,12 @@ from typing import Any
 import numpy as np
 
 from trainer import storage
+from trainer.base import worker_pool
+from trainer.base.errors import DamagedError, DataError, FormError
+from trainer.base.log import progress
 from trainer.config import DataConfig
 from trainer.data import problem_counts as reasons
-from trainer.data import raw_folder, seen, worker_pool
+from trainer.data import raw_folder, seen
 from trainer.data.download import fingerprint
 from trainer.data.image_keys import hash_fraction
 from trainer.data.problem_counts import Problems
@@ -28,8 +31,6 @@ from trainer.data.raw_table import Table
 from trainer.data.shard_folder import INDEX, NOTE, VERSION, faults, noted, read_index, read_sidecar
 from trainer.data.shard_index import write_index
 from trainer.data.shard_writer import ShardTask, write_shard
-from trainer.errors import DamagedError, DataError, FormError
-from trainer.log import progress
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from trainer.base.errors import ConfigError
 from trainer.config import Config
 from trainer.data.batch import PADDING
 from trainer.data.data_views import Picture
@@ -14,7 +15,6 @@ from trainer.data.loader import TrainLoader
 from trainer.data.sampling import image_weights
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World
-from trainer.errors import ConfigError
 
 
 def training_pictures(dataset: ShardDataset, config: Config, count: int, epoch: int = 0) -> list[Picture]:

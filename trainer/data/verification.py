@@ -10,14 +10,15 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from trainer import log, storage
-from trainer.data import raw_folder, worker_pool
+from trainer import storage
+from trainer.base import log, worker_pool
+from trainer.base.errors import ConfigError, DamagedError, DataError, MissingError, StorageError, WantError
+from trainer.base.os_errors import refuse_want
+from trainer.data import raw_folder
 from trainer.data.data_views import RawImages, Shards, open_view
 from trainer.data.decoding import decode
 from trainer.data.shard_folder import note, read_known, read_sidecar
 from trainer.data.shard_index import ShardDataset, parse_sample
-from trainer.errors import ConfigError, DamagedError, DataError, MissingError, StorageError, WantError
-from trainer.os_errors import refuse_want
 from trainer.storage import records
 
 _BLOCK = 1024 * 1024

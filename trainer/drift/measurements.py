@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from trainer.base.errors import DataError
 from trainer.data.data_views import RawImages, Shards, SourceRows
 from trainer.data.inspection import cleaned_samples, is_sized
 from trainer.data.problem_counts import Problems
 from trainer.data.shard_index import ShardDataset
-from trainer.errors import DataError
 
 MOST = 20_000
 """Images whose annotations are compared, drawn at random where there are more."""

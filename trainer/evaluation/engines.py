@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.errors import EvaluationError
+from trainer.base.errors import EvaluationError
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 
 ENGINES = ("hotcoco", "pycocotools")

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer import log
+from trainer.base import log
+from trainer.base.precision import autocast
 from trainer.config import Config
 from trainer.data.batch import Batch
 from trainer.data.loader import EvalLoader
@@ -18,7 +19,6 @@ from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World, gather_on_main
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.model.postprocess import Detections
-from trainer.precision import autocast
 
 
 @dataclass(frozen=True)

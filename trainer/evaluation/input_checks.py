@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.errors import EvaluationError
+from trainer.base.errors import EvaluationError
 from trainer.evaluation.truth_and_predictions import EXAMPLES, Predictions, Truth
 
 OUTSIDE = 1.0

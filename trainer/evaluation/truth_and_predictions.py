@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer import storage
-from trainer.errors import EvaluationError, first_line
-from trainer.os_errors import refuse_want
+from trainer.base.errors import EvaluationError, first_line
+from trainer.base.os_errors import refuse_want
 
 _CONTENT = "content_sha256"
 """Key of a Parquet file's metadata: the hash of its numbers."""

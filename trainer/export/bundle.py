@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer import storage
-from trainer.errors import FormError, StorageError
-from trainer.os_errors import explained
+from trainer.base.errors import FormError, StorageError
+from trainer.base.os_errors import explained
+from trainer.base.temporary_folders import temporary_folder
 from trainer.storage.local import open_file
-from trainer.temporary_folders import temporary_folder
 
 METADATA = "model_metadata.json"
 WEIGHTS = "model.safetensors"

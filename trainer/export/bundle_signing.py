@@ -4,7 +4,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import ExportError, first_line
+from trainer.base.errors import ExportError, first_line
 from trainer.export import bundle
 from trainer.export.bundle import Bundle
 

@@ -16,10 +16,11 @@ import safetensors.torch
 import torch
 
 from trainer import checkpoint, storage
+from trainer.base.errors import ExportError, StorageError
+from trainer.base.temporary_folders import temporary_folder
 from trainer.config import Config
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
-from trainer.errors import ExportError, StorageError
 from trainer.evaluation.input_checks import class_difference
 from trainer.export import bundle, bundle_signing, sbom
 from trainer.export.formats import FORMATS, Maker, check_formats
@@ -30,7 +31,6 @@ from trainer.export.verify import Check, describe, verify
 from trainer.model.architecture import Architecture
 from trainer.model.deployment import INPUT, OUTPUTS, RAW_OUTPUTS
 from trainer.storage.probe import check_writable
-from trainer.temporary_folders import temporary_folder
 
 SIGNING_KEY = "KUBEDET_SIGNING_KEY"
 """Environment variable: path of the PEM file that signs bundles; unset signs nothing."""

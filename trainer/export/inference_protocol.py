@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 from trainer.model.deployment import INPUT, OUTPUTS
 
 TYPES = {"UINT8": np.uint8, "FP32": np.float32, "INT64": np.int64}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer import checkpoint, configuration, storage
-from trainer.errors import CheckpointError, EvaluationError, ExportError, KubedetError, first_line
+from trainer.base.errors import CheckpointError, EvaluationError, ExportError, KubedetError, first_line
 from trainer.evaluation.inference import ScoredModel
 from trainer.evaluation.truth_and_predictions import EXAMPLES
 from trainer.export import bundle

@@ -11,7 +11,7 @@ import onnx
 import torch
 from onnxscript import opset18
 
-from trainer.errors import ExportError, first_line
+from trainer.base.errors import ExportError, first_line
 from trainer.model.deployment import INPUT, Graph
 
 # onnxscript's type variables describe graph values, which Python values stand for here.

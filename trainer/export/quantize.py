@@ -14,10 +14,10 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from trainer.base.errors import ExportError, first_line
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import letterbox
-from trainer.errors import ExportError, first_line
 from trainer.model.deployment import INPUT
 
 _LONG, _WIDE = 512, 128

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from trainer.errors import ExportError
+from trainer.base.errors import ExportError
 from trainer.model.deployment import INPUT
 
 

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import ExportError
+from trainer.base.errors import ExportError
 from trainer.export.bundle import file_sha256
 
 _ROOTS = ("kubedet", "onnx", "onnxscript", "onnxruntime", "openvino")

@@ -23,9 +23,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trainer.bounded_text import whole_number
+from trainer.base.bounded_text import whole_number
+from trainer.base.errors import ConfigError, DataError, KubedetError
 from trainer.data.images import MAX_PIXELS
-from trainer.errors import ConfigError, DataError, KubedetError
 from trainer.export import inference_protocol, page_files
 from trainer.export.model_thread import ModelThread
 from trainer.export.predict import ImageTooLarge, Predictor, as_json, decode_image

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from trainer import storage
-from trainer.errors import ConfigError, ExportError
+from trainer.base.errors import ConfigError, ExportError
 from trainer.export.bundle import Bundle
 
 _TRITON = {

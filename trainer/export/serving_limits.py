@@ -10,7 +10,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from trainer.errors import DataError
+from trainer.base.errors import DataError
 
 MOST_BYTES = 256 * 1024 * 1024
 """Largest body of a request."""

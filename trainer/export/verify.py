@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torchvision.ops import batched_nms
 
-from trainer import log
+from trainer.base import log
+from trainer.base.errors import ExportError, first_line
 from trainer.config import Config
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import FILL, letterbox
-from trainer.errors import ExportError, first_line
 from trainer.evaluation import coco_metrics
 from trainer.evaluation.inference import in_images
 from trainer.evaluation.truth_and_predictions import Predictions

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer import architectures
+from trainer.base.errors import ExportError
 from trainer.config import ModelConfig, TrainConfig
-from trainer.errors import ExportError
 from trainer.model.deployment import Graph
 from trainer.model.postprocess import Detections
 

@@ -5,9 +5,9 @@ import logging
 import torch
 import torch.distributed as dist
 
+from trainer.base.errors import KubedetError
 from trainer.config import ModelConfig
 from trainer.distributed import World, broadcast
-from trainer.errors import KubedetError
 from trainer.model.architecture import Architecture, build
 from trainer.weights.weights_mirror import obtain
 

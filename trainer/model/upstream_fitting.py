@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from torch import Tensor, nn
 
-from trainer.errors import CheckpointError
+from trainer.base.errors import CheckpointError
 
 BODY = "backbone.body."
 """Prefix of the names of a backbone's tensors in torchvision's detectors."""

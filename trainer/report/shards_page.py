@@ -11,9 +11,9 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader
 from matplotlib.ticker import EngFormatter
 
+from trainer.base.errors import KubedetError
 from trainer.data.images import read_upright
 from trainer.data.shard_index import ShardDataset
-from trainer.errors import KubedetError
 from trainer.report.figures import SERIES, Plot, figure, svg, variable
 from trainer.report.plots import histograms
 

@@ -27,8 +27,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from trainer.errors import StorageError
-from trainer.os_errors import explained, missing
+from trainer.base.errors import StorageError
+from trainer.base.os_errors import explained, missing
+from trainer.base.temporary_folders import temporary_folder
 from trainer.storage import local, records
 from trainer.storage.records import Form
 from trainer.storage.uris import (
@@ -44,7 +45,6 @@ from trainer.storage.uris import (
     parent,
     scheme,
 )
-from trainer.temporary_folders import temporary_folder
 
 if TYPE_CHECKING:
     from trainer.storage.concurrent_reads import Many

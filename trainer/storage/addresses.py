@@ -9,7 +9,7 @@ from urllib.parse import quote
 import obstore
 from obstore.store import S3Store
 
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 from trainer.storage import environment
 from trainer.storage.store import Place, locate, split
 from trainer.storage.uris import CLOUDS, WEB, scheme

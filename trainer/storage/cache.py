@@ -9,8 +9,8 @@ from collections import OrderedDict
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from trainer.errors import DamagedError
-from trainer.os_errors import explained
+from trainer.base.errors import DamagedError
+from trainer.base.os_errors import explained
 from trainer.storage import local, reads, store
 from trainer.storage.copies import Copies
 from trainer.storage.uris import FileState

@@ -15,7 +15,7 @@ from typing import Any
 import urllib3
 from obstore.store import AzureStore, GCSStore, ObjectStore
 
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 
 IDENTITY = {
     "gs": "name a service account's key file in GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS, "

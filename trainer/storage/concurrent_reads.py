@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pycurl
 
 from trainer import storage
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 from trainer.storage import attempts, environment, reads, traffic
 from trainer.storage.addresses import Address, Addresses
 from trainer.storage.content_hash import Check, Content, known_hash

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainer.errors import ConfigError, StorageError
+from trainer.base.errors import ConfigError, StorageError
 
 FOLDER = "KUBEDET_CACHE_DIR"
 """Environment variable: where copies are kept; a folder under the system's temporary one if unset."""

@@ -35,7 +35,7 @@ from minio import Minio
 from minio.credentials import AWSConfigProvider, IamAwsProvider, Provider, StaticProvider
 from urllib3 import PoolManager, ProxyManager
 
-from trainer.errors import StorageError, refuse_userinfo
+from trainer.base.errors import StorageError, refuse_userinfo
 
 _AMAZON = "s3.amazonaws.com"
 _AMAZONS = (".amazonaws.com", ".amazonaws.com.cn")

@@ -12,8 +12,8 @@ from urllib.request import getproxies, proxy_bypass
 
 from obstore.exceptions import BaseError, InvalidPathError, PreconditionError
 
-from trainer.errors import DamagedError, MissingError, RefusedError, StorageError
-from trainer.os_errors import missing
+from trainer.base.errors import DamagedError, MissingError, RefusedError, StorageError
+from trainer.base.os_errors import missing
 from trainer.storage.clouds import IDENTITY, is_panic
 from trainer.storage.uris import CLOUDS, WEB, scheme
 

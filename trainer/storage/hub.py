@@ -3,7 +3,7 @@
 import os
 from urllib.parse import urlsplit
 
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 
 ADDRESS = "HF_ENDPOINT"
 """Environment variable: the hub's address, where it is a mirror of yours."""

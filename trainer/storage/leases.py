@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from trainer import storage
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 from trainer.storage import records
 
 _LOG = logging.getLogger("storage")

@@ -13,8 +13,8 @@ from functools import cache
 from io import BufferedReader
 from pathlib import Path
 
-from trainer.errors import DamagedError, StorageError
-from trainer.os_errors import explained
+from trainer.base.errors import DamagedError, StorageError
+from trainer.base.os_errors import explained
 from trainer.storage.uris import FileState, local_path
 
 _STALE_SECONDS = 3600

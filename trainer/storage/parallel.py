@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from trainer.errors import Interrupted
+from trainer.base.errors import Interrupted
 
 _LOOK = 0.2
 """Seconds between two looks at whether the work was given up."""

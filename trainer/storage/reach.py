@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.errors import ConfigError, StorageError
-from trainer.masking import has_userinfo
+from trainer.base.errors import ConfigError, StorageError
+from trainer.base.masking import has_userinfo
 from trainer.storage.uris import OBJECT_STORES, WEB, InvalidAddress, host_and_port, scheme
 
 MOST_BYTES = 64 * 1024 * 1024

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.errors import DamagedError, DataError, FormError
+from trainer.base.errors import DamagedError, DataError, FormError
 
 _KEY = "file_sha256"
 _NOTHING = "0" * 64

@@ -20,7 +20,7 @@ from minio.error import MinioException
 from obstore.store import HTTPStore, ObjectStore, S3Store
 from urllib3.exceptions import HTTPError
 
-from trainer.errors import StorageError, refuse_userinfo
+from trainer.base.errors import StorageError, refuse_userinfo
 from trainer.storage import attempts, clouds, environment, failures, hub, web
 from trainer.storage.uris import (
     CLOUDS,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from trainer.errors import MissingError, StorageError, refuse_userinfo
+from trainer.base.errors import MissingError, StorageError, refuse_userinfo
 
 CLOUDS = ("gs", "az")
 """Object stores that are no S3."""

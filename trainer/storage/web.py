@@ -21,8 +21,8 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util.connection import create_connection
 
-from trainer.bounded_text import whole_number
-from trainer.errors import StorageError
+from trainer.base.bounded_text import whole_number
+from trainer.base.errors import StorageError
 from trainer.storage import attempts, environment, failures, hub, traffic
 from trainer.storage.reach import MOST_BYTES, Reach, Refused
 from trainer.storage.uris import WEB, FileState, InvalidAddress, host_and_port, invalid_address, scheme

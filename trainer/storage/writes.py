@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Literal
 import obstore
 from obstore.exceptions import AlreadyExistsError
 
-from trainer.errors import Interrupted
+from trainer.base.errors import Interrupted
 from trainer.storage import attempts, failures, reads, traffic
 from trainer.storage.parallel import watch
 from trainer.storage.store import locate, state

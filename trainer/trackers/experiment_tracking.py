@@ -17,8 +17,8 @@ from importlib import import_module
 from typing import Any, Literal, Protocol
 
 from trainer import storage
+from trainer.base.errors import DamagedError, DataError, KubedetError
 from trainer.config import Config
-from trainer.errors import DamagedError, DataError, KubedetError
 from trainer.storage import records
 
 State = Literal["finished", "stopped", "failed"]

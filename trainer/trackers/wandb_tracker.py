@@ -12,7 +12,7 @@ from typing import Any
 import wandb
 
 from trainer import storage
-from trainer.temporary_folders import TemporaryFolder
+from trainer.base.temporary_folders import TemporaryFolder
 from trainer.trackers.experiment_tracking import Row, State, TrackedRun
 
 PROJECT = "kubedet"

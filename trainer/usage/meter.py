@@ -16,10 +16,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trainer import storage
-from trainer.bounded_text import whole_number
-from trainer.errors import KubedetError
+from trainer.base.bounded_text import whole_number
+from trainer.base.errors import KubedetError
+from trainer.base.temporary_folders import TemporaryFolder
 from trainer.storage import traffic
-from trainer.temporary_folders import TemporaryFolder
 from trainer.usage.record import Record
 
 _LOG = logging.getLogger("usage")

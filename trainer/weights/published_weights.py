@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from trainer import storage
-from trainer.errors import ConfigError, KubedetError, MissingError, RefusedError, StorageError
+from trainer.base.errors import ConfigError, KubedetError, MissingError, RefusedError, StorageError
 from trainer.storage import hub
 
 TORCHVISION = "torchvision:"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import CheckpointError, first_line
+from trainer.base.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from trainer import storage
+from trainer.base.errors import KubedetError, StorageError
+from trainer.base.temporary_folders import temporary_folder
 from trainer.config_types import NO_WEIGHTS
-from trainer.errors import KubedetError, StorageError
-from trainer.temporary_folders import temporary_folder
 from trainer.weights.published_weights import (
     HUB,
     PublishedFile,

@@ -16,7 +16,7 @@ from urllib3.exceptions import HTTPError
 from yaml import YAMLError
 
 from components.launchers.timings import Timings
-from trainer.errors import EXIT_USAGE, ConfigError, LaunchError
+from trainer.base.errors import EXIT_USAGE, ConfigError, LaunchError
 
 PASSING = (410, 429, 500, 502, 503, 504)
 """HTTP statuses that are worth another try."""

@@ -12,7 +12,7 @@ from components.launchers.cluster import pods
 from components.launchers.cluster.client import ApiError, Cluster, is_webhook_away
 from components.launchers.cluster.kinds.kind import Body, Kind
 from components.launchers.render.labels import LABEL_MANAGED, MANAGED_BY
-from trainer.errors import ConfigError, LaunchError
+from trainer.base.errors import ConfigError, LaunchError
 
 logger = logging.getLogger(__name__)
 

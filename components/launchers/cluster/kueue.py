@@ -17,7 +17,7 @@ from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kinds.kind import Body, Kind, holding
 from components.launchers.timings import Timings
-from trainer.bounded_text import yaml_value
+from trainer.base.bounded_text import yaml_value
 
 GROUP, VISIBILITY = "kueue.x-k8s.io", "visibility.kueue.x-k8s.io"
 VERSIONS = ("v1beta2", "v1beta1")

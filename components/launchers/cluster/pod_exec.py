@@ -28,7 +28,7 @@ from kubernetes.stream.ws_client import (
 from websocket import ABNF, WebSocketException
 
 from components.launchers.backend import PodStatus
-from trainer.errors import ConfigError, LaunchError
+from trainer.base.errors import ConfigError, LaunchError
 
 _TICK_SECONDS = 0.25
 """How soon a terminal that changes its size is noticed."""

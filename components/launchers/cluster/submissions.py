@@ -15,7 +15,7 @@ from components.launchers.cluster.own_pod import OwnPod, ends_with_the_run, read
 from components.launchers.cluster.termination import delete_with_run
 from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
 from components.launchers.spec import JobSpec
-from trainer.errors import ConfigError, LaunchError
+from trainer.base.errors import ConfigError, LaunchError
 
 logger = logging.getLogger(__name__)
 

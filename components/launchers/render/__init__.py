@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from components.launchers.spec import JobSpec
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 TARGETS = ("pytorchjob", "trainjob", "indexed-job", "runai", "runai-submit-dist", "runai-submit-pytorch")
 """A PyTorchJob of the Training Operator, a TrainJob of Kubeflow Trainer, a plain indexed Job, and Run:ai's

@@ -15,7 +15,7 @@ from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kinds.kind import Kind, Standing
 from components.launchers.render import labels, pod
 from components.launchers.spec import JobSpec
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 JOB = JobSpec(command=("true",), name="train", image="i:1")
 

@@ -14,7 +14,7 @@ from components.launchers import local, run
 from components.launchers.backend import Phase
 from components.launchers.guarded_process import GuardedProcess
 from components.launchers.spec import JobSpec, training
-from trainer.errors import ConfigError, Interrupted, LaunchError
+from trainer.base.errors import ConfigError, Interrupted, LaunchError
 
 
 @pytest.fixture

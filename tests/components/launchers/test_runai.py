@@ -15,7 +15,7 @@ from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC
 from components.launchers.runai import RunaiBackend
 from components.launchers.spec import from_fields
 from components.launchers.timings import Timings
-from trainer.errors import ConfigError, Interrupted, LaunchError
+from trainer.base.errors import ConfigError, Interrupted, LaunchError
 
 HASTY = Timings(poll=0.05, removal=2, submit=20, replaced=0.1)
 

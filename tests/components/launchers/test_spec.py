@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from components.launchers.spec import JobSpec, from_fields, training
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 FIELDS: dict[str, Any] = {"command": ["python", "-V"], "image": "image:1"}
 

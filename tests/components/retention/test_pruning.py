@@ -14,8 +14,8 @@ from components.retention.things import inventory
 from pipelines import cli
 from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
+from trainer.base.errors import ConfigError
 from trainer.data.shard_index import ShardDataset
-from trainer.errors import ConfigError
 from trainer.export import published_models
 from trainer.storage import leases
 

@@ -12,7 +12,7 @@ from components.tuning import search
 from components.tuning.study import COMPLETE, FAILED, PRUNED, Search, Study
 from tests.trainer.conftest import bucket, object_store_server
 from trainer import storage
-from trainer.errors import EXIT_RETRY, ConfigError, Interrupted, TrainingError
+from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, TrainingError
 
 __all__ = ["bucket", "object_store_server"]
 

@@ -4,7 +4,7 @@ import pytest
 
 from components.tuning import spaces
 from trainer import recipes
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 
 @pytest.mark.parametrize("recipe", recipes.RECIPES)

@@ -7,7 +7,7 @@ import yaml
 
 from components.tuning import search, work
 from trainer import recipes, storage
-from trainer.errors import EXIT_RETRY, ConfigError, Interrupted, TrainingError
+from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, TrainingError
 
 SPACE = "{train.lr: {low: 0.001, high: 0.1}, train.warmup_steps: {low: 1, high: 9}}"
 

@@ -11,11 +11,11 @@ from PIL import Image, ImageColor
 
 from pipelines import cli
 from trainer import recipes, storage
+from trainer.base.visible_text import cells
 from trainer.data.box_labels import COLOURS
 from trainer.data.download import download
 from trainer.data.preview import TILE
 from trainer.data.shards import shard
-from trainer.visible_text import cells
 
 SOURCE = "sample:images=12,seed=2,size=96"
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pipelines.commands.job_options import CommandParser, add_specification, specification
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 
 def parse(*words):

@@ -15,7 +15,7 @@ from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
 from components.launchers.timings import Timings
 from pipelines.menu.app import Menu
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 NODES = ("new-node-0-0", "new-node-0-1")
 FAST = Timings(backoff=0.01, poll=0.05, patience=0.2)

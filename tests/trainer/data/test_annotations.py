@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from trainer.base.errors import DataError
 from trainer.config import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import raw_table
@@ -10,7 +11,6 @@ from trainer.data.image_keys import distinct
 from trainer.data.raw_table import Table
 from trainer.data.sources.row_format import Entries
 from trainer.data.sources.source import UNKNOWN, Box, Category, Entry, Listing
-from trainer.errors import DataError
 
 CATEGORIES = [Category("cat", 3), Category("dog", 17), Category("cow", 90)]
 

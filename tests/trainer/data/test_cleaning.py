@@ -2,10 +2,10 @@ import json
 
 import pytest
 
+from trainer.base.errors import DataError
 from trainer.data import problem_counts as reasons
 from trainer.data.cleaning import clean
 from trainer.data.problem_counts import Problems
-from trainer.errors import DataError
 
 NAN = float("nan")
 

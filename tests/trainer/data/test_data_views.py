@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from trainer import storage
+from trainer.base.errors import DataError
 from trainer.data.inspection import inspect
 from trainer.data.preview import contact_sheet
 from trainer.data.verification import verify
-from trainer.errors import DataError
 
 
 @pytest.fixture

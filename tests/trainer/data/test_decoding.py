@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from trainer.base.errors import DataError
 from trainer.config import DataConfig, LoaderConfig
 from trainer.data import jpeg
 from trainer.data.decoding import Decoder, decode, read_sample
@@ -19,7 +20,6 @@ from trainer.data.shards import shard
 from trainer.data.transforms import FILL, whole_view
 from trainer.data.verification import check, verify
 from trainer.distributed import World
-from trainer.errors import DataError
 
 DATA = DataConfig(val_fraction=0.0, processes=1, threads=1)
 CONFIG = LoaderConfig(image_size=96, workers=2, prefetch=2)

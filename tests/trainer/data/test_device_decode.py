@@ -10,6 +10,7 @@ import pytest
 import simplejpeg
 import torch
 
+from trainer.base.errors import ConfigError, DataError
 from trainer.config import LoaderConfig
 from trainer.data import device_decode
 from trainer.data.decoding import decode
@@ -18,7 +19,6 @@ from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import random_view, render, sample_draws
 from trainer.distributed import World
-from trainer.errors import ConfigError, DataError
 
 CPU = torch.device("cpu")
 CONFIG = LoaderConfig(image_size=96, workers=2, scale=[0.5, 1.6], flip=0.5, flip_vertical=0.5, brightness=0.2)

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from trainer import storage
+from trainer.base.errors import DataError, StorageError
 from trainer.config import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download
 from trainer.data.image_keys import place
 from trainer.data.raw_folder import read_manifest
 from trainer.data.raw_table import Table
-from trainer.errors import DataError, StorageError
 
 CONFIG = DataConfig(processes=1, threads=4)
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from trainer import storage
+from trainer.base.errors import DataError, StorageError
+from trainer.base.log import PROGRESS_FILE
 from trainer.config import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, fetch_partition, join, plan
 from trainer.data.shards import shard
-from trainer.errors import DataError, StorageError
-from trainer.log import PROGRESS_FILE
 
 CONFIG = DataConfig(processes=1, threads=4, allow_hosts=["127.0.0.1"])
 

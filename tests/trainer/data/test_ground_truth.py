@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from trainer.base.errors import StorageError
 from trainer.data.ground_truth import Classes, GroundTruthWriter, ground_truth
-from trainer.errors import StorageError
 
 CLASSES = Classes([{"id": 0, "name": "Käfer", "original_id": 3}], {})
 

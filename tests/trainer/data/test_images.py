@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from trainer.base.errors import WantError
 from trainer.data import decoding, images, jpeg
 from trainer.data.images import NormalImage, UnreadableImage, normalize, place_box, size_agrees
-from trainer.errors import WantError
 
 
 def picture(width: int = 60, height: int = 40, mode: str = "RGB") -> Image.Image:

@@ -18,10 +18,10 @@ from openimages_mirror import source
 from PIL import Image
 
 from trainer import storage
+from trainer.base.errors import StorageError
 from trainer.config import DataConfig
 from trainer.data.download import download
 from trainer.data.shards import shard
-from trainer.errors import StorageError
 
 CONFIG = DataConfig(processes=1, threads=4, shard_bytes=3000)
 NAMES = [f"{number}.jpg" for number in range(12)]

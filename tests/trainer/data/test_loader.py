@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from trainer.base.errors import DataError
 from trainer.config import LoaderConfig
 from trainer.data.batch import PADDING
 from trainer.data.decoding import read_sample
@@ -20,7 +21,6 @@ from trainer.data.sample_order import SampleStream
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import color_map, move_boxes, sample_draws, whole_view
 from trainer.distributed import World
-from trainer.errors import DataError
 
 CONFIG = LoaderConfig(image_size=96, workers=2, prefetch=3, scale=[0.7, 1.4], brightness=0.2)
 

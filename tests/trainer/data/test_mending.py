@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from trainer import recipes, storage
+from trainer.base.errors import DamagedError, DataError, KubedetError
 from trainer.data.download import download
 from trainer.data.repair import repair
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.data.verification import check, verify
-from trainer.errors import DamagedError, DataError, KubedetError
 
 CONFIG = recipes.load("debug", {"data.processes": 1, "data.max_bad_fraction": 0.0}).data
 

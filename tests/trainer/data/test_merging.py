@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from trainer import storage
+from trainer.base.errors import DataError
 from trainer.data import merging, sources
 from trainer.data.merging import merge
-from trainer.errors import DataError
 
 CATEGORIES = [{"id": 3, "name": "cat"}, {"id": 9, "name": "dog"}]
 

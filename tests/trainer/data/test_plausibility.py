@@ -13,12 +13,12 @@ import pytest
 from PIL import Image
 
 from pipelines import cli
+from trainer.base.errors import DataError
 from trainer.config import DataConfig
 from trainer.data import near_duplicates, shards
 from trainer.data.download import download
 from trainer.data.images import normalize
 from trainer.data.plausibility import folded
-from trainer.errors import DataError
 from trainer.report.shards_page import page
 
 pillow_heif.register_heif_opener()

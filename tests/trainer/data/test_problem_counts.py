@@ -1,8 +1,8 @@
 import pytest
 
+from trainer.base.errors import DataError
 from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import EXAMPLES, Problems
-from trainer.errors import DataError
 
 
 def of(**counts: int) -> Problems:

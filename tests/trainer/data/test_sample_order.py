@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from trainer.base.errors import ConfigError, DataError
 from trainer.data.sample_order import SampleStream, epoch_order, forward_passes, global_batch, rank_positions
-from trainer.errors import ConfigError, DataError
 
 
 def test_an_epoch_has_every_sample_once():

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from trainer.base.errors import DamagedError
 from trainer.config import DataConfig
 from trainer.data import download, forgotten, seen
 from trainer.data.shards import shard
-from trainer.errors import DamagedError
 
 CONFIG = DataConfig(processes=1, threads=2, val_fraction=0.2, max_bad_fraction=0.1)
 

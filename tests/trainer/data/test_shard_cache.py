@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from trainer.base.errors import StorageError
 from trainer.data import shard_cache
 from trainer.data.shard_cache import Fetched, ShardCache
-from trainer.errors import StorageError
 from trainer.storage.copies import FOLDER, LIMIT
 
 SIZE = 1000

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from descriptors import open_below
 
+from trainer.base.errors import DamagedError, DataError, StorageError
 from trainer.config import DataConfig
 from trainer.data import shard_files
 from trainer.data.download import download
 from trainer.data.shard_cache import ShardCache
 from trainer.data.shard_index import SAMPLE, ShardDataset
 from trainer.data.shards import shard
-from trainer.errors import DamagedError, DataError, StorageError
 
 CONFIG = DataConfig(processes=1, shard_bytes=4000, val_fraction=0.0)
 NAMES = [f"{number}.jpg" for number in range(20)]

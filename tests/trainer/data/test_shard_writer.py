@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from trainer.base.errors import DataError
 from trainer.config import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
-from trainer.errors import DataError
 
 CONFIG = DataConfig(processes=1)
 

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from trainer import storage
+from trainer.base.errors import DataError, StorageError
 from trainer.config import DataConfig
 from trainer.data import fetch_reports, raw_table, shard_writer
 from trainer.data import problem_counts as reasons
@@ -20,7 +21,6 @@ from trainer.data.download import join as join_raw
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import join, shard, shard_partition
-from trainer.errors import DataError, StorageError
 
 BCCD = Path(__file__).parents[4] / "shared" / "data" / "bccd"
 CONFIG = DataConfig(processes=1, shard_bytes=4000)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from trainer import storage
+from trainer.base.errors import MissingError, StorageError
 from trainer.config import DataConfig
 from trainer.data import image_copying
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, fetch_partition, join, plan
 from trainer.data.shards import shard
-from trainer.errors import MissingError, StorageError
 
 CONFIG = DataConfig(processes=1, threads=4, max_bad_fraction=0.2)
 

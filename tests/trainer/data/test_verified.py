@@ -6,6 +6,7 @@ import torch
 from openimages_mirror import MIDS
 
 from trainer import recipes
+from trainer.base.errors import ConfigError, DataError
 from trainer.config import LoaderConfig
 from trainer.data.download import download
 from trainer.data.loader import TrainLoader
@@ -13,7 +14,6 @@ from trainer.data.sampling import check_verified
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.distributed import World
-from trainer.errors import ConfigError, DataError
 from trainer.loop import train
 from trainer.model.architecture import build
 from trainer.training_log import read_rows

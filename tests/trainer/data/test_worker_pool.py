@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from trainer.data import worker_pool
-from trainer.errors import DataError
+from trainer.base import worker_pool
+from trainer.base.errors import DataError
 
 
 @pytest.mark.parametrize(("workers", "processes"), [(1, False), (1, True), (4, False), (2, True)])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.evaluation.test_coco_metrics import PERFECT, PUBLISHED, SHARED, TRUTH, detection
-from trainer.errors import EvaluationError, MissingError
+from trainer.base.errors import EvaluationError, MissingError
 from trainer.evaluation.coco import evaluate_files
 from trainer.evaluation.metrics import METRICS
 

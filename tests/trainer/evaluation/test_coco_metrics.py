@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.errors import EvaluationError
+from trainer.base.errors import EvaluationError
+from trainer.base.visible_text import cells
 from trainer.evaluation import coco_metrics
 from trainer.evaluation.truth_and_predictions import Predictions
-from trainer.visible_text import cells
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "coco_eval"
 PUBLISHED = {

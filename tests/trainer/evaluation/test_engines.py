@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trainer.errors import EvaluationError
+from trainer.base.errors import EvaluationError
 from trainer.evaluation import bootstrap, coco_metrics, engines
 from trainer.evaluation.box_matching import Matches, match
 from trainer.evaluation.truth_and_predictions import Predictions, Truth

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from trainer.errors import EvaluationError
+from trainer.base.errors import EvaluationError
 from trainer.evaluation import gate
 from trainer.evaluation.metrics import Change
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.evaluation.test_engines import odd_case
-from trainer.errors import EvaluationError
+from trainer.base.errors import EvaluationError
 from trainer.evaluation import analysis, engines, scoring
 from trainer.evaluation.truth_and_predictions import Predictions
 

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from trainer.errors import EvaluationError
+from trainer.base.errors import EvaluationError
 from trainer.evaluation.truth_and_predictions import Predictions
 
 MADE_OF = {"fingerprint": "f00d", "split": "test"}

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from trainer import storage
-from trainer.errors import ExportError, StorageError
+from trainer.base.errors import ExportError, StorageError
 from trainer.export import bundle, bundle_signing, sbom
 
 

@@ -14,8 +14,8 @@ import torch
 from bundles import make_bundle
 
 from trainer import checkpoint
+from trainer.base.errors import CheckpointError, ConfigError, ExportError, StorageError
 from trainer.data.shard_index import ShardDataset
-from trainer.errors import CheckpointError, ConfigError, ExportError, StorageError
 from trainer.export import bundle, formats
 from trainer.export import export as exporting
 from trainer.loop import train

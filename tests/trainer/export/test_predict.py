@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from trainer.base.errors import DataError, EvaluationError, ExportError, StorageError
 from trainer.data.images import normalize
-from trainer.errors import DataError, EvaluationError, ExportError, StorageError
 from trainer.export import bundle, loading
 from trainer.export.predict import Detection, as_json, decode_image, draw, open_bundle, open_image
 from trainer.export.preprocess import preprocess

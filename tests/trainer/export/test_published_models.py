@@ -8,7 +8,7 @@ import pytest
 from bundles import make_bundle
 
 from trainer import storage
-from trainer.errors import ConfigError, DataError, KubedetError, StorageError
+from trainer.base.errors import ConfigError, DataError, KubedetError, StorageError
 from trainer.export import bundle, published_models
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from trainer.base.errors import ExportError
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import letterbox
-from trainer.errors import ExportError
 from trainer.export import quantize
 from trainer.export.quantize import CalibrationImages
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer.errors import ConfigError, DataError
+from trainer.base.errors import ConfigError, DataError
 from trainer.export import bundle, inference_protocol
 from trainer.export.predict import ImageTooLarge, decode_image, open_bundle
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trainer.errors import ConfigError, ExportError, StorageError
+from trainer.base.errors import ConfigError, ExportError, StorageError
 from trainer.export import bundle
 from trainer.export.server_layouts import kserve_service, write_triton
 

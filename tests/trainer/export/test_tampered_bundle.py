@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from trainer import storage
-from trainer.errors import FormError, KubedetError, StorageError
+from trainer.base.errors import FormError, KubedetError, StorageError
 from trainer.export import bundle, bundle_signing, published_models
 from trainer.export.predict import open_bundle
 from trainer.storage import records

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from trainer.base.errors import ExportError
 from trainer.config import Config, ExportConfig
 from trainer.data.shard_index import ShardDataset
-from trainer.errors import ExportError
 from trainer.export import verify
 from trainer.export.detection_pairing import Matches
 from trainer.export.quantize import evenly_spread

@@ -10,8 +10,8 @@ from toy_detector import ToyOptions
 
 from trainer import architectures, recipes
 from trainer.architectures import Entry
+from trainer.base.errors import CheckpointError, ConfigError, ExportError
 from trainer.configuration import from_json, with_overrides
-from trainer.errors import CheckpointError, ConfigError, ExportError
 from trainer.loop import train
 from trainer.model.architecture import Architecture, build, has_running_statistics
 from trainer.training_log import read_rows

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import multiprocessing
 from weights_server import weights_server
 
+from trainer.base.errors import CheckpointError, ConfigError, StorageError
 from trainer.distributed import World
-from trainer.errors import CheckpointError, ConfigError, StorageError
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.pretrained import check_pretrained, load_in_every_process, load_pretrained

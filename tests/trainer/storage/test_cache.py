@@ -11,7 +11,7 @@ import pytest
 from descriptors import open_below
 
 from trainer import storage
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 from trainer.storage import cache
 from trainer.storage.copies import FOLDER, LIMIT
 

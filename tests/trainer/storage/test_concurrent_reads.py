@@ -14,7 +14,7 @@ from faulty_store import Fault
 from prepared_server import PLAIN, Server
 
 from trainer import storage
-from trainer.errors import MissingError, StorageError
+from trainer.base.errors import MissingError, StorageError
 from trainer.storage import many as many_of
 from trainer.storage import reads
 from trainer.storage.addresses import Addresses

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainer.errors import ConfigError, StorageError
+from trainer.base.errors import ConfigError, StorageError
 from trainer.storage import copies
 from trainer.storage.copies import FOLDER, LIMIT, Copies, Full
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from trainer import storage
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 from trainer.storage import environment
 from trainer.storage.environment import credentials, settings
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from trainer import storage
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 from trainer.storage import attempts
 
 REFUSALS = [

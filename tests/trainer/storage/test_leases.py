@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from at_once import at_once
 
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 from trainer.storage import leases
 
 LAPSE = 0.6

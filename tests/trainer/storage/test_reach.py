@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 from trainer.storage.reach import Reach, Refused
 
 SPECIAL_IPV4 = [

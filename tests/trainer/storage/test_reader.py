@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from trainer import storage
-from trainer.errors import Interrupted, StorageError
+from trainer.base.errors import Interrupted, StorageError
 from trainer.storage import reads
 
 KB = 1024

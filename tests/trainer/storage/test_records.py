@@ -5,7 +5,7 @@ import json
 import pytest
 
 from trainer import storage
-from trainer.errors import DamagedError, DataError
+from trainer.base.errors import DamagedError, DataError
 from trainer.storage.records import decode, encode
 
 FORM = storage.Form("thing", 3, {"name": str, "sizes": [int], "parts": {"*": {"share": float, "note?": str}}})

@@ -7,7 +7,7 @@ from prepared_server import Server
 
 from pipelines import cli
 from trainer import storage
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 from trainer.storage import attempts, failures, reach, web
 from trainer.storage.reach import Reach, Refused
 

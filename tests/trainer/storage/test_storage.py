@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trainer import storage
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 from trainer.storage import records
 
 
@@ -121,7 +121,7 @@ def test_a_file_that_grows_too_large_leaves_nothing(tmp_path):
         "import resource, signal, sys; from trainer import storage\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "from trainer.errors import StorageError\n"
+        "from trainer.base.errors import StorageError\n"
         "try: storage.write_bytes(sys.argv[1], bytes(5000))\n"
         "except StorageError as error: print(error)\n"
     )

@@ -6,9 +6,9 @@ import os
 import pytest
 
 from trainer import recipes, storage
+from trainer.base.errors import MissingError, StorageError
 from trainer.data.download import download
 from trainer.data.shards import shard
-from trainer.errors import MissingError, StorageError
 from trainer.storage import records
 from trainer.storage.environment import client
 from trainer.storage.store import locate

@@ -13,7 +13,7 @@ from at_once import at_once
 from prepared_server import Server
 
 from trainer import storage
-from trainer.data import worker_pool
+from trainer.base import worker_pool
 from trainer.storage import traffic, writes
 from trainer.storage.environment import client
 from trainer.storage.reach import Reach

@@ -5,7 +5,7 @@ import random
 import pytest
 from minio.helpers import check_bucket_name
 
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 from trainer.storage import check_place
 from trainer.storage.uris import InvalidAddress, check_bucket, host_and_port
 

@@ -9,7 +9,7 @@ import pytest
 from prepared_server import PLAIN, Server
 
 from trainer import storage
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 from trainer.storage import reads
 
 

@@ -17,7 +17,7 @@ import pytest
 from at_once import at_once
 
 from trainer import storage
-from trainer.errors import StorageError
+from trainer.base.errors import StorageError
 from trainer.storage import writes
 from trainer.storage.environment import client
 

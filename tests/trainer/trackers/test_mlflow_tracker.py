@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from trainer.errors import Interrupted
+from trainer.base.errors import Interrupted
 from trainer.loop import train
 from trainer.training_log import read_rows
 

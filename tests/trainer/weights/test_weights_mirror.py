@@ -10,7 +10,7 @@ import torch
 from torchvision.models import ResNet18_Weights
 from weights_server import WeightsServer, weights_server
 
-from trainer.errors import ConfigError, StorageError
+from trainer.base.errors import ConfigError, StorageError
 from trainer.weights.weights_mirror import check_available, look_up, obtain
 
 __all__ = ["weights_server"]

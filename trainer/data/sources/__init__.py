@@ -15,6 +15,7 @@ import os
 from dataclasses import replace
 
 from trainer import storage
+from trainer.base.errors import DataError, refuse_userinfo
 from trainer.config import DataConfig
 from trainer.data.sources.archive_source import ArchiveSource
 from trainer.data.sources.archives import is_archive
@@ -25,7 +26,6 @@ from trainer.data.sources.recognition import KINDS, kind_of, refuse_foreign
 from trainer.data.sources.sample import SampleSource
 from trainer.data.sources.source import Reading, Source, refuse_reading
 from trainer.data.sources.yolo import YoloSource
-from trainer.errors import DataError, refuse_userinfo
 
 FORMS = (
     "sample, openimages:, coco:2017, coco:PATH, voc:PATH, yolo:PATH, or the path of a COCO JSON, or of a "

@@ -5,8 +5,8 @@ from itertools import islice
 from operator import itemgetter
 
 from trainer import storage
-from trainer.data import worker_pool
-from trainer.errors import MissingError
+from trainer.base import worker_pool
+from trainer.base.errors import MissingError
 
 _READERS = 16
 _BATCH = 1000

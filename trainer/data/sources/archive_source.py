@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from trainer import storage
+from trainer.base.errors import DataError
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.archives import Unpacked, unpack
 from trainer.data.sources.coco import CocoSource
 from trainer.data.sources.recognition import KINDS, kind_of, refuse_foreign
 from trainer.data.sources.row_format import SOURCE_ROW
 from trainer.data.sources.source import AS_PUBLISHED, Listing, Reading, Rows, Source, refuse_reading
-from trainer.errors import DataError
 
 
 @dataclass(frozen=True)

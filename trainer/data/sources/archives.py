@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from trainer import storage
+from trainer.base.errors import DataError
+from trainer.base.os_errors import explained
+from trainer.base.temporary_folders import TemporaryFolder
 from trainer.data.sources.archive_errors import archive_explained
 from trainer.data.sources.zip_members import checked_members
-from trainer.errors import DataError
-from trainer.os_errors import explained
-from trainer.temporary_folders import TemporaryFolder
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 _MOST_FILES = 5_000_000

@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from trainer import storage
+from trainer.base.errors import DataError
 from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.coco_images import CocoImages
@@ -20,7 +21,6 @@ from trainer.data.sources.coco_json import CocoFile
 from trainer.data.sources.coco_rows import CocoRows
 from trainer.data.sources.image_locator import ImageLocator
 from trainer.data.sources.source import AS_PUBLISHED, Category, Entry, Listing, Reading, split_of
-from trainer.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from functools import partial
 import pyarrow as pa
 
 from trainer import storage
+from trainer.base.errors import DataError
 from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.coco import merge_categories
@@ -25,7 +26,6 @@ from trainer.data.sources.coco_json import CocoFile
 from trainer.data.sources.coco_rows import CocoRows
 from trainer.data.sources.source import AS_PUBLISHED, Category, Entry, Listing, Reading
 from trainer.data.sources.zip_members import Zip, open_member
-from trainer.errors import DataError
 
 BASE = "http://images.cocodataset.org"
 ANNOTATIONS = "annotations/annotations_trainval2017.zip"

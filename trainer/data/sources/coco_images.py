@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from trainer import storage
+from trainer.base.errors import DataError
 from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.coco_json import CocoFile
 from trainer.data.sources.row_format import ROWS
 from trainer.data.sources.source import Entry
-from trainer.errors import DataError
 
 _PROBES = 20
 

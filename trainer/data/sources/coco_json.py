@@ -11,7 +11,7 @@ import ijson
 import numpy as np
 
 from trainer import storage
-from trainer.errors import DataError, first_line
+from trainer.base.errors import DataError, first_line
 
 _LISTS = ("images", "annotations", "categories")
 FIX = "name a file with the lists images, annotations and categories"

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from trainer import storage
+from trainer.base.errors import DataError
 from trainer.data import problem_counts as reasons
 from trainer.data.sources.coco_images import is_fetched
 from trainer.data.sources.folder_listing import Folder
 from trainer.data.sources.source import Entry
-from trainer.errors import DataError
 
 _SPLIT_FOLDERS = {
     "train": ("train2017", "train2014", "train"),

@@ -18,12 +18,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from trainer import storage
+from trainer.base.errors import DataError
 from trainer.data.sources import openimages_classes as classes
 from trainer.data.sources.openimages_classes import Meaning
 from trainer.data.sources.openimages_csv import BoxRows
 from trainer.data.sources.openimages_mlperf import CLASSES
 from trainer.data.sources.source import Listing
-from trainer.errors import DataError
 
 BASE = "https://storage.googleapis.com/openimages"
 """Where the CSV files are."""

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer import storage
+from trainer.base.errors import DataError
 from trainer.data.sources.source import UNKNOWN, Category
-from trainer.errors import DataError
 
 
 def read_descriptions(uri: str) -> list[Category]:

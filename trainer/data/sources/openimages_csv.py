@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer import storage
+from trainer.base.errors import DataError
 from trainer.data.sources.openimages_classes import Meaning
 from trainer.data.sources.openimages_labels import Verified, read_columns, read_orientations
 from trainer.data.sources.row_format import BOX, SOURCE_ROW
 from trainer.data.sources.source import Category
-from trainer.errors import DataError
 
 _CORNERS = ("XMin", "XMax", "YMin", "YMax")
 _COLUMNS = {

@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from trainer import storage
+from trainer.base.errors import DataError
 from trainer.data.sources.openimages_classes import Meaning
 from trainer.data.sources.source import Category
-from trainer.errors import DataError
 
 _BLOCK = 4 * 1024 * 1024
 _UPRIGHT = {90: 8, 180: 3, 270: 6}

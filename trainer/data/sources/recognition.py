@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from trainer import storage
+from trainer.base.errors import DataError
 from trainer.data.sources.coco import CocoSource, annotation_files
 from trainer.data.sources.source import Source
 from trainer.data.sources.voc import VocSource
 from trainer.data.sources.yolo import YoloSource
 from trainer.data.sources.yolo_set import YAML, file_of
-from trainer.errors import DataError
 
 _PEEK = 1024 * 1024
 _PROBES = 3

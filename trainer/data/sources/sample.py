@@ -8,11 +8,11 @@ import hashlib
 import io
 from dataclasses import asdict, dataclass
 
-from trainer.bounded_text import whole_number
+from trainer.base.bounded_text import whole_number
+from trainer.base.errors import DataError
 from trainer.data.sources.row_format import Entries
 from trainer.data.sources.sample_scenes import CLASSES, layout, render
 from trainer.data.sources.source import Box, Category, Entry, Listing
-from trainer.errors import DataError
 
 VERSION = 1
 """Raise it when the same parameters draw other images."""

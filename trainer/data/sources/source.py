@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from trainer.base.errors import DataError
 from trainer.data.problem_counts import Problems
-from trainer.errors import DataError
 
 UNKNOWN = -1
 """Category of a box whose category the source does not list."""

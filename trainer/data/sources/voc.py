@@ -13,6 +13,7 @@ from tempfile import TemporaryFile
 import pyarrow as pa
 
 from trainer import storage
+from trainer.base.errors import MissingError
 from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.annotation_texts import read_all
@@ -20,7 +21,6 @@ from trainer.data.sources.row_format import batches_of
 from trainer.data.sources.source import UNKNOWN, Box, Category, Entry, Listing
 from trainer.data.sources.voc_layouts import VocLayout, layout_of
 from trainer.data.sources.voc_xml import VocAnnotation, parse_xml
-from trainer.errors import MissingError
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from pathlib import PurePosixPath
 from typing import Protocol
 
 from trainer import storage
+from trainer.base.errors import DataError
 from trainer.data.images import IMAGE_SUFFIXES
 from trainer.data.sources.folder_listing import Folder
 from trainer.data.sources.source import split_of
-from trainer.errors import DataError
 
 _IMAGE_FOLDERS = ("JPEGImages", "images", "Images", "Annotations")
 _SPLIT_FOLDER = re.compile(

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from trainer import storage
+from trainer.base.errors import DataError, MissingError
 from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
@@ -25,7 +26,6 @@ from trainer.data.sources.row_format import ROWS, batch_of
 from trainer.data.sources.source import Category, Entry, Listing
 from trainer.data.sources.yolo_labels import parse_labels
 from trainer.data.sources.yolo_set import Bounds, YoloSet, read_set, resolve
-from trainer.errors import DataError, MissingError
 
 _MISSING = ""
 _PROBES = 20

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from trainer import storage
-from trainer.bounded_text import whole_number, yaml_value
+from trainer.base.bounded_text import whole_number, yaml_value
+from trainer.base.errors import DataError, first_line
 from trainer.data.sources.source import split_of
-from trainer.errors import DataError, first_line
 from trainer.storage.reach import Reach
 
 YAML = (".yaml", ".yml")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 
 from trainer import storage
+from trainer.base.errors import DataError, MissingError, StorageError
 from trainer.data.sources.archive_errors import archive_explained
-from trainer.errors import DataError, MissingError, StorageError
 
 _SIGNATURE, _HEADER = b"PK\x03\x04", 30
 _SLACK = 64

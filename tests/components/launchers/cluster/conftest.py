@@ -9,7 +9,7 @@ from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
 from components.launchers.timings import Timings
-from trainer.errors import KubedetError
+from trainer.base.errors import KubedetError
 
 QUICK = Timings(
     connect=1.0, read=1.0, patience=2.0, outage=2.0, backoff=0.02, longest_backoff=0.1, poll=0.05,

@@ -10,7 +10,7 @@ from fake_api import Fault
 from components.launchers.cluster import job_objects, pods
 from components.launchers.cluster.client import ApiError, Trouble, connect
 from components.launchers.cluster.kinds import KINDS
-from trainer.errors import EXIT_USAGE, ConfigError
+from trainer.base.errors import EXIT_USAGE, ConfigError
 
 KIND = KINDS["pytorchjob"]
 

@@ -5,7 +5,7 @@ import pytest
 from components.launchers.backend import Ending, JobStatus, Phase, PodStatus
 from components.launchers.cluster.watch import culprit, of_job
 from components.launchers.output import Hints
-from trainer.errors import Interrupted, LaunchError
+from trainer.base.errors import Interrupted, LaunchError
 
 
 def pod(rank, code, *, reason="Error", ended="", phase="Failed", message=""):

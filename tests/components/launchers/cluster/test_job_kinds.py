@@ -9,7 +9,7 @@ from fake_trainer import AWAY
 
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from terminal import Terminal
 from components.launchers.backend import PodStatus
 from components.launchers.cluster import pod_exec
 from components.launchers.cluster.client import connect
-from trainer.errors import ConfigError, LaunchError
+from trainer.base.errors import ConfigError, LaunchError
 
 POD = PodStatus("p-master-0", "Running", 0, container="pytorch")
 

@@ -15,7 +15,7 @@ from components.launchers.backend import JobStatus, Phase, PodStatus
 from components.launchers.cluster.backend import ClusterBackend, Incarnations
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kueue import framework
-from trainer.errors import LaunchError
+from trainer.base.errors import LaunchError
 
 
 @pytest.fixture

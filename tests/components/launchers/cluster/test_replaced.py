@@ -11,7 +11,7 @@ from kinds import both
 from patience import until
 
 from components.launchers.cluster.backend import ClusterBackend
-from trainer.errors import LaunchError
+from trainer.base.errors import LaunchError
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from kinds import both
 from components.launchers.backend import Ending, PodStatus
 from components.launchers.cluster.watch import MEMORY_KILLS, Restarts
 from trainer import job_status
-from trainer.errors import EXIT_USAGE, LaunchError
+from trainer.base.errors import EXIT_USAGE, LaunchError
 
 OOM = Ending("OOMKilled", "", 137)
 PROGRAM = 'exec: "no-such-program": executable file not found in $PATH: unknown'

@@ -25,7 +25,7 @@ from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.timings import Timings
 from components.launchers.spec import JobSpec
-from trainer.errors import KubedetError
+from trainer.base.errors import KubedetError
 job = JobSpec(command=("python",), name="train", image="i:1")
 handed = signal.getsignal(signal.SIGTERM)
 try:

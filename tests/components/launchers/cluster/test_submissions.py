@@ -15,7 +15,7 @@ from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC
-from trainer.errors import ConfigError, LaunchError
+from trainer.base.errors import ConfigError, LaunchError
 
 
 def uid(fake_cluster):

@@ -10,7 +10,7 @@ from fake_pod import endless, ends, fine
 from kinds import both, plain
 
 from components.launchers.spec import Network
-from trainer.errors import LaunchError
+from trainer.base.errors import LaunchError
 
 
 @both

@@ -21,7 +21,7 @@ from components.launchers.render import (
 )
 from components.launchers.render.labels import LABEL_SPEC
 from components.launchers.spec import JobSpec, from_fields
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 
 ROOT = Path(__file__).parents[4]
 EXAMPLES = sorted((ROOT / "deploy" / "examples" / "jobs").glob("*.yaml"))

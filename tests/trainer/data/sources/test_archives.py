@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from pipelines import cli
+from trainer.base.errors import DataError, StorageError
 from trainer.config import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.download import download, plan
 from trainer.data.sources import archives
 from trainer.data.sources.archive_source import ArchiveSource
-from trainer.errors import DataError, StorageError
 
 XML = (
     "<annotation><filename>a.jpg</filename><size><width>40</width><height>30</height></size><object>"

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from trainer.base.errors import DataError
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.sources import coco_json
 from trainer.data.sources.coco import CocoSource
 from trainer.data.sources.source import UNKNOWN, split_of
-from trainer.errors import DataError
 
 
 def listing(path: Path):

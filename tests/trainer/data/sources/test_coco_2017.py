@@ -10,6 +10,7 @@ import pytest
 from faulty_store import Proxy, go_away
 
 from trainer import storage
+from trainer.base.errors import DataError
 from trainer.config import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
@@ -17,7 +18,6 @@ from trainer.data.download import download, fetch_partition, join, plan
 from trainer.data.raw_table import Table
 from trainer.data.sources.coco_2017 import ANNOTATIONS, Coco2017Source
 from trainer.data.sources.source import Category
-from trainer.errors import DataError
 
 NAMES = {
     "train2017": [f"{number:012}.jpg" for number in range(1, 13)],

@@ -8,6 +8,7 @@ import pytest
 from pycocotools import mask as runs
 
 from pipelines import cli
+from trainer.base.errors import DataError
 from trainer.config import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
@@ -15,7 +16,6 @@ from trainer.data.download import plan
 from trainer.data.sources.coco import CocoSource
 from trainer.data.sources.coco_boxes import box_of
 from trainer.data.sources.source import Reading
-from trainer.errors import DataError
 
 DROP = object()
 FROM_SEGMENTATION = Reading("segmentation")

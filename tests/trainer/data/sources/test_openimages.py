@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 from openimages_mirror import BOX_COLUMNS, BOX_ROWS, IDS, MIDS, box, source, write_csv
 
+from trainer.base.errors import DataError, StorageError
 from trainer.data import sources
 from trainer.data.sources import openimages_csv, openimages_labels
 from trainer.data.sources.openimages import (
@@ -16,7 +17,6 @@ from trainer.data.sources.openimages import (
 )
 from trainer.data.sources.openimages_mlperf import CLASSES
 from trainer.data.sources.source import UNKNOWN
-from trainer.errors import DataError, StorageError
 
 
 def rows_of(mirror: Path | str, text: str = "") -> dict[str, list[dict]]:

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from trainer.base.errors import DataError
 from trainer.data.sources import openimages_csv
 from trainer.data.sources.openimages_classes import Meaning
 from trainer.data.sources.openimages_csv import BoxRows
 from trainer.data.sources.source import Category
-from trainer.errors import DataError
 
 SHARED = Path(__file__).parents[5] / "shared" / "data"
 CORNERS = ("XMin", "XMax", "YMin", "YMax")

@@ -3,11 +3,11 @@ import shutil
 
 import pytest
 
+from trainer.base.errors import DataError
 from trainer.data import sources
 from trainer.data.sources import openimages
 from trainer.data.sources.coco import CocoSource
 from trainer.data.sources.voc import VocSource
-from trainer.errors import DataError
 
 VOC_XML = (
     "<annotation><filename>x.jpg</filename><size><width>40</width><height>30</height></size><object>"

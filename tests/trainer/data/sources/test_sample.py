@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from trainer.base.errors import DataError
 from trainer.data import sources
 from trainer.data.sources.sample import SampleSource
 from trainer.data.sources.sample_scenes import CLASSES, layout, render
 from trainer.data.sources.source import Box
-from trainer.errors import DataError
 
 
 def test_parameters():

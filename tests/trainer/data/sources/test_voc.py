@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer.base.errors import DataError
 from trainer.config import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
@@ -9,7 +10,6 @@ from trainer.data.download import plan
 from trainer.data.sources import annotation_texts
 from trainer.data.sources.source import UNKNOWN
 from trainer.data.sources.voc import VocSource
-from trainer.errors import DataError
 
 
 def xml(*objects: str, size: str = "<size><width>40</width><height>30</height></size>") -> str:

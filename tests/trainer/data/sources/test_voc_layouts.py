@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from trainer.base.errors import DataError
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.sources.voc import VocSource
-from trainer.errors import DataError
 
 
 def xml(name: str, label: str = "cat") -> str:

@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 from yolo_sets import ONE, entries, names
 
+from trainer.base.errors import DataError
 from trainer.config import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, plan
@@ -13,7 +14,6 @@ from trainer.data.images import SHARES_UPRIGHT
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.data.sources.yolo import YoloSource
-from trainer.errors import DataError
 
 
 def test_boxes_are_shares_of_the_image_as_it_is_displayed(make_yolo):

@@ -5,10 +5,10 @@ import shutil
 import pytest
 from yolo_sets import ONE, entries, names
 
+from trainer.base.errors import DataError
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.sources.yolo import YoloSource
-from trainer.errors import DataError
 
 
 @pytest.mark.parametrize(

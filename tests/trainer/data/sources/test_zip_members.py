@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from trainer.base.errors import DataError, MissingError, StorageError
 from trainer.data.sources import zip_members
 from trainer.data.sources.zip_members import Zip, open_member
-from trainer.errors import DataError, MissingError, StorageError
 
 
 @pytest.fixture

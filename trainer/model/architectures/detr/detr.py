@@ -28,9 +28,10 @@ from transformers.models.hgnet_v2.modeling_hgnet_v2 import HGNetV2LearnableAffin
 from transformers.models.rt_detr_v2.modeling_rt_detr_v2 import RTDetrV2FrozenBatchNorm2d
 from transformers.utils import logging as library_logging
 
+from trainer.base.errors import CheckpointError
+from trainer.base.temporary_folders import temporary_folder
 from trainer.config import TrainConfig
 from trainer.data.batch import PADDING
-from trainer.errors import CheckpointError
 from trainer.model.architecture import Architecture, UpstreamWeights, split_by_decay
 from trainer.model.architectures.detr import detr_sizes
 from trainer.model.architectures.detr.denoising import Denoising, denoising
@@ -40,7 +41,6 @@ from trainer.model.batchnorm_folding import TRANSFORMERS, apply_in_convolutions,
 from trainer.model.deployment import Graph
 from trainer.model.global_batch import Part
 from trainer.model.postprocess import Detections
-from trainer.temporary_folders import temporary_folder
 
 _LABEL_NOISE, _BOX_NOISE = 0.5, 1.0
 """How noisy denoising queries are; see `denoising`."""

@@ -9,7 +9,7 @@ from components.launchers.backend import Phase
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.render import trainjob
 from components.launchers.spec import Elastic, Mount, Spread
-from trainer.errors import ConfigError, LaunchError
+from trainer.base.errors import ConfigError, LaunchError
 
 KIND = KINDS["trainjob"]
 FIRST, SECOND = "train-node-0-0", "train-node-0-1"

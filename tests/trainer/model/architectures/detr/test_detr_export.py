@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from trainer import checkpoint, recipes
+from trainer.base.errors import ExportError
 from trainer.data.decoding import read_sample
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.data.transforms import letterbox
-from trainer.errors import ExportError
 from trainer.export import formats, verify
 from trainer.export.detection_pairing import EXACT, Comparison
 from trainer.export.export import export

@@ -12,7 +12,7 @@ from life import live
 from two_processes import assert_two_equal_one
 
 from trainer import batch_fitting, recipes
-from trainer.errors import Interrupted
+from trainer.base.errors import Interrupted
 from trainer.export.detection_pairing import EXACT, Comparison
 from trainer.export.runtimes import OnnxRuntime
 from trainer.loop import train

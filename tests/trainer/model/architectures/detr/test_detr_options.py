@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from trainer import architectures, recipes
-from trainer.errors import ConfigError
+from trainer.base.errors import ConfigError
 from trainer.optim import learning_rate
 
 DFINE = {"model.architecture": "dfine"}

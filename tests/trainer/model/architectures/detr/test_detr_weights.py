@@ -5,7 +5,7 @@ import safetensors.torch
 import torch
 from transformers import DFineForObjectDetection, HGNetV2Backbone, RTDetrV2ForObjectDetection
 
-from trainer.errors import CheckpointError
+from trainer.base.errors import CheckpointError
 from trainer.model.architecture import build
 from trainer.model.architectures.detr.detr_options import DFineOptions
 

@@ -11,7 +11,7 @@ from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 from torchvision_pair import assert_same_detections, assert_same_losses, in_training, same_input
 from two_processes import LIKE_PASSES, assert_two_equal_one
 
-from trainer.errors import CheckpointError
+from trainer.base.errors import CheckpointError
 from trainer.export.detection_pairing import EXACT, Comparison
 from trainer.model.architecture import build
 from trainer.model.architectures.faster_rcnn.faster_rcnn import BalancedDraw

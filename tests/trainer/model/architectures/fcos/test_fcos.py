@@ -11,7 +11,7 @@ from torchvision_pair import assert_same_detections, assert_same_losses, in_trai
 from two_processes import LIKE_PASSES, assert_two_equal_one
 
 from trainer import recipes
-from trainer.errors import CheckpointError
+from trainer.base.errors import CheckpointError
 from trainer.export.detection_pairing import EXACT, Comparison
 from trainer.export.verify import suppress
 from trainer.model.architecture import build

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from patience import until
 
-from trainer import storage, temporary_folders
-from trainer.temporary_folders import PREFIX, TemporaryFolder, temporary_folder
+from trainer import storage
+from trainer.base import temporary_folders
+from trainer.base.temporary_folders import PREFIX, TemporaryFolder, temporary_folder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HOLD = """
 import sys, time
-from trainer.temporary_folders import temporary_folder
+from trainer.base.temporary_folders import temporary_folder
 with temporary_folder() as folder:
     (folder / "file").write_text("x")
     print(folder, flush=True)

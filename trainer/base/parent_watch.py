@@ -4,7 +4,7 @@ import os
 import threading
 from multiprocessing import connection
 
-from trainer.errors import EXIT_RETRY
+from trainer.base.errors import EXIT_RETRY
 
 LAUNCHER = "KUBEDET_LAUNCHER"
 """Environment variable: the id of the launcher, with which this process ends."""

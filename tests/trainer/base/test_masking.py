@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from pipelines import cli, summary
 from pipelines.run_progress import RunProgress
-from trainer import log, storage
+from trainer import storage
+from trainer.base import log
+from trainer.base.errors import ConfigError, KubedetError, StorageError, refuse_userinfo
+from trainer.base.masking import has_userinfo, masked
 from trainer.data import sources
-from trainer.errors import ConfigError, KubedetError, StorageError, refuse_userinfo
-from trainer.masking import has_userinfo, masked
 
 VISIBLE = "".join(sorted(set(string.printable) - set(string.whitespace))) + "äß日"
 SECRET = "qZx7"
@@ -169,5 +170,5 @@ def test_it_does_not_take_long_for_what_is_long():
 
 
 def test_masking_needs_nothing_else():
-    code = "import trainer.masking, sys; assert not {'torch', 'obstore'} & sys.modules.keys()"
+    code = "import trainer.base.masking, sys; assert not {'torch', 'obstore'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ)

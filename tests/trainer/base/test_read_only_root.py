@@ -10,7 +10,7 @@ import pytest
 
 from trainer.configuration import to_json
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CAGE = """set -e
 mount --bind / / && mount --bind "$1" /mnt && mount -o remount,bind,ro / && mount -t tmpfs tmpfs /tmp
 if touch "$2/written" 2>/dev/null; then exit 9; fi

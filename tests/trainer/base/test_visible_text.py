@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.visible_text import aligned, cells, one_line
+from trainer.base.visible_text import aligned, cells, one_line
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from trainer.base.parent_watch import LAUNCHER
 from trainer.configuration import to_json
-from trainer.parent_watch import LAUNCHER
 from trainer.training_log import read_rows
 
 WATCHING = "from trainer import parent_watch; parent_watch.end_with_launcher(); print('on', flush=True); "
 POOL = (
-    "import time; from trainer.data.worker_pool import run; "
+    "import time; from trainer.base.worker_pool import run; "
     "list(run(time.sleep, [300.0] * 2, 2, processes=True))"
 )
 

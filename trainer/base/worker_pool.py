@@ -14,8 +14,8 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import TypeVar
 
-from trainer import parent_watch
-from trainer.errors import DataError
+from trainer.base import parent_watch
+from trainer.base.errors import DataError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

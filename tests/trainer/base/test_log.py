@@ -9,7 +9,7 @@ import sys
 import pytest
 from terminal import Terminal
 
-from trainer import log
+from trainer.base import log
 
 
 @pytest.mark.parametrize(

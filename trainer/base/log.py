@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainer.masking import masked
+from trainer.base.masking import masked
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

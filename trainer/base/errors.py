@@ -5,7 +5,7 @@ prints the message without a traceback; anything else that is raised is a bug of
 and keeps its traceback.
 """
 
-from trainer.masking import has_userinfo, masked
+from trainer.base.masking import has_userinfo, masked
 
 EXIT_FAILURE = 1
 """Something broke that is not the user's doing: a traceback was printed."""

@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from trainer.errors import StorageError, WantError
-from trainer.os_errors import naming, refuse_want
+from trainer.base.errors import StorageError, WantError
+from trainer.base.os_errors import naming, refuse_want
 
 
 def test_a_remedy_is_on_a_line_of_its_own():

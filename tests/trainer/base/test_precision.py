@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainer import precision
+from trainer.base import precision
 
 
 @pytest.fixture(autouse=True)

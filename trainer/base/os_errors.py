@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer.errors import MissingError, StorageError, WantError
+from trainer.base.errors import MissingError, StorageError, WantError
 
 _NO_ACCESS = (
     "give this user access to the file and its folders, or set fs_group or run_as_user of the job "
