@@ -22,8 +22,8 @@ from torch import Tensor
 from torchvision.models import detection
 
 from benchmarks.common import arguments, report
-from trainer import checkpoint, recipes
-from trainer.config import Config
+from trainer import checkpoint
+from trainer.config.schema import Config
 from trainer.data.batch import PADDING
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
@@ -32,6 +32,7 @@ from trainer.distributed import World
 from trainer.evaluation.coco_metrics import evaluate
 from trainer.evaluation.inference import predict_split
 from trainer.loop import train
+from trainer.model import recipes
 from trainer.model.architectures.retinanet.retinanet import RetinaNet
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 

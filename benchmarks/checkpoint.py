@@ -15,10 +15,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import arguments, interleaved, report
-from trainer import checkpoint, configuration, recipes, storage
-from trainer.config import Config
-from trainer.configuration import with_overrides
+from trainer import checkpoint, storage
+from trainer.config.parsing import with_overrides
+from trainer.config.schema import Config, parsing
 from trainer.distributed import World
+from trainer.model import recipes
 from trainer.run_recorder import Recorder
 from trainer.state import TrainState
 from trainer.training_log import TrainingLog
@@ -40,7 +41,7 @@ def main() -> None:
     config = with_overrides(recipes.load("finetune"), {"model.weights": ""}, where="this benchmark")
     state = trained(config, options.classes, options.device)
     described = {
-        "config": configuration.to_json(config), "categories": [], "fingerprint": "", "global_batch": 1,
+        "config": parsing.to_json(config), "categories": [], "fingerprint": "", "global_batch": 1,
         "epoch": 1,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as local:

@@ -34,7 +34,7 @@ from benchmarks.common import arguments, report
 from benchmarks.local_store import store, use
 from benchmarks.pictures import picture
 from trainer import storage
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data.download import download
 from trainer.data.shards import place, shard
 from trainer.data.sources.openimages import BOXES, DESCRIPTIONS
@@ -47,7 +47,7 @@ MEMORY_GOAL = 1000
 """MB that download and sharding may take, with the processes of two cores, whatever the size."""
 _BEGIN = """
 import sys
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data.download import download
 from trainer.data.shards import shard
 source, root = sys.argv[1:]

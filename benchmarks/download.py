@@ -26,7 +26,7 @@ import urllib3
 
 from benchmarks.common import arguments, report
 from benchmarks.slow_server import DELAY, SPEED, slow_server
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data.download import download
 from trainer.data.sources.openimages import BOXES, DESCRIPTIONS
 

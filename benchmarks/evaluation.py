@@ -35,8 +35,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from benchmarks.common import CLOCKS, arguments, report, stock_model
 from benchmarks.large_split import synthetic
-from trainer import recipes
-from trainer.config import Config
+from trainer.config.schema import Config
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
@@ -45,6 +44,7 @@ from trainer.evaluation import coco_metrics
 from trainer.evaluation.inference import predict_split
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.export.detection_pairing import EXACT, Comparison, Matches
+from trainer.model import recipes
 from trainer.model.architecture import build
 from trainer.model.postprocess import Detections
 

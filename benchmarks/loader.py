@@ -44,8 +44,8 @@ from benchmarks.pictures import make_shards, write_large
 from benchmarks.stock_loader import stock_loader
 from benchmarks.training import like_photographs
 from trainer.base.errors import ConfigError
-from trainer.config import Config, LoaderConfig
-from trainer.configuration import with_overrides
+from trainer.config.parsing import with_overrides
+from trainer.config.schema import Config, LoaderConfig
 from trainer.data.batch import Batch
 from trainer.data.device_decode import check
 from trainer.data.loader import TrainLoader

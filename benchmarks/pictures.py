@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data.download import download
 from trainer.data.shard_folder import VERSION
 from trainer.data.shard_index import SAMPLE

@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import arguments, device_name, report, run
-from trainer import recipes, storage
+from trainer import storage
 from trainer.base.errors import ConfigError, TrainingError
-from trainer.config import Config
-from trainer.configuration import parse_overrides, to_json
+from trainer.config.parsing import parse_overrides, to_json
+from trainer.config.schema import Config
 from trainer.data.download import download
 from trainer.data.shards import shard
+from trainer.model import recipes
 from trainer.training_log import read_rows
 
 _ENDLESS = 100_000

@@ -25,7 +25,7 @@ from torch import multiprocessing
 from benchmarks.common import CLOCKS, arguments, random_batch, report, run, synchronize
 from benchmarks.training import Inputs, step_of
 from trainer.base.errors import ConfigError
-from trainer.config import Config
+from trainer.config.schema import Config
 from trainer.distributed import World
 from trainer.model import fused_functions
 from trainer.state import TrainState

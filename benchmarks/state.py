@@ -9,7 +9,7 @@ in megabytes (10^6 bytes); an average of the weights is counted whether the reci
 import torch
 
 from benchmarks.common import arguments, report
-from trainer import recipes
+from trainer.model import recipes
 from trainer.model.architecture import build
 from trainer.optim import build_optimizer
 

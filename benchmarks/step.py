@@ -28,10 +28,10 @@ from torch import Tensor
 from benchmarks.common import arguments, interleaved, random_batch, report, run, saved_bytes
 from benchmarks.stock_step import Candidate, stock
 from benchmarks.training import PHOTOGRAPHS, Inputs, color_maps, step_of, without_weights
-from trainer import recipes
 from trainer.base.errors import ConfigError
-from trainer.config import Config
+from trainer.config.schema import Config
 from trainer.distributed import World
+from trainer.model import recipes
 from trainer.state import TrainState
 
 GOALS = {

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from benchmarks.common import stock_model
 from trainer.base.errors import ConfigError
-from trainer.config import ModelConfig
+from trainer.config.schema import ModelConfig
 from trainer.model.architecture import build
 from trainer.model.architectures.detr.detr_options import DetrOptions
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer import recipes
-from trainer.config import Config, LoaderConfig
+from trainer.config.schema import Config, LoaderConfig
 from trainer.data.transforms import color_map
+from trainer.model import recipes
 from trainer.state import TrainState
 from trainer.step import TrainStep
 

@@ -20,11 +20,11 @@ from typing import Any
 from benchmarks.common import arguments, report, run, synchronize
 from benchmarks.pictures import make_shards
 from benchmarks.training import step_of, without_weights
-from trainer import recipes
-from trainer.config import Config
+from trainer.config.schema import Config
 from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World
+from trainer.model import recipes
 from trainer.state import TrainState
 from trainer.step import TrainStep
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import raw_folder
 from trainer.data.download import choices, download, fingerprint, join
 from trainer.data.raw_folder import sizes_uri

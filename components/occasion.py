@@ -13,7 +13,7 @@ from typing import Any
 from components import lineage, notices, run_ids
 from trainer import storage
 from trainer.base.errors import ConfigError
-from trainer.config import Config
+from trainer.config.schema import Config
 from trainer.data import forgotten, raw_folder, seen
 from trainer.data.sources.set_names import name_of
 from trainer.export import published_models

@@ -7,9 +7,10 @@ from typing import Any
 
 from components import data_versions, occasion, sharing, starting_weights, usage
 from components.retention import pruning, uses
-from trainer import recipes, storage
-from trainer.config import Config, DataConfig
+from trainer import storage
+from trainer.config.schema import Config, DataConfig
 from trainer.data import download, shards
+from trainer.model import recipes
 from trainer.report.shards_page import page
 
 Published = tuple[dict[str, Any], dict[str, Any]]

@@ -6,9 +6,10 @@ from typing import Any
 from components import costs, lineage, notices, run_ids, usage
 from components.scoring import NOT_THERE
 from components.signing_secret import SIGNING, mounted_key
-from trainer import configuration, storage
+from trainer import storage
 from trainer.base.errors import KubedetError
 from trainer.baseline import SUMMARY
+from trainer.config.schema import parsing
 from trainer.export import published_models
 from trainer.export.export import export
 
@@ -40,7 +41,7 @@ def export_and_publish(
     data_root = storage.parent(storage.parent(trained["shards"]))
     usage.keep(data_root, processes=1)
     signing_key = mounted_key(signing)
-    settings = configuration.read(trained["config"])
+    settings = parsing.read(trained["config"])
     name = published_models.name_for(settings.export.name, trained["shards"])
     folder = storage.join(trained["output"], "model")
     evaluation = storage.join(trained["output"], "evaluation")

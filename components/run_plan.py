@@ -12,8 +12,8 @@ from typing import Any
 
 from trainer import storage
 from trainer.base.errors import DamagedError, FormError
-from trainer.config import QUICK_MINUTES, Config
-from trainer.configuration import with_overrides
+from trainer.config.parsing import with_overrides
+from trainer.config.schema import QUICK_MINUTES, Config
 
 FILE = "plan.json"
 """In the run's folder: for what it was planned, what was chosen, and how long it was to take."""

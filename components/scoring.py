@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from components import costs, lineage, notices, run_ids, usage
-from trainer import configuration, storage
+from trainer import storage
 from trainer.baseline import SUMMARY
-from trainer.config import Config
+from trainer.config.schema import Config, parsing
 from trainer.data.shard_index import data_root_of
 from trainer.evaluate import evaluate
 from trainer.evaluation.gate import Evidence, decide, split_rules
@@ -25,7 +25,7 @@ def rules_for(trained: dict[str, Any], rules: str) -> tuple[Config, list[str]]:
         trained: manifest of the trained model.
         rules: several parted by commas; empty takes the configuration's.
     """
-    settings = configuration.read(trained["config"])
+    settings = parsing.read(trained["config"])
     return settings, split_rules(rules) or settings.evaluation.gate
 
 

@@ -22,10 +22,11 @@ from typing import Any
 
 from components import run_ids, usage
 from components.retention import uses
-from trainer import recipes, storage
+from trainer import storage
 from trainer.base.errors import ConfigError, KubedetError, MissingError, StorageError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import download, shards
+from trainer.model import recipes
 from trainer.storage import leases
 
 logger = logging.getLogger(__name__)

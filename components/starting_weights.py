@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from trainer import recipes
 from trainer.base.errors import StorageError
+from trainer.model import recipes
 from trainer.weights.weights_mirror import look_up, obtain
 
 WEIGHTS = "model.weights"

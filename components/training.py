@@ -18,15 +18,16 @@ from components import (
 from components.jobs import Request
 from components.launchers.spec import JobSpec, with_heartbeat
 from components.warm_start import overrides_from as from_champion
-from trainer import configuration, heartbeat, recipes, storage
+from trainer import heartbeat, storage
 from trainer.base.errors import ConfigError, LaunchError
-from trainer.config import Config
-from trainer.configuration import with_overrides
+from trainer.config.parsing import with_overrides
+from trainer.config.schema import Config, parsing
 from trainer.data.sample_order import global_batch
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import data_root_of
 from trainer.evaluation.gate import check, split_rules
 from trainer.export import published_models
+from trainer.model import recipes
 from trainer.weights.weights_mirror import check_available
 
 
@@ -83,7 +84,7 @@ def prepare(
     begun = storage.exists(storage.join(output, "config.json"))
     data_root = data_root_of(shards)
     if warm_start and begun:
-        config = configuration.read(storage.join(output, "config.json"))
+        config = parsing.read(storage.join(output, "config.json"))
     else:
         if warm_start:
             name = published_models.name_for(recipes.load(recipe, overrides).export.name, shards)
@@ -105,7 +106,7 @@ def prepare(
     if not launchers.entry(request.launcher).pods:
         config = _planned(config, overrides, index, output, job.processes)
     config = _with_global_batch(config, job, index["splits"].get("train", {}).get("samples", 0))
-    configuration.write(uri, config)
+    parsing.write(uri, config)
     return job
 
 
@@ -219,7 +220,7 @@ def train(
     # First of all: a job of an earlier attempt waits for it.
     with heartbeat.renewed(_heartbeat(folder)) if in_pods else nullcontext():
         spec = prepare(data["uri"], folder, recipe, overrides, request, rules=rules, warm_start=warm_start)
-        weights = configuration.read(storage.join(folder, "config.json")).model.weights
+        weights = parsing.read(storage.join(folder, "config.json")).model.weights
         lineage.run_began(data_root, folder, request.run_id, data, recipe, overrides, weights)
         images = run_images.Images(data_root, lineage.name_of(folder))
         images.look_at_own()

@@ -3,9 +3,10 @@
 import logging
 from typing import Any
 
-from trainer import recipes, storage
+from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.export import bundle, published_models
+from trainer.model import recipes
 
 logger = logging.getLogger(__name__)
 

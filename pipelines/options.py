@@ -11,11 +11,12 @@ from typing import Any
 
 from components import occasion, warm_start
 from pipelines import checks, parameters, run_report
-from trainer import recipes, storage
+from trainer import storage
 from trainer.base.errors import ConfigError
-from trainer.configuration import parse_value
+from trainer.config.parsing import parse_value
 from trainer.data import sources
 from trainer.evaluation.gate import parse, split_rules
+from trainer.model import recipes
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

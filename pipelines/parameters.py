@@ -19,7 +19,7 @@ from components.object_store import CREDENTIALS
 from components.signing_secret import SIGNING
 from pipelines.forms import Form
 from pipelines.sizes import DEFAULT, SIZES
-from trainer import recipes
+from trainer.model import recipes
 
 ELSEWHERE = "see the pipeline's parameters."
 """What a component says of an argument that is a parameter of the pipeline, and told here."""

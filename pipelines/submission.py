@@ -25,12 +25,13 @@ from pipelines import checks, parameters, sizes
 from pipelines.access import Access
 from pipelines.compile import compile_pipeline
 from pipelines.forms import PARALLELISM, Form
-from trainer import recipes, storage
+from trainer import storage
 from trainer.base.errors import ConfigError, DataError, KubedetError, StorageError
 from trainer.base.temporary_folders import temporary_folder
-from trainer.config import MINUTES
+from trainer.config.schema import MINUTES
 from trainer.data import sources
 from trainer.evaluation.gate import parse, split_rules
+from trainer.model import recipes
 
 FILE = "pipeline.yaml"
 """Name of the compiled pipeline in the commands that are shown."""

@@ -7,9 +7,9 @@ from itertools import chain, groupby, islice
 import pytest
 import torch
 
-from trainer import recipes
 from trainer.data.download import download
 from trainer.data.shards import shard
+from trainer.model import recipes
 
 pytest_plugins = ["fake_api"]
 

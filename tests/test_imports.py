@@ -165,7 +165,7 @@ def test_reaching_into_an_architecture_is_seen(tmp_path):
         "from ..evaluation import coco",
         "def f():\n    from trainer.evaluation.coco_metrics import evaluate",
         "if TYPE_CHECKING:\n    from trainer.model import loss",
-        "from trainer.recipes import load",
+        "from trainer.model.recipes import load",
     ],
 )
 def test_an_arrow_that_leads_up_or_to_a_neighbour_is_seen(tmp_path, line):

@@ -17,10 +17,10 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from trainer import configuration, recipes
 from trainer.base import log, parent_watch
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError, StorageError
-from trainer.config import Config
+from trainer.config.schema import Config, parsing
+from trainer.model import recipes
 
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _REQUIRED = {
@@ -125,11 +125,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _config(options: argparse.Namespace) -> Config:
-    overrides = configuration.parse_overrides(options.overrides)
+    overrides = parsing.parse_overrides(options.overrides)
     if not options.config:
         return recipes.load(options.recipe, overrides)
-    config = configuration.read(options.config)
-    return configuration.with_overrides(config, overrides, where="--set")
+    config = parsing.read(options.config)
+    return parsing.with_overrides(config, overrides, where="--set")
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from trainer import storage
 from trainer.base.errors import EvaluationError
-from trainer.config import Config
+from trainer.config.schema import Config
 from trainer.data.shard_index import data_root_of
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.export import published_models as published

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from trainer.base.errors import TrainingError
-from trainer.config import Config
+from trainer.config.schema import Config
 from trainer.data.batch import Batch
 from trainer.distributed import gather
 from trainer.model import fused_functions

@@ -22,10 +22,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from trainer import configuration, storage
+from trainer import storage
 from trainer.base.errors import CheckpointError, DamagedError, KubedetError, StorageError
 from trainer.base.os_errors import explained
-from trainer.config import Config
+from trainer.config.schema import Config, parsing
 from trainer.model.architecture import Architecture, build
 from trainer.storage.records import check_shape
 
@@ -236,7 +236,7 @@ def check_same_run(state: dict[str, Any], config: Config, fingerprint: str, glob
         CheckpointError: naming the keys that differ.
     """
     # Read, so that keys that the configuration had not then have their defaults.
-    saved = asdict(configuration.from_json(state["config"], where="the checkpoint's configuration"))
+    saved = asdict(parsing.from_json(state["config"], where="the checkpoint's configuration"))
     differing = [
         f"{key}: {old!r} in the checkpoint, {new!r} now"
         for key, old, new in _differences(saved, asdict(config))
@@ -281,7 +281,7 @@ def load_model(uri: str, device: str | torch.device = "cpu") -> tuple[Architectu
     """
     state = read(uri)
     check_shape(uri, state, {"config": str, "categories": [{"id": int, "name": str}]}, _ANOTHER)
-    config = configuration.from_json(state["config"], where=f"configuration in {uri}")
+    config = parsing.from_json(state["config"], where=f"configuration in {uri}")
     detector = build(config.model, len(state["categories"]))
     try:
         detector.load_state_dict(model_state(state))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from trainer import checkpoint, storage
 from trainer.base.errors import DataError, EvaluationError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data.data_views import Listing, RawImages, Shards, SourceRows, open_view
 from trainer.drift.comparing import Drift, find_drift
 from trainer.drift.measurements import Embed, measure_set

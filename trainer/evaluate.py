@@ -12,8 +12,8 @@ from trainer import baseline as baselines
 from trainer import storage
 from trainer.base.errors import DamagedError, EvaluationError, MissingError
 from trainer.baseline import Baseline
-from trainer.config import Config
-from trainer.configuration import to_json
+from trainer.config.parsing import to_json
+from trainer.config.schema import Config
 from trainer.data import seen
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset, data_root_of

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainer import checkpoint, configuration, job_status, storage
+from trainer import checkpoint, job_status, storage
 from trainer.base import log
 from trainer.base.errors import ConfigError, Interrupted
 from trainer.batch_fitting import fitting_batch
 from trainer.compilation import compile_detector, hold_gradients, load_compiled, save_compiled
-from trainer.config import Config, TrainConfig
+from trainer.config.schema import Config, TrainConfig, parsing
 from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import global_batch
 from trainer.data.sampling import check_verified, shared_weights
@@ -86,7 +86,7 @@ class _Run:
         self.global_batch = step_size(config, saved, len(self.train_set), world)
         self._check_data()
         if saved is None:
-            configuration.check_frozen(config)
+            parsing.check_frozen(config)
         classes, data_root = len(self.train_set.categories), data_root_of(shards_uri)
         self.state = TrainState(config, classes, world, data_root=data_root, new=saved is None)
         self.batch = fitting_batch(config, self.state, self.global_batch, saved)
@@ -244,7 +244,7 @@ class _Run:
     def _save(self) -> None:
         """Save the state in the background, while training goes on."""
         state = {
-            "config": configuration.to_json(self.config),
+            "config": parsing.to_json(self.config),
             "categories": self.train_set.categories,
             "fingerprint": self.train_set.fingerprint,
             "global_batch": self.global_batch,
@@ -406,7 +406,7 @@ def step_size(config: Config, saved: dict[str, Any] | None, samples: int, world:
     """
     configured = config.train.global_batch
     if not configured and saved:
-        before = configuration.from_json(saved["config"], where="the checkpoint's configuration").train
+        before = parsing.from_json(saved["config"], where="the checkpoint's configuration").train
         now = config.train
         same = (before.batch_size, before.accumulate) == (now.batch_size, now.accumulate)
         configured = saved["global_batch"] if same else 0

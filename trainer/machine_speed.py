@@ -13,10 +13,9 @@ from contextlib import suppress
 
 import torch
 
-from trainer import configuration
 from trainer.base.worker_pool import threads_of_process
 from trainer.batch_fitting import Trial, memory
-from trainer.config import Config
+from trainer.config.schema import Config, parsing
 from trainer.distributed import World
 from trainer.model import fused_functions
 from trainer.state import TrainState
@@ -70,7 +69,7 @@ def measure(config: Config, classes: int, processes: int) -> float:
         classes: of the data.
         processes: of the training, each with its share of the cores or a GPU.
     """
-    request = json.dumps({"config": configuration.to_json(config), "classes": classes})
+    request = json.dumps({"config": parsing.to_json(config), "classes": classes})
     threads = {"OMP_NUM_THREADS": str(threads_of_process(processes))}
     started = [
         subprocess.Popen(
@@ -103,7 +102,7 @@ def _main() -> None:
     request = json.load(sys.stdin)
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
-    print(images_per_second(configuration.from_json(request["config"]), request["classes"], device))
+    print(images_per_second(parsing.from_json(request["config"]), request["classes"], device))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from trainer.config import TrainConfig
+from trainer.config.schema import TrainConfig
 from trainer.model.architecture import Architecture
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainer import checkpoint, job_status, storage
 from trainer.base.errors import DamagedError, MissingError
-from trainer.config import Config
+from trainer.config.schema import Config
 from trainer.evaluation.coco_metrics import evaluate as evaluate_coco
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.job_status_reporter import Reporter

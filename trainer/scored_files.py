@@ -9,7 +9,7 @@ from typing import Any
 from trainer import baseline as baselines
 from trainer import storage
 from trainer.base.errors import EvaluationError
-from trainer.config import EvaluationConfig
+from trainer.config.schema import EvaluationConfig
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation import coco_metrics, engines, gate, scoring
 from trainer.evaluation.coco import read_detections, read_truth

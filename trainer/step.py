@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.base.errors import ConfigError, TrainingError
 from trainer.base.precision import autocast
-from trainer.config import TrainConfig
+from trainer.config.schema import TrainConfig
 from trainer.data.batch import Batch
 from trainer.distributed import World, gather, largest, summed
 from trainer.model.global_batch import Part, parts

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from components.launchers import kubernetes_names
 from trainer.base.errors import ConfigError
-from trainer.config_types import Count, Int, Positive
+from trainer.config.types import Count, Int, Positive
 
 _STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 

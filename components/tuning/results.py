@@ -1,7 +1,8 @@
 """What a search has found: its page, and the best configuration as a file."""
 
 from components.tuning.study import Search, Study, TrialRecord
-from trainer import recipes, storage
+from trainer import storage
+from trainer.model import recipes
 from trainer.report.tuning_page import TrialShown, page
 
 PAGE, BEST = "tuning.html", "best.yaml"

@@ -18,10 +18,12 @@ from typing import Any, Protocol
 from components import starting_weights
 from components.launchers.guarded_process import GuardedProcess
 from components.tuning.study import COMPLETE, FAILED, PRUNED, Search, Study, TrialRecord
-from trainer import configuration, recipes, storage
+from trainer import storage
 from trainer.base.errors import EXIT_RETRY, Interrupted, TrainingError
 from trainer.base.worker_pool import threads_of_process
+from trainer.config.schema import parsing
 from trainer.data.shard_index import data_root_of
+from trainer.model import recipes
 from trainer.stop_signals import stop_request
 from trainer.training_log import read_rows
 
@@ -191,7 +193,7 @@ class LocalTraining:
         self._rows: list[dict[str, Any]] = []
         self._next_look = 0.0
         path = storage.join(folder, "config.json")
-        configuration.write(path, config)
+        parsing.write(path, config)
         command = [
             sys.executable, "-m", "trainer", "launch", "--nproc", str(processes), "--",
             "train", "--config", path, "--shards", search.shards, "--output", self._output,

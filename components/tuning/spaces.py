@@ -5,9 +5,10 @@ from typing import Any
 
 import yaml
 
-from trainer import recipes, storage
+from trainer import storage
 from trainer.base.bounded_text import yaml_value
 from trainer.base.errors import ConfigError
+from trainer.model import recipes
 
 Space = dict[str, dict[str, Any]]
 """By key of the configuration: {"low", "high"} with "log" where the logarithm is drawn and "step" between

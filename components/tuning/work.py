@@ -7,7 +7,8 @@ from typing import Any
 from components import tuning, usage
 from components.tuning import results, search, spaces
 from components.tuning.study import Search, Study, TrialRecord
-from trainer import recipes, storage
+from trainer import storage
+from trainer.model import recipes
 
 Request = tuple[dict[str, Any], str, str, dict[str, Any], str, str, int]
 """Manifest of the shards, name of the search, recipe, overrides, space, data root, number of trials."""

@@ -9,7 +9,7 @@ from pipelines.commands.options import add_overrides, add_parameter, read_recipe
 from pipelines.forms import ENDS
 from pipelines.sizes import SIZES
 from trainer.base.errors import ConfigError
-from trainer.configuration import parse_overrides
+from trainer.config.parsing import parse_overrides
 
 if TYPE_CHECKING:
     from pipelines.access import Access

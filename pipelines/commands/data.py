@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from rich.console import Console
 
-    from trainer.config import DataConfig
+    from trainer.config.schema import DataConfig
     from trainer.data.data_views import Picture
 
 _WHAT = "a folder DATA_ROOT/shards/FINGERPRINT or DATA_ROOT/raw/FINGERPRINT, also on s3://"
@@ -101,9 +101,9 @@ def add(commands: Commands) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from trainer import recipes
-    from trainer.configuration import parse_overrides
+    from trainer.config.parsing import parse_overrides
     from trainer.data.inspection import check, inspect
+    from trainer.model import recipes
 
     config = recipes.load(_RECIPE, parse_overrides(options.overrides)).data
     if options.images is not None and options.images < 0:
@@ -246,8 +246,9 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _training_sheet(options: argparse.Namespace) -> "tuple[Image, list[Picture], str]":
     """What a training sees; another --seed is another seed of the training."""
-    from trainer import configuration, recipes
+    from trainer.config.schema import parsing
     from trainer.data.preview import training_sheet
+    from trainer.model import recipes
 
     if options.split not in ("", "train") or options.epoch < 0:
         raise ConfigError(
@@ -256,7 +257,7 @@ def _training_sheet(options: argparse.Namespace) -> "tuple[Image, list[Picture],
             else f"--epoch {options.epoch} is less than zero",
             fix="leave --split out, and count epochs from 0",
         )
-    overrides = configuration.parse_overrides(options.overrides)
+    overrides = parsing.parse_overrides(options.overrides)
     if options.seed:
         overrides["train.seed"] = options.seed
     config = recipes.load(options.recipe, overrides)
@@ -265,8 +266,8 @@ def _training_sheet(options: argparse.Namespace) -> "tuple[Image, list[Picture],
 
 def _reading(options: argparse.Namespace) -> "DataConfig":
     """How a source is read; what else --set may change, and --epoch, are of a training."""
-    from trainer import recipes
-    from trainer.configuration import parse_overrides
+    from trainer.config.parsing import parse_overrides
+    from trainer.model import recipes
 
     overrides = parse_overrides(options.overrides)
     if options.epoch or any(not key.startswith("data.") for key in overrides):

@@ -42,9 +42,10 @@ def add(verbs: Commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from trainer import data_comparison, recipes, storage
-    from trainer.configuration import parse_overrides
+    from trainer import data_comparison, storage
+    from trainer.config.parsing import parse_overrides
     from trainer.evaluation import gate
+    from trainer.model import recipes
 
     if options.images < 0 or options.samples < 1:
         raise ConfigError("--images must be 0 or more, --samples 1 or more", fix="leave them out")

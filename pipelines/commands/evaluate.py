@@ -12,7 +12,7 @@ from pipelines import checks
 from pipelines.commands import Commands
 from pipelines.commands.options import add_overrides
 from trainer.base.errors import ConfigError, Interrupted
-from trainer.configuration import parse_overrides
+from trainer.config.parsing import parse_overrides
 
 _CONFIG = "config.json"
 _OPTIONS = ("shards", "truth", "predictions", "split", "nproc")
@@ -73,9 +73,10 @@ def add(commands: Commands) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from trainer import configuration, storage
+    from trainer import storage
     from trainer.base import log
     from trainer.baseline import SUMMARY
+    from trainer.config.schema import parsing
     from trainer.evaluate import evaluate
     from trainer.evaluation.gate import check, split_rules
     from trainer.export import loading
@@ -85,14 +86,14 @@ def _evaluate(options: argparse.Namespace) -> int:
         return _evaluate_files(options, rules)
     _check_given(options, ("model", "shards"), ())
     checks.make_all([partial(_check_processes, options.nproc), partial(check, rules)])
-    trained = configuration.from_json(json.dumps(loading.trained_with(options.model)), where=options.model)
-    config = configuration.with_overrides(trained, _overrides(options, rules), where="--set")
+    trained = parsing.from_json(json.dumps(loading.trained_with(options.model)), where=options.model)
+    config = parsing.with_overrides(trained, _overrides(options, rules), where="--set")
     if _processes(options) == 1:
         log.setup()
         summary = evaluate(options.model, options.shards, options.output, config)
     else:
         uri = storage.join(options.output, _CONFIG)
-        configuration.write(uri, config)
+        parsing.write(uri, config)
         if code := _share(options, uri):
             return code
         summary = storage.read_json(storage.join(options.output, SUMMARY))
@@ -101,12 +102,12 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _evaluate_files(options: argparse.Namespace, rules: list[str]) -> int:
-    from trainer import configuration, scored_files
+    from trainer import scored_files
     from trainer.base import log
-    from trainer.config import Config
+    from trainer.config.schema import Config, parsing
 
     _check_given(options, ("truth", "predictions"), ("model", "shards", "split", "nproc"))
-    config = configuration.with_overrides(Config(), _overrides(options, rules), where="--set").evaluation
+    config = parsing.with_overrides(Config(), _overrides(options, rules), where="--set").evaluation
     log.setup()
     summary = scored_files.evaluate(
         options.truth,

@@ -5,9 +5,9 @@ import os
 from typing import Any
 
 from pipelines.parameters import LOCAL, Parameter
-from trainer import recipes
 from trainer.base.errors import ConfigError
-from trainer.configuration import parse_overrides
+from trainer.config.parsing import parse_overrides
+from trainer.model import recipes
 
 
 def add_overrides(parser: "argparse._ActionsContainer") -> None:

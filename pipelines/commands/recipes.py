@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 from pipelines.commands import Commands
 from pipelines.commands.field_help import Kinds, describe
-from trainer import architectures, configuration, recipes
-from trainer.config import Config, ModelConfig
+from trainer.config.schema import Config, ModelConfig, architectures, parsing
+from trainer.model import recipes
 
 
 def add(commands: Commands) -> None:
@@ -39,7 +39,7 @@ def _recipes(options: argparse.Namespace) -> int:
         print(describe(Config, options.explain, values, model_kinds(names)))
         return 0
     if options.show:
-        print(configuration.to_json(recipes.load(options.show)), end="")
+        print(parsing.to_json(recipes.load(options.show)), end="")
         return 0
     width = max(map(len, recipes.RECIPES))
     for name, recipe in recipes.RECIPES.items():

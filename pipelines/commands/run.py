@@ -8,7 +8,7 @@ from pathlib import Path
 from pipelines import parameters
 from pipelines.commands import Commands
 from pipelines.commands.options import add_overrides, add_parameter, add_prices, read_recipe, use_prices
-from trainer.config import MINUTES, QUICK_MINUTES
+from trainer.config.schema import MINUTES, QUICK_MINUTES
 
 
 def add(commands: Commands) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines import parameters
 from pipelines.commands import Commands
-from trainer import recipes
 from trainer.base.errors import ConfigError
+from trainer.model import recipes
 
 if TYPE_CHECKING:
     from trainer.weights.weights_mirror import MirroredWeights

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import common, step, stock_step
 from trainer.base.errors import ConfigError
-from trainer.recipes import load
+from trainer.model.recipes import load
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

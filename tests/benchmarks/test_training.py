@@ -6,9 +6,9 @@ import torch
 from steps import steps_of
 
 from benchmarks import training
-from trainer.config import LoaderConfig
+from trainer.config.schema import LoaderConfig
 from trainer.distributed import SINGLE
-from trainer.recipes import load
+from trainer.model.recipes import load
 from trainer.state import TrainState
 
 

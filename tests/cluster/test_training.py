@@ -17,8 +17,9 @@ CONFIG = {
 
 PREPARE = """
 import json, sys
-from trainer import recipes, storage
-from trainer.configuration import to_json
+from trainer import storage
+from trainer.model import recipes
+from trainer.config.parsing import to_json
 from trainer.data.download import download
 from trainer.data.shards import shard
 

@@ -12,7 +12,7 @@ from components import data_versions
 from components.data_versions import SCHEDULED_TIME, fetch, label, run_name
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, StorageError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data.shards import shard
 
 CONFIG = DataConfig(processes=1, threads=2, val_fraction=0.5)

@@ -8,10 +8,11 @@ from bundles import make_bundle
 
 from components import forgetting, lineage, occasion, preparation, prices, tracing
 from pipelines import cli
-from trainer import recipes, storage
+from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError
 from trainer.data import forgotten, seen
 from trainer.export import bundle, published_models
+from trainer.model import recipes
 from trainer.usage.record import Record
 
 ASKED = ("debug", {"data.processes": 1, "data.threads": 2})

@@ -12,9 +12,10 @@ from components import notices, publishing, run_end, scoring
 from components.notices import EVENTS, FAILED, HELD_BACK, PASSED, Notice, tell
 from pipelines import run
 from pipelines.options import Options
-from trainer import configuration, recipes
 from trainer.base import log
 from trainer.base.errors import StorageError
+from trainer.config.schema import parsing
+from trainer.model import recipes
 
 METRICS = {"coco/AP": 0.29, "coco/AP50": 0.5}
 REFUSED = Notice(HELD_BACK, "20261123-ab", "coco/AP 0.29 < 0.5 & <baseline>", "pets", metrics=METRICS)
@@ -125,7 +126,7 @@ def trained(tmp_path):
     """The manifest of a model whose evaluation is kept."""
     output = tmp_path / "runs" / "20261123-ab"
     (output / "evaluation").mkdir(parents=True)
-    (output / "config.json").write_text(configuration.to_json(recipes.load("debug", {"export.name": "pets"})))
+    (output / "config.json").write_text(parsing.to_json(recipes.load("debug", {"export.name": "pets"})))
     summary = {"metrics": {**METRICS, "coco/APs": -1.0}, "per_class": {}}
     (output / "evaluation" / "metrics.json").write_text(json.dumps(summary))
     return {"output": str(output), "config": str(output / "config.json"), "checkpoint": "best.pt",

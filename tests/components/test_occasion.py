@@ -11,10 +11,11 @@ from bundles import make_bundle
 from components import lineage, notices, occasion, preparation, training
 from components.jobs import Request
 from components.warm_start import overrides_from
-from trainer import configuration, recipes
 from trainer.base.errors import ConfigError
+from trainer.config.schema import parsing
 from trainer.data import forgotten
 from trainer.export import bundle, published_models
+from trainer.model import recipes
 
 GIVEN = {"data.processes": 1, "data.threads": 2}
 ASKED = ("debug", GIVEN)
@@ -153,8 +154,8 @@ def test_a_warm_run_that_was_begun_keeps_what_it_began_with(champion, tmp_path):
     run = str(tmp_path / "run")
     asked = (str(shards), run, "debug", {"export.other_classes": True}, Request(own={"nproc": 1}))
     training.prepare(*asked, warm_start="champion")
-    first = configuration.read(f"{run}/config.json")
+    first = parsing.read(f"{run}/config.json")
     assert first.model.weights.endswith("sample/v7/model.safetensors")
     published_models.publish(make_bundle(tmp_path / "next", name="sample", version="v8"), champion, "sample")
     training.prepare(*asked, warm_start="champion")
-    assert configuration.read(f"{run}/config.json") == first
+    assert parsing.read(f"{run}/config.json") == first

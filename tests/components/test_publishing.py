@@ -9,10 +9,11 @@ from bundles import make_bundle
 from components import model_registry, publishing, run_ids
 from components.export import export as component
 from components.publishing import export_and_publish
-from trainer import recipes, storage
+from trainer import storage
 from trainer.base.errors import ConfigError, ExportError
-from trainer.configuration import to_json
+from trainer.config.parsing import to_json
 from trainer.export import published_models
+from trainer.model import recipes
 from trainer.usage.record import Record
 
 

@@ -9,9 +9,11 @@ from small_index import index
 from components.jobs import Request
 from components.run_plan import Images, choose, planned
 from components.training import prepare
-from trainer import configuration, recipes, storage
+from trainer import storage
 from trainer.base.errors import DamagedError
+from trainer.config.schema import parsing
 from trainer.machine_speed import images_per_second, measure
+from trainer.model import recipes
 
 SMALL = recipes.load("small")
 PHOTOGRAPHS = Images(300, 60, 30)
@@ -138,7 +140,7 @@ def indexed(tmp_path):
 def test_the_train_step_writes_what_was_chosen(indexed, monkeypatch, capsys):
     monkeypatch.setattr("trainer.machine_speed.measure", lambda config, classes, processes: 2.25 * processes)
     prepare(str(indexed), str(indexed), "small", {}, Request(own={"nproc": 2}))
-    config = configuration.read(str(indexed / "config.json"))
+    config = parsing.read(str(indexed / "config.json"))
     expected, _ = choose(SMALL, {}, Images(300, 60), 2, lambda config: 4.5)
     assert (config.train.epochs, config.loader) == (expected.train.epochs, expected.loader)
     assert "300 images: " in capsys.readouterr().out
@@ -153,7 +155,7 @@ def test_pods_elsewhere_train_the_recipe_as_it_stands(indexed, monkeypatch):
         run_id="1",
     )
     prepare(str(indexed), str(indexed), "small", {}, request)
-    config = configuration.read(str(indexed / "config.json"))
+    config = parsing.read(str(indexed / "config.json"))
     assert config.train.epochs == SMALL.train.epochs
     assert list(storage.read_json(str(indexed / "plan.json"))) == ["weights"]
 

@@ -7,8 +7,10 @@ import pytest
 
 from components import run_ids, scoring
 from components.scoring import judge, score
-from trainer import configuration, recipes, storage
+from trainer import storage
 from trainer.base.errors import EvaluationError
+from trainer.config.schema import parsing
+from trainer.model import recipes
 from trainer.usage.record import Record
 
 METRICS = {"coco/AP": 0.29, "coco/AP50": 0.5}
@@ -16,7 +18,7 @@ METRICS = {"coco/AP": 0.29, "coco/AP50": 0.5}
 
 @pytest.fixture
 def trained(tmp_path):
-    (tmp_path / "config.json").write_text(configuration.to_json(recipes.load("debug")))
+    (tmp_path / "config.json").write_text(parsing.to_json(recipes.load("debug")))
     (tmp_path / "evaluation").mkdir()
     summary = {
         "metrics": METRICS, "per_class": {"cat": {"AP": 0.2, "AP50": 0.4, "boxes": 3}},

@@ -17,9 +17,11 @@ from weights_server import weights_server
 
 from components import data_versions, preparation, run_ids, sharing, steps, supervisor, training, usage
 from components.jobs import Request
-from trainer import architectures, recipes, storage
+from trainer import storage
 from trainer.base.errors import ConfigError, DataError, StorageError
+from trainer.config.schema import architectures
 from trainer.data import download, shards
+from trainer.model import recipes
 from trainer.model.architecture import build
 from trainer.storage import leases
 

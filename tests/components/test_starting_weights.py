@@ -11,8 +11,10 @@ from weights_server import weights_server
 from components import training
 from components.jobs import Request
 from components.starting_weights import chosen, secure
-from trainer import configuration, recipes, storage
+from trainer import storage
 from trainer.base.errors import CheckpointError, StorageError
+from trainer.config.schema import parsing
+from trainer.model import recipes
 from trainer.model.architecture import build
 from trainer.weights import weights_mirror
 
@@ -115,7 +117,7 @@ def test_a_run_keeps_the_weights_that_it_was_begun_with(offered, shards, tmp_pat
 
     def prepared(folder):
         training.prepare(shards, str(folder), "small", asked, Request(own={"nproc": 1}))
-        return configuration.read(str(folder / "config.json"))
+        return parsing.read(str(folder / "config.json"))
 
     scratch = prepared(run)
     assert (scratch.model.weights, scratch.model.backbone_width, scratch.train.lr) == ("", 24, 3e-3)

@@ -8,8 +8,9 @@ from small_index import index
 
 from components.jobs import Request
 from components.training import folder_of, prepare, result
-from trainer import __main__, configuration
+from trainer import __main__
 from trainer.base.errors import ConfigError, DamagedError, DataError, EvaluationError, LaunchError
+from trainer.config.schema import parsing
 from trainer.export import published_models
 
 RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
@@ -28,7 +29,7 @@ def indexed(tmp_path):
 
 def test_prepare_writes_the_one_configuration(indexed, tmp_path):
     job = prepare(indexed, str(tmp_path), "debug", {"train.epochs": 3.0}, Request(own={"nproc": 2}))
-    config = configuration.read(str(tmp_path / "config.json"))
+    config = parsing.read(str(tmp_path / "config.json"))
     assert config.train.epochs == 3
     assert config.export.name == "my-cards"  # After the data, as nobody names it.
     assert job.nproc == 2 and str(tmp_path / "config.json") in job.command
@@ -39,15 +40,15 @@ def test_a_configuration_that_was_changed_is_refused_and_written_anew(indexed, t
     for _ in range(2):
         prepare(indexed, str(tmp_path), "debug", {}, Request())
         text = path.read_text()
-        assert configuration.read(str(path)).train.epochs != 9
+        assert parsing.read(str(path)).train.epochs != 9
         path.write_text(text.replace('"seed": 0', '"seed": 8'))
         with pytest.raises(DamagedError, match=r"config\.json is damaged: its sha256 is") as caught:
-            configuration.read(str(path))
+            parsing.read(str(path))
         assert "takes its last key, file_sha256, out" in caught.value.fix
     by_hand = json.loads(path.read_text())
     del by_hand["file_sha256"]
     path.write_text(json.dumps(by_hand))
-    assert configuration.read(str(path)).train.seed == 8
+    assert parsing.read(str(path)).train.seed == 8
 
 
 def test_prepare_refuses_what_cannot_run(indexed, tmp_path):

@@ -17,11 +17,11 @@ from minio.xml import unmarshal
 from PIL import Image
 
 from pipelines import cli
-from trainer import recipes
-from trainer.config import DataConfig
-from trainer.configuration import parse_overrides
+from trainer.config.parsing import parse_overrides
+from trainer.config.schema import DataConfig
 from trainer.data import problem_counts, sources
 from trainer.data.sources.openimages import OpenImagesSource
+from trainer.model import recipes
 from trainer.storage import copies
 
 TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text()

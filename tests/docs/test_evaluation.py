@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from pipelines import cli
-from trainer.config import EvaluationConfig, ExportConfig
+from trainer.config.schema import EvaluationConfig, ExportConfig
 from trainer.evaluation import gate
 
 TEXT = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()

@@ -16,9 +16,9 @@ from components.launchers.spec import Elastic, JobSpec, Spread, from_fields
 from components.tuning import spaces
 from pipelines import cli
 from pipelines.commands.job_options import BACKENDS
-from trainer import recipes
 from trainer.__main__ import _parser as trainer_parser
 from trainer.data import sources
+from trainer.model import recipes
 
 ROOT = Path(__file__).parents[2]
 PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/operations.md", "deploy/README.md")}

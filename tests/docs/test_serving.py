@@ -11,7 +11,7 @@ from bundles import make_bundle
 from PIL import Image
 
 from pipelines import cli
-from trainer.config import ExportConfig
+from trainer.config.schema import ExportConfig
 from trainer.export import published_models
 from trainer.export.formats import FORMATS
 

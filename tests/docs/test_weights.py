@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipelines import cli
-from trainer import recipes
-from trainer.configuration import parse_overrides
+from trainer.config.parsing import parse_overrides
+from trainer.model import recipes
 from trainer.trackers.experiment_tracking import END_SECONDS, RUN_IDS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "weights.md").read_text()

@@ -18,7 +18,7 @@ from trainer.data.shard_index import ShardDataset
 
 KILLED = """
 import json, os, random, signal, sys
-from trainer import recipes
+from trainer.model import recipes
 from trainer.data.download import download
 from trainer.data.shards import shard
 
@@ -61,7 +61,7 @@ print(json.dumps({"points": points, "deaths": deaths}))
 MEMORY = """
 import resource, sys
 from pathlib import Path
-from trainer import recipes
+from trainer.model import recipes
 from trainer.data.download import download
 from trainer.data.shards import shard
 from trainer.base.errors import KubedetError
@@ -78,7 +78,7 @@ except KubedetError as error:
 """
 FULL = """
 import os, subprocess, sys
-from trainer import recipes
+from trainer.model import recipes
 from trainer.data.download import download
 from trainer.data.shards import shard
 from trainer.base.errors import KubedetError

@@ -13,8 +13,9 @@ from fault_table import HARMS, cells, each
 from finished_runs import assert_same_weights, final_weights, losses, stop_after
 from prepared_data import mounts
 
-from trainer import checkpoint, configuration, storage
+from trainer import checkpoint, storage
 from trainer.base.errors import CheckpointError, Interrupted, KubedetError, StorageError
+from trainer.config.schema import parsing
 from trainer.loop import train
 from trainer.training_log import read_rows
 
@@ -91,7 +92,7 @@ def test_other_files_of_a_run(harm, name, stopped, whole, shards, tiny, chance, 
 def test_a_configuration_of_another_shape(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(KubedetError, match=r"config\.json") as caught:
-        configuration.read(str(tmp_path / "config.json"))
+        parsing.read(str(tmp_path / "config.json"))
     assert caught.value.exit_code == 2 and caught.value.fix
 
 
@@ -99,10 +100,10 @@ def test_a_configuration_of_another_shape(text, tmp_path):
 def test_a_configuration(harm, tiny, chance, injected, tmp_path):
     path = tmp_path / "config.json"
     for _ in range(100):
-        configuration.write(str(path), tiny())
+        parsing.write(str(path), tiny())
         HARMS[harm](path, chance)
         with pytest.raises(KubedetError, match=r"config\.json"):
-            configuration.read(str(path))
+            parsing.read(str(path))
     injected(100)
 
 
@@ -218,10 +219,10 @@ KILLED = """
 import os, random, signal, sys
 import torch
 torch.set_num_threads(1)
-from trainer import configuration
+from trainer.config.schema import parsing
 from trainer.loop import train
 
-config = configuration.read(sys.argv[1])
+config = parsing.read(sys.argv[1])
 shards, output, chance = sys.argv[2], sys.argv[3], random.Random(sys.argv[4])
 
 
@@ -252,7 +253,7 @@ print(deaths)
 
 @cells("kill", "train")
 def test_kills(whole, shards, tiny, chance, tmp_path, injected):
-    configuration.write(str(tmp_path / "config.json"), tiny())
+    parsing.write(str(tmp_path / "config.json"), tiny())
     command = [sys.executable, "-c", KILLED, str(tmp_path / "config.json"), shards, str(tmp_path / "run")]
     done = subprocess.run(
         [*command, str(chance.random()), "8"], capture_output=True, text=True, check=False,
@@ -271,7 +272,7 @@ def test_a_full_disk(room, whole, shards, tiny, tmp_path):
     """In a file system of some KB, mounted for one process; the same command goes on when there is room."""
     if not mounts():
         pytest.skip("mounts nothing: needs root")
-    configuration.write(str(tmp_path / "config.json"), tiny())
+    parsing.write(str(tmp_path / "config.json"), tiny())
     run, python = tmp_path / "run", f"{sys.executable} -m trainer train"
     run.mkdir()
     again = f"{python} --config {tmp_path}/config.json --shards {shards} --output {run}"

@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipelines import cron
-from trainer import recipes
 from trainer.base.errors import ConfigError, EvaluationError
-from trainer.configuration import parse_overrides
+from trainer.config.parsing import parse_overrides
 from trainer.evaluation import gate
+from trainer.model import recipes
 
 NOWHERE = "/nowhere/at/all"
 LONG = "a" * 6000

@@ -8,8 +8,10 @@ from hostile import as_json, damaged, examples, refused, spoiled, tried, values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer import checkpoint, configuration, recipes
+from trainer import checkpoint
 from trainer.base.errors import ConfigError
+from trainer.config.schema import parsing
+from trainer.model import recipes
 from trainer.weights.weight_files import WeightFiles
 
 CATEGORIES = [{"id": 0, "name": "cat", "original_id": 7}]
@@ -19,7 +21,7 @@ def state(**changed: object) -> dict[str, object]:
     """What a checkpoint holds, with other values."""
     whole = {
         "version": checkpoint.VERSION, "model": {"a": torch.zeros(2)}, "categories": CATEGORIES,
-        "step": 3, "epoch": 1, "config": configuration.to_json(recipes.load("debug", {})),
+        "step": 3, "epoch": 1, "config": parsing.to_json(recipes.load("debug", {})),
         "metrics": {}, "fingerprint": "f00d", "global_batch": 4,
     }  # fmt: skip
     return {key: value for key, value in (whole | changed).items() if value is not ...}
@@ -51,16 +53,16 @@ def test_damaged_checkpoints(tmp_path, capsys):
 
 
 @examples(150)
-@given(spoiled(json.loads(configuration.to_json(recipes.load("debug", {})))))
+@given(spoiled(json.loads(parsing.to_json(recipes.load("debug", {})))))
 def test_configurations(tree):
-    error = tried(lambda: configuration.from_json(as_json(tree)))
+    error = tried(lambda: parsing.from_json(as_json(tree)))
     assert not isinstance(error, Exception) or (isinstance(error, ConfigError) and error.fix)
 
 
 @examples(60)
-@given(damaged(configuration.to_json(recipes.load("debug", {})).encode()))
+@given(damaged(parsing.to_json(recipes.load("debug", {})).encode()))
 def test_bytes_of_configurations(content):
-    error = tried(lambda: configuration.from_json(content))
+    error = tried(lambda: parsing.from_json(content))
     assert not isinstance(error, Exception) or (isinstance(error, ConfigError) and error.fix)
 
 

@@ -6,10 +6,10 @@ from hostile import odd_yaml
 from components import prices
 from components.tuning import spaces
 from pipelines.commands import job_options
-from trainer import recipes
 from trainer.base.bounded_text import yaml_value
 from trainer.base.errors import KubedetError
 from trainer.data.sources import yolo_set
+from trainer.model import recipes
 
 PLACES = (
     "{}", "{}: 1", "- {}", "train.lr: {}", "kwh: {}", "currency: {}", "recipe: {}", "nodes: {}", "labels: {}",

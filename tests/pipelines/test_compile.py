@@ -10,8 +10,8 @@ from pipelines import ASSIST
 from pipelines.compile import compile_pipeline
 from pipelines.forms import Form
 from pipelines.local import for_this_machine
-from trainer import recipes
 from trainer.base.errors import ConfigError, StorageError
+from trainer.model import recipes
 
 PARAMETERS = {
     "data_root", "source", "recipe", "overrides", "gate", "launcher", "nodes", "nproc", "gpus", "image",

@@ -15,7 +15,7 @@ from components import run_ids
 from components.jobs import name_of
 from components.supervisor import TRIES
 from pipelines import cli
-from trainer import recipes
+from trainer.model import recipes
 
 RUN = """
 import json, sys, yaml

@@ -5,10 +5,10 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from trainer import recipes
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
+from trainer.model import recipes
 
 CONFIG = recipes.load("debug", {"data.processes": 1, "data.max_bad_fraction": 0.0}).data
 SOME_BAD = replace(CONFIG, max_bad_fraction=0.9)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.base.errors import TrainingError
-from trainer.config import Config
+from trainer.config.schema import Config
 from trainer.data.batch import Batch
 from trainer.distributed import SINGLE, World
 from trainer.loop import _Run

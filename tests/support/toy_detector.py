@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from trainer.config import ModelConfig
-from trainer.config_types import STRICT, Positive
+from trainer.config.schema import ModelConfig
+from trainer.config.types import STRICT, Positive
 from trainer.data.batch import PADDING
 from trainer.model import upstream_fitting
 from trainer.model.architecture import Architecture, UpstreamWeights

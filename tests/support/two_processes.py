@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from finished_runs import final_weights, losses
 
-from trainer.config import Config
-from trainer.configuration import to_json
+from trainer.config.parsing import to_json
+from trainer.config.schema import Config
 from trainer.loop import train
 
 LIKE_PASSES = {

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from trainer import checkpoint
-from trainer.configuration import to_json
+from trainer.config.parsing import to_json
 from trainer.data.shard_index import ShardDataset
 from trainer.model.architecture import build
 

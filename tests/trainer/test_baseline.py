@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from trainer import baseline, recipes
+from trainer import baseline
 from trainer.base.errors import EvaluationError
 from trainer.evaluation.truth_and_predictions import Predictions
+from trainer.model import recipes
 
 FOUND = Predictions(np.array([1]), np.array([0]), np.array([[0.0, 0, 5, 5]]), np.array([0.5]))
 

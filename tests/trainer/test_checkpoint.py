@@ -11,7 +11,7 @@ import torch
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.base.errors import CheckpointError, StorageError
-from trainer.configuration import from_json, to_json
+from trainer.config.parsing import from_json, to_json
 from trainer.model.architecture import build
 
 

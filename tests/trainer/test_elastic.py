@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainer import checkpoint
-from trainer.configuration import to_json
+from trainer.config.parsing import to_json
 from trainer.data.shard_index import ShardDataset
 
 TRACED = '''#!{python}

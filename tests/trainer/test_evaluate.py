@@ -14,7 +14,7 @@ import pytest
 
 from trainer import scored_files, storage
 from trainer.base.errors import EvaluationError, StorageError
-from trainer.configuration import to_json
+from trainer.config.parsing import to_json
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluate import evaluate
 from trainer.evaluation import coco_metrics, openimages_metric, scoring
@@ -72,12 +72,12 @@ def test_what_was_found_in_the_same_images_is_not_looked_for_again(
 KILLED_IN_EXPORT = """
 import os, signal, sys
 from pathlib import Path
-from trainer import configuration
+from trainer.config.schema import parsing
 from trainer.evaluate import evaluate
 from trainer.export import export
 
 checkpoint, shards, folder, settings = sys.argv[1:]
-config = configuration.from_json(Path(settings).read_text(), where=settings)
+config = parsing.from_json(Path(settings).read_text(), where=settings)
 evaluate(checkpoint, shards, f"{folder}/evaluation", config)
 export.FORMATS = type("Killer", (dict,), {
     "__getitem__": lambda self, kind: os.kill(os.getpid(), signal.SIGKILL)

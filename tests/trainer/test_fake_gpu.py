@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from waiting import Counter
 
 from trainer import compilation, step
-from trainer.config import TrainConfig
+from trainer.config.schema import TrainConfig
 from trainer.distributed import World
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions

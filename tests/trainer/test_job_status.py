@@ -9,7 +9,7 @@ import pytest
 from trainer import job_status
 from trainer.base import log
 from trainer.base.errors import Interrupted
-from trainer.configuration import to_json
+from trainer.config.parsing import to_json
 from trainer.job_status import Progress, parse
 from trainer.loop import train
 from trainer.training_log import TrainingLog, read_rows

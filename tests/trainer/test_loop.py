@@ -20,7 +20,7 @@ from trainer.base.errors import (
     TrainingError,
 )
 from trainer.checkpoint import load_model
-from trainer.configuration import to_json
+from trainer.config.parsing import to_json
 from trainer.evaluate import evaluate
 from trainer.loop import train
 from trainer.model.architecture import build

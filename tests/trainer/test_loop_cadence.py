@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainer.config import TrainConfig
+from trainer.config.schema import TrainConfig
 from trainer.distributed import World
 from trainer.loop import Cadence
 

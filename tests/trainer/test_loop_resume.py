@@ -5,7 +5,7 @@ import torch
 
 from trainer import checkpoint, loop
 from trainer.base.errors import ConfigError, StorageError
-from trainer.configuration import to_json
+from trainer.config.parsing import to_json
 from trainer.distributed import SINGLE, World
 from trainer.state import TrainState
 

@@ -9,7 +9,7 @@ import time
 import pytest
 from finished_runs import final_weights, losses
 
-from trainer.configuration import to_json
+from trainer.config.parsing import to_json
 from trainer.loop import train
 
 FP32 = {"train__precision": "fp32"}

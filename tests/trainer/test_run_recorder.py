@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from trainer import checkpoint, configuration, run_recorder
+from trainer import checkpoint, run_recorder
 from trainer.base.errors import StorageError
+from trainer.config.schema import parsing
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.run_recorder import Recorder
 from trainer.training_log import TrainingLog, read_rows
@@ -29,7 +30,7 @@ def found(shift):
 def state_of(step, config, value):
     """As the loop gives it; the average of the weights is what is evaluated."""
     return {
-        "config": configuration.to_json(config), "categories": [], "fingerprint": "f", "global_batch": 2,
+        "config": parsing.to_json(config), "categories": [], "fingerprint": "f", "global_batch": 2,
         "step": step, "epoch": step // 6, "validated": 0,
         "model": {"weight": torch.full((2,), value)}, "ema": {"weight": torch.full((2,), value + 0.5)},
     }  # fmt: skip

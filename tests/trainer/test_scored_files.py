@@ -9,7 +9,7 @@ from PIL import Image
 
 from trainer import scored_files, storage
 from trainer.base.errors import EvaluationError
-from trainer.config import EvaluationConfig
+from trainer.config.schema import EvaluationConfig
 from trainer.evaluation.coco import evaluate_files
 from trainer.evaluation.metrics import METRICS
 from trainer.evaluation.truth_and_predictions import Predictions

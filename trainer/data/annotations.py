@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from trainer import storage
 from trainer.base.errors import DataError
 from trainer.base.temporary_folders import temporary_folder
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import forgotten, image_keys
 from trainer.data import problem_counts as reasons
 from trainer.data.plausibility import AnnotationCheck, merged

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainer.config import LoaderConfig
+from trainer.config.schema import LoaderConfig
 from trainer.data.sample_order import Place, SampleStream
 from trainer.data.transforms import View, color_map, random_view, sample_draws
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from trainer import storage
 from trainer.base.errors import DataError, StorageError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import raw_folder, sources
 from trainer.data.decoding import decode_sample
 from trainer.data.image_keys import place

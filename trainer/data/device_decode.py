@@ -17,7 +17,7 @@ from torchvision.transforms.v2 import functional as tv
 
 from trainer.base.errors import ConfigError, DataError, first_line
 from trainer.base.os_errors import refuse_want
-from trainer.config import LoaderConfig
+from trainer.config.schema import LoaderConfig
 from trainer.data.augmentation import Composition
 from trainer.data.transforms import FILL, View
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from trainer import storage
 from trainer.base.errors import DamagedError, DataError, FormError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import annotations, fetch, fetch_reports, forgotten, raw_folder, sources
 from trainer.data import problem_counts as reasons
 from trainer.data.fetch_reports import Failure

@@ -17,7 +17,7 @@ from trainer import storage
 from trainer.base import worker_pool
 from trainer.base.errors import StorageError
 from trainer.base.log import progress
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import fetch_reports, image_copying, image_keys, raw_folder, sources
 from trainer.data import problem_counts as reasons
 from trainer.data.fetch_reports import Failure

@@ -139,7 +139,7 @@ def read_again(source_text: str, origin: str, hosts: tuple[str, ...]) -> bytes:
     Args:
         source_text: the source.
         origin: of the image.
-        hosts: that addresses in annotations may lead to, see `trainer.config.DataConfig`.
+        hosts: that addresses in annotations may lead to, see `trainer.config.schema.DataConfig`.
 
     Raises:
         StorageError: it cannot be had, or is no image.

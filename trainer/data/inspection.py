@@ -9,7 +9,7 @@ import numpy as np
 from trainer import storage
 from trainer.base import log, worker_pool
 from trainer.base.errors import DataError, MissingError, StorageError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import near_duplicates, statistics
 from trainer.data import problem_counts as reasons
 from trainer.data.cleaning import clean

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.config import LoaderConfig
+from trainer.config.schema import LoaderConfig
 from trainer.data.augmentation import Augmentation, Composition, Plan, Tile
 from trainer.data.batch import PADDING, Batch
 from trainer.data.decoding import Decoder

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from trainer import storage
 from trainer.base.errors import DataError, KubedetError, WantError
 from trainer.base.os_errors import explained
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import sources
 from trainer.data.coco_writer import CocoWriter, WrittenBox
 from trainer.data.images import UnreadableImage, measure, normalize, place_box

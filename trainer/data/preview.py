@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from trainer.base.errors import DataError
-from trainer.config import Config, DataConfig
+from trainer.config.schema import Config, DataConfig
 from trainer.data.box_labels import Corners, LabelledBox, draw_boxes
 from trainer.data.data_views import Box, Picture, Shards, open_view
 from trainer.data.lettering import lettering

@@ -6,7 +6,7 @@ from typing import Any
 
 from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError, FormError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import download, image_copying, raw_folder
 from trainer.data.data_views import RawImages, open_view
 from trainer.data.shard_folder import INDEX, note, read_index

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trainer.base.errors import DataError
-from trainer.config import LoaderConfig
+from trainer.config.schema import LoaderConfig
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import World, broadcast
 

@@ -40,7 +40,7 @@ class ShardTask:
     source: str
     """Where the raw images came from, for one that is lost or damaged."""
     hosts: tuple[str, ...]
-    """That addresses of images may lead to, see `trainer.config.DataConfig`."""
+    """That addresses of images may lead to, see `trainer.config.schema.DataConfig`."""
     table_uri: str
     """The split's raw table."""
     table_sha256: str

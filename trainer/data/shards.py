@@ -21,7 +21,7 @@ from trainer import storage
 from trainer.base import worker_pool
 from trainer.base.errors import DamagedError, DataError, FormError
 from trainer.base.log import progress
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import raw_folder, seen
 from trainer.data.download import fingerprint

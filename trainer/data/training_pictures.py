@@ -8,7 +8,7 @@ from PIL import Image
 from torch import Tensor
 
 from trainer.base.errors import ConfigError
-from trainer.config import Config
+from trainer.config.schema import Config
 from trainer.data.batch import PADDING
 from trainer.data.data_views import Picture
 from trainer.data.loader import TrainLoader

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.config import LoaderConfig
+from trainer.config.schema import LoaderConfig
 
 FILL = 114
 """Grey of the padding, 0..255."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainer.base import log
 from trainer.base.precision import autocast
-from trainer.config import Config
+from trainer.config.schema import Config
 from trainer.data.batch import Batch
 from trainer.data.loader import EvalLoader
 from trainer.data.shard_index import ShardDataset

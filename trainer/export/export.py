@@ -18,7 +18,7 @@ import torch
 from trainer import checkpoint, storage
 from trainer.base.errors import ExportError, StorageError
 from trainer.base.temporary_folders import temporary_folder
-from trainer.config import Config
+from trainer.config.schema import Config
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluation.input_checks import class_difference

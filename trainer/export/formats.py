@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from trainer.base.errors import ExportError, first_line
-from trainer.config import Config
+from trainer.config.schema import Config
 from trainer.export.detection_pairing import EXACT, QUANTIZED, Tolerance
 from trainer.export.onnx_file import write_onnx
 from trainer.export.quantize import CalibrationImages, quantize

@@ -9,8 +9,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from trainer import checkpoint, configuration, storage
+from trainer import checkpoint, storage
 from trainer.base.errors import CheckpointError, EvaluationError, ExportError, KubedetError, first_line
+from trainer.config.schema import parsing
 from trainer.evaluation.inference import ScoredModel
 from trainer.evaluation.truth_and_predictions import EXAMPLES
 from trainer.export import bundle
@@ -64,7 +65,7 @@ def trained_with(uri: str) -> dict[str, Any]:
     if exported:
         return exported[0].metadata.get("config", {})
     text = checkpoint.read(uri)["config"]
-    return asdict(configuration.from_json(text, where=f"the configuration in {uri}"))
+    return asdict(parsing.from_json(text, where=f"the configuration in {uri}"))
 
 
 def _find_exported(uri: str) -> tuple[Bundle, str] | None:
@@ -117,9 +118,7 @@ def _folded_predict(detector: Architecture, device: torch.device, uri: str) -> C
 
 def _load_weights(source: Bundle, name: str, device: torch.device) -> ScoredModel:
     metadata = source.metadata
-    trained = configuration.from_json(
-        json.dumps(metadata["config"]), where=storage.join(source.uri, METADATA)
-    )
+    trained = parsing.from_json(json.dumps(metadata["config"]), where=storage.join(source.uri, METADATA))
     detector, uri = build(trained.model, len(metadata["classes"])), storage.join(source.uri, name)
     with source.files([name]) as folder:
         try:

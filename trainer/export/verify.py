@@ -18,7 +18,7 @@ from torchvision.ops import batched_nms
 
 from trainer.base import log
 from trainer.base.errors import ExportError, first_line
-from trainer.config import Config
+from trainer.config.schema import Config
 from trainer.data.decoding import read_sample
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import FILL, letterbox

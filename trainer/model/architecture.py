@@ -1,6 +1,6 @@
 """What training, evaluation and export need of a detector, and nothing more.
 
-A detector is a subclass of `Architecture` with a line in `trainer/architectures.py`. Nobody else knows which
+A detector is a subclass of `Architecture` with a line in `trainer/config/architectures.py`. Nobody else knows which
 it is: docs/architecture.md says how to add one.
 """
 
@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trainer import architectures
 from trainer.base.errors import ExportError
-from trainer.config import ModelConfig, TrainConfig
+from trainer.config.schema import ModelConfig, TrainConfig, architectures
 from trainer.model.deployment import Graph
 from trainer.model.postprocess import Detections
 

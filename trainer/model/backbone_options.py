@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from trainer.config import ModelConfig
-from trainer.config_types import STRICT, Positive, integral
+from trainer.config.schema import ModelConfig
+from trainer.config.types import STRICT, Positive, integral
 
 Backbone = Literal[
     "resnet18",

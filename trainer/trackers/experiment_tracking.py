@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 
 from trainer import storage
 from trainer.base.errors import DamagedError, DataError, KubedetError
-from trainer.config import Config
+from trainer.config.schema import Config
 from trainer.storage import records
 
 State = Literal["finished", "stopped", "failed"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from trainer import storage
 from trainer.base.errors import KubedetError, StorageError
 from trainer.base.temporary_folders import temporary_folder
-from trainer.config_types import NO_WEIGHTS
+from trainer.config.types import NO_WEIGHTS
 from trainer.weights.published_weights import (
     HUB,
     PublishedFile,

@@ -3,8 +3,8 @@
 import pytest
 
 from components.tuning import spaces
-from trainer import recipes
 from trainer.base.errors import ConfigError
+from trainer.model import recipes
 
 
 @pytest.mark.parametrize("recipe", recipes.RECIPES)

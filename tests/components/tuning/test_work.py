@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from components.tuning import search, work
-from trainer import recipes, storage
+from trainer import storage
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, TrainingError
+from trainer.model import recipes
 
 SPACE = "{train.lr: {low: 0.001, high: 0.1}, train.warmup_steps: {low: 1, high: 9}}"
 

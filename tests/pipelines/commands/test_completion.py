@@ -10,7 +10,7 @@ import pytest
 from components.launchers import LAUNCHERS
 from pipelines import cli
 from pipelines.commands.completion import SHELLS
-from trainer.recipes import RECIPES
+from trainer.model.recipes import RECIPES
 
 ASK = """
 source {script}

@@ -10,12 +10,13 @@ import pytest
 from PIL import Image, ImageColor
 
 from pipelines import cli
-from trainer import recipes, storage
+from trainer import storage
 from trainer.base.visible_text import cells
 from trainer.data.box_labels import COLOURS
 from trainer.data.download import download
 from trainer.data.preview import TILE
 from trainer.data.shards import shard
+from trainer.model import recipes
 
 SOURCE = "sample:images=12,seed=2,size=96"
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer import checkpoint, configuration, storage
+from trainer import checkpoint, storage
+from trainer.config.schema import parsing
 from trainer.data.shard_index import ShardDataset
 from trainer.model.architecture import build
 
@@ -27,7 +28,7 @@ def write_model(tiny, shards, tmp_path):
         dataset = ShardDataset(shards, "test")
         uri = str(tmp_path / name)
         state = {
-            "config": configuration.to_json(config), "categories": dataset.categories, "step": 7, "epoch": 1,
+            "config": parsing.to_json(config), "categories": dataset.categories, "step": 7, "epoch": 1,
             "metrics": {}, "fingerprint": dataset.fingerprint, "global_batch": 8,
             "model": build(config.model, len(dataset.categories)).state_dict(),
         }  # fmt: skip

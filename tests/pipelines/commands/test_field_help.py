@@ -9,9 +9,9 @@ from components.launchers.spec import JobSpec
 from pipelines.commands import field_help
 from pipelines.commands.field_help import describe
 from pipelines.commands.recipes import model_kinds
-from trainer import recipes
-from trainer.architectures import ARCHITECTURES
-from trainer.config import Config
+from trainer.config.architectures import ARCHITECTURES
+from trainer.config.schema import Config
+from trainer.model import recipes
 
 
 def leaves(tree, prefix=""):

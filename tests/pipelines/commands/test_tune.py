@@ -8,7 +8,7 @@ import yaml
 
 from components.tuning import search
 from pipelines import cli
-from trainer import recipes
+from trainer.model import recipes
 
 SOURCE = "sample:images=24,seed=3,size=96"
 

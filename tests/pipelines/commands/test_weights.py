@@ -9,7 +9,7 @@ from torchvision.models import ResNet18_Weights
 from weights_server import weights_server
 
 from pipelines import cli
-from trainer import recipes
+from trainer.model import recipes
 
 __all__ = ["weights_server"]
 

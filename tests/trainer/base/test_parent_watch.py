@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainer.base.parent_watch import LAUNCHER
-from trainer.configuration import to_json
+from trainer.config.parsing import to_json
 from trainer.training_log import read_rows
 
 WATCHING = "from trainer import parent_watch; parent_watch.end_with_launcher(); print('on', flush=True); "

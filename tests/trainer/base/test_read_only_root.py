@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.configuration import to_json
+from trainer.config.parsing import to_json
 
 ROOT = Path(__file__).parents[3]
 CAGE = """set -e

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from trainer.base.errors import DataError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import raw_table
 from trainer.data.annotations import build

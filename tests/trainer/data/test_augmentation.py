@@ -9,8 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from trainer import recipes
-from trainer.config import LoaderConfig
+from trainer.config.schema import LoaderConfig
 from trainer.data import device_decode
 from trainer.data.augmentation import Augmentation
 from trainer.data.batch import PADDING
@@ -21,6 +20,7 @@ from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.data.transforms import FILL, random_view, sample_draws
 from trainer.distributed import World
+from trainer.model import recipes
 
 CPU = torch.device("cpu")
 STRONG = LoaderConfig(

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from trainer.base.errors import DataError
-from trainer.config import DataConfig, LoaderConfig
+from trainer.config.schema import DataConfig, LoaderConfig
 from trainer.data import jpeg
 from trainer.data.decoding import Decoder, decode, read_sample
 from trainer.data.download import download

@@ -11,7 +11,7 @@ import simplejpeg
 import torch
 
 from trainer.base.errors import ConfigError, DataError
-from trainer.config import LoaderConfig
+from trainer.config.schema import LoaderConfig
 from trainer.data import device_decode
 from trainer.data.decoding import decode
 from trainer.data.device_decode import check, decoder_for, draw_view

@@ -13,7 +13,7 @@ import pytest
 
 from trainer import storage
 from trainer.base.errors import DataError, StorageError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download
 from trainer.data.image_keys import place
@@ -197,7 +197,7 @@ def test_a_changed_source_fetches_only_what_is_new(make_coco, make_jpeg, tmp_pat
 @pytest.mark.slow
 def test_a_killed_download_goes_on_where_it_was(tmp_path):
     code = (
-        "import sys; from trainer.data.download import download; from trainer.config import DataConfig\n"
+        "import sys; from trainer.data.download import download; from trainer.config.schema import DataConfig\n"
         "download('sample:images=120,size=160', sys.argv[1], DataConfig(processes=2))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.DEVNULL)

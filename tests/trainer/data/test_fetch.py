@@ -16,7 +16,7 @@ import pytest
 from trainer import storage
 from trainer.base.errors import DataError, StorageError
 from trainer.base.log import PROGRESS_FILE
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, fetch_partition, join, plan
 from trainer.data.shards import shard
@@ -224,7 +224,7 @@ def test_a_killed_download_by_url_goes_on_where_it_was(image_server, make_jpeg, 
     server, _ = image_server
     (tmp_path / "x.json").write_text(json.dumps(form_of_urls(server, range(1, 91))))
     code = (
-        "import sys; from trainer.data.download import download; from trainer.config import DataConfig\n"
+        "import sys; from trainer.data.download import download; from trainer.config.schema import DataConfig\n"
         "download(sys.argv[1], sys.argv[2], DataConfig(threads=2, allow_hosts=['127.0.0.1']))\n"
     )
     data = tmp_path / "data"

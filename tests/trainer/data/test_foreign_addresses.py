@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainer.base.errors import DataError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download
 from trainer.storage import reach as reach_module

@@ -19,7 +19,7 @@ from PIL import Image
 
 from trainer import storage
 from trainer.base.errors import StorageError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data.download import download
 from trainer.data.shards import shard
 
@@ -145,7 +145,7 @@ def test_a_raw_image_that_is_gone_or_another_stops_it(make_coco, tmp_path):
 
 WHOLE = (
     "import sys; from trainer.data.download import download; from trainer.data.shards import shard\n"
-    "from trainer.config import DataConfig\n"
+    "from trainer.config.schema import DataConfig\n"
     "config = DataConfig(processes=2, shard_bytes=60000)\n"
     "shard(download(sys.argv[2], sys.argv[1], config), sys.argv[1], config)\n"
 )
@@ -195,7 +195,7 @@ def test_killed_at_random_points_the_result_is_the_same(
 
 def start_sharding(raw: dict, root: Path) -> subprocess.Popen[bytes]:
     code = (
-        "import json, sys; from trainer.data.shards import shard; from trainer.config import DataConfig\n"
+        "import json, sys; from trainer.data.shards import shard; from trainer.config.schema import DataConfig\n"
         "shard(json.loads(sys.argv[1]), sys.argv[2], DataConfig(processes=2, shard_bytes=20000))\n"
     )
     command = [sys.executable, "-c", code, json.dumps(raw), str(root)]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from trainer.base.errors import DataError
-from trainer.config import LoaderConfig
+from trainer.config.schema import LoaderConfig
 from trainer.data.batch import PADDING
 from trainer.data.decoding import read_sample
 from trainer.data.loader import EvalLoader, TrainLoader
@@ -163,7 +163,7 @@ READER = """
 import hashlib, os, sys
 from pathlib import Path
 import torch
-from trainer.config import LoaderConfig
+from trainer.config.schema import LoaderConfig
 from trainer.data.loader import TrainLoader
 from trainer.data.shard_cache import ShardCache
 from trainer.data.shard_index import ShardDataset

@@ -14,7 +14,7 @@ from PIL import Image
 
 from pipelines import cli
 from trainer.base.errors import DataError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import near_duplicates, shards
 from trainer.data.download import download
 from trainer.data.images import normalize

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trainer.config import LoaderConfig
+from trainer.config.schema import LoaderConfig
 from trainer.data.sample_order import SampleStream, epoch_order
 from trainer.data.sampling import class_shares, image_weights, repeat_factors
 from trainer.data.shard_index import ShardDataset

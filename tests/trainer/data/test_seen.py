@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from trainer.base.errors import DamagedError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import download, forgotten, seen
 from trainer.data.shards import shard
 

@@ -10,7 +10,7 @@ import pytest
 from descriptors import open_below
 
 from trainer.base.errors import DamagedError, DataError, StorageError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import shard_files
 from trainer.data.download import download
 from trainer.data.shard_cache import ShardCache

@@ -13,7 +13,7 @@ from PIL import Image
 
 from trainer import storage
 from trainer.base.errors import DataError, StorageError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import fetch_reports, raw_table, shard_writer
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, fetch_partition, plan
@@ -279,7 +279,7 @@ def test_a_script_without_a_guard_is_not_run_again_by_the_workers(make_coco, tmp
     root = make_coco(train=[f"{number}.jpg" for number in range(8)])
     script = tmp_path / "script.py"
     script.write_text(
-        "from trainer.config import DataConfig\n"
+        "from trainer.config.schema import DataConfig\n"
         "from trainer.data.download import download\n"
         "from trainer.data.shards import shard\n"
         "print('begun')\n"

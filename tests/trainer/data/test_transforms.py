@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.config import LoaderConfig
+from trainer.config.schema import LoaderConfig
 from trainer.data.transforms import (
     FILL,
     View,

@@ -7,7 +7,7 @@ import pytest
 
 from trainer import storage
 from trainer.base.errors import MissingError, StorageError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import image_copying
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, fetch_partition, join, plan

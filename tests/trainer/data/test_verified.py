@@ -5,9 +5,8 @@ import pytest
 import torch
 from openimages_mirror import MIDS
 
-from trainer import recipes
 from trainer.base.errors import ConfigError, DataError
-from trainer.config import LoaderConfig
+from trainer.config.schema import LoaderConfig
 from trainer.data.download import download
 from trainer.data.loader import TrainLoader
 from trainer.data.sampling import check_verified
@@ -15,6 +14,7 @@ from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.distributed import World
 from trainer.loop import train
+from trainer.model import recipes
 from trainer.model.architecture import build
 from trainer.training_log import read_rows
 

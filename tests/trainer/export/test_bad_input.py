@@ -6,7 +6,7 @@ import pytest
 from bundles import make_bundle
 
 from trainer.__main__ import main
-from trainer.configuration import to_json
+from trainer.config.parsing import to_json
 from trainer.export import formats
 from trainer.model.architecture import build
 

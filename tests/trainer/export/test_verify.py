@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trainer.base.errors import ExportError
-from trainer.config import Config, ExportConfig
+from trainer.config.schema import Config, ExportConfig
 from trainer.data.shard_index import ShardDataset
 from trainer.export import verify
 from trainer.export.detection_pairing import Matches

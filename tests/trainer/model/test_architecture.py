@@ -8,11 +8,12 @@ import pytest
 from life import live
 from toy_detector import ToyOptions
 
-from trainer import architectures, recipes
-from trainer.architectures import Entry
 from trainer.base.errors import CheckpointError, ConfigError, ExportError
-from trainer.configuration import from_json, with_overrides
+from trainer.config.architectures import Entry
+from trainer.config.parsing import from_json, with_overrides
+from trainer.config.schema import architectures
 from trainer.loop import train
+from trainer.model import recipes
 from trainer.model.architecture import Architecture, build, has_running_statistics
 from trainer.training_log import read_rows
 

@@ -5,10 +5,11 @@ import os
 
 import pytest
 
-from trainer import recipes, storage
+from trainer import storage
 from trainer.base.errors import MissingError, StorageError
 from trainer.data.download import download
 from trainer.data.shards import shard
+from trainer.model import recipes
 from trainer.storage import records
 from trainer.storage.environment import client
 from trainer.storage.store import locate

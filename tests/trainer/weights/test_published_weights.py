@@ -4,8 +4,8 @@ import pytest
 from torchvision.models import ResNet50_Weights, ResNeXt50_32X4D_Weights
 from weights_server import COMMIT, weights_server
 
-from trainer import recipes
 from trainer.base.errors import ConfigError, StorageError
+from trainer.model import recipes
 from trainer.weights.published_weights import folder, is_published, published_files, source, torchvision_file
 
 __all__ = ["weights_server"]

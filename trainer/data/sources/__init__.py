@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from trainer import storage
 from trainer.base.errors import DataError, refuse_userinfo
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data.sources.archive_source import ArchiveSource
 from trainer.data.sources.archives import is_archive
 from trainer.data.sources.coco import CocoSource

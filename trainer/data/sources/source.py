@@ -85,13 +85,13 @@ class Listing:
     """Original ids of all categories above one, for evaluation; empty where they have no order, or
     where each object has boxes of these too."""
     box_format: str = ""
-    """How boxes were read, see `trainer.config.DataConfig`; "" where the format itself defines it."""
+    """How boxes were read, see `trainer.config.schema.DataConfig`; "" where the format itself defines it."""
     read_as: str = ""
     """How the source was understood, for people; "" where its name says it."""
 
 
 class Reading(NamedTuple):
-    """How the boxes of COCO annotations are read, see `trainer.config.DataConfig`."""
+    """How the boxes of COCO annotations are read, see `trainer.config.schema.DataConfig`."""
 
     boxes_from: str = "bbox"
     box_format: str = "auto"

@@ -52,7 +52,7 @@ class YoloSource:
     confined: str = ""
     """Folder that nothing in it may lead out of; "" where paths may."""
     allow_hosts: tuple[str, ...] = ()
-    """Buckets besides its own, see `trainer.config.DataConfig`."""
+    """Buckets besides its own, see `trainer.config.schema.DataConfig`."""
     cpu_bound = False
     origins_are_uris = True
 

@@ -1,1 +1,1 @@
-"""The detectors, a file or folder each; `trainer/architectures.py` lists them."""
+"""The detectors, a file or folder each; `trainer/config/architectures.py` lists them."""

@@ -13,7 +13,7 @@ import pytest
 
 from pipelines import cli
 from trainer.base.errors import DataError, StorageError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.download import download, plan

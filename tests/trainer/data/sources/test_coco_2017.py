@@ -11,7 +11,7 @@ from faulty_store import Proxy, go_away
 
 from trainer import storage
 from trainer.base.errors import DataError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.download import download, fetch_partition, join, plan

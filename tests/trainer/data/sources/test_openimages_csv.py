@@ -134,7 +134,7 @@ def test_memory_does_not_grow_with_the_boxes(tmp_path):
     path = tmp_path / "boxes.csv"
     row = ",/m/01yrx,0.012500,0.195312,0.148438,0.587500,0" + ",0.148438" * 12 + "\n"
     code = (
-        "import re, sys; from trainer.config import DataConfig; from trainer.data import annotations\n"
+        "import re, sys; from trainer.config.schema import DataConfig; from trainer.data import annotations\n"
         "from trainer.data.sources.source import Category, Listing\n"
         "from trainer.data.sources.openimages_csv import BoxRows, Meaning\n"
         "cat = [Category('Cat', '/m/01yrx')]\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from openimages_mirror import CLICKS, IDS, MIDS, box, source, write_csv
 
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset

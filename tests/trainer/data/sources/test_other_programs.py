@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from labelling_tools import CLASSES, SIZE, TRUTH
 
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import sources
 from trainer.data.download import plan
 from trainer.data.images import SHARES_UPRIGHT

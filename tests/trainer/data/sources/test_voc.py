@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from trainer.base.errors import DataError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.download import plan

@@ -7,7 +7,7 @@ from PIL import Image
 from yolo_sets import ONE, entries, names
 
 from trainer.base.errors import DataError
-from trainer.config import DataConfig
+from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, plan
 from trainer.data.images import SHARES_UPRIGHT

@@ -30,7 +30,7 @@ from transformers.utils import logging as library_logging
 
 from trainer.base.errors import CheckpointError
 from trainer.base.temporary_folders import temporary_folder
-from trainer.config import TrainConfig
+from trainer.config.schema import TrainConfig
 from trainer.data.batch import PADDING
 from trainer.model.architecture import Architecture, UpstreamWeights, split_by_decay
 from trainer.model.architectures.detr import detr_sizes

@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from trainer.config import ModelConfig
-from trainer.config_types import STRICT, Count, Fraction, Positive
+from trainer.config.schema import ModelConfig
+from trainer.config.types import STRICT, Count, Fraction, Positive
 from trainer.model.architectures.detr.detr_sizes import STRIDE, published_size
 
 

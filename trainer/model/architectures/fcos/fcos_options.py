@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from trainer.config_types import STRICT, Fraction, Positive
+from trainer.config.types import STRICT, Fraction, Positive
 from trainer.model.backbone_options import PyramidOptions
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import DFineForObjectDetection, RTDetrV2ForObjectDetection
 
-from trainer.config import TrainConfig
+from trainer.config.schema import TrainConfig
 from trainer.model.architecture import build
 from trainer.model.architectures.detr import detr_sizes
 from trainer.model.architectures.detr.detr_options import DFineOptions, RTDetrOptions

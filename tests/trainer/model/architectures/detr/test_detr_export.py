@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from trainer import checkpoint, recipes
+from trainer import checkpoint
 from trainer.base.errors import ExportError
 from trainer.data.decoding import read_sample
 from trainer.data.download import download
@@ -18,6 +18,7 @@ from trainer.export.detection_pairing import EXACT, Comparison
 from trainer.export.export import export
 from trainer.export.runtimes import OnnxRuntime
 from trainer.loop import train
+from trainer.model import recipes
 from trainer.model.postprocess import Detections
 
 

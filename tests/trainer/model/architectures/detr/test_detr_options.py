@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from trainer import architectures, recipes
 from trainer.base.errors import ConfigError
+from trainer.config.schema import architectures
+from trainer.model import recipes
 from trainer.optim import learning_rate
 
 DFINE = {"model.architecture": "dfine"}

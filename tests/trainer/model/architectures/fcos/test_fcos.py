@@ -10,10 +10,10 @@ from torchvision.models.detection import fcos_resnet50_fpn
 from torchvision_pair import assert_same_detections, assert_same_losses, in_training, same_input
 from two_processes import LIKE_PASSES, assert_two_equal_one
 
-from trainer import recipes
 from trainer.base.errors import CheckpointError
 from trainer.export.detection_pairing import EXACT, Comparison
 from trainer.export.verify import suppress
+from trainer.model import recipes
 from trainer.model.architecture import build
 from trainer.model.architectures.fcos.fcos_options import FcosOptions
 from trainer.model.postprocess import Detections

@@ -12,13 +12,13 @@ from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.retinanet import RetinaNet
 from torchvision.ops import box_iou
 
-from trainer import recipes
-from trainer.config import LoaderConfig
+from trainer.config.schema import LoaderConfig
 from trainer.data.download import download
 from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.distributed import World
+from trainer.model import recipes
 from trainer.model.anchor_matching import match, pad_targets
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from trainer import recipes
 from trainer.base.errors import ConfigError
 from trainer.data.shard_index import ShardDataset
 from trainer.distributed import process_group
 from trainer.evaluation import coco_metrics, gate
 from trainer.evaluation.inference import predict_split
+from trainer.model import recipes
 from trainer.model.architecture import build
 
 OWN = ["small", "finetune", "dfine_small", "dfine_finetune"]

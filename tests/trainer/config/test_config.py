@@ -6,10 +6,10 @@ from dataclasses import asdict
 
 import pytest
 
-from trainer import recipes
 from trainer.base.errors import ConfigError
-from trainer.config import Config
-from trainer.configuration import from_json, parse_overrides, parse_value, to_json, with_overrides
+from trainer.config.parsing import from_json, parse_overrides, parse_value, to_json, with_overrides
+from trainer.config.schema import Config
+from trainer.model import recipes
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)

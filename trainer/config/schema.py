@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from trainer import architectures
-from trainer.config_types import (
+from trainer.config.schema import architectures
+from trainer.config.types import (
     STRICT,
     CocoMetric,
     Count,
@@ -136,7 +136,7 @@ class ModelConfig:
     """The detector: what all of them have in common. Each has further options of its own.
 
     An architecture's options are a subclass, whose class variables say what it can do
-    (`trainer/architectures.py` lists the architectures).
+    (`trainer/config/architectures.py` lists the architectures).
     """
 
     stride: ClassVar[int] = 1

@@ -4,11 +4,18 @@ from typing import Any
 
 import yaml
 
-from trainer import architectures, storage
+from trainer import storage
 from trainer.base.bounded_text import yaml_value
 from trainer.base.errors import ConfigError
-from trainer.config import Config, DataConfig, EvaluationConfig, LoaderConfig, TrainConfig
-from trainer.configuration import check_frozen, with_overrides
+from trainer.config.parsing import check_frozen, with_overrides
+from trainer.config.schema import (
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    LoaderConfig,
+    TrainConfig,
+    architectures,
+)
 from trainer.model.architectures.detr.detr_options import DFineOptions
 from trainer.model.architectures.faster_rcnn.faster_rcnn_options import FasterRcnnOptions
 from trainer.model.architectures.fcos.fcos_options import FcosOptions
