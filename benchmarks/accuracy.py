@@ -28,9 +28,9 @@ from trainer.data.batch import PADDING
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
-from trainer.distributed import World
 from trainer.evaluation.coco_metrics import evaluate
 from trainer.evaluation.inference import predict_split
+from trainer.launching.distributed import World
 from trainer.loop import train
 from trainer.model import recipes
 from trainer.model.architectures.retinanet.retinanet import RetinaNet

@@ -18,7 +18,7 @@ from benchmarks.common import arguments, interleaved, report
 from trainer import checkpoint, storage
 from trainer.config.parsing import with_overrides
 from trainer.config.schema import Config, parsing
-from trainer.distributed import World
+from trainer.launching.distributed import World
 from trainer.model import recipes
 from trainer.run_recorder import Recorder
 from trainer.state import TrainState

@@ -20,10 +20,10 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 
 from trainer.base import log
 from trainer.base.errors import ConfigError, KubedetError
+from trainer.launching.worker_failures import report_error
 from trainer.model import fused_functions
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.backbone import freeze
-from trainer.worker_failures import report_error
 
 Times = dict[str, float]
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -39,11 +39,11 @@ from trainer.config.schema import Config
 from trainer.data.download import download
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
-from trainer.distributed import SINGLE
 from trainer.evaluation import coco_metrics
 from trainer.evaluation.inference import predict_split
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.export.detection_pairing import EXACT, Comparison, Matches
+from trainer.launching.distributed import SINGLE
 from trainer.model import recipes
 from trainer.model.architecture import build
 from trainer.model.postprocess import Detections

@@ -53,7 +53,7 @@ from trainer.data.sample_order import SampleStream
 from trainer.data.shard_cache import ShardCache
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import random_view
-from trainer.distributed import World
+from trainer.launching.distributed import World
 
 CPU = torch.device("cpu")
 BATCH = 8

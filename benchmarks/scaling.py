@@ -26,7 +26,7 @@ from benchmarks.common import CLOCKS, arguments, random_batch, report, run, sync
 from benchmarks.training import Inputs, step_of
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
-from trainer.distributed import World
+from trainer.launching.distributed import World
 from trainer.model import fused_functions
 from trainer.state import TrainState
 

@@ -30,7 +30,7 @@ from benchmarks.stock_step import Candidate, stock
 from benchmarks.training import PHOTOGRAPHS, Inputs, color_maps, step_of, without_weights
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
-from trainer.distributed import World
+from trainer.launching.distributed import World
 from trainer.model import recipes
 from trainer.state import TrainState
 

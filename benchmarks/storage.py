@@ -27,8 +27,8 @@ from benchmarks.common import arguments, report
 from benchmarks.local_store import KEYS, store, use
 from benchmarks.slow_link import slow_link
 from trainer import storage
+from trainer.launching.usage.meter import Meter
 from trainer.storage import traffic
-from trainer.usage.meter import Meter
 
 GOAL = 4.0
 _SMALL = 140_000

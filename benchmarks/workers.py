@@ -23,7 +23,7 @@ from benchmarks.training import step_of, without_weights
 from trainer.config.schema import Config
 from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
-from trainer.distributed import World
+from trainer.launching.distributed import World
 from trainer.model import recipes
 from trainer.state import TrainState
 from trainer.step import TrainStep

@@ -13,7 +13,7 @@ from components import prices as price_files
 from components import usage
 from components.prices import Prices
 from trainer.base.errors import KubedetError
-from trainer.usage.record import Record
+from trainer.launching.usage.record import Record
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from components import job_limits, launchers, object_store, tracker_settings
 from components.launchers import spec_fields
 from components.launchers.spec import JobSpec, from_fields, training
 from trainer.base.errors import ConfigError
-from trainer.usage.meter import FOLDER
+from trainer.launching.usage.meter import FOLDER
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from trainer.base.bounded_text import whole_number
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, KubedetError, LaunchError
-from trainer.stop_signals import ENDING, handling
+from trainer.launching.stop_signals import ENDING, handling
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

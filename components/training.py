@@ -18,7 +18,7 @@ from components import (
 from components.jobs import Request
 from components.launchers.spec import JobSpec, with_heartbeat
 from components.warm_start import overrides_from as from_champion
-from trainer import heartbeat, storage
+from trainer import storage
 from trainer.base.errors import ConfigError, LaunchError
 from trainer.config.parsing import with_overrides
 from trainer.config.schema import Config, parsing
@@ -27,6 +27,7 @@ from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import data_root_of
 from trainer.evaluation.gate import check, split_rules
 from trainer.export import published_models
+from trainer.launching import heartbeat
 from trainer.model import recipes
 from trainer.weights.weights_mirror import check_available
 

@@ -1,7 +1,7 @@
 """What the steps of a run use: metered in each step's process, kept below the data root, read again.
 
     <data_root>/usage/<run id>/<step>-<began>-<rank>-<id>.json     a record of each try of a step, each node
-                                                                   of a training (trainer/usage/record.py)
+                                                                   of a training (trainer/launching/usage/record.py)
 
 A step that is tried again, or was killed, has a record of each try. The clean-up has none: it reads and
 writes no store.
@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from components import run_ids
 from trainer import storage
 from trainer.base.errors import DataError, StorageError
-from trainer.usage.meter import Meter, begin
-from trainer.usage.record import FORM, Record
+from trainer.launching.usage.meter import Meter, begin
+from trainer.launching.usage.record import FORM, Record
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from trainer import storage
 from trainer.base import log
 from trainer.base.errors import ConfigError, DamagedError, FormError, StorageError
 from trainer.base.temporary_folders import temporary_folder
-from trainer.stop_signals import ENDING, handling
+from trainer.launching.stop_signals import ENDING, handling
 
 # Longer than a training launcher's own patience: it kills what does not stop, then says so.
 _GRACE_SECONDS = 90.0

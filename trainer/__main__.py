@@ -43,12 +43,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _VERBS[options.verb](options) or 0
     except KubedetError as error:
-        from trainer.worker_failures import report_error
+        from trainer.launching.worker_failures import report_error
 
         report_error(error)
         return error.exit_code
     except RuntimeError as error:
-        from trainer.worker_failures import lost_peer, report_lost_peer
+        from trainer.launching.worker_failures import lost_peer, report_lost_peer
 
         if not lost_peer(error):
             raise
@@ -197,8 +197,8 @@ def _launch(options: argparse.Namespace) -> int:
     # PyTorch reads it once, when imported: else waiting for other nodes prints stack traces of C++.
     chosen = os.environ.get(_CPP_LOG_LEVEL)
     os.environ[_CPP_LOG_LEVEL] = chosen or "FATAL"
-    from trainer.heartbeat import Watch
-    from trainer.launch import launch, meeting
+    from trainer.launching.heartbeat import Watch
+    from trainer.launching.launch import launch, meeting
 
     if not chosen:
         del os.environ[_CPP_LOG_LEVEL]  # The workers log C++ messages as usual.
@@ -211,7 +211,7 @@ def _launch(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from trainer import doctor
+    from trainer.launching import doctor
 
     results = doctor.examine(
         doctor.Needs(

@@ -19,7 +19,7 @@ from torch import nn
 from trainer.base.errors import TrainingError
 from trainer.config.schema import Config
 from trainer.data.batch import Batch
-from trainer.distributed import gather
+from trainer.launching.distributed import gather
 from trainer.model import fused_functions
 from trainer.state import TrainState
 from trainer.step import TrainStep

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trainer import storage
-from trainer.distributed import World
+from trainer.launching.distributed import World
 from trainer.model import fused_functions
 from trainer.model.architecture import Architecture
 

@@ -19,7 +19,6 @@ from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset, data_root_of
 from trainer.data_comparison import compare_data
 from trainer.data_comparison import write as write_drift
-from trainer.distributed import World, broadcast, process_group
 from trainer.evaluation import coco_metrics, engines, gate, scoring
 from trainer.evaluation.gate import Evidence, Verdict
 from trainer.evaluation.inference import ScoredModel, predict_split
@@ -27,6 +26,7 @@ from trainer.evaluation.input_checks import class_difference
 from trainer.evaluation.scoring import Scores
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.export import loading
+from trainer.launching.distributed import World, broadcast, process_group
 from trainer.report import evaluation_page
 from trainer.report.collect import collect
 from trainer.report.report_data import Table

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainer import checkpoint, job_status, storage
+from trainer import checkpoint, storage
 from trainer.base import log
 from trainer.base.errors import ConfigError, Interrupted
 from trainer.batch_fitting import fitting_batch
@@ -22,14 +22,15 @@ from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import global_batch
 from trainer.data.sampling import check_verified, shared_weights
 from trainer.data.shard_index import ShardDataset, data_root_of
-from trainer.distributed import World, broadcast, mean, process_group
 from trainer.evaluation.inference import predict_split
-from trainer.job_status_reporter import Reporter
+from trainer.launching import job_status
+from trainer.launching.distributed import World, broadcast, mean, process_group
+from trainer.launching.job_status_reporter import Reporter
+from trainer.launching.stop_signals import StopRequest, stop_request
 from trainer.optim import peak_learning_rate
 from trainer.run_recorder import CHECKPOINTS, Recorder, restore_best
 from trainer.state import TrainState
 from trainer.step import TrainStep, compress_gradients
-from trainer.stop_signals import StopRequest, stop_request
 from trainer.trackers.experiment_tracking import Tracking, open_tracking
 from trainer.training_log import TrainingLog, read_rows
 

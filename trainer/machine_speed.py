@@ -16,7 +16,7 @@ import torch
 from trainer.base.worker_pool import threads_of_process
 from trainer.batch_fitting import Trial, memory
 from trainer.config.schema import Config, parsing
-from trainer.distributed import World
+from trainer.launching.distributed import World
 from trainer.model import fused_functions
 from trainer.state import TrainState
 

@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer import checkpoint, job_status, storage
+from trainer import checkpoint, storage
 from trainer.base.errors import DamagedError, MissingError
 from trainer.config.schema import Config
 from trainer.evaluation.coco_metrics import evaluate as evaluate_coco
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
-from trainer.job_status_reporter import Reporter
+from trainer.launching import job_status
+from trainer.launching.job_status_reporter import Reporter
 from trainer.training_log import TrainingLog
 
 CHECKPOINTS = "checkpoints"

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.base.errors import ConfigError
 from trainer.base.precision import scaler
 from trainer.config.schema import Config
-from trainer.distributed import World, gather, on_one_node
+from trainer.launching.distributed import World, gather, on_one_node
 from trainer.model.architecture import Architecture, build, has_running_statistics
 from trainer.model.pretrained import DATA_ROOT, load_in_every_process
 from trainer.optim import MovingAverage, build_optimizer

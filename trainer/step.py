@@ -18,7 +18,7 @@ from trainer.base.errors import ConfigError, TrainingError
 from trainer.base.precision import autocast
 from trainer.config.schema import TrainConfig
 from trainer.data.batch import Batch
-from trainer.distributed import World, gather, largest, summed
+from trainer.launching.distributed import World, gather, largest, summed
 from trainer.model.global_batch import Part, parts
 from trainer.optim import gradient_norm, learning_rate, set_learning_rate
 from trainer.state import TrainState

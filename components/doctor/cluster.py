@@ -14,7 +14,7 @@ from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster
 from components.object_store import SECRET_KEYS
 from trainer.base.errors import KubedetError
-from trainer.doctor import Check
+from trainer.launching.doctor import Check
 
 PERMISSIONS = {
     ("kubeflow.org", "pytorchjobs"): ("create", "get", "list", "delete"),

@@ -12,7 +12,7 @@ from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kinds.kind import Kind
 from components.launchers.render import trainjob
 from trainer.base.errors import ConfigError
-from trainer.doctor import Check
+from trainer.launching.doctor import Check
 
 _PATIENCE = 5.0
 

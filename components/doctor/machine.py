@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trainer import storage
-from trainer.doctor import Check, Needs, examine
+from trainer.launching.doctor import Check, Needs, examine
 
 _PACKAGES = {
     "": ("torch", "torchvision", "pycocotools", "simplejpeg"),

@@ -8,7 +8,7 @@ from components.launchers.backend import Phase
 from components.launchers.cluster import pod_exec
 from components.launchers.cluster.backend import ClusterBackend
 from trainer.base.errors import KubedetError
-from trainer.doctor import Check, Needs
+from trainer.launching.doctor import Check, Needs
 
 
 def check(backend: ClusterBackend, job: str, needs: Needs) -> Iterator[Check]:

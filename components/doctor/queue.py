@@ -11,7 +11,7 @@ from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.kinds.kind import Body, Kind
 from components.launchers.render import trainjob
 from components.launchers.render.labels import LABEL_QUEUE
-from trainer.doctor import Check
+from trainer.launching.doctor import Check
 
 _PATIENCE = 5.0
 _SHOWN = 5  # Jobs that are named.

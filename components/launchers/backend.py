@@ -9,7 +9,7 @@ from components.launchers.spec import JobSpec
 from components.launchers.timings import Timings
 
 if TYPE_CHECKING:
-    from trainer.job_status import Progress
+    from trainer.launching.job_status import Progress
 
 
 class Phase(StrEnum):

@@ -15,7 +15,7 @@ from components.launchers.render.process_environment import ALLOCATOR, ALLOCATOR
 from components.launchers.spec import JobSpec
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, LaunchError
 from trainer.base.worker_pool import threads_of_process
-from trainer.stop_signals import handling
+from trainer.launching.stop_signals import handling
 
 
 class LocalBackend(Backend):

@@ -299,7 +299,7 @@ def with_heartbeat(job: JobSpec, uri: str) -> JobSpec:
 
     Args:
         job: a job whose command `training` made.
-        uri: file that the launcher rewrites, see `trainer.heartbeat`.
+        uri: file that the launcher rewrites, see `trainer.launching.heartbeat`.
     """
     if not job.launcher_timeout:
         return job

@@ -23,8 +23,8 @@ from trainer.base.errors import EXIT_RETRY, Interrupted, TrainingError
 from trainer.base.worker_pool import threads_of_process
 from trainer.config.schema import parsing
 from trainer.data.shard_index import data_root_of
+from trainer.launching.stop_signals import stop_request
 from trainer.model import recipes
-from trainer.stop_signals import stop_request
 from trainer.training_log import read_rows
 
 _POLL = 0.5

@@ -13,7 +13,7 @@ from trainer.base.bounded_text import whole_number
 from trainer.base.errors import EXIT_FAILURE, ConfigError, KubedetError
 
 if TYPE_CHECKING:
-    from trainer.doctor import Check, Needs
+    from trainer.launching.doctor import Check, Needs
 
 _STYLES = {"ok": "green", "warning": "yellow", "missing": "bold red"}
 _GPU = "nvidia.com/gpu"
@@ -77,7 +77,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _local(options: argparse.Namespace) -> "Iterator[Check]":
     from components.doctor import machine
-    from trainer.doctor import Needs
+    from trainer.launching.doctor import Needs
 
     yield from machine.check(Needs(gpus=options.gpus, output=options.data_root))
 
@@ -86,7 +86,7 @@ def _cluster(options: argparse.Namespace) -> "Iterator[Check]":
     from components.doctor import cluster, pods, queue
     from components.launchers.cluster.backend import ClusterBackend
     from pipelines import sizes
-    from trainer.doctor import Check, writable
+    from trainer.launching.doctor import Check, writable
 
     resources = ({_GPU: options.gpus} if options.gpus else {}) | _resources(options.resource)
     try:
@@ -112,7 +112,7 @@ def _cluster(options: argparse.Namespace) -> "Iterator[Check]":
 def _pipelines(options: argparse.Namespace) -> "Iterator[Check]":
     """Ask Kubeflow Pipelines, where a host is named, for its version."""
     from pipelines.access import HOSTS, Access
-    from trainer.doctor import Check
+    from trainer.launching.doctor import Check
 
     title = "Kubeflow Pipelines"
     access = Access.find(options.host, options.namespace, options.ca)
@@ -133,7 +133,7 @@ def _pipelines(options: argparse.Namespace) -> "Iterator[Check]":
 
 
 def _needs_of_pods(options: argparse.Namespace) -> "Needs":
-    from trainer.doctor import Needs, size
+    from trainer.launching.doctor import Needs, size
 
     return Needs(
         gpus=options.gpus, rdma=options.rdma, interface=options.interface,
@@ -162,7 +162,7 @@ def _check_options(options: argparse.Namespace) -> None:
             problems.append(f"--resource {text!r} is not NAME or NAME=N")
     problems += _problems_of_step(options)
     if options.shared_memory:
-        from trainer.doctor import size
+        from trainer.launching.doctor import size
 
         try:
             size(options.shared_memory)

@@ -161,7 +161,7 @@ def _share(options: argparse.Namespace, config_uri: str) -> int:
         Interrupted: asked to stop by SIGTERM or SIGINT; the processes have ended.
     """
     from components.launchers.guarded_process import GuardedProcess
-    from trainer.stop_signals import stop_request
+    from trainer.launching.stop_signals import stop_request
 
     count = _processes(options)
     command = [sys.executable, "-m", "trainer", "launch", "--nproc", str(count), "--"]

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from components.launchers.backend import JobStatus, PodStatus
-from trainer.job_status import AP, LOSS, SPEED, Progress
+from trainer.launching.job_status import AP, LOSS, SPEED, Progress
 
 JOBS = ("NAME", "KIND", "PHASE", "DONE", "PODS", "RESTARTS", "AGE", "REASON")
 """Heads of a job's columns."""

@@ -7,7 +7,7 @@ from steps import steps_of
 
 from benchmarks import training
 from trainer.config.schema import LoaderConfig
-from trainer.distributed import SINGLE
+from trainer.launching.distributed import SINGLE
 from trainer.model.recipes import load
 from trainer.state import TrainState
 

@@ -4,7 +4,7 @@ import pytest
 
 from components import costs
 from components.prices import Prices
-from trainer.usage.record import Record
+from trainer.launching.usage.record import Record
 
 HOUR = 3600.0
 

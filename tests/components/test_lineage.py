@@ -12,8 +12,8 @@ from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError
 from trainer.data import forgotten, seen
 from trainer.export import bundle, published_models
+from trainer.launching.usage.record import Record
 from trainer.model import recipes
-from trainer.usage.record import Record
 
 ASKED = ("debug", {"data.processes": 1, "data.threads": 2})
 SOURCE = "sample:images=24,size=96,seed=4"

@@ -13,8 +13,8 @@ from trainer import storage
 from trainer.base.errors import ConfigError, ExportError
 from trainer.config.parsing import to_json
 from trainer.export import published_models
+from trainer.launching.usage.record import Record
 from trainer.model import recipes
-from trainer.usage.record import Record
 
 
 @pytest.fixture

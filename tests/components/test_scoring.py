@@ -10,8 +10,8 @@ from components.scoring import judge, score
 from trainer import storage
 from trainer.base.errors import EvaluationError
 from trainer.config.schema import parsing
+from trainer.launching.usage.record import Record
 from trainer.model import recipes
-from trainer.usage.record import Record
 
 METRICS = {"coco/AP": 0.29, "coco/AP50": 0.5}
 

@@ -10,8 +10,8 @@ import pytest
 from components import jobs, preparation, run_ids, steps, supervisor, usage
 from components.jobs import Request
 from trainer import storage
-from trainer.usage import meter
-from trainer.usage.record import Record
+from trainer.launching.usage import meter
+from trainer.launching.usage.record import Record
 
 ONE_PROCESS = {"data.processes": 1, "data.threads": 1}
 RUN = "0b5f6a3e-1111-4222-8333-444455556666"

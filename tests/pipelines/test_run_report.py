@@ -8,7 +8,7 @@ from components import costs
 from components.prices import Prices
 from pipelines import run_report
 from pipelines.run_progress import RunProgress
-from trainer.usage.record import Record
+from trainer.launching.usage.record import Record
 
 AGAIN = "kubedet run --name first"
 

@@ -31,7 +31,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from triton.backends.compiler import GPUTarget
 
 from trainer.compilation import compile_detector
-from trainer.distributed import World
+from trainer.launching.distributed import World
 from trainer.model import fused_functions
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet import retinanet

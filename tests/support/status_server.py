@@ -9,7 +9,7 @@ from pathlib import Path
 
 from certificates import self_signed
 
-from trainer import job_status_reporter
+from trainer.launching import job_status_reporter
 
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs/hello/status"
 

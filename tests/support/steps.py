@@ -12,7 +12,7 @@ from torch import Tensor
 from trainer.base.errors import TrainingError
 from trainer.config.schema import Config
 from trainer.data.batch import Batch
-from trainer.distributed import SINGLE, World
+from trainer.launching.distributed import SINGLE, World
 from trainer.loop import _Run
 from trainer.model.global_batch import Part
 

@@ -10,7 +10,7 @@ from torch import nn
 from trainer import batch_fitting
 from trainer.base.errors import Interrupted, TrainingError
 from trainer.batch_fitting import Trial, fitting_batch, largest_fitting, pass_sizes
-from trainer.distributed import SINGLE
+from trainer.launching.distributed import SINGLE
 from trainer.loop import train
 from trainer.model.architectures.retinanet.retinanet import RetinaNet
 from trainer.state import TrainState

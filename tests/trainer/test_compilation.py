@@ -9,7 +9,7 @@ from torch._dynamo.backends.distributed import SubmodCompiler
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.compilation import compile_detector, load_compiled, save_compiled
-from trainer.distributed import SINGLE, World
+from trainer.launching.distributed import SINGLE, World
 from trainer.model import fused_functions
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions

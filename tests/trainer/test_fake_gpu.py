@@ -15,7 +15,7 @@ from waiting import Counter
 
 from trainer import compilation, step
 from trainer.config.schema import TrainConfig
-from trainer.distributed import World
+from trainer.launching.distributed import World
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.optim import MovingAverage, build_optimizer, gradient_norm

@@ -8,7 +8,7 @@ from finished_runs import assert_same_weights, final_weights, losses, stop_after
 from steps import steps_of
 
 from trainer.base.errors import Interrupted
-from trainer.distributed import World
+from trainer.launching.distributed import World
 from trainer.loop import train
 from trainer.training_log import read_rows
 

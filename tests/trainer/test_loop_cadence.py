@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainer.config.schema import TrainConfig
-from trainer.distributed import World
+from trainer.launching.distributed import World
 from trainer.loop import Cadence
 
 IMAGES, BATCH = 10, 4

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from steps import steps_of
 
-from trainer.distributed import World
+from trainer.launching.distributed import World
 from trainer.loop import train
 from trainer.model import anchor_matching, focal, fused_functions
 

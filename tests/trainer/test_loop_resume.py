@@ -6,7 +6,7 @@ import torch
 from trainer import checkpoint, loop
 from trainer.base.errors import ConfigError, StorageError
 from trainer.config.parsing import to_json
-from trainer.distributed import SINGLE, World
+from trainer.launching.distributed import SINGLE, World
 from trainer.state import TrainState
 
 SECOND = World(rank=1, size=2, device=torch.device("cpu"))

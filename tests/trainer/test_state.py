@@ -7,7 +7,7 @@ from torch import multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.base.errors import ConfigError
-from trainer.distributed import World
+from trainer.launching.distributed import World
 from trainer.loop import train
 from trainer.state import TrainState, _check_sync_batchnorm
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.base.errors import ConfigError
-from trainer.distributed import SINGLE
+from trainer.launching.distributed import SINGLE
 from trainer.step import StepGuard, compress_gradients
 
 

@@ -22,7 +22,7 @@ from trainer.data.pixel_memory import Memory
 from trainer.data.sample_order import Place, SampleStream, forward_passes, rank_positions
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import View, move_boxes, random_view, sample_draws, whole_view
-from trainer.distributed import World
+from trainer.launching.distributed import World
 
 _ANNOUNCEMENTS = 8
 """How often in a window of shards the next ones are announced."""

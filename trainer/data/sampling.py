@@ -5,7 +5,7 @@ import numpy as np
 from trainer.base.errors import DataError
 from trainer.config.schema import LoaderConfig
 from trainer.data.shard_index import ShardDataset
-from trainer.distributed import World, broadcast
+from trainer.launching.distributed import World, broadcast
 
 _LOOKED_AT = 64
 """Images that are enough to see what a source tells."""

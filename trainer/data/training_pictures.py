@@ -14,7 +14,7 @@ from trainer.data.data_views import Picture
 from trainer.data.loader import TrainLoader
 from trainer.data.sampling import image_weights
 from trainer.data.shard_index import ShardDataset
-from trainer.distributed import World
+from trainer.launching.distributed import World
 
 
 def training_pictures(dataset: ShardDataset, config: Config, count: int, epoch: int = 0) -> list[Picture]:

@@ -16,8 +16,8 @@ from trainer.config.schema import Config
 from trainer.data.batch import Batch
 from trainer.data.loader import EvalLoader
 from trainer.data.shard_index import ShardDataset
-from trainer.distributed import World, gather_on_main
 from trainer.evaluation.truth_and_predictions import Predictions
+from trainer.launching.distributed import World, gather_on_main
 from trainer.model.postprocess import Detections
 
 

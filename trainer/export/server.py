@@ -30,7 +30,7 @@ from trainer.export import inference_protocol, page_files
 from trainer.export.model_thread import ModelThread
 from trainer.export.predict import ImageTooLarge, Predictor, as_json, decode_image
 from trainer.export.serving_limits import Bodies, LimitedConnection, RequestRefused
-from trainer.stop_signals import handling
+from trainer.launching.stop_signals import handling
 
 _HEADER = "Inference-Header-Content-Length"
 _CLOSING = 4

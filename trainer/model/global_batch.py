@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.data.batch import PADDING, Batch
-from trainer.distributed import SINGLE, World, summed
+from trainer.launching.distributed import SINGLE, World, summed
 
 _GOLDEN = -7046029254386353131  # 2^64 / golden ratio, odd: the step of SplitMix64.
 _MIX = ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1))

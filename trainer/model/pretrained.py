@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from trainer.base.errors import KubedetError
 from trainer.config.schema import ModelConfig
-from trainer.distributed import World, broadcast
+from trainer.launching.distributed import World, broadcast
 from trainer.model.architecture import Architecture, build
 from trainer.weights.weights_mirror import obtain
 

@@ -18,8 +18,8 @@ from urllib3.exceptions import HTTPError
 from components.launchers.backend import JobStatus, LogLine, Phase, PodStatus
 from components.launchers.cluster.client import ApiError, Cluster, api_error
 from components.launchers.cluster.pods import main_container, main_name
-from trainer import job_status
-from trainer.job_status import Progress
+from trainer.launching import job_status
+from trainer.launching.job_status import Progress
 
 _OVERLAP = timedelta(seconds=1)  # stdout and stderr may be a little out of order in a log.
 _PREVIOUS_TRIES = 5  # To read the log of a container's previous instance, which the node may have dropped.

@@ -111,7 +111,7 @@ def ends_with_the_run(cluster: Cluster, own: OwnPod | None) -> bool:
             return True
         return run_has_ended(home, own.workflow["name"])
     except ApiError as error:
-        # A job whose launcher does not come back ends by itself: see `trainer.heartbeat`.
+        # A job whose launcher does not come back ends by itself: see `trainer.launching.heartbeat`.
         return error.status == 404
 
 

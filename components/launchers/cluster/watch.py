@@ -18,8 +18,8 @@ from components.launchers.cluster.pods import describe
 from components.launchers.output import LAST_LINES, Hints, indented, own_message
 from components.launchers.spec import JobSpec
 from trainer.base.errors import EXIT_RETRY, EXIT_USAGE, Interrupted, KubedetError, LaunchError
-from trainer.heartbeat import EXIT_ABANDONED
-from trainer.stop_signals import handling
+from trainer.launching.heartbeat import EXIT_ABANDONED
+from trainer.launching.stop_signals import handling
 
 
 class StopRequest(BaseException):

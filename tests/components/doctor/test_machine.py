@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from components.doctor import machine
-from trainer.doctor import Needs
+from trainer.launching.doctor import Needs
 
 
 def test_this_machine_can_run_the_tests_and_so_a_run(tmp_path):

@@ -10,7 +10,7 @@ from components.doctor import pods
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.spec import JobSpec
 from components.launchers.timings import Timings
-from trainer.doctor import Check, Needs
+from trainer.launching.doctor import Check, Needs
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from components.launchers.backend import JobStatus, Phase, PodStatus
 from pipelines.commands import job_tables
-from trainer.job_status import AP, LOSS, SPEED, Progress
+from trainer.launching.job_status import AP, LOSS, SPEED, Progress
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 

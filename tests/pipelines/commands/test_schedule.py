@@ -5,7 +5,7 @@ import pytest
 from components import lineage, prices
 from pipelines import cli
 from trainer import storage
-from trainer.usage.record import Record
+from trainer.launching.usage.record import Record
 
 TIMES = {"created_at": "2026-11-21T02:00:00Z", "finished_at": "2026-11-21T03:30:00Z"}
 NIGHTLY = ["schedule", "--cron", "0 2 * * *", "--data-root", "s3://bucket/root"]

@@ -19,7 +19,7 @@ from trainer.data.sample_order import SampleStream
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.data.transforms import FILL, random_view, sample_draws
-from trainer.distributed import World
+from trainer.launching.distributed import World
 from trainer.model import recipes
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.data.transforms import FILL, whole_view
 from trainer.data.verification import check, verify
-from trainer.distributed import World
+from trainer.launching.distributed import World
 
 DATA = DataConfig(val_fraction=0.0, processes=1, threads=1)
 CONFIG = LoaderConfig(image_size=96, workers=2, prefetch=2)

@@ -18,7 +18,7 @@ from trainer.data.device_decode import check, decoder_for, draw_view
 from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import random_view, render, sample_draws
-from trainer.distributed import World
+from trainer.launching.distributed import World
 
 CPU = torch.device("cpu")
 CONFIG = LoaderConfig(image_size=96, workers=2, scale=[0.5, 1.6], flip=0.5, flip_vertical=0.5, brightness=0.2)

@@ -20,7 +20,7 @@ from trainer.data.loader import EvalLoader, TrainLoader
 from trainer.data.sample_order import SampleStream
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import color_map, move_boxes, sample_draws, whole_view
-from trainer.distributed import World
+from trainer.launching.distributed import World
 
 CONFIG = LoaderConfig(image_size=96, workers=2, prefetch=3, scale=[0.7, 1.4], brightness=0.2)
 
@@ -168,7 +168,7 @@ from trainer.data.loader import TrainLoader
 from trainer.data.shard_cache import ShardCache
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import color_map, move_boxes, sample_draws, whole_view
-from trainer.distributed import World
+from trainer.launching.distributed import World
 
 def read(uri, cache, start):
     dataset = ShardDataset(uri, "train", ShardCache(cache))

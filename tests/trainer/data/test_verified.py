@@ -12,7 +12,7 @@ from trainer.data.loader import TrainLoader
 from trainer.data.sampling import check_verified
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
-from trainer.distributed import World
+from trainer.launching.distributed import World
 from trainer.loop import train
 from trainer.model import recipes
 from trainer.model.architecture import build

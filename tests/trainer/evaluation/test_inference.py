@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from trainer.data.shard_index import ShardDataset
-from trainer.distributed import SINGLE
 from trainer.evaluation.inference import in_images, predict_split
+from trainer.launching.distributed import SINGLE
 from trainer.model.architecture import build
 from trainer.model.postprocess import Detections
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trainer.data.batch import PADDING, Batch
-from trainer.distributed import SINGLE
+from trainer.launching.distributed import SINGLE
 from trainer.model.global_batch import parts, random_keys, uniform
 
 CPU = torch.device("cpu")

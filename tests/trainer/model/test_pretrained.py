@@ -11,7 +11,7 @@ from torch import multiprocessing
 from weights_server import weights_server
 
 from trainer.base.errors import CheckpointError, ConfigError, StorageError
-from trainer.distributed import World
+from trainer.launching.distributed import World
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.pretrained import check_pretrained, load_in_every_process, load_pretrained

@@ -5,9 +5,9 @@ import torch
 
 from trainer.base.errors import ConfigError
 from trainer.data.shard_index import ShardDataset
-from trainer.distributed import process_group
 from trainer.evaluation import coco_metrics, gate
 from trainer.evaluation.inference import predict_split
+from trainer.launching.distributed import process_group
 from trainer.model import recipes
 from trainer.model.architecture import build
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from components.launchers.backend import Phase
 from components.launchers.spec import JobSpec
-from trainer.job_status import Progress
+from trainer.launching.job_status import Progress
 
 Body = dict[str, Any]
 """An object of the cluster, as it stands in YAML."""

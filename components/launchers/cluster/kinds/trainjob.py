@@ -6,7 +6,7 @@ from components.launchers.backend import Phase
 from components.launchers.cluster.kinds.kind import Body, Kind, Look, Standing, by_condition, holding
 from components.launchers.render import check_trainjob, trainjob
 from components.launchers.spec import JobSpec
-from trainer.job_status import Progress
+from trainer.launching.job_status import Progress
 
 _FINAL = {"Failed": Phase.FAILED, "Complete": Phase.SUCCEEDED, "Suspended": Phase.SUSPENDED}
 

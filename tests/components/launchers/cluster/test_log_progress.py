@@ -6,9 +6,9 @@ import pytest
 from fake_api import Fault
 
 from components.launchers.cluster.logs import Readings
-from trainer import job_status
 from trainer.base import log
-from trainer.job_status import LOSS, SPEED
+from trainer.launching import job_status
+from trainer.launching.job_status import LOSS, SPEED
 
 MASTER = "train-master-0"
 EVENT = {

@@ -12,8 +12,8 @@ from kinds import both
 
 from components.launchers.backend import Ending, PodStatus
 from components.launchers.cluster.watch import MEMORY_KILLS, Restarts
-from trainer import job_status
 from trainer.base.errors import EXIT_USAGE, LaunchError
+from trainer.launching import job_status
 
 OOM = Ending("OOMKilled", "", 137)
 PROGRAM = 'exec: "no-such-program": executable file not found in $PATH: unknown'

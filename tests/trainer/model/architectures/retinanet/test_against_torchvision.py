@@ -17,7 +17,7 @@ from trainer.data.download import download
 from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
-from trainer.distributed import World
+from trainer.launching.distributed import World
 from trainer.model import recipes
 from trainer.model.anchor_matching import match, pad_targets
 from trainer.model.architecture import build

@@ -19,8 +19,8 @@ from trainer import storage
 from trainer.base.bounded_text import whole_number
 from trainer.base.errors import KubedetError
 from trainer.base.temporary_folders import TemporaryFolder
+from trainer.launching.usage.record import Record
 from trainer.storage import traffic
-from trainer.usage.record import Record
 
 _LOG = logging.getLogger("usage")
 

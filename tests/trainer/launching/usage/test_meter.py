@@ -8,10 +8,10 @@ import time
 import pytest
 
 from trainer import storage
+from trainer.launching.usage import meter as meters
+from trainer.launching.usage.meter import Meter, visible_gpus
+from trainer.launching.usage.record import FORM, Record
 from trainer.storage import traffic
-from trainer.usage import meter as meters
-from trainer.usage.meter import Meter, visible_gpus
-from trainer.usage.record import FORM, Record
 
 
 def records(folder):
@@ -75,7 +75,7 @@ def test_without_nvidia_devices_there_is_no_gpu_or_an_unknown_number(tmp_path):
 
 KILLED = """
 import sys, time
-from trainer.usage.meter import Meter
+from trainer.launching.usage.meter import Meter
 meter = Meter("prepare", every=0.02)
 meter.keep(sys.argv[1], "run-1")
 print("kept", flush=True)

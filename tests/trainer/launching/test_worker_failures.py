@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from trainer.base.errors import DataError, Interrupted
-from trainer.worker_failures import (
+from trainer.launching.worker_failures import (
     ERROR_FILE,
     exit_code,
     explain,

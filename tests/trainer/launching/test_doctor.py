@@ -8,7 +8,7 @@ import pytest
 
 from trainer.__main__ import main
 from trainer.base.errors import ConfigError
-from trainer.doctor import Needs, addresses, examine, size
+from trainer.launching.doctor import Needs, addresses, examine, size
 
 
 def look(root=None, **needs):

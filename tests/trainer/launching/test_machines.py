@@ -10,7 +10,7 @@ import pytest
 
 from trainer import checkpoint
 from trainer.base.errors import ConfigError
-from trainer.launch import meeting
+from trainer.launching.launch import meeting
 
 ENDPOINT = ["--rdzv-endpoint", "first:29500", "--rdzv-backend"]
 
@@ -77,7 +77,7 @@ def test_two_bare_machines_train_to_the_end(numbered, node, port, training):
     assert result["processes"] == 2 and result["steps"] == 6
 
 
-SLURM = Path(__file__).parents[2] / "deploy" / "examples" / "slurm" / "train.sbatch"
+SLURM = Path(__file__).parents[3] / "deploy" / "examples" / "slurm" / "train.sbatch"
 FAKE_SLURM = {
     "scontrol": """#!/bin/sh
 echo "$*" >> "$SLURM_CALLS"

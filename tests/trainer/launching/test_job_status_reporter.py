@@ -11,10 +11,10 @@ import time
 import pytest
 from status_server import StatusServer
 
-from trainer import job_status_reporter
 from trainer.base import log
 from trainer.base.errors import Interrupted
-from trainer.job_status_reporter import Reporter
+from trainer.launching import job_status_reporter
+from trainer.launching.job_status_reporter import Reporter
 from trainer.loop import train
 from trainer.training_log import TrainingLog, read_rows
 

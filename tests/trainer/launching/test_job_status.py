@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from trainer import job_status
 from trainer.base import log
 from trainer.base.errors import Interrupted
 from trainer.config.parsing import to_json
-from trainer.job_status import Progress, parse
+from trainer.launching import job_status
+from trainer.launching.job_status import Progress, parse
 from trainer.loop import train
 from trainer.training_log import TrainingLog, read_rows
 
@@ -154,5 +154,5 @@ def test_the_lines_of_a_pod(shards, tiny, tmp_path):
 
 
 def test_the_words_are_read_without_torch():
-    code = "import sys, trainer.job_status; sys.exit('torch' in sys.modules)"
+    code = "import sys, trainer.launching.job_status; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

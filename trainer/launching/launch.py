@@ -35,15 +35,15 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, parse_args, parse_min_max_nnodes
 
-from trainer import heartbeat
 from trainer.base import parent_watch
 from trainer.base.bounded_text import whole_number
 from trainer.base.errors import EXIT_RETRY, ConfigError, LaunchError
 from trainer.base.temporary_folders import temporary_folder
 from trainer.base.worker_pool import threads_of_process
-from trainer.stop_signals import exit_on_signal, handling
-from trainer.usage.meter import of_node
-from trainer.worker_failures import (
+from trainer.launching import heartbeat
+from trainer.launching.stop_signals import exit_on_signal, handling
+from trainer.launching.usage.meter import of_node
+from trainer.launching.worker_failures import (
     exit_code,
     explain,
     first_cause,

@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from trainer import checkpoint, heartbeat, storage
+from trainer import checkpoint, storage
 from trainer.base.errors import StorageError
-from trainer.heartbeat import EXIT_ABANDONED, Watch, renewed
+from trainer.launching import heartbeat
+from trainer.launching.heartbeat import EXIT_ABANDONED, Watch, renewed
 from trainer.training_log import read_rows
 
 LIMIT = 9.0

@@ -9,12 +9,12 @@ import time
 import pytest
 from torch.distributed.launcher.api import LaunchConfig
 
-from trainer import launch
-from trainer.worker_failures import peers_patience
+from trainer.launching import launch
+from trainer.launching.worker_failures import peers_patience
 
 NODE = """
 import sys
-from trainer import launch
+from trainer.launching import launch
 settings = launch._settings
 launch._settings = lambda *given: (settings(*given)[0], sys.executable, ["-c", sys.argv[1]])
 sys.exit(launch.launch(["train"], ["--nproc-per-node", "2", *sys.argv[2:]]))
@@ -25,7 +25,7 @@ import os, signal, sys, time
 import torch
 import torch.distributed as dist
 from trainer.base import parent_watch
-from trainer.worker_failures import report_lost_peer
+from trainer.launching.worker_failures import report_lost_peer
 parent_watch.end_with_launcher()
 dist.init_process_group("gloo")
 dist.barrier()

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trainer.base import log
-from trainer.job_status import Progress, percent
+from trainer.launching.job_status import Progress, percent
 
 URL = "KUBEFLOW_TRAINER_SERVER_URL"
 """Environment variable: the whole address of this job's status."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trainer.base.errors import ConfigError
-from trainer.distributed import process_group
+from trainer.launching.distributed import process_group
 
 
 def test_outside_torchrun_it_is_one_process(monkeypatch):

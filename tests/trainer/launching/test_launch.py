@@ -12,10 +12,10 @@ import pytest
 from components.launchers import local
 from components.launchers.spec import JobSpec
 from trainer import checkpoint
-from trainer import launch as module
 from trainer.base import worker_pool
 from trainer.base.errors import ConfigError
-from trainer.launch import launch
+from trainer.launching import launch as module
+from trainer.launching.launch import launch
 from trainer.training_log import read_rows
 
 
@@ -138,7 +138,7 @@ time.sleep(600)
 
 NODE = """
 import sys
-from trainer import launch
+from trainer.launching import launch
 settings = launch._settings
 launch._settings = lambda *given: (settings(*given)[0], sys.executable, ["-c", sys.argv[1]])
 sys.exit(launch.launch(["train"], ["--nproc-per-node", "2"]))
@@ -222,7 +222,7 @@ def test_processes_share_the_cores_as_those_of_a_run_do(
 def test_wakeup_and_handlers_are_restored():
     """After waiting for others the process handles signals as it did before."""
     code = (
-        "import signal\nfrom trainer.stop_signals import exit_on_signal\n"
+        "import signal\nfrom trainer.launching.stop_signals import exit_on_signal\n"
         "with exit_on_signal({signal.SIGTERM: 143}): pass\n"
         "assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and signal.set_wakeup_fd(-1) == -1\n"
         "with exit_on_signal({signal.SIGTERM: 143}):\n"
