@@ -22,7 +22,7 @@ from trainer.launching.distributed import World
 from trainer.model import recipes
 from trainer.run_recorder import Recorder
 from trainer.state import TrainState
-from trainer.training_log import TrainingLog
+from trainer.trackers.training_log import TrainingLog
 
 
 def trained(config: Config, classes: int, device: torch.device) -> TrainState:

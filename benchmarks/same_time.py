@@ -32,7 +32,7 @@ from trainer.config.schema import Config
 from trainer.data.download import download
 from trainer.data.shards import shard
 from trainer.model import recipes
-from trainer.training_log import read_rows
+from trainer.trackers.training_log import read_rows
 
 _ENDLESS = 100_000
 """Epochs of a trial: its learning rate hardly moves, and it is stopped."""

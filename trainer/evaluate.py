@@ -31,7 +31,7 @@ from trainer.report import evaluation_page
 from trainer.report.collect import collect
 from trainer.report.report_data import Table
 from trainer.storage.probe import check_writable
-from trainer.training_log import METRICS
+from trainer.trackers.training_log import METRICS
 
 _LOG = logging.getLogger("evaluate")
 

@@ -32,7 +32,7 @@ from trainer.run_recorder import CHECKPOINTS, Recorder, restore_best
 from trainer.state import TrainState
 from trainer.step import TrainStep, compress_gradients
 from trainer.trackers.experiment_tracking import Tracking, open_tracking
-from trainer.training_log import TrainingLog, read_rows
+from trainer.trackers.training_log import TrainingLog, read_rows
 
 _LOG = logging.getLogger("train")
 _COMPILED = "compiled.bin"

@@ -19,7 +19,7 @@ from trainer.evaluation.coco_metrics import evaluate as evaluate_coco
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.launching import job_status
 from trainer.launching.job_status_reporter import Reporter
-from trainer.training_log import TrainingLog
+from trainer.trackers.training_log import TrainingLog
 
 CHECKPOINTS = "checkpoints"
 """Folder of a run's checkpoints, in its own."""

@@ -25,7 +25,7 @@ from trainer.config.schema import parsing
 from trainer.data.shard_index import data_root_of
 from trainer.launching.stop_signals import stop_request
 from trainer.model import recipes
-from trainer.training_log import read_rows
+from trainer.trackers.training_log import read_rows
 
 _POLL = 0.5
 """Seconds between looks at the trainings."""

@@ -17,7 +17,7 @@ from trainer import checkpoint, storage
 from trainer.base.errors import CheckpointError, Interrupted, KubedetError, StorageError
 from trainer.config.schema import parsing
 from trainer.loop import train
-from trainer.training_log import read_rows
+from trainer.trackers.training_log import read_rows
 
 
 @pytest.fixture(scope="module")

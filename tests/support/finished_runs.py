@@ -6,7 +6,7 @@ import signal
 import torch
 
 from trainer import checkpoint
-from trainer.training_log import TrainingLog, read_rows
+from trainer.trackers.training_log import TrainingLog, read_rows
 
 
 def losses(output):

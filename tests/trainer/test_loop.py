@@ -24,7 +24,7 @@ from trainer.config.parsing import to_json
 from trainer.evaluate import evaluate
 from trainer.loop import train
 from trainer.model.architecture import build
-from trainer.training_log import TrainingLog, read_rows
+from trainer.trackers.training_log import TrainingLog, read_rows
 
 NAME = "backbone.body.layer4.0.conv1.weight"
 FP32 = {"train__precision": "fp32"}

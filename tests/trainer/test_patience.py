@@ -10,7 +10,7 @@ from trainer import run_recorder
 from trainer.base.errors import ConfigError, Interrupted
 from trainer.data.shard_index import ShardDataset
 from trainer.loop import train
-from trainer.training_log import read_rows
+from trainer.trackers.training_log import read_rows
 
 QUICK = {"train__epochs": 6, "train__batch_size": 8}
 """Three steps an epoch."""

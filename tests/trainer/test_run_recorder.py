@@ -11,7 +11,7 @@ from trainer.base.errors import StorageError
 from trainer.config.schema import parsing
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.run_recorder import Recorder
-from trainer.training_log import TrainingLog, read_rows
+from trainer.trackers.training_log import TrainingLog, read_rows
 
 TRUTH = {
     "images": [{"id": 1, "width": 50, "height": 50}],

@@ -17,7 +17,7 @@ from trainer.evaluation.scoring import Scores
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.report import gallery
 from trainer.report.report_data import Compared, ReportData, Table
-from trainer.training_log import read_rows
+from trainer.trackers.training_log import read_rows
 
 _PACKAGES = ("kubedet", "torch", "torchvision", "hotcoco", "pycocotools", "numpy")
 

@@ -11,7 +11,7 @@ import pytest
 
 from trainer.base.parent_watch import LAUNCHER
 from trainer.config.parsing import to_json
-from trainer.training_log import read_rows
+from trainer.trackers.training_log import read_rows
 
 WATCHING = "from trainer import parent_watch; parent_watch.end_with_launcher(); print('on', flush=True); "
 POOL = (

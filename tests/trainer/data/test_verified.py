@@ -16,7 +16,7 @@ from trainer.launching.distributed import World
 from trainer.loop import train
 from trainer.model import recipes
 from trainer.model.architecture import build
-from trainer.training_log import read_rows
+from trainer.trackers.training_log import read_rows
 
 NAMES = list(MIDS)
 

@@ -10,7 +10,7 @@ from trainer import checkpoint, storage
 from trainer.base.errors import StorageError
 from trainer.launching import heartbeat
 from trainer.launching.heartbeat import EXIT_ABANDONED, Watch, renewed
-from trainer.training_log import read_rows
+from trainer.trackers.training_log import read_rows
 
 LIMIT = 9.0
 

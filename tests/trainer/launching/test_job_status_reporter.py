@@ -16,7 +16,7 @@ from trainer.base.errors import Interrupted
 from trainer.launching import job_status_reporter
 from trainer.launching.job_status_reporter import Reporter
 from trainer.loop import train
-from trainer.training_log import TrainingLog, read_rows
+from trainer.trackers.training_log import TrainingLog, read_rows
 
 
 @pytest.fixture

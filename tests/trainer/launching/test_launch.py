@@ -16,7 +16,7 @@ from trainer.base import worker_pool
 from trainer.base.errors import ConfigError
 from trainer.launching import launch as module
 from trainer.launching.launch import launch
-from trainer.training_log import read_rows
+from trainer.trackers.training_log import read_rows
 
 
 def wait_for_step(output, step, node):

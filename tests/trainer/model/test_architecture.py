@@ -15,7 +15,7 @@ from trainer.config.schema import architectures
 from trainer.loop import train
 from trainer.model import recipes
 from trainer.model.architecture import Architecture, build, has_running_statistics
-from trainer.training_log import read_rows
+from trainer.trackers.training_log import read_rows
 
 
 @pytest.fixture(autouse=True)

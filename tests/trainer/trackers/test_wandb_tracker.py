@@ -7,7 +7,7 @@ import pytest
 
 from trainer import storage
 from trainer.loop import train
-from trainer.training_log import read_rows
+from trainer.trackers.training_log import read_rows
 
 wandb = pytest.importorskip("wandb")
 

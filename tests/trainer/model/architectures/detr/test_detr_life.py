@@ -18,7 +18,7 @@ from trainer.export.runtimes import OnnxRuntime
 from trainer.loop import train
 from trainer.model import recipes
 from trainer.model.postprocess import Detections
-from trainer.training_log import read_rows
+from trainer.trackers.training_log import read_rows
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trainer.training_log import METRICS, TrainingLog, read_rows
+from trainer.trackers.training_log import METRICS, TrainingLog, read_rows
 
 ROWS = [{"step": step, "loss": 1.5 / step, "lr": 0.1} for step in range(1, 6)]
 
