@@ -22,7 +22,6 @@ from torch import Tensor
 from torchvision.models import detection
 
 from benchmarks.common import arguments, report
-from trainer import checkpoint
 from trainer.config.schema import Config
 from trainer.data.batch import PADDING
 from trainer.data.download import download
@@ -31,10 +30,11 @@ from trainer.data.shards import shard
 from trainer.evaluation.coco_metrics import evaluate
 from trainer.evaluation.inference import predict_split
 from trainer.launching.distributed import World
-from trainer.loop import train
 from trainer.model import recipes
 from trainer.model.architectures.retinanet.retinanet import RetinaNet
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
+from trainer.training import checkpoint
+from trainer.training.loop import train
 
 _LOG = logging.getLogger("accuracy")
 METRICS = ("coco/AP", "coco/AP50")
@@ -71,7 +71,7 @@ class StockDetector(RetinaNet):
 def run(config: Config, shards: str, output: str, device: torch.device, *, stock: bool) -> dict[str, float]:
     """Train once; the scores of its best checkpoint on the test split."""
     build = StockDetector if stock else RetinaNet
-    with mock.patch("trainer.state.build", build):
+    with mock.patch("trainer.training.state.build", build):
         result = train(config, shards, output)
     detector, _ = checkpoint.load_model(result["checkpoint"], device)
     test = ShardDataset(shards, "test")

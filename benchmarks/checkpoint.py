@@ -15,14 +15,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import arguments, interleaved, report
-from trainer import checkpoint, storage
+from trainer import storage
 from trainer.config.parsing import with_overrides
 from trainer.config.schema import Config, parsing
 from trainer.launching.distributed import World
 from trainer.model import recipes
-from trainer.run_recorder import Recorder
-from trainer.state import TrainState
 from trainer.trackers.training_log import TrainingLog
+from trainer.training import checkpoint
+from trainer.training.run_recorder import Recorder
+from trainer.training.state import TrainState
 
 
 def trained(config: Config, classes: int, device: torch.device) -> TrainState:

@@ -28,7 +28,7 @@ from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
 from trainer.launching.distributed import World
 from trainer.model import fused_functions
-from trainer.state import TrainState
+from trainer.training.state import TrainState
 
 GOAL = 0.85
 

@@ -11,7 +11,7 @@ import torch
 from benchmarks.common import arguments, report
 from trainer.model import recipes
 from trainer.model.architecture import build
-from trainer.optim import build_optimizer
+from trainer.training.optim import build_optimizer
 
 CASES = {"openimages_r50": 600, "mlperf": 264, "coco_r50": 80}
 """Recipes and their classes."""

@@ -32,7 +32,7 @@ from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
 from trainer.launching.distributed import World
 from trainer.model import recipes
-from trainer.state import TrainState
+from trainer.training.state import TrainState
 
 GOALS = {
     "cpu": {

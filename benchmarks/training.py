@@ -11,8 +11,8 @@ from torch import Tensor
 from trainer.config.schema import Config, LoaderConfig
 from trainer.data.transforms import color_map
 from trainer.model import recipes
-from trainer.state import TrainState
-from trainer.step import TrainStep
+from trainer.training.state import TrainState
+from trainer.training.step import TrainStep
 
 PHOTOGRAPHS = recipes.finetune().loader
 """The strongest augmentation that a recipe for photographs has: sizes, crops, flips, colours."""

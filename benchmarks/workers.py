@@ -25,8 +25,8 @@ from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.launching.distributed import World
 from trainer.model import recipes
-from trainer.state import TrainState
-from trainer.step import TrainStep
+from trainer.training.state import TrainState
+from trainer.training.step import TrainStep
 
 
 def fed(

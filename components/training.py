@@ -146,7 +146,7 @@ def _planned(
     """Choose what follows from the number of images and the speed, where the training runs here."""
     if not config.train.minutes:
         return config
-    from trainer.machine_speed import measure  # PyTorch, which takes seconds to start.
+    from trainer.training.machine_speed import measure  # PyTorch, which takes seconds to start.
 
     counts = {split: part["samples"] for split, part in index["splits"].items()}
     images = run_plan.Images(**{split: counts.get(split, 0) for split in ("train", "val", "test")})

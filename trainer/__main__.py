@@ -155,7 +155,7 @@ def _train(options: argparse.Namespace) -> None:
     # The launcher of this machine has checked it already, if there is one; else its first process does.
     if parent_watch.LAUNCHER not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
         _check_output(options.output)
-    from trainer.loop import train
+    from trainer.training.loop import train
 
     train(_config(options), options.shards, options.output, resume=options.resume)
 
@@ -173,7 +173,7 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _weights(options: argparse.Namespace) -> None:
-    from trainer.checkpoint import write_weights
+    from trainer.training.checkpoint import write_weights
 
     _show(write_weights(options.checkpoint, options.output))
 

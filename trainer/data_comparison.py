@@ -7,13 +7,14 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from trainer import checkpoint, storage
+from trainer import storage
 from trainer.base.errors import DataError, EvaluationError
 from trainer.config.schema import DataConfig
 from trainer.data.data_views import Listing, RawImages, Shards, SourceRows, open_view
 from trainer.drift.comparing import Drift, find_drift
 from trainer.drift.measurements import Embed, measure_set
 from trainer.report.drift_page import page
+from trainer.training import checkpoint
 
 RECORD, PAGE = "drift.json", "drift.html"
 _BACKBONE = "backbone"

@@ -9,7 +9,7 @@ from benchmarks import training
 from trainer.config.schema import LoaderConfig
 from trainer.launching.distributed import SINGLE
 from trainer.model.recipes import load
-from trainer.state import TrainState
+from trainer.training.state import TrainState
 
 
 def test_a_step_is_the_loops(shards, tiny, tmp_path):

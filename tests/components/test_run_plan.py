@@ -12,8 +12,8 @@ from components.training import prepare
 from trainer import storage
 from trainer.base.errors import DamagedError
 from trainer.config.schema import parsing
-from trainer.machine_speed import images_per_second, measure
 from trainer.model import recipes
+from trainer.training.machine_speed import images_per_second, measure
 
 SMALL = recipes.load("small")
 PHOTOGRAPHS = Images(300, 60, 30)
@@ -138,7 +138,9 @@ def indexed(tmp_path):
 
 
 def test_the_train_step_writes_what_was_chosen(indexed, monkeypatch, capsys):
-    monkeypatch.setattr("trainer.machine_speed.measure", lambda config, classes, processes: 2.25 * processes)
+    monkeypatch.setattr(
+        "trainer.training.machine_speed.measure", lambda config, classes, processes: 2.25 * processes
+    )
     prepare(str(indexed), str(indexed), "small", {}, Request(own={"nproc": 2}))
     config = parsing.read(str(indexed / "config.json"))
     expected, _ = choose(SMALL, {}, Images(300, 60), 2, lambda config: 4.5)
@@ -147,7 +149,7 @@ def test_the_train_step_writes_what_was_chosen(indexed, monkeypatch, capsys):
 
 
 def test_pods_elsewhere_train_the_recipe_as_it_stands(indexed, monkeypatch):
-    monkeypatch.setattr("trainer.machine_speed.measure", never)
+    monkeypatch.setattr("trainer.training.machine_speed.measure", never)
     request = Request(
         "kubernetes",
         {"image": "registry/kubedet:1"},

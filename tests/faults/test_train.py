@@ -13,11 +13,12 @@ from fault_table import HARMS, cells, each
 from finished_runs import assert_same_weights, final_weights, losses, stop_after
 from prepared_data import mounts
 
-from trainer import checkpoint, storage
+from trainer import storage
 from trainer.base.errors import CheckpointError, Interrupted, KubedetError, StorageError
 from trainer.config.schema import parsing
-from trainer.loop import train
 from trainer.trackers.training_log import read_rows
+from trainer.training import checkpoint
+from trainer.training.loop import train
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +221,7 @@ import os, random, signal, sys
 import torch
 torch.set_num_threads(1)
 from trainer.config.schema import parsing
-from trainer.loop import train
+from trainer.training.loop import train
 
 config = parsing.read(sys.argv[1])
 shards, output, chance = sys.argv[2], sys.argv[3], random.Random(sys.argv[4])

@@ -8,10 +8,10 @@ from hostile import as_json, damaged, examples, refused, spoiled, tried, values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer import checkpoint
 from trainer.base.errors import ConfigError
 from trainer.config.schema import parsing
 from trainer.model import recipes
+from trainer.training import checkpoint
 from trainer.weights.weight_files import WeightFiles
 
 CATEGORIES = [{"id": 0, "name": "cat", "original_id": 7}]

@@ -5,8 +5,8 @@ import signal
 
 import torch
 
-from trainer import checkpoint
 from trainer.trackers.training_log import TrainingLog, read_rows
+from trainer.training import checkpoint
 
 
 def losses(output):

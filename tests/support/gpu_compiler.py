@@ -30,12 +30,12 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from triton.backends.compiler import GPUTarget
 
-from trainer.compilation import compile_detector
 from trainer.launching.distributed import World
 from trainer.model import fused_functions
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet import retinanet
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
+from trainer.training.compilation import compile_detector
 
 GPU = torch.device("cuda", 0)
 H200 = types.SimpleNamespace(

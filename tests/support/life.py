@@ -8,14 +8,14 @@ import pytest
 import torch
 from finished_runs import assert_same_weights, final_weights, losses, stop_after
 
-from trainer import checkpoint
 from trainer.base.errors import Interrupted
 from trainer.config.schema import Config
 from trainer.evaluate import evaluate
 from trainer.export.export import export
-from trainer.loop import train
 from trainer.model.architecture import build
 from trainer.model.pretrained import load_pretrained
+from trainer.training import checkpoint
+from trainer.training.loop import train
 
 
 def live(config: Config, shards: str, folder: Path, stop: int, formats: list[str]) -> dict[str, Any]:

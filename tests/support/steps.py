@@ -13,8 +13,8 @@ from trainer.base.errors import TrainingError
 from trainer.config.schema import Config
 from trainer.data.batch import Batch
 from trainer.launching.distributed import SINGLE, World
-from trainer.loop import _Run
 from trainer.model.global_batch import Part
+from trainer.training.loop import _Run
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from finished_runs import final_weights, losses
 
 from trainer.config.parsing import to_json
 from trainer.config.schema import Config
-from trainer.loop import train
+from trainer.training.loop import train
 
 LIKE_PASSES = {
     "train__precision": "fp32", "train__epochs": 1, "train__lr": 1e-4, "train__clip_norm": 1.0,

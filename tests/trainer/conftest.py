@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer import checkpoint
 from trainer.config.parsing import to_json
 from trainer.data.shard_index import ShardDataset
 from trainer.model.architecture import build
+from trainer.training import checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from trainer import checkpoint, storage
+from trainer import storage
 from trainer.base.errors import ExportError, StorageError
 from trainer.base.temporary_folders import temporary_folder
 from trainer.config.schema import Config
@@ -31,6 +31,7 @@ from trainer.export.verify import Check, describe, verify
 from trainer.model.architecture import Architecture
 from trainer.model.deployment import INPUT, OUTPUTS, RAW_OUTPUTS
 from trainer.storage.probe import check_writable
+from trainer.training import checkpoint
 
 SIGNING_KEY = "KUBEDET_SIGNING_KEY"
 """Environment variable: path of the PEM file that signs bundles; unset signs nothing."""

@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from trainer import checkpoint, storage
+from trainer import storage
 from trainer.base.errors import CheckpointError, EvaluationError, ExportError, KubedetError, first_line
 from trainer.config.schema import parsing
 from trainer.evaluation.inference import ScoredModel
@@ -18,6 +18,7 @@ from trainer.export import bundle
 from trainer.export.bundle import METADATA, WEIGHTS, Bundle, file_sha256
 from trainer.model.architecture import Architecture, build
 from trainer.model.postprocess import Detections
+from trainer.training import checkpoint
 
 _PREFERRED = ("onnx", "openvino", "onnx-int8", "raw")
 """Which form of an exported model is scored where its folder is given, as `kubedet predict` chooses;

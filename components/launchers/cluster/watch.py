@@ -121,7 +121,7 @@ MEMORY_KILLS = 3
 
 _RESUMED = re.compile(
     r"\bresumed at step (\d+) of \d+"
-)  # trainer/loop.py says it of every start but the first.
+)  # trainer/training/loop.py says it of every start but the first.
 
 
 class Restarts:

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer import checkpoint, storage
+from trainer import storage
 from trainer.config.schema import parsing
 from trainer.data.shard_index import ShardDataset
 from trainer.model.architecture import build
+from trainer.training import checkpoint
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from trainer.data.sampling import check_verified
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.launching.distributed import World
-from trainer.loop import train
 from trainer.model import recipes
 from trainer.model.architecture import build
 from trainer.trackers.training_log import read_rows
+from trainer.training.loop import train
 
 NAMES = list(MIDS)
 

@@ -8,9 +8,9 @@ import pytest
 from bundles import make_bundle
 from served_model import served
 
-from trainer import checkpoint
 from trainer.data.shard_index import ShardDataset
 from trainer.model.architecture import build
+from trainer.training import checkpoint
 
 
 @pytest.fixture

@@ -13,15 +13,15 @@ import safetensors.torch
 import torch
 from bundles import make_bundle
 
-from trainer import checkpoint
 from trainer.base.errors import CheckpointError, ConfigError, ExportError, StorageError
 from trainer.data.shard_index import ShardDataset
 from trainer.export import bundle, formats
 from trainer.export import export as exporting
-from trainer.loop import train
 from trainer.model import boxes as box_ops
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet import DeploymentGraph
+from trainer.training import checkpoint
+from trainer.training.loop import train
 
 SIZE = 96
 

@@ -6,11 +6,12 @@ import time
 
 import pytest
 
-from trainer import checkpoint, storage
+from trainer import storage
 from trainer.base.errors import StorageError
 from trainer.launching import heartbeat
 from trainer.launching.heartbeat import EXIT_ABANDONED, Watch, renewed
 from trainer.trackers.training_log import read_rows
+from trainer.training import checkpoint
 
 LIMIT = 9.0
 

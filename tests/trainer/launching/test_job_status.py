@@ -11,8 +11,8 @@ from trainer.base.errors import Interrupted
 from trainer.config.parsing import to_json
 from trainer.launching import job_status
 from trainer.launching.job_status import Progress, parse
-from trainer.loop import train
 from trainer.trackers.training_log import TrainingLog, read_rows
+from trainer.training.loop import train
 
 LOG = """\
 12:00:00 train: resumed at step 90 of 600: 16 images a step on 2 processes

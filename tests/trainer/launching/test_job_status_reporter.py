@@ -15,8 +15,8 @@ from trainer.base import log
 from trainer.base.errors import Interrupted
 from trainer.launching import job_status_reporter
 from trainer.launching.job_status_reporter import Reporter
-from trainer.loop import train
 from trainer.trackers.training_log import TrainingLog, read_rows
+from trainer.training.loop import train
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import pytest
 
 from components.launchers import local
 from components.launchers.spec import JobSpec
-from trainer import checkpoint
 from trainer.base import worker_pool
 from trainer.base.errors import ConfigError
 from trainer.launching import launch as module
 from trainer.launching.launch import launch
 from trainer.trackers.training_log import read_rows
+from trainer.training import checkpoint
 
 
 def wait_for_step(output, step, node):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer import checkpoint
 from trainer.base.errors import ConfigError
 from trainer.launching.launch import meeting
+from trainer.training import checkpoint
 
 ENDPOINT = ["--rdzv-endpoint", "first:29500", "--rdzv-backend"]
 

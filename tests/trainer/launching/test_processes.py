@@ -10,7 +10,7 @@ import pytest
 from finished_runs import final_weights, losses
 
 from trainer.config.parsing import to_json
-from trainer.loop import train
+from trainer.training.loop import train
 
 FP32 = {"train__precision": "fp32"}
 

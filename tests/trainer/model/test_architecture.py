@@ -12,10 +12,10 @@ from trainer.base.errors import CheckpointError, ConfigError, ExportError
 from trainer.config.architectures import Entry
 from trainer.config.parsing import from_json, with_overrides
 from trainer.config.schema import architectures
-from trainer.loop import train
 from trainer.model import recipes
 from trainer.model.architecture import Architecture, build, has_running_statistics
 from trainer.trackers.training_log import read_rows
+from trainer.training.loop import train
 
 
 @pytest.fixture(autouse=True)

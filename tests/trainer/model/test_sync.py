@@ -15,7 +15,7 @@ from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
 from trainer.model.focal import conv_focal_loss
 from trainer.model.recipes import load
-from trainer.optim import build_optimizer
+from trainer.training.optim import build_optimizer
 
 NARROW = RetinaNetOptions(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
 SIZE = 96

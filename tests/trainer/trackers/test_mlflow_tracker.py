@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from trainer.base.errors import Interrupted
-from trainer.loop import train
 from trainer.trackers.training_log import read_rows
+from trainer.training.loop import train
 
 mlflow = pytest.importorskip("mlflow")
 
@@ -54,7 +54,7 @@ def test_a_run_that_is_gone_on_with_is_one_run(client, tiny, shards, tmp_path, m
             raise Interrupted("stopped")
         return epoch_ended(self)
 
-    from trainer.loop import Cadence
+    from trainer.training.loop import Cadence
 
     epoch_ended = Cadence.epoch_ended
     monkeypatch.setattr(Cadence, "epoch_ended", stop)

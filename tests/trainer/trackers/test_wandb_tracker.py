@@ -6,8 +6,8 @@ import struct
 import pytest
 
 from trainer import storage
-from trainer.loop import train
 from trainer.trackers.training_log import read_rows
+from trainer.training.loop import train
 
 wandb = pytest.importorskip("wandb")
 

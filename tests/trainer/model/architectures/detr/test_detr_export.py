@@ -6,7 +6,6 @@ import shutil
 import pytest
 import torch
 
-from trainer import checkpoint
 from trainer.base.errors import ExportError
 from trainer.data.decoding import read_sample
 from trainer.data.download import download
@@ -17,9 +16,10 @@ from trainer.export import formats, verify
 from trainer.export.detection_pairing import EXACT, Comparison
 from trainer.export.export import export
 from trainer.export.runtimes import OnnxRuntime
-from trainer.loop import train
 from trainer.model import recipes
 from trainer.model.postprocess import Detections
+from trainer.training import checkpoint
+from trainer.training.loop import train
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,14 @@ from finished_runs import losses, stop_after
 from life import live
 from two_processes import assert_two_equal_one
 
-from trainer import batch_fitting
 from trainer.base.errors import Interrupted
 from trainer.export.detection_pairing import EXACT, Comparison
 from trainer.export.runtimes import OnnxRuntime
-from trainer.loop import train
 from trainer.model import recipes
 from trainer.model.postprocess import Detections
 from trainer.trackers.training_log import read_rows
+from trainer.training import batch_fitting
+from trainer.training.loop import train
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from trainer.base.errors import ConfigError
 from trainer.config.schema import architectures
 from trainer.model import recipes
-from trainer.optim import learning_rate
+from trainer.training.optim import learning_rate
 
 DFINE = {"model.architecture": "dfine"}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from finished_runs import assert_same_weights, final_weights, losses, stop_after
 
-from trainer import checkpoint, run_recorder, storage
+from trainer import storage
 from trainer.base.errors import (
     CheckpointError,
     ConfigError,
@@ -19,12 +19,13 @@ from trainer.base.errors import (
     StorageError,
     TrainingError,
 )
-from trainer.checkpoint import load_model
 from trainer.config.parsing import to_json
 from trainer.evaluate import evaluate
-from trainer.loop import train
 from trainer.model.architecture import build
 from trainer.trackers.training_log import TrainingLog, read_rows
+from trainer.training import checkpoint, run_recorder
+from trainer.training.checkpoint import load_model
+from trainer.training.loop import train
 
 NAME = "backbone.body.layer4.0.conv1.weight"
 FP32 = {"train__precision": "fp32"}

@@ -8,11 +8,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.base.errors import CheckpointError, StorageError
 from trainer.config.parsing import from_json, to_json
 from trainer.model.architecture import build
+from trainer.training import checkpoint
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 from trainer.config.schema import TrainConfig
 from trainer.launching.distributed import World
-from trainer.loop import Cadence
+from trainer.training.loop import Cadence
 
 IMAGES, BATCH = 10, 4
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from steps import steps_of
 
 from trainer.launching.distributed import World
-from trainer.loop import train
 from trainer.model import anchor_matching, focal, fused_functions
+from trainer.training.loop import train
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 FIRST_GPU = World(0, 1, torch.device("cuda", 0))
@@ -123,8 +123,8 @@ def test_compiled_code_is_kept_and_taken_up(shards, tiny, tmp_path, monkeypatch,
 
 
 def test_nothing_compiled_is_kept_unless_asked_for(shards, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.loop.load_compiled", pytest.fail)
-    monkeypatch.setattr("trainer.loop.save_compiled", pytest.fail)
+    monkeypatch.setattr("trainer.training.loop.load_compiled", pytest.fail)
+    monkeypatch.setattr("trainer.training.loop.save_compiled", pytest.fail)
     train(tiny(train__epochs=1), shards, str(tmp_path))
     assert not (tmp_path / "compiled.bin").exists()
 

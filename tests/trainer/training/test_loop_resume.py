@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from trainer import checkpoint, loop
 from trainer.base.errors import ConfigError, StorageError
 from trainer.config.parsing import to_json
 from trainer.launching.distributed import SINGLE, World
-from trainer.state import TrainState
+from trainer.training import checkpoint, loop
+from trainer.training.state import TrainState
 
 SECOND = World(rank=1, size=2, device=torch.device("cpu"))
 

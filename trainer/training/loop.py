@@ -12,11 +12,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainer import checkpoint, storage
+from trainer import storage
 from trainer.base import log
 from trainer.base.errors import ConfigError, Interrupted
-from trainer.batch_fitting import fitting_batch
-from trainer.compilation import compile_detector, hold_gradients, load_compiled, save_compiled
 from trainer.config.schema import Config, TrainConfig, parsing
 from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import global_batch
@@ -27,12 +25,15 @@ from trainer.launching import job_status
 from trainer.launching.distributed import World, broadcast, mean, process_group
 from trainer.launching.job_status_reporter import Reporter
 from trainer.launching.stop_signals import StopRequest, stop_request
-from trainer.optim import peak_learning_rate
-from trainer.run_recorder import CHECKPOINTS, Recorder, restore_best
-from trainer.state import TrainState
-from trainer.step import TrainStep, compress_gradients
 from trainer.trackers.experiment_tracking import Tracking, open_tracking
 from trainer.trackers.training_log import TrainingLog, read_rows
+from trainer.training import checkpoint
+from trainer.training.batch_fitting import fitting_batch
+from trainer.training.compilation import compile_detector, hold_gradients, load_compiled, save_compiled
+from trainer.training.optim import peak_learning_rate
+from trainer.training.run_recorder import CHECKPOINTS, Recorder, restore_best
+from trainer.training.state import TrainState
+from trainer.training.step import TrainStep, compress_gradients
 
 _LOG = logging.getLogger("train")
 _COMPILED = "compiled.bin"

@@ -20,8 +20,8 @@ from trainer.config.schema import TrainConfig
 from trainer.data.batch import Batch
 from trainer.launching.distributed import World, gather, largest, summed
 from trainer.model.global_batch import Part, parts
-from trainer.optim import gradient_norm, learning_rate, set_learning_rate
-from trainer.state import TrainState
+from trainer.training.optim import gradient_norm, learning_rate, set_learning_rate
+from trainer.training.state import TrainState
 
 _PendingCopy = tuple[Tensor, torch.cuda.Event | None]
 """Values on the host, and the event that marks the copy as complete."""

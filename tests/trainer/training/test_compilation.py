@@ -8,11 +8,11 @@ import torch.distributed as dist
 from torch._dynamo.backends.distributed import SubmodCompiler
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.compilation import compile_detector, load_compiled, save_compiled
 from trainer.launching.distributed import SINGLE, World
 from trainer.model import fused_functions
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
+from trainer.training.compilation import compile_detector, load_compiled, save_compiled
 
 NARROW = RetinaNetOptions(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
 

@@ -7,13 +7,13 @@ import torch
 from finished_runs import assert_same_weights, final_weights, losses, stop_after
 from torch import nn
 
-from trainer import batch_fitting
 from trainer.base.errors import Interrupted, TrainingError
-from trainer.batch_fitting import Trial, fitting_batch, largest_fitting, pass_sizes
 from trainer.launching.distributed import SINGLE
-from trainer.loop import train
 from trainer.model.architectures.retinanet.retinanet import RetinaNet
-from trainer.state import TrainState
+from trainer.training import batch_fitting
+from trainer.training.batch_fitting import Trial, fitting_batch, largest_fitting, pass_sizes
+from trainer.training.loop import train
+from trainer.training.state import TrainState
 
 
 @pytest.mark.parametrize("boundary", range(14))

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.base.errors import ConfigError
 from trainer.launching.distributed import SINGLE
-from trainer.step import StepGuard, compress_gradients
+from trainer.training.step import StepGuard, compress_gradients
 
 
 def optimizers(parameter):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.loop import train_longer
+from trainer.training.loop import train_longer
 
 
 def rows(*scores):

@@ -16,7 +16,7 @@ from trainer.config.schema import Config
 from trainer.launching.distributed import World, gather, on_one_node
 from trainer.model.architecture import Architecture, build, has_running_statistics
 from trainer.model.pretrained import DATA_ROOT, load_in_every_process
-from trainer.optim import MovingAverage, build_optimizer
+from trainer.training.optim import MovingAverage, build_optimizer
 
 _ENOUGH_FOR_STATISTICS = 4
 """Images of a process from which on BatchNorm can do without those of others, as a rule."""

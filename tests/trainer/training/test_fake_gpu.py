@@ -13,12 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from waiting import Counter
 
-from trainer import compilation, step
 from trainer.config.schema import TrainConfig
 from trainer.launching.distributed import World
 from trainer.model.architecture import build
 from trainer.model.architectures.retinanet.retinanet_options import RetinaNetOptions
-from trainer.optim import MovingAverage, build_optimizer, gradient_norm
+from trainer.training import compilation, step
+from trainer.training.optim import MovingAverage, build_optimizer, gradient_norm
 
 GPU = torch.device("cuda", 0)
 NARROW = RetinaNetOptions(backbone="resnet18", backbone_width=16, fpn_channels=32, head_depth=1)
@@ -76,7 +76,7 @@ def test_what_follows_the_gradients_stays_on_the_device(kind, monkeypatch):
     config = TrainConfig(optimizer=kind)
     optimizer = build_optimizer(detector, config)
     # A copy of tensors without memory would belong to another pretence.
-    monkeypatch.setattr("trainer.optim.copy.deepcopy", lambda model: build(NARROW, 5))
+    monkeypatch.setattr("trainer.training.optim.copy.deepcopy", lambda model: build(NARROW, 5))
     average = MovingAverage(detector, 0.9)
     parameters = list(detector.parameters())
     guard = step.StepGuard(optimizer, World(0, 1, GPU))

@@ -1,6 +1,6 @@
 """How fast this machine trains a detector: a few passes of made-up images, in processes of their own.
 
-`python -m trainer.machine_speed` reads {"config": its JSON, "classes": a number} and writes images a second.
+`python -m trainer.training.machine_speed` reads {"config": its JSON, "classes": a number} and writes images a second.
 """
 
 import dataclasses
@@ -14,11 +14,11 @@ from contextlib import suppress
 import torch
 
 from trainer.base.worker_pool import threads_of_process
-from trainer.batch_fitting import Trial, memory
 from trainer.config.schema import Config, parsing
 from trainer.launching.distributed import World
 from trainer.model import fused_functions
-from trainer.state import TrainState
+from trainer.training.batch_fitting import Trial, memory
+from trainer.training.state import TrainState
 
 SECONDS = 3.0
 """How long it measures, after a first pass."""
@@ -73,7 +73,7 @@ def measure(config: Config, classes: int, processes: int) -> float:
     threads = {"OMP_NUM_THREADS": str(threads_of_process(processes))}
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "trainer.machine_speed"],
+            [sys.executable, "-m", "trainer.training.machine_speed"],
             env={**threads, **os.environ, "LOCAL_RANK": str(rank)}, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )

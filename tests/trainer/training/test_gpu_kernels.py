@@ -17,7 +17,7 @@ from trainer.model.focal import BACKGROUND, IGNORED
 
 # A minute and a half of a processor, and on a busy machine many times that.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

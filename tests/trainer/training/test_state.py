@@ -8,8 +8,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.base.errors import ConfigError
 from trainer.launching.distributed import World
-from trainer.loop import train
-from trainer.state import TrainState, _check_sync_batchnorm
+from trainer.training.loop import train
+from trainer.training.state import TrainState, _check_sync_batchnorm
 
 
 def means(state):

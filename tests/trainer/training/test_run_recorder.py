@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from trainer import checkpoint, run_recorder
 from trainer.base.errors import StorageError
 from trainer.config.schema import parsing
 from trainer.evaluation.truth_and_predictions import Predictions
-from trainer.run_recorder import Recorder
 from trainer.trackers.training_log import TrainingLog, read_rows
+from trainer.training import checkpoint, run_recorder
+from trainer.training.run_recorder import Recorder
 
 TRUTH = {
     "images": [{"id": 1, "width": 50, "height": 50}],

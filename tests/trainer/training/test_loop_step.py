@@ -21,7 +21,7 @@ from trainer.base.errors import TrainingError
 def test_the_host_waits_for_nothing_in_a_step(overrides, shards, tiny, tmp_path, monkeypatch):
     """Data, network, losses, guard, clipping, optimiser and moving average."""
     # What the guard reads has been copied to the host by then.
-    monkeypatch.setattr("trainer.step._to_host", lambda values: (Arrived(values), None))
+    monkeypatch.setattr("trainer.training.step._to_host", lambda values: (Arrived(values), None))
     with steps_of(tiny(**overrides), shards, str(tmp_path)) as (run, step):
         step(), step()
         # Collating is the host's own work; it makes tensors of lists and floats.
@@ -87,7 +87,7 @@ def test_gradients_outlive_the_next_pass_of_cuda_graphs(passes, shards, tiny, tm
     gradients = []
     for name in ("plain", "graphs"):
         if name == "graphs":
-            monkeypatch.setattr("trainer.loop.compile_detector", Graphs())
+            monkeypatch.setattr("trainer.training.loop.compile_detector", Graphs())
         with steps_of(config, shards, str(tmp_path / name)) as (run, step):
             assert run.loader.passes == passes and run.holds_gradients == (name == "graphs" and passes > 1)
             step(), step()

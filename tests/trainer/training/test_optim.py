@@ -10,7 +10,13 @@ from torchvision.ops._utils import split_normalization_params
 from trainer.config.schema import TrainConfig
 from trainer.model.architecture import build, split_by_decay
 from trainer.model.recipes import load
-from trainer.optim import MovingAverage, build_optimizer, learning_rate, peak_learning_rate, set_learning_rate
+from trainer.training.optim import (
+    MovingAverage,
+    build_optimizer,
+    learning_rate,
+    peak_learning_rate,
+    set_learning_rate,
+)
 
 
 def test_warm_up_then_cosine():

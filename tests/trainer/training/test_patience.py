@@ -6,11 +6,11 @@ import logging
 import pytest
 from finished_runs import assert_same_weights, final_weights, losses, stop_after
 
-from trainer import run_recorder
 from trainer.base.errors import ConfigError, Interrupted
 from trainer.data.shard_index import ShardDataset
-from trainer.loop import train
 from trainer.trackers.training_log import read_rows
+from trainer.training import run_recorder
+from trainer.training.loop import train
 
 QUICK = {"train__epochs": 6, "train__batch_size": 8}
 """Three steps an epoch."""

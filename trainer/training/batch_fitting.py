@@ -21,8 +21,8 @@ from trainer.config.schema import Config
 from trainer.data.batch import Batch
 from trainer.launching.distributed import gather
 from trainer.model import fused_functions
-from trainer.state import TrainState
-from trainer.step import TrainStep
+from trainer.training.state import TrainState
+from trainer.training.step import TrainStep
 
 SHARE = 0.9
 """Of the memory that a pass may take: the allocator loses some between blocks of several sizes."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer import checkpoint, storage
+from trainer import storage
 from trainer.base.errors import DamagedError, MissingError
 from trainer.config.schema import Config
 from trainer.evaluation.coco_metrics import evaluate as evaluate_coco
@@ -20,6 +20,7 @@ from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.launching import job_status
 from trainer.launching.job_status_reporter import Reporter
 from trainer.trackers.training_log import TrainingLog
+from trainer.training import checkpoint
 
 CHECKPOINTS = "checkpoints"
 """Folder of a run's checkpoints, in its own."""

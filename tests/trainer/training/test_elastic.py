@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from trainer import checkpoint
 from trainer.config.parsing import to_json
 from trainer.data.shard_index import ShardDataset
+from trainer.training import checkpoint
 
 TRACED = '''#!{python}
 """Runs the trainer as torchrun asks, and writes down which images every step of a rank has read."""
 import json, os, sys, time
-from trainer import loop
+from trainer.training import loop
 from trainer.__main__ import main
-from trainer.step import TrainStep
+from trainer.training.step import TrainStep
 
 begin, train_step, begun = loop._Run.__init__, TrainStep.__call__, []
 

@@ -9,8 +9,8 @@ from steps import steps_of
 
 from trainer.base.errors import Interrupted
 from trainer.launching.distributed import World
-from trainer.loop import train
 from trainer.trackers.training_log import read_rows
+from trainer.training.loop import train
 
 STRONG = {
     "loader__sizes": [96, 128], "loader__mosaic": 0.5, "loader__mixup": 0.3, "loader__plain_epochs": 1,

@@ -9,13 +9,14 @@ from PIL import Image
 from served_model import served
 
 from pipelines import cli
-from trainer import checkpoint, storage
+from trainer import storage
 from trainer.base.errors import Interrupted
 from trainer.data.shard_index import ShardDataset
 from trainer.evaluate import evaluate
 from trainer.export import bundle
 from trainer.export.export import export
-from trainer.loop import train
+from trainer.training import checkpoint
+from trainer.training.loop import train
 
 
 def forget(tree):

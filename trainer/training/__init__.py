@@ -1,0 +1,1 @@
+"""Training: the loop, its step, state and checkpoints."""
