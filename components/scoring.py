@@ -6,10 +6,10 @@ from typing import Any
 
 from components import costs, lineage, notices, run_ids, usage
 from trainer import storage
-from trainer.baseline import SUMMARY
 from trainer.config.schema import Config, parsing
 from trainer.data.shard_index import data_root_of
-from trainer.evaluate import evaluate
+from trainer.evaluation.baseline import SUMMARY
+from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.gate import Evidence, decide, split_rules
 
 logger = logging.getLogger("gate")
@@ -45,7 +45,7 @@ def score(trained: dict[str, Any], rules: str, report: str, summary: str, verdic
 
     Raises:
         EvaluationError: a rule cannot be read or names a metric that is not there.
-        KubedetError: as `trainer.evaluate.evaluate` raises them.
+        KubedetError: as `trainer.evaluation.evaluate.evaluate` raises them.
     """
     data_root = data_root_of(trained["shards"])
     usage.keep(data_root, processes=1)

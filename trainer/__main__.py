@@ -161,7 +161,7 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from trainer.evaluate import evaluate
+    from trainer.evaluation.evaluate import evaluate
 
     _show(evaluate(options.checkpoint, options.shards, options.output, _config(options)))
 

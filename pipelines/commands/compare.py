@@ -39,7 +39,8 @@ def add(commands: Commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from trainer import scored_files, storage
+    from trainer import storage
+    from trainer.evaluation import scored_files
 
     if options.samples < 1:
         raise ConfigError(f"--samples must be 1 or more, not {options.samples}", fix="leave it out")

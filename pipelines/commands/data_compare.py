@@ -42,9 +42,9 @@ def add(verbs: Commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from trainer import data_comparison, storage
+    from trainer import storage
     from trainer.config.parsing import parse_overrides
-    from trainer.evaluation import gate
+    from trainer.evaluation import data_comparison, gate
     from trainer.model import recipes
 
     if options.images < 0 or options.samples < 1:

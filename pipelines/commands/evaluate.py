@@ -75,9 +75,9 @@ def add(commands: Commands) -> None:
 def _evaluate(options: argparse.Namespace) -> int:
     from trainer import storage
     from trainer.base import log
-    from trainer.baseline import SUMMARY
     from trainer.config.schema import parsing
-    from trainer.evaluate import evaluate
+    from trainer.evaluation.baseline import SUMMARY
+    from trainer.evaluation.evaluate import evaluate
     from trainer.evaluation.gate import check, split_rules
     from trainer.export import loading
 
@@ -102,9 +102,9 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _evaluate_files(options: argparse.Namespace, rules: list[str]) -> int:
-    from trainer import scored_files
     from trainer.base import log
     from trainer.config.schema import Config, parsing
+    from trainer.evaluation import scored_files
 
     _check_given(options, ("truth", "predictions"), ("model", "shards", "split", "nproc"))
     config = parsing.with_overrides(Config(), _overrides(options, rules), where="--set").evaluation

@@ -10,7 +10,7 @@ from finished_runs import assert_same_weights, final_weights, losses, stop_after
 
 from trainer.base.errors import Interrupted
 from trainer.config.schema import Config
-from trainer.evaluate import evaluate
+from trainer.evaluation.evaluate import evaluate
 from trainer.export.export import export
 from trainer.model.architecture import build
 from trainer.model.pretrained import load_pretrained

@@ -12,7 +12,7 @@ from pipelines import cli
 from trainer import storage
 from trainer.base.errors import Interrupted
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluate import evaluate
+from trainer.evaluation.evaluate import evaluate
 from trainer.export import bundle
 from trainer.export.export import export
 from trainer.training import checkpoint

@@ -20,7 +20,7 @@ from trainer.base.errors import (
     TrainingError,
 )
 from trainer.config.parsing import to_json
-from trainer.evaluate import evaluate
+from trainer.evaluation.evaluate import evaluate
 from trainer.model.architecture import build
 from trainer.trackers.training_log import TrainingLog, read_rows
 from trainer.training import checkpoint, run_recorder

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer import scored_files, storage
+from trainer import storage
 from trainer.base.errors import EvaluationError
 from trainer.config.schema import EvaluationConfig
+from trainer.evaluation import scored_files
 from trainer.evaluation.coco import evaluate_files
 from trainer.evaluation.metrics import METRICS
 from trainer.evaluation.truth_and_predictions import Predictions

@@ -6,11 +6,11 @@ from dataclasses import astuple, dataclass
 from importlib.metadata import version
 from typing import Any
 
-from trainer import baseline as baselines
 from trainer import storage
 from trainer.base.errors import EvaluationError
 from trainer.config.schema import EvaluationConfig
 from trainer.data.shard_index import ShardDataset
+from trainer.evaluation import baseline as baselines
 from trainer.evaluation import coco_metrics, engines, gate, scoring
 from trainer.evaluation.coco import read_detections, read_truth
 from trainer.evaluation.gate import Evidence, Verdict
@@ -45,7 +45,7 @@ def evaluate(
     truth_uri: str, detections_uri: str, output_uri: str, config: EvaluationConfig, *,
     rules: Sequence[str] = (), images_uri: str = "", clip: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Score a file of detections, and write what `trainer.evaluate` writes of a model.
+    """Score a file of detections, and write what `trainer.evaluation.evaluate` writes of a model.
 
     Args:
         truth_uri: ground truth in COCO's form.
@@ -59,7 +59,7 @@ def evaluate(
         clip: clip boxes that leave their image, the baseline's too, instead of refusing the file.
 
     Returns:
-        The content of metrics.json: as of `trainer.evaluate`, with `truth` in place of `shards`; its
+        The content of metrics.json: as of `trainer.evaluation.evaluate`, with `truth` in place of `shards`; its
         fingerprint is the sha256 of the ground truth, its split that file's name.
 
     Raises:

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer import scored_files, storage
+from trainer import storage
 from trainer.base.errors import EvaluationError, StorageError
 from trainer.config.parsing import to_json
 from trainer.data.shard_index import ShardDataset
-from trainer.evaluate import evaluate
-from trainer.evaluation import coco_metrics, openimages_metric, scoring
+from trainer.evaluation import coco_metrics, openimages_metric, scored_files, scoring
+from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.inference import predict_split
 from trainer.evaluation.truth_and_predictions import Predictions, Truth
 from trainer.export.export import export
@@ -54,7 +54,7 @@ def test_what_was_found_in_the_same_images_is_not_looked_for_again(
         calls.append(given)
         return real(*given, **named)
 
-    monkeypatch.setattr("trainer.evaluate.predict_split", counted)
+    monkeypatch.setattr("trainer.evaluation.evaluate.predict_split", counted)
     first = evaluate(uri, shards, output, config)
     again = evaluate(uri, shards, output, config, rules=["coco/AP >= 0.99"])
     assert len(calls) == 1 and again["metrics"] == first["metrics"]
@@ -73,7 +73,7 @@ KILLED_IN_EXPORT = """
 import os, signal, sys
 from pathlib import Path
 from trainer.config.schema import parsing
-from trainer.evaluate import evaluate
+from trainer.evaluation.evaluate import evaluate
 from trainer.export import export
 
 checkpoint, shards, folder, settings = sys.argv[1:]
@@ -97,7 +97,7 @@ def test_a_run_that_was_killed_in_the_export_does_not_evaluate_again(
     folder, scored = tmp_path / "evaluation", []
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     real = scoring.score
-    monkeypatch.setattr("trainer.evaluate.scoring.score", lambda *a: scored.append(1) or real(*a))
+    monkeypatch.setattr("trainer.evaluation.evaluate.scoring.score", lambda *a: scored.append(1) or real(*a))
     uri, output = str(tmp_path / "train" / "best.pt"), str(folder)
     first = storage.read_json(str(folder / "metrics.json"))
     assert evaluate(uri, shards, output, config) == first and not scored
@@ -124,7 +124,7 @@ def test_the_report_is_told_what_belongs_to_the_model_and_its_data(
 ):
     reports = []
     monkeypatch.setattr("trainer.report.evaluation_page.write_report", lambda data, *_: reports.append(data))
-    monkeypatch.setattr("trainer.evaluate._keep", lambda *_: None)
+    monkeypatch.setattr("trainer.evaluation.evaluate._keep", lambda *_: None)
     uri, rows = saved(), [{"kind": "train", "step": 3, "loss": 0.5, "lr": 0.1}]
     (Path(uri).parent / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     summary = evaluate(uri, shards, str(tmp_path / "e"), config, rules=["coco/AP >= 0.99"])
@@ -233,7 +233,7 @@ def test_the_order_of_classes_in_the_shards_counts_for_open_images(
     write_truth(path, annotations)
     truth = Truth.from_coco(annotations)
     exact = Predictions(truth.image_ids, truth.labels, truth.boxes, np.ones(len(truth.labels)))
-    monkeypatch.setattr("trainer.evaluate.predict_split", lambda *given, **named: exact)
+    monkeypatch.setattr("trainer.evaluation.evaluate.predict_split", lambda *given, **named: exact)
     plain = evaluate(saved(), shards, str(tmp_path / "plain"), config)["metrics"]
     ordered = evaluate(saved(), str(copy), str(tmp_path / "ordered"), config)["metrics"]
     expected = openimages_metric.evaluate(truth, exact, ancestors={1: [0], 2: [0]}).average

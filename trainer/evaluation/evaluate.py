@@ -8,18 +8,18 @@ from dataclasses import asdict, astuple, replace
 from importlib.metadata import version
 from typing import Any
 
-from trainer import baseline as baselines
 from trainer import storage
 from trainer.base.errors import DamagedError, EvaluationError, MissingError
-from trainer.baseline import Baseline
 from trainer.config.parsing import to_json
 from trainer.config.schema import Config
 from trainer.data import seen
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset, data_root_of
-from trainer.data_comparison import compare_data
-from trainer.data_comparison import write as write_drift
+from trainer.evaluation import baseline as baselines
 from trainer.evaluation import coco_metrics, engines, gate, scoring
+from trainer.evaluation.baseline import Baseline
+from trainer.evaluation.data_comparison import compare_data
+from trainer.evaluation.data_comparison import write as write_drift
 from trainer.evaluation.gate import Evidence, Verdict
 from trainer.evaluation.inference import ScoredModel, predict_split
 from trainer.evaluation.input_checks import class_difference

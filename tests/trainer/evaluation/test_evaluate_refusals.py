@@ -10,8 +10,8 @@ import pytest
 
 from trainer import storage
 from trainer.base.errors import EvaluationError, StorageError
-from trainer.evaluate import evaluate
 from trainer.evaluation import engines
+from trainer.evaluation.evaluate import evaluate
 
 
 def test_other_classes_are_refused_by_name(saved, shards, config, tmp_path):
@@ -29,7 +29,9 @@ def test_a_rule_that_cannot_be_read_is_refused_before_any_work(shards, config, t
 @pytest.fixture
 def no_prediction(monkeypatch):
     """Fails where anything is predicted."""
-    monkeypatch.setattr("trainer.evaluate.predict_split", lambda *_, **__: pytest.fail("predicted"))
+    monkeypatch.setattr(
+        "trainer.evaluation.evaluate.predict_split", lambda *_, **__: pytest.fail("predicted")
+    )
 
 
 @pytest.mark.usefixtures("no_prediction")

@@ -9,7 +9,7 @@ from PIL import Image
 
 from trainer import storage
 from trainer.base.errors import DataError
-from trainer.data_comparison import compare_data, write
+from trainer.evaluation.data_comparison import compare_data, write
 from trainer.evaluation.metrics import DRIFT
 
 ANNOTATED = set(DRIFT) - {"drift/features"}

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from trainer import baseline
 from trainer.base.errors import EvaluationError
+from trainer.evaluation import baseline
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.model import recipes
 
