@@ -16,8 +16,9 @@ import torch
 
 from benchmarks.common import arguments, interleaved, report
 from trainer import storage
+from trainer.config import parsing
 from trainer.config.parsing import with_overrides
-from trainer.config.schema import Config, parsing
+from trainer.config.schema import Config
 from trainer.launching.distributed import World
 from trainer.model import recipes
 from trainer.trackers.training_log import TrainingLog

@@ -8,7 +8,7 @@ from components.scoring import NOT_THERE
 from components.signing_secret import SIGNING, mounted_key
 from trainer import storage
 from trainer.base.errors import KubedetError
-from trainer.config.schema import parsing
+from trainer.config import parsing
 from trainer.evaluation.baseline import SUMMARY
 from trainer.export import published_models
 from trainer.export.export import export

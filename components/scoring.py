@@ -6,7 +6,8 @@ from typing import Any
 
 from components import costs, lineage, notices, run_ids, usage
 from trainer import storage
-from trainer.config.schema import Config, parsing
+from trainer.config import parsing
+from trainer.config.schema import Config
 from trainer.data.shard_index import data_root_of
 from trainer.evaluation.baseline import SUMMARY
 from trainer.evaluation.evaluate import evaluate

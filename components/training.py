@@ -20,8 +20,9 @@ from components.launchers.spec import JobSpec, with_heartbeat
 from components.warm_start import overrides_from as from_champion
 from trainer import storage
 from trainer.base.errors import ConfigError, LaunchError
+from trainer.config import parsing
 from trainer.config.parsing import with_overrides
-from trainer.config.schema import Config, parsing
+from trainer.config.schema import Config
 from trainer.data.sample_order import global_batch
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import data_root_of

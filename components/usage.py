@@ -1,7 +1,7 @@
 """What the steps of a run use: metered in each step's process, kept below the data root, read again.
 
     <data_root>/usage/<run id>/<step>-<began>-<rank>-<id>.json     a record of each try of a step, each node
-                                                                   of a training (trainer/launching/usage/record.py)
+                                                                   of a training
 
 A step that is tried again, or was killed, has a record of each try. The clean-up has none: it reads and
 writes no store.

@@ -19,7 +19,8 @@ from typing import Any
 
 from trainer.base import log, parent_watch
 from trainer.base.errors import EXIT_FAILURE, EXIT_RETRY, KubedetError, StorageError
-from trainer.config.schema import Config, parsing
+from trainer.config import parsing
+from trainer.config.schema import Config
 from trainer.model import recipes
 
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"

@@ -21,7 +21,7 @@ from components.tuning.study import COMPLETE, FAILED, PRUNED, Search, Study, Tri
 from trainer import storage
 from trainer.base.errors import EXIT_RETRY, Interrupted, TrainingError
 from trainer.base.worker_pool import threads_of_process
-from trainer.config.schema import parsing
+from trainer.config import parsing
 from trainer.data.shard_index import data_root_of
 from trainer.launching.stop_signals import stop_request
 from trainer.model import recipes

@@ -43,6 +43,7 @@ DOCUMENTS = {
 PACKAGES = {
     "trainer": "What runs in a training pod",
     "components": "Steps and launchers",
+    "operations": "Operation over months",
     "pipelines": "Pipeline and command line",
 }
 _FOUND_FIRST = "---\nsearch:\n  boost: 4\n---\n\n"

@@ -246,7 +246,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _training_sheet(options: argparse.Namespace) -> "tuple[Image, list[Picture], str]":
     """What a training sees; another --seed is another seed of the training."""
-    from trainer.config.schema import parsing
+    from trainer.config import parsing
     from trainer.data.preview import training_sheet
     from trainer.model import recipes
 

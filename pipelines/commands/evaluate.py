@@ -75,7 +75,7 @@ def add(commands: Commands) -> None:
 def _evaluate(options: argparse.Namespace) -> int:
     from trainer import storage
     from trainer.base import log
-    from trainer.config.schema import parsing
+    from trainer.config import parsing
     from trainer.evaluation.baseline import SUMMARY
     from trainer.evaluation.evaluate import evaluate
     from trainer.evaluation.gate import check, split_rules
@@ -103,7 +103,8 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 def _evaluate_files(options: argparse.Namespace, rules: list[str]) -> int:
     from trainer.base import log
-    from trainer.config.schema import Config, parsing
+    from trainer.config import parsing
+    from trainer.config.schema import Config
     from trainer.evaluation import scored_files
 
     _check_given(options, ("truth", "predictions"), ("model", "shards", "split", "nproc"))

@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 from pipelines.commands import Commands
 from pipelines.commands.field_help import Kinds, describe
-from trainer.config.schema import Config, ModelConfig, architectures, parsing
+from trainer.config import architectures, parsing
+from trainer.config.schema import Config, ModelConfig
 from trainer.model import recipes
 
 

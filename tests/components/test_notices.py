@@ -14,7 +14,7 @@ from pipelines import run
 from pipelines.options import Options
 from trainer.base import log
 from trainer.base.errors import StorageError
-from trainer.config.schema import parsing
+from trainer.config import parsing
 from trainer.model import recipes
 
 METRICS = {"coco/AP": 0.29, "coco/AP50": 0.5}

@@ -12,7 +12,7 @@ from components import lineage, notices, occasion, preparation, training
 from components.jobs import Request
 from components.warm_start import overrides_from
 from trainer.base.errors import ConfigError
-from trainer.config.schema import parsing
+from trainer.config import parsing
 from trainer.data import forgotten
 from trainer.export import bundle, published_models
 from trainer.model import recipes

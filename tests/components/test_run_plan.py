@@ -11,7 +11,7 @@ from components.run_plan import Images, choose, planned
 from components.training import prepare
 from trainer import storage
 from trainer.base.errors import DamagedError
-from trainer.config.schema import parsing
+from trainer.config import parsing
 from trainer.model import recipes
 from trainer.training.machine_speed import images_per_second, measure
 

@@ -9,7 +9,7 @@ from components import run_ids, scoring
 from components.scoring import judge, score
 from trainer import storage
 from trainer.base.errors import EvaluationError
-from trainer.config.schema import parsing
+from trainer.config import parsing
 from trainer.launching.usage.record import Record
 from trainer.model import recipes
 

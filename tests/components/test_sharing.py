@@ -19,7 +19,7 @@ from components import data_versions, preparation, run_ids, sharing, steps, supe
 from components.jobs import Request
 from trainer import storage
 from trainer.base.errors import ConfigError, DataError, StorageError
-from trainer.config.schema import architectures
+from trainer.config import architectures
 from trainer.data import download, shards
 from trainer.model import recipes
 from trainer.model.architecture import build

@@ -13,7 +13,7 @@ from components.jobs import Request
 from components.starting_weights import chosen, secure
 from trainer import storage
 from trainer.base.errors import CheckpointError, StorageError
-from trainer.config.schema import parsing
+from trainer.config import parsing
 from trainer.model import recipes
 from trainer.model.architecture import build
 from trainer.weights import weights_mirror

@@ -10,7 +10,7 @@ from components.jobs import Request
 from components.training import folder_of, prepare, result
 from trainer import __main__
 from trainer.base.errors import ConfigError, DamagedError, DataError, EvaluationError, LaunchError
-from trainer.config.schema import parsing
+from trainer.config import parsing
 from trainer.export import published_models
 
 RUN = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"

@@ -98,7 +98,7 @@ def test_every_module_has_a_page_of_its_docstrings(site):
                 assert (site / "api" / place).exists(), place
     text = (site / "api/trainer/storage/uris.html").read_text()
     assert "trainer.storage.uris" in text
-    config = (site / "api/trainer/config.html").read_text()
+    config = (site / "api/trainer/config/schema.html").read_text()
     assert "Share of the training images held out where the source has no validation split." in config
     assert "Raises:" in re.sub("<[^>]+>", "", (site / "api/pipelines/compile.html").read_text())
 
@@ -130,7 +130,7 @@ def test_a_browser_shows_it_and_asks_nobody_else(address, dark):
 
 @browser.needed
 @pytest.mark.parametrize(
-    ("words", "place"), [("kueue", "/docs/operations.html"), ("val_fraction", "/api/trainer/config.html")]
+    ("words", "place"), [("kueue", "/docs/operations.html"), ("val_fraction", "/api/trainer/config/schema.html")]
 )
 def test_the_search_finds_documents_and_docstrings(address, words, place):
     with browser.page(f"{address}/index.html") as (page, heard):

@@ -15,7 +15,7 @@ from prepared_data import mounts
 
 from trainer import storage
 from trainer.base.errors import CheckpointError, Interrupted, KubedetError, StorageError
-from trainer.config.schema import parsing
+from trainer.config import parsing
 from trainer.trackers.training_log import read_rows
 from trainer.training import checkpoint
 from trainer.training.loop import train
@@ -220,7 +220,7 @@ KILLED = """
 import os, random, signal, sys
 import torch
 torch.set_num_threads(1)
-from trainer.config.schema import parsing
+from trainer.config import parsing
 from trainer.training.loop import train
 
 config = parsing.read(sys.argv[1])

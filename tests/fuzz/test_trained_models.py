@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.base.errors import ConfigError
-from trainer.config.schema import parsing
+from trainer.config import parsing
 from trainer.model import recipes
 from trainer.training import checkpoint
 from trainer.weights.weight_files import WeightFiles

@@ -12,7 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from trainer import storage
 from trainer.base.bounded_text import Unbounded, json_value
 from trainer.base.errors import ConfigError
-from trainer.config.schema import Config, ModelConfig, architectures
+from trainer.config import architectures
+from trainer.config.schema import Config, ModelConfig
 from trainer.config.types import NO_WEIGHTS, URI_CHECK
 from trainer.storage import records
 from trainer.storage.uris import check_bucket

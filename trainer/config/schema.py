@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from trainer.config.schema import architectures
+from trainer.config import architectures
 from trainer.config.types import (
     STRICT,
     CocoMetric,

@@ -59,7 +59,7 @@ def evaluate(
         clip: clip boxes that leave their image, the baseline's too, instead of refusing the file.
 
     Returns:
-        The content of metrics.json: as of `trainer.evaluation.evaluate`, with `truth` in place of `shards`; its
+        The content of metrics.json: as of `evaluate`, with `truth` in place of `shards`; its
         fingerprint is the sha256 of the ground truth, its split that file's name.
 
     Raises:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainer import storage
 from trainer.base.errors import CheckpointError, EvaluationError, ExportError, KubedetError, first_line
-from trainer.config.schema import parsing
+from trainer.config import parsing
 from trainer.evaluation.inference import ScoredModel
 from trainer.evaluation.truth_and_predictions import EXAMPLES
 from trainer.export import bundle

@@ -1,7 +1,7 @@
 """What training, evaluation and export need of a detector, and nothing more.
 
-A detector is a subclass of `Architecture` with a line in `trainer/config/architectures.py`. Nobody else knows which
-it is: docs/architecture.md says how to add one.
+A detector is a subclass of `Architecture` with a line in `trainer/config/architectures.py`.
+No other module knows which one is in use. docs/architecture.md explains how to add one.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.base.errors import ExportError
-from trainer.config.schema import ModelConfig, TrainConfig, architectures
+from trainer.config import architectures
+from trainer.config.schema import ModelConfig, TrainConfig
 from trainer.model.deployment import Graph
 from trainer.model.postprocess import Detections
 

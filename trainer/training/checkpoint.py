@@ -25,7 +25,8 @@ from torch import Tensor
 from trainer import storage
 from trainer.base.errors import CheckpointError, DamagedError, KubedetError, StorageError
 from trainer.base.os_errors import explained
-from trainer.config.schema import Config, parsing
+from trainer.config import parsing
+from trainer.config.schema import Config
 from trainer.model.architecture import Architecture, build
 from trainer.storage.records import check_shape
 

@@ -15,7 +15,8 @@ from typing import Any
 from trainer import storage
 from trainer.base import log
 from trainer.base.errors import ConfigError, Interrupted
-from trainer.config.schema import Config, TrainConfig, parsing
+from trainer.config import parsing
+from trainer.config.schema import Config, TrainConfig
 from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import global_batch
 from trainer.data.sampling import check_verified, shared_weights

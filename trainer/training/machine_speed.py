@@ -1,6 +1,7 @@
 """How fast this machine trains a detector: a few passes of made-up images, in processes of their own.
 
-`python -m trainer.training.machine_speed` reads {"config": its JSON, "classes": a number} and writes images a second.
+`python -m trainer.training.machine_speed` reads {"config": its JSON, "classes": a number} and writes
+images per second.
 """
 
 import dataclasses
@@ -14,7 +15,8 @@ from contextlib import suppress
 import torch
 
 from trainer.base.worker_pool import threads_of_process
-from trainer.config.schema import Config, parsing
+from trainer.config import parsing
+from trainer.config.schema import Config
 from trainer.launching.distributed import World
 from trainer.model import fused_functions
 from trainer.training.batch_fitting import Trial, memory

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from trainer import storage
-from trainer.config.schema import parsing
+from trainer.config import parsing
 from trainer.data.shard_index import ShardDataset
 from trainer.model.architecture import build
 from trainer.training import checkpoint

@@ -197,7 +197,8 @@ def test_a_changed_source_fetches_only_what_is_new(make_coco, make_jpeg, tmp_pat
 @pytest.mark.slow
 def test_a_killed_download_goes_on_where_it_was(tmp_path):
     code = (
-        "import sys; from trainer.data.download import download; from trainer.config.schema import DataConfig\n"
+        "import sys; from trainer.data.download import download\n"
+        "from trainer.config.schema import DataConfig\n"
         "download('sample:images=120,size=160', sys.argv[1], DataConfig(processes=2))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.DEVNULL)

@@ -224,7 +224,8 @@ def test_a_killed_download_by_url_goes_on_where_it_was(image_server, make_jpeg, 
     server, _ = image_server
     (tmp_path / "x.json").write_text(json.dumps(form_of_urls(server, range(1, 91))))
     code = (
-        "import sys; from trainer.data.download import download; from trainer.config.schema import DataConfig\n"
+        "import sys; from trainer.data.download import download\n"
+        "from trainer.config.schema import DataConfig\n"
         "download(sys.argv[1], sys.argv[2], DataConfig(threads=2, allow_hosts=['127.0.0.1']))\n"
     )
     data = tmp_path / "data"

@@ -195,7 +195,8 @@ def test_killed_at_random_points_the_result_is_the_same(
 
 def start_sharding(raw: dict, root: Path) -> subprocess.Popen[bytes]:
     code = (
-        "import json, sys; from trainer.data.shards import shard; from trainer.config.schema import DataConfig\n"
+        "import json, sys; from trainer.data.shards import shard\n"
+        "from trainer.config.schema import DataConfig\n"
         "shard(json.loads(sys.argv[1]), sys.argv[2], DataConfig(processes=2, shard_bytes=20000))\n"
     )
     command = [sys.executable, "-c", code, json.dumps(raw), str(root)]

@@ -72,7 +72,7 @@ def test_what_was_found_in_the_same_images_is_not_looked_for_again(
 KILLED_IN_EXPORT = """
 import os, signal, sys
 from pathlib import Path
-from trainer.config.schema import parsing
+from trainer.config import parsing
 from trainer.evaluation.evaluate import evaluate
 from trainer.export import export
 

@@ -9,9 +9,9 @@ from life import live
 from toy_detector import ToyOptions
 
 from trainer.base.errors import CheckpointError, ConfigError, ExportError
+from trainer.config import architectures
 from trainer.config.architectures import Entry
 from trainer.config.parsing import from_json, with_overrides
-from trainer.config.schema import architectures
 from trainer.model import recipes
 from trainer.model.architecture import Architecture, build, has_running_statistics
 from trainer.trackers.training_log import read_rows

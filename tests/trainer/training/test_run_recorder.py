@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trainer.base.errors import StorageError
-from trainer.config.schema import parsing
+from trainer.config import parsing
 from trainer.evaluation.truth_and_predictions import Predictions
 from trainer.trackers.training_log import TrainingLog, read_rows
 from trainer.training import checkpoint, run_recorder

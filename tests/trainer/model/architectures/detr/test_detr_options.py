@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from trainer.base.errors import ConfigError
-from trainer.config.schema import architectures
+from trainer.config import architectures
 from trainer.model import recipes
 from trainer.training.optim import learning_rate
 
