@@ -66,7 +66,11 @@ def _check_versions(extras: list[str]) -> None:
 def modules_for(extras: list[str]) -> list[str]:
     """Names of our modules that these extras, and what is always installed, are enough for."""
     absent = [name for name, extra in _EXTRA.items() if extra not in extras]
-    return [name for package in ("trainer", "components", "pipelines") for name in _modules(package, absent)]
+    return [
+        name
+        for package in ("trainer", "components", "operations", "pipelines")
+        for name in _modules(package, absent)
+    ]
 
 
 def _modules(package: str, absent: list[str]) -> list[str]:

@@ -18,6 +18,7 @@ COPY pyproject.toml README.md LICENSE /src/
 COPY deploy /src/deploy
 COPY trainer /src/trainer
 COPY components /src/components
+COPY operations /src/operations
 COPY pipelines /src/pipelines
 RUN --mount=type=secret,id=pipconf --mount=type=secret,id=ca \
     --mount=type=bind,from=plan,source=/plan/build.txt,target=/plan/build.txt \

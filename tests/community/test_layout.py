@@ -34,7 +34,7 @@ from kfp import compiler
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("components", "pipelines", "trainer", "community"):
+        if name.split(".")[0] in ("components", "operations", "pipelines", "trainer", "community"):
             raise ImportError(f"{name} is not there")
 
 sys.meta_path.insert(0, Refuse())

@@ -90,7 +90,7 @@ def test_code_tables_and_lists_are_what_the_repositorys_readers_see(pages, site,
 
 
 def test_every_module_has_a_page_of_its_docstrings(site):
-    for package in ("trainer", "components", "pipelines"):
+    for package in ("trainer", "components", "operations", "pipelines"):
         for path in (ROOT / package).rglob("*.py"):
             if path.stem != "__main__":
                 place = path.relative_to(ROOT).with_suffix(".html")
@@ -130,7 +130,8 @@ def test_a_browser_shows_it_and_asks_nobody_else(address, dark):
 
 @browser.needed
 @pytest.mark.parametrize(
-    ("words", "place"), [("kueue", "/docs/operations.html"), ("val_fraction", "/api/trainer/config/schema.html")]
+    ("words", "place"),
+    [("kueue", "/docs/operations.html"), ("val_fraction", "/api/trainer/config/schema.html")],
 )
 def test_the_search_finds_documents_and_docstrings(address, words, place):
     with browser.page(f"{address}/index.html") as (page, heard):
