@@ -14,7 +14,7 @@ from trainer.model import recipes
 from trainer.training.state import TrainState
 from trainer.training.step import TrainStep
 
-PHOTOGRAPHS = recipes.finetune().loader
+PHOTOGRAPHS = recipes.load("finetune").loader
 """The strongest augmentation that a recipe for photographs has: sizes, crops, flips, colours."""
 _PLANNED = 100_000
 """Steps of the training that those measured begin: all of them belong to its warm-up."""

@@ -116,7 +116,7 @@ ARCHITECTURES = ("trainer", "model", "architectures")
 def reached_into(root):
     """Imports by name of an architecture's network by a file of trainer outside of its own file or folder.
 
-    Options may be imported: recipes are made of them.
+    Options and recipes may be imported: they import no network.
     """
     for path in sorted(root.rglob("*.py")):
         own = ("trainer", *path.relative_to(root).with_suffix("").parts)
@@ -130,7 +130,7 @@ def reached_into(root):
             for name in names:
                 parts = tuple(name.split("."))
                 inside = parts[:3] == ARCHITECTURES and len(parts) > 3
-                options = any(part.endswith("_options") for part in parts)
+                options = any(part.endswith(("_options", "_recipes")) for part in parts)
                 if inside and not options and own[:4] != parts[:4]:
                     yield f"{path.relative_to(root)}: {name}"
 
@@ -143,9 +143,7 @@ def test_reaching_into_an_architecture_is_seen(tmp_path):
     (tmp_path / "model" / "architectures" / "fcos").mkdir(parents=True)
     within = tmp_path / "model" / "architectures" / "fcos" / "fcos_graph.py"
     within.write_text("from trainer.model.architectures.fcos.fcos import Fcos")
-    (tmp_path / "recipes.py").write_text(
-        "from trainer.model.architectures.fcos.fcos_options import FcosOptions"
-    )
+    (tmp_path / "recipes.py").write_text("from trainer.model.architectures.fcos import fcos_recipes")
     assert not list(reached_into(tmp_path))
     (tmp_path / "optim.py").write_text("def f():\n    from trainer.model.architectures import fcos")
     within.write_text("import trainer.model.architectures.retinanet.retinanet")

@@ -44,8 +44,6 @@ def test_numbers_of_the_published_recipes():
     train = mlperf.train
     assert (train.optimizer, train.lr, train.weight_decay, train.global_batch) == ("adam", 1e-4, 0, 256)
     assert (train.warmup_epochs, train.schedule, train.milestones) == (1, "multistep", [])
-    for recipe in (recipes.coco_r50, recipes.mlperf):
-        assert "https://github.com/" in recipe.__doc__ and "It was not run with this code." in recipe.__doc__
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
