@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-FOLDERS = ("deploy", "docs", "images", "tests/cluster", "tests/components/launchers/render/golden")
+FOLDERS = ("deploy", "docs", "images", "tests/cluster", "tests/components/launchers/golden")
 APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
 """sha256 of the licence's text as the Apache Software Foundation publishes it."""
 

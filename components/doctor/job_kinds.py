@@ -8,9 +8,8 @@ from typing import Any
 from components.launchers.cluster import job_objects
 from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.job_objects import Kinds
-from components.launchers.cluster.kinds import KINDS
+from components.launchers.cluster.kinds import KINDS, trainjob
 from components.launchers.cluster.kinds.kind import Kind
-from components.launchers.render import trainjob
 from trainer.base.errors import ConfigError
 from trainer.launching.doctor import Check
 

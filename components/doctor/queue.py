@@ -8,9 +8,9 @@ from typing import Any
 from components.launchers.cluster import job_objects, kueue
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError, Cluster
+from components.launchers.cluster.kinds import trainjob
 from components.launchers.cluster.kinds.kind import Body, Kind
-from components.launchers.render import trainjob
-from components.launchers.render.labels import LABEL_QUEUE
+from components.launchers.pod_template import LABEL_QUEUE
 from trainer.launching.doctor import Check
 
 _PATIENCE = 5.0

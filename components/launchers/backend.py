@@ -225,10 +225,6 @@ class Backend(Protocol):
         """Explain why the pods of a job do not run."""
         return []
 
-    def last_exit(self, name: str, pod: str) -> str:
-        """Return how the previous pod of the same rank ended; nothing if that is not known."""
-        return ""
-
 
 class Launcher(Protocol):
     """A way to run a training job."""

@@ -11,7 +11,7 @@ from types import FrameType
 from components.launchers.backend import Backend, JobStatus, Launcher, LogLine, Look, Phase, PodStatus, ignore
 from components.launchers.guarded_process import GuardedProcess
 from components.launchers.output import LAST_LINES, Hints, indented, own_message
-from components.launchers.render.process_environment import ALLOCATOR, ALLOCATORS, EXPANDABLE
+from components.launchers.pod_template import ALLOCATOR, ALLOCATORS, EXPANDABLE
 from components.launchers.spec import JobSpec
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, LaunchError
 from trainer.base.worker_pool import threads_of_process

@@ -22,10 +22,10 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
+from components.launchers import pod_template
 from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus
 from components.launchers.kubernetes_names import amount
-from components.launchers.render import process_environment
-from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
+from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
 from components.launchers.spec import JobSpec, Toleration
 from components.launchers.timings import Timings
 from trainer.base.errors import ConfigError, KubedetError, LaunchError
@@ -97,7 +97,7 @@ def _options(job: JobSpec, *, older: bool) -> list[tuple[str, str, list[Any]]]:
     resources, gpus = dict(job.resources), job.gpus
     if gpus and job.gpu_resource != "nvidia.com/gpu":
         resources, gpus = {job.gpu_resource: gpus} | resources, 0
-    env = {"PET_NPROC_PER_NODE": job.processes} | process_environment.variables(job)
+    env = {"PET_NPROC_PER_NODE": job.processes} | pod_template.process_variables(job)
     rdma = job.network.profile == "rdma" and "IPC_LOCK" not in job.capabilities
     large = amount(job.shared_memory) > 0 or None
     # ExitCode is the Training Operator's; OnFailure is the nearest policy of Run:ai.

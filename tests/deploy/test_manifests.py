@@ -11,8 +11,8 @@ import yaml
 
 from components import job_limits, object_store
 from components.doctor.cluster import PERMISSIONS
-from components.launchers.cluster.kinds import KINDS
-from components.launchers.render import labels, trainjob
+from components.launchers import pod_template
+from components.launchers.cluster.kinds import trainjob
 from components.launchers.spec import JobSpec
 
 VERSIONS = ("1.28", kubernetes_validate.latest_version())
@@ -83,14 +83,6 @@ def test_the_doctor_asks_for_what_is_granted():
 
 def test_the_shared_runtime_is_the_one_that_the_launcher_counts_on(the):
     assert the("TrainingRuntime", trainjob.SHARED) == trainjob.shared_runtime()
-
-
-def test_the_shared_runtime_says_nothing_that_the_api_server_would_drop(the):
-    job = trainjob.manifests(JobSpec(name="a", image="i", command=("true",)))
-    runtime = the("TrainingRuntime", trainjob.SHARED)
-    assert KINDS["trainjob"].problems([runtime, *job]) == []
-    wrong = runtime | {"spec": runtime["spec"] | {"mlPolicies": {}}}
-    assert KINDS["trainjob"].problems([wrong, *job])
 
 
 def test_no_finished_job_is_made_anew_by_the_shared_runtime(the):
@@ -219,5 +211,5 @@ def test_no_policy_lets_anybody_in_or_out_to_a_nodes_keys(the, name):
 
 def test_the_policy_of_jobs_chooses_their_pods(the):
     chosen = the("NetworkPolicy", "kubedet-jobs")["spec"]["podSelector"]["matchLabels"]
-    pods = labels.of_pods(JobSpec(command=("x",), labels={labels.LABEL_MANAGED: "somebody"}))
+    pods = pod_template.pod_labels(JobSpec(command=("x",), labels={pod_template.LABEL_MANAGED: "somebody"}))
     assert chosen.items() <= pods.items()

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from components.launchers import LAUNCHERS
-from components.launchers.render import trainjob
+from components.launchers.cluster.kinds import trainjob
 from components.launchers.spec import Elastic, JobSpec, Spread, from_fields
 from components.tuning import spaces
 from pipelines import cli

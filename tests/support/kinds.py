@@ -44,8 +44,8 @@ def check_nodes(kind, body):
         body: makes a job of it from fields of JobSpec.
     """
 
-    def told(job):
-        return kind.nodes(job), kind.needed(job), kind.elastic(job)
+    def counts(job):
+        return kind.nodes(job), kind.bounds(job)
 
-    assert told(body(nodes=3)) == (3, 3, False)
-    assert told(body(nodes=3, elastic=Elastic(min_nodes=2, max_nodes=4))) == (3, 2, True)
+    assert counts(body(nodes=3)) == (3, None)
+    assert counts(body(nodes=3, elastic=Elastic(min_nodes=2, max_nodes=4))) == (3, (2, 4))

@@ -30,10 +30,10 @@ from components.launchers.cluster import client, kueue, own_pod, pod_exec, pods,
 from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.job_objects import Kinds
 from components.launchers.cluster.kinds import KINDS
-from components.launchers.cluster.kinds.kind import Body, Kind
+from components.launchers.cluster.kinds.kind import Body, Kind, Standing
 from components.launchers.cluster.logs import MergedLogs, PodLog, Readings
 from components.launchers.cluster.submissions import Submissions
-from components.launchers.render.labels import LABEL_QUEUE, LABEL_SPEC
+from components.launchers.pod_template import LABEL_QUEUE, LABEL_SPEC
 from components.launchers.spec import JobSpec
 from components.launchers.timings import Timings
 
@@ -51,7 +51,8 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
     # A job of this name that was deleted a moment ago leaves pods of the same labels.
     own_pods = [pod for pod in job_pods if pods.rfc3339(pod.metadata.creation_timestamp) >= created]
     pod_statuses = pods.statuses(own_pods, lambda labels: kind.rank(job, labels), kind.attempt_label)
-    phase, reason, message = _phase(kind, job, pod_statuses)
+    nodes, bounds = kind.nodes(job), kind.bounds(job)
+    phase, reason, message = _phase(kind.standing(job), bounds[0] if bounds else nodes, pod_statuses)
     labels = meta.get("labels") or {}
     return JobStatus(
         name=meta["name"],
@@ -60,8 +61,8 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
         message=message,
         pods=pod_statuses,
         created=created,
-        nodes=kind.nodes(job),
-        elastic=kind.elastic(job),
+        nodes=nodes,
+        elastic=bounds is not None,
         uid=meta.get("uid") or "",
         spec=labels.get(LABEL_SPEC, ""),
         kind=kind.title,
@@ -106,12 +107,11 @@ def _counted(uids: list[str], pod: PodStatus) -> PodStatus:
     return replace(pod, restarts=pod.restarts + unknown)
 
 
-def _phase(kind: Kind, job: Body, pod_statuses: tuple[PodStatus, ...]) -> tuple[Phase, str, str]:
+def _phase(standing: Standing, needed: int, pod_statuses: tuple[PodStatus, ...]) -> tuple[Phase, str, str]:
     """Return phase, reason and message: the end by the job's conditions, the rest by the pods."""
-    standing = kind.standing(job)
     if standing.phase is not None:
         return standing.phase, standing.reason, standing.message
-    if sum(pod.counts for pod in pod_statuses) >= kind.needed(job):
+    if sum(pod.counts for pod in pod_statuses) >= needed:
         return Phase.RUNNING, "", ""
     if standing.restarting:
         return Phase.RESTARTING, standing.reason, standing.message
@@ -125,7 +125,7 @@ _WATCH_LAG = 1.0  # Seconds that the watch may be behind.
 class PodEndings:
     """A watch of a job's pods in a thread of its own; a context manager.
 
-    Where RBAC forbids watching nothing is remembered; the job's events remain as a source.
+    If RBAC forbids watching, nothing is remembered.
 
     Args:
         cluster: where the job is.
@@ -449,10 +449,6 @@ class ClusterBackend(Backend):
         if status.phase is Phase.SUSPENDED:
             return kueue.explain(self.cluster, status)
         return pods.explain(self.cluster, self.kinds.kind_of(status.name), status)
-
-    def last_exit(self, name: str, pod: str) -> str:
-        """Return how the previous pod of the same rank ended; nothing if that is not known."""
-        return pods.last_exit(self.cluster, self.kinds.kind_of(name), name, pod)
 
     def _status(self, name: str, kind: Kind, job: Body | None, patience: float | None) -> JobStatus:
         """Return a job's status from its pods."""

@@ -10,7 +10,7 @@ from typing import Any
 from components.launchers.cluster import pods
 from components.launchers.cluster.client import ApiError, Cluster, own_namespace
 from components.launchers.cluster.termination import has_ended
-from components.launchers.render.labels import LABEL_QUEUE
+from components.launchers.pod_template import LABEL_QUEUE
 
 logger = logging.getLogger(__name__)
 

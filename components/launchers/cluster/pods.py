@@ -7,7 +7,7 @@ from typing import Any
 from components.launchers.backend import Ending, JobStatus, PodStatus
 from components.launchers.cluster.client import ApiError, Cluster
 from components.launchers.cluster.kinds.kind import Kind
-from components.launchers.render.pod import MAIN
+from components.launchers.pod_template import MAIN
 
 Rank = Callable[[Mapping[str, str]], int]
 """Returns the rank of a pod's node, from 0, from the pod's labels."""
@@ -175,15 +175,6 @@ def events(cluster: Cluster, kind: str, name: str) -> list[str]:
         return [f"its events are not known: {error.message}"]
     lines = dict.fromkeys(_event(event) for event in core_events)  # Each once, in their order.
     return list(lines)[-_SHOWN:]
-
-
-def last_exit(cluster: Cluster, kind: Kind, job: str, pod: str) -> str:
-    """Return how the previous pod of the same rank ended, from the job's events; nothing if unknown."""
-    try:
-        core_events = _events(cluster, kind.title, job)
-    except ApiError:
-        return ""
-    return kind.last_exit((event.message or "" for event in core_events), pod)
 
 
 def _events(cluster: Cluster, kind: str, name: str) -> list[Any]:

@@ -13,7 +13,7 @@ from components.launchers.cluster.job_objects import Kinds
 from components.launchers.cluster.kinds.kind import Body, Kind
 from components.launchers.cluster.own_pod import OwnPod, ends_with_the_run, read_own_pod
 from components.launchers.cluster.termination import delete_with_run
-from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
+from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
 from components.launchers.spec import JobSpec
 from trainer.base.errors import ConfigError, LaunchError
 

@@ -490,7 +490,7 @@ class Watch:
         """Print once why a pod waits, how it ended, and that it was restarted."""
         if self._restarts.is_new(pod):
             end = self._restarts.end(pod)
-            why = str(end) if end else self._backend.last_exit(self._job.name, pod.name)
+            why = str(end or "")
             counted = f"{self._restarts.counted(pod)} of {self._job.backoff}"
             self._say(f"pod {pod.name}: started anew, {counted}{f' ({why})' if why else ''}")
         if pod.phase == "Failed" or pod.exit_code:

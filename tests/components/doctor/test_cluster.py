@@ -7,7 +7,7 @@ from fake_api import Fault
 
 from components.doctor.cluster import PERMISSIONS, Needs, check
 from components.launchers.cluster.client import connect
-from components.launchers.render import trainjob
+from components.launchers.cluster.kinds import trainjob
 from components.launchers.timings import Timings
 
 

@@ -5,7 +5,7 @@ from fake_kueue import give_kueue
 
 from components.doctor.queue import check
 from components.launchers.cluster.backend import ClusterBackend
-from components.launchers.render import trainjob
+from components.launchers.cluster.kinds import trainjob
 from components.launchers.spec import JobSpec
 from components.launchers.timings import Timings
 

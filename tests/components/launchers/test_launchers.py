@@ -8,12 +8,12 @@ import pytest
 from fake_pod import fine
 
 import components.launchers as launchers
+from components.launchers import pod_template
 from components.launchers.backend import Phase
 from components.launchers.cluster import watch
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kinds.kind import Kind, Standing
-from components.launchers.render import labels, pod
 from components.launchers.spec import JobSpec
 from trainer.base.errors import ConfigError
 
@@ -72,8 +72,8 @@ class ToyJob(Kind):
 
     def manifests(self, job, there):
         """Return the job alone."""
-        meta = {"name": job.name, "labels": labels.of_job(job)}
-        spec = {"pods": job.nodes, "template": pod.template(job, container="toy")}
+        meta = {"name": job.name, "labels": pod_template.job_labels(job)}
+        spec = {"pods": job.nodes, "template": pod_template.template(job, container="toy")}
         return [{"apiVersion": "toys.example/v1", "kind": "ToyJob", "metadata": meta, "spec": spec}]
 
     def problems(self, manifests):
@@ -96,26 +96,12 @@ class ToyJob(Kind):
         """Return its number of pods."""
         return job["spec"]["pods"]
 
-    needed = nodes
-
-    def elastic(self, job):
+    def bounds(self, job):
         """Have a fixed number."""
-        return False
 
     def standing(self, job):
         """Read the state."""
         return Standing({"good": Phase.SUCCEEDED, "bad": Phase.FAILED}.get(job.get("state")))
-
-    def progress(self, job):
-        """Know nothing."""
-
-    def event_objects(self, name):
-        """Name the job."""
-        return (("ToyJob", name),)
-
-    def last_exit(self, messages, pod):
-        """Know nothing."""
-        return ""
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from patience import until
 
 from components.launchers.backend import Phase
 from components.launchers.cluster import watch
-from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC
+from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC
 from components.launchers.runai import RunaiBackend
 from components.launchers.spec import from_fields
 from components.launchers.timings import Timings

@@ -1,6 +1,6 @@
 """Interface of a kind of training job; the rest of the launcher names no kind."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,8 +9,8 @@ from components.launchers.spec import JobSpec
 from trainer.launching.job_status import Progress
 
 Body = dict[str, Any]
-"""An object of the cluster, as it stands in YAML."""
-Look = Callable[[str, str], bool]
+"""An object of the cluster, as it is written in YAML."""
+Exists = Callable[[str, str], bool]
 """Whether the namespace has an object of kubedet's: by resource (of the kind's group) and name."""
 
 
@@ -25,11 +25,11 @@ class Standing:
     message: str = ""
     """A sentence on why."""
     restarting: bool = False
-    """Whether its controller says that pods are made anew."""
+    """Whether its controller says that it recreates pods."""
 
 
 class Kind(Protocol):
-    """One kind of training job."""
+    """One kind of training job. Methods with a body are defaults."""
 
     name: str
     """What users call it: pytorchjob."""
@@ -44,9 +44,9 @@ class Kind(Protocol):
     pod_label: str
     """Label of a pod that names its job."""
     attempt_label: str = ""
-    """Label of a pod that counts those before it in its place; empty where there is none."""
+    """Label of a pod that counts the pods before it in its place; empty if there is none."""
 
-    def manifests(self, job: JobSpec, exists: Look) -> list[Body]:
+    def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
         """Return what is created for a job: first what the job refers to, the job itself last.
 
         Args:
@@ -56,12 +56,12 @@ class Kind(Protocol):
         ...
 
     def problems(self, manifests: list[Body]) -> list[str]:
-        """Return what the API server would refuse of them, or drop silently."""
-        ...
+        """Return what the controller would refuse or overwrite, a line for each problem."""
+        return []
 
     def left_out(self, job: JobSpec) -> list[str]:
         """Return the fields of a job that this kind does not support."""
-        ...
+        return []
 
     def probe(self) -> Body:
         """Return a small job: sent as a dry run, it shows whether the controller answers."""
@@ -75,12 +75,8 @@ class Kind(Protocol):
         """Return how many pods a job asks for."""
         ...
 
-    def needed(self, job: Body) -> int:
-        """Return how many pods must run for the job to run."""
-        ...
-
-    def elastic(self, job: Body) -> bool:
-        """Whether nodes may come and go, and any of them be rank 0."""
+    def bounds(self, job: Body) -> tuple[int, int] | None:
+        """Return the fewest and most nodes of an elastic job; None if their number is fixed."""
         ...
 
     def standing(self, job: Body) -> Standing:
@@ -89,15 +85,11 @@ class Kind(Protocol):
 
     def progress(self, job: Body) -> Progress | None:
         """Return the training's progress, if the job's status reports it."""
-        ...
+        return None
 
     def event_objects(self, name: str) -> tuple[tuple[str, str], ...]:
         """Return the objects whose events concern a job: kind and name of each."""
-        ...
-
-    def last_exit(self, messages: Iterable[str], pod: str) -> str:
-        """Return how the previous pod of the same rank ended, from the job's events; or nothing."""
-        ...
+        return ((self.title, name),)
 
 
 def holding(job: Body) -> dict[str, Body]:
@@ -106,10 +98,11 @@ def holding(job: Body) -> dict[str, Body]:
     return {item["type"]: item for item in conditions if item.get("status") == "True"}
 
 
-def by_condition(conditions: Mapping[str, Body], phases: Mapping[str, Phase]) -> Standing | None:
+def by_condition(conditions: Mapping[str, Body], phases: Mapping[str, Phase | None]) -> Standing | None:
     """Return a job's state by the first of these condition types that is True."""
     for name, phase in phases.items():
-        if name in conditions:
-            condition = conditions[name]
-            return Standing(phase, condition.get("reason") or "", condition.get("message") or "")
+        if condition := conditions.get(name):
+            return Standing(
+                phase, condition.get("reason") or "", condition.get("message") or "", restarting=phase is None
+            )
     return None

@@ -1,20 +1,23 @@
-"""PyTorchJobs of the Training Operator, v1."""
+"""PyTorchJobs of the Training Operator (kubeflow.org/v1, release 1.9)."""
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
+from components.launchers import pod_template
 from components.launchers.backend import Phase
-from components.launchers.cluster.kinds.kind import Body, Kind, Look, Standing, by_condition, holding
-from components.launchers.render import check_pytorchjob, pytorchjob
+from components.launchers.cluster.kinds.kind import Body, Exists, Kind, Standing, by_condition, holding
 from components.launchers.spec import JobSpec
 
-_FINAL = {"Failed": Phase.FAILED, "Succeeded": Phase.SUCCEEDED, "Suspended": Phase.SUSPENDED}
+_PHASES = {
+    "Failed": Phase.FAILED, "Succeeded": Phase.SUCCEEDED, "Suspended": Phase.SUSPENDED, "Restarting": None,
+}  # fmt: skip
+"""Not Running: the operator sets that late, and for one running pod."""
 _TYPE = "training.kubeflow.org/replica-type"
 _INDEX = "training.kubeflow.org/replica-index"
 
 
 class PyTorchJob(Kind):
-    """A Master and Workers; of an elastic job Workers alone."""
+    """A Master and Workers, or for an elastic job Workers alone: the operator sets torchrun's variables."""
 
     name = "pytorchjob"
     title = "PyTorchJob"
@@ -22,72 +25,73 @@ class PyTorchJob(Kind):
     group, version, plural = "kubeflow.org", "v1", "pytorchjobs"
     pod_label = "training.kubeflow.org/job-name"
 
-    def manifests(self, job: JobSpec, exists: Look) -> list[Body]:
-        """Return the job alone."""
-        return [pytorchjob.manifest(job)]
+    def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
+        spec: dict[str, Any] = {
+            "nprocPerNode": str(job.processes),
+            "runPolicy": _run_policy(job),
+            "pytorchReplicaSpecs": _replicas(job),
+        }
+        if job.elastic:
+            spec["elasticPolicy"] = {
+                "minReplicas": job.elastic.min_nodes,
+                "maxReplicas": job.elastic.max_nodes,
+                "maxRestarts": job.elastic.max_restarts,
+                "rdzvBackend": "c10d",
+                "rdzvId": job.name,
+            }
+        return [self._body(pod_template.job_metadata(job), spec)]
 
-    def problems(self, manifests: list[Body]) -> list[str]:
-        """Check what the operator's webhook would refuse, and what the API server would prune."""
-        return check_pytorchjob.problems(manifests[-1])
-
-    def left_out(self, job: JobSpec) -> list[str]:
-        """Return none: it supports all fields."""
-        return []
-
-    def probe(self) -> Body:
-        """Return a job of one pod."""
-        container = {"name": "pytorch", "image": "none"}
-        replica = {"replicas": 1, "template": {"spec": {"containers": [container]}}}
+    def _body(self, metadata: Body, spec: Body) -> Body:
         return {
-            "apiVersion": pytorchjob.API_VERSION,
-            "kind": pytorchjob.KIND,
-            "metadata": {"generateName": "kubedet-probe-"},
-            "spec": {"pytorchReplicaSpecs": {"Master": replica}},
+            "apiVersion": f"{self.group}/{self.version}",
+            "kind": self.title,
+            "metadata": metadata,
+            "spec": spec,
         }
 
+    def probe(self) -> Body:
+        container = {"name": pod_template.CONTAINER, "image": "none"}
+        replica = {"replicas": 1, "template": {"spec": {"containers": [container]}}}
+        return self._body({"generateName": "kubedet-probe-"}, {"pytorchReplicaSpecs": {"Master": replica}})
+
     def rank(self, job: Body, labels: Mapping[str, str]) -> int:
-        """Count the master, where there is one, before the workers."""
-        return int(labels.get(_INDEX, 0)) + ("Master" in _replicas(job) and labels.get(_TYPE) == "worker")
+        has_master = "Master" in job["spec"]["pytorchReplicaSpecs"]
+        return int(labels.get(_INDEX, 0)) + (has_master and labels.get(_TYPE) == "worker")
 
     def nodes(self, job: Body) -> int:
-        """Add the replicas of both types."""
-        return sum(item.get("replicas", 1) for item in _replicas(job).values())
+        return sum(item.get("replicas", 1) for item in job["spec"]["pytorchReplicaSpecs"].values())
 
-    def needed(self, job: Body) -> int:
-        """Return all nodes, or the fewest of an elastic job."""
-        return (job["spec"].get("elasticPolicy") or {}).get("minReplicas") or self.nodes(job)
-
-    def elastic(self, job: Body) -> bool:
-        """Whether there is no master."""
-        return "Master" not in _replicas(job)
+    def bounds(self, job: Body) -> tuple[int, int] | None:
+        if "Master" in job["spec"]["pytorchReplicaSpecs"]:
+            return None
+        policy, nodes = job["spec"].get("elasticPolicy") or {}, self.nodes(job)
+        return policy.get("minReplicas") or nodes, policy.get("maxReplicas") or nodes
 
     def standing(self, job: Body) -> Standing:
-        """Read the conditions, except Running: the operator sets that late, and for one running pod."""
         conditions = holding(job)
-        if standing := by_condition(conditions, _FINAL):
-            return standing
-        if (job["spec"].get("runPolicy") or {}).get("suspend"):
+        suspended = (job["spec"].get("runPolicy") or {}).get("suspend")
+        if suspended and not conditions.keys() & {"Failed", "Succeeded", "Suspended"}:
             return Standing(Phase.SUSPENDED)
-        restarting = conditions.get("Restarting")
-        if restarting is None:
-            return Standing()
-        return Standing(
-            None, restarting.get("reason") or "", restarting.get("message") or "", restarting=True
-        )
-
-    def progress(self, job: Body) -> None:
-        """Return None: a PyTorchJob has no field for it."""
-
-    def event_objects(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Return the job itself."""
-        return ((self.title, name),)
-
-    def last_exit(self, messages: Iterable[str], pod: str) -> str:
-        """Read the operator's events: it deletes a pod that it replaces as soon as it has ended."""
-        matches = [re.search(r"exited with code [1-9]\d*", text) for text in messages if pod in text]
-        exits = [match.group() for match in matches if match]
-        return exits[-1] if exits else ""
+        return by_condition(conditions, _PHASES) or Standing()
 
 
-def _replicas(job: Body) -> dict[str, Body]:
-    return job["spec"].get("pytorchReplicaSpecs") or {}
+def _replicas(job: JobSpec) -> dict[str, Any]:
+    if job.elastic:
+        return {"Worker": _replica(job, job.nodes)}
+    workers = {"Worker": _replica(job, job.nodes - 1)} if job.nodes > 1 else {}
+    return {"Master": _replica(job, 1), **workers}
+
+
+def _replica(job: JobSpec, number: int) -> dict[str, Any]:
+    return {"replicas": number, "restartPolicy": job.restart_policy, "template": pod_template.template(job)}
+
+
+def _run_policy(job: JobSpec) -> dict[str, Any]:
+    policy: dict[str, Any] = {"cleanPodPolicy": job.clean_pods, "backoffLimit": job.backoff}
+    if job.ttl is not None:
+        policy["ttlSecondsAfterFinished"] = job.ttl
+    if job.deadline:
+        policy["activeDeadlineSeconds"] = job.deadline
+    if job.suspend or job.kueue_queue:
+        policy["suspend"] = True  # Kueue starts what it admits.
+    return policy

@@ -14,7 +14,7 @@ from components.launchers.backend import Phase
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.kinds import KINDS
-from components.launchers.render.labels import LABEL_MANAGED, LABEL_SPEC
+from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC
 from trainer.base.errors import ConfigError, LaunchError
 
 

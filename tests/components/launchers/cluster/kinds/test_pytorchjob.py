@@ -51,17 +51,7 @@ def test_where_it_stands(body, held, phase):
     assert KIND.standing(body(kueue_queue="q")).phase is Phase.SUSPENDED
 
 
-def test_the_operators_words_tell_how_a_pod_ended():
-    said = [
-        "Pod: default.train-master-0 exited with code 137",
-        "Pod: default.train-worker-0 exited with code 1",
-    ]
-    assert KIND.last_exit(said, "train-master-0") == "exited with code 137"
-    assert KIND.last_exit(said, "train-worker-7") == ""
-
-
 def test_it_is_made_alone_leaves_nothing_out_and_has_no_progress(job, body):
     spec = job(clean_pods="All", ttl=60)
     assert [item["kind"] for item in KIND.manifests(spec, lambda *_: True)] == ["PyTorchJob"]
     assert KIND.left_out(spec) == [] and KIND.progress(body()) is None
-    assert KIND.problems(KIND.manifests(spec, lambda *_: True)) == []

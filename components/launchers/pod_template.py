@@ -1,11 +1,106 @@
-"""The pod of a node: the same for every kind of job that starts containers."""
+"""The pod of a node: the same for every kind of job that starts containers.
+
+Source of the variables' names: NCCL's user guide, "Environment Variables"; torch.distributed for gloo's;
+PyTorch's "CUDA semantics", "Memory management", for the allocator's.
+"""
 
 import math
 from typing import Any
 
 from components.launchers import kubernetes_names
-from components.launchers.render import labels, process_environment
 from components.launchers.spec import JobSpec
+
+LABEL_SPEC = "kubedet/spec-hash"
+"""Hash of the specification: tells whether an existing job is the same."""
+
+LABEL_NAME = "app.kubernetes.io/instance"
+"""Name of the job, on each of its pods."""
+
+LABEL_MANAGED = "app.kubernetes.io/managed-by"
+"""Who created the object; those of others are never touched."""
+
+MANAGED_BY = "kubedet"
+"""The value of LABEL_MANAGED."""
+
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+"""Kueue's queue that admits a job."""
+
+RUNAI_SCHEDULER = "runai-scheduler"
+"""Scheduler that knows Run:ai's queues."""
+
+
+def pod_labels(job: JobSpec) -> dict[str, str]:
+    """Return the labels of every pod of a job."""
+    managed = {"app.kubernetes.io/name": "kubedet", LABEL_MANAGED: MANAGED_BY, LABEL_NAME: job.name}
+    # Istio looks at the label, older ones at the annotation: a sidecar breaks the rendezvous.
+    mesh = {"sidecar.istio.io/inject": "false"}
+    return mesh | ({"runai/queue": job.runai_queue} if job.runai_queue else {}) | dict(job.labels) | managed
+
+
+def job_labels(job: JobSpec) -> dict[str, str]:
+    """Return the labels of the job itself."""
+    queue = {LABEL_QUEUE: job.kueue_queue} if job.kueue_queue else {}
+    pods = {key: value for key, value in pod_labels(job).items() if key != "sidecar.istio.io/inject"}
+    return pods | queue | {LABEL_SPEC: job.fingerprint}
+
+
+def job_metadata(job: JobSpec) -> dict[str, Any]:
+    """Return the metadata of the job itself."""
+    namespace = {"namespace": job.namespace} if job.namespace else {}
+    return {"name": job.name, **namespace, "labels": job_labels(job)}
+
+
+ALLOCATOR = "PYTORCH_ALLOC_CONF"
+"""PyTorch's settings of a GPU's memory."""
+ALLOCATORS = frozenset((ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"))
+"""That variable and the older name of it, which wins."""
+EXPANDABLE = "expandable_segments:True"
+"""Expandable segments: batches of several sizes else fragment the memory."""
+
+
+def process_variables(job: JobSpec) -> dict[str, str]:
+    """Return the variables of every process: the profile's, the allocator's, and over them the job's own."""
+    network = job.network
+    values: dict[str, str] = {ALLOCATOR: _allocator(job), "NCCL_DEBUG": network.debug}
+    values |= {"NCCL_SOCKET_IFNAME": network.interface, "GLOO_SOCKET_IFNAME": network.interface}
+    if network.profile == "tcp":
+        values["NCCL_IB_DISABLE"] = "1"
+        values["NCCL_SOCKET_NTHREADS"] = str(network.socket_threads or "")
+        values["NCCL_NSOCKS_PERTHREAD"] = str(network.sockets_per_thread or "")
+    if network.profile == "rdma":
+        values["NCCL_IB_DISABLE"] = "0"
+        values["NCCL_IB_HCA"] = network.hca
+        values["NCCL_IB_GID_INDEX"] = str(network.gid_index) if network.gid_index >= 0 else ""
+    return {name: value for name, value in values.items() if value} | dict(job.env)
+
+
+def _allocator(job: JobSpec) -> str:
+    named = {*job.env, *(item.name for item in job.secret_env)}
+    nvidia = job.gpus > 0 and job.gpu_resource.startswith("nvidia.com/")
+    return EXPANDABLE if nvidia and not named & ALLOCATORS else ""
+
+
+PORT = 29400
+"""Port of torchrun's c10d rendezvous."""
+
+
+def rendezvous(job: JobSpec, first: str) -> dict[str, str]:
+    """Return torchrun's variables for nodes that meet by c10d.
+
+    Args:
+        job: the job.
+        first: name under which the others find the first node.
+    """
+    bounds = f"{job.elastic.min_nodes}:{job.elastic.max_nodes}" if job.elastic else str(job.nodes)
+    return {
+        "PET_NNODES": bounds,
+        "PET_NPROC_PER_NODE": str(job.processes),
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"{first}:{PORT}",
+        "PET_RDZV_ID": job.name,
+        "PET_MAX_RESTARTS": str(job.elastic.max_restarts if job.elastic else 0),
+    }
+
 
 CONTAINER = "pytorch"
 """The container's name: the Training Operator asks for this one."""
@@ -30,7 +125,7 @@ def template(
     """
     annotations = {"sidecar.istio.io/inject": "false", MAIN: container, **job.annotations}
     spec = {
-        "schedulerName": job.scheduler or (labels.RUNAI_SCHEDULER if job.runai_queue else ""),
+        "schedulerName": job.scheduler or (RUNAI_SCHEDULER if job.runai_queue else ""),
         "priorityClassName": job.priority_class,
         "serviceAccountName": job.service_account,
         # Training asks nothing of the cluster: no token that could be stolen, no list of services.
@@ -46,7 +141,7 @@ def template(
         "volumes": _volumes(job),
     }
     return {
-        "metadata": {"annotations": annotations, "labels": labels.of_pods(job)},
+        "metadata": {"annotations": annotations, "labels": pod_labels(job)},
         "spec": _without_empty(spec),
     }
 
@@ -54,7 +149,7 @@ def template(
 def _container(job: JobSpec, name: str, env: dict[str, str]) -> dict[str, Any]:
     # torchrun's own patience after SIGTERM is 30 s, whatever the pod is given to save its state.
     patience = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(math.ceil(job.grace_seconds) - 5, 1))}
-    plain = patience | process_environment.variables(job) | env
+    plain = patience | process_variables(job) | env
     secret = [
         {"name": item.name, "valueFrom": {"secretKeyRef": _without_empty(
             {"name": item.secret, "key": item.key, "optional": item.optional or None}
@@ -180,7 +275,7 @@ def _spread(item: Any, job: JobSpec) -> dict[str, Any]:
         "maxSkew": item.max_skew,
         "topologyKey": item.topology_key,
         "whenUnsatisfiable": "DoNotSchedule" if item.required else "ScheduleAnyway",
-        "labelSelector": {"matchLabels": {labels.LABEL_NAME: job.name}},
+        "labelSelector": {"matchLabels": {LABEL_NAME: job.name}},
     }
 
 

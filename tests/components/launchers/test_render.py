@@ -10,20 +10,15 @@ import jsonschema
 import pytest
 import yaml
 from job_specs import ODD, job
+from sdk_models import lost_fields
 
-from components.launchers.render import (
-    TARGETS,
-    check_pytorchjob,
-    indexed_job,
-    pytorchjob,
-    render,
-    trainjob,
-)
-from components.launchers.render.labels import LABEL_SPEC
+from components.launchers.cluster.kinds import KINDS, trainjob
+from components.launchers.pod_template import LABEL_SPEC
+from components.launchers.render import TARGETS, render
 from components.launchers.spec import JobSpec, from_fields
 from trainer.base.errors import ConfigError
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "deploy" / "examples" / "jobs").glob("*.yaml"))
 GOLDEN = Path(__file__).parent / "golden"
 CRD = Path(os.environ.get("KUBEDET_CRDS", ROOT.parent / "shared" / "crds")) / "kubeflow.org_pytorchjobs.yaml"
@@ -31,6 +26,11 @@ CRD = Path(os.environ.get("KUBEDET_CRDS", ROOT.parent / "shared" / "crds")) / "k
 
 def example(path: Path) -> JobSpec:
     return from_fields(yaml.safe_load(path.read_text()), where=path.name)
+
+
+def pytorchjob(spec: JobSpec) -> dict[str, Any]:
+    (manifest,) = KINDS["pytorchjob"].manifests(spec, lambda *_: False)
+    return manifest
 
 
 def test_the_examples_are_there() -> None:
@@ -72,45 +72,20 @@ def crd() -> Any:
 @pytest.mark.parametrize("name", [*ODD, *(path.stem for path in EXAMPLES)])
 def test_a_cluster_takes_it(name: str) -> None:
     spec = ODD.get(name) or example(next(path for path in EXAMPLES if path.stem == name))
-    manifest = pytorchjob.manifest(spec)
-    assert check_pytorchjob.problems(manifest) == []
+    manifest = pytorchjob(spec)
+    assert lost_fields(manifest) == []
     jsonschema.Draft202012Validator(crd()).validate(manifest)
 
 
 @pytest.mark.slow
 def test_the_schema_refuses_what_it_does_not_know() -> None:
-    manifest = pytorchjob.manifest(job())
+    manifest = pytorchjob(job())
     manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["gpus"] = 1
     with pytest.raises(jsonschema.ValidationError, match="gpus"):
         jsonschema.Draft202012Validator(crd()).validate(manifest)
-    assert check_pytorchjob.problems(manifest) == [
-        "spec.pytorchReplicaSpecs.Master.template.spec.containers[0].gpus: no such field"
+    assert lost_fields(manifest) == [
+        "spec.pytorchReplicaSpecs.Master.template.spec.containers[0].gpus: missing"
     ]
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda m: m.update(kind="TFJob"), "not kubeflow.org/v1 PyTorchJob"),
-        (lambda m: m["metadata"].update(name="Job"), "DNS-1035"),
-        (lambda m: m["spec"]["runPolicy"].update(cleanPodPolicy="running"), "cleanPodPolicy 'running'"),
-        (lambda m: master(m).update(restartPolicy="Exitcode"), "restartPolicy 'Exitcode'"),
-        (lambda m: master(m).update(replicas=2), "there is one master"),
-        (lambda m: master(m).pop("replicas"), "is None, there is one master"),
-        (lambda m: container(m).update(name="main"), "no container 'pytorch'"),
-        (lambda m: container(m).pop("image"), "has no image"),
-        (lambda m: m["spec"]["pytorchReplicaSpecs"].update(Chief=master(m)), "types are Master and Worker"),
-        (lambda m: m["spec"].update(pytorchReplicaSpecs={}), "is empty"),
-        (lambda m: m["spec"].update(elasticPolicy={"maxReplicas": 2}), "needs replicas of type Worker"),
-        (lambda m: m["spec"].update(elasticPolicy={"nProcPerNode": 2}), "stands beside"),
-    ],
-)  # fmt: skip
-def test_what_the_webhook_refuses_or_nobody_checks(change: Any, said: str) -> None:
-    manifest = pytorchjob.manifest(job())
-    change(manifest)
-    assert any(said in problem for problem in check_pytorchjob.problems(manifest)), check_pytorchjob.problems(
-        manifest
-    )
 
 
 def master(manifest: dict[str, Any]) -> Any:
@@ -122,18 +97,20 @@ def container(manifest: dict[str, Any]) -> Any:
 
 
 def test_one_volume_for_a_claim_that_is_mounted_twice() -> None:
-    spec = master(pytorchjob.manifest(ODD["everything"]))["template"]["spec"]
+    spec = master(pytorchjob(ODD["everything"]))["template"]["spec"]
     assert [item["name"] for item in spec["volumes"]] == ["shm", "claim-0"]
     mounts = [(item["name"], item["mountPath"]) for item in spec["containers"][0]["volumeMounts"]]
     assert mounts == [("shm", "/dev/shm"), ("claim-0", "/a"), ("claim-0", "/b")]
 
 
 def test_elastic_jobs_have_workers_only() -> None:
-    spec = pytorchjob.manifest(ODD["elastic"])["spec"]
+    spec = pytorchjob(ODD["elastic"])["spec"]
     assert list(spec["pytorchReplicaSpecs"]) == ["Worker"]
     policy = spec["elasticPolicy"]
     assert (policy["minReplicas"], policy["maxReplicas"], policy["rdzvBackend"]) == (1, 4, "c10d")
-    env = indexed_job.manifests(ODD["elastic"])[1]["spec"]["template"]["spec"]["containers"][0]["env"]
+    env = list(yaml.safe_load_all(render("indexed-job", ODD["elastic"])))[1]["spec"]["template"]["spec"][
+        "containers"
+    ][0]["env"]
     assert {"name": "PET_NNODES", "value": "1:4"} in env
     with pytest.raises(ConfigError, match="no elastic"):
         render("runai", ODD["elastic"])
@@ -141,7 +118,7 @@ def test_elastic_jobs_have_workers_only() -> None:
 
 def test_the_jobs_own_environment_wins_over_the_profile() -> None:
     spec = job(network={"profile": "tcp"}, env={"NCCL_IB_DISABLE": "0"})
-    env = container(pytorchjob.manifest(spec))["env"]
+    env = container(pytorchjob(spec))["env"]
     assert {"name": "NCCL_IB_DISABLE", "value": "0"} in env
     assert {"name": "NCCL_IB_DISABLE", "value": "1"} not in env
 
@@ -160,7 +137,7 @@ def test_a_folder_must_be_an_absolute_path(path: str) -> None:
 
 
 def allocators(**fields: Any) -> dict[str, str]:
-    env = container(pytorchjob.manifest(job(**fields)))["env"]
+    env = container(pytorchjob(job(**fields)))["env"]
     return {item["name"]: item.get("value", "") for item in env if "ALLOC_CONF" in item["name"]}
 
 
@@ -172,32 +149,32 @@ def test_the_memory_of_gpus_grows_in_one_piece_unless_the_job_says_otherwise() -
 
 
 def test_no_shared_memory_and_root() -> None:
-    spec = master(pytorchjob.manifest(job(shared_memory="0", run_as_non_root=False)))["template"]["spec"]
+    spec = master(pytorchjob(job(shared_memory="0", run_as_non_root=False)))["template"]["spec"]
     assert "volumes" not in spec
     assert spec["containers"][0]["securityContext"] == {"allowPrivilegeEscalation": False}
 
 
 def test_a_read_only_root_has_a_folder_of_its_own_to_write_to() -> None:
-    spec = master(pytorchjob.manifest(job(read_only_root=True)))["template"]["spec"]
+    spec = master(pytorchjob(job(read_only_root=True)))["template"]["spec"]
     (container,) = spec["containers"]
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
     assert {"name": "tmp", "emptyDir": {}} in spec["volumes"]
     mounted = job(read_only_root=True, mounts=[{"claim": "c", "path": "/tmp"}])
-    (container,) = master(pytorchjob.manifest(mounted))["template"]["spec"]["containers"]
+    (container,) = master(pytorchjob(mounted))["template"]["spec"]["containers"]
     assert [mount["mountPath"] for mount in container["volumeMounts"]].count("/tmp") == 1
     assert trainjob.fits_shared(job(read_only_root=True))
 
 
 def test_the_operators_init_container_may_be_root() -> None:
     """It is put before a worker's own, without a security context, from an image that runs as root."""
-    spec = master(pytorchjob.manifest(job()))["template"]["spec"]
+    spec = master(pytorchjob(job()))["template"]["spec"]
     assert spec["containers"][0]["securityContext"]["runAsNonRoot"] is True
     assert "runAsNonRoot" not in spec["securityContext"]
 
 
 def test_the_hash_tells_jobs_apart() -> None:
-    labels = [pytorchjob.manifest(job(gpus=number))["metadata"]["labels"][LABEL_SPEC] for number in (1, 1, 2)]
+    labels = [pytorchjob(job(gpus=number))["metadata"]["labels"][LABEL_SPEC] for number in (1, 1, 2)]
     assert labels[0] == labels[1] != labels[2]
 
 

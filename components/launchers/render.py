@@ -1,0 +1,113 @@
+"""Renders a job's specification as manifests or command lines: pure functions, no requests.
+
+For clusters without a controller of training jobs there is a plain Job: its nodes find each other by
+torchrun's c10d rendezvous, which pod 0 holds, through a headless Service. Source: Kubernetes, "Jobs"
+(completion mode Indexed, pod failure policy) and "DNS for Services".
+"""
+
+import shlex
+from typing import Any
+
+import yaml
+
+from components.launchers import pod_template, runai
+from components.launchers.cluster.kinds import KINDS
+from components.launchers.spec import JobSpec
+from trainer.base.errors import ConfigError
+
+TARGETS = ("pytorchjob", "trainjob", "indexed-job", "runai", "runai-submit-dist", "runai-submit-pytorch")
+"""A PyTorchJob of the Training Operator, a TrainJob of Kubeflow Trainer, a plain indexed Job, and Run:ai's
+commands: of 2.20 and later, of 2.13 to 2.19, and before."""
+
+
+def render(target: str, job: JobSpec) -> str:
+    """Render a job for a cluster, as text that can be applied or pasted.
+
+    Args:
+        target: one of TARGETS.
+        job: the job.
+
+    Returns:
+        YAML documents, or a command line for a POSIX shell.
+
+    Raises:
+        ConfigError: there is no such target, or it cannot run this job.
+    """
+    if target not in TARGETS:
+        raise ConfigError(f"no target {target!r}", fix=f"use one of: {', '.join(TARGETS)}")
+    if not job.image:
+        raise ConfigError("the job names no container image", fix="set image")
+    if target in KINDS:
+        return _documents(KINDS[target].manifests(job, lambda *_: True))
+    if target == "indexed-job":
+        return _documents([_service(job), _job(job)])
+
+    unsupported = runai.left_out(job, target)
+    notes = [f"# Run:ai's command line has no option for: {', '.join(unsupported)}"] if unsupported else []
+    return "\n".join([*notes, _wrapped(runai.command(job, target))]) + "\n"
+
+
+def _documents(manifests: list[dict[str, Any]]) -> str:
+    return yaml.safe_dump_all(manifests, sort_keys=False, width=110)
+
+
+def _wrapped(command: list[str]) -> str:
+    """One option a line; what follows `--` stays together, for it is another program's."""
+    options = command[: command.index("--")]
+    lines = [options[0]]
+    for word in options[1:]:
+        if word.startswith("--") and word != "--name":
+            lines.append(f"  {word}")
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    lines[-1] += " -- " + shlex.join(command[len(options) + 1 :])
+    return " \\\n".join(lines)
+
+
+_WORTH_A_RETRY = [130, 134, 135, 137, 139, 143]
+"""Exit codes of processes that a signal ended: interrupt, abort, bus error, kill, fault, term."""
+
+
+def _service(job: JobSpec) -> dict[str, Any]:
+    spec = {
+        "clusterIP": "None",
+        # The nodes must find each other before any of them is ready.
+        "publishNotReadyAddresses": True,
+        "selector": {pod_template.LABEL_NAME: job.name},
+        "ports": [{"name": "rendezvous", "port": pod_template.PORT}],
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": pod_template.job_metadata(job), "spec": spec}
+
+
+def _job(job: JobSpec) -> dict[str, Any]:
+    template = pod_template.template(job, env=pod_template.rendezvous(job, f"{job.name}-0.{job.name}"))
+    template["spec"] = {"subdomain": job.name, "restartPolicy": _restart(job), **template["spec"]}
+    spec: dict[str, Any] = {
+        "completionMode": "Indexed",
+        "completions": job.nodes,
+        "parallelism": job.nodes,
+        "backoffLimit": 0 if job.restart_policy == "Never" else job.backoff * job.nodes,
+    }
+    if job.restart_policy == "ExitCode":
+        spec["podFailurePolicy"] = {"rules": _rules()}
+    if job.ttl is not None:
+        spec["ttlSecondsAfterFinished"] = job.ttl
+    if job.deadline:
+        spec["activeDeadlineSeconds"] = job.deadline
+    if job.suspend or job.kueue_queue:
+        spec["suspend"] = True
+    spec["template"] = template
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": pod_template.job_metadata(job), "spec": spec}
+
+
+def _restart(job: JobSpec) -> str:
+    return "OnFailure" if job.restart_policy == "OnFailure" else "Never"
+
+
+def _rules() -> list[dict[str, Any]]:
+    """The operator's ExitCode as rules: a lost node is replaced, a program's error fails the Job."""
+    codes = {"containerName": pod_template.CONTAINER, "operator": "NotIn", "values": _WORTH_A_RETRY}
+    return [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "FailJob", "onExitCodes": codes},
+    ]
