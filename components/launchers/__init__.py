@@ -1,11 +1,14 @@
-"""The register of launchers, all for the same job specification: a new one is a file and a line here."""
+"""The register of launchers, all for the same job specification."""
 
 from dataclasses import dataclass
-from importlib import import_module
+from typing import TYPE_CHECKING
 
-from components.launchers.backend import JobStatus, Launcher, Look, ignore
+from components.launchers.backend import JobStatus, Look, Phase, ignore
 from components.launchers.spec import JobSpec
 from trainer.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from components.launchers.cluster.backend import ClusterBackend
 
 
 @dataclass(frozen=True)
@@ -14,24 +17,20 @@ class Entry:
 
     meaning: str
     """What it does, in words."""
-    place: str
-    """Module and class, imported when it is used: Kubernetes' client takes a second."""
     kinds: tuple[str, ...] = ()
-    """Arguments of the class: names of kinds of jobs."""
-    pods: bool = True
-    """Whether a job runs in pods of its own, which need an image, a name and volumes."""
+    """Kinds of jobs that it may create in a cluster, the preferred one first; none runs on this machine."""
+
+    @property
+    def pods(self) -> bool:
+        """Whether a job runs in pods, which need an image, a name and volumes."""
+        return bool(self.kinds)
 
 
-_CLUSTER = "components.launchers.cluster.backend:ClusterLauncher"
 LAUNCHERS = {
-    "local": Entry(
-        "processes of this machine or of the step's own pod",
-        "components.launchers.local:LocalLauncher",
-        pods=False,
-    ),
-    "kubernetes": Entry("a PyTorchJob or a TrainJob: whichever the cluster runs", _CLUSTER),
-    "pytorchjob": Entry("a PyTorchJob of the Training Operator", _CLUSTER, ("pytorchjob",)),
-    "trainjob": Entry("a TrainJob of Kubeflow Trainer", _CLUSTER, ("trainjob",)),
+    "local": Entry("processes of this machine or of the step's own pod"),
+    "kubernetes": Entry("a PyTorchJob or a TrainJob: whichever the cluster runs", ("pytorchjob", "trainjob")),
+    "pytorchjob": Entry("a PyTorchJob of the Training Operator", ("pytorchjob",)),
+    "trainjob": Entry("a TrainJob of Kubeflow Trainer", ("trainjob",)),
 }
 """The launchers by name."""
 DEFAULT = "kubernetes"
@@ -62,7 +61,14 @@ def run(launcher: str, job: JobSpec, look: Look = ignore) -> None:
         LaunchError: the job failed; the message holds its error or last lines, `exit_code` its code.
         Interrupted: the job was stopped and goes on when it is run again.
     """
-    _create(launcher).run(job, look)
+    if entry(launcher).pods:
+        from components.launchers.cluster import watch  # Kubernetes' client takes a second.
+
+        watch.run(_backend(launcher), job, look=look)
+    else:
+        from components.launchers import local
+
+        local.run(job)
 
 
 def remove(launcher: str, name: str, *, finished: bool = False) -> JobStatus:
@@ -76,11 +82,17 @@ def remove(launcher: str, name: str, *, finished: bool = False) -> JobStatus:
     Raises:
         KubedetError: nobody could tell whether it is there, or it could not be deleted.
     """
-    return _create(launcher).remove(name, finished=finished)
+    if not entry(launcher).pods:  # It ends with the process that started it.
+        return JobStatus(name, Phase.GONE)
+    backend = _backend(launcher)
+    status = backend.status(name)
+    if finished or not status.phase.final:
+        backend.stop(name)
+    return status
 
 
-def _create(launcher: str) -> Launcher:
-    launcher_entry = entry(launcher)
-    module, _, name = launcher_entry.place.partition(":")
-    instance: Launcher = getattr(import_module(module), name)(*launcher_entry.kinds)
-    return instance
+def _backend(launcher: str) -> "ClusterBackend":
+    from components.launchers.cluster.backend import ClusterBackend
+    from components.launchers.cluster.kinds import KINDS
+
+    return ClusterBackend.connect(kinds=[KINDS[name] for name in entry(launcher).kinds])

@@ -158,13 +158,18 @@ class Backend(Protocol):
     Methods with a body are defaults for backends without that feature.
     """
 
-    timings: Timings = Timings()
+    timings: Timings
     """How long things may take."""
+
+    @property
+    def place(self) -> str:
+        """Where the jobs are, for messages."""
+        ...
 
     @property
     def options(self) -> str:
         """Options of `kubedet job` that choose this place, for messages."""
-        return ""
+        ...
 
     def submit(self, job: JobSpec) -> str:
         """Start a job, or adopt the same one if it runs already; returns its name.
@@ -176,21 +181,56 @@ class Backend(Protocol):
         ...
 
     def status(self, name: str) -> JobStatus:
-        """Return a job's status."""
-        ...
+        """Return a job's status.
 
-    def logs(self, name: str, *, follow: bool = True) -> Iterator[LogLine]:
-        """Yield the lines of rank 0, and of pods that fail, as they come, until the job has ended.
-
-        Args:
-            name: the job's name.
-            follow: go on until the job has ended; else only what is there now.
+        Raises:
+            LaunchError: there is no answer.
         """
         ...
 
-    def stop(self, name: str) -> None:
-        """Stop a job and free its resources; one that is gone already is no error."""
+    def follow(self, name: str, *, once: bool = False) -> Iterator[LogLine | JobStatus]:
+        """Yield a job's lines as they come and, every few seconds, its status, until it has ended.
+
+        The lines are those of rank 0 (of every pod of an elastic job), and the last ones of pods that fail. A
+        server that does not answer for a while is waited for.
+
+        Args:
+            name: the job's name.
+            once: look once, and read what the logs hold now.
+
+        Raises:
+            LaunchError: there is no answer for longer than Timings.outage.
+        """
         ...
+
+    def pod_lines(self, name: str, pod: PodStatus, *, follow: bool, tail: int = 0) -> Iterator[str]:
+        """Yield the lines of one pod of a job; of those that exist already only the last `tail`, or all (0).
+
+        Raises:
+            LaunchError: the log cannot be read.
+        """
+        ...
+
+    def execute(self, name: str, pod: PodStatus, arguments: list[str]) -> int:
+        """Run a command in a pod with this process's output, and its terminal; returns the exit code."""
+        ...
+
+    def stop(self, name: str, *, wait: bool = True) -> None:
+        """Delete a job of kubedet's and its pods; one that is gone already is no error.
+
+        Args:
+            name: its name.
+            wait: until all is gone.
+
+        Raises:
+            LaunchError: somebody else made it, or it is not gone after Timings.removal.
+        """
+        ...
+
+    def logs(self, name: str, *, follow: bool = True) -> Iterator[LogLine]:
+        """Yield the lines of `follow`: until the job has ended, or only those that exist now."""
+        events = self.follow(name, once=not follow)
+        return (event for event in events if isinstance(event, LogLine))
 
     def within(self, namespace: str) -> "Backend":
         """Return the backend of that namespace; empty is this one."""
@@ -200,18 +240,13 @@ class Backend(Protocol):
         """Return the specification's hash and the uid of a job that was submitted here; empty if unknown."""
         return "", ""
 
-    def follow(self, name: str) -> Iterator[LogLine | JobStatus]:
-        """Yield a job's lines as they come and, every few seconds, its status, until it has ended."""
-        yield from self.logs(name)
-        yield self.status(name)
-
     def withdraw(self, name: str, *, wait: bool = True) -> None:
         """Delete a job that was submitted here; one that another launcher made since is left alone."""
-        self.stop(name)
+        self.stop(name, wait=wait)
 
     def abandon(self, name: str) -> None:
         """Delete a job that this process submitted, by one request: this process is about to be killed."""
-        self.stop(name)
+        self.stop(name, wait=False)
 
     def ends_with_the_run(self) -> bool:
         """Whether a job ends too where this process is asked to end; else the next attempt takes it up."""
@@ -224,29 +259,3 @@ class Backend(Protocol):
     def explain(self, status: JobStatus) -> list[str]:
         """Explain why the pods of a job do not run."""
         return []
-
-
-class Launcher(Protocol):
-    """A way to run a training job."""
-
-    def run(self, job: JobSpec, look: Look = ignore) -> None:
-        """Run a job to its end, its output on stdout.
-
-        Args:
-            job: what to run.
-            look: takes each status of its pods, where it has some.
-
-        Raises:
-            ConfigError: a job of this shape cannot run here.
-            LaunchError: the job failed; the message holds its error or last lines, `exit_code` its code.
-            Interrupted: the job was stopped and goes on when it is run again.
-        """
-        ...
-
-    def remove(self, name: str, *, finished: bool = False) -> JobStatus:
-        """Delete a job that is not finished, or any if `finished`; returns its last status.
-
-        Raises:
-            KubedetError: nobody could tell whether it is there, or it could not be deleted.
-        """
-        ...

@@ -4,11 +4,10 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from components.launchers.backend import Backend, JobStatus, Launcher, LogLine, Look, Phase, PodStatus, ignore
 from components.launchers.guarded_process import GuardedProcess
 from components.launchers.output import LAST_LINES, Hints, indented, own_message
 from components.launchers.pod_template import ALLOCATOR, ALLOCATORS, EXPANDABLE
@@ -16,72 +15,6 @@ from components.launchers.spec import JobSpec
 from trainer.base.errors import EXIT_RETRY, ConfigError, Interrupted, LaunchError
 from trainer.base.worker_pool import threads_of_process
 from trainer.launching.stop_signals import handling
-
-
-class LocalBackend(Backend):
-    """Runs a job as processes of this machine, one job for each object."""
-
-    def __init__(self) -> None:
-        self.last: deque[str] = deque(maxlen=LAST_LINES)
-        """The newest lines of output."""
-        self._process: GuardedProcess | None = None
-        self._code: int | None = None
-
-    def submit(self, job: JobSpec) -> str:
-        """Start a job; returns its name.
-
-        Raises:
-            ConfigError: it needs several nodes, or its working_dir is not there.
-        """
-        if job.nodes != 1:
-            raise ConfigError(
-                f"launcher local runs on this machine alone, not on {job.nodes} nodes",
-                fix="set nodes to 1, and nproc to the number of processes",
-            )
-        if job.working_dir and not os.access(job.working_dir, os.X_OK):
-            raise ConfigError(
-                f"working_dir {job.working_dir} is no folder of this machine that this user may enter",
-                fix="create it, or leave working_dir out",
-            )
-        env = environment(job)
-        self._process = GuardedProcess(
-            command(job), env=env, cwd=job.working_dir or None, grace_seconds=job.grace_seconds
-        )
-        return job.name
-
-    def logs(self, name: str, *, follow: bool = True) -> Iterator[LogLine]:
-        """Yield every line as it comes, until the job has ended; to leave it early ends the job."""
-        assert self._process is not None
-        with self._process as process:
-            for line in process.lines():
-                self.last.append(line)
-                yield LogLine(name, line)
-            self._code = process.wait()
-
-    def status(self, name: str) -> JobStatus:
-        """Return the job's status. Its end is known when its lines have been read."""
-        if self._process is None:
-            return JobStatus(name, Phase.GONE)
-        phase = {None: Phase.RUNNING, 0: Phase.SUCCEEDED}.get(self._code, Phase.FAILED)
-        pod = PodStatus(name, phase.capitalize(), rank=0, exit_code=self._code)
-        return JobStatus(name, phase, message=own_message(self.last), pods=(pod,))
-
-    def stop(self, name: str) -> None:
-        """Stop the job; it saves its checkpoint first. After its grace, or at a second call, it is killed."""
-        if self._process is not None and self._code is None:
-            self._process.stop()
-
-
-class LocalLauncher(Launcher):
-    """Runs a job on this machine, for as long as this process lives."""
-
-    def run(self, job: JobSpec, look: Look = ignore) -> None:
-        """Run a job to its end; see `run`."""
-        run(job)
-
-    def remove(self, name: str, *, finished: bool = False) -> JobStatus:
-        """Remove nothing: a job of this machine ends with the process that started it."""
-        return JobStatus(name, Phase.GONE)
 
 
 def run(job: JobSpec) -> None:
@@ -93,23 +26,36 @@ def run(job: JobSpec) -> None:
         job: what to run, on one node.
 
     Raises:
-        ConfigError: the job needs several nodes.
+        ConfigError: the job needs several nodes, or its working_dir does not exist.
         LaunchError: it failed; the message holds its error or last lines, `exit_code` its code.
         Interrupted: it was stopped and goes on when it is run again.
     """
-    backend = LocalBackend()
-    name = backend.submit(job)
-    with _passing_on(backend, name) as stopped:
-        hints = Hints(rdma=False, pods=False)
-        for line in backend.logs(name):
-            print(line.text, flush=True)
-            if hint := hints.line(line.text):
+    if job.nodes != 1:
+        raise ConfigError(
+            f"launcher local runs on this machine alone, not on {job.nodes} nodes",
+            fix="set nodes to 1, and nproc to the number of processes",
+        )
+    if job.working_dir and not os.access(job.working_dir, os.X_OK):
+        raise ConfigError(
+            f"working_dir {job.working_dir} is no folder of this machine that this user may enter",
+            fix="create it, or leave working_dir out",
+        )
+    last: deque[str] = deque(maxlen=LAST_LINES)
+    hints = Hints(rdma=False, pods=False)
+    process = GuardedProcess(
+        command(job), env=environment(job), cwd=job.working_dir or None, grace_seconds=job.grace_seconds
+    )
+    with _passing_on(process) as stopped, process:
+        for line in process.lines():
+            last.append(line)
+            print(line, flush=True)
+            if hint := hints.line(line):
                 print(f"hint: {hint}", flush=True)
-    code = backend.status(name).pods[0].exit_code or 0
+        code = process.wait()
     if stopped or code == EXIT_RETRY:
         raise Interrupted("the training was stopped", fix="run the same again: it goes on where it stopped")
     if code != 0:
-        raise _failure(code, backend, hints)
+        raise _failure(code, last, hints)
 
 
 def command(job: JobSpec) -> list[str]:
@@ -138,28 +84,28 @@ def environment(job: JobSpec, cores: int = 0) -> dict[str, str]:
 
 
 @contextmanager
-def _passing_on(backend: LocalBackend, name: str) -> Iterator[list[int]]:
+def _passing_on(process: GuardedProcess) -> Iterator[list[int]]:
     """Pass the first SIGTERM or SIGINT on to the job; yields the list that takes its number."""
     stopped: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         if not stopped:  # A second one would end the guard's patience with a checkpoint that is written.
-            backend.stop(name)
+            process.stop()
         stopped.append(number)
 
     with handling(handle):
         yield stopped
 
 
-def _failure(code: int, backend: LocalBackend, hints: Hints) -> LaunchError:
+def _failure(code: int, last: Iterable[str], hints: Hints) -> LaunchError:
     """Make an error of a failed job: its own message where it has one, else its last lines."""
-    message = own_message(backend.last)
+    message = own_message(last)
     if message:
         error = LaunchError(message)
     else:
         why = f"was killed by signal {code - 128}" if code > 128 else f"failed with exit code {code}"
         error = LaunchError(
-            f"the training {why}; its last lines:\n{indented(backend.last)}",
+            f"the training {why}; its last lines:\n{indented(last)}",
             fix="free memory, or make the batch smaller: the same again goes on" if code == 137 else "",
         )
     hints.exit_code(code)

@@ -1,7 +1,6 @@
 """Training jobs of a cluster, of whatever kind, in one namespace."""
 
-import itertools
-import json
+import logging
 import random
 import threading
 import time
@@ -9,258 +8,26 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from subprocess import Popen
 from typing import Any
 
-from kubeflow.training.utils.utils import FakeResponse
-from kubernetes.client import ApiException
-from urllib3.exceptions import HTTPError
-
-from components.launchers.backend import (
-    Backend,
-    Ending,
-    JobStatus,
-    Launcher,
-    LogLine,
-    Look,
-    Phase,
-    PodStatus,
-    ignore,
-)
-from components.launchers.cluster import client, kueue, own_pod, pod_exec, pods, watch
-from components.launchers.cluster.client import ApiError, Cluster
+from components.launchers.backend import Backend, JobStatus, LogLine, Phase, PodStatus
+from components.launchers.cluster import client, job_objects, kueue, own_pod, pod_exec, pods
+from components.launchers.cluster.client import ApiError
 from components.launchers.cluster.job_objects import Kinds
 from components.launchers.cluster.kinds import KINDS
-from components.launchers.cluster.kinds.kind import Body, Kind, Standing
+from components.launchers.cluster.kinds.kind import Body, Kind
 from components.launchers.cluster.logs import MergedLogs, PodLog, Readings
-from components.launchers.cluster.submissions import Submissions
-from components.launchers.pod_template import LABEL_QUEUE, LABEL_SPEC
+from components.launchers.cluster.own_pod import OwnPod
+from components.launchers.cluster.termination import delete_with_run
+from components.launchers.pod_template import LABEL_MANAGED, LABEL_SPEC, MANAGED_BY
 from components.launchers.spec import JobSpec
 from components.launchers.timings import Timings
+from trainer.base.errors import ConfigError, LaunchError
 
+logger = logging.getLogger(__name__)
 
-def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
-    """Return a job's status.
-
-    Args:
-        kind: what it is.
-        job: the job.
-        job_pods: its pods (V1Pod).
-    """
-    meta = job["metadata"]
-    created = meta.get("creationTimestamp") or ""
-    # A job of this name that was deleted a moment ago leaves pods of the same labels.
-    own_pods = [pod for pod in job_pods if pods.rfc3339(pod.metadata.creation_timestamp) >= created]
-    pod_statuses = pods.statuses(own_pods, lambda labels: kind.rank(job, labels), kind.attempt_label)
-    nodes, bounds = kind.nodes(job), kind.bounds(job)
-    phase, reason, message = _phase(kind.standing(job), bounds[0] if bounds else nodes, pod_statuses)
-    labels = meta.get("labels") or {}
-    return JobStatus(
-        name=meta["name"],
-        phase=phase,
-        reason=reason,
-        message=message,
-        pods=pod_statuses,
-        created=created,
-        nodes=nodes,
-        elastic=bounds is not None,
-        uid=meta.get("uid") or "",
-        spec=labels.get(LABEL_SPEC, ""),
-        kind=kind.title,
-        queue=labels.get(LABEL_QUEUE, ""),
-        workflow=next(
-            (owner["name"] for owner in meta.get("ownerReferences") or () if owner["kind"] == "Workflow"), ""
-        ),
-        progress=kind.progress(job),
-    )
-
-
-class Incarnations:
-    """Counts replaced pods: controllers replace them and keep no count."""
-
-    def __init__(self) -> None:
-        self._uids: dict[str, dict[int, list[str]]] = {}
-        self._before: dict[str, set[str]] = {}
-        """Pods from before a suspension, which may take a while to terminate."""
-
-    def count(self, status: JobStatus) -> JobStatus:
-        """Return a status whose pods' restarts include the pods of their ranks before them."""
-        if status.phase is Phase.SUSPENDED:  # By a queue, which is no fault of the pods.
-            self._uids.pop(status.name, None)
-            self._before.setdefault(status.name, set()).update(pod.uid for pod in status.pods)
-            return status
-        uids = self._uids.setdefault(status.name, {})
-        had_pods = any(uids.values())
-        old = self._before.get(status.name, set())
-        pods = tuple(
-            pod if pod.uid in old else _counted(uids.setdefault(pod.rank, []), pod) for pod in status.pods
-        )
-        lost = not pods or any(pod.leaving or pod.phase == "Failed" for pod in pods)
-        restarted = any(pod.restarts for pod in pods) or (had_pods and lost)
-        restarting = status.phase is Phase.PENDING and restarted
-        return replace(status, pods=pods, phase=Phase.RESTARTING if restarting else status.phase)
-
-
-def _counted(uids: list[str], pod: PodStatus) -> PodStatus:
-    if pod.uid not in uids:
-        uids.append(pod.uid)
-    unknown = max(0, uids.index(pod.uid) - pod.attempt)  # The controller's own count is of those, too.
-    return replace(pod, restarts=pod.restarts + unknown)
-
-
-def _phase(standing: Standing, needed: int, pod_statuses: tuple[PodStatus, ...]) -> tuple[Phase, str, str]:
-    """Return phase, reason and message: the end by the job's conditions, the rest by the pods."""
-    if standing.phase is not None:
-        return standing.phase, standing.reason, standing.message
-    if sum(pod.counts for pod in pod_statuses) >= needed:
-        return Phase.RUNNING, "", ""
-    if standing.restarting:
-        return Phase.RESTARTING, standing.reason, standing.message
-    waiting = next((pod for pod in pod_statuses if pod.phase == "Pending" and pod.reason), None)
-    return Phase.PENDING, waiting.reason if waiting else "", waiting.message if waiting else ""
-
-
-_WATCH_LAG = 1.0  # Seconds that the watch may be behind.
-
-
-class PodEndings:
-    """A watch of a job's pods in a thread of its own; a context manager.
-
-    If RBAC forbids watching, nothing is remembered.
-
-    Args:
-        cluster: where the job is.
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._selector = ""
-        self._rank: pods.Rank = lambda labels: 0
-        self._endings: dict[int, dict[str, Ending | None]] = {}
-        """How pods ended, by rank and uid; None for a pod whose end was not observed."""
-        self._news = threading.Condition()
-        self._stopped = threading.Event()
-        self._blind = False
-        self._version = ""
-        """resourceVersion of the last change that was received."""
-
-    def __enter__(self) -> "PodEndings":
-        return self
-
-    def watch(self, selector: str, rank: pods.Rank) -> None:
-        """Start the watch, unless it is running.
-
-        Args:
-            selector: chooses the job's pods, by their labels.
-            rank: tells the number of a pod's node.
-        """
-        if not self._selector:
-            self._selector, self._rank = selector, rank
-            threading.Thread(target=self._watch, daemon=True).start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-
-    def remembered(self, status: JobStatus) -> JobStatus:
-        """Return a status whose pods say in `before` how the previous pod of their rank ended."""
-        for pod in status.pods:
-            self._note(pod)
-        with self._news:
-            # The polled status may be a moment ahead of the watch.
-            self._news.wait_for(lambda: self._blind or not self._awaited(status), _WATCH_LAG)
-            for rank, uid in self._awaited(status):
-                self._endings[rank][uid] = Ending()
-        return replace(status, pods=tuple(self._with_ending(pod) for pod in status.pods))
-
-    def _awaited(self, status: JobStatus) -> list[tuple[int, str]]:
-        """Rank and uid of each replaced pod whose end was not observed."""
-        return [(pod.rank, uid) for pod in status.pods for uid, end in self._earlier(pod) if end is None]
-
-    def _earlier(self, pod: PodStatus) -> list[tuple[str, Ending | None]]:
-        """Return the earlier pods of a pod's rank, and how they ended. The watch may know later ones."""
-        endings = self._endings.get(pod.rank, {})
-        return list(itertools.takewhile(lambda item: item[0] != pod.uid, endings.items()))
-
-    def _with_ending(self, pod: PodStatus) -> PodStatus:
-        with self._news:
-            endings = [ending for _, ending in self._earlier(pod) if ending]
-        last = endings[-1] if endings and endings[-1] != Ending() else None
-        return replace(pod, before=pod.before or last)
-
-    def _note(self, pod: PodStatus) -> None:
-        ended = pod.phase == "Failed" or pod.exit_code
-        ending = Ending(pod.reason, pod.message, pod.exit_code) if ended else None
-        with self._news:
-            endings = self._endings.setdefault(pod.rank, {})
-            if endings.get(pod.uid) in (None, Ending()):
-                endings[pod.uid] = ending or endings.get(pod.uid)
-                self._news.notify_all()
-
-    def _watch(self) -> None:
-        waits = self._cluster.timings.waits()
-        while not self._stopped.is_set():
-            try:
-                for change in self._changes():
-                    waits = self._cluster.timings.waits()
-                    self._receive(change["type"], change["object"])
-                    if self._stopped.is_set():
-                        return
-            except ApiException as error:
-                if error.status in (403, 405):
-                    self._blind = True
-                    return
-                if error.status == 401:
-                    self._cluster.refresh()
-                if error.status == 410:
-                    self._version = ""
-            except (HTTPError, OSError, ValueError, LookupError):
-                pass  # A stream that broke, or was silent for long: the next one goes on where it was.
-            self._stopped.wait(next(waits))
-
-    def _receive(self, event_type: str, body: dict[str, Any]) -> None:
-        if event_type == "ERROR":  # What has happened since is not kept any more: begin with what is there.
-            self._version = ""
-            return
-        self._version = body["metadata"]["resourceVersion"]
-        if event_type == "BOOKMARK":
-            return
-        v1_pod = self._pod(body)
-        pod = pods.status(v1_pod, self._rank(v1_pod.metadata.labels or {}))
-        self._note(pod)
-        if event_type == "DELETED":
-            with self._news:  # By somebody, or with its node, before it could end.
-                self._endings[pod.rank][pod.uid] = self._endings[pod.rank][pod.uid] or Ending("deleted")
-                self._news.notify_all()
-
-    def _changes(self) -> Iterator[dict[str, Any]]:
-        """Yield the watch events since the last one, or first the existing pods, until the stream ends."""
-        timings = self._cluster.timings
-        query = {"labelSelector": self._selector, "watch": "true"}
-        query["allowWatchBookmarks"] = "true"  # Or the number grows old while nothing happens.
-        if self._version:
-            query["resourceVersion"] = self._version
-        response = self._cluster.api.call_api(
-            "/api/v1/namespaces/{namespace}/pods",
-            "GET",
-            {"namespace": self._cluster.namespace},
-            list(query.items()),
-            auth_settings=["BearerToken"],
-            _return_http_data_only=True,
-            _preload_content=False,
-            _request_timeout=(timings.connect, timings.quiet),
-        )
-        rest = b""
-        try:
-            for chunk in response.stream(1 << 16):
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    yield json.loads(line)
-        finally:
-            response.close()
-
-    def _pod(self, body: dict[str, Any]) -> Any:
-        return self._cluster.api.deserialize(FakeResponse(body), "V1Pod")
-
-
+_TRIES = 5  # To create a job whose name others delete and take.
 TAIL = 100
 """Last lines that are shown of a failed pod other than rank 0's."""
 
@@ -278,8 +45,11 @@ class ClusterBackend(Backend):
         self.kinds = Kinds(cluster, tuple(kinds))
         """The candidate kinds of jobs, and the kind of each job."""
         self._queues = kueue.Queues(cluster)
-        self._submissions = Submissions(cluster, self.kinds)
-        self._incarnations = Incarnations()
+        self._own: OwnPod | None = None
+        self._guard: Popen[bytes] | None = None
+        self._hashes: dict[str, str] = {}
+        self._uids: dict[str, str] = {}
+        self._incarnations = pods.Incarnations()
         self._readings = Readings(cluster)
 
     @classmethod
@@ -304,64 +74,188 @@ class ClusterBackend(Backend):
 
     @property
     def place(self) -> str:
-        """Where the jobs are, for messages."""
         return f"namespace {self.cluster.namespace}"
 
     @property
     def options(self) -> str:
-        """Options of `kubedet job` that choose this place, for messages."""
         return f" -n {self.cluster.namespace}"
 
     def within(self, namespace: str) -> "ClusterBackend":
-        """Return the backend of a namespace; empty is this one's."""
         if namespace in ("", self.cluster.namespace):
             return self
         return ClusterBackend(self.cluster.within(namespace), self.kinds.possible)
 
     def submit(self, job: JobSpec) -> str:
-        """Start a job, or adopt the same one if it exists already; see `Submissions.submit`."""
-        return self._submissions.submit(job)
+        """Start a job, or adopt the same one if it exists already; returns its name.
 
-    def submitted(self, name: str) -> tuple[str, str]:
-        """Return the specification's hash and the uid of a job that was submitted here; empty if unknown."""
-        return self._submissions.submitted(name)
-
-    def stop(self, name: str, *, wait: bool = True) -> None:
-        """Delete a job of kubedet's and its pods; see `Submissions.stop`."""
-        self._submissions.stop(name, wait=wait)
-
-    def withdraw(self, name: str, *, wait: bool = True) -> None:
-        """Delete a job that was submitted here; see `Submissions.withdraw`."""
-        self._submissions.withdraw(name, wait=wait)
-
-    def abandon(self, name: str) -> None:
-        """Delete a job that this process submitted, by one request; see `Submissions.abandon`."""
-        self._submissions.abandon(name)
-
-    def ends_with_the_run(self) -> bool:
-        """Whether a job ends too where this process is asked to end; see `own_pod.ends_with_the_run`."""
-        return self._submissions.end_with_the_run()
-
-    def status(self, name: str) -> JobStatus:
-        """Return a job's status.
-
-        Raises:
-            ApiError: the cluster does not say.
-        """
-        return self._status(name, *self.kinds.find(name), None)
-
-    def logs(self, name: str, *, follow: bool = True) -> Iterator[LogLine]:
-        """Yield the lines of rank 0 (of an elastic job: of every pod), and the last ones of pods that fail.
+        A job of that name may exist: the same job is adopted unless it failed; a failed or different one is
+        deleted first; one that kubedet did not create is not touched.
 
         Args:
-            name: the job's name.
-            follow: go on until the job has ended; else only what is there now.
+            job: the job; namespace and image may be left to the own pod.
 
         Raises:
-            ApiError: the cluster does not say.
+            ConfigError: it names no image, or another namespace than this backend's.
+            LaunchError: it was refused, or the name is taken.
         """
-        events = self.follow(name, once=not follow)
-        return (event for event in events if isinstance(event, LogLine))
+        self._own = own_pod.read_own_pod(self.cluster)
+        job = self._completed(job, self._own)
+        if workflow := self._workflow():
+            self._guard = delete_with_run(
+                self.cluster.api.configuration,
+                self.cluster.namespace,
+                workflow["name"],
+                self._own.name,
+                [(kind.group, kind.version, kind.plural) for kind in self.kinds.possible],
+                job.name,
+            )
+        self._hashes[job.name] = job.fingerprint
+        manifests: list[Body] = []
+        for _ in range(_TRIES):
+            kind, existing = self.kinds.find(job.name)
+            if existing is not None and self._adopts(kind, existing, job):
+                self._uids[job.name] = existing["metadata"]["uid"]
+                if manifests:  # It is our own: the answer to its creation was lost.
+                    job_objects.add_owner(self.cluster, kind, manifests, self._uids[job.name])
+                return job.name
+            old = kind
+            kind, manifests = self._manifests(job)
+            self._clear(kind if existing is None else old, job.name, existing)
+            try:
+                self._uids[job.name] = job_objects.create_all(self.cluster, kind, manifests)
+            except ApiError as error:
+                if error.passing:
+                    return self._after_lost_answer(error, kind, job, manifests)
+                if error.status != 409:
+                    raise
+                time.sleep(next(self.timings.waits()))
+            else:
+                self.kinds.remember(job.name, kind)
+                logger.info("created %s %s in namespace %s", kind.title, job.name, self.cluster.namespace)
+                return job.name
+        raise LaunchError(
+            f"cannot create the job {job.name}: others create jobs of that name again and again",
+            fix="end the other launcher, or give the job another name",
+        )
+
+    def _after_lost_answer(self, error: ApiError, kind: Kind, job: JobSpec, manifests: list[Body]) -> str:
+        """Check whether a creation that got no response succeeded; returns the job's name if so.
+
+        Raises:
+            ApiError: it was not, or nobody knows.
+        """
+        try:
+            existing = job_objects.get(self.cluster, kind, job.name)
+        except ApiError:
+            error.message += f"; whether the {kind.title} {job.name} was created is not known"
+            error.fix = f"look with `kubedet job status {job.name}`; `kubedet job stop {job.name}` ends it"
+            raise error from None
+        if existing is None or _label(existing, LABEL_SPEC) != job.fingerprint:
+            raise error
+        self._uids[job.name] = existing["metadata"]["uid"]
+        job_objects.add_owner(self.cluster, kind, manifests, self._uids[job.name])
+        self.kinds.remember(job.name, kind)
+        logger.warning(
+            "%s %s exists: only the answer to its creation was lost; `kubedet job stop %s` ends it",
+            kind.title, job.name, job.name,
+        )  # fmt: skip
+        return job.name
+
+    def submitted(self, name: str) -> tuple[str, str]:
+        return self._hashes.get(name, ""), self._uids.get(name, "")
+
+    def stop(self, name: str, *, wait: bool = True) -> None:
+        kind, existing = self.kinds.find(name)
+        if existing is not None:
+            self._check_managed(kind, existing)
+        self._clear(kind, name, existing, wait=wait)
+
+    def withdraw(self, name: str, *, wait: bool = True) -> None:
+        kind, existing = self.kinds.find(name)
+        fingerprint, uid = self.submitted(name)
+        if (
+            existing is None
+            or _label(existing, LABEL_SPEC) != fingerprint
+            or uid not in ("", existing["metadata"]["uid"])
+        ):
+            return
+        self._clear(kind, name, existing, wait=wait)
+
+    def abandon(self, name: str) -> None:
+        kind, _ = self.kinds.find(name) if name not in self._uids else (self.kinds.kind_of(name), None)
+        job_objects.delete(
+            self.cluster, kind, name, uid=self._uids.get(name, ""), patience=self.timings.stop
+        )  # fmt: skip
+
+    def ends_with_the_run(self) -> bool:
+        return own_pod.ends_with_the_run(self.cluster, self._own)
+
+    def _workflow(self) -> dict[str, str] | None:
+        """Return a reference to the Workflow that owns the jobs, if it is in their namespace."""
+        own = self._own
+        return own.workflow if own and own.namespace == self.cluster.namespace else None
+
+    def _completed(self, job: JobSpec, own: OwnPod) -> JobSpec:
+        """Fill in what the job inherits from the own pod."""
+        namespace = self.cluster.namespace
+        if job.namespace not in ("", namespace):
+            raise ConfigError(
+                f"the job's namespace is {job.namespace}, and this launcher works in {namespace}",
+                fix="name the same one twice, or only once",
+            )
+        queue = job.kueue_queue or own.queue
+        job = replace(job, namespace=namespace, image=job.image or own.image, kueue_queue=queue)
+        if not job.image:
+            raise ConfigError("the job names no container image", fix="set image")
+        return job
+
+    def _manifests(self, job: JobSpec) -> tuple[Kind, list[Body]]:
+        """Return what is to be created, and the job's kind."""
+        kind = self.kinds.of_new()
+        manifests = kind.manifests(job, partial(job_objects.is_there, self.cluster, kind))
+        if problems := kind.problems(manifests):
+            lines = "\n".join(f"  {problem}" for problem in problems)
+            raise ConfigError(f"the cluster would not take the job as it is meant:\n{lines}")
+        if ignored := kind.left_out(job):
+            logger.warning("a %s knows nothing of: %s", kind.title, ", ".join(ignored))
+        if workflow := self._workflow():
+            for manifest in manifests:
+                manifest["metadata"]["ownerReferences"] = [workflow]
+        return kind, manifests
+
+    def _adopts(self, kind: Kind, existing: Body, job: JobSpec) -> bool:
+        """Decide on an existing job of that name: True adopts it, False replaces it."""
+        self._check_managed(kind, existing)
+        title, name = kind.title, job.name
+        if existing["metadata"].get("deletionTimestamp"):
+            logger.info("%s %s is being deleted: waiting until it is gone", title, name)
+        elif _label(existing, LABEL_SPEC) != job.fingerprint:
+            logger.info("%s %s is there with another specification: deleting it", title, name)
+        elif kind.standing(existing).phase is Phase.FAILED:
+            logger.info("%s %s failed: deleting it, to start anew", title, name)
+        else:
+            logger.info("%s %s is there already: taking it up", title, name)
+            return True
+        return False
+
+    def _clear(self, kind: Kind, name: str, existing: Body | None, *, wait: bool = True) -> None:
+        """Delete the job of that name, if there is one, and wait until its or older pods are gone."""
+        uid = existing["metadata"]["uid"] if existing is not None else ""
+        if existing is not None:
+            job_objects.delete(self.cluster, kind, name, uid=uid)
+        if wait:
+            job_objects.await_absence(self.cluster, kind, name, uid=uid)
+
+    def _check_managed(self, kind: Kind, existing: Body) -> None:
+        if _label(existing, LABEL_MANAGED) != MANAGED_BY:
+            raise LaunchError(
+                f"the {kind.title} {_name(existing)} in namespace {self.cluster.namespace} was not made by "
+                "kubedet, which leaves it alone",
+                fix="give the job another name, or have its owner delete that one",
+            )
+
+    def status(self, name: str) -> JobStatus:
+        return self._status(name, *self.kinds.find(name), None)
 
     def follow(self, name: str, *, once: bool = False) -> Iterator[LogLine | JobStatus]:
         """Yield a job's lines as they come and, every few seconds, its status, until it has ended.
@@ -377,7 +271,7 @@ class ClusterBackend(Backend):
         """
         timings = self.timings
         waits, answered = timings.waits(), time.monotonic()
-        with MergedLogs(self.cluster, follow=not once) as logs, PodEndings(self.cluster) as endings:
+        with MergedLogs(self.cluster, follow=not once) as logs, pods.PodEndings(self.cluster) as endings:
             while True:
                 try:
                     kind, job = self.kinds.find(name, patience=0.0)
@@ -401,15 +295,9 @@ class ClusterBackend(Backend):
                 yield from logs.lines(wait)
 
     def pod_lines(self, name: str, pod: PodStatus, *, follow: bool, tail: int = 0) -> Iterator[str]:
-        """Yield the lines of one pod of a job; of those that are there, only the last `tail` unless it is 0.
-
-        Raises:
-            ApiError: the log cannot be read.
-        """
         return PodLog(self.cluster, pod.name, pod.uid, threading.Event(), tail=tail).lines(follow=follow)
 
     def execute(self, name: str, pod: PodStatus, arguments: list[str]) -> int:
-        """Run a command in a pod with this process's output, and its terminal; returns the exit code."""
         return pod_exec.interactive(self.cluster.core, self.cluster.namespace, pod, arguments)
 
     def list_jobs(self) -> list[JobStatus]:
@@ -423,7 +311,7 @@ class ClusterBackend(Backend):
             by_job: dict[str, list[Any]] = {}
             for pod in pods.of_all(self.cluster, kind) if jobs else ():
                 by_job.setdefault(pod.metadata.labels[kind.pod_label], []).append(pod)
-            statuses += [job_status(kind, job, by_job.get(_name(job), [])) for job in jobs]
+            statuses += [pods.job_status(kind, job, by_job.get(_name(job), [])) for job in jobs]
         statuses = self._with_orphans(statuses)
         return sorted(self._queues.with_positions(statuses), key=lambda status: status.created, reverse=True)
 
@@ -441,11 +329,9 @@ class ClusterBackend(Backend):
         ]
 
     def with_progress(self, status: JobStatus) -> JobStatus:
-        """Return a job's status with its progress, if the job or its log reports it."""
         return self._readings.completed(status)
 
     def explain(self, status: JobStatus) -> list[str]:
-        """Explain why the pods of a job do not run: their waiting reasons and events."""
         if status.phase is Phase.SUSPENDED:
             return kueue.explain(self.cluster, status)
         return pods.explain(self.cluster, self.kinds.kind_of(status.name), status)
@@ -455,7 +341,7 @@ class ClusterBackend(Backend):
         if job is None:
             return JobStatus(name, Phase.GONE, kind=kind.title)
         job_pods = pods.of_job(self.cluster, kind, name, patience=patience)
-        status = self._incarnations.count(job_status(kind, job, job_pods))
+        status = self._incarnations.count(pods.job_status(kind, job, job_pods))
         return self._queues.with_positions([status], patience=patience)[0]
 
 
@@ -468,28 +354,9 @@ def _choose(logs: MergedLogs, status: JobStatus) -> None:
             logs.follow(pod.name, pod.uid, tail=TAIL)
 
 
+def _label(job: Body, name: str) -> str:
+    return str((job["metadata"].get("labels") or {}).get(name, ""))
+
+
 def _name(job: Body) -> str:
     return str(job["metadata"]["name"])
-
-
-class ClusterLauncher(Launcher):
-    """Runs a job in the cluster.
-
-    Args:
-        kinds: names of what the job may become; empty is whatever the cluster has.
-    """
-
-    def __init__(self, *kinds: str) -> None:
-        self._kinds = [KINDS[name] for name in kinds or KINDS]
-
-    def run(self, job: JobSpec, look: Look = ignore) -> None:
-        """Run a job to its end, its output on stdout; see `watch.run`."""
-        watch.run(ClusterBackend.connect(kinds=self._kinds), job, look=look)
-
-    def remove(self, name: str, *, finished: bool = False) -> JobStatus:
-        """Delete a job that is not finished, or any if `finished`; returns its last status."""
-        backend = ClusterBackend.connect(kinds=self._kinds)
-        status = backend.status(name)
-        if finished or not status.phase.final:
-            backend.stop(name)
-        return status

@@ -1,13 +1,20 @@
-"""Status of a job's pods, and the cluster's events about them."""
+"""Status of a job and its pods, how replaced pods ended, and the cluster's events about them."""
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from components.launchers.backend import Ending, JobStatus, PodStatus
+from kubeflow.training.utils.utils import FakeResponse
+from kubernetes.client import ApiException
+from urllib3.exceptions import HTTPError
+
+from components.launchers.backend import Ending, JobStatus, Phase, PodStatus
 from components.launchers.cluster.client import ApiError, Cluster
-from components.launchers.cluster.kinds.kind import Kind
-from components.launchers.pod_template import MAIN
+from components.launchers.cluster.kinds.kind import Body, Kind, Standing
+from components.launchers.pod_template import LABEL_QUEUE, LABEL_SPEC, MAIN
 
 Rank = Callable[[Mapping[str, str]], int]
 """Returns the rank of a pod's node, from 0, from the pod's labels."""
@@ -199,3 +206,226 @@ def _event(event: Any) -> str:
 def rfc3339(moment: Any) -> str:
     """Return a time as RFC 3339, which sorts."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ") if moment else ""
+
+
+def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
+    """Return a job's status.
+
+    Args:
+        kind: what it is.
+        job: the job.
+        job_pods: its pods (V1Pod).
+    """
+    meta = job["metadata"]
+    created = meta.get("creationTimestamp") or ""
+    # A job of this name that was deleted a moment ago leaves pods of the same labels.
+    own_pods = [pod for pod in job_pods if rfc3339(pod.metadata.creation_timestamp) >= created]
+    pod_statuses = statuses(own_pods, lambda labels: kind.rank(job, labels), kind.attempt_label)
+    nodes, bounds = kind.nodes(job), kind.bounds(job)
+    phase, reason, message = _phase(kind.standing(job), bounds[0] if bounds else nodes, pod_statuses)
+    labels = meta.get("labels") or {}
+    return JobStatus(
+        name=meta["name"],
+        phase=phase,
+        reason=reason,
+        message=message,
+        pods=pod_statuses,
+        created=created,
+        nodes=nodes,
+        elastic=bounds is not None,
+        uid=meta.get("uid") or "",
+        spec=labels.get(LABEL_SPEC, ""),
+        kind=kind.title,
+        queue=labels.get(LABEL_QUEUE, ""),
+        workflow=next(
+            (owner["name"] for owner in meta.get("ownerReferences") or () if owner["kind"] == "Workflow"), ""
+        ),
+        progress=kind.progress(job),
+    )
+
+
+class Incarnations:
+    """Counts replaced pods: controllers replace them and keep no count."""
+
+    def __init__(self) -> None:
+        self._uids: dict[str, dict[int, list[str]]] = {}
+        self._before: dict[str, set[str]] = {}
+        """Pods from before a suspension, which may take a while to terminate."""
+
+    def count(self, status: JobStatus) -> JobStatus:
+        """Return a status whose pods' restarts include the pods of their ranks before them."""
+        if status.phase is Phase.SUSPENDED:  # By a queue, which is no fault of the pods.
+            self._uids.pop(status.name, None)
+            self._before.setdefault(status.name, set()).update(pod.uid for pod in status.pods)
+            return status
+        uids = self._uids.setdefault(status.name, {})
+        had_pods = any(uids.values())
+        old = self._before.get(status.name, set())
+        pods = tuple(
+            pod if pod.uid in old else _counted(uids.setdefault(pod.rank, []), pod) for pod in status.pods
+        )
+        lost = not pods or any(pod.leaving or pod.phase == "Failed" for pod in pods)
+        restarted = any(pod.restarts for pod in pods) or (had_pods and lost)
+        restarting = status.phase is Phase.PENDING and restarted
+        return replace(status, pods=pods, phase=Phase.RESTARTING if restarting else status.phase)
+
+
+def _counted(uids: list[str], pod: PodStatus) -> PodStatus:
+    if pod.uid not in uids:
+        uids.append(pod.uid)
+    unknown = max(0, uids.index(pod.uid) - pod.attempt)  # The controller's own count is of those, too.
+    return replace(pod, restarts=pod.restarts + unknown)
+
+
+def _phase(standing: Standing, needed: int, pod_statuses: tuple[PodStatus, ...]) -> tuple[Phase, str, str]:
+    """Return phase, reason and message: the end by the job's conditions, the rest by the pods."""
+    if standing.phase is not None:
+        return standing.phase, standing.reason, standing.message
+    if sum(pod.counts for pod in pod_statuses) >= needed:
+        return Phase.RUNNING, "", ""
+    if standing.restarting:
+        return Phase.RESTARTING, standing.reason, standing.message
+    waiting = next((pod for pod in pod_statuses if pod.phase == "Pending" and pod.reason), None)
+    return Phase.PENDING, waiting.reason if waiting else "", waiting.message if waiting else ""
+
+
+_WATCH_LAG = 1.0  # Seconds that the watch may be behind.
+
+
+class PodEndings:
+    """A watch of a job's pods in a thread of its own; a context manager.
+
+    If RBAC forbids watching, nothing is remembered.
+
+    Args:
+        cluster: where the job is.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._selector = ""
+        self._rank: Rank = lambda labels: 0
+        self._endings: dict[int, dict[str, Ending | None]] = {}
+        """How pods ended, by rank and uid; None for a pod whose end was not observed."""
+        self._news = threading.Condition()
+        self._stopped = threading.Event()
+        self._blind = False
+        self._version = ""
+        """resourceVersion of the last change that was received."""
+
+    def __enter__(self) -> "PodEndings":
+        return self
+
+    def watch(self, selector: str, rank: Rank) -> None:
+        """Start the watch, unless it is running.
+
+        Args:
+            selector: chooses the job's pods, by their labels.
+            rank: tells the number of a pod's node.
+        """
+        if not self._selector:
+            self._selector, self._rank = selector, rank
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+
+    def remembered(self, status: JobStatus) -> JobStatus:
+        """Return a status whose pods say in `before` how the previous pod of their rank ended."""
+        for pod in status.pods:
+            self._note(pod)
+        with self._news:
+            # The polled status may be a moment ahead of the watch.
+            self._news.wait_for(lambda: self._blind or not self._awaited(status), _WATCH_LAG)
+            for rank, uid in self._awaited(status):
+                self._endings[rank][uid] = Ending()
+        return replace(status, pods=tuple(self._with_ending(pod) for pod in status.pods))
+
+    def _awaited(self, status: JobStatus) -> list[tuple[int, str]]:
+        """Rank and uid of each replaced pod whose end was not observed."""
+        return [(pod.rank, uid) for pod in status.pods for uid, end in self._earlier(pod) if end is None]
+
+    def _earlier(self, pod: PodStatus) -> list[tuple[str, Ending | None]]:
+        """Return the earlier pods of a pod's rank, and how they ended. The watch may know later ones."""
+        endings = self._endings.get(pod.rank, {})
+        return list(itertools.takewhile(lambda item: item[0] != pod.uid, endings.items()))
+
+    def _with_ending(self, pod: PodStatus) -> PodStatus:
+        with self._news:
+            endings = [ending for _, ending in self._earlier(pod) if ending]
+        last = endings[-1] if endings and endings[-1] != Ending() else None
+        return replace(pod, before=pod.before or last)
+
+    def _note(self, pod: PodStatus) -> None:
+        ended = pod.phase == "Failed" or pod.exit_code
+        ending = Ending(pod.reason, pod.message, pod.exit_code) if ended else None
+        with self._news:
+            endings = self._endings.setdefault(pod.rank, {})
+            if endings.get(pod.uid) in (None, Ending()):
+                endings[pod.uid] = ending or endings.get(pod.uid)
+                self._news.notify_all()
+
+    def _watch(self) -> None:
+        waits = self._cluster.timings.waits()
+        while not self._stopped.is_set():
+            try:
+                for change in self._changes():
+                    waits = self._cluster.timings.waits()
+                    self._receive(change["type"], change["object"])
+                    if self._stopped.is_set():
+                        return
+            except ApiException as error:
+                if error.status in (403, 405):
+                    self._blind = True
+                    return
+                if error.status == 401:
+                    self._cluster.refresh()
+                if error.status == 410:
+                    self._version = ""
+            except (HTTPError, OSError, ValueError, LookupError):
+                pass  # A stream that broke, or was silent for long: the next one goes on where it was.
+            self._stopped.wait(next(waits))
+
+    def _receive(self, event_type: str, body: dict[str, Any]) -> None:
+        if event_type == "ERROR":  # What has happened since is not kept any more: begin with what is there.
+            self._version = ""
+            return
+        self._version = body["metadata"]["resourceVersion"]
+        if event_type == "BOOKMARK":
+            return
+        v1_pod = self._pod(body)
+        pod = status(v1_pod, self._rank(v1_pod.metadata.labels or {}))
+        self._note(pod)
+        if event_type == "DELETED":
+            with self._news:  # By somebody, or with its node, before it could end.
+                self._endings[pod.rank][pod.uid] = self._endings[pod.rank][pod.uid] or Ending("deleted")
+                self._news.notify_all()
+
+    def _changes(self) -> Iterator[dict[str, Any]]:
+        """Yield the watch events since the last one, or first the existing pods, until the stream ends."""
+        timings = self._cluster.timings
+        query = {"labelSelector": self._selector, "watch": "true"}
+        query["allowWatchBookmarks"] = "true"  # Or the number grows old while nothing happens.
+        if self._version:
+            query["resourceVersion"] = self._version
+        response = self._cluster.api.call_api(
+            "/api/v1/namespaces/{namespace}/pods",
+            "GET",
+            {"namespace": self._cluster.namespace},
+            list(query.items()),
+            auth_settings=["BearerToken"],
+            _return_http_data_only=True,
+            _preload_content=False,
+            _request_timeout=(timings.connect, timings.quiet),
+        )
+        rest = b""
+        try:
+            for chunk in response.stream(1 << 16):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    yield json.loads(line)
+        finally:
+            response.close()
+
+    def _pod(self, body: dict[str, Any]) -> Any:
+        return self._cluster.api.deserialize(FakeResponse(body), "V1Pod")

@@ -1,7 +1,6 @@
 """The register of launchers, and what a new kind of job takes: one file."""
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 
 import pytest
@@ -21,13 +20,10 @@ JOB = JobSpec(command=("true",), name="train", image="i:1")
 
 
 @pytest.mark.parametrize("name", launchers.LAUNCHERS)
-def test_every_launcher_of_the_register_can_be_made(name, monkeypatch):
-    monkeypatch.setenv("KUBECONFIG", "/nowhere")
-    launcher = launchers._create(name)
-    assert callable(launcher.run) and callable(launcher.remove)
-    registered = launchers.entry(name)
-    assert registered.meaning and set(registered.kinds) <= set(KINDS)
-    assert registered.pods is (name != "local")
+def test_every_launcher_has_a_meaning_and_kinds_that_exist(name):
+    entry = launchers.entry(name)
+    assert entry.meaning and set(entry.kinds) <= set(KINDS)
+    assert entry.pods is (name != "local")
 
 
 def test_the_default_one_is_in_the_register_and_every_kind_has_one():
@@ -40,27 +36,6 @@ def test_one_that_does_not_exist_is_refused_with_the_list(act):
     with pytest.raises(ConfigError, match="no launcher 'slurm'") as error:
         getattr(launchers, act)("slurm", JOB)
     assert error.value.fix == "use one of: local, kubernetes, pytorchjob, trainjob"
-
-
-class Toy:
-    """A launcher of a test."""
-
-    def __init__(self, *words):
-        self.words, self.done = words, []
-
-    def run(self, job, look):
-        print(f"ran {job.name} with {self.words}")
-
-    def remove(self, name, *, finished=False):
-        return "running"
-
-
-def test_a_new_launcher_is_one_line(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "toy_launcher", sys.modules[__name__])
-    monkeypatch.setitem(launchers.LAUNCHERS, "toy", launchers.Entry("a toy", "toy_launcher:Toy", ("a", "b")))
-    launchers.run("toy", JOB)
-    assert capsys.readouterr().out == "ran train with ('a', 'b')\n"
-    assert launchers.remove("toy", "train") == "running"
 
 
 class ToyJob(Kind):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from components.launchers import local, run
-from components.launchers.backend import Phase
 from components.launchers.guarded_process import GuardedProcess
 from components.launchers.spec import JobSpec, training
 from trainer.base.errors import ConfigError, Interrupted, LaunchError
@@ -100,18 +99,6 @@ def test_the_command_is_the_trainers_own_by_this_interpreter():
     job = JobSpec(command=training(("train", "--config", "x")), nproc=3)
     assert local.command(job) == [sys.executable, "-m", "trainer", "launch", "--", "train", "--config", "x"]
     assert local.environment(job, cores=2)["PET_NPROC_PER_NODE"] == "3"
-
-
-def test_the_backend_tells_how_its_job_is():
-    backend = local.LocalBackend()
-    assert backend.status("mine").phase == Phase.GONE
-    name = backend.submit(
-        JobSpec(name="mine", command=("python", "-c", "print('error: no'); raise SystemExit(2)"))
-    )
-    assert backend.status(name).phase == Phase.RUNNING
-    assert [line.text for line in backend.logs(name)] == ["error: no"]
-    ended = backend.status(name)
-    assert (ended.phase, ended.message, ended.pods[0].exit_code) == (Phase.FAILED, "no", 2)
 
 
 def test_threads_share_the_cores(monkeypatch):

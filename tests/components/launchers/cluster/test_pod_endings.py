@@ -11,7 +11,7 @@ from patience import until
 
 from components.launchers.backend import Ending
 from components.launchers.cluster import pods
-from components.launchers.cluster.backend import PodEndings
+from components.launchers.cluster.pods import PodEndings
 
 
 @pytest.fixture

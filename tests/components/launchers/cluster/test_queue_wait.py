@@ -12,9 +12,10 @@ from fake_pod import endless, fine
 from kinds import both
 
 from components.launchers.backend import JobStatus, Phase, PodStatus
-from components.launchers.cluster.backend import ClusterBackend, Incarnations
+from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.cluster.kueue import framework
+from components.launchers.cluster.pods import Incarnations
 from trainer.base.errors import LaunchError
 
 

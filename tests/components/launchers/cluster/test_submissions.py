@@ -146,11 +146,11 @@ def test_a_creation_of_which_nothing_is_known_says_how_to_look(backend, fake_clu
     monkeypatch.setattr(backend.cluster, "timings", replace(backend.cluster.timings, patience=0.0))
     fake_cluster.faults.append(Fault("POST", kind.plural, lost=True))
 
-    def away(*arguments, clear=backend._submissions._clear, **options):
+    def away(*arguments, clear=backend._clear, **options):
         clear(*arguments, **options)
         fake_cluster.faults.append(Fault("GET", kind.plural, status=503, times=9))
 
-    monkeypatch.setattr(backend._submissions, "_clear", away)
+    monkeypatch.setattr(backend, "_clear", away)
     with pytest.raises(ApiError, match=f"whether the {kind.title} train was created is not known") as error:
         backend.submit(job())
     assert "kubedet job stop train" in error.value.fix
