@@ -13,7 +13,7 @@ from trainer.base.bounded_text import whole_number
 from trainer.base.errors import EXIT_FAILURE, ConfigError, KubedetError
 
 if TYPE_CHECKING:
-    from trainer.launching.doctor import Check, Needs
+    from trainer.launching.doctor import Check
 
 _STYLES = {"ok": "green", "warning": "yellow", "missing": "bold red"}
 _GPU = "nvidia.com/gpu"
@@ -76,37 +76,40 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _local(options: argparse.Namespace) -> "Iterator[Check]":
-    from components.doctor import machine
-    from trainer.launching.doctor import Needs
+    from trainer.launching import doctor as machine
 
-    yield from machine.check(Needs(gpus=options.gpus, output=options.data_root))
+    yield from machine.check_machine(machine.Needs(gpus=options.gpus, output=options.data_root))
 
 
 def _cluster(options: argparse.Namespace) -> "Iterator[Check]":
-    from components.doctor import cluster, pods, queue
+    from components import doctor
     from components.launchers.cluster.backend import ClusterBackend
     from pipelines import sizes
-    from trainer.launching.doctor import Check, writable
+    from trainer.launching import doctor as machine
 
-    resources = ({_GPU: options.gpus} if options.gpus else {}) | _resources(options.resource)
     try:
         backend = ClusterBackend.connect(options.namespace)
     except ConfigError as error:
-        yield Check("cluster", "missing", error.message, error.fix)
+        yield machine.Check("cluster", "missing", error.message, error.fix)
         return
     step = {"step_cpu": options.step_cpu, "step_memory": options.step_memory}
     step = sizes.request(options.size, options.step_cpu, options.step_memory) if options.size else step
-    needs = cluster.Needs(
+    resources = ({_GPU: options.gpus} if options.gpus else {}) | _resources(options.resource)
+    needs = doctor.Needs(
         options.nodes, resources, options.credentials, options.claim,
         cpu=step["step_cpu"], memory=step["step_memory"],
     )  # fmt: skip
-    yield from cluster.check(backend.cluster, needs)
+    yield from doctor.check_cluster(backend, needs)
     if options.queue:
-        yield from queue.check(backend, options.queue)
+        yield from doctor.check_queue(backend, options.queue)
     if options.data_root:
-        yield writable(options.data_root)
+        yield machine.writable(options.data_root)
     if options.job:
-        yield from pods.check(backend, options.job, _needs_of_pods(options))
+        needs_of_pods = machine.Needs(
+            gpus=options.gpus, rdma=options.rdma, interface=options.interface,
+            shared_memory=machine.size(options.shared_memory or "0"),
+        )  # fmt: skip
+        yield from doctor.check_pods(backend, options.job, needs_of_pods)
 
 
 def _pipelines(options: argparse.Namespace) -> "Iterator[Check]":
@@ -132,26 +135,22 @@ def _pipelines(options: argparse.Namespace) -> "Iterator[Check]":
     yield Check(title, "warning" if remark else "ok", remark or f"{release.tag} at {access.host}", fix)
 
 
-def _needs_of_pods(options: argparse.Namespace) -> "Needs":
-    from trainer.launching.doctor import Needs, size
-
-    return Needs(
-        gpus=options.gpus, rdma=options.rdma, interface=options.interface,
-        shared_memory=size(options.shared_memory or "0"),
-    )  # fmt: skip
+_IN_PODS = ("shared_memory", "interface", "rdma")
+_IN_CLUSTER = (
+    "namespace", "credentials", "claim", "resource", "queue", "job", "size", "step_cpu", "step_memory", "host",
+    "ca",
+)  # fmt: skip
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Refuse options that mean nothing, and numbers that are none."""
-    in_pods = ("shared_memory", "interface", "rdma")
-    in_cluster = (
-        "namespace", "credentials", "claim", "resource", "queue", "job", "size", "step_cpu", "step_memory",
-        "host", "ca",
-    )  # fmt: skip
-    used = [name for name in (*in_cluster, *in_pods) if getattr(options, name)]
+    """Refuse options that have no effect, and values that cannot be used."""
+    from pipelines import sizes
+    from trainer.launching.doctor import size
+
+    used = [name for name in (*_IN_CLUSTER, *_IN_PODS) if getattr(options, name)]
     problems = [f"{_option(name)} means nothing with --local" for name in used if options.local]
     if not options.local and not options.job:
-        problems += [f"{_option(name)} needs --job" for name in used if name in in_pods]
+        problems += [f"{_option(name)} needs --job" for name in used if name in _IN_PODS]
     if options.nodes < 1:
         problems.append(f"--nodes {options.nodes} is less than one")
     if options.gpus < 0:
@@ -160,27 +159,17 @@ def _check_options(options: argparse.Namespace) -> None:
         name, equals, number = text.partition("=")
         if not name or (equals and whole_number(number) is None):
             problems.append(f"--resource {text!r} is not NAME or NAME=N")
-    problems += _problems_of_step(options)
-    if options.shared_memory:
-        from trainer.launching.doctor import size
-
-        try:
-            size(options.shared_memory)
-        except ConfigError as error:
-            problems.append(f"--shared-memory: {error.message}")
-    if problems:
-        raise ConfigError("; ".join(problems), fix="see `kubedet doctor --help`")
-
-
-def _problems_of_step(options: argparse.Namespace) -> list[str]:
-    from pipelines import sizes
-
     cpu, memory = sizes.SIZES[sizes.DEFAULT]
     try:
         sizes.check(options.step_cpu or cpu, options.step_memory or memory)
     except ConfigError as error:
-        return error.message.splitlines()
-    return []
+        problems += error.message.splitlines()
+    try:
+        size(options.shared_memory or "0")
+    except ConfigError as error:
+        problems.append(f"--shared-memory: {error.message}")
+    if problems:
+        raise ConfigError("; ".join(problems), fix="see `kubedet doctor --help`")
 
 
 def _option(name: str) -> str:

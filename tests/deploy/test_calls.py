@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from components.doctor.cluster import PERMISSIONS
+from components.doctor import PERMISSIONS
 from components.launchers import cluster
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
 
 STREAMS = {
     ("watch", "workflows"): ("termination.py", "/apis/{group}/{version}/namespaces/"),
-    ("watch", "pods"): ("backend.py", "/api/v1/namespaces/{namespace}/pods"),
+    ("watch", "pods"): ("pods.py", "/api/v1/namespaces/{namespace}/pods"),
     ("get", "pods/log"): ("logs.py", "/api/v1/namespaces/{namespace}/pods/{name}/log"),
 }
 """What is read as it comes, past Cluster.call: where, and the address."""

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from components import job_limits, object_store
-from components.doctor.cluster import PERMISSIONS
+from components.doctor import PERMISSIONS
 from components.launchers import pod_template
 from components.launchers.cluster.kinds import trainjob
 from components.launchers.spec import JobSpec

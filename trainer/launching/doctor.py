@@ -1,4 +1,4 @@
-"""Checks the machine of a training process: locked memory, /dev/shm, networks, GPUs, RDMA, storage.
+"""Checks the machine of a training process (limits, /dev/shm, networks, GPUs, RDMA), or of a local run.
 
 It reads what the kernel and PyTorch report and changes nothing; only `output` is written to.
 """
@@ -6,15 +6,20 @@ It reads what the kernel and PyTorch report and changes nothing; only `output` i
 import fcntl
 import ipaddress
 import os
+import platform
 import re
 import resource
+import shutil
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from trainer import storage
 from trainer.base.errors import ConfigError, StorageError, first_line
 from trainer.storage.probe import check_writable
 
@@ -22,6 +27,10 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _CAP_IPC_LOCK = 14  # linux/capability.h
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
           "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}  # fmt: skip
+
+
+_LEAST_LIMITS = {"nofile": 65536, "nproc": 4096}
+"""Open files and processes of a user, below which a training with many loader processes may fail."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +77,10 @@ def examine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
     yield _shared_memory(needs, root)
     yield _interfaces(needs)
     yield _gpus(needs, root)
+    yield _limits()
     yield _locked_memory(needs, root)
     yield _rdma(needs, root)
+    yield from _gpu_direct(root)
     if needs.output:
         yield writable(needs.output)
 
@@ -199,6 +210,35 @@ def _locked_memory(needs: Needs, root: Path) -> Check:
     )  # fmt: skip
 
 
+def _limits() -> Check:
+    """Check the limits of open files and processes: loader processes open shards, sockets and pipes."""
+    limits = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
+    soft = {name: resource.getrlimit(number)[0] for name, number in limits.items()}
+    texts = [f"{name} {'unlimited' if limit < 0 else limit}" for name, limit in soft.items()]
+    low = [name for name, limit in soft.items() if 0 <= limit < _LEAST_LIMITS[name]]
+    least = ", ".join(f"{name} {_LEAST_LIMITS[name]}" for name in low)
+    return _check(
+        "limits", ", ".join(texts), good=not low, needed=False,
+        fix=f"raise them on the nodes (ulimits of the container runtime) to at least {least}",
+    )  # fmt: skip
+
+
+def _gpu_direct(root: Path) -> Iterator[Check]:
+    """Check whether an RDMA device can read a GPU's memory: by nvidia_peermem, or by DMA-BUF."""
+    title, driver = "GPUDirect RDMA", _text(root / "proc/driver/nvidia/version")
+    if not driver or not any((root / "sys/class/infiniband").glob("*")):
+        return
+    if (root / "sys/module/nvidia_peermem").exists():
+        yield Check(title, "ok", "the module nvidia_peermem is loaded")
+    elif "Open Kernel Module" in driver:
+        yield Check(title, "ok", "by DMA-BUF: the driver has the open kernel modules")
+    else:
+        yield Check(
+            title, "warning", "nvidia_peermem is not loaded: data goes through the memory of the host",
+            "load it on the nodes: `modprobe nvidia-peermem`, or driver.rdma.enabled of the GPU operator",
+        )  # fmt: skip
+
+
 def _rdma(needs: Needs, root: Path) -> Check:
     ports, active = [], False
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
@@ -235,3 +275,76 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+_PACKAGES = {
+    "": ("torch", "torchvision", "pycocotools", "simplejpeg"),
+    "pipeline": ("kfp",),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
+}
+"""What is imported, by the extra of kubedet that installs it."""
+
+# What the recipe `debug` takes on the sample with two processes, and some more.
+_FREE_MEMORY = 3 * 2**30
+_FREE_DISK = 2**30
+
+
+def check_memory(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
+    """Check this machine. What is not there is told only if it is asked for: one machine needs little.
+
+    Args:
+        needs: what must be there.
+        root: where /proc, /sys and /dev are found.
+
+    Yields:
+        One check for each thing; of what needs PyTorch none where that is missing.
+    """
+    packages = _packages()
+    yield packages
+    yield _memory(root)
+    yield _disk(needs.output)
+    if packages.state == "ok" or find_spec("torch"):
+        for result in examine(needs, root):
+            if result.title == "GPUs" and result.state == "warning":
+                yield replace(result, state="ok", detail=f"{result.detail}: training is on the CPU", fix="")
+            elif result.state != "warning" or needs.gpus > 1:
+                yield result
+
+
+def _packages() -> Check:
+    missing = {extra: [name for name in names if not find_spec(name)] for extra, names in _PACKAGES.items()}
+    extras = [extra for extra, names in missing.items() if names and extra]
+    names = [name for group in missing.values() for name in group]
+    if not names:
+        installed = ", ".join(
+            f"{name} {version(name)}" for name in ("kubedet", "torch", "torchvision", "kfp")
+        )
+        return Check(
+            "packages", "ok", f"all that a run imports; {installed}, Python {platform.python_version()}"
+        )
+    requirement = f"kubedet[{','.join(extras)}]" if extras else "kubedet"
+    return Check("packages", "missing", f"not installed: {', '.join(names)}", f"pip install '{requirement}'")
+
+
+def _memory(root: Path) -> Check:
+    """Check the cores of this process, and the available memory."""
+    free = re.search(r"MemAvailable:\s*(\d+) kB", (root / "proc/meminfo").read_text())
+    amount = int(free[1]) * 1024 if free else 0
+    detail = f"{len(os.sched_getaffinity(0))} cores, {amount / 2**30:.1f} GiB of memory free"
+    if amount >= _FREE_MEMORY:
+        return Check("machine", "ok", detail)
+    needed = f"{_FREE_MEMORY / 2**30:.0f} GiB"
+    fix = f"end other programs, or use --nproc 1: a run of the recipe debug takes {needed}"
+    return Check("machine", "warning", detail, fix)
+
+
+def _disk(uri: str) -> Check:
+    """Check the free space for data and runs; those in a bucket need none here."""
+    place = Path(storage.absolute(uri)) if uri and storage.is_local(uri) else Path.cwd()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    detail = f"{free / 2**30:.1f} GiB free at {place}"
+    if free >= _FREE_DISK:
+        return Check("disk", "ok", detail)
+    return Check("disk", "warning", detail, "free space there, or choose another --data-root and --output")

@@ -53,7 +53,7 @@ def test_a_queue_is_looked_at(kubedet, fake_cluster):
 def test_gpus_are_looked_for_on_nodes(kubedet, fake_cluster):
     code, out, _ = kubedet("doctor", "--gpus", 8, "--nodes", 2)
     assert code == 1
-    assert "nvidia.com/gpu: 0 on 0 of 0 ready nodes; 2 with 8 each are asked for" in out
+    assert "nvidia.com/gpu: 0 of 0 ready nodes can hold it, 0 of them now; needed: 2" in out
 
 
 @pytest.mark.slow

@@ -2,12 +2,16 @@
 
 import json
 import os
+import resource
 import socket
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from trainer.__main__ import main
 from trainer.base.errors import ConfigError
+from trainer.launching import doctor
 from trainer.launching.doctor import Needs, addresses, examine, size
 
 
@@ -39,7 +43,8 @@ def machine(tmp_path):
 
 def test_this_machine_lacks_nothing_that_is_not_asked_for():
     checks = look()
-    assert list(checks) == ["shared memory", "network interfaces", "GPUs", "locked memory", "RDMA devices"]
+    titles = ["shared memory", "network interfaces", "GPUs", "limits", "locked memory", "RDMA devices"]
+    assert [title for title in checks if title != "GPUDirect RDMA"] == titles
     assert all(check.state in ("ok", "warning") for check in checks.values())
     assert all(bool(check.fix) == (check.state == "warning") for check in checks.values())
 
@@ -52,6 +57,29 @@ def test_what_is_asked_for_and_not_there_is_missing():
         ("shared memory", "asked for"),
     ):
         assert checks[title].state == "missing" and checks[title].fix and seen in checks[title].detail
+
+
+@pytest.mark.parametrize(("limit", "state"), [(1024, "warning"), (2**20, "ok"), (-1, "ok")])
+def test_low_limits_of_files_and_processes_are_a_warning(monkeypatch, limit, state):
+    monkeypatch.setattr(resource, "getrlimit", lambda number: (limit, limit))
+    check = look()["limits"]
+    assert check.state == state and ("nofile 65536, nproc 4096" in check.fix) is (state == "warning")
+
+
+@pytest.mark.parametrize(
+    ("driver", "module", "state"),
+    [("Kernel Module", False, "warning"), ("Kernel Module", True, "ok"), ("Open Kernel Module", False, "ok")],
+)
+def test_gpu_direct_needs_peermem_or_the_open_modules(machine, driver, module, state):
+    root = machine(ports=[("mlx5_0", "4: ACTIVE")])
+    assert "GPUDirect RDMA" not in look(root)
+    (root / "proc/driver/nvidia").mkdir(parents=True)
+    (root / "proc/driver/nvidia/version").write_text(
+        f"NVRM version: NVIDIA UNIX {driver} for x86_64 580.65\n"
+    )
+    if module:
+        (root / "sys/module/nvidia_peermem").mkdir(parents=True)
+    assert look(root)["GPUDirect RDMA"].state == state
 
 
 def test_addresses_are_this_machines():
@@ -113,3 +141,63 @@ def test_a_users_mistake_is_one_message(capsys):
     assert main(["doctor", "--shared-memory", "much"]) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.startswith("error: 'much' is not an amount")
+
+
+def test_this_machine_can_run_the_tests_and_so_a_run(tmp_path):
+    checks = {check.title: check for check in doctor.check_machine(Needs(output=str(tmp_path)))}
+    assert checks["packages"].state == "ok"
+    assert checks["output"].state == "ok"
+    assert "RDMA devices" not in checks or checks["RDMA devices"].state == "ok"
+
+
+def test_gpus_that_are_asked_for_must_be_there():
+    states = {check.title: check.state for check in doctor.check_machine(Needs(gpus=4096))}
+    assert states["GPUs"] == "missing"
+    assert "RDMA devices" in states
+
+
+@pytest.mark.parametrize(
+    ("absent", "fix"),
+    [
+        ({"kfp"}, "pip install 'kubedet[pipeline]'"),
+        ({"kfp", "onnx"}, "pip install 'kubedet[pipeline,export]'"),
+        ({"torch"}, "pip install 'kubedet'"),
+    ],
+)
+def test_a_missing_package_names_the_extra_that_has_it(monkeypatch, absent, fix):
+    real = doctor.find_spec
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name in absent else real(name))
+    checks = list(doctor.check_machine(Needs()))
+    assert checks[0].state == "missing"
+    assert checks[0].fix == fix
+    assert ("shared memory" in {check.title for check in checks}) is ("torch" not in absent)
+
+
+def test_versions_cores_memory_and_space_are_told(tmp_path):
+    checks = {
+        check.title: check for check in doctor.check_machine(Needs(output=str(tmp_path / "not" / "there")))
+    }
+    assert f"torch {torch.__version__.partition('+')[0]}" in checks["packages"].detail
+    assert checks["machine"].detail.startswith(f"{len(os.sched_getaffinity(0))} cores, ")
+    assert checks["disk"].detail.endswith(f" GiB free at {tmp_path}")
+
+
+def test_no_gpu_is_no_fault_where_none_is_asked_for():
+    (gpus,) = (check for check in doctor.check_machine(Needs()) if check.title == "GPUs")
+    assert gpus.state == "ok"
+    assert gpus.fix == "" and (torch.cuda.is_available() or "training is on the CPU" in gpus.detail)
+
+
+@pytest.mark.parametrize(("kib", "state"), [(8 * 2**20, "ok"), (2**20, "warning")])
+def test_little_memory_is_a_warning(tmp_path, kib, state):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable: {kib} kB\n")
+    (check,) = (one for one in doctor.check_machine(Needs(), tmp_path) if one.title == "machine")
+    assert check.state == state and f"{kib / 2**20:.1f} GiB" in check.detail
+    assert bool(check.fix) is (state == "warning")
+
+
+def test_a_full_disk_is_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda place: SimpleNamespace(free=2**20))
+    (disk,) = (check for check in doctor.check_machine(Needs(output=str(tmp_path))) if check.title == "disk")
+    assert disk.state == "warning" and str(tmp_path) in disk.detail and "--output" in disk.fix

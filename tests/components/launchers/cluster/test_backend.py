@@ -7,8 +7,7 @@ from fake_pod import endless
 from kinds import both, make_by_hand, plain, pod_name
 from patience import until
 
-from components import jobs
-from components.doctor import cluster as cluster_doctor
+from components import doctor, jobs
 from components.launchers.backend import Phase
 from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.spec import Elastic
@@ -188,7 +187,7 @@ def test_a_job_whose_run_has_ended_is_listed_as_such(backend, fake_cluster, job,
         fake_cluster.add("workflows", "default", {"metadata": {"name": "run-x"}, **workflow})
     (status,) = backend.list_jobs()
     assert status.orphaned is orphaned
-    checks = {check.title: check for check in cluster_doctor.check(backend.cluster, cluster_doctor.Needs())}
+    checks = {check.title: check for check in doctor.check_cluster(backend, doctor.Needs())}
     assert checks["jobs of ended runs"].state == ("warning" if orphaned else "ok")
     assert Pods("r", "default", {}).job_left() == ""
     fake_cluster.denied.add(("get", "workflows"))

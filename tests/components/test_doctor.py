@@ -1,26 +1,40 @@
-"""What the doctor finds in a cluster."""
+"""What the doctor finds in a cluster, in a queue of Kueue, and in the pods of a job."""
 
 import base64
+import json
 
 import pytest
 from fake_api import Fault
+from fake_exec import give_exec
+from fake_kueue import give_kueue
+from fake_pod import endless
 
-from components.doctor.cluster import PERMISSIONS, Needs, check
-from components.launchers.cluster.client import connect
+from components import doctor
+from components.doctor import PERMISSIONS, Needs
+from components.launchers.cluster.backend import ClusterBackend
 from components.launchers.cluster.kinds import trainjob
+from components.launchers.spec import JobSpec
 from components.launchers.timings import Timings
+from trainer.launching import doctor as machine
+from trainer.launching.doctor import Check
+
+PYTORCH, TRAIN = "kubeflow.org/pytorchjob", "trainer.kubeflow.org/trainjob"
+LONG_AGO = "2026-01-01T00:00:00Z"
+
+
+def connect():
+    return ClusterBackend.connect(timings=Timings(backoff=0.01, patience=0.2))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(doctor, "_PATIENCE", 0.2)
 
 
 @pytest.fixture
-def look(fake_cluster, monkeypatch):
+def look(fake_cluster):
     """Checks the fake cluster; returns the findings by title."""
-    monkeypatch.setattr("components.doctor.cluster._PATIENCE", 0.2)
-
-    def look(**needs):
-        cluster = connect(timings=Timings(backoff=0.01, patience=0.2))
-        return {finding.title: finding for finding in check(cluster, Needs(**needs))}
-
-    return look
+    return lambda **needs: {item.title: item for item in doctor.check_cluster(connect(), Needs(**needs))}
 
 
 def node(cluster, name, allocatable, ready="True", unschedulable=False):
@@ -242,9 +256,7 @@ def test_a_secret_needs_a_key_that_is_read_and_its_values_stay_secret(look, fake
 def test_what_may_not_be_read_is_a_warning(look, fake_cluster):
     fake_cluster.denied |= {("get", "secrets"), ("get", "persistentvolumeclaims"), ("list", "nodes")}
     checks = look(secret="keys", claim="data", resources={"nvidia.com/gpu": 8})
-    assert [checks[title].state for title in ("secret keys", "volume claim data", "devices")] == [
-        "warning"
-    ] * 3
+    assert [checks[title].state for title in ("secret keys", "volume claim data", "nodes")] == ["warning"] * 3
     assert healthy(checks.values())
 
 
@@ -271,7 +283,10 @@ def test_devices_are_counted_on_nodes_that_take_pods(look, fake_cluster):
     node(fake_cluster, "c", {"nvidia.com/gpu": "8"}, ready="Unknown")
     node(fake_cluster, "d", {"nvidia.com/gpu": "8"}, unschedulable=True)
     checks = look(resources={"nvidia.com/gpu": 8, "rdma/hca": 0, "rdma/other": 0})
-    assert checks["nvidia.com/gpu"].detail == "12 on 2 of 2 ready nodes; 1 have 8 or more free"
+    detail = checks["nvidia.com/gpu"].detail
+    assert detail.startswith(
+        "1 of 2 ready nodes can hold it, 1 of them now; needed: 1; b has nvidia.com/gpu 4"
+    )
     assert checks["rdma/hca"].state == "ok"
     assert checks["rdma/other"].state == "warning"
     assert look(resources={"nvidia.com/gpu": 8}, nodes=2)["nvidia.com/gpu"].state == "missing"
@@ -285,12 +300,12 @@ def test_a_step_must_fit_on_a_ready_node(look, fake_cluster):
     title = "room for a step (cpu 2, memory 8Gi)"
     finding = look(cpu="2", memory="8Gi")[title]
     assert finding.state == "missing" and "--size" in finding.fix
-    assert finding.detail == (
-        "0 of 2 ready nodes can hold it; a has cpu 1930m, memory 7650000Ki; b has memory 4Gi"
-    )
+    assert finding.detail.endswith("; a has cpu 1930m, memory 7650000Ki; b has memory 4Gi")
     node(fake_cluster, "d", {"cpu": "2", "memory": "8Gi"})
     finding = look(cpu="2", memory="8Gi")[title]
-    assert finding.state == "ok" and finding.detail.startswith("1 of 3 ready nodes can hold it; a has cpu")
+    assert finding.state == "ok" and finding.detail.startswith(
+        "1 of 3 ready nodes can hold it, 1 of them now"
+    )
     assert look(cpu="1500m")["room for a step (cpu 1500m)"].state == "ok"
 
 
@@ -317,7 +332,7 @@ def test_what_other_pods_request_is_no_room_for_a_step(look, fake_cluster):
     found = look(cpu="1500m", resources={"nvidia.com/gpu": 1})
     assert found["room for a step (cpu 1500m)"].state == "warning"
     assert "pods request 0.93" in found["room for a step (cpu 1500m)"].detail
-    assert found["nvidia.com/gpu"].state == "warning" and "0 have them free" in found["nvidia.com/gpu"].detail
+    assert found["nvidia.com/gpu"].state == "warning" and "0 of them now" in found["nvidia.com/gpu"].detail
 
 
 def test_init_containers_sidecars_and_overhead_are_counted_as_the_scheduler_does(look, fake_cluster):
@@ -351,3 +366,161 @@ def test_many_nodes_that_fall_short_are_not_all_named(look, fake_cluster):
 def test_nodes_that_may_not_be_listed_are_a_warning(look, fake_cluster):
     fake_cluster.denied.add(("list", "nodes"))
     assert look(cpu="2")["nodes"].state == "warning"
+
+
+@pytest.fixture
+def backend_of_both(fake_cluster):
+    fake_cluster.installed |= {"trainjobs"}
+    return connect()
+
+
+@pytest.fixture
+def queue(backend_of_both):
+    """Checks a queue; returns the findings by title."""
+    return lambda name="gpus": {item.title: item for item in doctor.check_queue(backend_of_both, name)}
+
+
+def hide_configuration(fake_cluster):
+    fake_cluster.denied.add(("get", "configmaps"))
+
+
+def test_a_queue_that_takes_jobs_of_both_kinds_is_well_and_nothing_is_made(queue, fake_cluster):
+    give_kueue(fake_cluster)
+    checks = queue()
+    assert {item.state for item in checks.values()} == {"ok"}
+    assert checks["Kueue"].detail == "Kueue v0.19.2 (API kueue.x-k8s.io/v1beta2)"
+    assert checks["queue gpus"].detail == "active, of ClusterQueue gpus-of-all; 2 wait, 1 are admitted"
+    assert checks["PyTorchJobs in Kueue"].detail == "served, by its configuration"
+    assert checks["TrainJobs in Kueue"].detail == "served, by its configuration"
+    assert checks["jobs in queues"].detail == "0 wait, none of them in vain"
+    assert not [seen for seen in fake_cluster.seen if seen.method != "GET"]
+
+
+def test_without_kueue_all_is_said(queue):
+    (finding,) = queue().values()
+    assert (finding.title, finding.state) == ("Kueue", "missing")
+    assert "leave kueue_queue out" in finding.fix
+
+
+def test_a_queue_that_does_not_exist_is_missing(queue, fake_cluster):
+    give_kueue(fake_cluster)
+    finding = queue("none")["queue none"]
+    assert (finding.state, finding.detail) == ("missing", "namespace default has no such LocalQueue")
+
+
+def test_a_queue_that_takes_nothing_says_why(queue, fake_cluster):
+    give_kueue(fake_cluster).queue("gpus", active=False, message="Can't submit new workloads to clusterQueue")
+    finding = queue()["queue gpus"]
+    assert finding.state == "missing"
+    assert "ClusterQueueIsInactive: Can't submit new workloads to clusterQueue" in finding.detail
+    assert "stopPolicy" in finding.fix
+
+
+def test_a_kind_that_no_integration_serves_is_told_with_the_other(queue, fake_cluster):
+    give_kueue(fake_cluster, serves=[TRAIN])
+    finding = queue()["PyTorchJobs in Kueue"]
+    assert finding.state == "warning"
+    assert "waits in the queue for ever" in finding.detail
+    assert finding.fix == (
+        f"name {PYTORCH} in integrations.frameworks of Kueue's configuration, or use launcher=trainjob"
+    )
+
+
+def test_where_no_kind_is_served_that_is_missing(queue, fake_cluster):
+    give_kueue(fake_cluster, serves=[])
+    checks = queue()
+    assert [checks[f"{kind}s in Kueue"].state for kind in ("PyTorchJob", "TrainJob")] == ["missing"] * 2
+
+
+@pytest.mark.parametrize("serves", [[PYTORCH], []])
+def test_without_the_configuration_the_webhook_tells_of_pytorchjobs(queue, fake_cluster, serves):
+    give_kueue(fake_cluster, serves=serves)
+    hide_configuration(fake_cluster)
+    finding = queue()["PyTorchJobs in Kueue"]
+    assert finding.state == ("ok" if serves else "missing")
+    assert "what its webhook makes of a PyTorchJob, which was not created" in finding.detail
+    posts = fake_cluster.requests("POST")
+    assert posts and all("dryRun=All" in seen.path for seen in posts)
+
+
+@pytest.mark.parametrize("serves", [[TRAIN], []])
+def test_and_of_trainjobs_where_the_runtime_is_that_they_share(queue, fake_cluster, serves):
+    give_kueue(fake_cluster, serves=serves)
+    hide_configuration(fake_cluster)
+    fake_cluster.add("trainingruntimes", "default", trainjob.shared_runtime())
+    finding = queue()["TrainJobs in Kueue"]
+    assert finding.state == ("ok" if serves else "missing")
+    assert "what its webhook makes of a TrainJob" in finding.detail
+    assert not [seen for seen in fake_cluster.requests("POST") if "dryRun=All" not in seen.path]
+
+
+def test_without_configuration_and_dry_run_it_is_not_known(queue, fake_cluster, monkeypatch):
+    give_kueue(fake_cluster)
+    hide_configuration(fake_cluster)
+    monkeypatch.setattr(fake_cluster, "refusal", lambda resource, *_: (403, "no such runtime"))
+    assert queue()["TrainJobs in Kueue"].state == "warning"
+
+
+def test_jobs_that_wait_in_vain_are_named(queue, backend_of_both, fake_cluster):
+    give_kueue(fake_cluster, serves=[])
+    for name in ("old", "new"):
+        fields = {"command": ("true",), "image": "i:1", "kueue_queue": "gpus"}
+        backend_of_both.submit(JobSpec(name=name, **fields))
+    fake_cluster.job("old")["metadata"]["creationTimestamp"] = LONG_AGO
+    finding = queue()["jobs in queues"]
+    assert finding.state == "missing"
+    assert finding.detail == "wait in vain: old (in queue gpus: Kueue has made no Workload of it yet)"
+    assert f"have {PYTORCH} named in integrations.frameworks" in finding.fix
+
+
+def test_a_queue_that_may_not_be_read_is_a_warning(queue, fake_cluster):
+    give_kueue(fake_cluster)
+    fake_cluster.denied |= {("list", "workloads"), ("get", "localqueues")}
+    checks = queue()
+    assert checks["Kueue"].state == checks["queue gpus"].state == "warning"
+    assert 'resources ["localqueues"]' in checks["queue gpus"].fix
+    assert checks["jobs in queues"].state == "ok"
+
+
+@pytest.fixture
+def two_pods(fake_cluster):
+    """A cluster with the job `two`, both of whose pods run."""
+    give_exec(fake_cluster)
+    fake_cluster.lives |= {"two-master-0": endless, "two-worker-0": endless}
+    backend = connect()
+    backend.submit(JobSpec(name="two", image="i:1", nodes=2, command=("true",)))
+    while {pod.phase for pod in backend.status("two").pods} != {"Running"}:
+        pass
+    return backend
+
+
+def test_every_pod_is_looked_into(two_pods, monkeypatch):
+    output = json.dumps([{"title": "GPUs", "state": "missing", "detail": "0 of 8", "fix": "ask for them"}])
+    monkeypatch.setattr(doctor, "_command", lambda needs: ["printf", "%s", output])
+    assert list(doctor.check_pods(two_pods, "two", machine.Needs(gpus=8))) == [
+        Check(f"{pod}: GPUs", "missing", "0 of 8", "ask for them") for pod in ("two-master-0", "two-worker-0")
+    ]
+
+
+def test_an_image_without_the_trainer_is_told(two_pods, monkeypatch):
+    monkeypatch.setattr(doctor, "_command", lambda needs: ["echo", "python: No module named trainer"])
+    checks = list(doctor.check_pods(two_pods, "two", machine.Needs()))
+    assert [check.state for check in checks] == ["missing"] * 2
+    assert "does not work" in checks[0].detail
+
+
+def test_an_image_without_python_is_told(two_pods, monkeypatch):
+    monkeypatch.setattr(doctor, "_command", lambda needs: ["nonsense"])
+    checks = list(doctor.check_pods(two_pods, "two", machine.Needs()))
+    assert "cannot run nonsense" in checks[0].detail
+
+
+def test_a_job_that_is_not_there_or_does_not_run_is_told(two_pods, fake_cluster):
+    assert [check.detail for check in doctor.check_pods(two_pods, "none", machine.Needs())] == [
+        "namespace default has none"
+    ]
+    fake_cluster.lives["late-master-0"] = lambda pod: pod.sleep(60)
+    two_pods.submit(JobSpec(name="late", image="i:1", command=("true",)))
+    assert [check.detail for check in doctor.check_pods(two_pods, "late", machine.Needs())] == [
+        "is pending, no pod runs"
+    ]
