@@ -137,8 +137,8 @@ def _pipelines(options: argparse.Namespace) -> "Iterator[Check]":
 
 _IN_PODS = ("shared_memory", "interface", "rdma")
 _IN_CLUSTER = (
-    "namespace", "credentials", "claim", "resource", "queue", "job", "size", "step_cpu", "step_memory", "host",
-    "ca",
+    "namespace", "credentials", "claim", "resource", "queue", "job", "size", "step_cpu", "step_memory",
+    "host", "ca",
 )  # fmt: skip
 
 
