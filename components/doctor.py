@@ -573,7 +573,7 @@ def _rehearsed(cluster: Cluster, kind: Kind, queue: str) -> Body | None:
         if runtime and "runtimeRef" in body["spec"]:  # A TrainJob is refused where its runtime is absent.
             body["spec"]["runtimeRef"]["name"] = runtime
         with suppress(ApiError):
-            return job_objects.rehearse(cluster, kind, body)
+            return job_objects.create(cluster, kind, body, dry_run=True)
     return None
 
 

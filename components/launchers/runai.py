@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
@@ -189,15 +189,6 @@ def _refusal(words: tuple[str, ...], code: int, output: str) -> KubedetError:
     return LaunchError(text, fix="do what it says; `runai training list` shows what there is")
 
 
-@dataclass(frozen=True)
-class _Workload:
-    """A workload as Run:ai describes it."""
-
-    status: JobStatus
-    labels: dict[str, str] | None
-    """None if Run:ai does not show them."""
-
-
 _PHASES = {
     "stopped": Phase.SUSPENDED, "stopping": Phase.SUSPENDED, "preempted": Phase.SUSPENDED,
     "running": Phase.RUNNING, "degraded": Phase.RUNNING, "restarting": Phase.RESTARTING,
@@ -211,8 +202,8 @@ _POD_PHASES = {
 }  # fmt: skip
 
 
-def _workload(tree: Mapping[str, Any], name: str) -> _Workload:
-    """Read an answer of `describe`."""
+def _workload(tree: Mapping[str, Any], name: str) -> tuple[JobStatus, dict[str, str] | None]:
+    """Return the status and the labels (None if Run:ai does not show them) in an answer of `describe`."""
     values = _flat(tree)
     word = str(values.get("phase") or values.get("status") or "")
     labels, requested = values.get("labels"), values.get("requestedpods", 1)
@@ -224,7 +215,7 @@ def _workload(tree: Mapping[str, Any], name: str) -> _Workload:
         created=str(values.get("createdat") or ""), pods=tuple(pods),
         nodes=int(requested["number"] if isinstance(requested, dict) else requested),
     )  # fmt: skip
-    return _Workload(status, labels if isinstance(labels, dict) else None)
+    return status, labels if isinstance(labels, dict) else None
 
 
 def _pod(values: Mapping[str, Any]) -> PodStatus:
@@ -263,12 +254,10 @@ class RunaiBackend(Backend):
 
     @property
     def place(self) -> str:
-        """Where the jobs are, for messages."""
         return f"Run:ai's project {self.project or 'of this user'}"
 
     @property
     def options(self) -> str:
-        """Options of `kubedet job` that choose this place, for messages."""
         return " --backend runai" + (f" --project {self.project}" if self.project else "")
 
     def submit(self, job: JobSpec) -> str:
@@ -287,10 +276,10 @@ class RunaiBackend(Backend):
         self.project = job.runai_queue or self.project
         job = replace(job, runai_queue=self.project)
         words = command(job, "runai", {LABEL_MANAGED: MANAGED_BY, LABEL_SPEC: job.fingerprint})
-        if (existing := self._find(job.name)) is not None:
-            labels = existing.labels or {}
+        if existing := self._find(job.name):
+            status, labels = existing[0], existing[1] or {}
             _check_managed(job.name, labels)
-            if labels.get(LABEL_SPEC) == job.fingerprint and existing.status.phase is not Phase.FAILED:
+            if labels.get(LABEL_SPEC) == job.fingerprint and status.phase is not Phase.FAILED:
                 logger.info("the workload %s exists: adopting it", job.name)
                 return job.name
             logger.info("the workload %s failed or has another specification: deleting it", job.name)
@@ -303,42 +292,17 @@ class RunaiBackend(Backend):
         return job.name
 
     def status(self, name: str) -> JobStatus:
-        """Return a job's status.
-
-        Raises:
-            ConfigError, LaunchError: Run:ai does not answer.
-        """
         workload = self._find(name)
-        return JobStatus(name, Phase.GONE) if workload is None else workload.status
+        return workload[0] if workload else JobStatus(name, Phase.GONE)
 
     def listing(self, *, as_json: bool = False) -> str:
         """Return the list of the project's trainings as Run:ai prints it."""
         return self._call("training", "list", *(["--json"] if as_json else []))
 
-    def logs(self, name: str, *, follow: bool = True) -> Iterator[LogLine]:
-        """Yield the lines of rank 0 and of pods that fail.
-
-        Args:
-            name: the job's name.
-            follow: go on until the job has ended; else only what is there now.
-        """
-        events = self.follow(name, once=not follow)
-        return (event for event in events if isinstance(event, LogLine))
-
     def follow(
         self, name: str, *, once: bool = False, rank: int | None = None
     ) -> Iterator[LogLine | JobStatus]:
-        """Yield a job's status and new lines every few seconds, until it has ended.
-
-        Args:
-            name: the job's name.
-            once: look once, and read what the logs hold now.
-            rank: of the only pod whose lines are read; None is rank 0 and pods that fail.
-
-        Raises:
-            ConfigError: `runai` cannot be used.
-            LaunchError: Run:ai does not answer for longer than Timings.outage.
-        """
+        """See `Backend.follow`; `rank` is that of the only pod whose lines are read."""
         read: dict[str, tuple[str, str]] = {}
         answered, final, began = time.monotonic(), False, datetime.now(UTC).isoformat()
         while True:
@@ -371,31 +335,20 @@ class RunaiBackend(Backend):
                 yield LogLine(pod, line[stamp.end() :] if stamp else line)
 
     def pod_lines(self, name: str, pod: PodStatus, *, follow: bool, tail: int = 0) -> Iterator[str]:
-        """Yield the lines of one pod; `tail` limits what is read where that is possible, not here."""
         events = self.follow(name, once=not follow, rank=pod.rank)
         return (event.text for event in events if isinstance(event, LogLine))
 
     def execute(self, name: str, pod: PodStatus, arguments: list[str]) -> int:
-        """Run a command in a pod with this process's output, and its terminal; returns the exit code."""
         terminal = ["--stdin", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
         words = self._words(*self._about(name, "exec"), "--pod", pod.name, *terminal, "--", *arguments)
         return subprocess.run(words, check=False).returncode
 
     def stop(self, name: str, *, wait: bool = True) -> None:
-        """Delete a job and its pods; one that is gone already is no error.
-
-        Args:
-            name: its name.
-            wait: until it is gone.
-
-        Raises:
-            LaunchError: kubedet did not make it, or it is not gone after Timings.removal.
-        """
         workload = self._find(name)
         if workload is None:
             return
-        if workload.labels is not None:
-            _check_managed(name, workload.labels)
+        if workload[1] is not None:
+            _check_managed(name, workload[1])
         with suppress(AbsentError):
             self._call(*self._about(name, "delete"))
         end = time.monotonic() + self.timings.removal
@@ -407,15 +360,7 @@ class RunaiBackend(Backend):
                 )
             time.sleep(self.timings.poll)
 
-    def withdraw(self, name: str, *, wait: bool = True) -> None:
-        """Delete a job as `stop` does."""
-        self.stop(name, wait=wait)
-
-    def abandon(self, name: str) -> None:
-        """Delete a job that this process submitted, without waiting for its end."""
-        self.stop(name, wait=False)
-
-    def _find(self, name: str) -> _Workload | None:
+    def _find(self, name: str) -> tuple[JobStatus, dict[str, str] | None] | None:
         """Look for a workload among the kinds, first where it was last; None if it does not exist."""
         for kind in sorted(KINDS, key=lambda kind: kind != self._kinds.get(name)):
             try:

@@ -49,7 +49,7 @@ class ClusterBackend(Backend):
         self._guard: Popen[bytes] | None = None
         self._hashes: dict[str, str] = {}
         self._uids: dict[str, str] = {}
-        self._incarnations = pods.Incarnations()
+        self._restarts = pods.RestartCounter()
         self._readings = Readings(cluster)
 
     @classmethod
@@ -271,7 +271,7 @@ class ClusterBackend(Backend):
         """
         timings = self.timings
         waits, answered = timings.waits(), time.monotonic()
-        with MergedLogs(self.cluster, follow=not once) as logs, pods.PodEndings(self.cluster) as endings:
+        with MergedLogs(self.cluster, follow=not once) as logs, pods.PodExitHistory(self.cluster) as endings:
             while True:
                 try:
                     kind, job = self.kinds.find(name, patience=0.0)
@@ -341,7 +341,7 @@ class ClusterBackend(Backend):
         if job is None:
             return JobStatus(name, Phase.GONE, kind=kind.title)
         job_pods = pods.of_job(self.cluster, kind, name, patience=patience)
-        status = self._incarnations.count(pods.job_status(kind, job, job_pods))
+        status = self._restarts.count(pods.job_status(kind, job, job_pods))
         return self._queues.with_positions([status], patience=patience)[0]
 
 

@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 _TRIES = 3  # To create an object while the cluster is deleting one of its name.
 
 
-def create(cluster: Cluster, kind: Kind, body: Body, *, dry_run: bool = False) -> str:
-    """Create a job from its manifest; returns its uid.
+def create(cluster: Cluster, kind: Kind, body: Body, *, dry_run: bool = False) -> Body:
+    """Create a job from its manifest; returns it as the cluster's webhooks changed it.
 
     Args:
         cluster: where.
@@ -29,22 +29,8 @@ def create(cluster: Cluster, kind: Kind, body: Body, *, dry_run: bool = False) -
         dry_run: have it checked, without creating it.
 
     Raises:
-        ApiError: it was refused; status 409 where the name is taken.
+        ApiError: it was refused; status 409 if the name is taken.
     """
-    created = _create(cluster, kind, body, dry_run)
-    return str(created["metadata"]["uid"])
-
-
-def rehearse(cluster: Cluster, kind: Kind, body: Body) -> Body:
-    """Return a job as the cluster's webhooks would change it, by a dry run.
-
-    Raises:
-        ApiError: it was refused.
-    """
-    return _create(cluster, kind, body, True)
-
-
-def _create(cluster: Cluster, kind: Kind, body: Body, dry_run: bool) -> Body:
     options: dict[str, Any] = {"dry_run": "All"} if dry_run else {}
     created: Body = cluster.call(
         "create",
@@ -124,7 +110,7 @@ def create_all(cluster: Cluster, kind: Kind, manifests: list[Body]) -> str:
         for dependency in dependencies:
             _create_or_orphan(cluster, kind, dependency, _name(job))
         try:
-            uid = create(cluster, kind, job)
+            uid = str(create(cluster, kind, job)["metadata"]["uid"])
             break
         except ApiError as error:
             # The controller's cache lags behind; and the deletion of an earlier job may have taken it along.

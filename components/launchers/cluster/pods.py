@@ -244,7 +244,7 @@ def job_status(kind: Kind, job: Body, job_pods: Iterable[Any]) -> JobStatus:
     )
 
 
-class Incarnations:
+class RestartCounter:
     """Counts replaced pods: controllers replace them and keep no count."""
 
     def __init__(self) -> None:
@@ -292,7 +292,7 @@ def _phase(standing: Standing, needed: int, pod_statuses: tuple[PodStatus, ...])
 _WATCH_LAG = 1.0  # Seconds that the watch may be behind.
 
 
-class PodEndings:
+class PodExitHistory:
     """A watch of a job's pods in a thread of its own; a context manager.
 
     If RBAC forbids watching, nothing is remembered.
@@ -313,7 +313,7 @@ class PodEndings:
         self._version = ""
         """resourceVersion of the last change that was received."""
 
-    def __enter__(self) -> "PodEndings":
+    def __enter__(self) -> "PodExitHistory":
         return self
 
     def watch(self, selector: str, rank: Rank) -> None:

@@ -11,7 +11,7 @@ from patience import until
 
 from components.launchers.backend import Ending
 from components.launchers.cluster import pods
-from components.launchers.cluster.pods import PodEndings
+from components.launchers.cluster.pods import PodExitHistory
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def ends(backend, job, fake_cluster, kind, master):
     """The ends of the job `train`, whose pods run until the test ends them."""
     fake_cluster.lives[master] = endless
     backend.submit(job())
-    with PodEndings(backend.cluster) as ends:
+    with PodExitHistory(backend.cluster) as ends:
         ends.watch(pods.selector(kind, "train"), partial(kind.rank, fake_cluster.job("train")))
         deadline = time.monotonic() + 60
         while not fake_cluster.requests("GET", "watch=true"):
