@@ -37,10 +37,6 @@ def test_a_job_that_waits_for_quota_tells_place_and_reason(waiting, kueue):
     assert waiting().message.startswith("2nd in queue gpus: ")
 
 
-def test_one_that_nobody_has_looked_at_tells_its_place_alone(waiting):
-    assert waiting().message == "1st in queue gpus"
-
-
 def test_one_that_never_fits_is_told_so(waiting, kueue):
     kueue.waits("train", TOO_LARGE)
     assert waiting().message.endswith(
@@ -139,13 +135,6 @@ def test_a_job_that_kueue_leaves_alone_is_unserved(fake_cluster, backend, job):
     fake_cluster.denied.add(("get", "configmaps"))
     assert backend.explain(status) == ["Kueue v0.19.2 (API kueue.x-k8s.io/v1beta2)"]
     assert "kubeflow.org/pytorchjob named in integrations.frameworks" in remedy(status)
-
-
-def test_without_kueue_it_is_unserved_too(backend, job):
-    backend.submit(job(kueue_queue="gpus"))
-    status = backend.status("train")
-    assert status.reason == "Unserved"
-    assert "no Kueue is installed" in status.message
 
 
 def test_nothing_is_asked_of_jobs_that_wait_in_no_queue(fake_cluster, backend, job, kueue):

@@ -105,21 +105,6 @@ def test_a_pod_that_dies_again_and_again_ends_the_job(run, fake_cluster, master)
 
 
 @both
-def test_a_container_that_restarts_in_its_pod_counts_too(run, fake_cluster, master):
-    def restarts(pod):
-        pod.run()
-        for _ in range(5):
-            pod.sleep(0.1)
-            pod.restart(1)
-        pod.sleep(60)
-
-    fake_cluster.lives[master] = restarts
-    with pytest.raises(LaunchError, match="allowed are 1"):
-        run(backoff=1, restart_policy="OnFailure")
-    assert gone(fake_cluster)
-
-
-@both
 def test_pods_that_stay_pending_are_explained_and_removed(run, fake_cluster, master, worker):
     fake_cluster.lives |= {
         master: lambda pod: pod.unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
@@ -227,25 +212,6 @@ def test_a_sign_of_life_is_given_when_nothing_happens(run, backend, fake_cluster
     assert 1 <= len(signs) <= 3
     printed = r"job train: running, 1 of 1 pods run, for \d+ s; no line for \d+ s"
     assert re.fullmatch(printed, signs[0])
-
-
-@both
-def test_dropped_and_stalled_streams_lose_and_repeat_nothing(run, fake_cluster, master):
-    def life(pod):
-        pod.run()
-        for number in range(60):
-            pod.say(f"step {number}")
-            pod.sleep(0.01)
-        pod.exit(0)
-
-    fake_cluster.lives[master] = life
-    log = "/log?"
-    fake_cluster.faults += [
-        Fault("GET", log, cut=500),
-        Fault("GET", log, cut=700, stall=20),
-        Fault("GET", log, end=950),
-    ]
-    assert [line for line in run() if line.startswith("[")] == [f"[{master}] step {n}" for n in range(60)]
 
 
 def test_hints_are_given_where_they_arise_and_at_the_end(run, fake_cluster, master):

@@ -1,12 +1,18 @@
-"""The log of a pod: every line once, whatever becomes of the stream."""
+"""The logs of pods: every line once, whatever becomes of the stream; several merged; the progress in them."""
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from fake_api import Fault
+from fake_pod import endless
+from patience import until
 
-from components.launchers.cluster.logs import PodLog
+from components.launchers.cluster.logs import MergedLogs, PodLog, Readings
+from trainer.base import log as training_log
+from trainer.launching import job_status
+from trainer.launching.job_status import LOSS, SPEED
 
 LOG = "/train-master-0/log"
 SECOND = 10**9
@@ -14,16 +20,16 @@ SECOND = 10**9
 
 @pytest.fixture
 def start(fake_cluster, cluster):
-    """Give train-master-0 a life; returns it and its PodLog."""
+    """Give the first pod of a job a life; returns it and its PodLog."""
 
-    def begin(life, **options):
-        fake_cluster.lives["train-master-0"] = life
+    def begin(life, name="train", **options):
+        fake_cluster.lives[f"{name}-master-0"] = life
         template = {"spec": {"containers": [{"name": "pytorch", "image": "i"}]}}
         replicas = {"Master": {"replicas": 1, "restartPolicy": "Never", "template": template}}
         fake_cluster.create_job(
-            "default", {"metadata": {"name": "train"}, "spec": {"pytorchReplicaSpecs": replicas}}
+            "default", {"metadata": {"name": name}, "spec": {"pytorchReplicaSpecs": replicas}}
         )
-        pod = fake_cluster.pod("train-master-0")
+        pod = fake_cluster.pod(f"{name}-master-0")
         return pod, PodLog(cluster, pod.name, pod.uid, threading.Event(), **options)
 
     return begin
@@ -261,3 +267,73 @@ def test_what_is_there_now_is_read_without_waiting(start):
     while len(pod.containers[-1]) < 2:
         time.sleep(0.01)
     assert list(log.lines(follow=False)) == ["a", "half"]
+
+
+def test_lines_of_pods_come_with_their_names(start, cluster):
+    pods = [start(talker(["a", "b"]))[0], start(talker(["c"]), name="other")[0]]
+    with MergedLogs(cluster) as feed:
+        for pod in [*pods, *pods]:  # A pod is followed once.
+            feed.follow(pod.name, pod.uid)
+        lines = sorted((line.pod, line.text) for line in feed.rest(5.0))
+    assert lines == [("other-master-0", "c"), ("train-master-0", "a"), ("train-master-0", "b")]
+
+
+def test_a_log_that_stays_unreadable_is_given_up_and_told(start, fake_cluster, cluster, caplog):
+    fake_cluster.faults.append(Fault("GET", LOG, times=10**6, status=500))
+    cluster.timings = replace(cluster.timings, drain=1.0)
+    pod, _ = start(talker(NUMBERED))
+    with MergedLogs(cluster) as feed:
+        feed.follow(pod.name, pod.uid)
+        assert list(feed.rest(30.0)) == []
+    assert "the end of the log of pod train-master-0 cannot be read" in caplog.text
+
+
+def test_a_flood_of_lines_does_not_hide_the_time(start, cluster):
+    pod, _ = start(talker(NUMBERED * 100))
+    with MergedLogs(cluster) as feed:
+        feed.follow(pod.name, pod.uid)
+        some = list(feed.lines(0.01))
+        rest = list(feed.rest(5.0))
+    assert [line.text for line in some + rest] == NUMBERED * 100
+    assert rest
+
+
+MASTER = "train-master-0"
+EVENT = {
+    "task": job_status.TASK, "done": 430, "total": 1000, "unit": job_status.UNIT, "rate": 2.0, "eta": 285.0,
+    "note": job_status.measured(0.532, 41.0), "end": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def running(backend, job, fake_cluster):
+    """A job that runs, and its pod."""
+    fake_cluster.lives[MASTER] = endless
+    backend.submit(job())
+    until(lambda: backend.status("train").phase == "running")
+    return backend.status("train"), fake_cluster.pod(MASTER)
+
+
+def test_the_log_of_rank_0_tells(backend, running):
+    status, pod = running
+    assert backend.with_progress(status).progress is None
+    pod.say(f"12:00:00 train: {training_log.describe(EVENT)}", "something else")
+    assert Readings(backend.cluster).completed(status).progress == job_status.Progress(
+        43, 285, {LOSS: 0.532, SPEED: 41.0}
+    )
+
+
+def test_a_log_is_read_again_only_after_a_while(backend, running, fake_cluster, monkeypatch):
+    status, pod = running
+    for _ in range(5):
+        backend.with_progress(status)
+    assert len(fake_cluster.requests("GET", "/log")) == 1
+    pod.say(f"12:00:00 train: {training_log.describe(EVENT)}")
+    monkeypatch.setattr("components.launchers.cluster.logs._FRESH", 0.0)
+    assert backend.with_progress(status).progress.percent == 43
+
+
+def test_a_log_that_may_not_be_read_is_no_trouble(backend, running, fake_cluster):
+    status, _ = running
+    fake_cluster.faults.append(Fault("GET", "/log", status=403, times=9))
+    assert backend.with_progress(status) == status
