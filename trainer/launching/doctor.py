@@ -289,7 +289,7 @@ _FREE_MEMORY = 3 * 2**30
 _FREE_DISK = 2**30
 
 
-def check_memory(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
+def check_machine(needs: Needs, root: Path = Path("/")) -> Iterator[Check]:
     """Check this machine. What is not there is told only if it is asked for: one machine needs little.
 
     Args:
