@@ -17,7 +17,7 @@ STREAMS = {
     ("get", "pods/log"): ("logs.py", "/api/v1/namespaces/{namespace}/pods/{name}/log"),
 }
 """What is read as it comes, past Cluster.call: where, and the address."""
-OUTSIDE = {("get", "deployments"), ("get", "configmaps"), ("get", "customresourcedefinitions")}
+OUTSIDE = {("get", "deployments"), ("get", "configmaps")}
 """What `cluster/kueue.py` reads of Kueue itself, if the user may: no namespace's Role grants it."""
 FOLDER = Path(cluster.__file__).parent
 JOBS = [

@@ -266,11 +266,11 @@ def release(cluster: Cluster) -> Release:
             patience=_SETUP_PATIENCE,
         )
     except ApiError:
-        return Release(_labelled(cluster), served)
+        return Release(served=served)
     images = [container.image or "" for container in manager.spec.template.spec.containers]
     tags = [match[1] for match in map(re.compile(r":(v?\d[\w.+-]*)(?:@|$)").search, images) if match]
     ready = bool(manager.status and manager.status.ready_replicas)
-    return Release(tags[0] if tags else _labelled(cluster), served, ready)
+    return Release(tags[0] if tags else "", served, ready)
 
 
 def _serves(cluster: Cluster, version: str) -> bool:
@@ -288,23 +288,6 @@ def _serves(cluster: Cluster, version: str) -> bool:
             raise
         return False
     return True
-
-
-def _labelled(cluster: Cluster) -> str:
-    """Return the version that Kueue's chart writes on its definitions."""
-    extensions = client.ApiextensionsV1Api(cluster.api)
-    name = f"workloads.{GROUP}"
-    try:
-        definition = cluster.call(
-            "get",
-            "customresourcedefinitions",
-            lambda: extensions.read_custom_resource_definition(name),
-            name=name,
-            patience=_SETUP_PATIENCE,
-        )
-    except ApiError:
-        return ""
-    return (definition.metadata.labels or {}).get("app.kubernetes.io/version", "")
 
 
 def frameworks(cluster: Cluster) -> list[str]:

@@ -156,22 +156,10 @@ def test_a_list_tells_of_all_with_one_look_at_each_queue(fake_cluster, backend, 
     assert len(asked(fake_cluster)) == 3
 
 
-@pytest.mark.parametrize(
-    ("deny", "label", "told"),
-    [
-        ([], {}, "Kueue v0.19.2 (API kueue.x-k8s.io/v1beta2)"),
-        (["deployments"], {"app.kubernetes.io/version": "v0.19.2"}, "Kueue v0.19.2 ("),
-        (["deployments"], {}, "a Kueue 0.15 or newer, its version may not be read ("),
-        (["deployments", "customresourcedefinitions"], {}, "a Kueue 0.15 or newer, its version may not be"),
-    ],
-)
-def test_kueues_version_is_told_as_far_as_it_may_be_seen(fake_cluster, cluster, kueue, deny, label, told):
-    meta = {"name": "workloads.kueue.x-k8s.io", "labels": label}
-    names = {"plural": "workloads", "kind": "Workload"}
-    spec = {"group": "kueue.x-k8s.io", "names": names, "scope": "Namespaced", "versions": []}
-    fake_cluster.add("customresourcedefinitions", "", {"metadata": meta, "spec": spec})
-    fake_cluster.denied |= {("get", resource) for resource in deny}
-    assert told in str(release(cluster))
+def test_kueues_version_is_told_as_far_as_it_may_be_seen(fake_cluster, cluster, kueue):
+    assert "Kueue v0.19.2 (API kueue.x-k8s.io/v1beta2)" in str(release(cluster))
+    fake_cluster.denied.add(("get", "deployments"))
+    assert "a Kueue 0.15 or newer, its version may not be read (" in str(release(cluster))
 
 
 def test_a_kueue_that_does_not_run_is_told_so(fake_cluster, cluster, kueue):
