@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from components import run_ids, usage
@@ -49,6 +50,19 @@ _KEEP_SECONDS = 24 * 3600.0
 _FORM = storage.Form("sharing", 1, {"token": str, "phase": str, "parts": int, "manifest": None})
 
 
+@dataclass(frozen=True)
+class Work:
+    """What the leader needs done now."""
+
+    token: str
+    """Of the leader's attempt."""
+    phase: str
+    """FETCH, WRITE, _ENDED, or empty before the first."""
+    parts: int
+    manifest: dict[str, Any] = field(default_factory=dict)
+    """What the phase works on, see `Team.do`."""
+
+
 def check(pods: int) -> None:
     """Check a number of pods.
 
@@ -62,8 +76,8 @@ def check(pods: int) -> None:
 class _Phase:
     """The parts of one phase, as one pod sees them."""
 
-    def __init__(self, folder: str, work: dict[str, Any], data_root: str, config: DataConfig) -> None:
-        self._uri = storage.join(folder, work["token"], work["phase"])
+    def __init__(self, folder: str, work: Work, data_root: str, config: DataConfig) -> None:
+        self._uri = storage.join(folder, work.token, work.phase)
         self._work, self._data_root, self._config = work, data_root, config
         self._watches: dict[int, leases.Watch] = defaultdict(leases.Watch)
 
@@ -73,7 +87,7 @@ class _Phase:
         out = {name.removeprefix("finished/") for name in names if name.startswith("finished/")}
         if unclaimed:
             out |= {name.partition("/")[0] for name in names}
-        return [part for part in range(self._work["parts"]) if str(part) not in out]
+        return [part for part in range(self._work.parts) if str(part) not in out]
 
     def do(self, part: int) -> bool:
         """Do a part; returns False if another pod is doing it."""
@@ -87,11 +101,11 @@ class _Phase:
         return False
 
 
-def _do(work: dict[str, Any], data_root: str, config: DataConfig, part: int) -> None:
-    if work["phase"] == FETCH:
-        download.fetch_partition(work["manifest"], config, part, work["parts"])
+def _do(work: Work, data_root: str, config: DataConfig, part: int) -> None:
+    if work.phase == FETCH:
+        download.fetch_partition(work.manifest, config, part, work.parts)
     else:
-        shards.shard_partition(work["manifest"], data_root, config, part, work["parts"])
+        shards.shard_partition(work.manifest, data_root, config, part, work.parts)
 
 
 class Team:
@@ -124,7 +138,7 @@ class Team:
         """
         uses.renew(self._data_root)
         if self.alone:
-            _do({"phase": phase, "manifest": manifest, "parts": 1}, self._data_root, self._config, 0)
+            _do(Work(self._token, phase, 1, manifest), self._data_root, self._config, 0)
             return 1
         work = self.announce(phase, manifest)
         shared = _Phase(self._folder, work, self._data_root, self._config)
@@ -136,10 +150,11 @@ class Team:
                 time.sleep(_LOOK_SECONDS)
         return self._parts
 
-    def announce(self, phase: str, manifest: dict[str, Any] | None = None) -> dict[str, Any]:
+    def announce(self, phase: str, manifest: dict[str, Any] | None = None) -> Work:
         """Write down what is to be done now; returns that."""
-        work = {"token": self._token, "phase": phase, "parts": self._parts, "manifest": manifest or {}}
-        storage.write_json(storage.join(self._folder, "work.json"), {"kind": "sharing", "version": 1} | work)
+        work = Work(self._token, phase, self._parts, manifest or {})
+        body = {"kind": _FORM.kind, "version": _FORM.version, **vars(work)}
+        storage.write_json(storage.join(self._folder, "work.json"), body)
         return work
 
 
@@ -196,19 +211,19 @@ def assist(data_root: str, recipe: str, overrides: dict[str, Any], patience: flo
     usage.keep(data_root)
     config = recipes.load_here(recipe, overrides).data
     folder, watch, seen = _folder(data_root), leases.Watch(), time.monotonic()
-    before: dict[str, Any] = {}
+    before: Work | None = None
     while True:
         work = _announced(folder)
-        if work and work["phase"] == _ENDED:
+        if work and work.phase == _ENDED:
             logger.info("the data need no more work")
             return
-        if work and work != before and work["phase"]:
+        if work and work != before and work.phase:
             phase = _Phase(folder, work, data_root, config)
             # From the other end than the leader.
             while _announced(folder) == work and (parts := phase.unfinished(unclaimed=True)):
                 phase.do(parts[-1])
             before, seen = work, time.monotonic()
-        elif work and not watch.is_free(storage.join(folder, work["token"], "leader")):
+        elif work and not watch.is_free(storage.join(folder, work.token, "leader")):
             seen = time.monotonic()
         elif time.monotonic() - seen > patience:
             logger.warning("no step `prepare` of this run has been at work for %.0f s: ending", patience)
@@ -216,11 +231,11 @@ def assist(data_root: str, recipe: str, overrides: dict[str, Any], patience: flo
         time.sleep(_LOOK_SECONDS)
 
 
-def _announced(folder: str) -> dict[str, Any] | None:
+def _announced(folder: str) -> Work | None:
     """Return what the leader needs done; None if it has not begun."""
     with suppress(MissingError):
-        work: dict[str, Any] = storage.read_json(storage.join(folder, "work.json"), _FORM)
-        return work
+        body = storage.read_json(storage.join(folder, "work.json"), _FORM)
+        return Work(body["token"], body["phase"], body["parts"], body["manifest"])
     return None
 
 

@@ -10,6 +10,9 @@ from typing import Any
 from components.launchers import kubernetes_names
 from components.launchers.spec import JobSpec
 
+Body = dict[str, Any]
+"""An object of the cluster, as it is written in YAML."""
+
 LABEL_SPEC = "kubedet/spec-hash"
 """Hash of the specification: tells whether an existing job is the same."""
 
@@ -44,7 +47,7 @@ def job_labels(job: JobSpec) -> dict[str, str]:
     return pods | queue | {LABEL_SPEC: job.fingerprint}
 
 
-def job_metadata(job: JobSpec) -> dict[str, Any]:
+def job_metadata(job: JobSpec) -> Body:
     """Return the metadata of the job itself."""
     namespace = {"namespace": job.namespace} if job.namespace else {}
     return {"name": job.name, **namespace, "labels": job_labels(job)}
@@ -113,9 +116,7 @@ MAIN = "kubectl.kubernetes.io/default-container"
 """Annotation that tells which container of a pod is the job's own; others may be added to it."""
 
 
-def template(
-    job: JobSpec, *, container: str = CONTAINER, env: dict[str, str] | None = None
-) -> dict[str, Any]:
+def template(job: JobSpec, *, container: str = CONTAINER, env: dict[str, str] | None = None) -> Body:
     """Return the pod template of a job (Kubernetes' PodTemplateSpec, as it stands in YAML).
 
     Args:
@@ -146,7 +147,7 @@ def template(
     }
 
 
-def _container(job: JobSpec, name: str, env: dict[str, str]) -> dict[str, Any]:
+def _container(job: JobSpec, name: str, env: dict[str, str]) -> Body:
     # torchrun's own patience after SIGTERM is 30 s, whatever the pod is given to save its state.
     patience = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(math.ceil(job.grace_seconds) - 5, 1))}
     plain = patience | process_variables(job) | env
@@ -171,7 +172,7 @@ def _container(job: JobSpec, name: str, env: dict[str, str]) -> dict[str, Any]:
     )
 
 
-def _resources(job: JobSpec) -> dict[str, Any]:
+def _resources(job: JobSpec) -> Body:
     numbers = ({job.gpu_resource: job.gpus} if job.gpus else {}) | dict(job.resources)
     counted = {name: str(number) for name, number in numbers.items()}
     limits = {"cpu": job.cpu_limit, "memory": job.memory_limit, **counted}
@@ -183,7 +184,7 @@ def _resources(job: JobSpec) -> dict[str, Any]:
     return _without_empty({"limits": _without_empty(limits), "requests": _without_empty(requests)})
 
 
-def _pod_security(job: JobSpec) -> dict[str, Any]:
+def _pod_security(job: JobSpec) -> Body:
     return _without_empty(
         {
             "runAsUser": job.run_as_user,
@@ -196,7 +197,7 @@ def _pod_security(job: JobSpec) -> dict[str, Any]:
     )
 
 
-def _container_security(job: JobSpec) -> dict[str, Any]:
+def _container_security(job: JobSpec) -> Body:
     added = list(job.capabilities)
     if job.network.profile == "rdma" and "IPC_LOCK" not in added:
         added.append("IPC_LOCK")  # Registering memory with the network card locks it.
@@ -218,7 +219,7 @@ def _claims(job: JobSpec) -> dict[str, str]:
     return {claim: f"claim-{number}" for number, claim in enumerate(unique)}
 
 
-def _mounts(job: JobSpec) -> list[dict[str, Any]]:
+def _mounts(job: JobSpec) -> list[Body]:
     volumes = _claims(job)
     mounts = [
         _without_empty(
@@ -238,7 +239,7 @@ def _mounts(job: JobSpec) -> list[dict[str, Any]]:
     return [*own, *mounts]
 
 
-def _volumes(job: JobSpec) -> list[dict[str, Any]]:
+def _volumes(job: JobSpec) -> list[Body]:
     memory = {"medium": "Memory", "sizeLimit": job.shared_memory}
     claims = [
         {"name": volume, "persistentVolumeClaim": {"claimName": claim}}
@@ -260,17 +261,17 @@ def _has_tmp(job: JobSpec) -> bool:
     return job.read_only_root and all(mount.path.rstrip("/") != _TMP for mount in job.mounts)
 
 
-def _optional(condition: bool, item: dict[str, Any]) -> list[dict[str, Any]]:
+def _optional(condition: bool, item: Body) -> list[Body]:
     return [item] if condition else []
 
 
-def _toleration(item: Any) -> dict[str, Any]:
+def _toleration(item: Any) -> Body:
     return _without_empty(
         {"key": item.key, "operator": item.operator, "value": item.value, "effect": item.effect}
     )
 
 
-def _spread(item: Any, job: JobSpec) -> dict[str, Any]:
+def _spread(item: Any, job: JobSpec) -> Body:
     return {
         "maxSkew": item.max_skew,
         "topologyKey": item.topology_key,
@@ -279,6 +280,6 @@ def _spread(item: Any, job: JobSpec) -> dict[str, Any]:
     }
 
 
-def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
+def _without_empty(fields: Body) -> Body:
     """Leave out what was not asked for: the cluster's own default counts. False and 0 stay."""
     return {key: value for key, value in fields.items() if value not in (None, "", [], {})}

@@ -6,12 +6,12 @@ torchrun's c10d rendezvous, which pod 0 holds, through a headless Service. Sourc
 """
 
 import shlex
-from typing import Any
 
 import yaml
 
 from components.launchers import pod_template, runai
 from components.launchers.cluster.kinds import KINDS
+from components.launchers.pod_template import Body
 from components.launchers.spec import JobSpec
 from trainer.base.errors import ConfigError
 
@@ -47,7 +47,7 @@ def render(target: str, job: JobSpec) -> str:
     return "\n".join([*notes, _wrapped(runai.command(job, target))]) + "\n"
 
 
-def _documents(manifests: list[dict[str, Any]]) -> str:
+def _documents(manifests: list[Body]) -> str:
     return yaml.safe_dump_all(manifests, sort_keys=False, width=110)
 
 
@@ -68,7 +68,7 @@ _WORTH_A_RETRY = [130, 134, 135, 137, 139, 143]
 """Exit codes of processes that a signal ended: interrupt, abort, bus error, kill, fault, term."""
 
 
-def _service(job: JobSpec) -> dict[str, Any]:
+def _service(job: JobSpec) -> Body:
     spec = {
         "clusterIP": "None",
         # The nodes must find each other before any of them is ready.
@@ -79,10 +79,10 @@ def _service(job: JobSpec) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": pod_template.job_metadata(job), "spec": spec}
 
 
-def _job(job: JobSpec) -> dict[str, Any]:
+def _job(job: JobSpec) -> Body:
     template = pod_template.template(job, env=pod_template.rendezvous(job, f"{job.name}-0.{job.name}"))
     template["spec"] = {"subdomain": job.name, "restartPolicy": _restart(job), **template["spec"]}
-    spec: dict[str, Any] = {
+    spec: Body = {
         "completionMode": "Indexed",
         "completions": job.nodes,
         "parallelism": job.nodes,
@@ -104,7 +104,7 @@ def _restart(job: JobSpec) -> str:
     return "OnFailure" if job.restart_policy == "OnFailure" else "Never"
 
 
-def _rules() -> list[dict[str, Any]]:
+def _rules() -> list[Body]:
     """The operator's ExitCode as rules: a lost node is replaced, a program's error fails the Job."""
     codes = {"containerName": pod_template.CONTAINER, "operator": "NotIn", "values": _WORTH_A_RETRY}
     return [

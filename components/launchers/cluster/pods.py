@@ -386,7 +386,7 @@ class PodExitHistory:
                 pass  # A stream that broke, or was silent for long: the next one goes on where it was.
             self._stopped.wait(next(waits))
 
-    def _receive(self, event_type: str, body: dict[str, Any]) -> None:
+    def _receive(self, event_type: str, body: Body) -> None:
         if event_type == "ERROR":  # What has happened since is not kept any more: begin with what is there.
             self._version = ""
             return
@@ -401,7 +401,7 @@ class PodExitHistory:
                 self._endings[pod.rank][pod.uid] = self._endings[pod.rank][pod.uid] or Ending("deleted")
                 self._news.notify_all()
 
-    def _changes(self) -> Iterator[dict[str, Any]]:
+    def _changes(self) -> Iterator[Body]:
         """Yield the watch events since the last one, or first the existing pods, until the stream ends."""
         timings = self._cluster.timings
         query = {"labelSelector": self._selector, "watch": "true"}
@@ -427,5 +427,5 @@ class PodExitHistory:
         finally:
             response.close()
 
-    def _pod(self, body: dict[str, Any]) -> Any:
+    def _pod(self, body: Body) -> Any:
         return self._cluster.api.deserialize(FakeResponse(body), "V1Pod")

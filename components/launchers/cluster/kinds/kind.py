@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from components.launchers.backend import Phase
+from components.launchers.pod_template import Body
 from components.launchers.spec import JobSpec
 from trainer.launching.job_status import Progress
 
-Body = dict[str, Any]
-"""An object of the cluster, as it is written in YAML."""
 Exists = Callable[[str, str], bool]
 """Whether the namespace has an object of kubedet's: by resource (of the kind's group) and name."""
 

@@ -1,7 +1,6 @@
 """PyTorchJobs of the Training Operator (kubeflow.org/v1, release 1.9)."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from components.launchers import pod_template
 from components.launchers.backend import Phase
@@ -26,7 +25,7 @@ class PyTorchJob(Kind):
     pod_label = "training.kubeflow.org/job-name"
 
     def manifests(self, job: JobSpec, exists: Exists) -> list[Body]:
-        spec: dict[str, Any] = {
+        spec: Body = {
             "nprocPerNode": str(job.processes),
             "runPolicy": _run_policy(job),
             "pytorchReplicaSpecs": _replicas(job),
@@ -75,19 +74,19 @@ class PyTorchJob(Kind):
         return by_condition(conditions, _PHASES) or Standing()
 
 
-def _replicas(job: JobSpec) -> dict[str, Any]:
+def _replicas(job: JobSpec) -> Body:
     if job.elastic:
         return {"Worker": _replica(job, job.nodes)}
     workers = {"Worker": _replica(job, job.nodes - 1)} if job.nodes > 1 else {}
     return {"Master": _replica(job, 1), **workers}
 
 
-def _replica(job: JobSpec, number: int) -> dict[str, Any]:
+def _replica(job: JobSpec, number: int) -> Body:
     return {"replicas": number, "restartPolicy": job.restart_policy, "template": pod_template.template(job)}
 
 
-def _run_policy(job: JobSpec) -> dict[str, Any]:
-    policy: dict[str, Any] = {"cleanPodPolicy": job.clean_pods, "backoffLimit": job.backoff}
+def _run_policy(job: JobSpec) -> Body:
+    policy: Body = {"cleanPodPolicy": job.clean_pods, "backoffLimit": job.backoff}
     if job.ttl is not None:
         policy["ttlSecondsAfterFinished"] = job.ttl
     if job.deadline:

@@ -9,7 +9,6 @@ kubernetes-sigs/jobset v0.12, failure policies; Kubernetes, "Pod failure policy"
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 from components.launchers import pod_template
 from components.launchers.backend import Phase
@@ -119,7 +118,7 @@ class TrainJob(Kind):
         return ((self.title, name), ("JobSet", name), ("Job", f"{name}-{NODE}-0"))
 
 
-def shared_runtime() -> dict[str, Any]:
+def shared_runtime() -> Body:
     """Return the runtime SHARED, as it stands in YAML."""
     job = JobSpec(command=("true",))
     runtime_labels = {
@@ -147,11 +146,11 @@ def _reference(name: str) -> dict[str, str]:
     return {"apiGroup": GROUP, "kind": RUNTIME, "name": name}
 
 
-def _numbers(job: JobSpec) -> dict[str, Any]:
+def _numbers(job: JobSpec) -> Body:
     return {"numNodes": job.nodes, "numProcPerNode": job.processes}
 
 
-def _trainjob(job: JobSpec, spec: dict[str, Any]) -> dict[str, Any]:
+def _trainjob(job: JobSpec, spec: Body) -> Body:
     if job.suspend or job.kueue_queue:
         spec["suspend"] = True  # Kueue starts what it admits.
     if job.deadline:
@@ -162,7 +161,7 @@ def _trainjob(job: JobSpec, spec: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": TrainJob.title, "metadata": metadata, "spec": spec}
 
 
-def _with_patches(job: JobSpec) -> dict[str, Any]:
+def _with_patches(job: JobSpec) -> Body:
     """Return the TrainJob that patches the runtime SHARED."""
     template = _template(job)
     spec, container = template["spec"], template["spec"]["containers"][0]
@@ -183,7 +182,7 @@ def _with_patches(job: JobSpec) -> dict[str, Any]:
     return _trainjob(job, body)
 
 
-def _template(job: JobSpec) -> dict[str, Any]:
+def _template(job: JobSpec) -> Body:
     """Return the pods' template, whole."""
     # Trainer has no elastic jobs, and would fix their number: the nodes meet by torchrun's c10d.
     env = pod_template.rendezvous(job, f"{job.name}-{NODE}-0-0.{job.name}") if job.elastic else {}
@@ -192,7 +191,7 @@ def _template(job: JobSpec) -> dict[str, Any]:
     return {**template, "spec": {"restartPolicy": restart, **template["spec"]}}
 
 
-def _runtime(metadata: dict[str, Any], job: JobSpec, template: dict[str, Any]) -> dict[str, Any]:
+def _runtime(metadata: Body, job: JobSpec, template: Body) -> Body:
     replicated = {
         "name": NODE,
         "template": {"metadata": {"labels": _ANCESTOR}, "spec": {**_pod_failures(job), "template": template}},
@@ -204,7 +203,7 @@ def _runtime(metadata: dict[str, Any], job: JobSpec, template: dict[str, Any]) -
     return {"apiVersion": API_VERSION, "kind": RUNTIME, "metadata": metadata, "spec": spec}
 
 
-def _pod_failures(job: JobSpec) -> dict[str, Any]:
+def _pod_failures(job: JobSpec) -> Body:
     """Return the Job's pod failure policy.
 
     A program's own error (exit code 1 to 127) fails the Job for good; every other failure is a pod
@@ -230,7 +229,7 @@ def _pod_failures(job: JobSpec) -> dict[str, Any]:
     }
 
 
-def _job_failures(job: JobSpec) -> dict[str, Any]:
+def _job_failures(job: JobSpec) -> Body:
     """Return the JobSet's failure policy: all pods restart together, or the TrainJob fails."""
     if job.restart_policy != "ExitCode" or job.elastic:
         return {"maxRestarts": 0}
