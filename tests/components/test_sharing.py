@@ -124,7 +124,7 @@ def leading(tmp_path):
     planned = download.plan(SOURCE, str(tmp_path), CONFIG)
     team = sharing.Team(str(tmp_path), CONFIG, 2)
     work = team.announce(sharing.FETCH, planned)
-    return team, planned, tmp_path / "sharing" / RUN / work["token"] / sharing.FETCH
+    return team, planned, tmp_path / "sharing" / RUN / work.token / sharing.FETCH
 
 
 def test_the_part_of_an_assistant_that_failed_is_done_at_once(tmp_path):
