@@ -44,7 +44,7 @@ class Mount:
 
 @dataclass(config=_STRICT, frozen=True)
 class SecretEnv:
-    """An environment variable whose value stands in a Secret, never in a specification."""
+    """An environment variable whose value comes from a Secret, never from the specification."""
 
     name: EnvName
     """The variable."""
@@ -58,7 +58,7 @@ class SecretEnv:
 
 @dataclass(config=_STRICT, frozen=True)
 class Toleration:
-    """A taint that the pods do not mind."""
+    """A toleration of the pods."""
 
     key: str = ""
     """Key of the taint; empty with Exists is every taint."""
@@ -121,7 +121,7 @@ class Elastic:
     max_nodes: Nodes = 1
     """Most nodes to train on."""
     max_restarts: Count = 10
-    """How often the processes may be started anew: each lost or regained node costs one."""
+    """How often the processes may be restarted: each lost or regained node costs one."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "Elastic":
@@ -156,7 +156,7 @@ class JobSpec:
     gpus: Annotated[Count, Field(title="GPUs")] = 0
     """GPUs of each node."""
     gpu_resource: Annotated[str, AfterValidator(kubernetes_names.qualified)] = "nvidia.com/gpu"
-    """Name under which the cluster offers them."""
+    """Resource name of the GPUs in the cluster."""
     cpu_request: Quantity = ""
     """CPU of each node that is set aside, e.g. "32" or "500m"; empty is cpu_limit."""
     cpu_limit: Quantity = ""
@@ -186,7 +186,7 @@ class JobSpec:
     """NCCL's settings."""
 
     capabilities: tuple[str, ...] = ()
-    """Linux capabilities that are added; IPC_LOCK comes by itself with profile rdma."""
+    """Linux capabilities to add; profile rdma adds IPC_LOCK."""
     run_as_user: Count | None = None
     """User id of the processes; None is the image's."""
     run_as_group: Count | None = None
@@ -196,15 +196,15 @@ class JobSpec:
     run_as_non_root: bool = True
     """Refuse an image that would run as root."""
     read_only_root: bool = False
-    """Nothing can be written but volumes, /dev/shm and /tmp, which is the pod's own; so it is in a run whose
-    training has the steps' own image, unless this says otherwise."""
+    """Only volumes, /dev/shm and /tmp (an own volume) can be written. In a run whose training uses the image of
+    the steps this is the default."""
     service_account: DnsName = ""
     """Service account of the pods; they get no token of it."""
 
     node_selector: Labels = Field(default_factory=dict)
     """Node labels that are asked for."""
     tolerations: tuple[Toleration, ...] = ()
-    """Taints that the pods do not mind."""
+    """Pod tolerations."""
     spread: tuple[Spread, ...] = ()
     """How the pods are spread."""
     priority_class: DnsName = ""
@@ -224,7 +224,7 @@ class JobSpec:
     """ExitCode recreates a pod that ended with 128 or more (killed, preempted, lost its
     peers); 1 to 127 fail the job."""
     backoff: Count = 10
-    """How often pods may be started anew before the job is given up."""
+    """How often pods may be restarted before the job is given up."""
     clean_pods: Literal["Running", "All", "None"] = "Running"
     """Which pods are deleted when the job has ended."""
     ttl: Count | None = 86400
@@ -234,8 +234,8 @@ class JobSpec:
     deadline: Count = 0
     """Seconds after which the job is stopped; 0 is no limit."""
     launcher_timeout: Count = 240
-    """Seconds without a sign of life from the step that waits for it, after which the training of a run saves
-    its state and ends, so that its GPUs are free; 0 is no limit."""
+    """Seconds without a sign of life from the step that waits for the job, after which the training of a run
+    saves its state and ends, which frees its GPUs; 0 is no limit."""
     grace_seconds: float = Field(default=60.0, ge=0)
     """How long a job that was asked to stop may take to save its checkpoint, in seconds."""
 
