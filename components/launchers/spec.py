@@ -196,7 +196,7 @@ class JobSpec:
     run_as_non_root: bool = True
     """Refuse an image that would run as root."""
     read_only_root: bool = False
-    """Only volumes, /dev/shm and /tmp (an own volume) can be written. In a run whose training uses the image of
+    """Only volumes, /dev/shm and /tmp (a volume) can be written. In a run whose training uses the image of
     the steps this is the default."""
     service_account: DnsName = ""
     """Service account of the pods; they get no token of it."""

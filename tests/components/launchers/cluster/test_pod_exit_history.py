@@ -110,9 +110,9 @@ def test_a_pod_whose_end_nobody_saw_is_waited_for_once(look, fake_cluster, kill,
     fake_cluster.faults.append(away)
     until(lambda: away.times < 10**6)  # The stream before it has ended.
     kill()
-    monkeypatch.setattr("components.launchers.cluster.backend._WATCH_LAG", 0.2)
+    monkeypatch.setattr("components.launchers.cluster.pods._WATCH_LAG", 0.2)
     begun = time.monotonic()
     assert look() is None
     assert time.monotonic() - begun >= 0.2
-    monkeypatch.setattr("components.launchers.cluster.backend._WATCH_LAG", 600)
+    monkeypatch.setattr("components.launchers.cluster.pods._WATCH_LAG", 600)
     assert look() is None
