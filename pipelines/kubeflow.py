@@ -99,19 +99,33 @@ class Server:
 
     def experiment(self, name: str) -> str:
         """Return the id of the experiment of that name; a new one's where there is none."""
+        experiment_id = self._find_experiment(name)
+        if experiment_id:
+            return experiment_id
+        body = kfp_server_api.V2beta1Experiment(display_name=name, namespace=self.namespace or None)
+        with self._explained(f"create the experiment {name}", creates=True):
+            try:
+                created = self._client.experiments.experiment_service_create_experiment(
+                    experiment=body, _request_timeout=_SECONDS
+                )
+            except kfp_server_api.ApiException as error:
+                # Of two that submit their first runs at the same time, one creates it.
+                if error.status == 409 and (experiment_id := self._find_experiment(name)):
+                    return experiment_id
+                raise
+        return self._id_of(created.experiment_id)
+
+    def _find_experiment(self, name: str) -> str:
+        """Return the id of the experiment of that name, or an empty string."""
         by_name = {"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]}
-        api = self._client.experiments
         with self._explained(f"look for the experiment {name}"):
-            experiments = api.experiment_service_list_experiments(
+            experiments = self._client.experiments.experiment_service_list_experiments(
                 filter=json.dumps(by_name), namespace=self.namespace, _request_timeout=_SECONDS
             )
         for experiment in experiments.experiments or []:
             if experiment.display_name == name:
                 return self._id_of(experiment.experiment_id)
-        body = kfp_server_api.V2beta1Experiment(display_name=name, namespace=self.namespace or None)
-        with self._explained(f"create the experiment {name}", creates=True):
-            created = api.experiment_service_create_experiment(experiment=body, _request_timeout=_SECONDS)
-        return self._id_of(created.experiment_id)
+        return ""
 
     def create_run(
         self, name: str, experiment: str, package: dict[str, Any], parameters: dict[str, Any],

@@ -89,6 +89,9 @@ class FakeKfp:
 
     def _experiments(self, method, namespace, body):
         if method == "POST":
+            taken = [(item.get("namespace"), item["display_name"]) for item in self.experiments]
+            if (body.get("namespace"), body["display_name"]) in taken:
+                return 409, {"error": f"The name {body['display_name']} already exists.", "code": 6}
             self.experiments.append({**body, "experiment_id": str(uuid.uuid4())})
             return 200, self.experiments[-1]
         existing = [

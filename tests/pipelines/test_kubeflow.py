@@ -53,6 +53,22 @@ def test_an_experiment_is_found_or_made(kfp_server):
     assert {item["namespace"] for item in kfp_server.experiments} == {"team"}
 
 
+def test_an_experiment_that_another_creates_at_the_same_time_is_taken(kfp_server):
+    server = Server(Access.find(namespace="team"))
+    experiment_id = server.experiment("nightly")
+    kfp_server.failures = [("GET", "/experiments", 200, {})]  # The other's is not there yet.
+    assert server.experiment("nightly") == experiment_id
+    assert len(kfp_server.experiments) == 1
+
+
+def test_an_experiment_whose_name_is_refused_as_taken_and_is_not_there_is_an_error(kfp_server):
+    server = Server(Access.find(namespace="team"))
+    kfp_server.failures = [("POST", "/experiments", 409, {"error": "The name Nightly already exists."})]
+    with pytest.raises(ConfigError) as caught:
+        server.experiment("nightly")
+    assert "cannot create the experiment nightly" in caught.value.message
+
+
 def test_all_pages_of_schedules_are_read(kfp_server):
     kfp_server.schedules = [{"recurring_run_id": str(n), "display_name": f"s{n}"} for n in range(5)]
     assert [item.display_name for item in Server(Access.find()).schedules()] == ["s0", "s1", "s2", "s3", "s4"]
