@@ -120,10 +120,19 @@ class Runs:
     def trains(self, run_id):
         """Wait until a run's job trains; returns the job's name."""
         name = name_of(run_id)
-        until(lambda: self.cluster.job(name), f"the job {name}", MINUTES)
+        until(lambda: self.cluster.job(name) or self.is_over(run_id), f"the job {name}", MINUTES)
+        assert self.cluster.job(name), f"the run ended, and the job {name} is not there"
         pods = self.cluster.pods
         until(lambda: any(pod.status.phase == "Running" for pod in pods(name)), f"pods of {name}", MINUTES)
         return name
+
+    def is_over(self, run_id):
+        """Whether a run's workflow has ended."""
+        workflows = self.cluster.custom.list_namespaced_custom_object(
+            "argoproj.io", "v1alpha1", self.cluster.namespace, "workflows",
+            label_selector=f"{LABEL}={run_id}",
+        )  # fmt: skip
+        return any(flow.get("status", {}).get("finishedAt") for flow in workflows["items"])
 
     def kill(self, pod, process):
         """Kill the process "work" or "main" of a step in its pod; returns what that said."""

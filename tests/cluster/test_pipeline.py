@@ -202,7 +202,8 @@ def test_where_the_train_task_is_told_to_run_reaches_the_pods_that_train(runs, f
 
 
 def test_a_deadline_ends_a_run_and_its_job(runs, cluster):
-    command = runs.submit("--deadline", "90", epochs=4000)
+    # Long enough that a busy node's data are ready and the job is there before it.
+    command = runs.submit("--deadline", "240", epochs=4000)
     job = runs.trains(runs.id_of(command))
     assert command.end(MINUTES) == 1, str(command)
     assert "deadline" in command.errors, str(command)
