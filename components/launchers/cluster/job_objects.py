@@ -113,8 +113,12 @@ def create_all(cluster: Cluster, kind: Kind, manifests: list[Body]) -> str:
             uid = str(create(cluster, kind, job)["metadata"]["uid"])
             break
         except ApiError as error:
-            # The controller's cache lags behind; and the deletion of an earlier job may have taken it along.
-            unseen = any(f'"{_name(dependency)}" not found' in error.message for dependency in dependencies)
+            # A controller's cache lags behind; and the deletion of an earlier job may have taken it along.
+            unseen = any(
+                f"{quote}{_name(dependency)}{quote} not found" in error.message
+                for dependency in dependencies
+                for quote in "\"'"  # Trainer's and Kueue's webhooks.
+            )
             if unseen and time.monotonic() < end:
                 time.sleep(next(waits))
                 continue

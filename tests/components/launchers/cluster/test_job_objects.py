@@ -67,17 +67,22 @@ def test_the_runtime_of_a_deleted_job_is_taken_over_before_the_cluster_collects_
 
 
 @pytest.mark.slow
-def test_a_runtime_that_the_controller_has_not_seen_yet_is_waited_for(backend, job, fake_cluster):
+@pytest.mark.parametrize(
+    "message",
+    ['TrainingRuntime.trainer.kubeflow.org "NAME" not found: must be created', "runtime 'NAME' not found"],
+    ids=["Trainer", "Kueue"],
+)
+def test_a_runtime_that_a_controller_has_not_seen_yet_is_waited_for(backend, job, fake_cluster, message):
     backend.submit(job(backoff=3))
     (runtime,) = runtimes(fake_cluster)
-    words = f'TrainingRuntime.trainer.kubeflow.org "{runtime["metadata"]["name"]}" not found: must be created'
+    words = message.replace("NAME", runtime["metadata"]["name"])
     backend.stop("train")
     fake_cluster.faults.append(Fault("POST", "/trainjobs", status=403, message=words, times=2))
     backend.submit(job(backoff=3))
     assert owners(fake_cluster) == [("TrainJob", fake_cluster.job("train")["metadata"]["uid"])]
     backend.stop("train")
     fake_cluster.faults.append(Fault("POST", "/trainjobs", status=403, message=words, times=10**6))
-    with pytest.raises(ApiError, match="must be created"):
+    with pytest.raises(ApiError, match="not found"):
         backend.submit(job(backoff=3))
     assert runtimes(fake_cluster) == []
 
