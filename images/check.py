@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 
 _EXTRA = {
     "components": "pipeline",
+    "operations": "pipeline",
     "pipelines": "pipeline",
     "components.tuning.results": "tune",
     "components.tuning.search": "tune",

@@ -62,7 +62,9 @@ def extras_of(image):
 @pytest.mark.parametrize("image", ["trainer", "component"])
 def test_an_image_has_what_its_modules_import(check, image):
     extras = extras_of(image)
-    provided = closure(extras) | set(sys.stdlib_module_names) | {"trainer", "components", "pipelines"}
+    provided = (
+        closure(extras) | set(sys.stdlib_module_names) | {"trainer", "components", "operations", "pipelines"}
+    )
     modules = check.modules_for(extras)
     assert len(modules) > 80
     missing = {}

@@ -66,7 +66,7 @@ def test_only_named_files_are_copied(image):
     copied = [rest.split() for word, rest in instructions(image) if word == "COPY"]
     sources = {source for words in copied for source in words[:-1] if not source.startswith("--")}
     allowed = {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "images/plan.py"}
-    allowed |= {f"images/locks/{image}.txt", "deploy", "trainer", "components", "pipelines"}
+    allowed |= {f"images/locks/{image}.txt", "deploy", "trainer", "components", "operations", "pipelines"}
     assert sources <= allowed
 
 
@@ -110,7 +110,7 @@ def test_the_build_sees_only_what_is_allowed():
     assert rules[0] == "*"
     allowed = {rule[1:] for rule in rules if rule.startswith("!")}
     assert allowed == {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "deploy", "trainer",
-                       "components", "pipelines", "images/plan.py", "images/check.py",
+                       "components", "operations", "pipelines", "images/plan.py", "images/check.py",
                        "images/compiler.sh", "images/locks"}  # fmt: skip
     assert all((ROOT / path).exists() for path in allowed)
     assert rules[-2:] == ["**/.*", "**/__pycache__"]

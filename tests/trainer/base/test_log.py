@@ -144,7 +144,7 @@ def test_of_several_processes_one_tells_and_all_warn(rank, said, capsys, monkeyp
 def test_a_narrow_terminal_shows_whole_numbers(tmp_path):
     script = tmp_path / "task.py"
     script.write_text(
-        "from trainer import log\n"
+        "from trainer.base import log\n"
         "with log.progress('train', 1280, 'steps') as bar:\n"
         "    bar.update(1280, note='loss 0.7123, 25.3 images/s, and more')\n"
         "with log.progress('inspect', None, 'images') as bar:\n"

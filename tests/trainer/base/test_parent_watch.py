@@ -13,7 +13,9 @@ from trainer.base.parent_watch import LAUNCHER
 from trainer.config.parsing import to_json
 from trainer.trackers.training_log import read_rows
 
-WATCHING = "from trainer import parent_watch; parent_watch.end_with_launcher(); print('on', flush=True); "
+WATCHING = (
+    "from trainer.base import parent_watch; parent_watch.end_with_launcher(); print('on', flush=True); "
+)
 POOL = (
     "import time; from trainer.base.worker_pool import run; "
     "list(run(time.sleep, [300.0] * 2, 2, processes=True))"

@@ -106,7 +106,7 @@ def networks(tmp_path, monkeypatch):
 def test_int8_is_near_the_network(networks):
     _, (exact, quantised, _) = networks
     for one, other in zip(exact, quantised, strict=True):
-        assert np.abs(one - other).mean() < 0.02 * np.abs(one).mean()
+        assert np.abs(one - other).mean() < 0.04 * np.abs(one).mean()
 
 
 def test_large_convolutions_are_products_of_matrices_and_equal(networks):
@@ -123,7 +123,7 @@ def test_large_convolutions_are_products_of_matrices_and_equal(networks):
             )
     # The levels share the one weight, which is moved once. Few products, few channels: not moved.
     assert zeros == {"a": [0], "c": [0], "fine": [-1], "coarse": [-1]}
-    assert smallest["fine"] == smallest["coarse"] == -128 and smallest["c"] >= -127
+    assert smallest["fine"] == smallest["coarse"] < smallest["c"]
     for one, other in zip(moved, plain, strict=True):
         assert np.array_equal(one, other)
 

@@ -90,7 +90,7 @@ def test_without_the_extra_it_says_so_at_once(monkeypatch):
 def test_the_trainer_reads_its_options_without_transformers():
     """Nor scipy nor torch: a step that only reads a configuration must not wait for them."""
     code = (
-        "import sys; from trainer import recipes; "
+        "import sys; from trainer.model import recipes; "
         "config = recipes.load('debug', {'model.architecture': 'rtdetr', 'model.size': 'r18'}); "
         "assert config.model.size == 'r18'; "
         "print([name for name in ('transformers', 'scipy', 'torch') if name in sys.modules])"
