@@ -50,8 +50,7 @@ from trainer.data.batch import Batch
 from trainer.data.device_decode import check
 from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import SampleStream
-from trainer.data.shard_cache import ShardCache
-from trainer.data.shard_index import ShardDataset
+from trainer.data.shard_index import ShardCache, ShardDataset
 from trainer.data.transforms import random_view
 from trainer.launching.distributed import World
 

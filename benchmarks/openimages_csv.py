@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.common import arguments, report
 from trainer.data.sources import openimages_csv
-from trainer.data.sources.openimages_classes import Meaning
+from trainer.data.sources.openimages_csv import Meaning
 from trainer.data.sources.source import Category
 
 GOAL = 15

@@ -15,7 +15,7 @@ from trainer import storage
 from trainer.base.errors import ConfigError
 from trainer.config.schema import Config
 from trainer.data import forgotten, raw_folder, seen
-from trainer.data.sources.set_names import name_of
+from trainer.data.sources import name_of
 from trainer.export import published_models
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from components.tuning import RUNNING
 from trainer import storage
 from trainer.base.errors import DataError, StorageError
 from trainer.data import image_keys, raw_folder
-from trainer.data.raw_table import Table
+from trainer.data.raw_folder import Table
 from trainer.export import bundle, published_models
 
 

@@ -227,8 +227,7 @@ def _size(count: int) -> str:
 def _verify(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from trainer.data.repair import repair
-    from trainer.data.verification import check, verify
+    from trainer.data.verification import check, repair, verify
 
     if options.threads < 0:
         raise ConfigError(f"--threads {options.threads} is less than zero", fix="use 0 for one for each core")

@@ -10,9 +10,8 @@ from prepared_data import BOTH, CONFIG, Prepared, believed
 from trainer import storage
 from trainer.base.errors import DataError, KubedetError
 from trainer.data.download import download
-from trainer.data.repair import repair
 from trainer.data.shards import shard
-from trainer.data.verification import check, verify
+from trainer.data.verification import check, repair, verify
 
 
 @pytest.mark.parametrize("harm", each(*HARMS, stages=("download",)))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from openimages_mirror import mirror  # noqa: F401 (a fixture)
 from PIL import Image
 
-from trainer.data.lettering import lettering
+from trainer.data.box_labels import lettering
 
 COCO = {
     "images": [{"id": 1, "file_name": "a.jpg", "width": 40, "height": 30}, {"id": 2, "file_name": "b.jpg"}],

@@ -24,7 +24,7 @@ from trainer.data import forgotten, image_keys
 from trainer.data import problem_counts as reasons
 from trainer.data.plausibility import AnnotationCheck, merged
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_table import BLOCK, ROW, new_table
+from trainer.data.raw_folder import BLOCK, ROW, new_table
 from trainer.data.sources.source import UNKNOWN, Category, Listing, Rows
 
 SPLITS = ("train", "val", "test")

@@ -18,7 +18,7 @@ from trainer.data.image_keys import place
 from trainer.data.images import UnreadableImage, normalize, place_box
 from trainer.data.plausibility import merged
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_table import ROW, Table
+from trainer.data.raw_folder import ROW, Table
 from trainer.data.shard_folder import INDEX, read_index
 from trainer.data.shard_index import ShardDataset
 

@@ -1,7 +1,7 @@
 """From a source to raw images and annotations under the data root.
 
 <data_root>/images/<source>/<2 hex>/<key>-<digest>.<ext>   bytes as the source has them
-<data_root>/raw/<fingerprint>/<split>.parquet              annotations (see trainer.data.raw_table)
+<data_root>/raw/<fingerprint>/<split>.parquet              annotations (see trainer.data.raw_folder)
 <data_root>/raw/<fingerprint>/plan.json                    written when the tables are whole
 <data_root>/raw/<fingerprint>/fetched/<k>-of-<n>.parquet   what one of n partitions brought
 <data_root>/raw/<fingerprint>/sizes-<content>.npy          bytes of each image, by id; 0: not to be had
@@ -25,12 +25,11 @@ import numpy as np
 from trainer import storage
 from trainer.base.errors import DamagedError, DataError, FormError
 from trainer.config.schema import DataConfig
-from trainer.data import annotations, fetch, fetch_reports, forgotten, raw_folder, sources
+from trainer.data import annotations, fetch, forgotten, raw_folder, sources
 from trainer.data import problem_counts as reasons
-from trainer.data.fetch_reports import Failure
+from trainer.data.fetch import Failure
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import VERSION
-from trainer.data.raw_table import Table
+from trainer.data.raw_folder import VERSION, Table
 
 logger = logging.getLogger(__name__)
 
@@ -181,10 +180,10 @@ def fetch_partition(
         if partitions > 1:  # Of a single one `join` tells.
             logger.info("raw images of %s are there already: %s", planned["source"], planned["uri"])
         return
-    report = fetch_reports.place(planned["uri"], partition, partitions)
+    report = fetch.report_uri(planned["uri"], partition, partitions)
     if lost:
         storage.write_bytes(_mending(planned), b"")
-    if not lost and storage.exists(report) and not fetch_reports.worth_another_try(report):
+    if not lost and storage.exists(report) and not fetch.worth_another_try(report):
         logger.info("the images of partition %d of %d are there already", partition + 1, partitions)
         return
     try:
@@ -289,7 +288,7 @@ def _gather(planned: dict[str, Any], partitions: int) -> tuple[dict[str, Any], n
     sums = np.zeros(sum(split["images"] for split in planned["splits"].values()), raw_folder.SUM)
     failed: list[Failure] = []
     for partition in range(partitions):
-        report = fetch_reports.read(fetch_reports.place(planned["uri"], partition, partitions))
+        report = fetch.read_report(fetch.report_uri(planned["uri"], partition, partitions))
         sums[report.ids - 1] = report.sums
         failed += report.failures
     for failure in sorted(failed):  # The examples are the same whatever the partitions are.

@@ -1,32 +1,423 @@
-"""Fetches the images of one partition over many connections, and reports the result of each.
+"""The report of one partition of a download: a Parquet table with a row for each image.
+
+A row holds the image's id in the plan and its bytes with their hash, or 0 bytes and the reason why it was not
+fetched. The report's own hash lies beside it.
+
+Copies images from their source to the data root, many at the same time, in any order.
+
+Of what comes from the web only images are kept, and of a server that the user did not name only those that
+can be decoded: an address in annotations, or a redirect, may lead to anything.
+
+Fetches the images of one partition over many connections, and reports the result of each.
 
 The first two hex digits of an image's path decide on its partition, so that a partition has folders
 of its own and learns by listing them which images are stored already.
 """
 
+import hashlib
 import logging
 import re
 import time
 from array import array
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from trainer import storage
 from trainer.base import worker_pool
-from trainer.base.errors import StorageError
+from trainer.base.errors import DamagedError, MissingError, StorageError
 from trainer.base.log import progress
+from trainer.base.os_errors import refuse_want
 from trainer.config.schema import DataConfig
-from trainer.data import fetch_reports, image_copying, image_keys, raw_folder, sources
+from trainer.data import image_keys, images, raw_folder, sources
 from trainer.data import problem_counts as reasons
-from trainer.data.fetch_reports import Failure
-from trainer.data.image_copying import Result, Task
-from trainer.data.problem_counts import Problems
-from trainer.data.raw_folder import SUM
-from trainer.data.raw_table import Table
+from trainer.data.problem_counts import TRIED_AGAIN, Problems
+from trainer.data.raw_folder import SUM, Table
+from trainer.data.shard_folder import digest
 from trainer.data.sources.source import Source
-from trainer.storage.reach import Reach
+from trainer.storage.reach import Reach, Refused
+
+_LOG = logging.getLogger("data")
+_SUM = ".sha256"
+"""What is appended to a report's name for the file with its hash, as `sha256sum -c` reads it."""
+
+_ROW = pa.schema(
+    [("image_id", pa.int64()), ("bytes", pa.int32()), *((name, pa.string()) for name in
+     ("split", "file_name", "origin", "reason", "detail")),
+     ("place", pa.uint64()), ("sha256", pa.binary(32)), ("requested", pa.bool_())]
+)  # fmt: skip
+_ADDED = ("place", "sha256", "requested")
+"""What reports of earlier programs lack."""
+
+
+Fault = tuple[str, str, bool]
+"""Reason, detail, and whether the source was asked."""
+
+
+class Failure(NamedTuple):
+    """An image that could not be fetched."""
+
+    split: str
+    file_name: str
+    origin: str
+    reason: str
+    detail: str
+    requested: bool = True
+    """Whether the source was asked for it, and may answer otherwise another time; not where it lists none."""
+
+    @property
+    def message(self) -> str:
+        """Name the image and the reason."""
+        return f"{self.split}/{self.file_name}: {self.detail}"
+
+
+def report_uri(plan: str, partition: int, partitions: int) -> str:
+    """Return the URI of a partition's report.
+
+    Args:
+        plan: URI of the folder with the plan.
+        partition: which, from 0.
+        partitions: how many.
+    """
+    return storage.join(plan, "fetched", f"{partition}-of-{partitions}.parquet")
+
+
+def write_report(
+    uri: str, ids: "array[int]", sizes: "array[int]", failures: Mapping[int, Failure], sums: np.ndarray
+) -> None:
+    """Write a report.
+
+    Args:
+        uri: its place.
+        ids: of the images that are there, int64.
+        sizes: their bytes, int32.
+        failures: by id, the images that could not be fetched.
+        sums: rows of `raw_folder.SUM` by id - 1: place and hash of each.
+    """
+    failed = pa.Table.from_pylist(
+        [{"image_id": key, "bytes": 0, **failure._asdict()} for key, failure in failures.items()], _ROW
+    )
+    columns = [np.array(ids, np.int64), np.array(sizes, np.int32)]
+    nothing = pa.nulls(len(ids), pa.string())
+    mine = sums[np.array(ids, np.int64) - 1]
+    added = [
+        pa.array(np.ascontiguousarray(mine["place"])),
+        pa.array(np.ascontiguousarray(mine["sha256"]).tolist(), pa.binary(32)),
+        pa.nulls(len(ids), pa.bool_()),
+    ]
+    stored = pa.Table.from_arrays([*map(pa.array, columns), *[nothing] * 5, *added], schema=_ROW)
+    known: list[str] = []
+    with storage.new_file(uri, sha256=lambda: known[0], confirm=True) as path:
+        # In order, so that it does not depend on who was first, or how often it was begun.
+        pq.write_table(pa.concat_tables([stored, failed]).sort_by("image_id"), path)
+        with path.open("rb") as file:
+            known.append(hashlib.file_digest(file, "sha256").hexdigest())
+        # First: a report that is there is not written again, and would have none for good.
+        storage.write_bytes(uri + _SUM, f"{known[0]}  {uri.rpartition('/')[2]}\n".encode())
+
+
+def _table(uri: str) -> pa.Table:
+    """Read a report with all columns of today.
+
+    Raises:
+        DamagedError: it is not what was written, or no report.
+        StorageError: it is missing or cannot be read.
+    """
+    digest = storage.read_bytes(uri + _SUM).decode("ascii", "replace") if storage.exists(uri + _SUM) else ""
+    path = storage.local_copy(uri, sha256=digest.partition(" ")[0])
+    try:
+        table = pq.read_table(path)
+        for name in _ADDED:
+            if name not in table.column_names:
+                table = table.append_column(_ROW.field(name), pa.nulls(len(table), _ROW.field(name).type))
+        return table.select(_ROW.names).cast(_ROW)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        refuse_want(error, uri)
+        raise DamagedError(
+            f"{uri} is damaged: {str(error).splitlines()[0]}", fix="run the download again: it writes it anew"
+        ) from None
+
+
+class Report(NamedTuple):
+    """What one partition of a download brought."""
+
+    ids: np.ndarray
+    """int64 [images]."""
+    sums: np.ndarray
+    """Rows of `raw_folder.SUM` of these images; 0 bytes where one was not fetched."""
+    failures: list[Failure]
+
+
+def read_report(uri: str) -> Report:
+    """Read a partition's report.
+
+    Raises:
+        DamagedError: it is not what was written.
+        StorageError: it is missing: that partition has not been fetched.
+    """
+    table = _table(uri)
+    failed = table.filter(pc.equal(table["bytes"], 0)).select(list(Failure._fields)).to_pylist()
+    # An earlier program did not note which of the missing ones were asked for.
+    failures = [Failure(**{**row, "requested": row["requested"] is not False}) for row in failed]
+    sums = np.zeros(len(table), SUM)
+    sums["bytes"] = table["bytes"].to_numpy()
+    sums["place"] = pc.fill_null(table["place"], 0).to_numpy()
+    hashes = pc.fill_null(table["sha256"], bytes(32)).to_pylist()
+    sums["sha256"] = np.frombuffer(b"".join(hashes), "V32") if hashes else sums["sha256"]
+    return Report(table["image_id"].to_numpy(), sums, failures)
+
+
+def known_sums(plan: str, total: int) -> np.ndarray:
+    """Return rows of `raw_folder.SUM` by id - 1, as all readable reports of a plan tell them."""
+    known = np.zeros(total, SUM)
+    folder = storage.parent(report_uri(plan, 0, 1))
+    for name in storage.list_files(folder):
+        if name.endswith(".parquet"):
+            with suppress(DamagedError):
+                report = read_report(storage.join(folder, name))
+                present = (report.sums["bytes"] > 0) & (report.ids <= total)
+                known[report.ids[present] - 1] = report.sums[present]
+    return known
+
+
+def known_failures(plan: str, partition: int, partitions: int, *, again: bool) -> dict[int, Fault]:
+    """Return the failures of earlier downloads of a plan, by image id.
+
+    Earlier downloads may have had another number of partitions: all reports count. Those of the other
+    partitions of this number do not: they are about other images, and may be being written.
+
+    Args:
+        plan: see `report_uri`.
+        partition: see `report_uri`.
+        partitions: see `report_uri`.
+        again: whether to leave out failures that are worth another try: those that the source was asked for.
+    """
+    own_uri = report_uri(plan, partition, partitions)
+    uris = [storage.join(plan, "fetched", name) for name in storage.list_files(storage.parent(own_uri))]
+    condition = pc.field("bytes") == 0
+    if again:
+        condition &= pc.field("requested") == False  # noqa: E712 (of a column)
+    rows = []
+    for uri in uris:
+        if uri.endswith(_SUM) or (uri != own_uri and uri.endswith(f"-of-{partitions}.parquet")):
+            continue
+        try:
+            rows += _table(uri).filter(condition).to_pylist()
+        except DamagedError as error:
+            _LOG.warning("%s; mending it", error.message)
+    # What one did not fetch, another may have found missing.
+    rows.sort(key=lambda row: row["reason"] not in TRIED_AGAIN)
+    return {row["image_id"]: (row["reason"], row["detail"], row["requested"] is not False) for row in rows}
+
+
+def worth_another_try(uri: str) -> bool:
+    """Tell whether a partition's report names images that the source may have by now, or cannot be read."""
+    try:
+        return any(failure.requested for failure in read_report(uri).failures)
+    except DamagedError as error:
+        _LOG.warning("%s; mending it", error.message)
+        return True
+
+
+_QUICK = 0.0004
+"""Seconds. Files whose writing takes longer, on disks and networks, are written by other threads."""
+
+_BUDGET = 256 * 1024 * 1024
+"""Bytes of images in flight, estimated by their mean size: large images are fewer at a time."""
+
+_PROBE = 16
+"""One of so many files is written here all the same, to measure whether writing has become faster."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One image of the partition."""
+
+    source: Source
+    image_id: int
+    split: str
+    file_name: str
+    origin: str
+    target: str
+    fault: Fault | None
+    size: int
+    """Bytes that are stored already; 0 where it has to be fetched."""
+
+
+Digest = bytes
+"""32 of them."""
+
+
+class Result(NamedTuple):
+    """The outcome of a task."""
+
+    image_id: int
+    bytes: int
+    fetched: bool = False
+    """Whether the bytes came now."""
+    failure: Failure | None = None
+    task: Task | None = None
+    """The task where another try may help."""
+    sha256: Digest = b""
+    """Of the bytes; empty where it is not known."""
+
+
+def copy_images(source: Source, tasks: Iterable[Task], workers: int, reach: Reach) -> Iterator[Result]:
+    """Yield the outcome of each task, as it is done.
+
+    Args:
+        source: which the tasks are of.
+        tasks: taken as workers become free.
+        workers: images at the same time; processes where the source computes them.
+        reach: where the origins of the tasks may lead, and redirects from there.
+    """
+    if source.origins_are_uris:
+        return _read_in_one_thread(tasks, workers, reach)
+    return worker_pool.run(partial(_copy, reach), tasks, workers, processes=source.cpu_bound)
+
+
+def _read_in_one_thread(tasks: Iterable[Task], connections: int, reach: Reach) -> Iterator[Result]:
+    """Read in one thread: switching between dozens of threads would cost more than the reading."""
+    writer = _Writer()
+    with storage.many(connections, reach) as many:
+
+        def outcomes_until(most: float) -> Iterator[Result]:
+            """Yield outcomes until fewer than `most` tasks are in flight."""
+            while many.busy and many.busy >= min(most, _BUDGET / max(1.0, writer.mean_size)):
+                for task, outcome in many.wait():
+                    failed = isinstance(outcome, StorageError)
+                    if failed and task is None:  # what cannot be written concerns all
+                        raise outcome
+                    if failed:
+                        yield _unread(task, outcome)
+                    elif task is None:
+                        yield outcome
+                    elif not reach.is_named(task.origin):
+                        many.call(None, _write_image, task, outcome)
+                    elif writer.is_quick(task, outcome):
+                        yield writer.write(task, outcome)
+                    else:
+                        many.call(None, _write, task, outcome)
+
+        for task in tasks:
+            if task.fault:
+                yield _failed(task, *task.fault)
+            else:
+                many.read(task, task.origin)
+                yield from outcomes_until(connections)
+        yield from outcomes_until(0)
+
+
+class _Writer:
+    """Writes images to a local folder in this thread, as long as that is quick."""
+
+    def __init__(self) -> None:
+        self.mean_size = 1.0
+        """Bytes of an image."""
+        self._mean = 0.0
+        self._seen = 0
+
+    def is_quick(self, task: Task, data: bytes) -> bool:
+        """Tell whether writing an image here costs less than handing it to another thread."""
+        self._seen += 1
+        self.mean_size += (len(data) - self.mean_size) / min(self._seen, 64)
+        return storage.is_local(task.target) and (self._mean < _QUICK or self._seen % _PROBE == 0)
+
+    def write(self, task: Task, data: bytes) -> Result:
+        """Write an image."""
+        began = time.monotonic()
+        result = _write(task, data)
+        self._mean += (time.monotonic() - began - self._mean) / 8
+        return result
+
+
+def read_again(source_text: str, origin: str, hosts: tuple[str, ...]) -> bytes:
+    """Return an image that was brought before and is lost or damaged now, from where it came.
+
+    Args:
+        source_text: the source.
+        origin: of the image.
+        hosts: that addresses in annotations may lead to, see `trainer.config.schema.DataConfig`.
+
+    Raises:
+        StorageError: it cannot be had, or is no image.
+    """
+    reach = Reach(tuple(sources.places(source_text)), hosts)
+    if reach.is_named(origin):
+        return sources.parse(source_text).read(origin)
+    data = storage.read_within(origin, reach)
+    try:
+        images.check(data)
+    except images.UnreadableImage as error:
+        raise StorageError(f"{origin} gave {len(data)} bytes: {error}", fix="look at what is there") from None
+    return data
+
+
+def _copy(reach: Reach, task: Task) -> Result:
+    """Copy one image, unless its fault is known."""
+    if task.fault:
+        return _failed(task, *task.fault)
+    known = reach.is_named(task.origin)
+    try:
+        data = task.source.read(task.origin) if known else storage.read_within(task.origin, reach)
+    except StorageError as error:
+        return _unread(task, error)
+    return _write(task, data) if known else _write_image(task, data)
+
+
+def _write_image(task: Task, data: bytes) -> Result:
+    """Write what came from a server that the user did not name, if it is an image."""
+    try:
+        images.check(data)
+    except images.UnreadableImage as error:
+        return _failed(task, reasons.IMAGE_UNREADABLE, f"{task.origin} gave {len(data)} bytes: {error}")
+    return _write(task, data)
+
+
+def _write(task: Task, data: bytes) -> Result:
+    """Write the bytes of an image, if there are any."""
+    if not data:
+        return _failed(task, reasons.IMAGE_UNREADABLE, "the file is empty")
+    if storage.scheme(task.origin) in storage.WEB and not images.begins_as_image(data):
+        return _failed(
+            task, reasons.IMAGE_UNREADABLE, f"{task.origin} gave what does not begin as an image does"
+        )
+    # Flushing each image to the disk would take longer than fetching it.
+    storage.write_bytes(task.target, data, sync=False)
+    return Result(task.image_id, len(data), fetched=True, sha256=hashlib.sha256(data).digest())
+
+
+def hash_stored(task: Task) -> Result:
+    """Return the outcome of an image that is stored, and whose hash nobody has noted: of a killed download.
+
+    It is read for that. The shard step mends one that turns out to be damaged.
+    """
+    try:
+        return Result(task.image_id, task.size, sha256=bytes.fromhex(digest(task.target)))
+    except (DamagedError, MissingError):
+        return Result(task.image_id, task.size)
+
+
+def _unread(task: Task, error: StorageError) -> Result:
+    """Return the outcome of an image that could not be read; unless it is missing, it may be tried again."""
+    if isinstance(error, MissingError):
+        return _failed(task, reasons.IMAGE_MISSING, error.message)
+    if isinstance(error, Refused):
+        return _failed(task, reasons.IMAGE_REFUSED, error.message)
+    return _failed(task, reasons.IMAGE_NOT_FETCHED, error.message)._replace(task=task)
+
+
+def _failed(task: Task, reason: str, detail: str, requested: bool = True) -> Result:
+    failure = Failure(task.split, task.file_name, task.origin, reason, detail, requested)
+    return Result(task.image_id, 0, failure=failure)
+
 
 _FOLDERS = [f"{number:02x}" for number in range(256)]
 _LISTERS = 16
@@ -71,7 +462,7 @@ def run(
         SourceDown: the source answers no more.
         StorageError: the data root cannot be written.
     """
-    missing = fetch_reports.known_failures(planned["uri"], partition, partitions, again=again)
+    missing = known_failures(planned["uri"], partition, partitions, again=again)
     source = sources.parse(planned["source"])
     reach = Reach(tuple(sources.places(planned["source"])), tuple(config.allow_hosts))
     mine = _FOLDERS[partition::partitions]
@@ -79,16 +470,16 @@ def run(
     stored = _StoredImages(planned["images"], mine, at_once=partitions == 1 and total <= _FEW)
     expected = round(total * len(mine) / len(_FOLDERS))
     workers = (config.processes or worker_pool.available_cores()) if source.cpu_bound else config.threads
-    known = fetch_reports.known_sums(planned["uri"], total)
+    known = known_sums(planned["uri"], total)
     tally = _Tally(planned, config.max_bad_fraction, workers)
     unhashed = _Unhashed(tally)
     with progress("download", expected, "images") as bar:
         tasks = _tasks(planned, source, set(mine), stored, missing)
         to_fetch = _to_fetch(tasks, known, tally, unhashed, bar.skip)
-        for result in image_copying.run(source, to_fetch, min(workers, total), reach):
+        for result in copy_images(source, to_fetch, min(workers, total), reach):
             tally.add(result)
             bar.update(note=tally.note())
-        for result in image_copying.run(source, tally.again(), workers, reach):
+        for result in copy_images(source, tally.again(), workers, reach):
             tally.add(result)
             bar.update(0, note=tally.note())
         unhashed.count()
@@ -98,7 +489,7 @@ def run(
             "mending %s: %d stored images were missing or cut off, and were fetched again",
             planned["images"], tally.lost,
         )  # fmt: skip
-    tally.write(fetch_reports.place(planned["uri"], partition, partitions))
+    tally.write(report_uri(planned["uri"], partition, partitions))
 
 
 class _Unhashed:
@@ -116,7 +507,7 @@ class _Unhashed:
 
     def count(self) -> None:
         """Read those that wait, and count them in."""
-        for result in worker_pool.run(image_copying.hashed, self._tasks, _LISTERS, processes=False):
+        for result in worker_pool.run(hash_stored, self._tasks, _LISTERS, processes=False):
             self._tally.add(result)
         self._tasks.clear()
 
@@ -218,7 +609,7 @@ class _Tally:
 
     def write(self, uri: str) -> None:
         """Write the report."""
-        fetch_reports.write(uri, self._ids, self._sizes, self._failures, self._sums)
+        write_report(uri, self._ids, self._sizes, self._failures, self._sums)
 
 
 def _tasks(
@@ -226,7 +617,7 @@ def _tasks(
     source: Source,
     folders: set[str],
     stored: "_StoredImages",
-    missing: dict[int, fetch_reports.Fault],
+    missing: dict[int, Fault],
 ) -> Iterator[Task]:
     """Yield the images of some folders, block by block, with the failures that earlier reports tell.
 

@@ -10,9 +10,8 @@ from trainer import storage
 from trainer.base import log, worker_pool
 from trainer.base.errors import DataError, MissingError, StorageError
 from trainer.config.schema import DataConfig
-from trainer.data import near_duplicates, statistics
+from trainer.data import plausibility, statistics
 from trainer.data import problem_counts as reasons
-from trainer.data.cleaning import clean
 from trainer.data.data_views import RawImages, Shards, SourceRows, as_picture, open_view
 from trainer.data.images import (
     SHARES,
@@ -25,6 +24,7 @@ from trainer.data.images import (
 from trainer.data.plausibility import AnnotationCheck, Findings, check_samples, note_image, of_duplicates
 from trainer.data.preview import sheet
 from trainer.data.problem_counts import Problems
+from trainer.data.shard_writer import clean
 
 _OF_PIXELS = ("box_side", "box_share", "box_aspect", "image_side", "image_aspect")
 _STAND_IN = 1000
@@ -77,7 +77,7 @@ def inspect(
         of_images = check_samples(counts, described, sampled.count)
         found.errors += of_images.errors
         found.warnings += of_images.warnings
-    duplicates = near_duplicates.find(hashes)
+    duplicates = plausibility.find(hashes)
     shown = [sampled.named(pair) for pair in duplicates[:_PAIRS]]
     found.warnings += of_duplicates(duplicates, [pair["file_names"] for pair in shown])
     if pairs and duplicates:
@@ -194,7 +194,7 @@ class _Sample:
         """Read the images; return their problems, and the hashes of each split."""
         problems = Problems()
         tasks = [(split, number) for split, drawn in self._rows.items() for number in range(len(drawn))]
-        hashes = {split: [near_duplicates.NO_HASH] * len(drawn) for split, drawn in self._rows.items()}
+        hashes = {split: [plausibility.NO_HASH] * len(drawn) for split, drawn in self._rows.items()}
         with log.progress("inspect images", len(tasks), "images") as bar:
             for split, number, outcome in worker_pool.run(
                 self._look_at, tasks, max(_READERS, worker_pool.available_cores()), processes=False
@@ -204,12 +204,12 @@ class _Sample:
                 if isinstance(outcome, tuple):
                     problems.add(outcome[0], f"{row['file_name']}: {outcome[1]}")
                     continue
-                hashes[split][number] = near_duplicates.picture_hash(outcome.jpeg)
+                hashes[split][number] = plausibility.picture_hash(outcome.jpeg)
                 size = (row["width"], row["height"])
                 boxes = [place_box([box[axis] for axis in "xywh"], outcome, *size) for box in row["boxes"]]
                 note_image(row["file_name"], outcome, size, boxes, problems)
         self.count = len(tasks)
-        return problems, {split: near_duplicates.hashes_of(b"".join(one)) for split, one in hashes.items()}
+        return problems, {split: plausibility.hashes_of(b"".join(one)) for split, one in hashes.items()}
 
     def _look_at(self, task: tuple[str, int]) -> tuple[str, int, NormalImage | tuple[str, str]]:
         row = self._rows[task[0]][task[1]][2]
@@ -223,13 +223,13 @@ class _Sample:
         except (UnreadableImage, DataError) as error:
             return *task, (reasons.IMAGE_UNREADABLE, str(error))
 
-    def named(self, pair: near_duplicates.Pair) -> dict[str, list[str]]:
+    def named(self, pair: plausibility.Pair) -> dict[str, list[str]]:
         """Return the splits and file names of near duplicates."""
         places = [(pair.split, pair.row), (pair.other_split, pair.other_row)]
         names = [self._rows[split][row][1] for split, row in places]
         return {"splits": [split for split, _ in places], "file_names": names}
 
-    def draw(self, pairs: Sequence[near_duplicates.Pair], path: str) -> None:
+    def draw(self, pairs: Sequence[plausibility.Pair], path: str) -> None:
         """Draw near duplicates, two in a row."""
         pictures = []
         for pair in pairs:

@@ -16,9 +16,8 @@ from torch import Tensor
 from trainer.config.schema import LoaderConfig
 from trainer.data.augmentation import Augmentation, Composition, Plan, Tile
 from trainer.data.batch import PADDING, Batch
-from trainer.data.decoding import Decoder
+from trainer.data.decoding import Decoder, Memory
 from trainer.data.device_decode import DeviceDecoder, Undrawn, decoder_for
-from trainer.data.pixel_memory import Memory
 from trainer.data.sample_order import Place, SampleStream, forward_passes, rank_positions
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import View, move_boxes, random_view, sample_draws, whole_view

@@ -31,7 +31,7 @@ from trainer import storage
 from trainer.base.errors import DamagedError
 from trainer.base.os_errors import refuse_want
 from trainer.data import forgotten, image_keys
-from trainer.data.raw_table import Table
+from trainer.data.raw_folder import Table
 from trainer.data.shard_index import SAMPLE
 
 logger = logging.getLogger(__name__)

@@ -1,31 +1,317 @@
-"""The index of shards: written when all shards are whole, read to find every sample."""
+"""Copies of shards on the local disk, shared by the processes of a machine: see trainer/storage/copies.py.
+
+A copy's name is <sha256>.tar: its hash was right when it came.
+
+Reads a split's shards: from the local disk, from cached copies, or from the store.
+
+The reader announces which shards it reads next: those are prefetched whole, in that order. What is not
+cached yet is read from the store, range by range, so that nobody waits for a whole shard.
+
+The index of shards: written when all shards are whole, read to find every sample.
+"""
 
 import base64
 import hashlib
 import io
 import json
 import logging
+import os
+import threading
+import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from enum import Enum
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
 from trainer import storage
-from trainer.base.errors import DamagedError, DataError
+from trainer.base.errors import DamagedError, DataError, StorageError
 from trainer.base.os_errors import explained
 from trainer.base.temporary_folders import temporary_folder
-from trainer.data import near_duplicates, plausibility, statistics
+from trainer.data import plausibility, statistics
 from trainer.data import problem_counts as reasons
 from trainer.data.ground_truth import Classes, GroundTruthWriter, ground_truth
 from trainer.data.problem_counts import Problems
-from trainer.data.shard_cache import ShardCache
-from trainer.data.shard_files import ShardFiles
-from trainer.data.shard_folder import INDEX, REPAIR, blame, read_index, read_known, read_sidecar
+from trainer.data.shard_folder import INDEX, REPAIR, blame, note, read_index, read_known, read_sidecar
+from trainer.storage.copies import FOLDER, LIMIT, Busy, Copies
 from trainer.storage.records import decode
+
+_PIECE = 4 * 1024 * 1024
+_TIMES = 2
+_LOG = logging.getLogger("data")
+
+
+class Fetched(Enum):
+    """The outcome of fetching a shard."""
+
+    THERE = "there"
+    BUSY = "busy"
+    """Another process or thread is fetching it, or one whose hash begins alike."""
+    FULL = "full"
+    """No room: all copies are in use, or the folder cannot be written."""
+    GIVEN_UP = "given up"
+
+
+class _GivenUp(Exception):
+    """The shard is not needed any more."""
+
+
+class ShardCache:
+    """The copies of one folder. Any number of objects, threads and processes may use it."""
+
+    def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
+        """Set the place; nothing is made before something is fetched.
+
+        Args:
+            folder: where copies are kept; by default as the environment says.
+            limit: most bytes of all copies, 0 for none; by default as the environment says.
+
+        Raises:
+            ConfigError: the environment's limit is no number.
+            StorageError: the default folder was made by another user.
+        """
+        self._copies = Copies(folder, limit)
+        self._warned = False
+
+    def open(self, sha256: str, size: int) -> int | None:
+        """Return a descriptor of the copy of a shard, which stays as long as that is open; or None."""
+        return self._copies.open(_name(sha256), size)
+
+    def fetch(
+        self, uri: str, sha256: str, size: int, given_up: Callable[[], bool] = lambda: False
+    ) -> Fetched:
+        """Copy a shard here, if it is not and there is room.
+
+        Args:
+            uri: the shard.
+            sha256: its hash.
+            size: its bytes.
+            given_up: called now and then; tells whether the shard is not needed any more.
+
+        Raises:
+            StorageError: it cannot be read, or is damaged however often it is read.
+        """
+        if self._copies.path(_name(sha256)).exists():
+            return Fetched.THERE
+        if self._copies.asked == 0:
+            return Fetched.FULL
+        try:
+            os.close(
+                self._copies.add(_name(sha256), size, lambda path: _copy(uri, sha256, size, path, given_up))
+            )
+        except Busy:
+            return Fetched.BUSY
+        except _GivenUp:
+            return Fetched.GIVEN_UP
+        except OSError as error:  # Of the folder: what the store refuses is a StorageError.
+            self._warn_once(error.strerror or str(error))
+            return Fetched.FULL
+        return Fetched.THERE
+
+    def drop(self, sha256: str) -> None:
+        """Remove a copy that turned out to be damaged; open descriptors stay readable."""
+        self._copies.drop(_name(sha256))
+
+    def _warn_once(self, reason: str) -> None:
+        """Warn once that shards are not cached: training goes on, but reads more slowly."""
+        if self._warned:
+            return
+        self._warned = True
+        _LOG.warning(
+            "shards are not kept in %s: %s; images are read from the store one by one instead "
+            "(%s says where shards are kept, %s how many gigabytes they may take)",
+            self._copies.folder, reason, FOLDER, LIMIT,
+        )  # fmt: skip
+
+
+def _name(sha256: str) -> str:
+    return f"{sha256}.tar"
+
+
+def _copy(uri: str, sha256: str, size: int, path: Path, given_up: Callable[[], bool]) -> None:
+    """Read a shard, one piece after the other; shards are read in parallel, not their pieces.
+
+    So a process that ends need not wait for threads of the storage, whose server may be dead.
+    """
+    for _ in range(_TIMES):
+        digest = hashlib.sha256()
+        with path.open("wb", buffering=0) as file:
+            for start in range(0, size, _PIECE):
+                if given_up():
+                    raise _GivenUp
+                data = storage.read_range(uri, start, min(_PIECE, size - start))
+                digest.update(data)
+                _write(file, data)
+        if digest.hexdigest() == sha256:
+            return
+    folder, _, name = uri.rpartition("/")
+    note(folder, name)
+    raise StorageError(
+        f"{uri} is damaged: its sha256 is {digest.hexdigest()}, not {sha256}, however often it is read",
+        fix=REPAIR.format(folder),
+    )
+
+
+def _write(file: IO[bytes], data: bytes) -> None:
+    """Write all of it: a disk that is nearly full takes a part, and refuses the next."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+_OPEN_FILES = 256
+_FETCHERS = 8
+_BUSY_SECONDS = 0.2
+_TRIES = 3
+
+
+class ShardFiles:
+    """Reads ranges of shards for any number of threads."""
+
+    def __init__(self, uri: str, shards: Sequence[dict[str, Any]], cache: ShardCache) -> None:
+        """Set the shards; nothing is read yet.
+
+        Args:
+            uri: their folder.
+            shards: name, bytes and sha256 of each, as in the index.
+            cache: for copies of shards that are not on a local disk.
+        """
+        self._uris = [storage.join(uri, shard["name"]) for shard in shards]
+        self._shards, self._cache = shards, cache
+        self._local = storage.is_local(uri)
+        self._files: OrderedDict[int, _File] = OrderedDict()
+        self._wrong: Counter[int] = Counter()
+        self._failed: dict[int, StorageError] = {}
+        self._expected: list[int] = []
+        self._in_flight: set[int] = set()
+        self._busy_until: dict[int, float] = {}
+        self._fetchers = 0
+        self._changed = threading.Condition()
+
+    def read(self, shard: int, *spans: tuple[int, int]) -> list[bytes]:
+        """Return ranges of a shard, near each other and in order, each given as start and length.
+
+        They are shorter where a local file ends before.
+
+        Raises:
+            StorageError: it is missing, cannot be read, or arrived damaged when it was fetched.
+        """
+        file = self._open(shard)
+        if file is not None:
+            return [file.read(start, length) for start, length in spans]
+        if shard in self._failed:
+            raise self._failed[shard]
+        first, last = spans[0][0], sum(spans[-1])
+        data = storage.read_range(self._uris[shard], first, last - first)
+        return [data[start - first : start - first + length] for start, length in spans]
+
+    def distrust(self, shard: int) -> bool:
+        """Drop the copy of a shard that gave wrong bytes; tell whether to read again."""
+        if self._local:
+            return False
+        with self._changed:
+            self._wrong[shard] += 1
+            if self._files.pop(shard, None) is not None:
+                self._cache.drop(self._shards[shard]["sha256"])
+            return self._wrong[shard] < _TRIES
+
+    def expect(self, shards: Sequence[int]) -> None:
+        """Prefetch these shards in this order, and close all others."""
+        if self._local:
+            return
+        with self._changed:
+            self._expected = list(shards)
+            for shard in self._files.keys() - set(shards):
+                del self._files[shard]
+            while self._fetchers < min(_FETCHERS, len(self._expected)):
+                self._fetchers += 1
+                threading.Thread(target=self._fetch, name="fetch-shards", daemon=True).start()
+            self._changed.notify_all()
+
+    def _fetch(self) -> None:
+        """Fetch the expected shards; end when all are here, or when one does not fit."""
+        try:
+            while (shard := self._next()) is not None:
+                outcome = None
+                try:
+                    outcome = self._cache.fetch(
+                        self._uris[shard], self._shards[shard]["sha256"], self._shards[shard]["bytes"],
+                        lambda shard=shard: shard not in self._expected,  # type: ignore[misc]
+                    )  # fmt: skip
+                except StorageError as error:
+                    self._failed[shard] = error
+                finally:
+                    with self._changed:
+                        self._in_flight.discard(shard)
+                if outcome is Fetched.FULL:
+                    return
+                with self._changed:
+                    if outcome is Fetched.BUSY:
+                        self._busy_until[shard] = time.monotonic() + _BUSY_SECONDS
+                    still_expected = shard in self._expected
+                if outcome is Fetched.THERE and still_expected:
+                    self._open(shard)  # An open copy is not evicted.
+        finally:
+            with self._changed:
+                self._fetchers -= 1
+
+    def _next(self) -> int | None:
+        """Choose the first expected shard that is not here and that nobody else is fetching."""
+        with self._changed:
+            while remaining := [
+                shard
+                for shard in self._expected
+                if shard not in self._files and shard not in self._in_flight and shard not in self._failed
+            ]:
+                now = time.monotonic()
+                for shard in remaining:
+                    if self._busy_until.get(shard, now) <= now:
+                        self._in_flight.add(shard)
+                        return shard
+                self._changed.wait(_BUSY_SECONDS)
+        return None
+
+    def _open(self, shard: int) -> "_File | None":
+        with self._changed:
+            file = self._files.get(shard)
+            if file is not None:
+                self._files.move_to_end(shard)
+                return file
+        if self._local:
+            with explained(self._uris[shard], "read"):
+                path = storage.local_path(self._uris[shard])
+                file = _File(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        else:
+            descriptor = self._cache.open(self._shards[shard]["sha256"], self._shards[shard]["bytes"])
+            if descriptor is None:
+                return None
+            file = _File(descriptor)
+        with self._changed:
+            # An evicted file is closed when the last thread that reads it drops it.
+            self._files[shard] = file
+            while len(self._files) > _OPEN_FILES:
+                self._files.popitem(last=False)
+        return file
+
+
+class _File:
+    """A file that is read at any place by any thread, and closed when nobody uses it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self, start: int, length: int) -> bytes:
+        return os.pread(self._descriptor, length, start)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
 
 SAMPLE = np.dtype(
     [
@@ -47,7 +333,6 @@ _COLUMNS = SAMPLE.names or ()
 _READERS = 8
 _QUARANTINED_SHOWN = 100
 _PAIRS_SHOWN = 12
-_LOG = logging.getLogger("data")
 
 
 def write_index(
@@ -94,7 +379,7 @@ def write_index(
                 f"no training image is left in {uri}: {problems.summary()}",
                 fix="let smaller images pass with data.min_side, or mend the source",
             )
-        duplicates = near_duplicates.find({split: table.hashes() for split, table in tables.items()})
+        duplicates = plausibility.find({split: table.hashes() for split, table in tables.items()})
         shown = [_named(uri, names, tables, pair) for pair in duplicates[:_PAIRS_SHOWN]]
         found.check(f"shards of {header['source']}")
         found.warnings += plausibility.of_duplicates(duplicates, [pair["file_names"] for pair in shown])
@@ -151,7 +436,7 @@ def _sidecars(uri: str, names: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _named(
-    uri: str, shards: dict[str, list[str]], tables: dict[str, "_Tables"], pair: near_duplicates.Pair
+    uri: str, shards: dict[str, list[str]], tables: dict[str, "_Tables"], pair: plausibility.Pair
 ) -> dict[str, Any]:
     """Return splits, rows and file names of near duplicates."""
     places = [(pair.split, pair.row), (pair.other_split, pair.other_row)]
@@ -179,8 +464,8 @@ class _Tables:
         rows = [(len(self.shards), *(row[name] for name in _COLUMNS[1:])) for row in sidecar["rows"]]
         self._rows.append(np.array(rows, dtype=SAMPLE))
         # Shards that an older version wrote have none.
-        hashes = base64.b64decode(sidecar.get("hashes", "")) or near_duplicates.NO_HASH * len(rows)
-        self._hashes.append(near_duplicates.hashes_of(hashes))
+        hashes = base64.b64decode(sidecar.get("hashes", "")) or plausibility.NO_HASH * len(rows)
+        self._hashes.append(plausibility.hashes_of(hashes))
         self.shards.append({key: sidecar[key] for key in ("name", "samples", "boxes", "bytes", "sha256")})
         self.statistics = statistics.add(self.statistics, sidecar["statistics"])
         if self.truth is not None:
@@ -192,7 +477,7 @@ class _Tables:
 
     def hashes(self) -> np.ndarray:
         """Hashes of the pictures, uint64 [N, 4], shard after shard."""
-        return np.concatenate([near_duplicates.hashes_of(b""), *self._hashes])
+        return np.concatenate([plausibility.hashes_of(b""), *self._hashes])
 
 
 def data_root_of(shards_uri: str) -> str:

@@ -27,7 +27,7 @@ from trainer.data import raw_folder, seen
 from trainer.data.download import fingerprint
 from trainer.data.image_keys import hash_fraction
 from trainer.data.problem_counts import Problems
-from trainer.data.raw_table import Table
+from trainer.data.raw_folder import Table
 from trainer.data.shard_folder import INDEX, NOTE, VERSION, faults, noted, read_index, read_sidecar
 from trainer.data.shard_index import write_index
 from trainer.data.shard_writer import ShardTask, write_shard

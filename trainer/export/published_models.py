@@ -12,7 +12,7 @@ from typing import Any
 from trainer import storage
 from trainer.base.errors import ConfigError, DamagedError, DataError, FormError, StorageError
 from trainer.data.shard_folder import read_index
-from trainer.data.sources.set_names import name_of
+from trainer.data.sources import name_of
 from trainer.export import bundle
 from trainer.export.bundle import Bundle
 from trainer.storage import leases

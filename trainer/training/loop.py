@@ -18,8 +18,7 @@ from trainer.base.errors import ConfigError, Interrupted
 from trainer.config import parsing
 from trainer.config.schema import Config, TrainConfig
 from trainer.data.loader import TrainLoader
-from trainer.data.sample_order import global_batch
-from trainer.data.sampling import check_verified, shared_weights
+from trainer.data.sample_order import check_verified, global_batch, shared_weights
 from trainer.data.shard_index import ShardDataset, data_root_of
 from trainer.evaluation.inference import predict_split
 from trainer.launching import job_status

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines import cli
 from tests.trainer.data.test_merging import CATEGORIES, jpeg, write_set, write_zip
-from trainer.data.sources.set_names import name_of
+from trainer.data.sources import name_of
 
 
 @pytest.fixture

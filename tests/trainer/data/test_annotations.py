@@ -5,12 +5,11 @@ import pytest
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
-from trainer.data import raw_table
+from trainer.data import raw_folder
 from trainer.data.annotations import build
 from trainer.data.image_keys import distinct
-from trainer.data.raw_table import Table
-from trainer.data.sources.row_format import Entries
-from trainer.data.sources.source import UNKNOWN, Box, Category, Entry, Listing
+from trainer.data.raw_folder import Table
+from trainer.data.sources.source import UNKNOWN, Box, Category, Entries, Entry, Listing
 
 CATEGORIES = [Category("cat", 3), Category("dog", 17), Category("cow", 90)]
 
@@ -56,7 +55,7 @@ def test_labels_are_contiguous_and_keep_the_original_ids(rows):
 
 
 def test_ids_are_unique_over_splits_and_blocks(rows, monkeypatch):
-    monkeypatch.setattr(raw_table, "BLOCK", 3)
+    monkeypatch.setattr(raw_folder, "BLOCK", 3)
     train = [entry(f"{number}.jpg", 0) for number in range(8)]
     _, tables = rows(listing(train=train, val=[entry("1.jpg", 2)], test=[entry("1.jpg", 0)]))
     assert [row["image_id"] for split in ("train", "val", "test") for row in tables[split]] == [*range(1, 11)]

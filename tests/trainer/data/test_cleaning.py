@@ -4,8 +4,8 @@ import pytest
 
 from trainer.base.errors import DataError
 from trainer.data import problem_counts as reasons
-from trainer.data.cleaning import clean
 from trainer.data.problem_counts import Problems
+from trainer.data.shard_writer import clean
 
 NAN = float("nan")
 

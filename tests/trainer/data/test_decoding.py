@@ -11,7 +11,7 @@ from PIL import Image
 
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig, LoaderConfig
-from trainer.data import jpeg
+from trainer.data import images
 from trainer.data.decoding import Decoder, decode, read_sample
 from trainer.data.download import download
 from trainer.data.loader import EvalLoader, TrainLoader
@@ -28,7 +28,7 @@ SCAN, TABLE = "3.jpg", "5.jpg"
 
 def half_lost(data):
     """What a picture is of whose second half something wrote over: its headers and its end are sound."""
-    middle = (jpeg.parse(data).scan + len(data)) // 2
+    middle = (images.parse_jpeg(data).scan + len(data)) // 2
     return data[:middle] + bytes(len(data) - 2 - middle) + data[-2:]
 
 

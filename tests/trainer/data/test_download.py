@@ -17,8 +17,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download
 from trainer.data.image_keys import place
-from trainer.data.raw_folder import read_manifest
-from trainer.data.raw_table import Table
+from trainer.data.raw_folder import Table, read_manifest
 
 CONFIG = DataConfig(processes=1, threads=4)
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from trainer.base.errors import WantError
-from trainer.data import decoding, images, jpeg
+from trainer.data import decoding, images
 from trainer.data.images import NormalImage, UnreadableImage, normalize, place_box, size_agrees
 
 
@@ -49,7 +49,7 @@ def bright_extent(data: bytes) -> list[float]:
 
 
 def is_baseline(data: bytes) -> bool:
-    header = jpeg.parse(data)
+    header = images.parse_jpeg(data)
     return header is not None and header.plain and not decode(data).info.get("progressive")
 
 
@@ -228,7 +228,7 @@ def test_only_exif_and_xmp_are_stripped():
 )  # fmt: skip
 def test_what_can_stay_is_known_by_its_headers_alone(options, plain, monkeypatch):
     data = encode(picture(), **options)
-    header = jpeg.parse(data)
+    header = images.parse_jpeg(data)
     assert (header.width, header.height, header.plain) == (60, 40, plain)
     monkeypatch.setattr(images, "_load", lambda image: pytest.fail("decoded"))
     if plain:
@@ -243,24 +243,24 @@ def test_headers_that_some_decoder_refuses_are_written_anew():
     data = encode(picture())
     frame = data.index(b"\xff\xc0")
     odd = with_byte(data, frame + 11, 0x31)  # a sampling of 3x1
-    assert not jpeg.parse(odd).plain and jpeg.parse(encode(picture(mode="CMYK"))).plain is False
+    assert not images.parse_jpeg(odd).plain and images.parse_jpeg(encode(picture(mode="CMYK"))).plain is False
     tables = data.index(b"\xff\xc4")
-    assert not jpeg.parse(data[:tables] + data[data.index(b"\xff\xda") :]).plain
+    assert not images.parse_jpeg(data[:tables] + data[data.index(b"\xff\xda") :]).plain
     for nothing in (b"", b"\xff\xd8", data[:frame], b"\xff\xd8\xff\xda\0\0", encode(picture(), "PNG")):
-        assert jpeg.parse(nothing) is None
+        assert images.parse_jpeg(nothing) is None
 
 
 def test_every_cut_of_a_file_is_found_by_its_headers():
     data = encode(picture(300, 300))
     for length in range(1, len(data) - 2, 97):
-        header = jpeg.parse(data[:length])
-        assert header is None or not jpeg.is_whole(data[:length], header)
-    assert jpeg.is_whole(data, jpeg.parse(data))
+        header = images.parse_jpeg(data[:length])
+        assert header is None or not images.is_whole(data[:length], header)
+    assert images.is_whole(data, images.parse_jpeg(data))
     # What follows the end is of no harm; an end in a thumbnail before the pixels is not the image's.
-    assert jpeg.is_whole(data + bytes(10), jpeg.parse(data))
+    assert images.is_whole(data + bytes(10), images.parse_jpeg(data))
     thumbnail = b"\xff\xe1\0\x08ab\xff\xd9cd"
     cut = data[:2] + thumbnail + data[2:-20]
-    assert not jpeg.is_whole(cut, jpeg.parse(cut))
+    assert not images.is_whole(cut, images.parse_jpeg(cut))
 
 
 def test_damage_inside_is_found_only_where_all_is_decoded():

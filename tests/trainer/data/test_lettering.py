@@ -8,8 +8,8 @@ from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
 from PIL import Image, ImageDraw
 
-from trainer.data import lettering as module
-from trainer.data.lettering import lettering
+from trainer.data import box_labels as module
+from trainer.data.box_labels import lettering
 
 MISSING = "\U000e0fff"
 """A code point that is no character, and so in no font."""

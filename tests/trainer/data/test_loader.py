@@ -165,7 +165,7 @@ from pathlib import Path
 import torch
 from trainer.config.schema import LoaderConfig
 from trainer.data.loader import TrainLoader
-from trainer.data.shard_cache import ShardCache
+from trainer.data.shard_index import ShardCache
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import color_map, move_boxes, sample_draws, whole_view
 from trainer.launching.distributed import World

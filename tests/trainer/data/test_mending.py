@@ -10,11 +10,10 @@ import pytest
 from trainer import storage
 from trainer.base.errors import DamagedError, DataError, KubedetError
 from trainer.data.download import download
-from trainer.data.repair import repair
 from trainer.data.shard_folder import read_index
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
-from trainer.data.verification import check, verify
+from trainer.data.verification import check, repair, verify
 from trainer.model import recipes
 
 CONFIG = recipes.load("debug", {"data.processes": 1, "data.max_bad_fraction": 0.0}).data

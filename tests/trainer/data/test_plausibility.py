@@ -15,7 +15,7 @@ from PIL import Image
 from pipelines import cli
 from trainer.base.errors import DataError
 from trainer.config.schema import DataConfig
-from trainer.data import near_duplicates, shards
+from trainer.data import plausibility, shards
 from trainer.data.download import download
 from trainer.data.images import normalize
 from trainer.data.plausibility import folded
@@ -323,15 +323,15 @@ def test_near_duplicates_are_found_across_splits_only(scenes):
     def hash_of(picture: Image.Image, **options: Any) -> bytes:
         buffer = io.BytesIO()
         picture.save(buffer, "JPEG", **options)
-        return near_duplicates.picture_hash(buffer.getvalue())
+        return plausibility.picture_hash(buffer.getvalue())
 
     train = [hash_of(picture) for picture, _ in scenes[:20]]
     val = [hash_of(picture) for picture, _ in scenes[20:30]]
     val += [hash_of(scenes[4][0], quality=40), hash_of(scenes[5][0].resize((320, 240)))]
     arrays = {
-        "train": near_duplicates.hashes_of(b"".join(train + train)),
-        "val": near_duplicates.hashes_of(b"".join(val)),
+        "train": plausibility.hashes_of(b"".join(train + train)),
+        "val": plausibility.hashes_of(b"".join(val)),
     }
-    assert {(pair.split, pair.row, pair.other_row % 20) for pair in near_duplicates.find(arrays)} == {
+    assert {(pair.split, pair.row, pair.other_row % 20) for pair in plausibility.find(arrays)} == {
         ("val", 10, 4), ("val", 11, 5),
     }  # fmt: skip

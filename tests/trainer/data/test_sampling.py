@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from trainer.config.schema import LoaderConfig
-from trainer.data.sample_order import SampleStream, epoch_order
-from trainer.data.sampling import class_shares, image_weights, repeat_factors
+from trainer.data.sample_order import SampleStream, class_shares, epoch_order, image_weights, repeat_factors
 from trainer.data.shard_index import ShardDataset
 
 IMAGES = np.array([0, 1, 2, 3, 3, 4])

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from trainer.base.errors import StorageError
-from trainer.data import shard_cache
-from trainer.data.shard_cache import Fetched, ShardCache
+from trainer.data import shard_index
+from trainer.data.shard_index import Fetched, ShardCache
 from trainer.storage.copies import FOLDER, LIMIT
 
 SIZE = 1000
@@ -114,7 +114,7 @@ def test_the_limit_holds_when_many_fetch(store, tmp_path):
 _READER = """
 import hashlib, os, sys
 from pathlib import Path
-from trainer.data.shard_cache import ShardCache
+from trainer.data.shard_index import ShardCache
 folder, limit, *shards = sys.argv[1:]
 cache = ShardCache(Path(folder), int(limit))
 copies = 0
@@ -170,7 +170,7 @@ def test_a_shard_that_another_fetches_is_left_to_it(store, tmp_path):
 def test_what_arrives_damaged_once_is_fetched_again(store, tmp_path, monkeypatch):
     (one,) = shards(store, 1)
     answers = [b"x" * SIZE, bytes(SIZE)]
-    monkeypatch.setattr(shard_cache.storage, "read_range", lambda *_: answers.pop(0))
+    monkeypatch.setattr(shard_index.storage, "read_range", lambda *_: answers.pop(0))
     assert ShardCache(tmp_path, SIZE).fetch(*one) is Fetched.THERE
 
 
@@ -193,7 +193,7 @@ def test_a_copy_that_was_cut_is_no_copy(store, tmp_path):
 
 def test_what_is_given_up_leaves_nothing(store, tmp_path, monkeypatch):
     (one,) = shards(store, 1)
-    monkeypatch.setattr(shard_cache, "_PIECE", 100)
+    monkeypatch.setattr(shard_index, "_PIECE", 100)
     answers = iter([False, False, True])
     assert ShardCache(tmp_path, SIZE).fetch(*one, lambda: next(answers)) is Fetched.GIVEN_UP
     assert not names(tmp_path) and not list(tmp_path.glob("*.part"))

@@ -11,10 +11,9 @@ from descriptors import open_below
 
 from trainer.base.errors import DamagedError, DataError, StorageError
 from trainer.config.schema import DataConfig
-from trainer.data import shard_files
+from trainer.data import shard_index
 from trainer.data.download import download
-from trainer.data.shard_cache import ShardCache
-from trainer.data.shard_index import SAMPLE, ShardDataset
+from trainer.data.shard_index import SAMPLE, ShardCache, ShardDataset
 from trainer.data.shards import shard
 
 CONFIG = DataConfig(processes=1, shard_bytes=4000, val_fraction=0.0)
@@ -53,7 +52,7 @@ def test_the_table_is_plain_numpy(uri):
 
 
 def test_threads_read_the_same_with_few_open_files(uri, monkeypatch):
-    monkeypatch.setattr(shard_files, "_OPEN_FILES", 1)
+    monkeypatch.setattr(shard_index, "_OPEN_FILES", 1)
     dataset = ShardDataset(uri, "train")
     alone = [dataset.read(index) for index in range(20)]
     order = list(np.random.default_rng(0).integers(0, 20, 2000))
@@ -64,7 +63,7 @@ def test_threads_read_the_same_with_few_open_files(uri, monkeypatch):
 
 
 def test_open_files_stay_few(uri, monkeypatch):
-    monkeypatch.setattr(shard_files, "_OPEN_FILES", 2)
+    monkeypatch.setattr(shard_index, "_OPEN_FILES", 2)
     dataset = ShardDataset(uri, "train")
     for index in range(20):
         dataset.read(index)

@@ -14,7 +14,7 @@ from PIL import Image
 from trainer import storage
 from trainer.base.errors import DataError, StorageError
 from trainer.config.schema import DataConfig
-from trainer.data import fetch_reports, raw_table, shard_writer
+from trainer.data import fetch, raw_folder, shard_writer
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, fetch_partition, plan
 from trainer.data.download import join as join_raw
@@ -97,7 +97,7 @@ def test_the_result_does_not_depend_on_the_processes_nor_on_the_place(make_coco,
 @pytest.mark.slow
 @pytest.mark.parametrize("partitions", [2, 7, 50])
 def test_the_result_does_not_depend_on_the_partitions(make_coco, tmp_path, monkeypatch, partitions):
-    monkeypatch.setattr(raw_table, "BLOCK", 7)
+    monkeypatch.setattr(raw_folder, "BLOCK", 7)
     config = replace(CONFIG, max_bad_fraction=0.6)
     root = make_coco(train=[f"{number}.jpg" for number in range(40)], val=["v.jpg"])
     (root / "train" / "33.jpg").write_bytes(b"no image")
@@ -114,7 +114,7 @@ def test_the_result_does_not_depend_on_the_partitions(make_coco, tmp_path, monke
     for name in ("failed.csv", f"sizes-{raw['content']}.npy", "train.parquet"):
         assert (Path(raw["uri"]) / name).read_bytes() == (Path(raw_whole["uri"]) / name).read_bytes()
     reports = (Path(raw["uri"]) / "fetched").glob("*.parquet")
-    counts = [len(fetch_reports.read(str(path)).ids) for path in reports]
+    counts = [len(fetch.read_report(str(path)).ids) for path in reports]
     assert sum(counts) == 41 and len(counts) == partitions  # Each image is one partition's.
     with pytest.raises(DataError, match="is missing"):
         join(raw, str(tmp_path / "parts"), config)

@@ -8,7 +8,7 @@ import pytest
 from trainer import storage
 from trainer.base.errors import MissingError, StorageError
 from trainer.config.schema import DataConfig
-from trainer.data import image_copying
+from trainer.data import fetch
 from trainer.data import problem_counts as reasons
 from trainer.data.download import download, fetch_partition, join, plan
 from trainer.data.shards import shard
@@ -160,8 +160,8 @@ def test_what_came_before_the_source_went_down_counts(source, tmp_path, monkeypa
     del faults["0.jpg"]
     monkeypatch.setattr("trainer.data.fetch._PATIENCE", -6)
     monkeypatch.setattr(
-        image_copying,
+        fetch,
         "_read_in_one_thread",
-        lambda tasks, _, reach: (image_copying._copy(reach, task) for task in tasks),
+        lambda tasks, _, reach: (fetch._copy(reach, task) for task in tasks),
     )  # in turn
     assert images_of(brought(uri, tmp_path, 1)) == 27

@@ -9,7 +9,7 @@ from trainer.base.errors import ConfigError, DataError
 from trainer.config.schema import LoaderConfig
 from trainer.data.download import download
 from trainer.data.loader import TrainLoader
-from trainer.data.sampling import check_verified
+from trainer.data.sample_order import check_verified
 from trainer.data.shard_index import ShardDataset
 from trainer.data.shards import shard
 from trainer.launching.distributed import World

@@ -9,18 +9,21 @@
     PATH                        a folder or file that is recognised as one of these three
 
 PATH may be a URI that `trainer.storage` reads, and a zip or tar of such a folder.
+
+A short name for a data set, which its models have where nobody gives one.
 """
 
 import os
+import re
+import unicodedata
 from dataclasses import replace
+from urllib.parse import unquote
 
 from trainer import storage
 from trainer.base.errors import DataError, refuse_userinfo
 from trainer.config.schema import DataConfig
-from trainer.data.sources.archive_source import ArchiveSource
-from trainer.data.sources.archives import is_archive
-from trainer.data.sources.coco import CocoSource
-from trainer.data.sources.coco_2017 import Coco2017Source
+from trainer.data.sources.archives import SUFFIXES, ArchiveSource, is_archive
+from trainer.data.sources.coco import Coco2017Source, CocoSource
 from trainer.data.sources.openimages import OpenImagesSource
 from trainer.data.sources.recognition import KINDS, kind_of, refuse_foreign
 from trainer.data.sources.sample import SampleSource
@@ -121,3 +124,47 @@ def _located(path: str, source: str) -> str:
     if os.path.isdir(uri) and not os.listdir(uri):
         raise DataError(f"source {source!r}: the folder {uri} is empty", fix="put the data set there")
     return uri
+
+
+_FALLBACK = "detector"
+_LONGEST = 60
+_GENERAL = re.compile(
+    r"(instances|annotations?|data(sets?)?|images?|jpegimages|labels?|result|coco|voc|yolo|raw|exports?|default|"
+    r"train(ing)?|val(id|idation)?|test)([-_. ]?(train|val|valid|test|data|coco|default|set|\d+))*",
+    re.IGNORECASE,
+)
+"""Names of files and folders that do not tell one data set from another."""
+
+
+def name_of(source: str) -> str:
+    """Return a name of [A-Za-z0-9._-] for a source: `cards` for yolo:/data/cards/data.yaml.
+
+    Args:
+        source: what `Source.uri` gives.
+    """
+    kind, _, rest = source.partition(":")
+    if kind in ("sample", "openimages"):
+        return kind
+    if kind == "coco" and rest.partition(",")[0] == "2017":
+        return "coco-2017"
+    path = rest if kind in ("coco", "voc", "yolo") else source
+    path = unquote(path.partition("://")[2] or path)
+    for part in reversed(path.split("/")):
+        plain = _plain(_without_suffix(part))
+        if plain and not _GENERAL.fullmatch(plain):
+            return plain
+    return _FALLBACK
+
+
+def _without_suffix(part: str) -> str:
+    """Return the name of a file without what tells its form."""
+    for suffix in sorted((*SUFFIXES, ".json", ".yaml", ".yml", ".txt", ".coco"), key=len, reverse=True):
+        if part.lower().endswith(suffix):
+            return _without_suffix(part[: -len(suffix)])
+    return part
+
+
+def _plain(part: str) -> str:
+    """Return what can be a folder's name anywhere."""
+    text = unicodedata.normalize("NFKD", part).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-")[:_LONGEST]

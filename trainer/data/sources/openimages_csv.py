@@ -1,4 +1,8 @@
-"""Reads Open Images' boxes from their CSV, a block at a time, as rows of images.
+"""Open Images' classes: their MIDs (such as /m/01g317), names and hierarchy.
+
+Open Images' data about whole images: verified labels and rotations.
+
+Reads Open Images' boxes from their CSV, a block at a time, as rows of images.
 
 Columns that are needed: ImageID, LabelName (a MID), XMin, XMax, YMin, YMax (shares of the stored
 image's sides), IsGroupOf (1: one box around many, a crowd). They are found by name: the file of train
@@ -6,20 +10,231 @@ has 21 columns, the others 13. The rows of an image must follow each other, as t
 files; a file that is not too large is sorted first.
 """
 
+import csv
+import io
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
 
 from trainer import storage
 from trainer.base.errors import DataError
-from trainer.data.sources.openimages_classes import Meaning
-from trainer.data.sources.openimages_labels import Verified, read_columns, read_orientations
-from trainer.data.sources.row_format import BOX, SOURCE_ROW
-from trainer.data.sources.source import Category
+from trainer.data.sources.source import BOX, SOURCE_ROW, UNKNOWN, Category
+
+
+def read_descriptions(uri: str) -> list[Category]:
+    """Read all classes, in the file's order: display name, and MID as original_id.
+
+    Args:
+        uri: CSV of a MID and a display name, with or without a header.
+
+    Raises:
+        DataError: it has another form.
+        StorageError: it is missing.
+    """
+    try:
+        rows = [row for row in csv.reader(io.StringIO(storage.read_bytes(uri).decode("utf-8-sig"))) if row]
+    except (UnicodeDecodeError, csv.Error):
+        rows = []
+    if rows and not rows[0][0].startswith("/"):
+        del rows[0]
+    if not rows or any(len(row) != 2 or not row[0].startswith("/") or not row[1] for row in rows):
+        raise DataError(
+            f"{uri} does not hold lines of a MID and a display name",
+            fix="take Open Images' class descriptions of boxable classes",
+        )
+    return [Category(name, mid) for mid, name in rows]
+
+
+def select(described: list[Category], names: tuple[str, ...], uri: str) -> list[Category]:
+    """Return the classes of some names, in that order.
+
+    Raises:
+        DataError: one is not described in the file `uri`.
+    """
+    by_name = {category.name: category for category in described}
+    absent = [name for name in names if name not in by_name]
+    if absent:
+        raise DataError(
+            f"{uri} describes no class {', '.join(absent[:10])}", fix="take the file of V7's boxable classes"
+        )
+    return [by_name[name] for name in names]
+
+
+def read_hierarchy(uri: str) -> dict[str, set[str]]:
+    """Return the MIDs above each MID, from the JSON of nested Subcategory lists.
+
+    Raises:
+        DataError: it has another form.
+        StorageError: it is missing, or no JSON.
+    """
+    above: dict[str, set[str]] = {}
+
+    def visit(node: dict[str, Any], path: tuple[str, ...]) -> None:
+        mid = node["LabelName"]
+        above.setdefault(mid, set()).update(path)
+        for child in node.get("Subcategory", []):
+            visit(child, (*path, mid))
+
+    try:
+        visit(storage.read_json(uri), ())
+    except (TypeError, KeyError, AttributeError, RecursionError):
+        raise DataError(
+            f"{uri} is no hierarchy of classes", fix="take Open Images' bbox_labels_600_hierarchy.json"
+        ) from None
+    return above
+
+
+def inverted(above: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return the MIDs below each MID from those above each."""
+    below: dict[str, set[str]] = {}
+    for mid, higher in above.items():
+        for one in higher:
+            below.setdefault(one, set()).add(mid)
+    return below
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """The categories that a box of each MID counts for: none, its own, or also those above it."""
+
+    mids: pa.Array
+    """All MIDs that are known."""
+    counts: np.ndarray
+    """int64 [MIDs + 1]: categories of each MID; the last is for MIDs that are not known."""
+    labels: np.ndarray
+    """int64 [sum of counts]: the categories."""
+
+    @classmethod
+    def of(
+        cls, described: list[Category], categories: list[Category], above: dict[str, set[str]] | None = None
+    ) -> "Meaning":
+        """Build it from all classes, the kept ones, and the hierarchy if it is applied."""
+        position = {category.original_id: index for index, category in enumerate(categories)}
+        mids = [str(category.original_id) for category in described]
+        groups = [
+            [position[name] for name in (mid, *sorted((above or {}).get(mid, ()))) if name in position]
+            for mid in mids
+        ]
+        groups.append([UNKNOWN])
+        labels = np.array([label for group in groups for label in group], np.int64)
+        return cls(pa.array(mids, pa.string()), np.array([len(group) for group in groups]), labels)
+
+    def apply(self, mids: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        """Return row and category of each box that rows of these MIDs give, in the rows' order."""
+        indices = pc.index_in(mids, self.mids).fill_null(len(self.mids)).to_numpy(zero_copy_only=False)
+        counts = self.counts[indices]
+        rows = np.repeat(np.arange(len(indices)), counts)
+        nth = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        first = np.cumsum(self.counts) - self.counts
+        return rows, self.labels[first[indices][rows] + nth]
+
+
+_BLOCK = 4 * 1024 * 1024
+_UPRIGHT = {90: 8, 180: 3, 270: 6}
+"""Degrees counter-clockwise that turn an image upright, as the Exif orientation that says the same."""
+
+
+def read_columns(uri: str, types: dict[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of a CSV, block by block as it arrives.
+
+    Args:
+        uri: of the CSV; it has a header.
+        types: of the columns wanted, by name; their order and what else there is do not matter.
+
+    Raises:
+        DataError: a column is missing or a value of another type.
+        StorageError: the file is missing or cannot be reached, at any time until its end.
+    """
+    read = pa_csv.ReadOptions(block_size=_BLOCK)
+    convert = pa_csv.ConvertOptions(column_types=types, include_columns=list(types))
+    try:
+        with storage.open_reader(uri) as file, pa_csv.open_csv(file, read, convert_options=convert) as reader:
+            yield from (batch for batch in reader if len(batch))
+    except (pa.ArrowException, KeyError) as error:
+        raise DataError(
+            f"{uri} cannot be read: {error}", fix=f"it needs the columns {', '.join(types)}"
+        ) from None
+
+
+def read_orientations(uri: str) -> dict[str, int]:
+    """Return the Exif orientation of the images that do not stand upright, by id."""
+    orientations: dict[str, int] = {}
+    for batch in read_columns(uri, {"ImageID": pa.string(), "Rotation": pa.float64()}):
+        turned = batch.filter(pc.is_in(batch["Rotation"], pa.array([90.0, 180.0, 270.0])))
+        degrees = turned["Rotation"].to_pylist()
+        orientations.update(
+            (image_id, _UPRIGHT[int(angle)])
+            for image_id, angle in zip(turned["ImageID"].to_pylist(), degrees, strict=True)
+        )
+    return orientations
+
+
+class Verified:
+    """The classes that annotators verified in an image, as present or absent; all others are unknown."""
+
+    def __init__(self, uri: str, present: Meaning, absent: Meaning, categories: list[Category]) -> None:
+        """Read a CSV with ImageID, LabelName and Confidence (1 is in the image, 0 is not).
+
+        Args:
+            uri: of the CSV.
+            present: what categories are in an image that a class is in.
+            absent: what categories are not in an image that a class is not in.
+            categories: those that are kept.
+
+        Raises:
+            DataError: a column is missing or a value of another type.
+            StorageError: the file is missing.
+        """
+        self._names = [category.name for category in categories]
+        types = {"ImageID": pa.string(), "LabelName": pa.string(), "Confidence": pa.float64()}
+        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = [
+            (np.zeros(0, "S32"), np.zeros(0, np.int16), np.zeros(0, bool))
+        ]
+        for batch in read_columns(uri, types):
+            sure = pc.greater_equal(batch["Confidence"], 0.5).fill_null(False)
+            for meaning, mask, value in ((present, sure, True), (absent, pc.invert(sure), False)):
+                part = batch.filter(mask)
+                rows, labels = meaning.apply(part["LabelName"])
+                rows, labels = rows[labels >= 0], labels[labels >= 0]
+                ids = _encoded(part["ImageID"].to_pylist())[rows]
+                parts.append((ids, labels.astype(np.int16), np.full(len(rows), value)))
+        ids, labels, sure = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.argsort(ids, kind="stable")
+        self._ids, self._labels, self._sure = ids[order], labels[order], sure[order]
+
+    def ids(self) -> set[str]:
+        """Return the images of which something is known."""
+        return {image_id.decode(errors="replace") for image_id in np.unique(self._ids).tolist()}
+
+    def of(self, image_ids: list[str]) -> list[str]:
+        """Return, for each image, JSON such as {"verified": {"Cat": 1, "Dog": 0}}, or ""."""
+        ids = _encoded(image_ids)
+        begins = np.searchsorted(self._ids, ids, "left").tolist()
+        ends = np.searchsorted(self._ids, ids, "right").tolist()
+        return [
+            self._json(begin, end) if end > begin else "" for begin, end in zip(begins, ends, strict=True)
+        ]
+
+    def _json(self, begin: int, end: int) -> str:
+        answers: dict[str, Any] = {}
+        pairs = zip(self._labels[begin:end].tolist(), self._sure[begin:end].tolist(), strict=True)
+        for label, sure in pairs:
+            # Where annotators disagree, a positive answer counts.
+            answers[self._names[label]] = max(int(sure), answers.get(self._names[label], 0))
+        return json.dumps({"verified": answers})
+
+
+def _encoded(image_ids: list[str]) -> np.ndarray:
+    """Return ids as bytes, which are compared fast; theirs are 16 hex digits, a mirror's may be others."""
+    return np.array([image_id.encode() for image_id in image_ids], "S32")
+
 
 _CORNERS = ("XMin", "XMax", "YMin", "YMax")
 _COLUMNS = {

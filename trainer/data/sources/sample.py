@@ -1,18 +1,281 @@
-"""Synthetic images that the program draws: a detection set of five shapes, from a seed.
+"""The sample's scenes: laid out from a seed, then drawn.
+
+Laying out is quick and gives the boxes; drawing gives the pixels of the same scene.
+
+Synthetic images that the program draws: a detection set of five shapes, from a seed.
 
 Scene n is a function of seed, size and n alone, so scenes are drawn in any order by any number of
 processes, and a killed download goes on where it was.
 """
 
+import colorsys
 import hashlib
 import io
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from trainer.base.bounded_text import whole_number
 from trainer.base.errors import DataError
-from trainer.data.sources.row_format import Entries
-from trainer.data.sources.sample_scenes import CLASSES, layout, render
-from trainer.data.sources.source import Box, Category, Entry, Listing
+from trainer.data.sources.source import Box, Category, Entries, Entry, Listing
+
+CLASSES = ("circle", "square", "triangle", "star", "ring")
+
+MIN_VISIBLE = 0.2
+"""Objects of which less than this share can be seen have no box."""
+
+_SUPERSAMPLING = 3
+_CROWD_SHARE = 0.06
+_EMPTY_SHARE = 0.04
+
+Color = tuple[int, int, int]
+Point = tuple[float, float]
+Extent = tuple[int, int, int, int]
+DrawnObject = tuple[int, tuple[float, ...], float, int]
+"""(label, (x, y, width, height), visible area, iscrowd), in pixels"""
+
+
+@dataclass
+class Shape:
+    """One thing to draw, in pixels of the image."""
+
+    label: int
+    outline: list[Point]
+    hole: list[Point]
+    """Part of a ring that is not filled; empty for other shapes."""
+    fill: Color
+    edge: Color
+
+
+@dataclass
+class Scene:
+    """One image before it is drawn."""
+
+    width: int
+    height: int
+    texture: str
+    colors: tuple[Color, Color]
+    angle: float
+    seed: tuple[int, int]
+    shapes: list[Shape] = field(default_factory=list)
+    """In the order of drawing: later ones cover earlier ones."""
+    objects: list[DrawnObject] = field(default_factory=list)
+    """What can be seen, with its box."""
+
+
+def layout(seed: int, number: int, size: int) -> Scene:
+    """Lay out scene `number` of a seed.
+
+    Args:
+        seed: of the whole set.
+        number: of the scene.
+        size: typical side in pixels; images are 0.8 to 1.2 times that.
+    """
+    rng = np.random.default_rng((seed, number))
+    width, height = (int(size * rng.choice((0.8, 0.9, 1.0, 1.1, 1.2))) for _ in range(2))
+    hue, dark = rng.random(), rng.random() < 0.5
+    value = rng.uniform(0.15, 0.38) if dark else rng.uniform(0.68, 0.92)
+    colors = tuple(
+        _color(hue + rng.uniform(-0.08, 0.08), rng.uniform(0.05, 0.3), value + rng.uniform(-0.08, 0.08))
+        for _ in range(2)
+    )
+    texture = str(rng.choice(("noise", "gradient", "stripes", "checks")))
+    scene = Scene(width, height, texture, (colors[0], colors[1]), rng.uniform(0, math.pi), (seed, number))
+    if rng.random() < _EMPTY_SHARE:
+        return scene
+    crowd = _add_crowd(scene, rng, size, dark) if rng.random() < _CROWD_SHARE else None
+    singles = _add_singles(scene, rng, size, dark, crowd)
+    scene.objects += _visible_objects(scene, singles)
+    return scene
+
+
+def render(scene: Scene) -> Image.Image:
+    """Draw a scene: texture, shapes with smooth edges, a little sensor noise."""
+    rng = np.random.default_rng((*scene.seed, 1))
+    background = Image.fromarray(_background(scene, rng))
+    big = (scene.width * _SUPERSAMPLING, scene.height * _SUPERSAMPLING)
+    canvas = background.resize(big, Image.Resampling.NEAREST)
+    for shape in scene.shapes:
+        _paint(canvas, shape)
+    image = canvas.reduce(_SUPERSAMPLING)
+    noise = rng.normal(0, 4, (scene.height, scene.width, 1)).astype(np.float32)
+    return Image.fromarray(np.clip(np.asarray(image) + noise, 0, 255).astype(np.uint8))
+
+
+def _add_singles(
+    scene: Scene, rng: np.random.Generator, size: int, dark: bool, crowd: Extent | None
+) -> list[Shape]:
+    """Add the objects that are annotated one by one; a few of them overlap."""
+    taken: list[Extent] = [crowd] if crowd else []
+    singles = []
+    for _ in range(int(rng.integers(1, 7))):
+        may_overlap = rng.random() < 0.2
+        diameter = size * math.exp(rng.uniform(math.log(0.13), math.log(0.55)))
+        label = int(rng.integers(len(CLASSES)))
+        for _attempt in range(12):
+            center = (rng.uniform(0.06, 0.94) * scene.width, rng.uniform(0.06, 0.94) * scene.height)
+            shape = _shape(label, center, diameter, rng, dark)
+            extent = _extent(shape)
+            overlap = max((_overlap(extent, other) for other in taken), default=0.0)
+            in_crowd = crowd is not None and _overlap(extent, crowd) > 0
+            if not in_crowd and overlap <= (0.6 if may_overlap else 0.02):
+                taken.append(extent)
+                singles.append(shape)
+                break
+    scene.shapes += singles
+    return singles
+
+
+def _add_crowd(scene: Scene, rng: np.random.Generator, size: int, dark: bool) -> Extent:
+    """Add a dense patch of one class with one crowd box; return its extent."""
+    label = int(rng.integers(len(CLASSES)))
+    wide, high = (int(size * rng.uniform(0.35, 0.5)) for _ in range(2))
+    left = int(rng.uniform(0, scene.width - wide))
+    top = int(rng.uniform(0, scene.height - high))
+    step = max(8, size // 14)
+    shapes = []
+    for y in range(top + step // 2, top + high, step):
+        for x in range(left + step // 2, left + wide, step):
+            center = (x + rng.uniform(-0.2, 0.2) * step, y + rng.uniform(-0.2, 0.2) * step)
+            shapes.append(_shape(label, center, step * rng.uniform(0.9, 1.15), rng, dark))
+    scene.shapes += shapes
+    extents = np.array([_extent(shape) for shape in shapes])
+    x0, y0 = np.maximum(extents[:, :2].min(axis=0), 0).tolist()
+    x1, y1 = np.minimum(extents[:, 2:].max(axis=0), (scene.width, scene.height)).tolist()
+    box = (float(x0), float(y0), float(x1 - x0), float(y1 - y0))
+    scene.objects.append((label, box, box[2] * box[3], 1))
+    return x0, y0, x1, y1
+
+
+def _visible_objects(scene: Scene, singles: list[Shape]) -> list[DrawnObject]:
+    """Return what can be seen of each object: the extent and area of its uncovered pixels."""
+    covered = Image.new("1", (scene.width, scene.height))
+    visible: list[DrawnObject] = []
+    for shape in reversed(singles):
+        mask = Image.new("1", covered.size)
+        _fill(mask, shape)
+        seen = ImageChops.logical_and(mask, ImageChops.invert(covered))
+        covered = ImageChops.logical_or(covered, mask)
+        extent = seen.getbbox()
+        area = float(np.count_nonzero(np.asarray(seen)))
+        if extent is None or area < MIN_VISIBLE * _full_area(shape):
+            continue
+        x0, y0, x1, y1 = extent
+        visible.append((shape.label, (float(x0), float(y0), float(x1 - x0), float(y1 - y0)), area, 0))
+    return visible[::-1]
+
+
+def _shape(label: int, center: Point, diameter: float, rng: np.random.Generator, dark: bool) -> Shape:
+    turn = rng.uniform(0, 2 * math.pi)
+    stretch = rng.uniform(0.85, 1.18)
+    outline = [_place(point, center, diameter / 2, turn, stretch) for point in _OUTLINES[CLASSES[label]]]
+    hole = []
+    if CLASSES[label] == "ring":
+        hole = [_place(point, center, diameter / 2 * 0.55, turn, stretch) for point in _OUTLINES["circle"]]
+    hue = rng.random()
+    value = rng.uniform(0.8, 1.0) if dark else rng.uniform(0.3, 0.6)
+    fill = _color(hue, rng.uniform(0.55, 0.95), value)
+    edge = _color(hue, 0.9, value * 0.55 if dark else value * 0.45)
+    return Shape(label, outline, hole, fill, edge)
+
+
+def _place(point: Point, center: Point, radius: float, turn: float, stretch: float) -> Point:
+    x, y = point[0] * stretch, point[1] / stretch
+    cos, sin = math.cos(turn), math.sin(turn)
+    return center[0] + radius * (x * cos - y * sin), center[1] + radius * (x * sin + y * cos)
+
+
+def _polygon(radii: list[float]) -> list[Point]:
+    steps = [2 * math.pi * index / len(radii) for index in range(len(radii))]
+    return [
+        (radius * math.cos(step), radius * math.sin(step)) for radius, step in zip(radii, steps, strict=True)
+    ]
+
+
+_OUTLINES = {
+    "circle": _polygon([1.0] * 40),
+    "ring": _polygon([1.0] * 40),
+    "square": _polygon([1.15] * 4),
+    "triangle": _polygon([1.2] * 3),
+    "star": _polygon([1.2, 0.5] * 5),
+}
+
+
+def _extent(shape: Shape) -> Extent:
+    xs, ys = zip(*shape.outline, strict=True)
+    return math.floor(min(xs)), math.floor(min(ys)), math.ceil(max(xs)), math.ceil(max(ys))
+
+
+def _full_area(shape: Shape) -> float:
+    return _polygon_area(shape.outline) - _polygon_area(shape.hole)
+
+
+def _polygon_area(points: list[Point]) -> float:
+    pairs = zip(points, points[1:] + points[:1], strict=True)
+    return abs(sum(a[0] * b[1] - b[0] * a[1] for a, b in pairs)) / 2
+
+
+def _overlap(a: Extent, b: Extent) -> float:
+    """Return the intersection's share of the smaller extent."""
+    wide, high = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    if wide <= 0 or high <= 0:
+        return 0.0
+    return wide * high / min((a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1]))
+
+
+def _fill(mask: Image.Image, shape: Shape) -> None:
+    draw = ImageDraw.Draw(mask)
+    draw.polygon(shape.outline, fill=1)
+    if shape.hole:
+        draw.polygon(shape.hole, fill=0)
+
+
+def _paint(canvas: Image.Image, shape: Shape) -> None:
+    """Paint a shape with an edge and a soft highlight on the enlarged canvas."""
+    x0, y0, x1, y1 = (value * _SUPERSAMPLING for value in _extent(shape))
+    size = (x1 - x0, y1 - y0)
+
+    def moved(points: list[Point]) -> list[Point]:
+        return [(x * _SUPERSAMPLING - x0, y * _SUPERSAMPLING - y0) for x, y in points]
+
+    mask = Image.new("L", size)
+    draw = ImageDraw.Draw(mask)
+    draw.polygon(moved(shape.outline), fill=255)
+    if shape.hole:
+        draw.polygon(moved(shape.hole), fill=0)
+    light = Image.linear_gradient("L").resize(size).point(lambda value: 255 - value // 2)
+    body = Image.composite(Image.new("RGB", size, shape.fill), Image.new("RGB", size, shape.edge), light)
+    inner = mask.filter(ImageFilter.MinFilter(2 * _SUPERSAMPLING - 1))
+    canvas.paste(shape.edge, (x0, y0), mask)
+    canvas.paste(body, (x0, y0), inner)
+
+
+def _background(scene: Scene, rng: np.random.Generator) -> np.ndarray:
+    """Return the texture, uint8 [height, width, 3]."""
+    y, x = np.mgrid[0 : scene.height, 0 : scene.width].astype(np.float32)
+    along = x * math.cos(scene.angle) + y * math.sin(scene.angle)
+    across = y * math.cos(scene.angle) - x * math.sin(scene.angle)
+    period = rng.uniform(10, 26)
+    if scene.texture == "gradient":
+        mix = (along - along.min()) / max(float(np.ptp(along)), 1.0)
+    elif scene.texture == "stripes":
+        mix = 0.5 + 0.5 * np.sin(along * (2 * math.pi / period))
+    elif scene.texture == "checks":
+        mix = (np.floor(along / period) + np.floor(across / period)) % 2
+    else:
+        coarse = rng.random((scene.height // 12 + 2, scene.width // 12 + 2)).astype(np.float32)
+        cloud = Image.fromarray(coarse).resize((scene.width, scene.height), Image.Resampling.BICUBIC)
+        mix = np.clip(np.asarray(cloud), 0, 1)
+    first, second = (np.array(color, dtype=np.float32) for color in scene.colors)
+    return (first + (second - first) * mix[..., None]).astype(np.uint8)
+
+
+def _color(hue: float, saturation: float, value: float) -> Color:
+    red, green, blue = colorsys.hsv_to_rgb(hue % 1, saturation, min(max(value, 0.0), 1.0))
+    return round(red * 255), round(green * 255), round(blue * 255)
+
 
 VERSION = 1
 """Raise it when the same parameters draw other images."""

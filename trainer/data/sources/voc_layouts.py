@@ -12,7 +12,7 @@ from typing import Protocol
 from trainer import storage
 from trainer.base.errors import DataError
 from trainer.data.images import IMAGE_SUFFIXES
-from trainer.data.sources.folder_listing import Folder
+from trainer.data.sources.files import Folder
 from trainer.data.sources.source import split_of
 
 _IMAGE_FOLDERS = ("JPEGImages", "images", "Images", "Annotations")

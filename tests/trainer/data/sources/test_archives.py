@@ -18,7 +18,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.download import download, plan
 from trainer.data.sources import archives
-from trainer.data.sources.archive_source import ArchiveSource
+from trainer.data.sources.archives import ArchiveSource
 
 XML = (
     "<annotation><filename>a.jpg</filename><size><width>40</width><height>30</height></size><object>"

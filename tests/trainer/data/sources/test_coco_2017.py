@@ -15,8 +15,8 @@ from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.download import download, fetch_partition, join, plan
-from trainer.data.raw_table import Table
-from trainer.data.sources.coco_2017 import ANNOTATIONS, Coco2017Source
+from trainer.data.raw_folder import Table
+from trainer.data.sources.coco import ANNOTATIONS, Coco2017Source
 from trainer.data.sources.source import Category
 
 NAMES = {

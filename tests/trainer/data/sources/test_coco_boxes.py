@@ -14,7 +14,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.download import plan
 from trainer.data.sources.coco import CocoSource
-from trainer.data.sources.coco_boxes import box_of
+from trainer.data.sources.coco_rows import box_of
 from trainer.data.sources.source import Reading
 
 DROP = object()

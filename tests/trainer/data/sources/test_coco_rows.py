@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainer.data import problem_counts as reasons
-from trainer.data.sources import coco_images, coco_rows
+from trainer.data.sources import coco_json, coco_rows
 from trainer.data.sources.coco import CocoSource
 
 
@@ -57,7 +57,7 @@ def test_rows_are_the_same_wherever_parts_and_blocks_end(make_coco, edit_json, m
     assert all(row["boxes"] == sorted(row["boxes"], key=lambda box: box["x"]) for row in before)
     for rows, parts, pending in ((2, 3, 7), (5, 1, 1), (23, 1, 1000)):
         monkeypatch.setattr(coco_rows, "ROWS", rows)
-        monkeypatch.setattr(coco_images, "ROWS", rows)
+        monkeypatch.setattr(coco_json, "ROWS", rows)
         monkeypatch.setattr(coco_rows, "_PART", parts * rows)
         monkeypatch.setattr(coco_rows, "_PENDING", pending)
         listed = listing(root)

@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
-from trainer.data.sources import folder_listing
-from trainer.data.sources.folder_listing import Folder
+from trainer.data.sources import files
+from trainer.data.sources.files import Folder
 
 
 def test_the_very_name_comes_before_one_that_counts_as_equal(tmp_path):
@@ -42,7 +42,7 @@ def test_names_that_hash_alike_are_told_apart(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes there")
 def test_names_that_are_no_text_and_more_than_a_batch(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_listing, "_BATCH", 3)
+    monkeypatch.setattr(files, "_BATCH", 3)
     names = [b"\xff.jpg", *(b"%d.jpg" % number for number in range(8))]
     for name in names:
         open(os.path.join(os.fsencode(tmp_path), name), "w").close()

@@ -8,14 +8,14 @@ from openimages_mirror import BOX_COLUMNS, BOX_ROWS, IDS, MIDS, box, source, wri
 
 from trainer.base.errors import DataError, StorageError
 from trainer.data import sources
-from trainer.data.sources import openimages_csv, openimages_labels
+from trainer.data.sources import openimages_csv
 from trainer.data.sources.openimages import (
     BOXES,
+    CLASSES,
     DESCRIPTIONS,
     HIERARCHY,
     LABELS,
 )
-from trainer.data.sources.openimages_mlperf import CLASSES
 from trainer.data.sources.source import UNKNOWN
 
 
@@ -188,13 +188,13 @@ def streamed(monkeypatch):
                 raise StorageError("the server is silent")
             return data
 
-    monkeypatch.setattr(openimages_labels, "_BLOCK", 2000)
-    monkeypatch.setattr(openimages_labels.storage, "open_reader", lambda uri: File(TEXT))
+    monkeypatch.setattr(openimages_csv, "_BLOCK", 2000)
+    monkeypatch.setattr(openimages_csv.storage, "open_reader", lambda uri: File(TEXT))
     return File
 
 
 def columns(uri="https://host/x.csv"):
-    return openimages_labels.read_columns(uri, {"ImageID": pa.string(), "Rotation": pa.float64()})
+    return openimages_csv.read_columns(uri, {"ImageID": pa.string(), "Rotation": pa.float64()})
 
 
 def test_a_csv_is_read_as_it_arrives(streamed):

@@ -11,8 +11,7 @@ import pytest
 
 from trainer.base.errors import DataError
 from trainer.data.sources import openimages_csv
-from trainer.data.sources.openimages_classes import Meaning
-from trainer.data.sources.openimages_csv import BoxRows
+from trainer.data.sources.openimages_csv import BoxRows, Meaning
 from trainer.data.sources.source import Category
 
 SHARED = Path(__file__).parents[5] / "shared" / "data"
@@ -84,7 +83,7 @@ def test_images_are_whole_wherever_a_block_ends(tmp_path, monkeypatch, sortable)
     (tmp_path / "x.csv").write_text(HEADER + "".join(rows))
     monkeypatch.setattr(openimages_csv, "_SORTABLE", sortable)
     for size in (64, 300, 1000, 10**6):
-        monkeypatch.setattr("trainer.data.sources.openimages_labels._BLOCK", size)
+        monkeypatch.setattr("trainer.data.sources.openimages_csv._BLOCK", size)
         entries = read(tmp_path / "x.csv", cat)
         assert [len(row["boxes"]) for row in entries] == counts
         starts = [[box["x"] for box in row["boxes"]] for row in entries]

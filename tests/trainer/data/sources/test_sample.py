@@ -8,8 +8,7 @@ from PIL import Image
 
 from trainer.base.errors import DataError
 from trainer.data import sources
-from trainer.data.sources.sample import SampleSource
-from trainer.data.sources.sample_scenes import CLASSES, layout, render
+from trainer.data.sources.sample import CLASSES, SampleSource, layout, render
 from trainer.data.sources.source import Box
 
 
@@ -94,7 +93,7 @@ def test_objects_stand_out_from_what_is_behind_them():
 
 
 def test_a_hidden_object_has_no_box_and_a_covered_one_a_smaller_box():
-    from trainer.data.sources.sample_scenes import Scene, Shape, _visible_objects
+    from trainer.data.sources.sample import Scene, Shape, _visible_objects
 
     def square(x: float, y: float, side: float) -> Shape:
         corners = [(x, y), (x + side, y), (x + side, y + side), (x, y + side)]

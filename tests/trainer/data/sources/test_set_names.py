@@ -1,6 +1,6 @@
 import pytest
 
-from trainer.data.sources.set_names import name_of
+from trainer.data.sources import name_of
 
 
 @pytest.mark.parametrize(

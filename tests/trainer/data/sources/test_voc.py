@@ -7,7 +7,7 @@ from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
 from trainer.data import sources
 from trainer.data.download import plan
-from trainer.data.sources import annotation_texts
+from trainer.data.sources import files
 from trainer.data.sources.source import UNKNOWN
 from trainer.data.sources.voc import VocSource
 
@@ -193,10 +193,10 @@ def test_a_folder_that_is_not_voc(tmp_path):
 def test_the_state_does_not_depend_on_which_file_is_read_first(make_voc, monkeypatch):
     root = make_voc({f"{number}": xml(obj()) for number in range(5)})
     listing = VocSource(str(root)).listing()
-    run = annotation_texts.worker_pool.run
-    monkeypatch.setattr(annotation_texts, "_BATCH", 2)
+    run = files.worker_pool.run
+    monkeypatch.setattr(files, "_BATCH", 2)
     monkeypatch.setattr(
-        annotation_texts.worker_pool, "run", lambda *given, **named: reversed(list(run(*given, **named)))
+        files.worker_pool, "run", lambda *given, **named: reversed(list(run(*given, **named)))
     )
     again = VocSource(str(root)).listing()
     assert again.state == listing.state
