@@ -1,9 +1,7 @@
-"""Text in pictures: letters of every script for which this machine has a font.
+"""Boxes and their names in images, in colours that everybody tells apart, and in letters of every script.
 
 DejaVu Sans, which comes with matplotlib, has Latin, Greek, Cyrillic, Arabic, Hebrew and more. For letters
 that it lacks the fonts of the system are searched, once for each letter. What no font has is spelled out.
-
-Boxes and their names in images: frames in colours that everybody tells apart, names beside each other.
 """
 
 import os

@@ -1,6 +1,4 @@
-"""Reusable buffers for pixels on the host.
-
-Decodes the stored bytes of samples, and handles images that are damaged inside.
+"""Decodes the stored bytes of samples into reused memory, and handles images that are damaged inside.
 
 Sharding reads only headers unless `data.decode_check` is set, so damage inside an image shows up here,
 long after. A few such images must not end a training of days, but are reported: see `Decoder`.

@@ -1,17 +1,12 @@
-"""The report of one partition of a download: a Parquet table with a row for each image.
+"""Fetches the images of one partition over many connections, and reports the result of each.
 
-A row holds the image's id in the plan and its bytes with their hash, or 0 bytes and the reason why it was not
-fetched. The report's own hash lies beside it.
+The first two hex digits of an image's path decide on its partition, so each partition has its own folders
+and learns by listing them which images are stored already. Of what comes from the web only images are kept,
+and of a server that the user did not name only those that can be decoded: an address in annotations, or a
+redirect, may lead to anything.
 
-Copies images from their source to the data root, many at the same time, in any order.
-
-Of what comes from the web only images are kept, and of a server that the user did not name only those that
-can be decoded: an address in annotations, or a redirect, may lead to anything.
-
-Fetches the images of one partition over many connections, and reports the result of each.
-
-The first two hex digits of an image's path decide on its partition, so that a partition has folders
-of its own and learns by listing them which images are stored already.
+A report is a Parquet table with a row for each image: its id in the plan and its bytes with their hash, or 0
+bytes and the reason why it was not fetched. The report's own hash is in a file beside it.
 """
 
 import hashlib

@@ -1,8 +1,6 @@
-"""Reads a JPEG's headers without decoding it. Markers: ITU-T T.81, table B.1.
+"""Converts any image to an upright baseline JPEG, and its boxes with it.
 
-Converts any image to an upright baseline JPEG, and its boxes with it.
-
-Orientation: Exif 2.32, tag 0x0112.
+JPEG headers are read without decoding (markers: ITU-T T.81, table B.1). Orientation: Exif 2.32, tag 0x0112.
 """
 
 import io

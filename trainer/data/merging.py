@@ -1,9 +1,7 @@
-"""Writes a COCO set image by image: annotations/instances_<split>.json and images/<split>/.
+"""Merges a data set and corrections of it into a new COCO set.
 
-Puts a data set and corrections of it together into a new COCO set.
-
-An image is known by the hash of its bytes: one that is in both has the boxes of the correction, in the split
-that it had. Other images of the corrections are added to train.
+An image is identified by the hash of its bytes: one that is in both has the boxes of the correction, in its
+original split. Other images of the corrections are added to train.
 """
 
 import hashlib

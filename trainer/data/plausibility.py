@@ -1,13 +1,12 @@
-"""Finds pictures that are in two splits under different names: scores on them are too good.
-
-Pictures are compared by a difference hash of 256 bits: whether each of 16 x 16 cells is brighter than its
-left neighbour. Another size or quality of a picture changes some ten bits (BCCD: 26 at most, also without
-5 pixels of each side), while different pictures differ in 80 or more.
-
-Checks what annotations mean: data of the right form may still be wrong.
+"""Checks what annotations mean: data of the right form may still be wrong.
 
 What is almost certainly a mistake is an error with a remedy; what may be one is a warning, which goes with
 the data into the manifests and onto the pages. The checks cost about a microsecond a box.
+
+Pictures that are in two splits under different names make scores too good. They are compared by a
+difference hash of 256 bits: whether each of 16 x 16 cells is brighter than its left neighbour. Another size
+or quality of a picture changes some ten bits (BCCD: 26 at most, also without 5 pixels of each side), while
+different pictures differ in 80 or more.
 """
 
 import unicodedata

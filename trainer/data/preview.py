@@ -1,7 +1,4 @@
-"""What a training sees: samples of an epoch as the loader gives them, with sizes, mosaics and colours.
-
-A contact sheet: images of a split side by side, with their boxes.
-"""
+"""A contact sheet: images of a split side by side, with their boxes, also as a training sees them."""
 
 import dataclasses
 import textwrap

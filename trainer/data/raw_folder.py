@@ -1,11 +1,9 @@
-"""The annotations of a split as a table: one row an image, in blocks of a bounded size.
+"""The files of a folder of raw images: plan, manifest, arrays of sizes and hashes, a table for each split.
 
-A Parquet file (https://parquet.apache.org) whose row groups are the blocks: the unit of work, of
-memory and of dividing a data set among machines. Millions of images are never in memory at once.
-
-The files of a folder of raw images: their forms, the hashes that are known of them, and where they lie.
-
-What is written names nothing by its whole URI: a data root may be moved, copied or mounted elsewhere.
+A table is a Parquet file (https://parquet.apache.org) with one row an image, whose row groups are blocks of
+bounded size: the unit of work, of memory and of dividing a data set among machines. Millions of images are
+never in memory at once. No file names another by its whole URI: a data root may be moved, copied or mounted
+elsewhere.
 """
 
 import hashlib

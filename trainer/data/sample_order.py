@@ -1,11 +1,9 @@
-"""The order in which training reads the samples: a pure function of seed and epoch.
+"""The order in which training reads the samples, and how often: a pure function of seed, epoch and weights.
 
 Shards are permuted, then samples are shuffled within windows of shards: random enough to
 train on and local enough to read from object storage. Nothing else depends on it, so a run
-resumes from one number, the samples read so far, at any number of workers and processes. Where
-images are weighted (`sampling`), an epoch still has as many places as there are samples.
-
-How often training reads each image of a set with rare classes.
+resumes from one number, the samples read so far, at any number of workers and processes. If
+images are weighted (`image_weights`), an epoch still has as many places as there are samples.
 """
 
 from itertools import pairwise

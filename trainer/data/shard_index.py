@@ -1,13 +1,9 @@
-"""Copies of shards on the local disk, shared by the processes of a machine: see trainer/storage/copies.py.
+"""The index of shards: written when all shards are whole, read to find every sample.
 
-A copy's name is <sha256>.tar: its hash was right when it came.
-
-Reads a split's shards: from the local disk, from cached copies, or from the store.
-
-The reader announces which shards it reads next: those are prefetched whole, in that order. What is not
-cached yet is read from the store, range by range, so that nobody waits for a whole shard.
-
-The index of shards: written when all shards are whole, read to find every sample.
+Shards are read from the local disk, from cached copies, or from the store. The reader announces which shards
+it reads next: those are prefetched whole, in that order. What is not cached yet is read from the store, range
+by range, so that nobody waits for a whole shard. The copies are shared by the processes of a machine (see
+trainer/storage/copies.py) and named by the sha256 that they had when they came.
 """
 
 import base64

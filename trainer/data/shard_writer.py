@@ -1,9 +1,7 @@
-"""Cleans raw boxes: clips them to the image, and drops unusable ones.
-
-One shard: a tar file of images and their boxes, and its sidecar. Runs in worker processes.
+"""One shard: a tar file of images and their cleaned boxes, and its sidecar. Runs in worker processes.
 
 Members are KEY.jpg and KEY.json, in the USTAR format (POSIX.1-1988) with fixed times and owners,
-so that the same input gives the same bytes.
+so that the same input gives the same bytes. Boxes are clipped to the image; unusable ones are dropped.
 """
 
 import base64

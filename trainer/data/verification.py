@@ -1,7 +1,4 @@
-"""Verifies that stored data is unchanged: all hashes, every image.
-
-Mends a folder of shards or raw images: what is missing or damaged is made anew, from where it came.
-"""
+"""Verifies that stored data is unchanged, by all hashes and every image, and repairs what is not."""
 
 import hashlib
 import io

@@ -1,9 +1,8 @@
-"""Unpacks a data set's zip or tar into a temporary folder, which goes when the process ends.
+"""A zip or tar of a data set of any kind: unpacked into a temporary folder, and read as that folder.
 
 The archive is not trusted: names that lead out of the folder, links and devices are refused, and so is more
-than the disk holds or than an archive of its size can hold in earnest.
-
-A zip or tar of a data set of any kind: unpacked, and read as the folder that it was.
+than the disk holds or than an archive of its size can reasonably hold. The folder is removed when the process
+ends.
 """
 
 import hashlib
@@ -185,7 +184,7 @@ def _refused(uri: str, name: str, why: str) -> DataError:
 
 
 @dataclass(frozen=True)
-class ArchiveSource:
+class ArchiveSource(Source):
     """A data set in a zip or tar."""
 
     kind: str
@@ -193,7 +192,6 @@ class ArchiveSource:
     location: str
     """URI of the archive."""
     reading: Reading = AS_PUBLISHED
-    cpu_bound = False
     origins_are_uris = False
 
     @property
@@ -203,7 +201,6 @@ class ArchiveSource:
 
     @property
     def images_uri(self) -> str:
-        """Name where the bytes come from."""
         return f"archive:{self.location}"
 
     def listing(self) -> Listing:
@@ -229,7 +226,6 @@ class ArchiveSource:
         return replace(listing, splits=splits, state=digest.hexdigest())
 
     def read(self, origin: str) -> bytes:
-        """Return an image's bytes."""
         archive, _, name = origin.partition("#")
         if archive != self.location or not name:
             return storage.read_bytes(origin)
@@ -285,7 +281,6 @@ class ArchivedRows:
     problems: Problems = field(repr=False)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield rows of SOURCE_ROW."""
         for batch in self.rows.batches():
             pairs = zip(batch["origin"].to_pylist(), batch["version"].to_pylist(), strict=True)
             places = [self.source.place(*pair, self.unpacked) for pair in pairs]

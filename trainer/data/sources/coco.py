@@ -1,11 +1,10 @@
-"""Locates the images of a COCO JSON: tries the usual layouts one after the other.
+"""COCO data sets: JSON files with their images, and COCO 2017 from its published zips.
 
-COCO JSON (https://cocodataset.org/#format-data): one file, or a folder with one a split.
-
-Images lie beside the annotations in one of the usual layouts, or are fetched by their `coco_url`.
+`CocoSource` reads a COCO JSON (https://cocodataset.org/#format-data): one file, or a folder with one for each
+split. Images are in one of the usual layouts beside the annotations, or are fetched by their `coco_url`.
 Boxes are taken as they are: x, y from the image's top left corner, width and height, in pixels.
 
-COCO 2017 (https://cocodataset.org/#download) straight from its zips.
+`Coco2017Source` reads COCO 2017 (https://cocodataset.org/#download) from its zips:
 
     coco:2017               from COCO's own server
     coco:2017,base=URI      from a mirror: a folder with zips/ and annotations/
@@ -34,7 +33,7 @@ from trainer.data.problem_counts import Problems
 from trainer.data.sources.coco_json import CocoFile, CocoImages, is_fetched
 from trainer.data.sources.coco_rows import CocoRows
 from trainer.data.sources.files import Folder
-from trainer.data.sources.source import AS_PUBLISHED, Category, Entry, Listing, Reading, split_of
+from trainer.data.sources.source import AS_PUBLISHED, Category, Entry, Listing, Reading, Source, split_of
 from trainer.data.sources.zip_members import Zip, open_member
 
 _SPLIT_FOLDERS = {
@@ -127,25 +126,17 @@ def _places(uri: str, split: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class CocoSource:
+class CocoSource(Source):
     """A COCO JSON or a folder with such files."""
 
     location: str
     reading: Reading = AS_PUBLISHED
     confined: str = ""
-    """Folder that no file_name may lead out of; "" where absolute ones are taken."""
-    cpu_bound = False
-    origins_are_uris = True
+    """Folder that no file_name may lead out of; "" if absolute ones are taken."""
 
     @property
     def uri(self) -> str:
-        """Name the file or folder."""
         return f"coco:{self.location}"
-
-    @property
-    def images_uri(self) -> str:
-        """Name where the bytes come from."""
-        return self.uri
 
     def listing(self) -> Listing:
         """Read images and categories; the boxes are read when the rows are gone through.
@@ -178,10 +169,6 @@ class CocoSource:
             categories, splits, digest.hexdigest(), problems,
             read_as=read_as, box_format=self.reading.box_format,
         )  # fmt: skip
-
-    def read(self, origin: str) -> bytes:
-        """Return an image's bytes."""
-        return storage.read_bytes(origin)
 
     def _files(self) -> dict[str, str]:
         """Return the annotation file of each split; a lone file is train whatever its name."""
@@ -316,12 +303,11 @@ _opening = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Coco2017Source:
+class Coco2017Source(Source):
     """COCO 2017's training and validation images."""
 
     base: str = BASE
     reading: Reading = AS_PUBLISHED
-    cpu_bound = False
     origins_are_uris = False
 
     @classmethod
@@ -338,13 +324,7 @@ class Coco2017Source:
 
     @property
     def uri(self) -> str:
-        """Name the source."""
         return "coco:2017" if self.base == BASE else f"coco:2017,base={self.base}"
-
-    @property
-    def images_uri(self) -> str:
-        """Name where the bytes come from."""
-        return self.uri
 
     def listing(self) -> Listing:
         """Read the categories; annotations and the zips' directories are read with the rows.
@@ -374,7 +354,6 @@ class Coco2017Source:
         return Listing(categories, splits, digest, problems, box_format=self.reading.box_format)
 
     def read(self, origin: str) -> bytes:
-        """Return an image's bytes."""
         uri, _, name = origin.rpartition("#")
         return _directory(uri).read(name)
 

@@ -1,6 +1,6 @@
 """Reads COCO JSON as a stream: a file may exceed the memory, and most of it is segmentations.
 
-The images of a COCO JSON, kept on disk as there may be millions; memory holds twenty bytes of each.
+Its images are kept on disk, as there may be millions; memory holds twenty bytes of each.
 """
 
 import json

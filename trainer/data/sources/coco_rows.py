@@ -1,9 +1,7 @@
-"""The box of an annotation of a COCO JSON: from its bbox, or from its segmentation.
+"""The rows of a COCO JSON: boxes come in any order, and are grouped by image on disk.
 
-A segmentation is a list of polygons, of which COCO's own boxes are the extent, or a run-length encoded mask
-(RLE), whose runs pycocotools reads.
-
-The rows of a COCO JSON: boxes come in any order, and are grouped by image on disk.
+A box is that of the annotation's bbox or of its segmentation: a list of polygons, of which COCO's own boxes
+are the extent, or a run-length encoded mask (RLE), which pycocotools reads.
 """
 
 import json

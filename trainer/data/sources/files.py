@@ -1,7 +1,4 @@
-"""Reads the annotation files of single images, many side by side where they are on a server.
-
-A listing of a folder's files that finds them by name, in some hundred bytes of memory each.
-"""
+"""Files of a source: a folder's listing that finds files by name; many small files, read in parallel."""
 
 import os
 from array import array

@@ -1,10 +1,4 @@
-"""The 264 classes of MLPerf's single-stage detector on Open Images.
-
-The leaf classes with at least 1000 samples, by display name, in the order of the benchmark (its
-`scripts/download_openimages_mlperf.sh`, section "The MLPerf Subset" of its README):
-https://github.com/mlcommons/training/tree/master/single_stage_detector
-
-Open Images (https://storage.googleapis.com/openimages/web): the boxes of V7.
+"""Open Images (https://storage.googleapis.com/openimages/web): the boxes of V7.
 
     openimages:                                   all images with boxes
     openimages:splits=validation                  some of its splits: train, validation, test
@@ -13,8 +7,8 @@ Open Images (https://storage.googleapis.com/openimages/web): the boxes of V7.
     openimages:hierarchy=expand,rotation=apply    see `OpenImagesSource`
     openimages:base=URI,pixels=URI                a mirror of the CSV files, of the images
 
-Which classes and how many images are taken is set by data.classes (names or MIDs) and
-data.max_images. A lone split is train whatever its name.
+data.classes (names or MIDs) and data.max_images choose classes and the number of images. A lone split is
+train whatever its name.
 """
 
 import hashlib
@@ -27,9 +21,12 @@ from trainer import storage
 from trainer.base.errors import DataError
 from trainer.data.sources import openimages_csv as classes
 from trainer.data.sources.openimages_csv import BoxRows, Meaning
-from trainer.data.sources.source import Listing
+from trainer.data.sources.source import Listing, Source
 
 # fmt: off
+# MLPerf's single-stage detector: the leaf classes with 1000 samples or more, by display name, in the order of
+# the benchmark (scripts/download_openimages_mlperf.sh, section "The MLPerf Subset" of its README):
+# https://github.com/mlcommons/training/tree/master/single_stage_detector
 CLASSES = (
     "Airplane", "Antelope", "Apple", "Backpack", "Balloon", "Banana", "Barrel", "Baseball bat",
     "Baseball glove", "Bee", "Beer", "Bench", "Bicycle", "Bicycle helmet", "Bicycle wheel", "Billboard",
@@ -96,7 +93,7 @@ _URIS = ("images", "base", "pixels")
 
 
 @dataclass(frozen=True)
-class OpenImagesSource:
+class OpenImagesSource(Source):
     """Open Images, or a part of it."""
 
     splits: str = "train+validation+test"
@@ -117,8 +114,6 @@ class OpenImagesSource:
     """URI of the folder with the CSV files."""
     pixels: str = PIXELS
     """URI of the folder with <split>/<image id>.jpg."""
-    cpu_bound = False
-    origins_are_uris = True
 
     @classmethod
     def parse(cls, text: str) -> "OpenImagesSource":
@@ -183,10 +178,6 @@ class OpenImagesSource:
         state = hashlib.sha256(json.dumps(states).encode()).hexdigest()
         hierarchy = {} if self.hierarchy == "expand" else above
         return Listing(kept, splits, state, exhaustive=False, hierarchy=hierarchy)
-
-    def read(self, origin: str) -> bytes:
-        """Return an image's bytes."""
-        return storage.read_bytes(origin)
 
     def _takes_labels(self, split: str) -> bool:
         return self.labels == "all" or (self.labels == "keep" and split != "train")

@@ -1,13 +1,9 @@
-"""Open Images' classes: their MIDs (such as /m/01g317), names and hierarchy.
+"""Reads Open Images' CSV files: classes, boxes, verified labels and rotations, a block at a time.
 
-Open Images' data about whole images: verified labels and rotations.
-
-Reads Open Images' boxes from their CSV, a block at a time, as rows of images.
-
-Columns that are needed: ImageID, LabelName (a MID), XMin, XMax, YMin, YMax (shares of the stored
-image's sides), IsGroupOf (1: one box around many, a crowd). They are found by name: the file of train
-has 21 columns, the others 13. The rows of an image must follow each other, as they do in the published
-files; a file that is not too large is sorted first.
+Columns of boxes that are needed: ImageID, LabelName (a MID such as /m/01g317), XMin, XMax, YMin, YMax
+(fractions of the stored image's sides), IsGroupOf (1: one box around many, a crowd). They are found by name:
+the file of train has 21 columns, the others 13. The rows of an image must follow each other, as they do in
+the published files; a file that is not too large is sorted first.
 """
 
 import csv

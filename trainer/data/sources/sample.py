@@ -19,7 +19,7 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from trainer.base.bounded_text import whole_number
 from trainer.base.errors import DataError
-from trainer.data.sources.source import Box, Category, Entries, Entry, Listing
+from trainer.data.sources.source import Box, Category, Entries, Entry, Listing, Source
 
 CLASSES = ("circle", "square", "triangle", "star", "ring")
 
@@ -284,7 +284,7 @@ _LIMITS = {"images": (6, 1_000_000), "seed": (0, 2**31 - 1), "size": (96, 1024)}
 
 
 @dataclass(frozen=True)
-class SampleSource:
+class SampleSource(Source):
     """Drawn images; val and test have a sixth of the training images each."""
 
     images: int = 480
@@ -316,11 +316,6 @@ class SampleSource:
     def uri(self) -> str:
         """Name the source with all its parameters."""
         return "sample:" + ",".join(f"{name}={value}" for name, value in asdict(self).items())
-
-    @property
-    def images_uri(self) -> str:
-        """Name where the bytes come from."""
-        return self.uri
 
     def listing(self) -> Listing:
         """Lay all scenes out; drawing them is left to `read`."""

@@ -1,6 +1,6 @@
 """The interface of all sources: a listing of images and boxes, and the bytes of each image.
 
-The row format in which sources give their images, in batches of bounded size.
+A source yields its images as record batches of bounded size, with the columns of SOURCE_ROW.
 """
 
 import json
@@ -8,10 +8,11 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from trainer import storage
 from trainer.base.errors import DataError
 from trainer.data.problem_counts import Problems
 
@@ -106,36 +107,32 @@ AS_PUBLISHED = Reading()
 """COCO's own form."""
 
 
-class Source(Protocol):
+class Source:
     """A place that images and boxes come from."""
+
+    cpu_bound: ClassVar[bool] = False
+    """Whether `read` computes (processes help) rather than waits (threads do)."""
+    origins_are_uris: ClassVar[bool] = True
+    """Whether `read` returns the content of the file that `origin` names, and does nothing else."""
 
     @property
     def uri(self) -> str:
         """Name the source so that it means the same from every folder."""
-        ...
+        raise NotImplementedError
 
     @property
     def images_uri(self) -> str:
         """Name where the bytes come from: sources with the same one share what was fetched."""
-        ...
-
-    @property
-    def cpu_bound(self) -> bool:
-        """Tell whether `read` computes (processes help) rather than waits (threads do)."""
-        ...
-
-    @property
-    def origins_are_uris(self) -> bool:
-        """Tell whether `read` gives the content of the file that `origin` names, and does nothing else."""
-        ...
+        return self.uri
 
     def listing(self) -> Listing:
-        """List images and boxes.
+        """List images and boxes; rows may be read later, when they are iterated.
 
         Raises:
-            DataError: it is missing, empty, or not of its format.
+            DataError: the source is missing, empty, or not of its format.
+            StorageError: it cannot be reached.
         """
-        ...
+        raise NotImplementedError
 
     def read(self, origin: str) -> bytes:
         """Return the bytes of the image that has this `origin`.
@@ -143,7 +140,7 @@ class Source(Protocol):
         Raises:
             StorageError: it is missing or cannot be reached.
         """
-        ...
+        return storage.read_bytes(origin)
 
 
 def refuse_reading(source: Source, reading: Reading) -> None:

@@ -1,4 +1,4 @@
-"""Reads PASCAL VOC's XML: an image's size, name and objects.
+"""PASCAL VOC data sets: an XML file for each image, in a layout of `trainer.data.sources.voc_layouts`.
 
 VOC corners are pixels counted from 1, the last one included (VOC2012 development kit, section
 on annotations), while the internal form measures from the image's top left corner. So
@@ -7,12 +7,7 @@ on annotations), while the internal form measures from the image's top left corn
 
 and a box from 1 to the image's width covers all of it. COCO JSON that was made from VOC by plain
 subtraction (x = xmin, width = xmax - xmin) is one pixel off that. Corners that coincide are a slip
-of the annotator and no box of one pixel: such a box has no area here, as it has none there.
-
-PASCAL VOC data sets: an XML file for each image.
-
-The folder has VOC's own layout or another: see `trainer.data.sources.voc_layouts`; what the boxes mean
-stands in `trainer.data.sources.voc`.
+of the annotator, not a box of one pixel: such a box has no area here, as it has none there.
 """
 
 import hashlib
@@ -26,12 +21,11 @@ from xml.parsers import expat
 
 import pyarrow as pa
 
-from trainer import storage
 from trainer.base.errors import MissingError
 from trainer.data import problem_counts as reasons
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.files import read_all
-from trainer.data.sources.source import UNKNOWN, Box, Category, Entry, Listing, batches_of
+from trainer.data.sources.source import UNKNOWN, Box, Category, Entry, Listing, Source, batches_of
 from trainer.data.sources.voc_layouts import VocLayout, layout_of
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -118,22 +112,14 @@ def _flag(text: str | None) -> int:
 
 
 @dataclass(frozen=True)
-class VocSource:
+class VocSource(Source):
     """A folder with VOC's XML files and images."""
 
     folder: str
-    cpu_bound = False
-    origins_are_uris = True
 
     @property
     def uri(self) -> str:
-        """Name the folder."""
         return f"voc:{self.folder}"
-
-    @property
-    def images_uri(self) -> str:
-        """Name where the bytes come from."""
-        return self.uri
 
     def listing(self) -> Listing:
         """Read all annotation files.
@@ -171,10 +157,6 @@ class VocSource:
             problems.add(reasons.IMAGE_WITHOUT_ANNOTATION, name)
         categories = [Category(name, index + 1) for name, index in labels.items()]
         return Listing(categories, rows_by_split, digest.hexdigest(), problems, read_as=layout.read_as)
-
-    def read(self, origin: str) -> bytes:
-        """Return an image's bytes."""
-        return storage.read_bytes(origin)
 
 
 class _Annotations:
@@ -223,7 +205,6 @@ class VocRows:
         return (_entry(key, self.annotations.get(key), self.layout, self.labels) for key in self.keys)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield rows of SOURCE_ROW."""
         return batches_of(self)
 
 

@@ -1,14 +1,12 @@
-"""Reads YOLO's label files: a line for each object, in shares of the image's sides.
-
-class x y width height            a box by its centre
-class x1 y1 x2 y2 x3 y3 ...       an outline, or a turned box by its corners: the box around it
-class x y width height keypoints  where data.yaml has kpt_shape
-
-YOLO data sets: data.yaml, images, and a text file of labels for each image.
+"""YOLO data sets: data.yaml, images, and a text file of labels for each image.
 
 The labels of `images/train/a.jpg` are in `labels/train/a.txt` (the last folder named images is replaced),
-else beside the image. An image whose file is missing or empty has no objects. Boxes are shares of the
-sides of the image as it is displayed.
+or beside the image. An image whose file is missing or empty has no objects. Boxes are fractions of the
+sides of the image as it is displayed, one line for each object:
+
+    class x y width height            a box by its centre
+    class x1 y1 x2 y2 x3 y3 ...       an outline, or a rotated box by its corners: the box around it
+    class x y width height keypoints  if data.yaml has kpt_shape
 """
 
 import hashlib
@@ -29,7 +27,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.files import read_all
-from trainer.data.sources.source import ROWS, Box, Category, Entry, Listing, batch_of
+from trainer.data.sources.source import ROWS, Box, Category, Entry, Listing, Source, batch_of
 from trainer.data.sources.yolo_set import Bounds, YoloSet, read_set, resolve
 
 _SLACK = 0.01
@@ -155,7 +153,7 @@ class _Image(NamedTuple):
 
 
 @dataclass(frozen=True)
-class YoloSource:
+class YoloSource(Source):
     """A YOLO data set: its folder, or the file that describes it."""
 
     location: str
@@ -163,18 +161,10 @@ class YoloSource:
     """Folder that nothing in it may lead out of; "" where paths may."""
     allow_hosts: tuple[str, ...] = ()
     """Buckets besides its own, see `trainer.config.schema.DataConfig`."""
-    cpu_bound = False
-    origins_are_uris = True
 
     @property
     def uri(self) -> str:
-        """Name the folder or file."""
         return f"yolo:{self.location}"
-
-    @property
-    def images_uri(self) -> str:
-        """Name where the bytes come from."""
-        return self.uri
 
     def listing(self) -> Listing:
         """List images and label files; the labels are read when the rows are gone through.
@@ -210,10 +200,6 @@ class YoloSource:
         self._check(yolo_set, rows)
         return Listing(categories, {split: part for split, part in rows.items() if part.images},
                        digest.hexdigest(), problems, read_as=_described(yolo_set))  # fmt: skip
-
-    def read(self, origin: str) -> bytes:
-        """Return an image's bytes."""
-        return storage.read_bytes(origin)
 
     def _check(self, yolo_set: YoloSet, rows: Mapping[str, "YoloRows"]) -> None:
         train = rows["train"].images
@@ -251,7 +237,6 @@ class YoloRows:
         self.problems = None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield rows of SOURCE_ROW."""
         rest = iter(self.images)
         while images := list(islice(rest, ROWS)):
             yield batch_of(list(self._entries(images)))

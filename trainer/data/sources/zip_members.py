@@ -1,6 +1,4 @@
-"""What Python's readers of zips and tars raise, as errors that name the archive and the remedy.
-
-Reads single members of a zip; of a zip on a server only the bytes of the member are fetched.
+"""Reads single members of a zip; of a zip on a server only the bytes of the member are fetched.
 
 The zip is not trusted: names that lead out of it, links, overlapping members and zip bombs are refused.
 
