@@ -94,8 +94,8 @@ class LoaderConfig:
     workers: Positive = 4
     """Threads of each process that read, decode and augment."""
     decoder: Literal["cpu", "gpu"] = "cpu"
-    """What decodes and resizes training images: these threads, or the GPU (nvJPEG; needs torchcodec),
-    where the host has too few cores for it."""
+    """What decodes and resizes training images: these threads, or the GPU (experimental: nvJPEG;
+    needs torchcodec), if the host has too few cores for it."""
     prefetch: Positive = 4
     """Batches that are prepared ahead of the training step."""
     flip: Fraction = 0.5

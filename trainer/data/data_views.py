@@ -3,7 +3,7 @@
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,24 +38,6 @@ class Picture(NamedTuple):
     """None where it cannot be read: `fault` says why."""
     boxes: list[Box]
     fault: str = ""
-
-
-class View(Protocol):
-    """What a URI holds."""
-
-    kind: str
-    uri: str
-    names: list[str]
-    """Of the classes, by label."""
-
-    @property
-    def splits(self) -> list[str]:
-        """Names of the splits."""
-        ...
-
-    def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
-        """Return some images of a split, chosen at random; all where there are no more."""
-        ...
 
 
 def open_view(text: str, config: DataConfig | None = None) -> "Shards | RawImages | SourceRows":

@@ -1,4 +1,4 @@
-"""Training images decoded and drawn by the GPU (`loader.decoder=gpu`): nvJPEG, then the same views.
+"""Experimental: training images decoded and drawn by the GPU (`loader.decoder=gpu`), by nvJPEG.
 
 The loader's threads read the bytes and choose the views; another thread hands a whole batch to the
 device, on its own stream, and the training's stream waits there until it is drawn. It pays

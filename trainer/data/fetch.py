@@ -48,9 +48,6 @@ _ROW = pa.schema(
      ("split", "file_name", "origin", "reason", "detail")),
      ("place", pa.uint64()), ("sha256", pa.binary(32)), ("requested", pa.bool_())]
 )  # fmt: skip
-_ADDED = ("place", "sha256", "requested")
-"""What reports of earlier programs lack."""
-
 
 Fault = tuple[str, str, bool]
 """Reason, detail, and whether the source was asked."""
@@ -119,7 +116,7 @@ def write_report(
 
 
 def _table(uri: str) -> pa.Table:
-    """Read a report with all columns of today.
+    """Read a report.
 
     Raises:
         DamagedError: it is not what was written, or no report.
@@ -128,11 +125,7 @@ def _table(uri: str) -> pa.Table:
     digest = storage.read_bytes(uri + _SUM).decode("ascii", "replace") if storage.exists(uri + _SUM) else ""
     path = storage.local_copy(uri, sha256=digest.partition(" ")[0])
     try:
-        table = pq.read_table(path)
-        for name in _ADDED:
-            if name not in table.column_names:
-                table = table.append_column(_ROW.field(name), pa.nulls(len(table), _ROW.field(name).type))
-        return table.select(_ROW.names).cast(_ROW)
+        return pq.read_table(path).select(_ROW.names).cast(_ROW)
     except (pa.ArrowException, OSError, KeyError) as error:
         refuse_want(error, uri)
         raise DamagedError(
@@ -159,8 +152,7 @@ def read_report(uri: str) -> Report:
     """
     table = _table(uri)
     failed = table.filter(pc.equal(table["bytes"], 0)).select(list(Failure._fields)).to_pylist()
-    # An earlier program did not note which of the missing ones were asked for.
-    failures = [Failure(**{**row, "requested": row["requested"] is not False}) for row in failed]
+    failures = [Failure(**row) for row in failed]
     sums = np.zeros(len(table), SUM)
     sums["bytes"] = table["bytes"].to_numpy()
     sums["place"] = pc.fill_null(table["place"], 0).to_numpy()
@@ -209,7 +201,7 @@ def known_failures(plan: str, partition: int, partitions: int, *, again: bool) -
             _LOG.warning("%s; mending it", error.message)
     # What one did not fetch, another may have found missing.
     rows.sort(key=lambda row: row["reason"] not in TRIED_AGAIN)
-    return {row["image_id"]: (row["reason"], row["detail"], row["requested"] is not False) for row in rows}
+    return {row["image_id"]: (row["reason"], row["detail"], row["requested"]) for row in rows}
 
 
 def worth_another_try(uri: str) -> bool:
@@ -246,10 +238,6 @@ class Task:
     """Bytes that are stored already; 0 where it has to be fetched."""
 
 
-Digest = bytes
-"""32 of them."""
-
-
 class Result(NamedTuple):
     """The outcome of a task."""
 
@@ -260,8 +248,8 @@ class Result(NamedTuple):
     failure: Failure | None = None
     task: Task | None = None
     """The task where another try may help."""
-    sha256: Digest = b""
-    """Of the bytes; empty where it is not known."""
+    sha256: bytes = b""
+    """Digest of the bytes; empty if it is not known."""
 
 
 def copy_images(source: Source, tasks: Iterable[Task], workers: int, reach: Reach) -> Iterator[Result]:

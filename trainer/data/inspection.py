@@ -77,7 +77,7 @@ def inspect(
         of_images = check_samples(counts, described, sampled.count)
         found.errors += of_images.errors
         found.warnings += of_images.warnings
-    duplicates = plausibility.find(hashes)
+    duplicates = plausibility.near_duplicates(hashes)
     shown = [sampled.named(pair) for pair in duplicates[:_PAIRS]]
     found.warnings += of_duplicates(duplicates, [pair["file_names"] for pair in shown])
     if pairs and duplicates:

@@ -81,7 +81,7 @@ def hashes_of(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint64).reshape(-1, WORDS)
 
 
-def find(hashes: Mapping[str, np.ndarray]) -> list[Pair]:
+def near_duplicates(hashes: Mapping[str, np.ndarray]) -> list[Pair]:
     """Return the near duplicates across splits, the most alike first.
 
     Each picture of a split comes with the most similar one of the splits before it. Two pictures are compared

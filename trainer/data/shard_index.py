@@ -375,7 +375,7 @@ def write_index(
                 f"no training image is left in {uri}: {problems.summary()}",
                 fix="let smaller images pass with data.min_side, or mend the source",
             )
-        duplicates = plausibility.find({split: table.hashes() for split, table in tables.items()})
+        duplicates = plausibility.near_duplicates({split: table.hashes() for split, table in tables.items()})
         shown = [_named(uri, names, tables, pair) for pair in duplicates[:_PAIRS_SHOWN]]
         found.check(f"shards of {header['source']}")
         found.warnings += plausibility.of_duplicates(duplicates, [pair["file_names"] for pair in shown])

@@ -332,6 +332,6 @@ def test_near_duplicates_are_found_across_splits_only(scenes):
         "train": plausibility.hashes_of(b"".join(train + train)),
         "val": plausibility.hashes_of(b"".join(val)),
     }
-    assert {(pair.split, pair.row, pair.other_row % 20) for pair in plausibility.find(arrays)} == {
+    assert {(pair.split, pair.row, pair.other_row % 20) for pair in plausibility.near_duplicates(arrays)} == {
         ("val", 10, 4), ("val", 11, 5),
     }  # fmt: skip
