@@ -196,8 +196,7 @@ class RawImages:
 
     def problems(self) -> Problems:
         """Return what the source and the download found."""
-        problems = Problems()
-        problems.merge(self.manifest["problems"])
+        problems = Problems.from_json(self.manifest["problems"])
         return problems
 
     def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:
@@ -280,8 +279,7 @@ class SourceRows:
 
     def problems(self) -> Problems:
         """Return what the source found; whole when all rows have been gone through."""
-        problems = Problems()
-        problems.merge(self._listing.problems.to_json())
+        problems = Problems.from_json(self._listing.problems.to_json())
         return problems
 
     def pictures(self, split: str, count: int, generator: np.random.Generator) -> list[Picture]:

@@ -114,8 +114,7 @@ def plan(source: str, data_root: str, config: DataConfig) -> dict[str, Any]:
     uri = storage.join(root, "raw", name)
     planned_before = _planned(uri)
     if planned_before and "warnings" in planned_before:  # Plans of older versions were not checked.
-        problems = Problems()
-        problems.merge(planned_before["problems"])
+        problems = Problems.from_json(planned_before["problems"])
         annotations.check_listed(problems, origin.uri, planned_before["splits"], config)
         return planned_before
     storage.remove_stale(uri)
@@ -225,8 +224,7 @@ def join(planned: dict[str, Any], config: DataConfig, partitions: int = 1) -> di
             raw_folder.write(raw_folder.MANIFEST, gathered)
             storage.delete(mending)
             counts = ", ".join(f"{split['images']} {name}" for name, split in gathered["splits"].items())
-            problems = Problems()
-            problems.merge(gathered["problems"])
+            problems = Problems.from_json(gathered["problems"])
             summary = f" ({problems.summary()})" if problems.counts else ""
             logger.info("raw images of %s: %s in %s%s", gathered["source"], counts, uri, summary)
             return gathered
@@ -283,8 +281,7 @@ def _incomplete(manifest: dict[str, Any]) -> bool:
 
 def _gather(planned: dict[str, Any], partitions: int) -> tuple[dict[str, Any], np.ndarray, list[Failure]]:
     """Return the manifest of what the partitions' reports tell, rows of SUM of each image, the failures."""
-    problems = Problems()
-    problems.merge(planned["problems"])
+    problems = Problems.from_json(planned["problems"])
     sums = np.zeros(sum(split["images"] for split in planned["splits"].values()), raw_folder.SUM)
     failed: list[Failure] = []
     for partition in range(partitions):
@@ -335,8 +332,7 @@ def _write_arrays(uri: str, sums: np.ndarray, failed: list[Failure]) -> None:
 
 def _check(manifest: dict[str, Any], config: DataConfig) -> None:
     """Warn of what the user should know; raise DataError if too much is bad."""
-    problems = Problems()
-    problems.merge(manifest["problems"])
+    problems = Problems.from_json(manifest["problems"])
     images = sum(counts["images"] for counts in manifest["splits"].values())
     boxes = sum(counts["boxes"] for counts in manifest["splits"].values())
     problems.check(

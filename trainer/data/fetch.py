@@ -238,6 +238,9 @@ class Task:
     """Bytes that are stored already; 0 where it has to be fetched."""
 
 
+Digest = bytes  # `bytes` is a field of Result.
+
+
 class Result(NamedTuple):
     """The outcome of a task."""
 
@@ -248,7 +251,7 @@ class Result(NamedTuple):
     failure: Failure | None = None
     task: Task | None = None
     """The task where another try may help."""
-    sha256: bytes = b""
+    sha256: Digest = b""
     """Digest of the bytes; empty if it is not known."""
 
 
@@ -520,8 +523,7 @@ class _Tally:
         self._source, self._max_bad_fraction = planned["source"], max_bad_fraction
         self._total = sum(split["images"] for split in planned["splits"].values())
         self._allowed = max(reasons.EXAMPLES, max_bad_fraction * self._total)
-        self._problems = Problems()
-        self._problems.merge(planned["problems"])
+        self._problems = Problems.from_json(planned["problems"])
         self._patience = _PATIENCE + 2 * workers
         self._in_a_row = 0
         self._ids, self._sizes = array("q"), array("i")

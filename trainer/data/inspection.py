@@ -125,8 +125,7 @@ def check(report: dict[str, Any], config: DataConfig) -> None:
         boxes=boxes + problems.total(reasons.BAD_BOXES),
         max_bad_fraction=config.max_bad_fraction,
     )
-    seen = Problems()
-    seen.merge(report["looked_at"]["problems"])
+    seen = Problems.from_json(report["looked_at"]["problems"])
     seen.check(
         f"{report['uri']}, of which some images were read",
         images=report["looked_at"]["images"], boxes=0, max_bad_fraction=config.max_bad_fraction,

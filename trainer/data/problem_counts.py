@@ -92,6 +92,13 @@ class Problems:
         if len(kept) < EXAMPLES:
             kept.append(example)
 
+    @classmethod
+    def from_json(cls, counted: dict[str, Any]) -> "Problems":
+        """Return what `to_json` gave."""
+        problems = cls()
+        problems.merge(counted)
+        return problems
+
     def merge(self, other: dict[str, Any]) -> None:
         """Add what `to_json` of another gave."""
         for reason, entry in other.items():

@@ -7,14 +7,16 @@ images are weighted (`image_weights`), an epoch still has as many places as ther
 """
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from trainer.base.errors import ConfigError, DataError
 from trainer.config.schema import LoaderConfig
 from trainer.data.shard_index import ShardDataset
-from trainer.launching.distributed import World, broadcast
+
+if TYPE_CHECKING:
+    from trainer.launching.distributed import World
 
 WINDOW = 64
 """Shards whose samples are mixed."""
@@ -198,7 +200,7 @@ def image_weights(dataset: ShardDataset, config: LoaderConfig) -> np.ndarray | N
     return class_shares(images, labels, len(dataset))
 
 
-def shared_weights(dataset: ShardDataset, config: LoaderConfig, world: World) -> np.ndarray | None:
+def shared_weights(dataset: ShardDataset, config: LoaderConfig, world: "World") -> np.ndarray | None:
     """Return `image_weights` in every process: rank 0 reads the annotations for all.
 
     Raises:
@@ -206,6 +208,8 @@ def shared_weights(dataset: ShardDataset, config: LoaderConfig, world: World) ->
     """
     if config.sampling == "plain":
         return None
+    from trainer.launching.distributed import broadcast  # PyTorch, which `global_batch` does without
+
     weights: np.ndarray | None = broadcast(image_weights(dataset, config) if world.is_main else None, world)
     return weights
 

@@ -145,8 +145,7 @@ def join(raw: dict[str, Any], data_root: str, config: DataConfig) -> dict[str, A
         _check(Problems(dict(index["problems"]), {}), raw, config)
         seen.write(raw, index, data_root)
         return index
-    problems = Problems()
-    problems.merge(raw["problems"])
+    problems = Problems.from_json(raw["problems"])
     states = storage.list_states(uri)
     names: dict[str, list[str]] = {split: [] for split in raw["splits"]}
     for task in _plan(raw, uri, config):
@@ -259,8 +258,7 @@ def _is_whole(uri: str, name: str, states: dict[str, storage.FileState]) -> bool
 
 def _check(problems: Problems, raw: dict[str, Any], config: DataConfig) -> None:
     """Raise DataError if more is bad than the configuration lets pass."""
-    before = Problems()
-    before.merge(raw["problems"])
+    before = Problems.from_json(raw["problems"])
     problems.check(
         f"shards of {raw['source']}",
         images=sum(split["images"] for split in raw["splits"].values()) + before.total(reasons.BAD_IMAGES),

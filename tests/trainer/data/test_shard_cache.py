@@ -202,7 +202,7 @@ def test_what_is_given_up_leaves_nothing(store, tmp_path, monkeypatch):
 def test_what_a_killed_process_left_is_removed_and_its_room_free(store, tmp_path):
     two = shards(store, 2)
     script = (
-        "import sys, time; from trainer.data import shard_cache as s; from pathlib import Path\n"
+        "import sys, time; from trainer.data import shard_index as s; from pathlib import Path\n"
         "def read(*_):\n    print('reading', flush=True); time.sleep(60)\n"
         "s.storage.read_range = read\n"
         "s.ShardCache(Path(sys.argv[1]), 1000).fetch(sys.argv[2], sys.argv[3], 1000)\n"

@@ -79,7 +79,7 @@ def boxes_of(text: str) -> dict[str, dict[str, list]]:
 def test_a_set_of_another_program_is_read_as_it_was_meant(written, tmp_path, tool, form, splits):
     folder = written(tool, form)
     packed = shutil.make_archive(str(tmp_path / "packed"), "zip", folder)
-    # Some count VOC's corners from 0: they are a pixel off (see voc_xml.py).
+    # Some count VOC's corners from 0: they are a pixel off (see voc.py).
     slack = 1.01 if "voc" in form else 0.01
     for text in (str(folder), *([] if form == "coco-local" else [packed])):
         boxes = boxes_of(text)
