@@ -232,10 +232,10 @@ except SystemExit as end:
     ],
 )
 def test_what_waits_for_others_imports_fast_and_without_torch(module):
-    code = f"import time; start = time.monotonic(); import {module}, sys; "
-    code += "print('torch' in sys.modules, time.monotonic() - start)"
+    code = f"import time; start = time.process_time(); import {module}, sys; "
+    code += "print('torch' in sys.modules, time.process_time() - start)"
     done = run(code)
     torch_there, seconds = done.stdout.split()
     assert torch_there == "False"
-    # Two cores shared with other tests: the README's figure is 3 s on an idle machine.
+    # CPU seconds: wall time depends on what else the machine does.
     assert float(seconds) < 10
