@@ -1,7 +1,16 @@
+"""Samples are found by the index, and read from copies that are bounded, shared and checked on arrival."""
+
+import fcntl
+import hashlib
 import os
 import pickle
+import resource
+import subprocess
+import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +22,9 @@ from trainer.base.errors import DamagedError, DataError, StorageError
 from trainer.config.schema import DataConfig
 from trainer.data import shard_index
 from trainer.data.download import download
-from trainer.data.shard_index import SAMPLE, ShardCache, ShardDataset
+from trainer.data.shard_index import SAMPLE, Fetched, ShardCache, ShardDataset
 from trainer.data.shards import shard
+from trainer.storage.copies import FOLDER, LIMIT
 
 CONFIG = DataConfig(processes=1, shard_bytes=4000, val_fraction=0.0)
 NAMES = [f"{number}.jpg" for number in range(20)]
@@ -236,3 +246,233 @@ def test_a_split_that_loses_all_its_images_is_refused(source, tmp_path):
     raw = download(str(source), str(tmp_path / "data"), config)
     with pytest.raises(DataError, match="val"):
         shard(raw, str(tmp_path / "data"), config)
+
+
+SIZE = 1000
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A folder that plays the store; gives what writes shards there: URI, sha256 and bytes of each."""
+
+    def write(*contents):
+        entries = []
+        for number, content in enumerate(contents):
+            path = tmp_path / "store" / f"{number}.tar"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+            entries.append((str(path), hashlib.sha256(content).hexdigest(), len(content)))
+        return entries
+
+    return write
+
+
+def shards(store, count):
+    return store(*(bytes([number]) * SIZE for number in range(count)))
+
+
+def names(folder):
+    return {path.stem for path in Path(folder).glob("*.tar")}
+
+
+def test_a_copy_is_made_once_and_read(store, tmp_path):
+    (one,) = shards(store, 1)
+    cache = ShardCache(tmp_path / "cache", 10 * SIZE)
+    assert cache.open(*one[1:]) is None
+    assert cache.fetch(*one) is Fetched.THERE
+    Path(one[0]).unlink()
+    assert ShardCache(tmp_path / "cache", 10 * SIZE).fetch(*one) is Fetched.THERE
+    descriptor = cache.open(*one[1:])
+    assert os.pread(descriptor, SIZE, 0) == bytes(SIZE)
+    os.close(descriptor)
+
+
+def test_the_least_recently_used_make_room(store, tmp_path):
+    four = shards(store, 4)
+    cache = ShardCache(tmp_path, 2 * SIZE)
+    for age, one in enumerate(four[:2]):
+        cache.fetch(*one)
+        os.utime(tmp_path / f"{one[1]}.tar", (age, age))
+    os.close(cache.open(*four[0][1:]))  # Now the second was not used for longest.
+    assert cache.fetch(*four[2]) is Fetched.THERE
+    assert names(tmp_path) == {four[0][1], four[2][1]}
+
+
+def test_what_is_read_is_not_evicted(store, tmp_path, caplog):
+    three = shards(store, 3)
+    cache, another = ShardCache(tmp_path, 2 * SIZE), ShardCache(tmp_path, 2 * SIZE)
+    descriptors = []
+    for one in three[:2]:
+        cache.fetch(*one)
+        descriptors.append(cache.open(*one[1:]))
+    assert another.fetch(*three[2]) is Fetched.FULL
+    assert another.fetch(*three[2]) is Fetched.FULL
+    assert caplog.text.count(LIMIT) == 1
+    os.close(descriptors[1])
+    assert another.fetch(*three[2]) is Fetched.THERE
+    assert names(tmp_path) == {three[0][1], three[2][1]}
+    os.close(descriptors[0])
+
+
+def test_no_cache_is_none(store, tmp_path):
+    (one,) = shards(store, 1)
+    assert ShardCache(tmp_path / "cache", 0).fetch(*one) is Fetched.FULL
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_limit_holds_when_many_fetch(store, tmp_path):
+    many = shards(store, 40)
+    folder = tmp_path / "cache"
+    most, ended = [0], threading.Event()
+
+    def watch():
+        while not ended.is_set():
+            with suppress(FileNotFoundError):  # One listing is one moment; sizes one by one are not.
+                most[0] = max(most[0], sum(name.endswith(".tar") for name in os.listdir(folder)))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda one: ShardCache(folder, 5 * SIZE).fetch(*one), many))
+    ended.set()
+    watcher.join()
+    assert 0 < most[0] <= 5
+    assert not list(folder.glob("*.part"))
+
+
+_READER = """
+import hashlib, os, sys
+from pathlib import Path
+from trainer.data.shard_index import ShardCache
+folder, limit, *shards = sys.argv[1:]
+cache = ShardCache(Path(folder), int(limit))
+copies = 0
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(3):
+    for number in range(0, len(shards), 3):
+        uri, sha256, size = shards[number], shards[number + 1], int(shards[number + 2])
+        cache.fetch(uri, sha256, size)
+        descriptor = cache.open(sha256, size)
+        if descriptor is not None:
+            copies += 1
+            assert hashlib.sha256(os.pread(descriptor, size, 0)).hexdigest() == sha256
+            os.close(descriptor)
+        kept = [name for name in os.listdir(folder) if name.endswith(".tar")]
+        assert len(kept) * size <= int(limit), kept
+print(copies)
+"""
+
+
+def test_processes_that_evict_each_others_copies_read_what_is_right(store, tmp_path):
+    many, folder, limit = shards(store, 24), tmp_path / "cache", 4 * SIZE
+    readers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _READER, str(folder), str(limit)]
+            + [str(part) for one in many[first::3] for part in one],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for first in range(3)
+    ]  # fmt: skip
+    for reader in readers:
+        assert reader.stdout.readline() == "ready\n"
+    for reader in readers:  # All are there, and begin together.
+        reader.stdin.write("go\n")
+        reader.stdin.flush()
+    for reader in readers:
+        output, _ = reader.communicate(timeout=30)
+        # Eight shards each, three times: of eight, no more than four would ever stay.
+        assert reader.returncode == 0 and int(output) > 8
+    assert len(names(folder)) <= 4
+    assert not list(folder.glob("*.part"))
+
+
+def test_a_shard_that_another_fetches_is_left_to_it(store, tmp_path):
+    (one,) = shards(store, 1)
+    (tmp_path / "locks").mkdir()
+    with (tmp_path / "locks" / one[1][:2]).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert ShardCache(tmp_path, SIZE).fetch(*one) is Fetched.BUSY
+    assert ShardCache(tmp_path, SIZE).fetch(*one) is Fetched.THERE
+
+
+def test_what_arrives_damaged_once_is_fetched_again(store, tmp_path, monkeypatch):
+    (one,) = shards(store, 1)
+    answers = [b"x" * SIZE, bytes(SIZE)]
+    monkeypatch.setattr(shard_index.storage, "read_range", lambda *_: answers.pop(0))
+    assert ShardCache(tmp_path, SIZE).fetch(*one) is Fetched.THERE
+
+
+def test_what_arrives_damaged_always_is_named_and_not_kept(store, tmp_path):
+    uri, sha256, size = shards(store, 1)[0]
+    Path(uri).write_bytes(b"x" * SIZE)
+    with pytest.raises(StorageError, match=r"0\.tar is damaged: its sha256 is"):
+        ShardCache(tmp_path / "cache", SIZE).fetch(uri, sha256, size)
+    assert not names(tmp_path / "cache") and not list((tmp_path / "cache").glob("*.part"))
+
+
+def test_a_copy_that_was_cut_is_no_copy(store, tmp_path):
+    (one,) = shards(store, 1)
+    cache = ShardCache(tmp_path / "cache", SIZE)
+    cache.fetch(*one)
+    os.truncate(tmp_path / "cache" / f"{one[1]}.tar", 10)
+    assert cache.open(*one[1:]) is None
+    assert cache.fetch(*one) is Fetched.THERE
+
+
+def test_what_is_given_up_leaves_nothing(store, tmp_path, monkeypatch):
+    (one,) = shards(store, 1)
+    monkeypatch.setattr(shard_index, "_PIECE", 100)
+    answers = iter([False, False, True])
+    assert ShardCache(tmp_path, SIZE).fetch(*one, lambda: next(answers)) is Fetched.GIVEN_UP
+    assert not names(tmp_path) and not list(tmp_path.glob("*.part"))
+
+
+def test_what_a_killed_process_left_is_removed_and_its_room_free(store, tmp_path):
+    two = shards(store, 2)
+    script = (
+        "import sys, time; from trainer.data import shard_index as s; from pathlib import Path\n"
+        "def read(*_):\n    print('reading', flush=True); time.sleep(60)\n"
+        "s.storage.read_range = read\n"
+        "s.ShardCache(Path(sys.argv[1]), 1000).fetch(sys.argv[2], sys.argv[3], 1000)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path), *two[0][:2]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        assert ShardCache(tmp_path, SIZE).fetch(*two[0]) is Fetched.BUSY
+        assert ShardCache(tmp_path, SIZE).fetch(*two[1]) is Fetched.FULL
+        process.kill()
+        process.wait()
+    assert list(tmp_path.glob("*.part"))
+    assert ShardCache(tmp_path, SIZE).fetch(*two[1]) is Fetched.THERE
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_full_disk_ends_nothing_and_is_told(store, tmp_path, caplog):
+    many = shards(store, 2)
+    cache = ShardCache(tmp_path / "cache", 10 * SIZE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE // 2, limits[1]))  # The system refuses what is longer.
+    try:
+        assert [cache.fetch(*one) for one in many] == [Fetched.FULL] * 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not names(tmp_path / "cache") and not list((tmp_path / "cache").glob("*.part"))
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert ": File too large; images are read" in message and FOLDER in message
+    assert cache.fetch(*many[0]) is Fetched.THERE
+
+
+def test_a_folder_that_cannot_be_written_ends_nothing(store, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    assert ShardCache(tmp_path / "file" / "cache", 10 * SIZE).fetch(*shards(store, 1)[0]) is Fetched.FULL
+    assert ": Not a directory; images are read" in caplog.text
+
+
+def test_a_last_use_is_noted(store, tmp_path):
+    (one,) = shards(store, 1)
+    cache = ShardCache(tmp_path, SIZE)
+    cache.fetch(*one)
+    os.utime(tmp_path / f"{one[1]}.tar", (5, 5))
+    os.close(cache.open(*one[1:]))
+    assert time.time() - (tmp_path / f"{one[1]}.tar").stat().st_mtime < 60

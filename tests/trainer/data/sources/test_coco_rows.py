@@ -1,4 +1,4 @@
-"""The boxes of a COCO JSON, brought together by image: in any order, and in little memory."""
+"""The boxes of a COCO JSON: grouped by image in little memory, and each kind of mistake named."""
 
 import json
 import random
@@ -6,11 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from pycocotools import mask as runs
 
+from pipelines import cli
+from trainer.base.errors import DataError
+from trainer.config.schema import DataConfig
 from trainer.data import problem_counts as reasons
+from trainer.data import sources
+from trainer.data.download import plan
 from trainer.data.sources import coco_json, coco_rows
 from trainer.data.sources.coco import CocoSource
+from trainer.data.sources.coco_rows import box_of
+from trainer.data.sources.source import Reading
 
 
 def listing(path: Path):
@@ -118,3 +127,262 @@ def boxes_and_peak(path: Path, before: str = "") -> tuple[int, int]:
     done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
     boxes, peak = map(int, done.stdout.split())
     return boxes, peak
+
+
+DROP = object()
+FROM_SEGMENTATION = Reading("segmentation")
+
+
+@pytest.mark.parametrize(
+    ("bbox", "box"),
+    [
+        ([1, 2.5, 3, 4], (1, 2.5, 3, 4)),
+        (None, reasons.BOX_ABSENT),
+        ([], reasons.BOX_ABSENT),
+        (["1", "2", "3", "4"], reasons.BOX_OF_TEXT),
+        ("1 2 3 4", reasons.BOX_OF_TEXT),
+        (["1,5", "2", "3", "4"], reasons.BOX_DECIMAL_COMMA),
+        ("1,5 2,5 3,5 4,5", reasons.BOX_DECIMAL_COMMA),
+        ([1, 5, 2, 5, 3, 5, 4, 5], reasons.BOX_DECIMAL_COMMA),
+        ([1, 2, 3, 4, 5], reasons.BOX_OTHER_LENGTH),
+        ([1, 2, 3], reasons.BOX_OTHER_LENGTH),
+        ([1, None, 3, 4], reasons.BOX_NOT_FINITE),
+        ([1, 2, 3, 1e300], reasons.BOX_NOT_FINITE),
+        ([True, 2, 3, 4], reasons.BOX_NOT_FINITE),
+        ({"x": 1}, reasons.BOX_NOT_FINITE),
+        (7, reasons.BOX_NOT_FINITE),
+    ],
+)
+def test_each_kind_of_bbox_is_told_apart(bbox, box):
+    assert box_of({"bbox": bbox}) == box
+
+
+def test_the_box_of_polygons_is_their_extent():
+    polygons = [[1.5, 2, 11, 2, 11, 22.25, 2, 22.25], [29, 1, 31, 1, 31, 5, 29, 5]]
+    box = box_of({"segmentation": polygons, "bbox": [0, 0, 1, 1]}, FROM_SEGMENTATION)
+    assert box == (1.5, 1, 29.5, 21.25)
+    drawn = runs.toBbox(runs.merge(runs.frPyObjects(polygons, 40, 50)))
+    assert np.abs(drawn - box).max() <= 1  # Of the pixels that the library draws.
+
+
+def test_the_box_of_a_mask_is_that_of_its_pixels():
+    generator = random.Random(3)
+    for _ in range(50):
+        height, width = generator.randint(1, 60), generator.randint(1, 60)
+        pixels = np.zeros((height, width), np.uint8, order="F")
+        top, left = generator.randrange(height), generator.randrange(width)
+        bottom, right = generator.randint(top + 1, height), generator.randint(left + 1, width)
+        pixels[top:bottom, left:right] = 1
+        if generator.random() < 0.5:
+            pixels[(top + bottom) // 2, left] = 0
+        box = tuple(map(float, runs.toBbox(runs.encode(pixels))))
+        text = runs.encode(pixels)["counts"].decode()
+        assert box_of({"segmentation": {"size": [height, width], "counts": text}}, FROM_SEGMENTATION) == box
+        counts = plain_runs(pixels)
+        assert box_of({"segmentation": {"size": [height, width], "counts": counts}}, FROM_SEGMENTATION) == box
+
+
+def plain_runs(pixels: np.ndarray) -> list[int]:
+    """Lengths of the runs of zeros and ones in turn, down the columns."""
+    flat = pixels.flatten(order="F")
+    counts, value, length = [], 0, 0
+    for pixel in flat.tolist():
+        if pixel != value:
+            counts.append(length)
+            value, length = pixel, 0
+        length += 1
+    return [*counts, length]
+
+
+@pytest.mark.parametrize(
+    "segmentation",
+    [
+        [[1, 2, 3]], [[1, 2]], [["1", "2", "3", "4"]], [[1, 2, 3, float("nan")]], "polygon", 7,
+        {"counts": [4]}, {"size": [2, 2]}, {"size": [2, 2], "counts": [3]},
+        {"size": [2, 2], "counts": [-1, 5]},
+        {"size": [0, 0], "counts": []}, {"size": [2, 2], "counts": ""}, {"size": [2, 2], "counts": "o"},
+        {"size": [2, 2], "counts": "ooooooooooooooo"}, {"size": [2, 2], "counts": "\x7f\x00"},
+        {"size": [2, 2], "counts": "é"}, {"size": ["2", 2], "counts": "4"},
+        {"size": [10**9, 10**9], "counts": "4"},
+    ],
+)  # fmt: skip
+def test_segmentations_that_are_none_do_not_reach_the_library(segmentation):
+    assert box_of({"segmentation": segmentation}, FROM_SEGMENTATION) == reasons.SEGMENTATION_UNUSABLE
+
+
+def test_without_a_segmentation_the_bbox_counts():
+    assert box_of({"segmentation": [], "bbox": [1, 2, 3, 4]}, FROM_SEGMENTATION) == (1, 2, 3, 4)
+    assert box_of({}, FROM_SEGMENTATION) == reasons.BOX_ABSENT
+    assert box_of({"segmentation": [[1, 2, 3, 4]]}) == reasons.BOX_ONLY_SEGMENTATION
+
+
+@pytest.fixture
+def inspect(capsys):
+    def run(*words):
+        code = cli.main(["data", "inspect", *map(str, words)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("bbox", "named", "remedy"),
+    [
+        (DROP, reasons.BOX_ONLY_SEGMENTATION, "--set data.boxes_from=segmentation"),
+        (None, reasons.BOX_ONLY_SEGMENTATION, "--set data.boxes_from=segmentation"),
+        (["1", "2", "10", "8"], reasons.BOX_OF_TEXT, "without quotation marks"),
+        ([1, 2, 10, 8, 0.9], reasons.BOX_OTHER_LENGTH, "four numbers"),
+        (["1,0", "2,0", "10,0", "8,0"], reasons.BOX_DECIMAL_COMMA, "with points"),
+    ],
+)
+def test_a_file_whose_boxes_cannot_be_used_is_named_before_images_are_fetched(
+    make_coco, edit_json, inspect, tmp_path, bbox, named, remedy
+):
+    root = make_coco(train=["a.jpg"])
+
+    def change(form):
+        for annotation in form["annotations"]:
+            annotation.pop("bbox")
+            annotation.update({} if bbox is DROP else {"bbox": bbox})
+
+    edit_json(root / "annotations" / "instances_train.json", change)
+    code, out, err = inspect(f"coco:{root}")
+    assert code == 2 and named in out and named in err and remedy in err
+    assert "2 of 2 boxes are bad" in err and "instances_train.json" in err
+    with pytest.raises(DataError, match=named) as caught:
+        plan(f"coco:{root}", str(tmp_path / "data"), DataConfig())
+    assert remedy in caught.value.fix and not (tmp_path / "data" / "images").exists()
+
+
+def test_boxes_from_segmentations_where_they_are_wanted(make_coco, edit_json, inspect, tmp_path):
+    root = make_coco(train=["a.jpg", "b.jpg"])
+
+    def change(form):
+        for annotation in form["annotations"]:
+            del annotation["bbox"]
+        form["annotations"][1]["segmentation"] = {"size": [30, 40], "counts": [35, 10, 20, 10, 1125]}
+
+    edit_json(root / "annotations" / "instances_train.json", change)
+    code, out, _ = inspect(f"coco:{root}", "--set", "data.boxes_from=segmentation")
+    assert code == 0 and "no problems" in out
+    config = DataConfig(boxes_from="segmentation", val_fraction=0)
+    planned = plan(f"coco:{root}", str(tmp_path / "data"), config)
+    assert planned["splits"] == {"train": {"images": 2, "boxes": 4}}
+    listing = CocoSource(str(root), FROM_SEGMENTATION).listing()
+    (batch,) = listing.splits["train"].batches()
+    assert [[box[axis] for axis in "xywh"] for box in batch["boxes"].to_pylist()[0]] == [
+        [1, 2, 4, 4], [1, 5, 2, 10],
+    ]  # fmt: skip
+    with pytest.raises(DataError, match="is for COCO"):
+        plan("sample", str(tmp_path / "data"), config)
+
+
+def test_ids_with_a_decimal_point_are_named(make_coco, edit_json):
+    root = make_coco(train=["a.jpg"])
+    path = root / "annotations" / "instances_train.json"
+    edit_json(path, lambda form: form["images"][0].update(id=1.0))
+    with pytest.raises(DataError, match=r"the id of image 'a\.jpg' is 1\.0, with a decimal point"):
+        CocoSource(str(root)).listing()
+    edit_json(path, lambda form: (form["images"][0].update(id=100), form["categories"][0].update(id=3.0)))
+    with pytest.raises(DataError, match=r'category {"id": 3\.0.* is a number with a decimal point'):
+        CocoSource(str(root)).listing()
+    edit_json(path, lambda form: form["categories"][0].update(id="3"))
+    with pytest.raises(DataError, match=r'category {"id": "3".* is a text'):
+        CocoSource(str(root)).listing()
+
+
+@pytest.mark.parametrize(("image_id", "referred"), [(100, "100"), ("100", 100), (100, 100.0), ("100", 100.0)])
+def test_image_ids_of_two_types_are_named(make_coco, edit_json, tmp_path, image_id, referred):
+    root = make_coco(train=["a.jpg"])
+
+    def change(form):
+        form["images"][0]["id"] = image_id
+        for annotation in form["annotations"]:
+            annotation["image_id"] = referred
+
+    edit_json(root / "annotations" / "instances_train.json", change)
+    with pytest.raises(DataError, match=reasons.BOX_IMAGE_ID_TYPE) as caught:
+        plan(f"coco:{root}", str(tmp_path / "data"), DataConfig())
+    assert f"image_id {json.dumps(referred)} in " in caught.value.message
+    assert f"the image's id is {json.dumps(image_id)}" in caught.value.message and "alike" in caught.value.fix
+
+
+@pytest.mark.parametrize("category_id", ["3", 3.0])
+def test_category_ids_of_another_type_are_named(make_coco, edit_json, tmp_path, category_id):
+    root = make_coco(train=["a.jpg"])
+    edit_json(
+        root / "annotations" / "instances_train.json",
+        lambda form: form["annotations"][0].update(category_id=category_id),
+    )
+    with pytest.raises(DataError, match=reasons.BOX_CATEGORY_ID_TYPE) as caught:
+        plan(f"coco:{root}", str(tmp_path / "data"), DataConfig())
+    assert f"category_id {json.dumps(category_id)}" in caught.value.message
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_other_encodings_are_named(make_coco, encoding):
+    root = make_coco(train=["a.jpg"])
+    path = root / "annotations" / "instances_train.json"
+    path.write_bytes(path.read_text().encode(encoding))
+    with pytest.raises(DataError, match=f"is {encoding[:6].upper()}, which JSON is not") as caught:
+        CocoSource(str(root)).listing()
+    assert "UTF-8" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        ({"version": "5.5", "shapes": [], "imagePath": "a.jpg"}, "labelme"),
+        ([{"id": 1, "annotations": [], "data": {"image": "a.jpg"}}], "Label Studio's own JSON"),
+        ({"_via_img_metadata": {}}, "VIA"),
+        ({"type": "FeatureCollection", "features": []}, "GeoJSON"),
+        ({"images": [], "annotations": []}, "it has no list 'categories'\n"),
+    ],
+)
+def test_other_json_is_told_as_what_it_is(tmp_path, form, told):
+    (tmp_path / "x.json").write_text(json.dumps(form))
+    with pytest.raises(DataError, match=told):
+        sources.parse(str(tmp_path / "x.json")).listing()
+
+
+def test_absolute_file_names_that_exist_are_taken(make_coco, edit_json, tmp_path, bucket, make_jpeg):
+    root = make_coco(train=["a.jpg"])
+    outside = tmp_path / "photos" / "b.jpg"
+    outside.parent.mkdir()
+    outside.write_bytes(make_jpeg(seed=5))
+    secret = tmp_path / "photos" / "key"
+    secret.write_text("x")
+    path = root / "annotations" / "instances_train.json"
+
+    def add(name):
+        def change(form):
+            form["images"] = [form["images"][0], {"id": 7, "file_name": str(name), "width": 40, "height": 30}]
+
+        edit_json(path, change)
+
+    add(outside)
+    source = CocoSource(str(root))
+    (batch,) = source.listing().splits["train"].batches()
+    rows = batch.to_pylist()
+    assert [row["file_name"] for row in rows] == ["a.jpg", str(outside).lstrip("/")]
+    assert rows[1]["version"] and source.read(rows[1]["origin"]) == make_jpeg(seed=5)
+    add("../../photos/b.jpg")  # From the folder of the JSON.
+    (batch,) = source.listing().splits["train"].batches()
+    assert batch.to_pylist()[1]["origin"] == str(outside)
+    for name in (secret, tmp_path / "photos" / "gone.jpg"):  # No image, and not there.
+        add(name)
+        with pytest.raises(DataError, match=r"refused file_name.* and is no image on this machine"):
+            source.listing()
+    # A file on a server does not reach into this machine.
+    add(outside)
+    (bucket / "x.json").write_bytes(path.read_bytes())
+    with pytest.raises(DataError, match="refused file_name"):
+        CocoSource("s3://bucket/x.json").listing()
+
+
+def test_file_names_that_are_uris_are_fetched(make_coco, edit_json):
+    root = make_coco(train=["a.jpg"])
+    path = root / "annotations" / "instances_train.json"
+    edit_json(path, lambda form: form["images"][0].update(file_name="s3://bucket/my/a.jpg"))
+    (batch,) = CocoSource(str(root)).listing().splits["train"].batches()
+    assert batch.to_pylist()[0]["origin"] == "s3://bucket/my/a.jpg"

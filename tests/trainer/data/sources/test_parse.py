@@ -1,3 +1,5 @@
+"""Texts that name a source, and the names of models that follow from them."""
+
 import os
 import shutil
 
@@ -5,7 +7,7 @@ import pytest
 
 from trainer.base.errors import DataError
 from trainer.data import sources
-from trainer.data.sources import openimages
+from trainer.data.sources import name_of, openimages
 from trainer.data.sources.coco import CocoSource
 from trainer.data.sources.voc import VocSource
 
@@ -100,3 +102,31 @@ def test_folders_in_a_bucket_are_recognised(make_coco, make_jpeg, bucket):
     assert source.read(entry.origin) == make_jpeg() and entry.boxes[0].bbox == (0, 1, 3, 3)
     with pytest.raises(DataError, match="neither"):
         sources.parse("s3://bucket/nothing")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("sample:images=480,seed=0,size=160", "sample"),
+        ("coco:2017", "coco-2017"),
+        ("coco:2017,base=s3://mirror/coco", "coco-2017"),
+        ("openimages:subset=mlperf", "openimages"),
+        ("yolo:/data/cards", "cards"),
+        ("yolo:/data/cards/data.yaml", "cards"),
+        ("yolo:/data/cards/aces.yaml", "aces"),
+        ("coco:/home/me/Playing Cards/annotations/instances_train2017.json", "Playing-Cards"),
+        ("coco:/home/me/cards/train/_annotations.coco.json", "cards"),
+        ("coco:/home/me/cards/result.json", "cards"),
+        ("coco:s3://bucket/pets/annotations", "pets"),
+        ("coco:s3://bucket/data", "bucket"),
+        ("voc:/data/VOCdevkit/VOC2012", "VOCdevkit"),
+        ("voc:/data/cards/images/train", "cards"),
+        ("yolo:/downloads/cards.v3.tar.gz", "cards.v3"),
+        ("coco:https://example.org/sets/caf%C3%A9.zip", "cafe"),
+        ("voc:/data/\u00c4pfel", "Apfel"),
+        ("voc:/data/\u732b", "detector"),
+        ("coco:/data/dataset/train", "detector"),
+    ],
+)
+def test_a_set_is_named_after_what_tells_it_from_others(source, name):
+    assert name_of(source) == name

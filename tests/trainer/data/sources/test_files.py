@@ -1,3 +1,5 @@
+"""Listings of folders: files are found by name, in little memory."""
+
 import os
 import sys
 
