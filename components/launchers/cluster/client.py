@@ -275,30 +275,25 @@ class Cluster:
             time.sleep(wait)
 
 
-def connect(
-    namespace: str = "", *, kubeconfig: str = "", context: str = "", timings: Timings | None = None
-) -> Cluster:
-    """Return the cluster of a kubeconfig, or else that of this process's pod; sends no request.
+def connect(namespace: str = "", *, timings: Timings | None = None) -> Cluster:
+    """Return the cluster of the kubeconfig, or else that of this process's pod; sends no request.
 
     Args:
         namespace: the namespace; empty is the kubeconfig's or the pod's own.
-        kubeconfig: path of a kubeconfig; empty is $KUBECONFIG or ~/.kube/config, if they are there.
-        context: the kubeconfig's context; empty is its current one.
         timings: how long things may take.
 
     Raises:
         ConfigError: there is none, or it cannot be used.
     """
-    path = kubeconfig or os.environ.get("KUBECONFIG", "")
-    if not path and (context or Path("~/.kube/config").expanduser().exists()):
-        path = str(Path("~/.kube/config").expanduser())
+    usual = Path("~/.kube/config").expanduser()
+    path = os.environ.get("KUBECONFIG", "") or (str(usual) if usual.exists() else "")
     if not path and "KUBERNETES_SERVICE_HOST" not in os.environ:
         raise ConfigError(
             "no Kubernetes cluster: KUBECONFIG is not set, ~/.kube/config is missing, and this is no pod",
             fix="set KUBECONFIG to the path of a kubeconfig",
         )
     try:
-        load, own = _from_file(path, context) if path else _from_pod()
+        load, own = _from_file(path) if path else _from_pod()
         return Cluster(load, namespace or own or "default", timings or Timings())
     except (config.ConfigException, YAMLError, OSError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
@@ -307,13 +302,9 @@ def connect(
         ) from None
 
 
-def _from_file(path: str, context: str) -> tuple[Load, str]:
-    """Return what loads a kubeconfig, and the namespace it names."""
-    contexts, active = config.list_kube_config_contexts(path)
-    if context:
-        active = next((item for item in contexts if item["name"] == context), None)
-        if active is None:
-            raise LookupError(f"no context {context!r}; there are {[item['name'] for item in contexts]}")
+def _from_file(path: str) -> tuple[Load, str]:
+    """Return what loads the current context of a kubeconfig, and the namespace it names."""
+    _, active = config.list_kube_config_contexts(path)
 
     def load(configuration: client.Configuration) -> None:
         config.load_kube_config(path, context=active["name"], client_configuration=configuration)

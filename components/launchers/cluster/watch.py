@@ -287,15 +287,6 @@ def cannot_start(job: JobSpec, pod: PodStatus) -> tuple[str, str]:
     )
 
 
-def replaced(job: str, expected: str, actual: str) -> LaunchError:
-    """Make the error of a job that another launcher replaced by a job of the same name."""
-    return LaunchError(
-        f"the job {job} was replaced by another specification of that name (its label kubedet/spec-hash is "
-        f"{actual}, ours was {expected})",
-        fix="give one of the two another name, and run this one again",
-    )
-
-
 Out = Callable[[str], None]
 """Takes a line."""
 
@@ -470,7 +461,11 @@ class Watch:
             LaunchError: it is another specification.
         """
         if status.uid and self._hash and status.spec != self._hash:
-            raise replaced(self._job.name, self._hash, status.spec)
+            raise LaunchError(
+                f"the job {self._job.name} was replaced by another specification of that name (its label "
+                f"kubedet/spec-hash is {status.spec}, ours was {self._hash})",
+                fix="give one of the two another name, and run this one again",
+            )
         if status.uid and self._uid and status.uid != self._uid:
             self._say(f"job {self._job.name}: made anew by another launcher of the same specification")
         self._uid = status.uid or self._uid

@@ -139,16 +139,12 @@ def test_a_missing_kubeconfig_is_told(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "a: b", "contexts: []\ncurrent-context: x"], ids=repr)
-def test_a_broken_kubeconfig_is_told(tmp_path, text):
+def test_a_broken_kubeconfig_is_told(tmp_path, monkeypatch, text):
     path = tmp_path / "config"
     path.write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(path))
     with pytest.raises(ConfigError, match=r"cannot use .*config to reach a cluster"):
-        connect(kubeconfig=str(path))
-
-
-def test_a_context_that_is_not_there_is_told(fake_cluster):
-    with pytest.raises(ConfigError, match=r"no context 'other'; there are \['fake'\]"):
-        connect(context="other")
+        connect()
 
 
 def test_the_namespace_is_the_given_one_or_the_kubeconfigs(fake_cluster):
