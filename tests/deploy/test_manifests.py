@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from components import job_limits, object_store
-from components.doctor import PERMISSIONS
 from components.launchers import pod_template
 from components.launchers.cluster.kinds import trainjob
 from components.launchers.spec import JobSpec
@@ -50,17 +49,6 @@ def granted(role):
     }
 
 
-LAUNCHER = {
-    ("kubeflow.org", "pytorchjobs"): ("create", "get", "list", "delete"),
-    ("trainer.kubeflow.org", "trainjobs"): ("create", "get", "list", "delete"),
-    ("trainer.kubeflow.org", "trainingruntimes"): ("create", "get", "patch", "delete"),
-    ("", "pods"): ("get", "list", "watch"),
-    ("", "pods/log"): ("get",),
-    ("", "events"): ("list",),
-    ("argoproj.io", "workflows"): ("get", "watch"),
-    ("kueue.x-k8s.io", "workloads"): ("list",),
-    ("visibility.kueue.x-k8s.io", "localqueues/pendingworkloads"): ("get",),
-}
 EXEC = {("", "pods/exec"): ("create", "get")}
 
 
@@ -69,16 +57,8 @@ def expanded(permissions):
     return {(*resource, verb) for resource, verbs in permissions.items() for verb in verbs}
 
 
-def test_the_launcher_may_do_what_it_needs_and_nothing_else(the):
-    assert granted(the("Role", "kubedet-launcher")) == expanded(LAUNCHER)
-
-
 def test_a_shell_in_a_pod_needs_a_role_of_its_own(the):
     assert granted(the("Role", "kubedet-exec")) == expanded(EXEC)
-
-
-def test_the_doctor_asks_for_what_is_granted():
-    assert expanded(PERMISSIONS) == expanded(LAUNCHER | EXEC)
 
 
 def test_the_shared_runtime_is_the_one_that_the_launcher_counts_on(the):
