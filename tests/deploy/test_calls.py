@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from components.doctor import PERMISSIONS
 from components.launchers import cluster
 from components.launchers.cluster.kinds import KINDS
 from components.launchers.spec import JobSpec
@@ -112,11 +111,6 @@ def test_what_is_read_as_it_comes_is_read_there(stream):
 
 def test_all_that_the_launcher_asks_for_is_granted_and_nothing_else(the, calls_of_launcher):
     assert granted(the("Role", "kubedet-launcher")) == calls_of_launcher
-
-
-def test_the_doctor_asks_for_the_same(the, calls_of_launcher):
-    checked = {(verb, what) for (_, what), verbs in PERMISSIONS.items() for verb in verbs}
-    assert checked == calls_of_launcher | granted(the("Role", "kubedet-exec"))
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from components import job_limits, object_store
+from components.doctor import PERMISSIONS
 from components.launchers import pod_template
 from components.launchers.cluster.kinds import trainjob
 from components.launchers.spec import JobSpec
@@ -59,6 +60,11 @@ def expanded(permissions):
 
 def test_a_shell_in_a_pod_needs_a_role_of_its_own(the):
     assert granted(the("Role", "kubedet-exec")) == expanded(EXEC)
+
+
+def test_the_doctor_asks_for_what_is_granted(the):
+    roles = (the("Role", "kubedet-launcher"), the("Role", "kubedet-exec"))
+    assert expanded(PERMISSIONS) == granted(roles[0]) | granted(roles[1])
 
 
 def test_the_shared_runtime_is_the_one_that_the_launcher_counts_on(the):
