@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from openimages_mirror import mirror  # noqa: F401 (a fixture)
 from PIL import Image
 
-from trainer.data.box_labels import lettering
+from trainer.data.box_labels import text_renderer
 
 COCO = {
     "images": [{"id": 1, "file_name": "a.jpg", "width": 40, "height": 30}, {"id": 2, "file_name": "b.jpg"}],
@@ -102,7 +102,7 @@ def test_names_of_classes(coco, capsys, first, second):
 @example("日本" * 3000)
 @example("\U0001f600\u0e01" * 3000)
 def test_names_in_pictures(text):
-    pen = lettering(12)
+    pen = text_renderer(12)
     assert pen.width(tried(lambda: pen.shortened(text, 100))) <= 110
 
 

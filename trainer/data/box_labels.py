@@ -30,7 +30,7 @@ _NAMED = ("So", "Sk", "Sm", "Sc", "Po")
 """Categories of characters whose Unicode name says what they are: 🐈 is CAT."""
 
 
-class Lettering:
+class TextRenderer:
     """Writes lines of text of one size."""
 
     def __init__(self, size: int) -> None:
@@ -75,9 +75,9 @@ class Lettering:
 
 
 @cache
-def lettering(size: int) -> Lettering:
-    """Return the lettering of a size, pixels."""
-    return Lettering(size)
+def text_renderer(size: int) -> TextRenderer:
+    """Return the renderer of text of a size, pixels."""
+    return TextRenderer(size)
 
 
 @cache
@@ -233,7 +233,7 @@ def draw_boxes(image: Image.Image, boxes: Sequence[LabelledBox], *, line: int, s
         line: width of the frames, pixels.
         size: of the letters, pixels.
     """
-    pen, letters = ImageDraw.Draw(image), lettering(size)
+    pen, letters = ImageDraw.Draw(image), text_renderer(size)
     for box in reversed(boxes):
         paper = colour(box.label)
         x1, y1, x2, y2 = box.corners

@@ -17,7 +17,6 @@ from torchvision.transforms.v2 import functional as tv
 
 from trainer.base.errors import ConfigError, DataError, first_line
 from trainer.base.os_errors import refuse_want
-from trainer.config.schema import LoaderConfig
 from trainer.data.augmentation import Composition
 from trainer.data.transforms import FILL, View
 
@@ -52,6 +51,10 @@ class DeviceDecoder:
         self._device, self._uri = device, uri
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decode-device")
+
+    def places(self, count: int, size: int) -> list[Undrawn]:
+        """Return a slot for each image of a batch; `size` is the side of the squares, pixels."""
+        return [Undrawn(size) for _ in range(count)]
 
     def submit(self, brought: Sequence[Future[Any]], places: Sequence[Undrawn]) -> "Future[Drawn]":
         """Draw a batch once its places have been filled.
@@ -126,14 +129,12 @@ class DeviceDecoder:
         )
 
 
-def decoder_for(config: LoaderConfig, device: torch.device, uri: str) -> DeviceDecoder | None:
-    """The decoder that the configuration asks for; None where the loader's threads decode.
+def device_decoder(device: torch.device, uri: str) -> DeviceDecoder:
+    """Return the decoder of a device; `uri` is that of the shards, for errors.
 
     Raises:
         ConfigError: there is no GPU, or the package is missing.
     """
-    if config.decoder == "cpu":
-        return None
     check(device)
     return DeviceDecoder(device, uri)
 

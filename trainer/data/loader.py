@@ -7,7 +7,7 @@ limit without the copies and start-up time of worker processes. They live as lon
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -17,11 +17,13 @@ from trainer.config.schema import LoaderConfig
 from trainer.data.augmentation import Augmentation, Composition, Plan, Tile
 from trainer.data.batch import PADDING, Batch
 from trainer.data.decoding import Decoder, Memory
-from trainer.data.device_decode import DeviceDecoder, Undrawn, decoder_for
 from trainer.data.sample_order import Place, SampleStream, forward_passes, rank_positions
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import View, move_boxes, random_view, sample_draws, whole_view
 from trainer.launching.distributed import World
+
+if TYPE_CHECKING:
+    from trainer.data.device_decode import DeviceDecoder, Undrawn
 
 _ANNOUNCEMENTS = 8
 """How often in a window of shards the next ones are announced."""
@@ -48,7 +50,7 @@ class Loaded(NamedTuple):
     """bool [C], or None."""
 
 
-Squares: TypeAlias = np.ndarray | Sequence[Undrawn]
+Squares: TypeAlias = "np.ndarray | Sequence[Undrawn]"
 """Targets of drawing: uint8 [B, S, S, 3], or slots for the device, which draws later."""
 
 
@@ -85,7 +87,11 @@ class TrainLoader:
         self._augmentation = Augmentation(config, self._stream, dataset.sizes, seed=seed, epochs=epochs)
         self._pixels = Decoder(dataset, max_bad_fraction)
         self._memory = Memory()
-        self._decoder = decoder_for(config, world.device, dataset.uri)
+        self._decoder: DeviceDecoder | None = None
+        if config.decoder == "gpu":
+            from trainer.data.device_decode import device_decoder
+
+            self._decoder = device_decoder(world.device, dataset.uri)
         self._pool = ThreadPoolExecutor(config.workers, thread_name_prefix="decode")
 
     def batches(self, start: int) -> Generator[Batch, None, None]:
@@ -256,14 +262,14 @@ class _Pending:
     def __init__(
         self, pool: ThreadPoolExecutor, load: Callable[[Sequence[Any], Any], list[Loaded]],
         places: Sequence[Any], size: int, config: LoaderConfig, world: World, memory: Memory,
-        decoder: DeviceDecoder | None = None,
+        decoder: "DeviceDecoder | None" = None,
     ) -> None:  # fmt: skip
         self._pin, self._decoder = world.device.type == "cuda", decoder
         # Long runs, but short enough that every thread has work in the prefetched batches.
         run = min(_RUN, -(-len(places) * config.prefetch // config.workers))
         parts = [slice(first, first + run) for first in range(0, len(places), run)]
         if decoder:
-            undrawn = [Undrawn(size) for _ in places]
+            undrawn = decoder.places(len(places), size)
             self._futures = [pool.submit(load, places[part], undrawn[part]) for part in parts]
             self._drawn = decoder.submit(self._futures, undrawn)
             return

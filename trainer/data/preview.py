@@ -12,7 +12,7 @@ from torch import Tensor
 from trainer.base.errors import ConfigError, DataError
 from trainer.config.schema import Config, DataConfig
 from trainer.data.batch import PADDING
-from trainer.data.box_labels import Corners, LabelledBox, draw_boxes, lettering
+from trainer.data.box_labels import Corners, LabelledBox, draw_boxes, text_renderer
 from trainer.data.data_views import Box, Picture, Shards, open_view
 from trainer.data.loader import TrainLoader
 from trainer.data.sample_order import image_weights
@@ -167,7 +167,7 @@ def _tile(picture: Picture, names: Sequence[str]) -> Image.Image:
     )
     tile = Image.new("RGB", (TILE, shown.height + _CAPTION), _PAPER)
     tile.paste(shown, (0, 0))
-    letters = lettering(_LETTER)
+    letters = text_renderer(_LETTER)
     name = letters.shortened(picture.file_name, TILE, end=True)
     letters.write(ImageDraw.Draw(tile), (0, shown.height + 2), name, fill=_INK)
     return tile
@@ -177,7 +177,7 @@ def _failed(fault: str) -> Image.Image:
     field = Image.new("RGB", (TILE, TILE // 2), _PAPER)
     pen = ImageDraw.Draw(field)
     pen.rectangle((0, 0, TILE - 1, TILE // 2 - 1), outline=_MISSING)
-    letters = lettering(_LETTER)
+    letters = text_renderer(_LETTER)
     for number, line in enumerate(textwrap.wrap(fault, _LETTERS)[:_LINES]):
         text = letters.shortened(line, TILE - 16)
         letters.write(pen, (8, 8 + number * (letters.height + 1)), text, fill=_MISSING)

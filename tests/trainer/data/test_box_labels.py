@@ -12,7 +12,15 @@ from PIL import Image, ImageDraw
 
 from trainer import report
 from trainer.data import box_labels as module
-from trainer.data.box_labels import COLOURS, LabelledBox, _luminance, draw_boxes, ink, lettering, place_labels
+from trainer.data.box_labels import (
+    COLOURS,
+    LabelledBox,
+    _luminance,
+    draw_boxes,
+    ink,
+    place_labels,
+    text_renderer,
+)
 
 CANVAS = (400, 300)
 SIGHT = {
@@ -140,7 +148,7 @@ MISSING = "\U000e0fff"
 
 def ink_of(text, size=24):
     canvas = Image.new("L", (600, 60))
-    lettering(size).write(ImageDraw.Draw(canvas), (5, 5), text, fill=255)
+    text_renderer(size).write(ImageDraw.Draw(canvas), (5, 5), text, fill=255)
     return np.asarray(canvas)
 
 
@@ -198,7 +206,7 @@ def test_letters_that_dejavu_lacks_are_of_a_font_of_the_system(fonts):
     parts = module._parts("a 猫犬 b")
     assert [part for _, part in parts] == ["a ", "猫犬", " b"]
     assert [path.name for path, _ in parts] == ["DejaVuSans.ttf", "Wide.ttf", "DejaVuSans.ttf"]
-    assert ink_of("猫").any() and lettering(20).width("猫") == 20
+    assert ink_of("猫").any() and text_renderer(20).width("猫") == 20
 
 
 def test_what_no_font_has_is_spelled_out(fonts):
@@ -234,7 +242,7 @@ def test_nothing_of_a_name_breaks_the_line(fonts):
 
 
 def test_long_names_are_cut_at_the_end_that_matters_less(fonts):
-    letters = lettering(12)
+    letters = text_renderer(12)
     for end, most in itertools.product((False, True), (0, 20, 60)):
         text = letters.shortened("photographs/of/猫s/one.jpg", most, end=end)
         assert letters.width(text) <= max(most, letters.width("…"))
@@ -246,6 +254,6 @@ def test_long_names_are_cut_at_the_end_that_matters_less(fonts):
 def test_width_and_height_are_those_of_the_picture(fonts):
     ink = np.argwhere(ink_of("Ågj кошка"))
     (top, left), (bottom, right) = ink.min(axis=0), ink.max(axis=0)
-    letters = lettering(24)
+    letters = text_renderer(24)
     assert top >= 5 and bottom < 5 + letters.height and bottom - top > letters.height - 4
     assert abs((right - left) - letters.width("Ågj кошка")) < 6

@@ -14,7 +14,7 @@ from trainer.base.errors import ConfigError, DataError
 from trainer.config.schema import LoaderConfig
 from trainer.data import device_decode
 from trainer.data.decoding import decode
-from trainer.data.device_decode import check, decoder_for, draw_view
+from trainer.data.device_decode import check, draw_view
 from trainer.data.loader import TrainLoader
 from trainer.data.shard_index import ShardDataset
 from trainer.data.transforms import random_view, render, sample_draws
@@ -121,7 +121,6 @@ def test_it_ends_though_what_it_waits_for_was_cancelled():
 
 
 def test_without_a_gpu_it_is_refused(dataset):
-    assert decoder_for(CONFIG, CPU, "") is None
     with pytest.raises(ConfigError, match=r"loader\.decoder=gpu needs an NVIDIA GPU") as caught:
         batches(dataset, GPU, 1)
     assert caught.value.fix == "set loader.decoder=cpu"
