@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -27,7 +26,7 @@ from trainer.data import problem_counts as reasons
 from trainer.data.images import IMAGE_SUFFIXES, SHARES_UPRIGHT
 from trainer.data.problem_counts import Problems
 from trainer.data.sources.files import read_all
-from trainer.data.sources.source import ROWS, Box, Category, Entry, Listing, Source, batch_of
+from trainer.data.sources.source import Box, Category, Entry, Listing, Source, batches_of
 from trainer.data.sources.yolo_set import Bounds, YoloSet, read_set, resolve
 
 _SLACK = 0.01
@@ -230,21 +229,12 @@ class YoloRows:
     def __len__(self) -> int:
         return len(self.images)
 
-    def __iter__(self) -> Iterator[Entry]:
-        rest = iter(self.images)
-        while images := list(islice(rest, ROWS)):
-            yield from self._entries(images)
-        self.problems = None
-
     def batches(self) -> Iterator[pa.RecordBatch]:
-        rest = iter(self.images)
-        while images := list(islice(rest, ROWS)):
-            yield batch_of(list(self._entries(images)))
-        self.problems = None
+        return batches_of(self)
 
-    def _entries(self, images: list[_Image]) -> Iterator[Entry]:
-        texts = read_all([image.labels for image in images if image.labels])
-        for image in images:
+    def __iter__(self) -> Iterator[Entry]:
+        texts = read_all(image.labels for image in self.images if image.labels)
+        for image in self.images:
             data = next(texts) if image.labels else b""
             lost = data.message if isinstance(data, MissingError) else ""
             text = b"" if isinstance(data, MissingError) else data
@@ -258,6 +248,7 @@ class YoloRows:
             elif image.version == _MISSING:
                 entry.fault = (reasons.IMAGE_MISSING, f"no file {image.origin}")
             yield entry
+        self.problems = None
 
 
 def _described(yolo_set: YoloSet) -> str:
